@@ -119,8 +119,8 @@ def measure(arguments: argparse.Namespace) -> None:
     import torch
 
     import ssmscope
-    from ssmscope.mixers import fast_scan
-    from ssmscope.tasks.pixels import load_pixels
+    from ssmscope.core.mixers import fast_scan
+    from ssmscope.data.pixels import load_pixels
     from ssmscope.training.selectivity import Selectivity
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -22,7 +22,7 @@ import timing
 import torch
 from torch.nn.functional import cross_entropy
 
-from ssmscope.mixers import fast_scan
+from ssmscope.core.mixers import fast_scan
 from ssmscope.training.architectures import OWN, Tokens
 from ssmscope.training.build import language_model
 from ssmscope.training.objectives import regularized

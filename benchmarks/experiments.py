@@ -155,7 +155,7 @@ def fell(one: dict[str, Any], share: float = 0.1) -> bool:
 
 def mean(values: np.ndarray) -> tuple[float, float, float]:
     """The mean over seeds with the ends of its 95 % bootstrap interval."""
-    from ssmscope.bootstrap import estimate, resampled_means
+    from ssmscope.core.bootstrap import estimate, resampled_means
 
     found = estimate(resampled_means(np.asarray(values, dtype=float)[:, None])[:, 0])
     return found.value, found.low, found.high
@@ -242,7 +242,7 @@ def unseen(one: dict[str, Any], out: Path) -> float:
     import torch
 
     import ssmscope
-    from ssmscope.tasks.sequences import majority
+    from ssmscope.data.sequences import majority
 
     run: Run = one["run"]
     fresh, _ = majority(run.length, seed=1000 + run.seed)

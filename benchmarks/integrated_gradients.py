@@ -32,12 +32,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import ssmscope
+from ssmscope.core.shipped import demos
+from ssmscope.data.text import load_text
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.integrated import ig
 from ssmscope.interp.objective import Objective, objective
-from ssmscope.shipped import demos
-from ssmscope.tasks.text import load_text
 
 TOLERANCE = 0.01
 NOISE = 1e-12

@@ -90,8 +90,8 @@ def of_language_model(shape: str, device: str) -> Iterator[Item]:
 
 def of_demos() -> Iterator[Item]:
     """Fidelity of 60 texts, and an attack on the prompt."""
-    from ssmscope.tasks.prompts import CONTENT, prompts_of
-    from ssmscope.tasks.text import load_text
+    from ssmscope.data.prompts import CONTENT, prompts_of
+    from ssmscope.data.text import load_text
 
     data, methods = load_text("sst2").sample(60, seed=0), ("gradxinput", "gradcam", "survival")
     for name in CLASSIFIERS:

@@ -99,8 +99,8 @@ class OneByOne:
     """PromptBench's way to evaluate a prompt: every example is a forward pass of its own."""
 
     def __init__(self, model: Any, data: Any, words: Sequence[str]):
+        from ssmscope.data.prompts import CONTENT, content_of
         from ssmscope.evaluation import label_words
-        from ssmscope.tasks.prompts import CONTENT, content_of
 
         self.model, self.data, self.words = model, data, words
         self.label_words, self.content, self.content_of = label_words, CONTENT, content_of

@@ -6,7 +6,7 @@
 - recall: a key and its value stand once among other pairs, and the key comes again at the end.
 - induction: a token stands once among others, all of them different, and comes again at the end; the token behind it is
   the answer (A B … A).
-- two-hop: who took the object, and where did that person go? Stories of qa2 (`ssmscope.tasks.babi`) of three to five
+- two-hop: who took the object, and where did that person go? Stories of qa2 (`ssmscope.data.babi`) of three to five
   facts, in which the place is changed where the person walked to it, or the person who took the object. Models are
   those of --stories, trained before (`analyze train mamba2 --data qa2 --length 1 …`, minutes on a GPU).
 
@@ -31,13 +31,13 @@ from torch.nn.functional import cross_entropy
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import ssmscope
-from ssmscope.cuts import cut_convolution, cut_edges
-from ssmscope.models.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
-from ssmscope.shipped import demos
-from ssmscope.tasks.babi import Question, questions
-from ssmscope.tasks.mad import associative_recall
-from ssmscope.tasks.stories import PERSONS, PLACES
-from ssmscope.tasks.tokens import IGNORED
+from ssmscope.architectures.own.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
+from ssmscope.core.cuts import cut_convolution, cut_edges
+from ssmscope.core.shipped import demos
+from ssmscope.data.babi import Question, questions
+from ssmscope.data.mad import associative_recall
+from ssmscope.data.stories import PERSONS, PLACES
+from ssmscope.data.tokens import IGNORED
 
 WIDTH, BATCH = 64, 64
 TWO = dict(head_dim=16, num_heads=8, n_groups=1, state_size=16, chunk_size=16)

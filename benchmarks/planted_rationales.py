@@ -64,9 +64,9 @@ def ended(task: str, architecture: str, seed: int, command: str, written: Path, 
 def measure(arguments: argparse.Namespace) -> None:
     """AUPRC of every method, or why it refuses the model."""
     import ssmscope
+    from ssmscope.data.text import load_text
     from ssmscope.errors import InputError
     from ssmscope.interp.methods import METHODS
-    from ssmscope.tasks.text import load_text
 
     record = json.loads((arguments.out / "training.json").read_text())
     found = {

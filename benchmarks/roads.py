@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 import ssmscope
-from ssmscope.bootstrap import estimates, resampled_means
-from ssmscope.tasks.babi import questions
-from ssmscope.tasks.documents import load_documents
+from ssmscope.core.bootstrap import estimates, resampled_means
+from ssmscope.data.babi import questions
+from ssmscope.data.documents import load_documents
 
 STORIES = "demo/babi-mamba2", "demo/babi-diff-mamba", "demo/babi-hybrid"
 BOOKS = "demo/books-mamba2", "demo/books-baleen-e", "demo/books-hybrid"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import ssmscope
-from ssmscope.model import Model
+from ssmscope.core.model import Model
 
 
 def mamba_130m() -> Any:

@@ -26,9 +26,9 @@ import psutil
 from timing import machine
 
 import ssmscope
-from ssmscope.sharding.parts import over
-from ssmscope.sharding.workers import on_engine
-from ssmscope.tasks.text import load_text
+from ssmscope.api.sharding.parts import over
+from ssmscope.api.sharding.workers import on_engine
+from ssmscope.data.text import load_text
 
 NODES = 8
 

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 import ssmscope
+from ssmscope.core.model import Model
 from ssmscope.interp.methods.gradients import gradxinput
 from ssmscope.interp.methods.lrp import lrp
 from ssmscope.interp.objective import objective
-from ssmscope.model import Model
 from ssmscope.probes.lens.lenses import chosen_states, logit_lens
 
 

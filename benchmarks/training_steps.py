@@ -15,8 +15,8 @@ import torch
 from rich.console import Console
 from timing import Seconds
 
-from ssmscope.tasks.pixels import PixelData
-from ssmscope.tasks.tokens import TokenData
+from ssmscope.data.pixels import PixelData
+from ssmscope.data.tokens import TokenData
 from ssmscope.training.architectures import Tokens
 from ssmscope.training.build import build, language_model
 from ssmscope.training.choice import objective_of

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ssmscope
-from ssmscope.results import Result
-from ssmscope.show.pictures import drawn
+from ssmscope.api.results import Result
+from ssmscope.render.pictures import drawn
 
 FIGURES = Path(__file__).parent / "figures"
 MODEL = "demo/sst2-mamba2"

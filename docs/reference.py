@@ -17,7 +17,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import ssmscope
-from ssmscope import register
+from ssmscope.api import registry
 
 PAGE = "reference.md"
 FIRST = ("load", "Model", "Trace", "Result")
@@ -42,7 +42,7 @@ def page() -> str:
     """The page as Markdown, with a line for mkdocstrings in place of each docstring."""
     names = [name for name in ssmscope.__all__ if name not in FIRST and name != "__version__"]
     modules = [name for name in names if isinstance(getattr(ssmscope, name), types.ModuleType)]
-    analyses = {each.function.__name__: each.module.split(".")[1] for each in register.analyses().values()}
+    analyses = {each.function.__name__: each.module.split(".")[1] for each in registry.analyses().values()}
     parts = ["# API reference", ABOUT]
     parts += ["## Models and results", *map(_described, FIRST)]
     for room, title in ROOMS.items():

@@ -9,8 +9,8 @@
 A verb of the command line is a name for its function: `ssmscope.heatmap` is `selection_heatmap`.
 
 Importing this package is quick: torch and transformers come with the first name that needs them. transformers' Auto
-classes know our model types once `ssmscope.models` is imported, which `load` does; to read such a model's directory
-with transformers alone, write `import ssmscope.models` first.
+classes know our model types once `ssmscope.architectures` is imported, which `load` does; to read such a model's
+directory with transformers alone, write `import ssmscope.architectures` first.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ssmscope import architectures as architectures
     from ssmscope import attacks as attacks
     from ssmscope import interp as interp
-    from ssmscope import models as models
     from ssmscope import probes as probes
+    from ssmscope.api.results import Result as Result
+    from ssmscope.architectures.loading.load import load as load
     from ssmscope.attacks.effect import attack_effect as attack_effect
     from ssmscope.attacks.insertion import insertion_sweep as insertion_sweep
     from ssmscope.attacks.overflow import state_overflow as state_overflow
@@ -31,8 +33,12 @@ if TYPE_CHECKING:
     from ssmscope.attacks.position import position_bias as position_bias
     from ssmscope.attacks.prompts import prompt_attack as prompt_attack
     from ssmscope.attacks.words import word_attack as word_attack
-    from ssmscope.edits import Edit as Edit
-    from ssmscope.edits import edited as edited
+    from ssmscope.core.edits import Edit as Edit
+    from ssmscope.core.edits import edited as edited
+    from ssmscope.core.mixers import fast_scan as fast_scan
+    from ssmscope.core.model import Model as Model
+    from ssmscope.core.trace import LayerTrace as LayerTrace
+    from ssmscope.core.trace import Trace as Trace
     from ssmscope.errors import InputError as InputError
     from ssmscope.evaluation import Evaluator as Evaluator
     from ssmscope.interp.attention import attention_gradient as attention_gradient
@@ -43,9 +49,6 @@ if TYPE_CHECKING:
     from ssmscope.interp.heatmap import selection_heatmap as selection_heatmap
     from ssmscope.interp.plausibility import plausibility as plausibility
     from ssmscope.interp.sanity import cascading_randomisation as cascading_randomisation
-    from ssmscope.mixers import fast_scan as fast_scan
-    from ssmscope.model import Model as Model
-    from ssmscope.models.load import load as load
     from ssmscope.ops import Recurrence as Recurrence
     from ssmscope.probes.bound import generalization_bound as generalization_bound
     from ssmscope.probes.checkpoints import stability_table as stability_table
@@ -58,26 +61,23 @@ if TYPE_CHECKING:
     from ssmscope.probes.retrieval import retrieval as retrieval
     from ssmscope.probes.snr import needle_snr as needle_snr
     from ssmscope.probes.stability import stability as stability
-    from ssmscope.results import Result as Result
-    from ssmscope.trace import LayerTrace as LayerTrace
-    from ssmscope.trace import Trace as Trace
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Edit": "edits",
-    "edited": "edits",
+    "Edit": "core.edits",
+    "edited": "core.edits",
     "Evaluator": "evaluation",
     "InputError": "errors",
-    "LayerTrace": "trace",
-    "Model": "model",
+    "LayerTrace": "core.trace",
+    "Model": "core.model",
     "Recurrence": "ops",
-    "Result": "results",
-    "Trace": "trace",
+    "Result": "api.results",
+    "Trace": "core.trace",
     "attention_gradient": "interp.attention",
-    "fast_scan": "mixers",
+    "fast_scan": "core.mixers",
     "fidelity_table": "interp.fidelity.result",
-    "load": "models.load",
+    "load": "architectures.loading.load",
     "load_lens": "probes.lens.lenses",
     "logit_lens": "probes.lens.lenses",
 }
@@ -88,7 +88,7 @@ _VERBS = {
     "train": ("ssmscope.training", "train_model"),
 }
 """The functions behind verbs that no analysis declares; those of the others have their names too."""
-_PACKAGES = ("attacks", "backends", "interp", "models", "ops", "probes")
+_PACKAGES = ("architectures", "attacks", "backends", "interp", "ops", "probes")
 
 
 def __getattr__(name: str) -> Any:
@@ -96,11 +96,11 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"ssmscope.{name}")
     home = (f"ssmscope.{_HOMES[name]}", name) if name in _HOMES else _VERBS.get(name)
     if home is None and (name == "__all__" or not _is_module(name)):
-        register = importlib.import_module("ssmscope.register")
-        functions = register.functions()
+        registry = importlib.import_module("ssmscope.api.registry")
+        functions = registry.functions()
         if name == "__all__":
             return ["__version__", *sorted({*_HOMES, *_PACKAGES, *functions})]
-        home = (functions[name], name) if name in functions else register.verbs().get(name)
+        home = (functions[name], name) if name in functions else registry.verbs().get(name)
     if home is None:
         raise AttributeError(f"module 'ssmscope' has no attribute {name!r}")
     value = getattr(importlib.import_module(home[0]), home[1])
@@ -115,4 +115,4 @@ def _is_module(name: str) -> bool:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__getattr__("__all__"), *_VERBS, *importlib.import_module("ssmscope.register").verbs()})
+    return sorted({*__getattr__("__all__"), *_VERBS, *importlib.import_module("ssmscope.api.registry").verbs()})

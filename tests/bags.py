@@ -14,10 +14,10 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from ssmscope.core.model import Model
+from ssmscope.data.text import TextData, text_data
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.objective import Objective
-from ssmscope.model import Model
-from ssmscope.tasks.text import TextData, text_data
 
 LABELS = ("bad", "good")
 

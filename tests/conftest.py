@@ -87,7 +87,7 @@ def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def unpainted() -> Iterator[Any]:
     """Figures are laid out as for a file, but the file is of an empty one: painting takes most of the time. Of figures
     that are alike in their parts, one is laid out; tests of overlaps lay out what they look at themselves."""
-    from ssmscope.show import pictures
+    from ssmscope.render import pictures
 
     seen = set()
 
@@ -107,7 +107,7 @@ def unpainted() -> Iterator[Any]:
 @pytest.fixture
 def painted(unpainted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test that looks at the files of figures."""
-    monkeypatch.setattr("ssmscope.show.pictures.drawn", unpainted)
+    monkeypatch.setattr("ssmscope.render.pictures.drawn", unpainted)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from ssmscope.results import Result
+from ssmscope.api.results import Result
 
 
 def drawn(result: Result, **options: Any) -> tuple[Figure, list[tuple[str, Bbox]]]:

@@ -13,9 +13,9 @@ import torch
 from exhaustive import ALL, few
 from torch import nn
 
-import ssmscope.models
+import ssmscope.architectures
 from ssmscope import ops
-from ssmscope.frozen import Path
+from ssmscope.core.frozen import Path
 
 
 class Made(NamedTuple):
@@ -32,7 +32,7 @@ def _made(architecture: Any) -> Made:
         return Made(models, torch.get_rng_state())
 
 
-_MADE = {architecture: _made(architecture) for architecture in ssmscope.models.architectures().values()}
+_MADE = {architecture: _made(architecture) for architecture in ssmscope.architectures.architectures().values()}
 EXAMPLES = {
     name: (architecture, index) for architecture, made in _MADE.items() for index, name in enumerate(made.models)
 }
@@ -60,7 +60,7 @@ HYBRIDS = tuple(
     if any(
         type(part).__name__.endswith("Attention")
         and not isinstance(part, architecture.MIXERS)
-        and not type(part).__module__.startswith(("ssmscope.models.groupmamba", "transformers.models.rwkv"))
+        and not type(part).__module__.startswith(("ssmscope.architectures.own.groupmamba", "transformers.models.rwkv"))
         for part in module.modules()
     )
 )

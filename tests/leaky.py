@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from bags import LABELS, tokenizer
 
-from ssmscope.model import Model
-from ssmscope.models.selective import (
+from ssmscope.architectures.own.selective import (
     SelectiveSSMConfig,
     SelectiveSSMForCausalLM,
     SelectiveSSMForSequenceClassification,
 )
+from ssmscope.core.model import Model
 
 
 def leaky(

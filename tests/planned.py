@@ -10,12 +10,12 @@ import pytest
 import yaml
 from markupsafe import Markup
 
+from ssmscope.api.results import Result
 from ssmscope.reports.engines import local
 from ssmscope.reports.jobs import Jobs, make_jobs
 from ssmscope.reports.plan import Plan, read_plan
 from ssmscope.reports.record import Report
 from ssmscope.reports.running import run_plan
-from ssmscope.results import Result
 
 WORDS = "a good film with bad acting , but great music .".split()
 TEXT = "a good film with bad acting"
@@ -50,7 +50,7 @@ def tiny_model(directory: Path, seed: int = 0) -> Path:
 def unpainted(patch: pytest.MonkeyPatch) -> None:
     """What jobs write has no pictures, whose drawing takes longer than such jobs."""
     patch.setattr(Result, "_png", lambda self: b"a picture")
-    patch.setattr("ssmscope.show.html.image_html", lambda picture: Markup('<img alt="" src="data:,">'))
+    patch.setattr("ssmscope.render.html.image_html", lambda picture: Markup('<img alt="" src="data:,">'))
 
 
 def planned(document: Any, **options: Any) -> Plan:

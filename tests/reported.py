@@ -15,14 +15,14 @@ from filelock import FileLock
 from markupsafe import Markup
 
 import ssmscope
+from ssmscope.api.results import Result
+from ssmscope.data.text import text_data
 from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
+from ssmscope.render.blocks import Picture
+from ssmscope.render.html import image_html
+from ssmscope.render.tokens import visible
 from ssmscope.reports.page import render
 from ssmscope.reports.record import DONE, FAILED, MISSING, Entry, Report
-from ssmscope.results import Result
-from ssmscope.show.blocks import Picture
-from ssmscope.show.html import image_html
-from ssmscope.show.tokens import visible
-from ssmscope.tasks.text import text_data
 
 MODELS = ("demo/sst2-mamba2", "demo/sst2-baleen-e")
 TEXTS = (

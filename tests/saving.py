@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaForCausalLM, PreTrainedModel
 
-from ssmscope.affine import stored_weights
+from ssmscope.architectures.loading.checkpoints import check_groups
+from ssmscope.architectures.loading.diff_checkpoints import ABOUT_THE_FILE, PARTS
+from ssmscope.architectures.own.diff_mamba import DiffMambaForCausalLM
+from ssmscope.core.affine import stored_weights
 from ssmscope.errors import InputError
-from ssmscope.models.checkpoints import check_groups
-from ssmscope.models.diff_checkpoints import ABOUT_THE_FILE, PARTS
-from ssmscope.models.diff_mamba import DiffMambaForCausalLM
 
 
 def saved(directory: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> Path:

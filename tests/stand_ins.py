@@ -13,11 +13,11 @@ from typing import Any
 
 import reported
 
-from ssmscope import register
-from ssmscope.bootstrap import Estimate
+from ssmscope.api import registry
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.table import Table
 from ssmscope.reports.grouping import Found, Group, compared, verdict
-from ssmscope.results import Result
-from ssmscope.show.table import Table
 
 NAN = math.nan
 
@@ -30,7 +30,7 @@ class Stand:
     """Stands for a result of a kind, with some of what its class has."""
 
     def __init__(self, kind: str, items: tuple = (), *, model: str = "own", headline: str | None = None, **values):
-        importlib.import_module(register.home_of(kind) or "")
+        importlib.import_module(registry.home_of(kind) or "")
         real = Result._kinds[kind]
         self.real = real
         known = {field.name for field in dataclasses.fields(real)} | set(dir(real))

@@ -11,8 +11,8 @@ from examples import TEXTS, random_example
 from loud import loud
 
 import ssmscope
-from ssmscope import batching
-from ssmscope.model import Model
+from ssmscope.core import batching
+from ssmscope.core.model import Model
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.bound.layers import measured
 from ssmscope.probes.stability.layers import run

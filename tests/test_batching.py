@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ssmscope import batching
-from ssmscope.batching import by_length
+from ssmscope.core import batching
+from ssmscope.core.batching import by_length
 
 LENGTHS = np.random.default_rng(0).integers(1, 30, 200).tolist()
 

@@ -20,8 +20,9 @@ import typer
 from commands import TEXT, Answer, refused
 from warm import TRANSFORMERS
 
-from ssmscope import cli, errors, register
-from ssmscope.signature import options_of
+from ssmscope import cli, errors
+from ssmscope.api import registry
+from ssmscope.api.options import options_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -42,7 +43,7 @@ class TestHelp:
     def test_a_group_stands_among_the_verbs_in_the_order_of_the_packages(self) -> None:
         command = typer.main.get_command(cli.app)
         names = command.list_commands(None)
-        expected = list(dict.fromkeys(name.partition(" ")[0] for name in register.analyses()))
+        expected = list(dict.fromkeys(name.partition(" ")[0] for name in registry.analyses()))
         assert [name for name in names if name in expected] == expected and "lens" in expected
         assert sorted(names) == sorted(command.commands)
 
@@ -311,7 +312,7 @@ class TestFaults:
         def fail(*args: object, **kwargs: object) -> None:
             raise RuntimeError("a fault")
 
-        monkeypatch.setattr("ssmscope.models.load.load", fail)
+        monkeypatch.setattr("ssmscope.architectures.loading.load.load", fail)
         with pytest.raises(RuntimeError, match="a fault"):
             analyze("heatmap", mamba, "--text", TEXT)
 
@@ -319,7 +320,7 @@ class TestFaults:
         def interrupt(*args: object, **kwargs: object) -> None:
             signal.raise_signal(signal.SIGINT)
 
-        monkeypatch.setattr("ssmscope.models.load.load", interrupt)
+        monkeypatch.setattr("ssmscope.architectures.loading.load.load", interrupt)
         answer = analyze("heatmap", mamba, "--text", TEXT)
         assert (answer.code, answer.out, answer.err) == (130, "", "analyze: interrupted\n")
 

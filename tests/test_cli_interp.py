@@ -12,7 +12,7 @@ import torch
 from commands import TEXT, Answer, refused
 
 import ssmscope
-from ssmscope.results import Result
+from ssmscope.api.results import Result
 
 
 @pytest.fixture

@@ -15,15 +15,15 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 pytest.importorskip("tuned_lens")
 
 import ssmscope  # noqa: E402
-from ssmscope import register  # noqa: E402
-from ssmscope.analysis import Call  # noqa: E402
+from ssmscope.api import registry  # noqa: E402
+from ssmscope.api.analysis import Call  # noqa: E402
+from ssmscope.data.babi import questions  # noqa: E402
+from ssmscope.data.language import language_data, load_lines, word_tokenizer  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.probes.lens import fit_lens, trajectory  # noqa: E402
 from ssmscope.probes.lens.fitting import LensFitting  # noqa: E402
 from ssmscope.probes.lens.result import LensFit  # noqa: E402
 from ssmscope.probes.snr import needle_snr  # noqa: E402
-from ssmscope.tasks.babi import questions  # noqa: E402
-from ssmscope.tasks.language import language_data, load_lines, word_tokenizer  # noqa: E402
 
 LINES = [text for task in ("qa1", "qa2", "qa5") for text in questions(task, length=60, examples=40).texts]
 QUICK = ("--steps", 12, "--batch-tokens", 300, "--look-every", 4, "--length", 24, "--held-out", 0.3)
@@ -115,9 +115,9 @@ class TestFit:
     def test_known_data_is_what_the_model_did_not_learn_from(self, analyze, folder, tmp_path, real_data, monkeypatch):
         real_data("wikitext2", "validation")
         asked: list[tuple] = []
-        load = ssmscope.tasks.language.load_lines
+        load = ssmscope.data.language.load_lines
         monkeypatch.setattr(
-            "ssmscope.tasks.language.load_lines", lambda *given: asked.append(given) or load(*given)[:60]
+            "ssmscope.data.language.load_lines", lambda *given: asked.append(given) or load(*given)[:60]
         )
         given = ("lens", "fit", folder / "mamba2", "--data", "wikitext2", "--steps", 1, "--length", 32)
         answer = analyze(*given, "--out", tmp_path / "a", "--json")
@@ -171,7 +171,7 @@ class TestFit:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as disk:
-            disk.setattr("ssmscope.results.publish", full)
+            disk.setattr("ssmscope.api.results.publish", full)
             with pytest.raises(InputError, match="the lens is whole and stays, and the same command adds its figures"):
                 call.run(tmp_path / "lens")
         assert {path.name for path in (tmp_path / "lens").iterdir()} == {"config.json", "params.pt", "lens.json"}
@@ -263,8 +263,8 @@ class TestSNR:
         from ssmscope.probes.lens.lensed_text import STATISTICS
         from ssmscope.probes.snr.questions import TASKS
 
-        assert register.analysis_of("lens show").options["statistic"].words == tuple(STATISTICS)
-        assert register.analysis_of("snr").options["tasks"].elements == TASKS
+        assert registry.analysis_of("lens show").options["statistic"].words == tuple(STATISTICS)
+        assert registry.analysis_of("snr").options["tasks"].elements == TASKS
 
     @pytest.mark.parametrize(
         ("arguments", "says"),

@@ -15,8 +15,8 @@ from planned import TEXT, tiny_model, unpainted
 from transformers import Lfm2Config, Lfm2ForCausalLM
 
 from ssmscope import cli
+from ssmscope.api.writing import held
 from ssmscope.reports import exports, running
-from ssmscope.writing import held
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +229,7 @@ class TestQuick:
     def test_data_that_cannot_be_had_is_refused_before_anything_runs(
         self, analyze, out, monkeypatch, model, data, line
     ) -> None:
-        monkeypatch.setattr("ssmscope.models.load.load", None)
+        monkeypatch.setattr("ssmscope.architectures.loading.load.load", None)
         monkeypatch.setenv("SSMSCOPE_DATA", str(out.parent))
         assert line in refusal(analyze, "quick", "--model", model, "--data", data, "--out", out)
         assert not out.exists()
@@ -238,7 +238,7 @@ class TestQuick:
 class TestWhatIsCheckedFirst:
     @pytest.fixture(autouse=True)
     def nothing_is_loaded(self, monkeypatch) -> None:
-        monkeypatch.setattr("ssmscope.models.load.load", None)
+        monkeypatch.setattr("ssmscope.architectures.loading.load.load", None)
 
     def refused(self, analyze: Answer, tmp_path: Path, item: Any, *models: object) -> str:
         file = tmp_path / "plan.yaml"

@@ -14,14 +14,14 @@ import torch
 from exhaustive import few, in_turns
 
 import ssmscope
-from ssmscope.model import Model
-from ssmscope.shipped import demos
-from ssmscope.tasks import pixels, text
-from ssmscope.tasks.babi import question_tokens, questions
-from ssmscope.tasks.documents import bits_per_character, document_data, load_documents
-from ssmscope.tasks.filler import load_filler
-from ssmscope.tasks.instructions import TASKS, instruction_data, label_tokens, seen_templates, unseen_templates
-from ssmscope.tasks.prompts import TASK_PROMPTS
+from ssmscope.core.model import Model
+from ssmscope.core.shipped import demos
+from ssmscope.data import pixels, text
+from ssmscope.data.babi import question_tokens, questions
+from ssmscope.data.documents import bits_per_character, document_data, load_documents
+from ssmscope.data.filler import load_filler
+from ssmscope.data.instructions import TASKS, instruction_data, label_tokens, seen_templates, unseen_templates
+from ssmscope.data.prompts import TASK_PROMPTS
 
 NAMES = ["demo/sst2-baleen-b", "demo/sst2-baleen-e", "demo/sst2-mamba", "demo/sst2-mamba2"]
 

@@ -16,7 +16,7 @@ import pytest
 from warm import TRANSFORMERS
 
 import ssmscope
-from ssmscope import register
+from ssmscope.api import registry
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -93,7 +93,7 @@ def test_the_api_reference_is_what_the_package_lists(reference: ModuleType) -> N
         module, _, own = path.rpartition(".")
         assert getattr(importlib.import_module(module), own) is getattr(ssmscope, name)
         assert getattr(ssmscope, name).__doc__
-    assert {each.function.__name__ for each in register.analyses().values()} <= {name for _, name in described}
+    assert {each.function.__name__ for each in registry.analyses().values()} <= {name for _, name in described}
 
 
 def test_types_are_those_without_the_words_for_the_command_line(reference: ModuleType) -> None:
@@ -144,7 +144,7 @@ def test_the_how_tos_work(tmp_path: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     written = [file for page in HOW_TO for file in blocks(page, tmp_path)]
     assert {
-        "ssmscope/models/leaky.py",
+        "ssmscope/architectures/leaky.py",
         "ssmscope/interp/remaining/__init__.py",
         "ssmscope/attacks/order/__init__.py",
     } <= set(written)

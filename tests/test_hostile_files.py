@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from ssmscope import cli
-from ssmscope.models.load import Kept, kept_loaded
+from ssmscope.architectures.loading.load import Kept, kept_loaded
 
 CLASSIFIER, PROMPTED, ASKED, PIXELS = (
     f"demo/{name}" for name in ("sst2-mamba", "instruct-mamba2", "babi-mamba2", "cifar10-mamba")

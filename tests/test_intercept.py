@@ -15,15 +15,15 @@ from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import ssmscope
-from ssmscope.cuts import cut_edges
-from ssmscope.edits import Edit, edited
+from ssmscope.core.cuts import cut_edges
+from ssmscope.core.edits import Edit, edited
+from ssmscope.core.intercept import Switch, evaluating, taken_over, watched
+from ssmscope.core.mixers import fast_scan
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.intercept import Switch, evaluating, taken_over, watched
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.methods.lrp import lrp
 from ssmscope.interp.objective import objective
-from ssmscope.mixers import fast_scan
-from ssmscope.model import Model
 
 THREADS, RUNS = 8, 6
 

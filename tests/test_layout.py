@@ -10,78 +10,29 @@ from pathlib import Path
 
 import pytest
 
-from ssmscope import register
+from ssmscope.api import registry
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
-READ = {"errors", "intercept", "affine", "agreement", "fingerprint", "backends", "ops", "frozen", "trace"}
-READ |= {"states", "mixers", "attention_layers", "batching", "progress", "edits", "cuts", "recomputing", "compiling"}
-CORE = READ | {"encoding", "heads", "model", "models"}
-DECLARED = {"analysis", "reads", "signature", "sharding"}
-"""What a package says its analysis is with."""
-ROOMS = {"interp", "probes", "attacks"}
-FILES = {"reading", "writing", "limits", "tokenizing"}
-"""How files are read and written, how much may be asked for at once, and how tokenizers are called."""
+BELOW = {"errors", "backends", "ops", "core", "architectures", "render", "data", "api"}
+"""What analyses stand on."""
 MAY_IMPORT = {
     "errors": set(),
-    "affine": {"errors", "intercept"},
-    "agreement": {"intercept"},
-    "reading": {"errors"},
-    "writing": {"errors"},
-    "limits": {"errors"},
-    "tokenizing": {"errors"},
-    "register": {"errors"},
-    "signature": {"errors"},
-    "reads": CORE | FILES | {"signature", "tasks"},
-    "analysis": CORE | FILES | {"register", "signature", "reads", "results", "shipped", "sharding"},
-    "jsonable": set(),
-    "results": {"errors", "jsonable", "writing", "register", "show"},
-    "batching": set(),
-    "progress": set(),
-    "bootstrap": set(),
-    "show": {"errors", "bootstrap"},
-    "sharding": CORE | FILES | {"signature"},
-    "tasks": {"errors", *FILES},
     "backends": {"errors"},
     "ops": {"errors", "backends"},
-    "frozen": {"errors", "affine", "ops"},
-    "trace": {"errors", "ops", "frozen", "tokenizing"},
-    "encoding": {"errors", "tokenizing"},
-    "states": {"trace"},
-    "mixers": READ - {"mixers", "attention_layers", "fingerprint", "edits", "cuts", "recomputing"},
-    "recomputing": {"intercept", "mixers"},
-    "compiling": {"intercept"},
-    "attention_layers": {"intercept", "trace", "states", "mixers"},
-    "edits": READ - {"fingerprint", "edits", "cuts"},
-    "cuts": READ - {"fingerprint", "cuts"},
-    "heads": {"affine", "encoding", "intercept", "mixers"},
-    "model": READ - {"cuts"} | {"encoding", "heads"},
-    "intercept": {"errors"},
-    "fingerprint": {"errors"},
-    "shipped": set(),
-    "models": CORE - {"models"} | {"reading", "shipped", "tokenizing"},
-    "evaluation": CORE | FILES | {"tasks", "sharding"},
-    "interp": CORE | FILES | DECLARED | {"results", "bootstrap", "tasks", "evaluation", "show"},
-    "probes": CORE | FILES | DECLARED | {"results", "bootstrap", "tasks", "evaluation", "show", "interp", "training"},
-    "attacks": CORE
-    | FILES
-    | DECLARED
-    | {"register"}
-    | {"results", "bootstrap", "tasks", "evaluation", "show", "interp"},
-    "training": CORE | FILES | {"shipped", "results", "bootstrap", "tasks"},
-    "reports": CORE
-    | FILES
-    | {"shipped"}
-    | ROOMS
-    | DECLARED
-    | {"register"}
-    | {"results", "bootstrap", "tasks", "evaluation", "training", "show"},
-    "cli": CORE
-    | FILES
-    | ROOMS
-    | DECLARED
-    | {"shipped", "results", "tasks", "evaluation", "training", "reports", "register"},
+    "core": {"errors", "ops"},
+    "architectures": {"errors", "ops", "core"},
+    "render": {"errors", "core"},
+    "data": {"errors", "core"},
+    "api": BELOW - {"api", "backends"},
+    "evaluation": BELOW - {"backends", "render"},
+    "training": BELOW - {"backends", "render"},
+    "interp": BELOW - {"backends"} | {"evaluation"},
+    "probes": BELOW - {"backends"} | {"evaluation", "training", "interp"},
+    "attacks": BELOW - {"backends"} | {"evaluation", "interp"},
+    "reports": BELOW - {"backends"} | {"evaluation", "training", "interp", "probes", "attacks"},
+    "cli": BELOW | {"evaluation", "training", "interp", "probes", "attacks", "reports"},
 }
 ENTRANCES = {"__init__", "__main__"}
 """The package's own face, which names everything lazily."""
@@ -168,7 +119,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 
 FLOATS = {"zeros", "ones", "empty", "rand", "randn", "eye", "linspace", "logspace"}
 """What torch makes in the process's default dtype, which a user may have set."""
-TRAINED = ("models.", "training.")
+TRAINED = ("architectures.", "training.")
 """Where parameters are made, in the dtype that whoever makes a model has chosen."""
 
 
@@ -186,17 +137,17 @@ def test_nothing_is_made_in_the_default_dtype(name: str) -> None:
     assert not made
 
 
-@pytest.mark.parametrize("name", ["errors", "ops", "trace", "tokenizing", "encoding", "mixers", "model"])
-def test_transformers_is_not_imported_below_models(name: str) -> None:
+@pytest.mark.parametrize("name", ["errors", *(name for name in MODULES if name.startswith(("backends", "ops", "core")))])
+def test_transformers_is_not_imported_below_architectures(name: str) -> None:
     """The mathematics can be used without the seconds that transformers takes to import."""
     assert not [target for target in imported(parsed(name), name, at_import=True) if target.startswith("transformers")]
 
 
 QUICK = [
-    *("__init__", "analysis", "cli", "errors", "reading", "reads", "register"),
-    *("results", "signature", "tasks", "tasks.text", "training", "writing"),
+    *("__init__", "cli", "core.limits", "core.reading", "core.shipped", "data", "data.text", "errors", "training"),
+    *(name for name in MODULES if name.startswith("api.") and not name.startswith("api.sharding.")),
     *(name for name in MODULES if name.startswith("cli.")),
-    *(module.removeprefix("ssmscope.") for module in register.packages().values()),
+    *(module.removeprefix("ssmscope.") for module in registry.packages().values()),
 ]
 
 
@@ -262,7 +213,7 @@ def test_words_of_an_option_stand_in_one_order():
 
 
 # What is only reached by a command line, or writes one.
-OPTIONS_ARE_TYPED = re.compile(r"(analysis|cli|errors|reports|reads|sharding\.cluster|signature|training\.card)\b")
+OPTIONS_ARE_TYPED = re.compile(r"(api\.(analysis|inputs|options|sharding\.cluster)|cli|errors|reports|training\.card)\b")
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not OPTIONS_ARE_TYPED.match(name)])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ssmscope.architectures.loading.load import Kept, kept_loaded
+from ssmscope.core.limits import HELD, READ, refuse_above, refuse_held, refuse_reading
 from ssmscope.errors import InputError
-from ssmscope.limits import HELD, READ, refuse_above, refuse_held, refuse_reading
-from ssmscope.models.load import Kept, kept_loaded
 
 CLASSIFIER, ASKED, PROMPTED = "demo/sst2-mamba", "demo/babi-mamba2", "demo/instruct-mamba2"
 MANY = "99999999999"

@@ -18,10 +18,10 @@ from tokenizers.processors import TemplateProcessing
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
-from ssmscope.encoding import encode_ids, encode_texts
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.core.encoding import encode_ids, encode_texts
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.model import Model
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "a", "film", "##ed", "act", "good", "!", "Å"]
 
@@ -317,7 +317,7 @@ class TestPixels:
             own = pixel_model.module(input_values=IMAGES / 255).logits
         torch.testing.assert_close(pixel_model.logits(batch), own, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(pixel_model.run(batch).logits, own, rtol=1e-4, atol=1e-4)
-        monkeypatch.setattr("ssmscope.batching.TOKENS_AT_ONCE", 8)  # every image on its own
+        monkeypatch.setattr("ssmscope.core.batching.TOKENS_AT_ONCE", 8)  # every image on its own
         trace = pixel_model.trace(values=IMAGES)
         torch.testing.assert_close(trace.logits, own, rtol=1e-4, atol=1e-4)
         assert trace.retention.shape == (2, 2, 7) and trace.layers[1].u.shape == (2, 7, 8)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ssmscope.show import numbers
+from ssmscope.render import numbers
 
 TOOLS = Path(__file__).parents[1] / "tools"
 

@@ -14,7 +14,7 @@ from exhaustive import few
 from warm import PLAIN, TORCH, Warm
 
 import ssmscope
-from ssmscope import register
+from ssmscope.api import registry
 from ssmscope.cli import app
 from ssmscope.cli.command import command_of
 
@@ -39,18 +39,18 @@ def python(code: str, warm: Warm = PLAIN) -> str:
     "first",
     few(
         [
-            "import ssmscope.models, transformers",
-            "import transformers, ssmscope.models",
+            "import ssmscope.architectures, transformers",
+            "import transformers, ssmscope.architectures",
             "import ssmscope, transformers; ssmscope.load",
-            "import ssmscope, transformers; ssmscope.models",
-            "import ssmscope.models.classifier",
+            "import ssmscope, transformers; ssmscope.architectures",
+            "import ssmscope.architectures.own.classifier",
         ],
-        "import transformers, ssmscope.models",
+        "import transformers, ssmscope.architectures",
         "import ssmscope, transformers; ssmscope.load",
     ),
 )
 def test_transformers_knows_our_models(first: str) -> None:
-    """Once ssmscope.models is imported, by whatever and in any order."""
+    """Once ssmscope.architectures is imported, by whatever and in any order."""
     assert python(f"{first}\n{KNOWS_OURS}", TORCH).endswith("SSMForSequenceClassification")
 
 
@@ -88,7 +88,7 @@ def test_verbs_are_names_of_their_functions() -> None:
             assert verb in dir(ssmscope) and getattr(ssmscope, verb) is not None
     assert ssmscope.heatmap is ssmscope.selection_heatmap and ssmscope.attention is ssmscope.implicit_attention
     assert ssmscope.lens is ssmscope.lens_show is ssmscope.trajectory and ssmscope.lens_fit is ssmscope.fit_lens
-    for name, analysis in register.analyses().items():
+    for name, analysis in registry.analyses().items():
         assert getattr(ssmscope, name.replace(" ", "_")) is analysis.function
 
 

@@ -10,12 +10,13 @@ from dataclasses import replace
 import pytest
 
 import ssmscope
-from ssmscope import cli, progress
-from ssmscope.analysis import Call
+from ssmscope import cli
+from ssmscope.api.analysis import Call
+from ssmscope.api.inputs import check_lengths, load_examples
+from ssmscope.core import progress
+from ssmscope.core.progress import count_tokens, on_stderr, progress_bar, pulse
+from ssmscope.data.text import load_text, text_data
 from ssmscope.errors import InputError
-from ssmscope.progress import count_tokens, on_stderr, progress_bar, pulse
-from ssmscope.reads import check_lengths, load_examples
-from ssmscope.tasks.text import load_text, text_data
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import torch
 from examples import FEW, TEXTS, random_example
 from loud import loud
 
+from ssmscope.core.model import Model
+from ssmscope.core.recomputing import stacked
 from ssmscope.interp.methods.lrp import lrp
 from ssmscope.interp.objective import Objective, objective
-from ssmscope.model import Model
-from ssmscope.recomputing import stacked
 
 
 def kept(found: Objective) -> tuple[torch.Tensor, int]:

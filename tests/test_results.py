@@ -21,10 +21,10 @@ import pytest
 from matplotlib.figure import Figure
 from warm import PLAIN, TRANSFORMERS
 
-from ssmscope import jsonable, register, results
+from ssmscope.api import jsonable, registry, results
+from ssmscope.api.jsonable import READABLE
+from ssmscope.api.results import Result, record_provenance
 from ssmscope.errors import InputError
-from ssmscope.jsonable import READABLE
-from ssmscope.results import Result, record_provenance
 
 
 @dataclass(frozen=True, eq=False)
@@ -333,7 +333,7 @@ def test_load_imports_nothing_that_a_file_names(tmp_path, provenance, path):
     code = (
         "import json, sys; sys.argv = ['analyze', 'models']\n"
         "from ssmscope.errors import InputError\n"
-        "from ssmscope.results import Result\n"
+        "from ssmscope.api.results import Result\n"
         "before = set(sys.modules)\n"
         f"for name, document in json.load(open({str(file)!r})).items():\n"
         "    try: Result.from_dict(document)\n"
@@ -357,10 +357,10 @@ def test_every_kind_is_read_from_the_module_that_defines_it():
                         defined[ast.literal_eval(keyword.value)] = ".".join(place.parts)
     for kind, place in defined.items():
         home = f"ssmscope.{place.rpartition('.')[0]}.result"
-        assert register.home_of(kind) == (register.PAIRED if kind == register.PAIR else home)
-    assert sorted(register.kinds()) == sorted(defined)
+        assert registry.home_of(kind) == (registry.PAIRED if kind == registry.PAIR else home)
+    assert sorted(registry.kinds()) == sorted(defined)
     code = (
-        "from ssmscope.errors import InputError\nfrom ssmscope.results import Result\n"
+        "from ssmscope.errors import InputError\nfrom ssmscope.api.results import Result\n"
         f"for kind in {sorted(defined)}:\n"
         "    try: Result.from_dict({'kind': kind})\n"
         "    except InputError as error: assert f'damaged result of kind {kind!r}' in str(error), error"
@@ -435,8 +435,8 @@ def test_every_table_says_which_model_each_row_is_of(provenance, tmp_path):
     fields = {each.name: getattr(sample(provenance), each.name) for each in dataclasses.fields(Sample)}
     assert several(**fields).to_frame().model.tolist() == ["x", "y"]
     assert "model" not in str(sample(provenance)).split("part")[0].split("\n")[-1]  # the title names it
-    for kind in register.kinds():
-        importlib.import_module(register.home_of(kind))
+    for kind in registry.kinds():
+        importlib.import_module(registry.home_of(kind))
         assert hasattr(Result._kinds[kind].to_frame, "__wrapped__"), kind
 
 
@@ -448,7 +448,7 @@ def test_text_views(provenance):
 
 def test_importing_results_imports_no_heavy_library():
     heavy = ("pandas", "matplotlib", "rich", "torch", "transformers")
-    code = f"import sys, ssmscope.results; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, ssmscope.api.results; print([name for name in {heavy} if name in sys.modules])"
     done = PLAIN.run(code)
     done.check_returncode()
     assert done.stdout.strip() == "[]"

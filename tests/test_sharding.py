@@ -19,17 +19,18 @@ import torch
 from planned import tiny_model
 
 import ssmscope
-from ssmscope import batching, register
-from ssmscope.analysis import Call
+from ssmscope.api import registry
+from ssmscope.api.analysis import Call
+from ssmscope.api.sharding import cluster, parts, workers
+from ssmscope.api.sharding.workers import on_engine, packed, unpacked
+from ssmscope.architectures.loading.load import load
+from ssmscope.core import batching
+from ssmscope.core.model import Model
+from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, evaluator
 from ssmscope.interp import objective
-from ssmscope.model import Model
-from ssmscope.models.load import load
 from ssmscope.probes.loss import measure as losses
-from ssmscope.sharding import cluster, parts, workers
-from ssmscope.sharding.workers import on_engine, packed, unpacked
-from ssmscope.tasks.text import text_data
 
 MODEL = "demo/sst2-mamba2"
 TEXTS = ("a good film", "bad", "a bad film with good music", "great acting", "a film , but with music", "no good film")
@@ -124,7 +125,7 @@ class TestDigits:
         assert np.array_equal(found, ask().scores(texts)) and theirs.batches > 2
 
     def test_every_verb_that_offers_workers_is_tried(self) -> None:
-        offered = {name for name, each in register.analyses().items() if each.sharded}
+        offered = {name for name, each in registry.analyses().items() if each.sharded}
         assert offered == {name.partition("-")[0] for name in ANALYSES} | {"prompts"}  # which asks an Evaluator alone
 
 

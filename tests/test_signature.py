@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import pytest
 
+from ssmscope.api.options import REPEATED, options_of
 from ssmscope.errors import InputError
-from ssmscope.signature import REPEATED, options_of
 
 if TYPE_CHECKING:
-    from ssmscope.results import Result
+    from ssmscope.api.results import Result
 
 
 def function(
@@ -30,7 +30,7 @@ OPTIONS = options_of(function)
 
 def a_result() -> object:
     """Of a class of the package that has the name, as one that was imported after the options were read."""
-    return type("Result", (), {"__module__": "ssmscope.results"})()
+    return type("Result", (), {"__module__": "ssmscope.api.results"})()
 
 
 OBJECTS = [

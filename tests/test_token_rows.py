@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from ssmscope.show import token_rows
-from ssmscope.show.blocks import TokenRow, TokenRows, TokenText
-from ssmscope.show.signed import SIGNED
-from ssmscope.show.token_figure import EMPTY, MARK, draw_rows
-from ssmscope.show.tokens import BLUES, CIVIDIS
+from ssmscope.render import token_rows
+from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
+from ssmscope.render.signed import SIGNED
+from ssmscope.render.token_figure import EMPTY, MARK, draw_rows
+from ssmscope.render.tokens import BLUES, CIVIDIS
 
 TOKENS = ("<s>", *(f" {letter}" for letter in "abcde"))
 SCORES = np.array([0.0, 8, -8, 4, -2, 1])

@@ -18,19 +18,19 @@ import ssmscope
 from ssmscope.attacks.offline import textattack
 from ssmscope.attacks.parts import protect
 from ssmscope.attacks.words.hotflip import read
-from ssmscope.encoding import Batch, encode_texts
+from ssmscope.core.encoding import Batch, encode_texts
+from ssmscope.core.model import Model
+from ssmscope.core.tokenizing import token_texts, tokenize, word_numbers
+from ssmscope.data.batches import encode
+from ssmscope.data.language import language_data
+from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Template
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.interp.heatmap.words import grouped, joined
 from ssmscope.interp.plausibility.marked import marked_tokens
 from ssmscope.interp.spans import find_piece, named, positions_of
-from ssmscope.model import Model
-from ssmscope.show.tokens import REST, short_token, visible, written
-from ssmscope.tasks.batches import encode
-from ssmscope.tasks.language import language_data
-from ssmscope.tasks.text import text_data
-from ssmscope.tokenizing import token_texts, tokenize, word_numbers
+from ssmscope.render.tokens import REST, short_token, visible, written
 
 made = functools.cache(lambda name: TOKENIZERS[name]())
 

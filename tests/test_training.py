@@ -131,7 +131,7 @@ def test_the_record_is_measured_on_the_stored_half_precision_weights(trained, re
     assert {t.dtype for t in weights(out).values()} == {torch.bfloat16}
     assert record["parameters"] == sum(t.numel() for t in weights(out).values())
     model = ssmscope.load(out)
-    data = ssmscope.tasks.text.load_text(reviews["test"], label_names=model.labels)
+    data = ssmscope.data.text.load_text(reviews["test"], label_names=model.labels)
     answers = [name for name, _ in model.trace(list(data.texts)).answers]
     right = sum(answer == model.labels[label] for answer, label in zip(answers, data.labels))
     test = record["test"]
@@ -375,7 +375,7 @@ def test_a_loss_that_diverges_is_told(reviews, tmp_path):
 
 
 def test_biases_norms_and_the_recurrences_own_parameters_do_not_decay():
-    from ssmscope.models import architectures
+    from ssmscope.architectures import architectures
 
     for kind in ("mamba", "mamba2"):
         module = architectures()[kind].examples()[kind]

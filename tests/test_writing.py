@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from warm import PLAIN, Warm
 
-from ssmscope import writing
+from ssmscope.api import writing
+from ssmscope.api.writing import held, made, publish, read_current, settle, write_atomically
 from ssmscope.errors import InputError
-from ssmscope.writing import held, made, publish, read_current, settle, write_atomically
 
 OLD, NEW = ({f"a.{suffix}": f"{age} {suffix}".encode() for suffix in ("json", "csv", "png")} for age in ("old", "new"))
 WORK = """
@@ -44,7 +44,7 @@ if files is None:
 else:
     writing.publish(directory, "a", {name: content.encode() for name, content in files.items()})
 """
-WRITER = Warm("ssmscope.writing", "filelock", parent=PLAIN)
+WRITER = Warm("ssmscope.api.writing", "filelock", parent=PLAIN)
 
 
 def dying(directory: Path, files: dict[str, bytes] | None, step: int) -> bool:

@@ -26,12 +26,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import ssmscope
-from ssmscope.edits import Edit
+from ssmscope.core.edits import Edit
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.methods.gradients import gradxinput
 from ssmscope.interp.methods.lrp import lrp
 from ssmscope.interp.objective import objective
-from ssmscope.model import Model
 from ssmscope.probes.lens.lenses import chosen_states, logit_lens
 
 os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # the modes below are this thread's, which transformers 5 then reads in

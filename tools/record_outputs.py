@@ -126,10 +126,10 @@ def record_architectures(folder: Path) -> None:
     import torch
     from loud import loud
 
-    import ssmscope.models
+    import ssmscope.architectures
 
     folder.mkdir()
-    for architecture in ssmscope.models.architectures().values():
+    for architecture in ssmscope.architectures.architectures().values():
         torch.manual_seed(0)
         for name, module in architecture.examples().items():
             model, found = ssmscope.Model(loud(module), name=name), {}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ssmscope.results import TABLE_ROWS, Result
-from ssmscope.show.blocks import Block, Custom, Prose
-from ssmscope.show.numbers import counted
-from ssmscope.show.table import folded
+from ssmscope.api.results import TABLE_ROWS, Result
+from ssmscope.render.blocks import Block, Custom, Prose
+from ssmscope.render.numbers import counted
+from ssmscope.render.table import folded
 
 
 def closing(result: Result, notes: Iterable[str]) -> Iterator[Block]:
@@ -19,7 +19,7 @@ def closing(result: Result, notes: Iterable[str]) -> Iterator[Block]:
     yield from (Prose(f"Note: {note}.", "note") for note in notes)
 
     def whole() -> str:
-        from ssmscope.show.html import grid
+        from ssmscope.render.html import grid
 
         return f"<details><summary>All numbers</summary>{grid(folded(result.to_frame(), limit=TABLE_ROWS))}</details>"
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float, Int
 
+from ssmscope.core.tokenizing import tokenize
+from ssmscope.data.prompts import TASK_PROMPTS, TaskPrompts, content_of
+from ssmscope.data.text import SOURCES, TextData
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, Template
 from ssmscope.interp.classes import class_ids, word_ids
-from ssmscope.tasks.prompts import TASK_PROMPTS, TaskPrompts, content_of
-from ssmscope.tasks.text import SOURCES, TextData
-from ssmscope.tokenizing import tokenize
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ssmscope.architectures.loading.adapter_folder import is_adapter
+from ssmscope.architectures.loading.fields import check_fields, read_object
+from ssmscope.architectures.loading.quiet import quiet
+from ssmscope.architectures.loading.stored import BROKEN, reason, weight_files
+from ssmscope.architectures.loading.tokenizers import FILES, fetched, read_tokenizer
+from ssmscope.core.reading import no_character, parse_json, read_text
 from ssmscope.errors import InputError
-from ssmscope.models.adapter_folder import is_adapter
-from ssmscope.models.fields import check_fields, read_object
-from ssmscope.models.quiet import quiet
-from ssmscope.models.stored import BROKEN, reason, weight_files
-from ssmscope.models.tokenizers import FILES, fetched, read_tokenizer
-from ssmscope.reading import no_character, parse_json, read_text
 
 LARGEST = 2**34
 """How many bytes the arrays of a compressed file have at most."""

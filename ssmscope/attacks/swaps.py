@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ssmscope.attacks.offline import textattack
-from ssmscope.tokenizing import is_within_word
+from ssmscope.core.tokenizing import is_within_word
 
 if TYPE_CHECKING:
     from ssmscope.attacks.resources import Encoder, MaskedLM, WordVectors

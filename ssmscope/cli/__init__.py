@@ -16,11 +16,11 @@ from typing import Annotated
 import typer
 
 from ssmscope import __version__
+from ssmscope.api.options import options_of
 from ssmscope.cli import command
 from ssmscope.cli.pages import report, serve
 from ssmscope.cli.training import models, train
 from ssmscope.cli.verbs import add_to, declared
-from ssmscope.signature import options_of
 from ssmscope.training import train_model
 
 app = typer.Typer(

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ssmscope.core.reading import SURROGATE
+from ssmscope.core.shipped import demos
 from ssmscope.errors import InputError, as_typed, did_you_mean, ran_out_of_memory
-from ssmscope.reading import SURROGATE
-from ssmscope.shipped import demos
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ssmscope.api.options import REPEATED, Metavar, Range
+from ssmscope.api.sharding.cluster import check_engine
+from ssmscope.api.writing import check_writable
 from ssmscope.cli.command import DEVICE, DTYPE, JSON, MODEL, TOKENIZER, console
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.sharding.cluster import check_engine
-from ssmscope.signature import REPEATED, Metavar, Range
-from ssmscope.writing import check_writable
 
 if TYPE_CHECKING:
     from ssmscope.reports.jobs import Jobs
@@ -100,7 +100,7 @@ def serve(
     check_address(host, port)
     import_gradio()
 
-    from ssmscope.models.load import load
+    from ssmscope.architectures.loading.load import load
     from ssmscope.reports.live import Live
     from ssmscope.reports.serving import serve as serve_page
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ssmscope.api.writing import check_writable
 from ssmscope.cli import command
 from ssmscope.cli.command import JSON
 from ssmscope.training import ARCHITECTURES, train_model
-from ssmscope.writing import check_writable
 
 
 def train(
@@ -91,7 +91,7 @@ def models(
     if backends:
         _list_backends(json)
         return
-    from ssmscope.shipped import demos, readable_types
+    from ssmscope.core.shipped import demos, readable_types
 
     records = {name: json_module.loads((path / "training.json").read_bytes()) for name, path in demos().items()}
     if json:

@@ -12,14 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from ssmscope import register
-from ssmscope.analysis import Analysis, Call
+from ssmscope.api import registry
+from ssmscope.api.analysis import Analysis, Call
+from ssmscope.api.inputs import Texts
+from ssmscope.api.options import Option, options_of
+from ssmscope.api.sharding.workers import on_engine
+from ssmscope.api.writing import check_writable
 from ssmscope.cli.command import DEVICE, DTYPE, JSON, MODEL, OUT, TOKENIZER, Verbs, console, shipped
 from ssmscope.errors import InputError
-from ssmscope.reads import Texts
-from ssmscope.sharding.workers import on_engine
-from ssmscope.signature import Option, options_of
-from ssmscope.writing import check_writable
 
 PANELS = {"interp": "Interpret", "probes": "Probe", "attacks": "Attack"}
 """Under which heading of the help the analyses of a room stand."""
@@ -166,7 +166,7 @@ def help_of(analysis: Analysis) -> str:
 def add_to(app: typer.Typer) -> None:
     """Add the verbs of all analyses to the application; "lens show" into the group lens."""
     groups: dict[str, typer.Typer] = {}
-    for name, analysis in register.analyses().items():
+    for name, analysis in registry.analyses().items():
         group, _, leaf = name.rpartition(" ")
         panel = PANELS.get(analysis.module.split(".")[1])
         if group and group not in groups:
@@ -186,7 +186,7 @@ def _print(
     results: tuple[Any, ...], out: Path | None, json: bool, analysis: Analysis, formats: Sequence[str] | None
 ) -> None:
     """The results as a person or a program reads them, and where their files are."""
-    from ssmscope.results import SUFFIXES, checked_formats
+    from ssmscope.api.results import SUFFIXES, checked_formats
 
     suffixes = checked_formats(SUFFIXES if formats is None else formats)
     files = [out / f"{result.kind}.{s}" for result in results for s in suffixes] if out is not None else []

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from ssmscope.core.reading import SURROGATE
+from ssmscope.core.tokenizing import tokenize
 from ssmscope.errors import InputError
-from ssmscope.reading import SURROGATE
-from ssmscope.tokenizing import tokenize
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
 
 
 def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> list[list[int]]:

@@ -14,7 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ssmscope import __version__
-from ssmscope.encoding import texts_or_ids
+from ssmscope.api.sharding.parts import Columns, over
+from ssmscope.core.encoding import texts_or_ids
+from ssmscope.core.model import Model
+from ssmscope.core.states import States
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.evaluation.forking import Rows, as_bytes, whole
@@ -24,9 +27,6 @@ from ssmscope.evaluation.scoring import Paths, log_probabilities, table
 from ssmscope.evaluation.store import Store
 from ssmscope.evaluation.template import Template
 from ssmscope.evaluation.verbalizer import Named, checked_words, label_words_after
-from ssmscope.model import Model
-from ssmscope.sharding.parts import Columns, over
-from ssmscope.states import States
 
 SCORINGS = ("likelihood", "generated")
 NO_LIMIT = 2**62

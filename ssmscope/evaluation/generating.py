@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ssmscope.core.states import States, gathered
 from ssmscope.evaluation.forking import Rows
 from ssmscope.evaluation.running import run_batch
-from ssmscope.states import States, gathered
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
 
 
 class Speaker:

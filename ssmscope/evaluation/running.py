@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ssmscope.attention_layers import AttentionState
-from ssmscope.batching import by_length
-from ssmscope.encoding import Batch
+from ssmscope.core.attention_layers import AttentionState
+from ssmscope.core.batching import by_length
+from ssmscope.core.encoding import Batch
+from ssmscope.core.mixers import looks_ahead
+from ssmscope.core.model import Model, Run
+from ssmscope.core.states import States, gathered, joined, size
+from ssmscope.core.trace import LayerState
 from ssmscope.evaluation.forking import CONTINUING, Pieces, Rows, ways_to_fork, whole
-from ssmscope.mixers import looks_ahead
-from ssmscope.model import Model, Run
-from ssmscope.states import States, gathered, joined, size
-from ssmscope.trace import LayerState
 
 NUMBERS_AT_ONCE = 2**19
 """How many numbers, tokens times the model's width, are in a batch on a CPU: more fall out of its caches."""

@@ -11,7 +11,7 @@ from ssmscope.errors import InputError
 from ssmscope.evaluation.encoded import token_rows
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ssmscope.encoding import Batch
+from ssmscope.core.encoding import Batch
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.objective import objective
-from ssmscope.model import Model
 
 
 def answers(model: Model, batch: Batch, answer: int | str | None) -> tuple[list[int], list[str]]:

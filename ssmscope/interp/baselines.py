@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ssmscope.affine import embedding_table
+from ssmscope.core.affine import embedding_table
 from ssmscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
+    from ssmscope.core.model import Model
     from ssmscope.interp.objective import Objective
-    from ssmscope.model import Model
 
 NEUTRAL, SCALED, MEAN, ZERO = "neutral", "scaled-mean", "mean", "zero"
 NAMED = (NEUTRAL, SCALED, MEAN, ZERO)

@@ -11,10 +11,10 @@ from jaxtyping import Int
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
-    from ssmscope.tasks.pixels import PixelData
-    from ssmscope.tasks.sequences import SequenceData
-    from ssmscope.tasks.text import TextData
+    from ssmscope.core.model import Model
+    from ssmscope.data.pixels import PixelData
+    from ssmscope.data.sequences import SequenceData
+    from ssmscope.data.text import TextData
 
 
 def class_ids(model: Model, data: PixelData | TextData | SequenceData) -> Int[np.ndarray, " examples"]:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
 from ssmscope.interp.plausibility.marked import marked_tokens
-from ssmscope.tasks.text import TextData
 
 if TYPE_CHECKING:
-    from ssmscope.encoding import Batch
-    from ssmscope.model import Model
+    from ssmscope.core.encoding import Batch
+    from ssmscope.core.model import Model
 
 
 def check_classifier(model: Model, data: Any, what: str) -> None:

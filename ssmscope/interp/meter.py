@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ssmscope.progress import on_stderr
+from ssmscope.core.progress import on_stderr
 
 WORTH_SAYING = 2.0
 """Seconds from which on the cost of a method is said."""

@@ -14,17 +14,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from ssmscope import batching
-from ssmscope.batching import by_length, tokens_at_once
-from ssmscope.encoding import Batch
+from ssmscope.core import batching
+from ssmscope.core.batching import by_length, tokens_at_once
+from ssmscope.core.encoding import Batch
+from ssmscope.core.intercept import is_kept, is_own, taken_over, taker_of
+from ssmscope.core.mixers import weights_constant
+from ssmscope.core.model import Model
+from ssmscope.core.progress import on_stderr
+from ssmscope.core.recomputing import recomputed
+from ssmscope.core.tokenizing import tokenize
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.intercept import is_kept, is_own, taken_over, taker_of
 from ssmscope.interp.meter import Meter
-from ssmscope.mixers import weights_constant
-from ssmscope.model import Model
-from ssmscope.progress import on_stderr
-from ssmscope.recomputing import recomputed
-from ssmscope.tokenizing import tokenize
 
 NUMBERS_AT_ONCE = 2**29
 """How many numbers a backward pass may keep on a CPU: 2 GiB of float32."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ssmscope.results import Result
-from ssmscope.show.blocks import Block, Picture, Prose, TokenRows
-from ssmscope.show.pictures import sized
+from ssmscope.api.results import Result
+from ssmscope.render.blocks import Block, Picture, Prose, TokenRows
+from ssmscope.render.pictures import sized
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,8 +66,8 @@ class Paired(Result, kind="pair"):
     def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
         """Every text in the colours of both models and of the difference; one figure holds 8 texts, from number `start`
         on. Of results over a data set both in one picture, with what differs."""
-        from ssmscope.show.figure import title
-        from ssmscope.show.token_figure import draw_rows
+        from ssmscope.render.figure import title
+        from ssmscope.render.token_figure import draw_rows
 
         shown = self.rows()
         if shown is None:
@@ -76,8 +76,8 @@ class Paired(Result, kind="pair"):
         return sized(draw_rows(shown, title(self), start=start), size)
 
     def blocks(self) -> Iterable[Block]:
+        from ssmscope.api.results import TABLE_ROWS
         from ssmscope.interp.paired_rows import differences
-        from ssmscope.results import TABLE_ROWS
 
         yield Prose(self.headline, "title")
         for name, result in zip(self.names, self.results):

@@ -10,11 +10,11 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from ssmscope.errors import InputError
-from ssmscope.show.blocks import TokenRow, TokenRows, TokenText
-from ssmscope.show.numbers import number
-from ssmscope.show.table import Cell, Line, Table, table
-from ssmscope.show.token_rows import COLOURED_ROWS
-from ssmscope.show.tokens import chance, named, written
+from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
+from ssmscope.render.numbers import number
+from ssmscope.render.table import Cell, Line, Table, table
+from ssmscope.render.token_rows import COLOURED_ROWS
+from ssmscope.render.tokens import chance, named, written
 
 DIFFERENCE = "difference"
 SEEN, NAMED = 0.1, 3

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ssmscope.api.results import Result
     from ssmscope.interp.paired import Paired
-    from ssmscope.results import Result
 
 
 def pair(results: Sequence[Result]) -> Paired:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssmscope.attention_layers import look_back
-from ssmscope.edits import blocks_of, recorded
-from ssmscope.encoding import Batch
-from ssmscope.intercept import taken_over, watched
-from ssmscope.model import Model
+from ssmscope.core.attention_layers import look_back
+from ssmscope.core.edits import blocks_of, recorded
+from ssmscope.core.encoding import Batch
+from ssmscope.core.intercept import taken_over, watched
+from ssmscope.core.model import Model
 
 
 class Plain:

@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssmscope.batching import by_length
-from ssmscope.encoding import Batch
+from ssmscope.core.batching import by_length
+from ssmscope.core.encoding import Batch
+from ssmscope.core.model import Model
+from ssmscope.data.pixels import PixelData
+from ssmscope.data.sequences import SequenceData
+from ssmscope.data.text import TextData
+from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
 from ssmscope.interp.objective import room
-from ssmscope.model import Model
-from ssmscope.tasks.pixels import PixelData
-from ssmscope.tasks.sequences import SequenceData
-from ssmscope.tasks.text import TextData
-from ssmscope.tasks.tokens import IGNORED, TokenData
 
 if TYPE_CHECKING:
-    from ssmscope.reads import ExampleData
+    from ssmscope.api.inputs import ExampleData
 
 MEASURES = ("loss", "accuracy", "probability")
 """Of the right class, or, as a mean over a row's positions, of the right next token; the loss in nats."""

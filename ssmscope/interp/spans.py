@@ -6,11 +6,11 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from ssmscope.encoding import Batch
+from ssmscope.core.encoding import Batch
+from ssmscope.core.tokenizing import Spelled, is_glue, is_within_word
+from ssmscope.core.trace import Trace
 from ssmscope.errors import InputError
-from ssmscope.show.tokens import written
-from ssmscope.tokenizing import Spelled, is_glue, is_within_word
-from ssmscope.trace import Trace
+from ssmscope.render.tokens import written
 
 POSITIONS = re.compile(r"(-?\d{1,9})(?::(-?\d{1,9}))?", re.ASCII)
 

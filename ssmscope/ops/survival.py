@@ -217,7 +217,13 @@ def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: 
         to = at + 2**k
         ahead = [_gathered(_windows(clock, k), (at + 1).clamp(max=length - 1)) for clock in clocks]
         further = [total + more for total, more in zip(sums, ahead)]
-        left = _together((w * torch.cat([_key_norms(r, s[:, part], part) for part in _blocks(r)], dim=1) for r, w, s in zip(recurrences, written, further)), per_head)
+        left = _together(
+            (
+                w * torch.cat([_key_norms(r, s[:, part], part) for part in _blocks(r)], dim=1)
+                for r, w, s in zip(recurrences, written, further)
+            ),
+            per_head,
+        )
         go = (to < length) & (left > half)
         at = torch.where(go, to, at)
         sums = [torch.where(go.unsqueeze(3), new, old) for new, old in zip(further, sums)]
@@ -272,7 +278,7 @@ def _timed(recurrence: Recurrence) -> tuple[Tensor, Tensor] | None:
 
 
 def _sums_from_end(log_a: Tensor, after: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return Σ_{r>s} log a_r, (batch, length, …), and Σ_r log a_r, (batch, 1, …), in float64, with what comes `after`."""
+    """Return Σ_{r>s} log a_r, (batch, length, …), and Σ_r log a_r, (batch, 1, …), in float64, plus `after`."""
     # A GPU sums along contiguous positions in a tenth of the time.
     sums = log_a.flip(1).transpose(1, -1).to(torch.float64, memory_format=torch.contiguous_format).cumsum(-1)
     sums = sums.transpose(1, -1).flip(1)

@@ -10,16 +10,16 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ssmscope import mixers
-from ssmscope.batching import by_length
+from ssmscope.core import mixers
+from ssmscope.core.batching import by_length
+from ssmscope.core.heads import hidden_vectors
+from ssmscope.core.model import Model
+from ssmscope.core.progress import count_tokens
+from ssmscope.core.states import States, gathered
+from ssmscope.core.trace import LayerState
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
 from ssmscope.evaluation.running import continues, tokens_together
-from ssmscope.heads import hidden_vectors
-from ssmscope.model import Model
-from ssmscope.progress import count_tokens
-from ssmscope.states import States, gathered
-from ssmscope.trace import LayerState
 
 PIECE = 2048
 """How many tokens of a row run at once where a model continues from its states."""

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ssmscope.api.sharding.cluster import RETRIES, Setting, check_installed, connected, lacking
+from ssmscope.api.sharding.workers import on_engine
 from ssmscope.reports.jobs import Job
 from ssmscope.reports.running import Engine, Outcome, execute
 from ssmscope.reports.store import Store
-from ssmscope.sharding.cluster import RETRIES, Setting, check_installed, connected, lacking
-from ssmscope.sharding.workers import on_engine
 
 
 def models_at_once(jobs: Sequence[Job]) -> int:
@@ -22,7 +22,7 @@ def models_at_once(jobs: Sequence[Job]) -> int:
 
 def local(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Job, Outcome]]:
     """One job after the other in this process."""
-    from ssmscope.models.load import Kept, kept_loaded
+    from ssmscope.architectures.loading.load import Kept, kept_loaded
 
     with kept_loaded(Kept(models_at_once(jobs))):
         for job in jobs:
@@ -86,7 +86,7 @@ def _work(job: Job, setting: Setting) -> tuple[Outcome, dict[str, bytes]]:
     """Run a job on a worker: how it ended, and what it wrote, by its place in `working`."""
     global _kept
     setting.apply()
-    from ssmscope.models.load import Kept, kept_loaded
+    from ssmscope.architectures.loading.load import Kept, kept_loaded
 
     if _kept is None:
         _kept = Kept(setting.models)

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmscope.api.writing import write_whole
 from ssmscope.errors import InputError
+from ssmscope.render import pictures
+from ssmscope.render.markup import to_latex, to_markdown
 from ssmscope.reports.grouping import Found, Group, compared, groups, unique
 from ssmscope.reports.record import Report
-from ssmscope.show import pictures
-from ssmscope.show.markup import to_latex, to_markdown
-from ssmscope.writing import write_whole
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series

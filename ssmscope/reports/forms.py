@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ssmscope.api.options import Option
+from ssmscope.api.registry import analysis_of
+from ssmscope.core.reading import SURROGATE
 from ssmscope.errors import InputError
-from ssmscope.reading import SURROGATE
-from ssmscope.register import analysis_of
-from ssmscope.signature import Option
 
 ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "heatmap": ("layers", "merge", "limit", "seed"),

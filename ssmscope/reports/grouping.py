@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ssmscope.api.results import Result
+from ssmscope.render.table import Table
+from ssmscope.render.tokens import shorten, visible
 from ssmscope.reports.record import Entry, Report
-from ssmscope.results import Result
-from ssmscope.show.table import Table
-from ssmscope.show.tokens import shorten, visible
 
 VALUE = 40
 """As many characters as an option's value has in a label."""

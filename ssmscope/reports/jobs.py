@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ssmscope.analysis import Call
+from ssmscope.api.analysis import Call
+from ssmscope.api.inputs import Texts
 from ssmscope.errors import InputError
-from ssmscope.reads import Texts
 from ssmscope.reports.code import code_of
 from ssmscope.reports.fingerprints import Fingerprints
 from ssmscope.reports.kinds import able, kind_of
@@ -77,7 +77,7 @@ def make_jobs(plan: Plan) -> Jobs:
     """
     check_sources(plan)
 
-    from ssmscope.models.load import locate, trained_on
+    from ssmscope.architectures.loading.load import locate, trained_on
 
     prints = Fingerprints()
     places = {model.name: locate(model.model) for model in plan.models}
@@ -96,8 +96,8 @@ def make_jobs(plan: Plan) -> Jobs:
 
 
 def _known(model: PlannedModel, place: Path, prints: Fingerprints) -> dict[str, Any]:
-    from ssmscope.models.adapter_folder import base_of, is_adapter
-    from ssmscope.models.load import locate
+    from ssmscope.architectures.loading.adapter_folder import base_of, is_adapter
+    from ssmscope.architectures.loading.load import locate
 
     check_model(model.model, place)
     try:
@@ -167,7 +167,7 @@ def key_of(call: Call, models: Iterable[Mapping[str, Any]], prints: Fingerprints
 
 def _job(key: str, line: Line, call: Call) -> Job:
     cpus, gpus = line.resources.get("cpus"), line.resources.get("gpus")
-    from ssmscope.models.load import chosen_device
+    from ssmscope.architectures.loading.load import chosen_device
 
     on_gpu = chosen_device(call.device).startswith("cuda")
     return Job(

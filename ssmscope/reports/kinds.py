@@ -5,15 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ssmscope.analysis import Analysis
-from ssmscope.reads import (
-    KINDS,
-    LANGUAGE_MODEL,
-    PIXEL_CLASSIFIER,
-    TEXT_CLASSIFIER,
-    TOKEN_CLASSIFIER,
-    TOKEN_MODEL,
-)
+from ssmscope.api.analysis import Analysis
+from ssmscope.api.inputs import KINDS, LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL
 
 
 def able(analysis: Analysis) -> tuple[str, ...]:

@@ -19,28 +19,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmscope.api.results import TABLE_ROWS
 from ssmscope.attacks.effect import attack_effect
 from ssmscope.errors import InputError, as_typed
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.maps import strongest
 from ssmscope.interp.heatmap import selection_heatmap, views
 from ssmscope.interp.heatmap.result import SelectionHeatmap
+from ssmscope.render import numbers
+from ssmscope.render.blocks import Block, Prose
+from ssmscope.render.html import fragment
+from ssmscope.render.signed import SIGNED, SIGNED_ON_DARK, STEPS, levels, shades
+from ssmscope.render.table import table
+from ssmscope.render.tokens import ink, shorten, visible, written
+from ssmscope.render.worddiff import html_diff
 from ssmscope.reports import forms
-from ssmscope.results import TABLE_ROWS
-from ssmscope.show import numbers
-from ssmscope.show.blocks import Block, Prose
-from ssmscope.show.html import fragment
-from ssmscope.show.signed import SIGNED, SIGNED_ON_DARK, STEPS, levels, shades
-from ssmscope.show.table import table
-from ssmscope.show.tokens import ink, shorten, visible, written
-from ssmscope.show.worddiff import html_diff
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from ssmscope.core.model import Model
+    from ssmscope.core.trace import Trace
     from ssmscope.interp.attention.result import AttendedText, AttentionMap
-    from ssmscope.model import Model
-    from ssmscope.trace import Trace
 
 LAYERS = 8
 """Up to how many layers stand below their average."""

@@ -18,15 +18,15 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ssmscope.render.blocks import TokenMaps, TokenRows
+from ssmscope.render.html import grid, scripts_of, styles_of, stylesheet
+from ssmscope.render.signed import STEPS, signed_style
+from ssmscope.render.table import Table
+from ssmscope.render.tokens import SHADES, shade_style
 from ssmscope.reports.grouping import Found, Group, compared, groups, models, verdict
 from ssmscope.reports.page_heatmap import Attended, model_of, packed
 from ssmscope.reports.page_items import Item, Part, flat, items, took
 from ssmscope.reports.record import DONE, FAILED, LEFT_OUT, MISSING, Report
-from ssmscope.show.blocks import TokenMaps, TokenRows
-from ssmscope.show.html import grid, scripts_of, styles_of, stylesheet
-from ssmscope.show.signed import STEPS, signed_style
-from ssmscope.show.table import Table
-from ssmscope.show.tokens import SHADES, shade_style
 
 LONG = 100_000
 """As many characters of a value of the report's provenance, such as the plan, as are shown."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ssmscope.api.results import Result
+from ssmscope.render.blocks import TokenRows, TokenText
+from ssmscope.render.token_rows import ends_of, kinds
+from ssmscope.render.tokens import chance, shorten, visible, written
 from ssmscope.reports.grouping import Found
-from ssmscope.results import Result
-from ssmscope.show.blocks import TokenRows, TokenText
-from ssmscope.show.token_rows import ends_of, kinds
-from ssmscope.show.tokens import chance, shorten, visible, written
 
 TEXT_TOKENS = 1500
 """How many tokens of a text the page has; the files hold all."""

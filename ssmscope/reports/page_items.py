@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from ssmscope.api.results import REPORT_ROWS, Result
+from ssmscope.render.blocks import Block, Custom, Picture, TokenRows
+from ssmscope.render.html import block_html, grid, image_html
+from ssmscope.render.table import Table
+from ssmscope.render.tokens import shorten, visible
 from ssmscope.reports.grouping import Group
 from ssmscope.reports.record import Entry
-from ssmscope.results import REPORT_ROWS, Result
-from ssmscope.show.blocks import Block, Custom, Picture, TokenRows
-from ssmscope.show.html import block_html, grid, image_html
-from ssmscope.show.table import Table
-from ssmscope.show.tokens import shorten, visible
 
 OPEN_ROWS = 12
 """Up to how many rows a table is shown without being asked for."""

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ssmscope import register
-from ssmscope.analysis import Analysis, Call
+from ssmscope.api import registry
+from ssmscope.api.analysis import Analysis, Call
+from ssmscope.api.inputs import KINDS
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.reads import KINDS
 from ssmscope.reports.plan_yaml import read_yaml
 
 TOP = ("title", "models", "analyses", "variables")
@@ -215,7 +215,7 @@ class _Reader:
 
     def __init__(self, models: Sequence[PlannedModel]) -> None:
         self.models = {model.name: model for model in models}
-        self.verbs = register.analyses()
+        self.verbs = registry.analyses()
 
     def lines(self, item: Any, where: str, most: int) -> list[Line]:
         """The calls of one analysis."""

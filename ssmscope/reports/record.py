@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ssmscope.results import Result
+from ssmscope.api.results import Result
 
 DONE, FAILED, LEFT_OUT, MISSING = "done", "failed", "left-out", "missing"
 """The states of an entry; what is left out has no answer for its model, what is missing has not run yet."""

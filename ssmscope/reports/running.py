@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ssmscope import __version__
+from ssmscope.api.writing import held, write_whole
 from ssmscope.errors import InputError, Unanswerable, as_typed
 from ssmscope.reports.jobs import Job, Jobs
 from ssmscope.reports.plan import Plan
 from ssmscope.reports.record import DONE, FAILED, LEFT_OUT, Report
 from ssmscope.reports.store import LOG, Store
-from ssmscope.writing import held, write_whole
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,16 @@ from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ssmscope.encoding import MAX_CHARACTERS_PER_TOKEN
+from ssmscope.api.registry import analysis_of
+from ssmscope.core.encoding import MAX_CHARACTERS_PER_TOKEN
 from ssmscope.errors import InputError, extra
-from ssmscope.register import analysis_of
+from ssmscope.render.tokens import visible
 from ssmscope.reports import forms
 from ssmscope.reports.guard import LARGEST, Argument, OwnPage
-from ssmscope.show.tokens import visible
 
 if TYPE_CHECKING:
+    from ssmscope.api.options import Option
     from ssmscope.reports.live import Live
-    from ssmscope.signature import Option
 
 SIDES = ("given", "edited")
 """The text, and the text after an edit, as the page's parts are called."""

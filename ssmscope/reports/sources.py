@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import ssmscope
-from ssmscope.analysis import Call
+from ssmscope.api.analysis import Call
+from ssmscope.api.inputs import PIXEL_CLASSIFIER, Texts
+from ssmscope.api.options import Option
+from ssmscope.core.shipped import data_set_of, training_data
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.reads import PIXEL_CLASSIFIER, Texts
 from ssmscope.reports.kinds import able, kind_of
 from ssmscope.reports.plan import Plan, PlannedModel
-from ssmscope.shipped import data_set_of, training_data
-from ssmscope.signature import Option
 
 LARGEST = 64 * 2**20
 """Data files of up to so many bytes are read to the end beforehand; of larger ones only that they are there."""
@@ -73,9 +73,9 @@ def check_model(name: str, place: Path) -> None:
     Raises:
         InputError: the configuration is no JSON object or of a type that nobody knows, or there are no weights.
     """
-    from ssmscope.models.checkpoints import is_mamba_ssm
-    from ssmscope.models.diff_checkpoints import is_diff_mamba2
-    from ssmscope.shipped import readable_types
+    from ssmscope.architectures.loading.checkpoints import is_mamba_ssm
+    from ssmscope.architectures.loading.diff_checkpoints import is_diff_mamba2
+    from ssmscope.core.shipped import readable_types
 
     file = place / "config.json"
     if place.is_file() or not file.is_file():  # a state dict, or a directory of checkpoints
@@ -130,9 +130,9 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
     Raises:
         InputError: with the names that it can have.
     """
-    from ssmscope.tasks import pixels
-    from ssmscope.tasks.rows import SUFFIXES
-    from ssmscope.tasks.text import LINE_SOURCES, SOURCES
+    from ssmscope.data import pixels
+    from ssmscope.data.rows import SUFFIXES
+    from ssmscope.data.text import LINE_SOURCES, SOURCES
 
     known: Mapping[str, Any] = LINE_SOURCES if lines else SOURCES
     if not lines and (kind == PIXEL_CLASSIFIER or (kind is None and data in pixels.KNOWN)):
@@ -172,10 +172,10 @@ def _check_split(data: str, split: str, splits: Collection[str]) -> None:
 
 def _read(path: Path, lines: bool) -> None:
     if lines:
-        from ssmscope.tasks.language import load_lines
+        from ssmscope.data.language import load_lines
 
         load_lines(path)
     else:
-        from ssmscope.tasks.text import load_text
+        from ssmscope.data.text import load_text
 
         load_text(path)

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ssmscope.api.results import Result
+from ssmscope.api.writing import write_whole
 from ssmscope.errors import InputError
 from ssmscope.reports.jobs import Job
 from ssmscope.reports.record import DONE, FAILED, MISSING, Entry
-from ssmscope.results import Result
-from ssmscope.writing import write_whole
 
 RECORD = "job.json"
 LOG = "job.log"

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.functional import dropout as drop
 
+from ssmscope.core.tokenizing import tokenize
+from ssmscope.data.batches import drop_tokens, epoch_order
+from ssmscope.data.instructions import InstructionData, label_tokens
+from ssmscope.data.subwords import SubwordDropout
+from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
-from ssmscope.tasks.batches import drop_tokens, epoch_order
-from ssmscope.tasks.instructions import InstructionData, label_tokens
-from ssmscope.tasks.subwords import SubwordDropout
-from ssmscope.tasks.tokens import IGNORED
-from ssmscope.tokenizing import tokenize
 from ssmscope.training.objectives import Objective, Score, chosen, regularized, unknown_token
 
 

@@ -115,7 +115,7 @@ def _plain(options: Mapping[str, Any], tokens: Tokens) -> Any:
 
 def _baleen(gate: str) -> Callable[[Mapping[str, Any], Tokens], Any]:
     def configure(options: Mapping[str, Any], tokens: Tokens) -> Any:
-        from ssmscope.models.baleen import BaleenMamba2Config, BaleenMambaConfig
+        from ssmscope.architectures.own.baleen import BaleenMamba2Config, BaleenMambaConfig
 
         kind = BaleenMamba2Config if options["base"] == "mamba2" else BaleenMambaConfig
         return kind(**_on_mamba(options, tokens), gate=gate, **_chosen(options, *GATE_OPTIONS))
@@ -124,21 +124,21 @@ def _baleen(gate: str) -> Callable[[Mapping[str, Any], Tokens], Any]:
 
 
 def _diff_mamba(options: Mapping[str, Any], tokens: Tokens) -> Any:
-    from ssmscope.models.diff_mamba import DiffMamba1Config, DiffMambaConfig
+    from ssmscope.architectures.own.diff_mamba import DiffMamba1Config, DiffMambaConfig
 
     kind = DiffMambaConfig if options["base"] == "mamba2" else DiffMamba1Config
     return kind(**_on_mamba(options, tokens), **_chosen(options, *DIFFERENTIAL))
 
 
 def _groupmamba(options: Mapping[str, Any], tokens: Tokens) -> Any:
-    from ssmscope.models.groupmamba import GroupMamba2Config, GroupMambaConfig
+    from ssmscope.architectures.own.groupmamba import GroupMamba2Config, GroupMambaConfig
 
     kind = GroupMamba2Config if options["base"] == "mamba2" else GroupMambaConfig
     return kind(**_on_mamba(options, tokens), **_chosen(options, "k"))
 
 
 def _gfssm(options: Mapping[str, Any], tokens: Tokens) -> Any:
-    from ssmscope.models.gfssm import GFSSMConfig, GFSSMMambaConfig
+    from ssmscope.architectures.own.gfssm import GFSSMConfig, GFSSMMambaConfig
 
     kind = GFSSMConfig if options["base"] == "mamba2" else GFSSMMambaConfig
     return kind(**_on_mamba(options, tokens), **_chosen(options, "state_groups", "fir_taps"))
@@ -155,19 +155,19 @@ def _attention(options: Mapping[str, Any], tokens: Tokens) -> dict[str, Any]:
 
 
 def _gla(options: Mapping[str, Any], tokens: Tokens) -> Any:
-    from ssmscope.models.linear_attention import GLAConfig
+    from ssmscope.architectures.read.linear_attention import GLAConfig
 
     return GLAConfig(**_attention(options, tokens))
 
 
 def _retnet(options: Mapping[str, Any], tokens: Tokens) -> Any:
-    from ssmscope.models.linear_attention import RetNetConfig
+    from ssmscope.architectures.read.linear_attention import RetNetConfig
 
     return RetNetConfig(**_attention(options, tokens))
 
 
 def _deltanet(options: Mapping[str, Any], tokens: Tokens) -> Any:
-    from ssmscope.models.delta import DeltaNetConfig
+    from ssmscope.architectures.read.delta import DeltaNetConfig
 
     return DeltaNetConfig(**_attention(options, tokens))
 
@@ -200,7 +200,7 @@ def _hybrid(options: Mapping[str, Any], tokens: Tokens) -> Any:
 
 
 def _selective(options: Mapping[str, Any], tokens: Tokens) -> Any:
-    from ssmscope.models.selective import SelectiveSSMConfig
+    from ssmscope.architectures.own.selective import SelectiveSSMConfig
 
     return SelectiveSSMConfig(
         vocab_size=tokens.number,

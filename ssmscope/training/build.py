@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
+from ssmscope.architectures.loading.load import load
+from ssmscope.architectures.own.baleen import convert
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.architectures.own.selective import SelectiveSSMForSequenceClassification
+from ssmscope.data.instructions import InstructionData
+from ssmscope.data.pixels import PixelData
+from ssmscope.data.sequences import SequenceData
+from ssmscope.data.tokens import TokenData
 from ssmscope.errors import InputError
-from ssmscope.models.baleen import convert
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.models.load import load
-from ssmscope.models.selective import SelectiveSSMForSequenceClassification
-from ssmscope.tasks.instructions import InstructionData
-from ssmscope.tasks.pixels import PixelData
-from ssmscope.tasks.sequences import SequenceData
-from ssmscope.tasks.tokens import TokenData
 from ssmscope.training.architectures import GATE_OPTIONS, GATES, Tokens, named
 
 STEPS = {"standard": (0.001, 0.1), "spread": (0.05, 0.5)}
@@ -50,9 +50,9 @@ def build(options: Mapping[str, Any], train: Any, tokenizer: Any) -> tuple[Any, 
 
 
 def _text_tokenizer(options: Mapping[str, Any], train: Any, source: Any) -> Any:
-    from ssmscope.tasks.byte_pairs import train_byte_pairs
-    from ssmscope.tasks.instructions import spoken
-    from ssmscope.tasks.tokenizer import train_tokenizer
+    from ssmscope.data.byte_pairs import train_byte_pairs
+    from ssmscope.data.instructions import spoken
+    from ssmscope.data.tokenizer import train_tokenizer
 
     if source is None and isinstance(train, InstructionData):
         return train_byte_pairs(spoken(train), vocabulary=options["vocabulary"], lowercase=options["lowercase"])

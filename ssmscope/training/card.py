@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmscope.bootstrap import AT_ONCE
-from ssmscope.tasks.documents import bits_per_character
-from ssmscope.tasks.prompts import TASK_PROMPTS
+from ssmscope.core.bootstrap import AT_ONCE
+from ssmscope.data.documents import bits_per_character
+from ssmscope.data.prompts import TASK_PROMPTS
 from ssmscope.training.data import QUESTIONS
 from ssmscope.training.selectivity import FLAT
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ssmscope.api.writing import LOCK, held, write_atomically, write_whole
+from ssmscope.core.reading import parse_json
 from ssmscope.errors import UNPICKLABLE, InputError, ran_out_of_memory
-from ssmscope.reading import parse_json
-from ssmscope.writing import LOCK, held, write_atomically, write_whole
 
 PLAN = "plan.json"
 """The file that says what a run is to do."""

@@ -7,21 +7,13 @@ from typing import Any
 
 import torch
 
-from ssmscope.tasks.babi import QuestionTokens
-from ssmscope.tasks.instructions import InstructionData
-from ssmscope.tasks.mad import CompressionData
-from ssmscope.tasks.pixels import PixelData
-from ssmscope.tasks.tokens import TokenData
+from ssmscope.data.babi import QuestionTokens
+from ssmscope.data.instructions import InstructionData
+from ssmscope.data.mad import CompressionData
+from ssmscope.data.pixels import PixelData
+from ssmscope.data.tokens import TokenData
 from ssmscope.training.answering import Answers
-from ssmscope.training.objectives import (
-    NextTokens,
-    Objective,
-    Pixels,
-    Questions,
-    Reconstruction,
-    Sequences,
-    Texts,
-)
+from ssmscope.training.objectives import NextTokens, Objective, Pixels, Questions, Reconstruction, Sequences, Texts
 
 
 def objective_of(

@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from ssmscope.data.arrays import ArrayData
+from ssmscope.data.documents import DOCUMENTS
+from ssmscope.data.instructions import InstructionData
+from ssmscope.data.listops import listops_expressions
+from ssmscope.data.needles import NEEDLES
+from ssmscope.data.pixels import PixelData
+from ssmscope.data.rows import SUFFIXES, checked_label, checked_text, read_rows
+from ssmscope.data.sequences import SequenceData, listops, majority
+from ssmscope.data.stories import TASKS as STORIES
+from ssmscope.data.text import SOURCES, TextData, load_text
+from ssmscope.data.tokens import TokenData
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.tasks.arrays import ArrayData
-from ssmscope.tasks.documents import DOCUMENTS
-from ssmscope.tasks.instructions import InstructionData
-from ssmscope.tasks.listops import listops_expressions
-from ssmscope.tasks.needles import NEEDLES
-from ssmscope.tasks.pixels import PixelData
-from ssmscope.tasks.rows import SUFFIXES, checked_label, checked_text, read_rows
-from ssmscope.tasks.sequences import SequenceData, listops, majority
-from ssmscope.tasks.stories import TASKS as STORIES
-from ssmscope.tasks.text import SOURCES, TextData, load_text
-from ssmscope.tasks.tokens import TokenData
 
 Data = TextData | SequenceData | PixelData | TokenData | InstructionData
 Parts = dict[str, Data | None]
@@ -38,7 +38,7 @@ LINES = (".txt",)
 
 def tasks() -> dict[str, str]:
     """Every known name and the kind of its data: text, pixels, sequences, tokens, language or instructions."""
-    from ssmscope.tasks.mad import GENERATORS
+    from ssmscope.data.mad import GENERATORS
 
     return {
         **dict.fromkeys(SOURCES, "text"),
@@ -116,14 +116,14 @@ def parts_of(options: Mapping[str, Any]) -> tuple[Parts, Any]:
             raise InputError(f"{name} means nothing for {options['data']}, which has its own splits; leave it out")
     tokenizer = None
     if not isinstance(train, PixelData):
-        from ssmscope.tasks.language import symbol_tokenizer
+        from ssmscope.data.language import symbol_tokenizer
 
         tokenizer = symbol_tokenizer(train.tokens)
     return _divided(train, None, test, options), tokenizer
 
 
 def _pixels(options: Mapping[str, Any]) -> tuple[PixelData, PixelData]:
-    from ssmscope.tasks.pixels import digits, load_pixels
+    from ssmscope.data.pixels import digits, load_pixels
 
     if options["data"] == "digits":
         return digits()  # its parts are those that `load_pixels` gives: nobody is tested on what they trained on
@@ -131,7 +131,7 @@ def _pixels(options: Mapping[str, Any]) -> tuple[PixelData, PixelData]:
 
 
 def _generated(options: Mapping[str, Any]) -> tuple[Any, Any]:
-    from ssmscope.tasks.mad import GENERATORS
+    from ssmscope.data.mad import GENERATORS
 
     name, seed = options["data"], options["seed"]
     length, examples = options["length"], options["examples"]
@@ -169,7 +169,7 @@ def _listops(length: int, examples: int, seed: int) -> tuple[SequenceData, Seque
 
 
 def _language(options: Mapping[str, Any]) -> tuple[Parts, Any]:
-    from ssmscope.tasks.language import byte_tokenizer, language_data, load_lines, word_tokenizer
+    from ssmscope.data.language import byte_tokenizer, language_data, load_lines, word_tokenizer
 
     data, length = options["data"], options["length"] or 256
     known = data in LANGUAGE
@@ -198,8 +198,8 @@ def _language(options: Mapping[str, Any]) -> tuple[Parts, Any]:
 
 
 def _documents(options: Mapping[str, Any]) -> tuple[Parts, Any]:
-    from ssmscope.tasks.byte_pairs import train_byte_pairs
-    from ssmscope.tasks.documents import document_data, load_documents
+    from ssmscope.data.byte_pairs import train_byte_pairs
+    from ssmscope.data.documents import document_data, load_documents
 
     name = options["data"]
     for option in ("split", "validation", "test"):
@@ -220,9 +220,9 @@ def _documents(options: Mapping[str, Any]) -> tuple[Parts, Any]:
 def _questions(options: Mapping[str, Any]) -> tuple[Parts, Any]:
     """Questions of one task in contexts of one length, or of the five of `STORIES` (`babi`), a fifth of each at each of
     the `LENGTHS`."""
-    from ssmscope.tasks.babi import QuestionTokens, question_tokens, questions
-    from ssmscope.tasks.filler import load_filler
-    from ssmscope.tasks.language import word_tokenizer
+    from ssmscope.data.babi import QuestionTokens, question_tokens, questions
+    from ssmscope.data.filler import load_filler
+    from ssmscope.data.language import word_tokenizer
 
     name = options["data"]
     for option in ("split", "validation", "test"):
@@ -253,7 +253,7 @@ def _questions(options: Mapping[str, Any]) -> tuple[Parts, Any]:
 
 
 def _instructions(options: Mapping[str, Any]) -> Parts:
-    from ssmscope.tasks.instructions import load_mixture
+    from ssmscope.data.instructions import load_mixture
 
     for name in ("split", "validation", "test"):
         if options[name] is not None:
@@ -263,7 +263,7 @@ def _instructions(options: Mapping[str, Any]) -> Parts:
 
 
 def _tokenizer_of(source: str | Path) -> Any:
-    from ssmscope.models.load import load
+    from ssmscope.architectures.loading.load import load
 
     model = load(source)
     if model.tokenizer is None:

@@ -16,13 +16,13 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from ssmscope.compiling import compiled_parts
+from ssmscope.architectures.own.baleen import anneal_prior
+from ssmscope.architectures.own.diff_layers import Subtraction
+from ssmscope.architectures.own.selective import SelectiveSSM
+from ssmscope.core.compiling import compiled_parts
+from ssmscope.core.mixers import fast_scan
+from ssmscope.core.progress import progress_bar
 from ssmscope.errors import InputError
-from ssmscope.mixers import fast_scan
-from ssmscope.models.baleen import anneal_prior
-from ssmscope.models.diff_layers import Subtraction
-from ssmscope.models.selective import SelectiveSSM
-from ssmscope.progress import progress_bar
 from ssmscope.training.checkpoint import load_state, random_states, restore_random_states, save_state
 from ssmscope.training.objectives import Arrays, Objective
 from ssmscope.training.recording import Recording, recordable

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.functional import dropout as drop
 
+from ssmscope.architectures.own.baleen import information_loss
+from ssmscope.data.batches import collate, drop_tokens, encode, epoch_order, length_order
+from ssmscope.data.subwords import SubwordDropout
+from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
-from ssmscope.models.baleen import information_loss
-from ssmscope.tasks.batches import collate, drop_tokens, encode, epoch_order, length_order
-from ssmscope.tasks.subwords import SubwordDropout
-from ssmscope.tasks.tokens import IGNORED
 
 TOKENS_AT_ONCE = {"cpu": 8192, "cuda": 262144}
 """How many positions an evaluation runs together."""

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from ssmscope.architectures.own.baleen import KL_OVER, PRIOR_PER, SAMPLES
+from ssmscope.architectures.own.diff_layers import LAMBDA_FORMS
+from ssmscope.core.limits import refuse_beyond, refuse_held
+from ssmscope.data.instructions import InstructionData
+from ssmscope.data.prompts import TASK_PROMPTS
+from ssmscope.data.text import TextData
+from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
-from ssmscope.limits import refuse_beyond, refuse_held
-from ssmscope.models.baleen import KL_OVER, PRIOR_PER, SAMPLES
-from ssmscope.models.diff_layers import LAMBDA_FORMS
-from ssmscope.tasks.instructions import InstructionData
-from ssmscope.tasks.prompts import TASK_PROMPTS
-from ssmscope.tasks.text import TextData
-from ssmscope.tasks.tokens import IGNORED, TokenData
 from ssmscope.training.architectures import ANNEALING, GATE_OPTIONS, GATES, OWN, SIZES, named
 from ssmscope.training.data import QUESTIONS, Data, kind_of, task_options
 from ssmscope.training.recipes import defaults

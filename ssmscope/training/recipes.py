@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ssmscope.data.planted import TASKS as PLANTED
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.tasks.planted import TASKS as PLANTED
 
 PLAIN: Mapping[str, Any] = {
     "held_out": 0.1,

@@ -114,7 +114,7 @@ def train_model(
         architecture: `mamba`, `mamba2`, `baleen-b`, `baleen-e`, `diff-mamba`, `groupmamba`, `gfssm`, `gla`, `retnet`,
             `rwkv` or `selective`.
         data: labelled texts (`sst2`, `imdb`, `rotten_tomatoes`, `snli`, `wnli`, `planted-words`, `planted-recall`,
-            `planted-xor`, `planted-position`, see `ssmscope.tasks.planted`, or a file with `text` and `label`),
+            `planted-xor`, `planted-position`, see `ssmscope.data.planted`, or a file with `text` and `label`),
             pixels (`cifar10`, `digits`), labelled sequences (`majority`, `listops`), generated tasks of tokens
             (`associative-recall`, `mqar`, `fuzzy-recall`, `noisy-recall`, `selective-copying`, `compression`,
             `memorization`), questions (`qa1` to `qa5`; `babi`, all five in contexts of several lengths; `needle`,
@@ -208,7 +208,7 @@ def train_model(
     """
     given: dict[str, Any] = dict(locals())
 
-    from ssmscope.progress import on_stderr
+    from ssmscope.core.progress import on_stderr
     from ssmscope.training.data import parts_of
     from ssmscope.training.plan import checked, is_finished, plan_of
 
@@ -273,7 +273,7 @@ def _train(
     command: str,
     console: Console,
 ) -> None:
-    from ssmscope.models.quiet import quiet
+    from ssmscope.architectures.loading.quiet import quiet
     from ssmscope.training.build import build
     from ssmscope.training.checkpoint import STATE, finish, write_json
     from ssmscope.training.choice import objective_of
@@ -312,9 +312,9 @@ def _save(out: Path, module: Any, tokenizer: Any, saved_as: str, extra: Mapping[
     from safetensors.torch import save_file
     from transformers import Mamba2ForCausalLM
 
-    from ssmscope.models.generation import MAMBA2_TIED
-    from ssmscope.models.quiet import quiet
-    from ssmscope.tasks.tokenizer import save_tokenizer
+    from ssmscope.architectures.loading.quiet import quiet
+    from ssmscope.architectures.own.generation import MAMBA2_TIED
+    from ssmscope.data.tokenizer import save_tokenizer
 
     stored = copy.deepcopy(module).cpu().to(getattr(torch, saved_as))
     if type(stored) is Mamba2ForCausalLM:
@@ -336,8 +336,8 @@ def _measure(out: Path, objective: Objective, options: Mapping[str, Any], device
     first part that is there of validation, test and training."""
     from safetensors.torch import load_file
 
-    from ssmscope.mixers import fast_scan
-    from ssmscope.models.load import load
+    from ssmscope.architectures.loading.load import load
+    from ssmscope.core.mixers import fast_scan
     from ssmscope.training.card import score_record
     from ssmscope.training.selectivity import Selectivity
 
@@ -364,7 +364,7 @@ def _measure(out: Path, objective: Objective, options: Mapping[str, Any], device
 
 def _commands_before(source: str | Path | None) -> list[str]:
     """The commands that made the model that a run starts from, where its directory has our record of them."""
-    from ssmscope.shipped import demos
+    from ssmscope.core.shipped import demos
     from ssmscope.training.checkpoint import read_json
     from ssmscope.training.plan import FINISHED
 
@@ -385,10 +385,10 @@ def _describe(
     command: str,
 ) -> None:
     """README.md, then training.json, whose presence says that the run is finished."""
+    from ssmscope.api.writing import write_whole
     from ssmscope.training.card import model_card, versions
     from ssmscope.training.checkpoint import write_json
     from ssmscope.training.plan import FINISHED
-    from ssmscope.writing import write_whole
 
     config = module.config
     classifies = options["kind"] in ("text", "sequences", "pixels")

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssmscope.mixers import mixers
-from ssmscope.models.baleen import MIXERS, bernoulli_kl, exponential_kl, prior_of
+from ssmscope.architectures.own.baleen import MIXERS, bernoulli_kl, exponential_kl, prior_of
+from ssmscope.core.mixers import mixers
+from ssmscope.core.trace import LayerTrace
 from ssmscope.ops import Recurrence
-from ssmscope.trace import LayerTrace
 
 FLAT = 0.1
 """The coefficient of variation of Δ below which a head's selection is noise."""

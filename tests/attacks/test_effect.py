@@ -25,7 +25,7 @@ from ssmscope.attacks.effect.result import AttackEffect
 from ssmscope.attacks.effect.terminal import attended
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
-from ssmscope.show.tokens import BLUES, ramp
+from ssmscope.render.tokens import BLUES, ramp
 
 DECAY = 0.25
 WEIGHTS = {"good": 2.0, "bad": -2.0, "film": 0.25, "a": 0.0, "b": 0.5}

@@ -18,11 +18,11 @@ from ssmscope.attacks.overflow import state_overflow
 from ssmscope.attacks.overflow.filler import cut
 from ssmscope.attacks.overflow.measure import half_length, measure
 from ssmscope.attacks.overflow.result import OverflowCurve, half_name
-from ssmscope.bootstrap import Estimate
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.data.language import byte_tokenizer, word_tokenizer
+from ssmscope.data.text import TextData, text_data
+from ssmscope.data.tokenizer import train_tokenizer
 from ssmscope.errors import InputError
-from ssmscope.tasks.language import byte_tokenizer, word_tokenizer
-from ssmscope.tasks.text import TextData, text_data
-from ssmscope.tasks.tokenizer import train_tokenizer
 
 DECAY, BIAS = 0.1, 0.3
 WEIGHTS = {"good": 2.0, "bad": -2.0, "great": 4.0, "awful": -1.0, "a": 0.0, "b": 0.0, "Is": 0.0, "it": 0.0, "?": 0.0}

@@ -16,6 +16,7 @@ from leaky import leaky
 from sklearn.metrics import roc_auc_score
 from transformers import Mamba2Config
 
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.attacks.curves import questions
 from ssmscope.attacks.poisoning import state_poisoning
 from ssmscope.attacks.poisoning.attack import Parts, searched
@@ -34,13 +35,12 @@ from ssmscope.attacks.poisoning.memory import (
 from ssmscope.attacks.poisoning.result import FOUND, StatePoisoning
 from ssmscope.attacks.poisoning.search import random_search, search
 from ssmscope.attacks.poisoning.triggers import Slot, Vocabulary, attacked, slots_of
-from ssmscope.bootstrap import resampled_sums
+from ssmscope.core.bootstrap import resampled_sums
+from ssmscope.core.model import Model
+from ssmscope.data.text import TextData, text_data
 from ssmscope.errors import InputError
 from ssmscope.evaluation.encoded import token_rows
-from ssmscope.model import Model
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.ops import survival
-from ssmscope.tasks.text import TextData, text_data
 
 WEIGHTS = {"good": 2.0, "bad": -2.0, "film": 0.25, "dull": -0.9, "fine": 0.7, "a": 0.1, "zap": 0.3, "the": -0.1}
 QUICK = dict(length=1, train=4, draws=3, candidates=6, beam=2, sweeps=2, progress=False)

@@ -22,21 +22,21 @@ from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, PreTrained
 
 import ssmscope
 from ssmscope import cli
+from ssmscope.architectures import architectures
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.attacks.position import position_bias
 from ssmscope.attacks.position.measure import PAPER, averages, measure
 from ssmscope.attacks.position.regions import Region
 from ssmscope.attacks.position.replaced import LEFT_OUT, Pixels, Tokens, draw_donors, noise_of, run_embeddings
 from ssmscope.attacks.position.result import Attacked
-from ssmscope.bootstrap import Estimate
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.data.language import symbol_tokenizer
+from ssmscope.data.pixels import CIFAR10, PixelData
+from ssmscope.data.sequences import SequenceData
+from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.classes import class_ids
-from ssmscope.models import architectures
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.show.table import Table, in_percent
-from ssmscope.tasks.language import symbol_tokenizer
-from ssmscope.tasks.pixels import CIFAR10, PixelData
-from ssmscope.tasks.sequences import SequenceData
-from ssmscope.tasks.text import text_data
+from ssmscope.render.table import Table, in_percent
 
 LENGTH = 16
 KEYS = dict(pad_token_id=0, bos_token_id=0, eos_token_id=0)
@@ -613,7 +613,7 @@ class TestCommand:
         found = json.loads(answer.out)
         assert found == json.loads((tmp_path / "position.json").read_text())
         model = ssmscope.load(saved / "model")
-        data = ssmscope.tasks.labelled.load_labelled(saved / "reviews.tsv", label_names=model.labels)
+        data = ssmscope.data.labelled.load_labelled(saved / "reviews.tsv", label_names=model.labels)
         options = dict(regions=["0%:50%", (0, 2)], replacement="other", window="50%", seed=3, limit=25)
         expected = json.loads(position_bias(model, data, **options).to_json())
         for key in ("regions", "windows", "clean", "average", "notes"):

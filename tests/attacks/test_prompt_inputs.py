@@ -22,10 +22,10 @@ from prompted import (
 
 import ssmscope
 from ssmscope.attacks.prompts import prompt_attack
+from ssmscope.data.prompts import TASK_PROMPTS, content_of
+from ssmscope.data.text import PAIR_SEPARATOR, text_data
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator
-from ssmscope.tasks.prompts import TASK_PROMPTS, content_of
-from ssmscope.tasks.text import PAIR_SEPARATOR, text_data
 
 
 @pytest.fixture(scope="module")

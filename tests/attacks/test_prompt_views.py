@@ -13,8 +13,8 @@ import pytest
 
 import ssmscope
 from ssmscope.attacks.prompts.result import UNDEFINED, AttackedPrompt, Cost, PromptAttack, PromptAttacker
-from ssmscope.bootstrap import Estimate
-from ssmscope.show.worddiff import Piece, html_diff, rich_diff, word_diff
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.worddiff import Piece, html_diff, rich_diff, word_diff
 
 NAMES = ("stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", "bertattack", "semantic")
 

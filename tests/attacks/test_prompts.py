@@ -33,11 +33,11 @@ from ssmscope.attacks.prompts import PAPER
 from ssmscope.attacks.prompts import search as prompt_search
 from ssmscope.attacks.prompts.result import measured
 from ssmscope.attacks.prompts.search import Judge, drawn_from, rewritten, tried_all, with_suffix
-from ssmscope.bootstrap import estimate, resampled_sums
+from ssmscope.core.bootstrap import estimate, resampled_sums
+from ssmscope.data.prompts import TASK_PROMPTS
+from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator
-from ssmscope.tasks.prompts import TASK_PROMPTS
-from ssmscope.tasks.text import text_data
 
 
 @pytest.fixture(scope="module")

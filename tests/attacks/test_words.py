@@ -30,10 +30,10 @@ from ssmscope.attacks.words.lockstep import draw_seed
 from ssmscope.attacks.words.measure import sampled_rows
 from ssmscope.attacks.words.recipes import OPTIONS
 from ssmscope.attacks.words.result import AttackedText, WordAttack, changed_words, measure
-from ssmscope.bootstrap import Estimate
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.data.text import PAIR_SEPARATOR, text_data
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator
-from ssmscope.tasks.text import PAIR_SEPARATOR, text_data
 
 needs_textattack = pytest.mark.skipif(
     importlib.util.find_spec("textattack") is None, reason="textattack is not installed"

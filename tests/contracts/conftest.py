@@ -1,4 +1,4 @@
-"""A model of every architecture; a file in `ssmscope.models` that defines MIXERS is among them by itself."""
+"""A model of every architecture; a file in `ssmscope.architectures` that defines MIXERS is among them by itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from exhaustive import ALL, CONTRACTS
 from loud import loud
 from small_pieces import make_small
 
-from ssmscope.model import Model
+from ssmscope.core.model import Model
 
 OTHERS = frozenset(
     "baleen-e-mamba2 deltanet diff-mamba-hybrid diff-s6 falcon-mamba falcon_h1 gfssm-mamba gla-hybrid granitemoehybrid "

@@ -1,4 +1,4 @@
-"""What every architecture must do. A file in `ssmscope.models` that defines MIXERS is tested here by itself."""
+"""What every architecture must do. A file in `ssmscope.architectures` that defines MIXERS is tested here by itself."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 from examples import HYBRIDS, TEXTS, decayed, log_decay, own_output, random_example, relative
 from loud import TrueFloat64, doubled
 
-import ssmscope.models
+import ssmscope.architectures
 from ssmscope import ops
-from ssmscope.attention_layers import AttentionState
+from ssmscope.architectures.read.parts import BY_WEIGHT
+from ssmscope.core.attention_layers import AttentionState
+from ssmscope.core.mixers import fast_scan, mixers, reader_of
+from ssmscope.core.model import Model
+from ssmscope.core.shipped import readable_types
+from ssmscope.core.states import gathered, joined
+from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError
-from ssmscope.mixers import fast_scan, mixers, reader_of
-from ssmscope.model import Model
-from ssmscope.models.parts import BY_WEIGHT
-from ssmscope.shipped import readable_types
-from ssmscope.states import gathered, joined
-from ssmscope.trace import LayerTrace
 
 
 def mixer_runs(module, dtype: torch.dtype, length: int = 23):
@@ -256,7 +256,7 @@ def test_retention_is_the_mean_decay(model):
 
 def test_a_trace_does_not_depend_on_its_batch(model, monkeypatch):
     together = model.trace(ids=TEXTS)
-    monkeypatch.setattr("ssmscope.batching.TOKENS_AT_ONCE", 8)  # every text on its own
+    monkeypatch.setattr("ssmscope.core.batching.TOKENS_AT_ONCE", 8)  # every text on its own
     apart = model.trace(ids=TEXTS)
     torch.testing.assert_close(together.retention, apart.retention, equal_nan=True, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(together.logits, apart.logits, rtol=1e-4, atol=1e-4)
@@ -303,7 +303,7 @@ def test_gradients_reach_every_weight_and_the_input(model):
 
 def test_save_and_load_in_transformers_layout(model, tmp_path):
     model.module.save_pretrained(tmp_path)
-    again = ssmscope.models.load.load(tmp_path)
+    again = ssmscope.architectures.loading.load.load(tmp_path)
     assert type(again.module) is type(model.module)
     assert again.fingerprint == model.fingerprint
     batch = model.encode(ids=TEXTS)
@@ -311,10 +311,12 @@ def test_save_and_load_in_transformers_layout(model, tmp_path):
 
 
 def test_model_types_are_declared():
-    for architecture in ssmscope.models.architectures().values():
+    for architecture in ssmscope.architectures.architectures().values():
         kinds = {Model(m).architecture for m in architecture.examples().values()}
         assert kinds == set(architecture.MODEL_TYPES)
-    every = {kind for architecture in ssmscope.models.architectures().values() for kind in architecture.MODEL_TYPES}
+    every = {
+        kind for architecture in ssmscope.architectures.architectures().values() for kind in architecture.MODEL_TYPES
+    }
     assert set(readable_types()) == {*every, "ssm-classifier"}
 
 

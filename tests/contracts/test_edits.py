@@ -12,15 +12,16 @@ from loud import TrueFloat64, doubled, loud
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ssmscope import ops
-from ssmscope.attention_layers import attention_layers, look_back
-from ssmscope.cuts import contribution, cut_attention, cut_convolution, cut_edges
-from ssmscope.edits import PLACES, Edit, edited, new_state, recorded, replaced
+from ssmscope.architectures.own import diff_mamba, groupmamba
+from ssmscope.architectures.read import lfm2, parts, recurrent_gemma, rwkv, rwkv7
+from ssmscope.core.attention_layers import attention_layers, look_back
+from ssmscope.core.cuts import contribution, cut_attention, cut_convolution, cut_edges
+from ssmscope.core.edits import PLACES, Edit, edited, new_state, recorded, replaced
+from ssmscope.core.frozen import Exit, Path
+from ssmscope.core.intercept import taken_over
+from ssmscope.core.mixers import reader_of, remembers
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.frozen import Exit, Path
-from ssmscope.intercept import taken_over
-from ssmscope.mixers import reader_of, remembers
-from ssmscope.model import Model
-from ssmscope.models import diff_mamba, groupmamba, lfm2, parts, recurrent_gemma, rwkv, rwkv7
 
 NOT = () if int(transformers.__version__.split(".")[0]) >= 5 else ("jamba", "zamba", "recurrent_gemma")
 INTERFACED = [name for name in HYBRIDS if name not in NOT]

@@ -12,10 +12,10 @@ from loud import TrueFloat64, doubled
 from torch import nn
 
 from ssmscope import ops
-from ssmscope.frozen import FrozenLayer, Path
-from ssmscope.mixers import mixers, reader_of
+from ssmscope.core.frozen import FrozenLayer, Path
+from ssmscope.core.mixers import mixers, reader_of
+from ssmscope.core.trace import LayerTrace
 from ssmscope.ops.order import straight
-from ssmscope.trace import LayerTrace
 
 LENGTH = 9
 

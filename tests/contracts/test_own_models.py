@@ -11,8 +11,8 @@ from exhaustive import CONTRACTS
 from loud import loud
 from transformers import AutoModel, AutoModelForCausalLM
 
-from ssmscope.model import Model
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.core.model import Model
 
 LANGUAGE = [
     name

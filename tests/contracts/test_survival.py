@@ -9,8 +9,8 @@ import torch
 from examples import TEXTS
 
 from ssmscope import ops
+from ssmscope.core.mixers import reader_of
 from ssmscope.errors import InputError
-from ssmscope.mixers import reader_of
 from ssmscope.ops import delta_rule, survival
 from ssmscope.ops.recurrence import by_head
 

@@ -25,12 +25,12 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
 import ssmscope
+from ssmscope.core.model import Model
+from ssmscope.data.language import byte_tokenizer, symbol_tokenizer
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, Template, running
 from ssmscope.evaluation import evaluator as asking
 from ssmscope.evaluation.encoded import token_rows
-from ssmscope.model import Model
-from ssmscope.tasks.language import byte_tokenizer, symbol_tokenizer
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2"])

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from ssmscope.core.model import Run
+from ssmscope.core.trace import LayerState
+from ssmscope.data.language import byte_tokenizer
 from ssmscope.evaluation import generating
 from ssmscope.evaluation.forking import Rows, as_bytes
 from ssmscope.evaluation.generating import Speaker
-from ssmscope.model import Run
-from ssmscope.tasks.language import byte_tokenizer
-from ssmscope.trace import LayerState
 
 SCRIPTS = ["good film", "\n\n bad\nnever said", " \n \nso", "", "no\n", "and on and on"]
 END = 200

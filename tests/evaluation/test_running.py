@@ -7,10 +7,10 @@ import pytest
 from examples import random_example
 from loud import loud
 
+from ssmscope.core.model import Model
+from ssmscope.core.states import size
 from ssmscope.evaluation import running
 from ssmscope.evaluation.forking import Rows
-from ssmscope.model import Model
-from ssmscope.states import size
 
 
 @pytest.mark.parametrize("name", ["mamba", "gated-deltanet", "bamba"])

@@ -16,11 +16,11 @@ from tiny_bert import save_bert
 from transformers import AutoModelForSequenceClassification, Mamba2Config, MambaConfig, MambaForCausalLM
 
 import ssmscope
-from ssmscope.models.classifier import SSMClassifierConfig
-from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
+from ssmscope.architectures.own.classifier import SSMClassifierConfig
+from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
+from ssmscope.data.babi import questions
+from ssmscope.data.language import language_data, word_tokenizer
 from ssmscope.probes.lens import fit_lens
-from ssmscope.tasks.babi import questions
-from ssmscope.tasks.language import language_data, word_tokenizer
 
 ROWS = (
     ("a gripping and funny film", "positive"),

@@ -14,18 +14,18 @@ from planned import tiny_model
 from torch.nn.functional import cross_entropy
 
 import ssmscope
-from ssmscope.analysis import Call
-from ssmscope.edits import Edit, recorded, replaced
+from ssmscope.api.analysis import Call
+from ssmscope.api.results import Result
+from ssmscope.core.edits import Edit, recorded, replaced
+from ssmscope.core.model import Model
+from ssmscope.data.language import language_data
+from ssmscope.data.sequences import SequenceData
+from ssmscope.data.text import TextData
+from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
 from ssmscope.interp import resuming
 from ssmscope.interp.ablate import measure
 from ssmscope.interp.ablate.result import Unit
-from ssmscope.model import Model
-from ssmscope.results import Result
-from ssmscope.tasks.language import language_data
-from ssmscope.tasks.sequences import SequenceData
-from ssmscope.tasks.text import TextData
-from ssmscope.tasks.tokens import IGNORED, TokenData
 
 IDS = np.random.default_rng(0).integers(1, 60, (4, 10))
 TARGETS = np.where(np.arange(10) < 8, np.roll(IDS, -1, axis=1), IGNORED)

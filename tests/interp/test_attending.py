@@ -14,16 +14,16 @@ from loud import loud
 
 import ssmscope
 from ssmscope import explain, ops
-from ssmscope.attention_layers import attention_layers, attention_numbers
+from ssmscope.api.results import Result
+from ssmscope.core.attention_layers import attention_layers, attention_numbers
+from ssmscope.core.frozen import Path
+from ssmscope.core.mixers import fast_scan
+from ssmscope.core.model import Model
+from ssmscope.core.tokenizing import Spelled
 from ssmscope.errors import InputError
-from ssmscope.frozen import Path
 from ssmscope.interp.attention import attention_gradient, implicit_attention
 from ssmscope.interp.attention.measure import row_normalised
 from ssmscope.interp.spans import find_piece
-from ssmscope.mixers import fast_scan
-from ssmscope.model import Model
-from ssmscope.results import Result
-from ssmscope.tokenizing import Spelled
 
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 1, 2, 3, 30]]
 

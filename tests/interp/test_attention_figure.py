@@ -15,10 +15,10 @@ from ssmscope.errors import InputError
 from ssmscope.interp.attention import views
 from ssmscope.interp.attention.maps import causal, limit, row_limits
 from ssmscope.interp.attention.triangles import strongest_of_blocks
-from ssmscope.show.numbers import number
-from ssmscope.show.signed import SIGNED, STEPS, levels, shades
-from ssmscope.show.token_figure import EMPTY, FINE
-from ssmscope.show.tokens import ramp
+from ssmscope.render.numbers import number
+from ssmscope.render.signed import SIGNED, STEPS, levels, shades
+from ssmscope.render.token_figure import EMPTY, FINE
+from ssmscope.render.tokens import ramp
 
 LAYOUTS = {
     **{f"{n} tokens": lambda n=n: make_text(n, sink=True, span=(0, 1)) for n in (1, 2, 8, 59, 60, 61, 1024)},

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from attended import HOSTILE, IMAGE, make, make_text
 
+from ssmscope.api.results import TABLE_ROWS
 from ssmscope.interp.attention import page as attention_page
 from ssmscope.interp.attention import views
 from ssmscope.interp.attention.maps import averaged, limit, row_limits, strongest, telling
 from ssmscope.interp.attention.result import AttendedText
-from ssmscope.results import TABLE_ROWS
 
 
 def data_of(page):

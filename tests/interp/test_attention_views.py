@@ -12,16 +12,16 @@ from attended import HOSTILE, IMAGE, make, make_map, make_text
 from drawn import drawn, labels
 from seen import luminance, render
 
+from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import page as attention_page
 from ssmscope.interp.attention import result as attention
 from ssmscope.interp.attention import triangles, views
 from ssmscope.interp.attention.maps import averaged, causal, limit, row_limits, telling, title
 from ssmscope.interp.attention.result import KEYS, AttendedText, AttentionMap, ImplicitAttention
-from ssmscope.results import TABLE_ROWS, Result
-from ssmscope.show.numbers import number
-from ssmscope.show.signed import SIGNED, SIGNED_ON_DARK, STEPS, levels, shades
-from ssmscope.show.tokens import ink
+from ssmscope.render.numbers import number
+from ssmscope.render.signed import SIGNED, SIGNED_ON_DARK, STEPS, levels, shades
+from ssmscope.render.tokens import ink
 
 
 @pytest.mark.parametrize("sink", [False, True])

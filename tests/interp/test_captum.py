@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import ssmscope
+from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.methods import METHODS, NAMES, OF_CAPTUM, method
 from ssmscope.interp.methods.captum_names import CAPTUM
 from ssmscope.interp.methods.from_captum import attributed
 from ssmscope.interp.objective import objective
-from ssmscope.tasks.text import text_data
 
 TEXTS = ["Gripping, but long.", "A tedious and lifeless script."]
 

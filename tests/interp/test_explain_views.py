@@ -13,14 +13,14 @@ from exhaustive import ALL
 from matplotlib.colors import to_hex
 from seen import render
 
+from ssmscope.api.results import Result, record_provenance
 from ssmscope.errors import InputError
 from ssmscope.interp.explain import views
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
-from ssmscope.results import Result, record_provenance
-from ssmscope.show import signed, token_figure
-from ssmscope.show.numbers import number
-from ssmscope.show.token_figure import FINE
-from ssmscope.show.tokens import BLUES, SHADES, ramp
+from ssmscope.render import signed, token_figure
+from ssmscope.render.numbers import number
+from ssmscope.render.token_figure import FINE
+from ssmscope.render.tokens import BLUES, SHADES, ramp
 
 WORDS = (
     "I went into this film expecting very little , and for twenty minutes that is what I got : a slow drama .".split()

@@ -12,6 +12,7 @@ from bags import bag, by_position, by_word, texts
 from faithful import WORDS, lines, random_scores, reader
 
 import ssmscope
+from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.fidelity import fidelity_auc, perturbed
 from ssmscope.interp.fidelity.measure import measures, trapezoid
@@ -19,7 +20,6 @@ from ssmscope.interp.fidelity.measures import MEASURES
 from ssmscope.interp.fidelity.perturbed import SHARES, counts, distinct, fill_of, hidden_sets, ranking, run_hidden
 from ssmscope.interp.fidelity.result import Fidelity
 from ssmscope.interp.objective import objective
-from ssmscope.tasks.text import text_data
 
 GRID = [Fraction(i, 20) for i in range(21)]
 LOGIT = dict(value="logit", replacement="zero")

@@ -9,14 +9,14 @@ from examples import random_example
 from loud import loud
 
 import ssmscope
-from ssmscope.attention_layers import attention_numbers
-from ssmscope.cuts import cut_attention, cut_edges
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.core.attention_layers import attention_numbers
+from ssmscope.core.cuts import cut_attention, cut_edges
+from ssmscope.data.text import text_data
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.fidelity import fidelity_auc
 from ssmscope.interp.fidelity.knocked import knocked_out
 from ssmscope.interp.fidelity.measures import MEASURES
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.tasks.text import text_data
 
 
 @pytest.fixture(scope="module")

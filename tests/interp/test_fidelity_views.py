@@ -17,13 +17,13 @@ from faithful import WORDS, lines, random_scores, reader
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import ssmscope
+from ssmscope.api.results import Result
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.fidelity import fidelity_auc
 from ssmscope.interp.fidelity.measure import trapezoid
 from ssmscope.interp.fidelity.measures import MEASURES
 from ssmscope.interp.fidelity.result import Fidelity, fidelity_table
-from ssmscope.results import Result
 
 
 @pytest.fixture(scope="module")

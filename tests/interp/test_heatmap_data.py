@@ -13,15 +13,15 @@ from examples import random_example
 from seen import render
 
 from ssmscope import cli
-from ssmscope.bootstrap import Estimate
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.core.model import Model
+from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import over_data, selection_heatmap
 from ssmscope.interp.heatmap.over_data import HORIZON, medians
 from ssmscope.interp.heatmap.result import DataHeatmap, KeptWord
-from ssmscope.model import Model
-from ssmscope.results import Result
-from ssmscope.show.table import Table
-from ssmscope.tasks.text import text_data
+from ssmscope.render.table import Table
 
 WORDS = ("good", "bad", "film", "the", "dull", "fun", ",", "one", "two", "three")
 

@@ -12,6 +12,8 @@ import torch
 from examples import EXAMPLES
 
 import ssmscope
+from ssmscope.core.model import Model
+from ssmscope.data.text import text_data
 from ssmscope.interp import meter
 from ssmscope.interp.baselines import baseline_embeddings, baseline_name, near_singular
 from ssmscope.interp.explain import explain
@@ -21,8 +23,6 @@ from ssmscope.interp.meter import Meter, duration
 from ssmscope.interp.methods import integrated
 from ssmscope.interp.methods.integrated import ig
 from ssmscope.interp.objective import objective
-from ssmscope.model import Model
-from ssmscope.tasks.text import text_data
 
 TEXTS = ["A gripping film.", "Dull, and far too long.", "There is no pleasure in watching a child suffer."]
 

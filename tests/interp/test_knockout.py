@@ -10,15 +10,15 @@ from loud import loud
 from planned import tiny_model
 
 import ssmscope
-from ssmscope.analysis import Call
-from ssmscope.cuts import cut_attention, cut_convolution, cut_edges
-from ssmscope.edits import edited
+from ssmscope.api.analysis import Call
+from ssmscope.api.results import Result
+from ssmscope.core.cuts import cut_attention, cut_convolution, cut_edges
+from ssmscope.core.edits import edited
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.knockout.result import Cut, Knockout
 from ssmscope.interp.spans import named, positions_of
-from ssmscope.model import Model
-from ssmscope.results import Result
-from ssmscope.show.table import Table
+from ssmscope.render.table import Table
 
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60], [7, 8, 9, 2, 40]]
 

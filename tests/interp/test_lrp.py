@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
 
 import ssmscope
-from ssmscope import batching
+from ssmscope.core import batching
+from ssmscope.core.mixers import fast_scan, mixers, reader_of
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.methods.lrp import bias_relevance, lrp, relevance_rules
 from ssmscope.interp.objective import Objective, objective
-from ssmscope.mixers import fast_scan, mixers, reader_of
-from ssmscope.model import Model
 
 SST2 = [f"demo/sst2-{name}" for name in ("baleen-b", "baleen-e", "mamba", "mamba2")]
 REVIEWS = ["a gripping , funny film .", "the plot is a mess and the acting is worse", "charming"]

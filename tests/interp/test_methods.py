@@ -15,8 +15,11 @@ from torch import Tensor, nn
 from warm import PLAIN
 
 import ssmscope
-import ssmscope.model
+import ssmscope.core.model
 from ssmscope import ops
+from ssmscope.core.model import Model
+from ssmscope.core.shipped import demos
+from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain import explain
@@ -25,9 +28,6 @@ from ssmscope.interp.methods import METHODS, method
 from ssmscope.interp.methods.checks import drawn_from
 from ssmscope.interp.methods.gradients import output_gradients
 from ssmscope.interp.objective import objective
-from ssmscope.model import Model
-from ssmscope.shipped import demos
-from ssmscope.trace import LayerTrace
 
 CHEAP = {"ig": {"steps": 8, "cap": 8}, "smoothgrad": {"samples": 3}}
 ARCHITECTURES = ["mamba", "mamba2", "diff-mamba", "gfssm", "groupmamba-mamba2", "rwkv", "gla", "gated-deltanet"]
@@ -110,7 +110,7 @@ class TinyForSequenceClassification(nn.Module):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    monkeypatch.setitem(ssmscope.mixers._READERS, Tiny, Reader)
+    monkeypatch.setitem(ssmscope.core.mixers._READERS, Tiny, Reader)
     return lambda target=0, linear=False, ids=(1, 2): (
         lambda model: objective(model, model.encode(ids=list(ids)), target=target)
     )(Model(TinyForSequenceClassification(linear)))

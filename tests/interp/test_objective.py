@@ -12,14 +12,15 @@ from examples import TEXTS, random_example
 from loud import loud
 
 import ssmscope
-from ssmscope import batching, ops
+from ssmscope import ops
+from ssmscope.core import batching
+from ssmscope.core.intercept import watched
+from ssmscope.core.mixers import fast_scan
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.intercept import watched
 from ssmscope.interp import objective as module
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.objective import last_logits, objective
-from ssmscope.mixers import fast_scan
-from ssmscope.model import Model
 
 CLOSE = dict(rtol=1e-4, atol=1e-5)
 

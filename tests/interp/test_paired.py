@@ -16,15 +16,15 @@ from transformers import PreTrainedTokenizerFast
 
 import ssmscope
 from ssmscope import cli
+from ssmscope.api.results import Result
+from ssmscope.core.model import Model
+from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import data_pair
 from ssmscope.interp.heatmap.data_pair import shared_words
 from ssmscope.interp.paired import Paired
 from ssmscope.interp.paired_rows import DIFFERENCE, SEEN
 from ssmscope.interp.pairing import pair
-from ssmscope.model import Model
-from ssmscope.results import Result
-from ssmscope.tasks.text import text_data
 
 TEXT = "A dull film , and good fun ."
 WORDS = ("A", "dull", "film", ",", "and", "good", "fun", ".")

@@ -13,15 +13,15 @@ from loud import TrueFloat64, doubled, loud
 from planned import tiny_model
 
 import ssmscope
-from ssmscope.analysis import Call
-from ssmscope.edits import Edit, new_state, recorded, replaced
+from ssmscope.api.analysis import Call
+from ssmscope.api.results import Result
+from ssmscope.core.edits import Edit, new_state, recorded, replaced
+from ssmscope.core.model import Model
+from ssmscope.core.states import mapped, tensors
 from ssmscope.errors import InputError
 from ssmscope.interp.patch.result import Patching
 from ssmscope.interp.resuming import Joining
-from ssmscope.model import Model
-from ssmscope.results import Result
-from ssmscope.show.table import Table
-from ssmscope.states import mapped, tensors
+from ssmscope.render.table import Table
 
 CLEAN, CORRUPTED = [5, 17, 3, 9, 22, 1, 4, 60], [5, 17, 30, 9, 22, 7, 4, 60]
 FIRST, LAST = 2, 7

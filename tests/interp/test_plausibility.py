@@ -12,6 +12,8 @@ import pytest
 from bags import LABELS, tokenizer
 
 import ssmscope
+from ssmscope.api.results import Result
+from ssmscope.data.text import load_text, text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
 from ssmscope.interp.plausibility.marked import marked_tokens
@@ -24,8 +26,6 @@ from ssmscope.interp.plausibility.measure import (
     token_f1,
 )
 from ssmscope.interp.plausibility.result import Plausibility
-from ssmscope.results import Result
-from ssmscope.tasks.text import load_text, text_data
 
 
 def bits(text: str) -> np.ndarray:

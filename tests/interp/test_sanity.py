@@ -12,15 +12,15 @@ from examples import HALVES, TEXTS, random_example
 from loud import loud
 from seen import render
 
+from ssmscope.api.results import Result
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.objective import objective
 from ssmscope.interp.sanity import cascading_randomisation
 from ssmscope.interp.sanity.measure import parts_of, randomise, spearman
 from ssmscope.interp.sanity.result import SanityCheck
-from ssmscope.model import Model
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.results import Result
 
 
 def language_model(name: str) -> Model:

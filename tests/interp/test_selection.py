@@ -13,27 +13,16 @@ from drawn import drawn, labels, outside, overlapping
 from examples import random_example
 from seen import luminance, render
 
+from ssmscope.api.results import Result
+from ssmscope.core.model import Model
+from ssmscope.core.trace import Trace
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.interp.heatmap.measure import Averages, through_layers
 from ssmscope.interp.heatmap.result import SelectionHeatmap
 from ssmscope.interp.heatmap.views import rows, scale, strongest
 from ssmscope.interp.heatmap.words import NOISE, is_punctuation, standing_out, varies, words_of
-from ssmscope.model import Model
-from ssmscope.results import Result
-from ssmscope.show.tokens import (
-    BLUES,
-    BLUES_ON_DARK,
-    CIVIDIS,
-    bounds,
-    ink,
-    numbers,
-    ramp,
-    span_of,
-    visible,
-    written,
-)
-from ssmscope.trace import Trace
+from ssmscope.render.tokens import BLUES, BLUES_ON_DARK, CIVIDIS, bounds, ink, numbers, ramp, span_of, visible, written
 
 SENTENCE = (
     "I went into this film expecting very little , and for the first twenty minutes that is what I got : "

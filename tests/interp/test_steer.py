@@ -11,15 +11,15 @@ from loud import loud
 from planned import tiny_model
 
 import ssmscope
-from ssmscope.analysis import Call
-from ssmscope.bootstrap import Estimate
-from ssmscope.edits import edited, recorded
+from ssmscope.api.analysis import Call
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.core.edits import edited, recorded
+from ssmscope.core.model import Model
+from ssmscope.data.tokens import TokenData
 from ssmscope.errors import InputError
 from ssmscope.interp.steer.measure import difference, drawn_like, norm, steering
-from ssmscope.model import Model
-from ssmscope.results import Result
-from ssmscope.show.table import as_share, digits_of
-from ssmscope.tasks.tokens import TokenData
+from ssmscope.render.table import as_share, digits_of
 
 TOWARD, AWAY, TEXTS = [[5, 17, 3], [9, 22, 1, 4]], [[60, 2, 7]], [[7, 8, 9, 2, 40], [30, 2, 7]]
 NAMES = ("mamba", "mamba2", "diff-mamba", "groupmamba", "rwkv", "gated-deltanet", "bamba")

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import ssmscope
-from ssmscope.affine import embedding_table
+from ssmscope.architectures.own.baleen import convert
+from ssmscope.architectures.read import parts
+from ssmscope.core.affine import embedding_table
+from ssmscope.core.mixers import reader_of
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.fidelity.perturbed import fill_of
 from ssmscope.interp.methods.lrp import bias_relevance, lrp, relevance_rules
 from ssmscope.interp.objective import objective
-from ssmscope.mixers import reader_of
-from ssmscope.model import Model
-from ssmscope.models import parts
-from ssmscope.models.baleen import convert
 from ssmscope.probes.bound.norms import theorem_model
 from ssmscope.probes.influence import influence
 from ssmscope.probes.lens.lenses import chosen_states, logit_lens

@@ -7,11 +7,11 @@ import torch
 from loud import loud
 from transformers import AutoModelForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
+from ssmscope.architectures.own import baleen
+from ssmscope.architectures.own.concrete import mean_log_gate
+from ssmscope.core.mixers import mixers
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.mixers import mixers
-from ssmscope.model import Model
-from ssmscope.models import baleen
-from ssmscope.models.concrete import mean_log_gate
 from ssmscope.training.fitting import prior_in
 
 SMALL = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3)

@@ -11,9 +11,9 @@ from loud import loud
 from transformers import AutoModelForSequenceClassification, MambaConfig
 
 import ssmscope
+from ssmscope.architectures import architectures
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification, last_real
 from ssmscope.errors import InputError
-from ssmscope.models import architectures
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification, last_real
 
 BACKBONES = {
     name: module.config

@@ -7,12 +7,12 @@ import torch
 from examples import random_example
 from torch.nn.functional import softplus
 
+from ssmscope.architectures.read.delta import DeltaNetConfig
+from ssmscope.architectures.read.hgrn import GSAConfig, HGRN2Config, HGRNConfig
+from ssmscope.architectures.read.linear_attention import GLAConfig, RetNetConfig
+from ssmscope.architectures.read.rwkv7 import RWKV7Config
+from ssmscope.core.mixers import mixers
 from ssmscope.errors import InputError
-from ssmscope.mixers import mixers
-from ssmscope.models.delta import DeltaNetConfig
-from ssmscope.models.hgrn import GSAConfig, HGRN2Config, HGRNConfig
-from ssmscope.models.linear_attention import GLAConfig, RetNetConfig
-from ssmscope.models.rwkv7 import RWKV7Config
 
 WIDTH = 80
 SWIGLU = 216

@@ -16,13 +16,14 @@ from transformers import AutoModel, Mamba2Config, Mamba2ForCausalLM
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from warm import TRANSFORMERS
 
+from ssmscope.architectures.loading.load import load
+from ssmscope.architectures.own import diff_mamba
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.architectures.own.diff_layers import DiffMambaMixer, DiffS6Mixer, lambda_init
+from ssmscope.architectures.read import mamba2
+from ssmscope.core.mixers import fast_scan, mixers, reader_of
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.mixers import fast_scan, mixers, reader_of
-from ssmscope.model import Model
-from ssmscope.models import diff_mamba, mamba2
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.models.diff_layers import DiffMambaMixer, DiffS6Mixer, lambda_init
-from ssmscope.models.load import load
 
 SMALL = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3, state_size=4)
 TWO = dict(**SMALL, num_heads=4, head_dim=8, n_groups=1, chunk_size=8)
@@ -345,7 +346,7 @@ def test_diff_s6_is_built_on_mamba2():
 
 
 OPEN_IN_A_FRESH_PROCESS = """
-import sys, torch, ssmscope.models
+import sys, torch, ssmscope.architectures
 from pathlib import Path
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM

@@ -12,10 +12,11 @@ from loud import TrueFloat64, doubled
 from torch import Tensor, nn
 
 from ssmscope import ops
-from ssmscope.mixers import computed_by, mixers
-from ssmscope.models import diff_mamba, mamba2
-from ssmscope.models.parts import BY_WEIGHT
-from ssmscope.trace import LayerState
+from ssmscope.architectures.own import diff_mamba
+from ssmscope.architectures.read import mamba2
+from ssmscope.architectures.read.parts import BY_WEIGHT
+from ssmscope.core.mixers import computed_by, mixers
+from ssmscope.core.trace import LayerState
 
 SIZES = dict(vocab_size=50, hidden_size=16, num_hidden_layers=1, expand=2, conv_kernel=3, state_size=4)
 SIZES |= dict(num_heads=4, head_dim=8, n_groups=2, chunk_size=8)

@@ -14,10 +14,11 @@ from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from ssmscope import ops
+from ssmscope.architectures.own import groupmamba
+from ssmscope.architectures.read import mamba, mamba2
+from ssmscope.core.mixers import fast_scan, mixers, reader_of
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.mixers import fast_scan, mixers, reader_of
-from ssmscope.model import Model
-from ssmscope.models import groupmamba, mamba, mamba2
 
 SMALL = dict(vocab_size=50, hidden_size=16, num_hidden_layers=4, expand=2, conv_kernel=3, state_size=3)
 ONE = dict(**SMALL, time_step_rank=2)

@@ -10,12 +10,16 @@ import torch
 from loud import loud
 from transformers import JambaConfig, JambaForSequenceClassification, Mamba2Config
 
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.attacks.effect import attack_effect
 from ssmscope.attacks.insertion import insertion_sweep
 from ssmscope.attacks.overflow import state_overflow
 from ssmscope.attacks.position import position_bias
 from ssmscope.attacks.prompts import prompt_attack
 from ssmscope.attacks.words import word_attack
+from ssmscope.core.model import Model
+from ssmscope.data.language import symbol_tokenizer
+from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.ablate import ablate
 from ssmscope.interp.explain import explain
@@ -26,11 +30,7 @@ from ssmscope.interp.objective import objective
 from ssmscope.interp.patch import patch
 from ssmscope.interp.plausibility import plausibility
 from ssmscope.interp.steer import steer
-from ssmscope.model import Model
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.probes.lens import trajectory
-from ssmscope.tasks.language import symbol_tokenizer
-from ssmscope.tasks.text import text_data
 
 WORDS = [f"w{at}" for at in range(48)]
 TEXTS = ["w5 w1 w17 w3 w9 w20 w2", "w8 w30 w4"]

@@ -10,9 +10,9 @@ from loud import loud
 from warm import TORCH
 
 import ssmscope
+from ssmscope.architectures import LATER, architectures, present
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.model import Model
-from ssmscope.models import LATER, architectures, present
 
 IDS = [5, 17, 3, 9, 22, 1, 4]
 
@@ -76,14 +76,14 @@ def test_experts_run_in_float64_too(name):
 def test_a_family_is_imported_with_its_first_model():
     families = [f"transformers.models.{name}.modeling_{name}" for name in LATER]
     code = f"""
-import sys, ssmscope.models
-from ssmscope.mixers import mixers
+import sys, ssmscope.architectures
+from ssmscope.core.mixers import mixers
 print(sorted(set({families}) & set(sys.modules)))
 from transformers import JambaConfig, JambaForCausalLM
 small = JambaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=2, attn_layer_period=2,
     attn_layer_offset=1, num_experts=1, num_attention_heads=2, num_key_value_heads=2, use_mamba_kernels=False)
-print(len(mixers(JambaForCausalLM(small))), sorted(n for n in sys.modules if n.startswith("ssmscope.models.jam")))
+print(len(mixers(JambaForCausalLM(small))), sorted(n for n in sys.modules if n.endswith("read.jamba")))
 """
     done = TORCH.run(code, cwd="/")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["[]", "1 ['ssmscope.models.jamba']"]
+    assert done.stdout.splitlines() == ["[]", "1 ['ssmscope.architectures.read.jamba']"]

@@ -13,10 +13,10 @@ from torch.nn.functional import conv1d, pad
 
 import ssmscope
 from ssmscope.attacks.effect.measure import effect_of
+from ssmscope.core.model import Model
+from ssmscope.data.text import text_data
 from ssmscope.errors import InputError, Unanswerable
-from ssmscope.model import Model
 from ssmscope.probes.lens.lenses import SSMUnembed, hidden_states
-from ssmscope.tasks.text import text_data
 
 IDS = [5, 17, 3, 9, 22, 1, 4]
 

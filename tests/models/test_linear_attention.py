@@ -13,11 +13,11 @@ from transformers import AutoModel, AutoModelForCausalLM, MambaConfig, MambaMode
 from warm import TRANSFORMERS
 
 from ssmscope import ops
+from ssmscope.architectures.read import linear_attention as la
+from ssmscope.architectures.read.linear_layers import chunked, rotated
+from ssmscope.core.mixers import fast_scan, mixers, reader_of
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.mixers import fast_scan, mixers, reader_of
-from ssmscope.model import Model
-from ssmscope.models import linear_attention as la
-from ssmscope.models.linear_layers import chunked, rotated
 
 SMALL = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, num_heads=3, key_size=12, value_size=24)
 KINDS = {
@@ -271,7 +271,7 @@ def test_the_backbone_by_hand(kind):
 
 
 FRESH = """
-import sys, torch, ssmscope.models
+import sys, torch, ssmscope.architectures
 from transformers import AutoModelForCausalLM
 for folder, name in zip(sys.argv[1::2], sys.argv[2::2]):
     model = AutoModelForCausalLM.from_pretrained(folder)

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 import ssmscope
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.model import Model
 
 IDS = [[5, 17, 3, 9, 22, 1, 40], [7, 8, 9]]
 WIDTH, STATE, HEAD, TAPS = 24, 6, 8, 4

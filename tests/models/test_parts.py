@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import conv1d, pad
 
-from ssmscope.models.parts import causal_convolution, hide_padding
+from ssmscope.architectures.read.parts import causal_convolution, hide_padding
 
 
 @pytest.mark.parametrize("taps", [1, 3, 4])

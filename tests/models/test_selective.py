@@ -11,14 +11,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy, softplus
 
 import ssmscope
-from ssmscope.mixers import fast_scan
-from ssmscope.model import Model
-from ssmscope.models.selective import (
+from ssmscope.architectures.own.selective import (
     SelectiveSSMConfig,
     SelectiveSSMForCausalLM,
     SelectiveSSMForSequenceClassification,
     SelectiveSSMModel,
 )
+from ssmscope.core.mixers import fast_scan
+from ssmscope.core.model import Model
 
 IDS = torch.tensor([[5, 17, 3, 9, 11], [7, 8, 9, 1, 2]])
 SMALL = dict(vocab_size=23, hidden_size=6, state_size=3)

@@ -15,12 +15,12 @@ from torch.nn.functional import silu, softplus
 
 import ssmscope
 from ssmscope import ops
+from ssmscope.api.inputs import Texts
+from ssmscope.core.frozen import FrozenLayer
+from ssmscope.core.mixers import reader_of
 from ssmscope.errors import InputError
-from ssmscope.frozen import FrozenLayer
 from ssmscope.interp.attention.maps import strongest
-from ssmscope.mixers import reader_of
 from ssmscope.ops import survival
-from ssmscope.reads import Texts
 
 WIDTH, STATE, RANK, TAPS, DEPTH, CLASSES = 12, 3, 2, 4, 2, 5
 INNER = 2 * WIDTH

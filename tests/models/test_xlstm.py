@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn.functional import sigmoid
 
 from ssmscope import ops
+from ssmscope.architectures.read import xlstm
+from ssmscope.architectures.read.parts import BY_WEIGHT
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.methods.lrp import bias_relevance, lrp
 from ssmscope.interp.objective import objective
-from ssmscope.model import Model
-from ssmscope.models import xlstm
-from ssmscope.models.parts import BY_WEIGHT
 
 
 @pytest.fixture

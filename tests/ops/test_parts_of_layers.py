@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ssmscope import ops
-from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
+from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
 
 BATCH, LENGTH, HEADS, WIDTH, STATE = 3, 9, 4, 2, 3
 

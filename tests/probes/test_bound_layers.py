@@ -11,8 +11,8 @@ from examples import FEW, TEXTS, random_example
 from loud import loud
 
 from ssmscope import ops
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.model import Model
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.bound.layers import measured
 from ssmscope.probes.stability.inputs import inputs_of

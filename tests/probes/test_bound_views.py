@@ -10,17 +10,12 @@ import pytest
 import torch
 from theorem import exact_sums, log_fraction, make, numbers
 
+from ssmscope.api.results import Result
 from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.bound.norms import norms_of, theorem_model
 from ssmscope.probes.bound.result import GeneralizationBound
-from ssmscope.probes.bound.terms import (
-    CURVES,
-    Norms,
-    capacity,
-    log_linear_capacity,
-)
-from ssmscope.results import Result
+from ssmscope.probes.bound.terms import CURVES, Norms, capacity, log_linear_capacity
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,13 @@ from examples import random_example
 from loud import loud
 
 import ssmscope
+from ssmscope.api.results import Result
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.model import Model
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.checkpoints import stability_table
 from ssmscope.probes.checkpoints.result import StabilityTable
 from ssmscope.probes.stability import stability
-from ssmscope.results import Result
 
 
 def example(name: str) -> Model:

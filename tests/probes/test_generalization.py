@@ -17,10 +17,11 @@ from theorem import exact_sums, log_fraction, make, numbers
 
 import ssmscope
 from ssmscope import ops
+from ssmscope.api.results import Result
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForCausalLM
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.model import Model
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForCausalLM
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.bound.measure import grid_of
 from ssmscope.probes.bound.norms import norms_of, theorem_model, worst_row
@@ -35,7 +36,6 @@ from ssmscope.probes.bound.terms import (
     log_sums,
     softplus,
 )
-from ssmscope.results import Result
 
 
 class TestSums:

@@ -15,15 +15,16 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from ssmscope import mixers, ops
-from ssmscope.bootstrap import FEWER_DRAWS, RESAMPLES
+from ssmscope import ops
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.core import mixers
+from ssmscope.core.bootstrap import FEWER_DRAWS, RESAMPLES
+from ssmscope.core.model import Model
+from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError
-from ssmscope.model import Model
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.probes.influence import influence
 from ssmscope.probes.influence.jacobian import Blocks, Probes, block_norms, of_layer, of_output
 from ssmscope.probes.influence.reach import QUANTILES, SHARES, noise_of, reach_of
-from ssmscope.trace import LayerTrace
 
 FLOAT32 = noise_of(torch.float32)
 

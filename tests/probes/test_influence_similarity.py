@@ -10,9 +10,9 @@ import torch
 from examples import TEXTS, random_example
 from loud import loud
 
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.methods.gradients import outputs_kept
-from ssmscope.model import Model
 from ssmscope.probes.influence.similarity import blocks_of, mean_cosine, similarity_of, spread
 
 

@@ -13,15 +13,15 @@ from loud import loud
 from transformers import MambaConfig, MambaForCausalLM
 
 import ssmscope
+from ssmscope.api.results import Result
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp import objective
-from ssmscope.model import Model
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.probes.influence import influence, measure
 from ssmscope.probes.influence.measure import named
 from ssmscope.probes.influence.result import Influence
-from ssmscope.results import Result
-from ssmscope.show.numbers import number
+from ssmscope.render.numbers import number
 
 
 def example(name: str) -> Model:

@@ -18,20 +18,20 @@ from killed import killed
 
 import ssmscope  # noqa: E402
 import ssmscope.probes.lens.lenses as lenses  # noqa: E402
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
+from ssmscope.core.mixers import fast_scan  # noqa: E402
+from ssmscope.core.model import Model  # noqa: E402
+from ssmscope.data.language import language_data, word_tokenizer  # noqa: E402
+from ssmscope.data.pixels import PixelData  # noqa: E402
+from ssmscope.data.sequences import SequenceData  # noqa: E402
+from ssmscope.data.tokens import IGNORED, TokenData  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
-from ssmscope.mixers import fast_scan  # noqa: E402
-from ssmscope.model import Model  # noqa: E402
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
 from ssmscope.probes.lens import fit_lens, training  # noqa: E402
 from ssmscope.probes.lens.data import Rows, divided, rows_of, shuffled  # noqa: E402
 from ssmscope.probes.lens.fitting import divergences, measure  # noqa: E402
 from ssmscope.probes.lens.lenses import chosen_states, load_lens, logit_lens  # noqa: E402
 from ssmscope.probes.lens.result import LensFit  # noqa: E402
-from ssmscope.show.table import written  # noqa: E402
-from ssmscope.tasks.language import language_data, word_tokenizer  # noqa: E402
-from ssmscope.tasks.pixels import PixelData  # noqa: E402
-from ssmscope.tasks.sequences import SequenceData  # noqa: E402
-from ssmscope.tasks.tokens import IGNORED, TokenData  # noqa: E402
+from ssmscope.render.table import written  # noqa: E402
 
 SCRIPT = """
 import json, sys

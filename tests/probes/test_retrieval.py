@@ -14,17 +14,17 @@ from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import ssmscope
-import ssmscope.models
+import ssmscope.architectures
+from ssmscope.api.results import Result
+from ssmscope.core.model import Model
+from ssmscope.data.babi import PAPER_PROMPT, QuestionData, questions
+from ssmscope.data.filler import generated
+from ssmscope.data.language import byte_tokenizer, symbol_tokenizer, word_tokenizer
+from ssmscope.data.stories import NAMES, TASKS
 from ssmscope.errors import InputError
-from ssmscope.model import Model
 from ssmscope.probes.retrieval import retrieval
 from ssmscope.probes.retrieval.measure import answers, log_softmax, notes_on, quotient, sign_test, wilson
 from ssmscope.probes.retrieval.result import Ratio, Retrieval
-from ssmscope.results import Result
-from ssmscope.tasks.babi import PAPER_PROMPT, QuestionData, questions
-from ssmscope.tasks.filler import generated
-from ssmscope.tasks.language import byte_tokenizer, symbol_tokenizer, word_tokenizer
-from ssmscope.tasks.stories import NAMES, TASKS
 
 QUIET = {"progress": False}
 FILLER = generated(np.random.default_rng(0), 40)

@@ -16,21 +16,21 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 pytest.importorskip("tuned_lens")
 
 import ssmscope  # noqa: E402
-from ssmscope.bootstrap import Estimate  # noqa: E402
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
+from ssmscope.core.bootstrap import Estimate  # noqa: E402
+from ssmscope.core.model import Model  # noqa: E402
+from ssmscope.data.babi import PAPER_PROMPT, PROMPT, Question, QuestionData, question_tokens, questions  # noqa: E402
+from ssmscope.data.language import byte_tokenizer, symbol_tokenizer, word_tokenizer  # noqa: E402
+from ssmscope.data.stories import PLACES  # noqa: E402
+from ssmscope.data.tokenizer import train_tokenizer  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
-from ssmscope.model import Model  # noqa: E402
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
 from ssmscope.probes.lens.lenses import LOGIT, hidden_states, logit_lens  # noqa: E402
 from ssmscope.probes.snr import needle_snr, reading  # noqa: E402
 from ssmscope.probes.snr.measure import METRICS, interpolation, measure  # noqa: E402
 from ssmscope.probes.snr.questions import ALL, lens_notes, unknown_notes  # noqa: E402
 from ssmscope.probes.snr.reading import NONE, Needles, prompts_of, read_needles  # noqa: E402
 from ssmscope.probes.snr.result import NeedleSNR  # noqa: E402
-from ssmscope.show.table import Cell, written  # noqa: E402
-from ssmscope.tasks.babi import PAPER_PROMPT, PROMPT, Question, QuestionData, question_tokens, questions  # noqa: E402
-from ssmscope.tasks.language import byte_tokenizer, symbol_tokenizer, word_tokenizer  # noqa: E402
-from ssmscope.tasks.stories import PLACES  # noqa: E402
-from ssmscope.tasks.tokenizer import train_tokenizer  # noqa: E402
+from ssmscope.render.table import Cell, written  # noqa: E402
 
 TASKS = ("qa1", "qa2", "qa3", "qa4", "qa5")
 MADE = {task: questions(task, length=40, examples=12, split="test") for task in TASKS}

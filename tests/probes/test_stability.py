@@ -17,18 +17,18 @@ from transformers import Mamba2Config
 
 import ssmscope
 from ssmscope import ops
-from ssmscope.bootstrap import Estimate
-from ssmscope.encoding import Batch
+from ssmscope.api.results import Result
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.core.encoding import Batch
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.model import Model
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.stability import stability
 from ssmscope.probes.stability.inputs import LENGTH, inputs_of
 from ssmscope.probes.stability.layers import described, step_gains
 from ssmscope.probes.stability.result import QUANTILES, Stability
-from ssmscope.results import Result
 
 LN2 = math.log(2)
 
@@ -119,7 +119,7 @@ def test_long_texts_are_worked_in_pieces(monkeypatch):
     batch = model.encode(ids=TEXTS)
     whole = stability(model, batch, positions=[2, 7])
     monkeypatch.setattr("ssmscope.probes.stability.layers.AT_ONCE", 3 * 48 * 5 * 2)
-    monkeypatch.setattr("ssmscope.batching.TOKENS_AT_ONCE", 8)
+    monkeypatch.setattr("ssmscope.core.batching.TOKENS_AT_ONCE", 8)
     pieces = stability(model, batch, positions=[2, 7])
     for a, b in zip(whole.layers, pieces.layers):
         assert a.quantiles == pytest.approx(b.quantiles, rel=1e-5) and a.growth.value == pytest.approx(b.growth.value)

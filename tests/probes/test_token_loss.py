@@ -14,19 +14,19 @@ from torch import nn
 from transformers import MambaConfig, MambaForCausalLM
 
 import ssmscope
-from ssmscope.bootstrap import Estimate
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.core.model import Model
+from ssmscope.data.language import byte_tokenizer, load_lines, symbol_tokenizer, word_tokenizer
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
-from ssmscope.model import Model
 from ssmscope.probes import long_rows
 from ssmscope.probes.long_rows import pieces_of
 from ssmscope.probes.loss import measure as measuring
 from ssmscope.probes.loss import token_loss
 from ssmscope.probes.loss.measure import bins_of, slopes, smoothed, summarised, window_losses
 from ssmscope.probes.loss.result import Summary, TokenLoss, bin_name
-from ssmscope.results import Result
-from ssmscope.show.table import Table
-from ssmscope.tasks.language import byte_tokenizer, load_lines, symbol_tokenizer, word_tokenizer
+from ssmscope.render.table import Table
 
 QUIET = {"progress": False}
 WORDS = "the old river runs past a mill and every autumn its water turns brown with leaves".split()

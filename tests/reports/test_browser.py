@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 import reported
 
-from ssmscope.results import Result
-from ssmscope.show.blocks import Custom, TokenRows
+from ssmscope.api.results import Result
+from ssmscope.render.blocks import Custom, TokenRows
 
 sync = pytest.importorskip("playwright.sync_api", reason="install playwright to test the page in a browser")
 CHROMIUM = shutil.which("chromium")

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from planned import TEXT, jobs_of, numbers, run, tiny_model, unpainted
 
-import ssmscope.models.load
+import ssmscope.architectures.loading.load
+from ssmscope.api.sharding import parts
+from ssmscope.api.sharding.cluster import Setting, connected, lacking
 from ssmscope.errors import InputError
 from ssmscope.reports import engines, running
 from ssmscope.reports.engines import batches_on_ray, ray_engine
-from ssmscope.sharding import parts
-from ssmscope.sharding.cluster import Setting, connected, lacking
 
 SMALL = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
@@ -50,9 +50,11 @@ class TestAWorker:
 
     def test_sends_what_it_wrote_and_loads_a_model_once(self, models, monkeypatch) -> None:
         read: list[str] = []
-        original = ssmscope.models.load._read
+        original = ssmscope.architectures.loading.load._read
         monkeypatch.setattr(
-            ssmscope.models.load, "_read", lambda where, name, *more: read.append(name) or original(where, name, *more)
+            ssmscope.architectures.loading.load,
+            "_read",
+            lambda where, name, *more: read.append(name) or original(where, name, *more),
         )
         jobs = jobs_of(plan(models)).to_run()
         setting = Setting(engines.models_at_once(jobs))

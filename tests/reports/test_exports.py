@@ -16,15 +16,15 @@ import reported
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssmscope.bootstrap import Estimate
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
+from ssmscope.render import table
+from ssmscope.render.markup import LATEX, for_latex, to_latex, to_markdown
+from ssmscope.render.pictures import LARGEST, data_uri, drawn
+from ssmscope.render.table import LONGEST, Cell, Table, folded
+from ssmscope.render.tokens import shorten, visible
 from ssmscope.reports import exports
 from ssmscope.reports.grouping import compared, groups
-from ssmscope.show import table
-from ssmscope.show.markup import LATEX, for_latex, to_latex, to_markdown
-from ssmscope.show.pictures import LARGEST, data_uri, drawn
-from ssmscope.show.table import LONGEST, Cell, Table, folded
-from ssmscope.show.tokens import shorten, visible
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ class TestFiles:
         figure = reported.heatmap([["a"]]).figure
         assert data_uri(figure()).startswith("data:image/svg+xml;base64,")
         assert data_uri(figure(), vector=False).startswith("data:image/png;base64,")
-        monkeypatch.setattr("ssmscope.show.pictures.LARGEST", len(drawn(figure(), "svg")) - 1)
+        monkeypatch.setattr("ssmscope.render.pictures.LARGEST", len(drawn(figure(), "svg")) - 1)
         assert data_uri(figure()).startswith("data:image/png;base64,")
         assert LARGEST > 0
 

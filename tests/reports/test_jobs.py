@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from planned import MINIMAL, jobs_of, planned, tiny_model
 
-from ssmscope import register
-from ssmscope.analysis import Call
+from ssmscope.api import registry
+from ssmscope.api.analysis import Call
 from ssmscope.errors import InputError
 from ssmscope.reports.fingerprints import Fingerprints
 from ssmscope.reports.jobs import key_of
 from ssmscope.reports.store import RECORD, Store
 
-VERBS = register.analyses()
+VERBS = registry.analyses()
 MODEL = {"model": "m", "files": "0123456789abcdef"}
 
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from ssmscope import cli
+from ssmscope.api.registry import analysis_of
+from ssmscope.architectures.loading.load import load
 from ssmscope.attacks.effect import attack_effect
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.heatmap import selection_heatmap
-from ssmscope.models.load import load
-from ssmscope.register import analysis_of
 from ssmscope.reports import forms, serving
 from ssmscope.reports import live as module
 from ssmscope.reports.guard import POLICY, OwnPage

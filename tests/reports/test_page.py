@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 import ssmscope
-from ssmscope.bootstrap import Estimate
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.blocks import Custom, Picture, Prose, TokenMaps, TokenRows
+from ssmscope.render.numbers import told_apart
+from ssmscope.render.table import Cell, Line, folded, table
+from ssmscope.render.tokens import visible, written
 from ssmscope.reports import page_heatmap
 from ssmscope.reports.grouping import Found, compared, groups, unique, verdict
 from ssmscope.reports.page import render
-from ssmscope.results import Result
-from ssmscope.show.blocks import Custom, Picture, Prose, TokenMaps, TokenRows
-from ssmscope.show.numbers import told_apart
-from ssmscope.show.table import Cell, Line, folded, table
-from ssmscope.show.tokens import visible, written
 
 VOID = {"meta", "link", "img", "input", "br", "wbr", "hr"}
 NASTY = (
@@ -313,7 +313,7 @@ class TestTexts:
             reported.failed("words", a, f"at {b}", models=(b,), heading=b + "x"),
         ]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ssmscope.show.html.data_uri", lambda figure, **_: "data:,")
+            patch.setattr("ssmscope.render.html.data_uri", lambda figure, **_: "data:,")
             found = Page(render(reported.report(*entries, title=a)))
             patch.setattr(type(heatmap), "figure", lambda self: None)
             clean = render(reported.report(*(plain(entry) for entry in entries), title="t"))

@@ -14,19 +14,20 @@ from hypothesis import strategies as st
 from planned import MINIMAL, planned
 
 import ssmscope
-import ssmscope.models.load
-from ssmscope import cli, register
-from ssmscope.analysis import Call
+import ssmscope.architectures.loading.load
+from ssmscope import cli
+from ssmscope.api import registry
+from ssmscope.api.analysis import Call
+from ssmscope.api.inputs import KINDS
 from ssmscope.attacks.position.measure import PAPER
 from ssmscope.errors import InputError
-from ssmscope.reads import KINDS
 from ssmscope.reports import plan as plan_module
 from ssmscope.reports.jobs import make_jobs, plain
 from ssmscope.reports.plan import Line, Plan, read_plan
 from ssmscope.reports.plan_yaml import MOST_NODES, read_yaml
 from ssmscope.reports.plans import shipped
 
-VERBS = register.analyses()
+VERBS = registry.analyses()
 OPTIONS = sorted({name for verb in VERBS.values() for name in (*verb.inputs, *verb.options)})
 
 
@@ -346,7 +347,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("a plan ran something")
 
-    monkeypatch.setattr(ssmscope.models.load, "load", never)
+    monkeypatch.setattr(ssmscope.architectures.loading.load, "load", never)
     for name, home in ssmscope._HOMES.items():
         if name[0].islower() and name not in ("fast_scan", "load"):
             monkeypatch.setattr(importlib.import_module(f"ssmscope.{home}"), name, never)
@@ -370,7 +371,7 @@ class TestNothingRuns:
     @pytest.mark.parametrize("name", shipped())
     def test_while_shipped_plans_are_checked_and_their_jobs_made(self, name: str) -> None:
         chosen = self.read(shipped()[name].read_text(encoding="utf-8"), variables={})
-        if all(place.is_dir() for place in ssmscope.models.load.demos().values()):
+        if all(place.is_dir() for place in ssmscope.architectures.loading.load.demos().values()):
             assert make_jobs(chosen).every
 
     @pytest.mark.parametrize("option", ["--help", "-h", "--version", "--install-completion", "--show-completion"])

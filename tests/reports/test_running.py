@@ -18,16 +18,16 @@ import pytest
 from planned import TEXT, jobs_of, numbers, run, tables, tiny_model, unpainted
 
 import ssmscope
-import ssmscope.models.load
+import ssmscope.architectures.loading.load
 from ssmscope import cli
+from ssmscope.api.writing import held
+from ssmscope.architectures.loading.load import Kept, kept_loaded, load
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import scored
-from ssmscope.models.load import Kept, kept_loaded, load
+from ssmscope.render import pictures
 from ssmscope.reports import code, page_items, running
 from ssmscope.reports.kinds import kind_of
 from ssmscope.reports.store import Store
-from ssmscope.show import pictures
-from ssmscope.writing import held
 
 
 @pytest.fixture(scope="module")
@@ -289,9 +289,11 @@ class TestRunning:
 
     def test_models_are_loaded_once(self, models, tmp_path, monkeypatch) -> None:
         read: list[str] = []
-        original = ssmscope.models.load._read
+        original = ssmscope.architectures.loading.load._read
         monkeypatch.setattr(
-            ssmscope.models.load, "_read", lambda where, name, *more: read.append(name) or original(where, name, *more)
+            ssmscope.architectures.loading.load,
+            "_read",
+            lambda where, name, *more: read.append(name) or original(where, name, *more),
         )
         run(plan(models, {"checkpoints": {"length": 8}, "together": True}), tmp_path)
         assert read == models
@@ -351,7 +353,7 @@ class TestRunning:
         assert told in str(report.entries[-1 if record == "fail" else 0].error)
 
     def test_a_job_without_a_result_fails(self, models, tmp_path, monkeypatch) -> None:
-        monkeypatch.setattr("ssmscope.results.save_together", lambda *arguments: None)
+        monkeypatch.setattr("ssmscope.api.results.save_together", lambda *arguments: None)
         assert "without a result" in str(run(plan(models[:1]), tmp_path).entries[0].error)
 
     def test_what_a_killed_run_left_is_no_result(self, models, tmp_path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ssmscope.models.load import load
+from ssmscope.architectures.loading.load import load
 from ssmscope.reports import serving
 from ssmscope.reports.live import Live
 from ssmscope.reports.serving import start

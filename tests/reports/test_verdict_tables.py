@@ -12,11 +12,11 @@ import pytest
 import reported
 from stand_ins import INTERVALS, NAN, Stand, beside, e, said, shown
 
+from ssmscope.render.markup import to_latex, to_markdown
+from ssmscope.render.table import ROWS, Cell, Table, folded, in_percent
+from ssmscope.render.table import written as as_text
 from ssmscope.reports.grouping import VERDICT
 from ssmscope.reports.page_items import _origin, flat, shortened, took
-from ssmscope.show.markup import to_latex, to_markdown
-from ssmscope.show.table import ROWS, Cell, Table, folded, in_percent
-from ssmscope.show.table import written as as_text
 
 
 class TestVerdicts:

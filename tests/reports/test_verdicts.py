@@ -12,10 +12,11 @@ import numpy as np
 import pandas as pd
 from stand_ins import BEST, INTERVALS, NAN, Stand, beside, e, found, said, shown
 
-from ssmscope import load, patch, register
+from ssmscope import load, patch
+from ssmscope.api import registry
 from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
+from ssmscope.render.table import ROWS
 from ssmscope.reports.grouping import verdict
-from ssmscope.show.table import ROWS
 
 
 class TestFidelity:
@@ -337,4 +338,4 @@ class TestPair:
 def test_every_kind_has_its_test() -> None:
     files = Path(__file__).parent.glob("test_verdicts*.py")
     tested = {name for file in files for name in re.findall(r"^class (Test\w+):", file.read_text(), re.MULTILINE)}
-    assert {"Test" + kind.title().replace("-", "") for kind in register.kinds()} == tested
+    assert {"Test" + kind.title().replace("-", "") for kind in registry.kinds()} == tested

@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ssmscope.bootstrap import Estimate
-from ssmscope.show import token_rows
-from ssmscope.show.blocks import TokenRow, TokenText
-from ssmscope.show.numbers import brackets, counted, number, portion, tokens
-from ssmscope.show.signed import SIGNED, STEPS, levels
-from ssmscope.show.signed import shades as signed_shades
-from ssmscope.show.table import (
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render import token_rows
+from ssmscope.render.blocks import TokenRow, TokenText
+from ssmscope.render.numbers import brackets, counted, number, portion, tokens
+from ssmscope.render.signed import SIGNED, STEPS, levels
+from ssmscope.render.signed import shades as signed_shades
+from ssmscope.render.table import (
     LONGEST,
     ROWS,
     Cell,
@@ -32,8 +32,8 @@ from ssmscope.show.table import (
     shown_names,
     table,
 )
-from ssmscope.show.table import written as with_interval
-from ssmscope.show.tokens import (
+from ssmscope.render.table import written as with_interval
+from ssmscope.render.tokens import (
     SHADES,
     bounds,
     evenly_apart,

@@ -8,13 +8,13 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from ssmscope.data.babi import PAPER_PROMPT, SPLITS, question_tokens, questions
+from ssmscope.data.filler import generated, sentences, without_world
+from ssmscope.data.language import byte_tokenizer, load_lines, symbol_tokenizer, word_tokenizer
+from ssmscope.data.stories import NAMES, OBJECTS, PERSONS, PLACES, TASKS
+from ssmscope.data.tokenizer import train_tokenizer
+from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
-from ssmscope.tasks.babi import PAPER_PROMPT, SPLITS, question_tokens, questions
-from ssmscope.tasks.filler import generated, sentences, without_world
-from ssmscope.tasks.language import byte_tokenizer, load_lines, symbol_tokenizer, word_tokenizer
-from ssmscope.tasks.stories import NAMES, OBJECTS, PERSONS, PLACES, TASKS
-from ssmscope.tasks.tokenizer import train_tokenizer
-from ssmscope.tasks.tokens import IGNORED
 
 PROSE = [
     f"Sentence {i} of the {'long and winding ' * (i % 4)}chronicle goes on{' and on' * (i % 3)} ." for i in range(200)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from transformers import AutoTokenizer
 
+from ssmscope.data.byte_pairs import END, HIDDEN, PAD, train_byte_pairs
+from ssmscope.data.tokenizer import save_tokenizer
 from ssmscope.errors import InputError
-from ssmscope.tasks.byte_pairs import END, HIDDEN, PAD, train_byte_pairs
-from ssmscope.tasks.tokenizer import save_tokenizer
 
 TEXTS = [
     "Is this 'positive' or 'negative'?\na moving film , isn't it\nAnswer: positive",

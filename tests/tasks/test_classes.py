@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from ssmscope.data.classes import class_ids, label_column, sorted_names
+from ssmscope.data.text import load_text
 from ssmscope.errors import InputError
-from ssmscope.tasks.classes import class_ids, label_column, sorted_names
-from ssmscope.tasks.text import load_text
 
 STARS = ("1", "2", "3")
 SWAPPED = ("1", "0")

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from ssmscope.data.byte_pairs import train_byte_pairs
+from ssmscope.data.documents import bits_per_character, characters_of_tokens, document_data, load_documents
+from ssmscope.data.language import byte_tokenizer, word_tokenizer
+from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
-from ssmscope.tasks.byte_pairs import train_byte_pairs
-from ssmscope.tasks.documents import bits_per_character, characters_of_tokens, document_data, load_documents
-from ssmscope.tasks.language import byte_tokenizer, word_tokenizer
-from ssmscope.tasks.tokens import IGNORED
 from ssmscope.training.card import score_record
 from ssmscope.training.objectives import NextTokens
 

@@ -7,9 +7,8 @@ from collections import Counter
 import pytest
 from mixture import CUES, SIZES, write_mixture
 
-from ssmscope.errors import InputError
-from ssmscope.tasks.byte_pairs import train_byte_pairs
-from ssmscope.tasks.instructions import (
+from ssmscope.data.byte_pairs import train_byte_pairs
+from ssmscope.data.instructions import (
     TASKS,
     UNSEEN,
     chosen_tasks,
@@ -22,9 +21,10 @@ from ssmscope.tasks.instructions import (
     spoken,
     unseen_templates,
 )
-from ssmscope.tasks.language import word_tokenizer
-from ssmscope.tasks.prompts import TASK_PROMPTS, content_of
-from ssmscope.tasks.text import load_text, text_data
+from ssmscope.data.language import word_tokenizer
+from ssmscope.data.prompts import TASK_PROMPTS, content_of
+from ssmscope.data.text import load_text, text_data
+from ssmscope.errors import InputError
 
 PARTS = ("train", "validation", "test", "unseen")
 

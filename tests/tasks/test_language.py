@@ -10,19 +10,13 @@ import torch
 from transformers import AutoTokenizer, MambaConfig, MambaForCausalLM
 
 import ssmscope
+from ssmscope.core.tokenizing import tokenize
+from ssmscope.data.language import byte_tokenizer, language_data, load_lines, symbol_tokenizer, word_tokenizer
+from ssmscope.data.sequences import LISTOPS
+from ssmscope.data.text import load_text
+from ssmscope.data.tokenizer import save_tokenizer
+from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
-from ssmscope.tasks.language import (
-    byte_tokenizer,
-    language_data,
-    load_lines,
-    symbol_tokenizer,
-    word_tokenizer,
-)
-from ssmscope.tasks.sequences import LISTOPS
-from ssmscope.tasks.text import load_text
-from ssmscope.tasks.tokenizer import save_tokenizer
-from ssmscope.tasks.tokens import IGNORED
-from ssmscope.tokenizing import tokenize
 
 LINES = ["= Title =", "", "the cat saw the dog", "the dog ran"]
 

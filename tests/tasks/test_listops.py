@@ -9,10 +9,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from ssmscope.data.arrays import ArrayData
+from ssmscope.data.listops import evaluate, listops_expressions
+from ssmscope.data.sequences import LISTOPS
 from ssmscope.errors import InputError
-from ssmscope.tasks.arrays import ArrayData
-from ssmscope.tasks.listops import evaluate, listops_expressions
-from ssmscope.tasks.sequences import LISTOPS
 from ssmscope.training.data import parts_of
 
 PAD = LISTOPS.index("[PAD]")

@@ -9,9 +9,8 @@ import re
 import numpy as np
 import pytest
 
-from ssmscope.errors import InputError, did_you_mean
-from ssmscope.signature import documented
-from ssmscope.tasks.mad import (
+from ssmscope.api.options import documented
+from ssmscope.data.mad import (
     GENERATORS,
     CompressionData,
     associative_recall,
@@ -22,7 +21,8 @@ from ssmscope.tasks.mad import (
     noisy_recall,
     selective_copying,
 )
-from ssmscope.tasks.tokens import IGNORED, TokenData
+from ssmscope.data.tokens import IGNORED, TokenData
+from ssmscope.errors import InputError, did_you_mean
 
 SMALL = dict(train_examples=60, test_examples=40)
 

@@ -7,11 +7,11 @@ from collections import Counter
 
 import pytest
 
-from ssmscope.tasks.babi import question_tokens, questions
-from ssmscope.tasks.language import byte_tokenizer
-from ssmscope.tasks.needles import NEEDLES, TASKS
-from ssmscope.tasks.stories import OBJECTS, PERSONS, PLACES
-from ssmscope.tasks.stories import TASKS as STORIES
+from ssmscope.data.babi import question_tokens, questions
+from ssmscope.data.language import byte_tokenizer
+from ssmscope.data.needles import NEEDLES, TASKS
+from ssmscope.data.stories import OBJECTS, PERSONS, PLACES
+from ssmscope.data.stories import TASKS as STORIES
 
 WHO, WHERE, WHAT = (f"({'|'.join(names)})" for names in (PERSONS, PLACES, OBJECTS))
 

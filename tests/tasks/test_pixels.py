@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ssmscope.data import pixels as module
+from ssmscope.data.pixels import decoded, digits, load_pixels, read_images
 from ssmscope.errors import InputError
-from ssmscope.tasks import pixels as module
-from ssmscope.tasks.pixels import decoded, digits, load_pixels, read_images
 
 RASTER = np.arange(3 * 4 * 3, dtype=np.uint8).reshape(3, 4, 3) * 5
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from ssmscope.data.planted import COLOURS, DIRECTIONS, FILLER, LONGEST, NEGATIVE, POSITIVE, SHORTEST, TASKS
+from ssmscope.data.text import SOURCES, load_text
 from ssmscope.errors import InputError
-from ssmscope.tasks.planted import COLOURS, DIRECTIONS, FILLER, LONGEST, NEGATIVE, POSITIVE, SHORTEST, TASKS
-from ssmscope.tasks.text import SOURCES, load_text
 
 
 def label_of(name: str, words: list[str]) -> int:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ssmscope.data import prompts
+from ssmscope.data.prompts import CONTENT, PAIRS, TASK_PROMPTS, content_of, prompts_of
+from ssmscope.data.text import PAIR_SEPARATOR, SOURCES, load_text
 from ssmscope.errors import InputError
-from ssmscope.tasks import prompts
-from ssmscope.tasks.prompts import CONTENT, PAIRS, TASK_PROMPTS, content_of, prompts_of
-from ssmscope.tasks.text import PAIR_SEPARATOR, SOURCES, load_text
 
 
 @pytest.mark.parametrize("name", TASK_PROMPTS)

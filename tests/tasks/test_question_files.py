@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from ssmscope.data.question_files import load_questions
 from ssmscope.errors import InputError
-from ssmscope.tasks.question_files import load_questions
 
 ROWS = [
     {"context": "Ann is in the hall.\nBo is in the attic.", "question": "Where is Ann?", "answer": "hall"},

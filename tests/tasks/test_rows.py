@@ -7,11 +7,11 @@ from pathlib import Path
 import hostile
 import pytest
 
+from ssmscope.data import rows
+from ssmscope.data.language import load_lines
+from ssmscope.data.question_files import load_questions
+from ssmscope.data.text import load_text
 from ssmscope.errors import InputError
-from ssmscope.tasks import rows
-from ssmscope.tasks.language import load_lines
-from ssmscope.tasks.question_files import load_questions
-from ssmscope.tasks.text import load_text
 
 FINE = {
     ".jsonl": {"text-flag-field", "rationale-null-field", "rationale-absent-field"},

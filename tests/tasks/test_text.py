@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ssmscope.data.language import load_lines
+from ssmscope.data.text import PAIR_SEPARATOR, SOURCES, load_text, text_data
 from ssmscope.errors import InputError
-from ssmscope.tasks.language import load_lines
-from ssmscope.tasks.text import PAIR_SEPARATOR, SOURCES, load_text, text_data
 
 ROWS = [("good film", "pos"), ("bad film", "neg"), ("a good day", "pos")]
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from ssmscope.data.batches import collate, drop_tokens, encode, epoch_order
+from ssmscope.data.subwords import SubwordDropout
+from ssmscope.data.text import text_data
+from ssmscope.data.tokenizer import save_tokenizer, train_tokenizer
 from ssmscope.errors import InputError
-from ssmscope.tasks.batches import collate, drop_tokens, encode, epoch_order
-from ssmscope.tasks.subwords import SubwordDropout
-from ssmscope.tasks.text import text_data
-from ssmscope.tasks.tokenizer import save_tokenizer, train_tokenizer
 
 TEXTS = [
     "The film isn't bad; it's a moving, well-made story ...",

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import ssmscope
+from ssmscope.data.documents import bits_per_character, document_data, load_documents
 from ssmscope.errors import InputError
-from ssmscope.tasks.documents import bits_per_character, document_data, load_documents
 from ssmscope.training import train_model
 from ssmscope.training.fitting import matrix_products
 

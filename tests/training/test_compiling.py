@@ -12,11 +12,11 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from ssmscope import compiling
-from ssmscope.compiling import compiled_parts
-from ssmscope.mixers import fast_scan
-from ssmscope.models.baleen import BaleenMamba2Config, BaleenMamba2ForCausalLM
-from ssmscope.tasks.tokens import TokenData
+from ssmscope.architectures.own.baleen import BaleenMamba2Config, BaleenMamba2ForCausalLM
+from ssmscope.core import compiling
+from ssmscope.core.compiling import compiled_parts
+from ssmscope.core.mixers import fast_scan
+from ssmscope.data.tokens import TokenData
 from ssmscope.training.fitting import Fit
 from ssmscope.training.objectives import NextTokens
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ssmscope.api.writing import held
 from ssmscope.errors import InputError
 from ssmscope.training import train_model
 from ssmscope.training.checkpoint import continued, read_json, save_state
-from ssmscope.writing import held
 
 QUICK = dict(length=5, examples=20, epochs=2, width=8, layers=1, state=4, progress=False, device="cpu")
 

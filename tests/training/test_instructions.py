@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 
 import ssmscope
 from ssmscope import cli
+from ssmscope.architectures.own.baleen import convert, information_loss
+from ssmscope.core.mixers import fast_scan
+from ssmscope.data.byte_pairs import train_byte_pairs
+from ssmscope.data.instructions import label_tokens, load_mixture, spoken
+from ssmscope.data.language import word_tokenizer
+from ssmscope.data.prompts import TASK_PROMPTS
 from ssmscope.errors import InputError
-from ssmscope.mixers import fast_scan
-from ssmscope.models.baleen import convert, information_loss
-from ssmscope.tasks.byte_pairs import train_byte_pairs
-from ssmscope.tasks.instructions import label_tokens, load_mixture, spoken
-from ssmscope.tasks.language import word_tokenizer
-from ssmscope.tasks.prompts import TASK_PROMPTS
 from ssmscope.training import train_model
 from ssmscope.training.answering import Answers
 from ssmscope.training.run import _commands_before

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from warm import TRANSFORMERS
 
 import ssmscope
-from ssmscope.models.baleen import information_loss
-from ssmscope.tasks.mad import associative_recall
+from ssmscope.architectures.own.baleen import information_loss
+from ssmscope.data.mad import associative_recall
 from ssmscope.training import build, train_model
 from ssmscope.training.fitting import watched
 

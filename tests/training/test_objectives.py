@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ssmscope.models.baleen import BaleenMamba2Config, BaleenMamba2ForCausalLM, information_loss
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.tasks.babi import QuestionData, QuestionTokens, question_tokens, questions
-from ssmscope.tasks.language import word_tokenizer
-from ssmscope.tasks.mad import compression
-from ssmscope.tasks.sequences import majority
-from ssmscope.tasks.tokens import IGNORED, TokenData
+from ssmscope.architectures.own.baleen import BaleenMamba2Config, BaleenMamba2ForCausalLM, information_loss
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.data.babi import QuestionData, QuestionTokens, question_tokens, questions
+from ssmscope.data.language import word_tokenizer
+from ssmscope.data.mad import compression
+from ssmscope.data.sequences import majority
+from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.training.card import bootstrap_interval, score_record, wilson_interval
 from ssmscope.training.objectives import (
     SPREAD,

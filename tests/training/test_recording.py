@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssmscope.tasks.pixels import load_pixels
+from ssmscope.data.pixels import load_pixels
 from ssmscope.training import train_model
 from ssmscope.training.fitting import Fit
 from ssmscope.training.objectives import NextTokens, Pixels, Questions, Sequences

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import ssmscope
-from ssmscope.mixers import fast_scan
-from ssmscope.models.baleen import exponential_kl, prior_of
-from ssmscope.shipped import demos
+from ssmscope.architectures.own.baleen import exponential_kl, prior_of
+from ssmscope.core.mixers import fast_scan
+from ssmscope.core.shipped import demos
 from ssmscope.training.card import model_card
 from ssmscope.training.selectivity import Selectivity
 

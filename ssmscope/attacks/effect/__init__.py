@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import TEXT_MODELS
+from ssmscope.api.options import Layers, Top
 from ssmscope.errors import InputError
-from ssmscope.reads import TEXT_MODELS
-from ssmscope.signature import Layers, Top
 
 if TYPE_CHECKING:
     from ssmscope.attacks.effect.result import AttackEffect
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
 
 
 def check_texts(*, before: str | None = None, after: str | None = None, **others: Any) -> None:

@@ -15,9 +15,9 @@ from matplotlib.ticker import MaxNLocator
 
 from ssmscope.interp.heatmap.views import FLAT
 from ssmscope.interp.heatmap.words import varies
-from ssmscope.show.blocks import TokenRow, TokenText
-from ssmscope.show.figure import INK, SOFT, plain
-from ssmscope.show.token_figure import (
+from ssmscope.render.blocks import TokenRow, TokenText
+from ssmscope.render.figure import INK, SOFT, plain
+from ssmscope.render.token_figure import (
     BAR,
     BOX,
     MARGIN,
@@ -32,7 +32,7 @@ from ssmscope.show.token_figure import (
     wrap,
     write,
 )
-from ssmscope.show.tokens import BLUES, evenly_apart, ramp, short_token, shorten, span_of, visible
+from ssmscope.render.tokens import BLUES, evenly_apart, ramp, short_token, shorten, span_of, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

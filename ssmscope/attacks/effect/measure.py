@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ssmscope.api.options import chosen_layers
+from ssmscope.api.results import record_provenance
 from ssmscope.attacks.effect.result import AttackEffect, Side
-from ssmscope.heads import hidden_vectors
+from ssmscope.core.heads import hidden_vectors
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.interp.heatmap.result import SelectionHeatmap
 from ssmscope.interp.methods.gradients import outputs_kept
-from ssmscope.results import record_provenance
-from ssmscope.signature import chosen_layers
 
 if TYPE_CHECKING:
-    from ssmscope.encoding import Batch
-    from ssmscope.model import Model
-    from ssmscope.trace import Trace
+    from ssmscope.core.encoding import Batch
+    from ssmscope.core.model import Model
+    from ssmscope.core.trace import Trace
 
 
 SAME = 1e-5

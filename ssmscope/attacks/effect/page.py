@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ssmscope.attacks.effect.figure import colours, span
-from ssmscope.show.tokens import shade_style, shorten, visible, written
+from ssmscope.render.tokens import shade_style, shorten, visible, written
 
 if TYPE_CHECKING:
     from ssmscope.attacks.effect.result import AttackEffect, Side

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmscope.api.results import Result
 from ssmscope.interp.heatmap.result import ScoredText
-from ssmscope.results import Result
-from ssmscope.show.table import Cell, Line, Table, folded, plain, table
-from ssmscope.show.tokens import shorten, visible
+from ssmscope.render.table import Cell, Line, Table, folded, plain, table
+from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from ssmscope.show.blocks import Block
+    from ssmscope.render.blocks import Block
 
 
 HEAD = "head"
@@ -242,8 +242,8 @@ class AttackEffect(Result, kind="effect"):
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.effect import page, terminal
         from ssmscope.attacks.effect.figure import draw_distances
-        from ssmscope.show.blocks import Custom, Picture, Prose
-        from ssmscope.show.html import grid
+        from ssmscope.render.blocks import Custom, Picture, Prose
+        from ssmscope.render.html import grid
 
         yield Prose(self.headline, "title")
         yield Custom(lambda coloured: terminal.texts(self, coloured), lambda: page.texts(self), page.STYLE)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from ssmscope.attacks.effect.figure import colours, span
-from ssmscope.show.table import Cell, Line, Table, plain, table
-from ssmscope.show.tokens import CIVIDIS, evenly_apart, ink, ramp, short_token, visible, written
+from ssmscope.render.table import Cell, Line, Table, plain, table
+from ssmscope.render.tokens import CIVIDIS, evenly_apart, ink, ramp, short_token, visible, written
 
 if TYPE_CHECKING:
     from ssmscope.attacks.effect.result import AttackEffect, Side

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import TEXT_MODELS, Data
+from ssmscope.api.options import REPEATED, Cache, LabelWords, Limit, Metavar, Scoring, Seed, Template
 from ssmscope.attacks.checks import check_asked
 from ssmscope.errors import InputError
-from ssmscope.reads import TEXT_MODELS, Data
-from ssmscope.signature import REPEATED, Cache, LabelWords, Limit, Metavar, Scoring, Seed, Template
 
 if TYPE_CHECKING:
     from ssmscope.attacks.insertion.result import InsertionSweep
-    from ssmscope.model import Model
-    from ssmscope.tasks.text import TextData
+    from ssmscope.core.model import Model
+    from ssmscope.data.text import TextData
 
 
 def _check(*, places: int | Sequence[float], **options: Any) -> None:
@@ -70,6 +70,7 @@ def insertion_sweep(
         InputError: an empty phrase or one that is given twice, a place outside 0 to 1, data that does not fit the
             model, and what `Template` and `Evaluator` refuse.
     """
+    from ssmscope.api.results import record_provenance
     from ssmscope.attacks.curves import questions, true_log_odds
     from ssmscope.attacks.insertion.measure import (
         attacked_texts,
@@ -80,8 +81,7 @@ def insertion_sweep(
         notes_on,
     )
     from ssmscope.attacks.insertion.result import FIRST, LAST, InsertionCurve, InsertionSweep, Place, place_name
-    from ssmscope.limits import TEXTS, refuse_held
-    from ssmscope.results import record_provenance
+    from ssmscope.core.limits import TEXTS, refuse_held
 
     phrases = checked_phrases(insert)
     shares = checked_shares(places)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ssmscope.bootstrap import Estimate
-from ssmscope.show.figure import (
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.figure import (
     COLOURS,
     DASHED,
     DOTTED,
@@ -21,7 +21,7 @@ from ssmscope.show.figure import (
     line,
     stacked,
 )
-from ssmscope.show.tokens import shorten, visible
+from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,13 +17,13 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ssmscope.attacks.curves import Questions, unknown_tokens
-from ssmscope.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
+from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
+from ssmscope.core.limits import refuse_above
 from ssmscope.errors import InputError
-from ssmscope.limits import refuse_above
-from ssmscope.show.tokens import shorten, visible
+from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
 
 
 def inserted(text: str, phrase: str, words: int) -> str:

@@ -11,17 +11,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ssmscope.api.results import Result
 from ssmscope.attacks.closing import closing
-from ssmscope.bootstrap import Estimate, interval_columns, with_intervals
-from ssmscope.results import Result
-from ssmscope.show.numbers import told_apart
-from ssmscope.show.table import Cell, Line, Table, bare, table, written
-from ssmscope.show.tokens import shorten, visible
+from ssmscope.core.bootstrap import Estimate, interval_columns, with_intervals
+from ssmscope.render.numbers import told_apart
+from ssmscope.render.table import Cell, Line, Table, bare, table, written
+from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from ssmscope.show.blocks import Block
+    from ssmscope.render.blocks import Block
 
 FIRST, LAST = "before the template", "after the template"
 """The places outside the content, where there is a template."""
@@ -62,7 +62,7 @@ class InsertionCurve:
     places: tuple[Place, ...]
     """From the first to the last."""
     hardest_places: tuple[int, ...]
-    """The place of the lowest accuracy, and those from which it cannot be told, see `ssmscope.bootstrap.lowest`."""
+    """The place of the lowest accuracy, and those from which it cannot be told, see `bootstrap.lowest`."""
     lowest_odds: tuple[int, ...]
     """The same of the place where most texts have their lowest log-odds; none for generated answers."""
     worst: Estimate
@@ -150,7 +150,7 @@ class InsertionSweep(Result, kind="insertion"):
         return pd.DataFrame(rows, columns=columns)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Prose
+        from ssmscope.render.blocks import Prose
 
         yield from self.opening()
         yield from (curve_table(curve, self.clean) for curve in self.shown)

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import TEXT_MODELS, Data
+from ssmscope.api.options import Cache, LabelWords, Limit, Metavar, Range, Reads, Seed, Template
 from ssmscope.attacks.checks import check_asked
 from ssmscope.errors import InputError
-from ssmscope.reads import TEXT_MODELS, Data
-from ssmscope.signature import Cache, LabelWords, Limit, Metavar, Range, Reads, Seed, Template
 
 if TYPE_CHECKING:
     from ssmscope.attacks.overflow.result import StateOverflow
-    from ssmscope.model import Model
-    from ssmscope.tasks.text import TextData
+    from ssmscope.core.model import Model
+    from ssmscope.data.text import TextData
 
 
 def check_overflow(*, lengths: Sequence[int], filler: str | None, **others: Any) -> None:
@@ -89,12 +89,12 @@ def state_overflow(
         InputError: an empty filler, no length above 0, data that does not fit the model, and what `Template` and
             `Evaluator` refuse.
     """
+    from ssmscope.api.results import record_provenance
     from ssmscope.attacks.curves import questions, true_log_odds
     from ssmscope.attacks.overflow.filler import added_tokens, filled, filler_text, pieces_of
     from ssmscope.attacks.overflow.measure import measure, notes_on
     from ssmscope.attacks.overflow.result import Filled, OverflowCurve, StateOverflow
-    from ssmscope.limits import ROW, refuse_above, refuse_reading
-    from ssmscope.results import record_provenance
+    from ssmscope.core.limits import ROW, refuse_above, refuse_reading
 
     steps = tuple(sorted({0, *lengths}))
     places = ("after", "before") if where == "both" else (where,)

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from ssmscope.show.figure import (
+from ssmscope.render.figure import (
     COLOURS,
     DASHED,
     DOTTED,

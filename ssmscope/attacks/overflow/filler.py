@@ -12,15 +12,15 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ssmscope.attacks.curves import Questions
+from ssmscope.data.filler import generated, sentences
+from ssmscope.data.language import load_lines
+from ssmscope.data.rows import SUFFIXES
+from ssmscope.data.text import LINE_SOURCES
 from ssmscope.errors import InputError
 from ssmscope.evaluation.encoded import token_rows
-from ssmscope.tasks.filler import generated, sentences
-from ssmscope.tasks.language import load_lines
-from ssmscope.tasks.rows import SUFFIXES
-from ssmscope.tasks.text import LINE_SOURCES
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
 
 
 SENTENCES = 64

@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ssmscope.attacks.curves import Questions, unknown_tokens
-from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
 from ssmscope.attacks.overflow.result import OverflowCurve
 
 

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ssmscope.bootstrap import Estimate, with_intervals
-from ssmscope.results import Result
-from ssmscope.show.table import Cell, Line, Table, bare, table, written
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate, with_intervals
+from ssmscope.render.table import Cell, Line, Table, bare, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from ssmscope.show.blocks import Block
+    from ssmscope.render.blocks import Block
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class StateOverflow(Result, kind="overflow"):
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.closing import closing
-        from ssmscope.show.blocks import Prose
+        from ssmscope.render.blocks import Prose
 
         yield from self.opening()
         yield from (curve_table(curve, self.classes) for curve in self.curves)

@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import TEXT_MODELS, Data
+from ssmscope.api.options import Cache, LabelWords, Limit, Metavar, Progress, Range, Reads, Seed, Template
 from ssmscope.attacks.checks import check_asked
 from ssmscope.errors import InputError
-from ssmscope.reads import TEXT_MODELS, Data
-from ssmscope.signature import Cache, LabelWords, Limit, Metavar, Progress, Range, Reads, Seed, Template
 
 if TYPE_CHECKING:
     from ssmscope.attacks.poisoning.result import StatePoisoning
-    from ssmscope.model import Model
-    from ssmscope.tasks.text import TextData
+    from ssmscope.core.model import Model
+    from ssmscope.data.text import TextData
 
 
 def check_poison(*, objective: str, target: str | None, span: str | None, **others: Any) -> None:
@@ -114,15 +114,15 @@ def state_poisoning(
         InputError: a span that no text has before the trigger, fewer than two words for triggers, a transfer to a model
             of another tokenizer, an unknown class, fewer than four texts, and what `Template` and `Evaluator` refuse.
     """
+    from ssmscope.api.results import record_provenance
     from ssmscope.attacks.curves import questions
     from ssmscope.attacks.poisoning.attack import Parts, measured, other_models, planted_class, read_otherwise, searched
     from ssmscope.attacks.poisoning.goals import Goal
     from ssmscope.attacks.poisoning.memory import DETECTORS
     from ssmscope.attacks.poisoning.result import StatePoisoning
     from ssmscope.attacks.poisoning.triggers import Vocabulary, slots_of
-    from ssmscope.limits import refuse_reading
-    from ssmscope.progress import on_stderr, progress_bar
-    from ssmscope.results import record_provenance
+    from ssmscope.core.limits import refuse_reading
+    from ssmscope.core.progress import on_stderr, progress_bar
 
     model.check_remembers("forgetting")
     asking: dict[str, Any] = dict(template=template, words=words, limit=limit, cache=cache, seed=seed)

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ssmscope.architectures.loading.load import load
 from ssmscope.attacks.curves import Questions
 from ssmscope.attacks.poisoning.goals import Goal, Guided
 from ssmscope.attacks.poisoning.measure import Tried, observe, victim
 from ssmscope.attacks.poisoning.result import Cost, Victim
 from ssmscope.attacks.poisoning.search import random_search, search
 from ssmscope.attacks.poisoning.triggers import Slot, Trigger, Vocabulary, attacked
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation.encoded import token_rows
-from ssmscope.model import Model
-from ssmscope.models.load import load
 
 
 @dataclass(frozen=True)

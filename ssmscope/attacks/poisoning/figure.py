@@ -5,20 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ssmscope.attacks.poisoning.result import NAMES
-from ssmscope.bootstrap import Estimate
-from ssmscope.show.figure import (
-    COLOURS,
-    DASHED,
-    INK,
-    MARKERS,
-    SOFT,
-    Sheet,
-    dashed,
-    data_line,
-    handle,
-    interval,
-)
-from ssmscope.show.tokens import shorten, visible
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.figure import COLOURS, DASHED, INK, MARKERS, SOFT, Sheet, dashed, data_line, handle, interval
+from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

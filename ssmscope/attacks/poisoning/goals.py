@@ -15,8 +15,8 @@ from ssmscope.attacks.curves import Questions
 from ssmscope.attacks.poisoning.memory import NOTHING, Beginning, memory, share_gradients, steps, threshold
 from ssmscope.attacks.poisoning.triggers import Slot, Trigger, Vocabulary, attacked
 from ssmscope.attacks.words.hotflip import embedded, estimates, loss_gradients
+from ssmscope.core.model import Model
 from ssmscope.evaluation import label_words
-from ssmscope.model import Model
 
 
 @dataclass(eq=False)

@@ -12,8 +12,8 @@ from ssmscope.attacks.curves import Questions
 from ssmscope.attacks.poisoning.memory import DETECTORS, NOTHING, Beginning, memory, threshold
 from ssmscope.attacks.poisoning.result import Alarm, Poisoned, Victim
 from ssmscope.attacks.poisoning.triggers import Slot, Trigger, Vocabulary, attacked
-from ssmscope.bootstrap import estimate, ratio, resampled_sums
-from ssmscope.model import Model
+from ssmscope.core.bootstrap import estimate, ratio, resampled_sums
+from ssmscope.core.model import Model
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from ssmscope import ops
 from ssmscope.attacks.poisoning.triggers import Slot
-from ssmscope.batching import tokens_at_once
-from ssmscope.encoding import Batch
-from ssmscope.mixers import weights_constant
-from ssmscope.model import Model
+from ssmscope.core.batching import tokens_at_once
+from ssmscope.core.encoding import Batch
+from ssmscope.core.mixers import weights_constant
+from ssmscope.core.model import Model
+from ssmscope.core.states import States, gathered
+from ssmscope.core.trace import LayerState, LayerTrace, detached
 from ssmscope.ops import Recurrence, survival
-from ssmscope.states import States, gathered
-from ssmscope.trace import LayerState, LayerTrace, detached
 
 DETECTORS = ("token", "window", "half-life")
 NOTHING: Int[np.ndarray, "1 0"] = np.empty((1, 0), dtype=np.int64)

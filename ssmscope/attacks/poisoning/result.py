@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ssmscope.bootstrap import Estimate, with_intervals
-from ssmscope.results import Result
-from ssmscope.show.numbers import counted
-from ssmscope.show.table import Cell, Line, Table, bare, table, written
-from ssmscope.show.tokens import visible
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate, with_intervals
+from ssmscope.render.numbers import counted
+from ssmscope.render.table import Cell, Line, Table, bare, table, written
+from ssmscope.render.tokens import visible
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from ssmscope.show.blocks import Block
+    from ssmscope.render.blocks import Block
 
 FOUND = "found"
 NAMES: Mapping[str, str] = {
@@ -167,7 +167,7 @@ class StatePoisoning(Result, kind="poison"):
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.closing import closing
-        from ssmscope.show.blocks import Prose
+        from ssmscope.render.blocks import Prose
 
         yield from self.opening()
         for number, one in enumerate(self.victims):

@@ -14,13 +14,13 @@ from jaxtyping import Bool
 from ssmscope.attacks.curves import Questions
 from ssmscope.attacks.insertion.measure import inserted
 from ssmscope.attacks.words.hotflip import letters
+from ssmscope.core.tokenizing import tokenize
+from ssmscope.data.language import load_lines
 from ssmscope.errors import InputError
 from ssmscope.evaluation.encoded import token_rows
-from ssmscope.tasks.language import load_lines
-from ssmscope.tokenizing import tokenize
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
 
 Trigger = tuple[int, ...]
 """Numbers of words in a `Vocabulary`."""

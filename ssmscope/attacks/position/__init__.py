@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import PIXEL_CLASSIFIER, TEXT_CLASSIFIER, Data
+from ssmscope.api.options import BatchSize, Limit, Metavar, Seed
 from ssmscope.attacks.position.regions import check_places
-from ssmscope.reads import PIXEL_CLASSIFIER, TEXT_CLASSIFIER, Data
-from ssmscope.signature import BatchSize, Limit, Metavar, Seed
 
 if TYPE_CHECKING:
     from ssmscope.attacks.position.result import PositionBias
-    from ssmscope.model import Model
-    from ssmscope.tasks.pixels import PixelData
-    from ssmscope.tasks.sequences import SequenceData
-    from ssmscope.tasks.text import TextData
+    from ssmscope.core.model import Model
+    from ssmscope.data.pixels import PixelData
+    from ssmscope.data.sequences import SequenceData
+    from ssmscope.data.text import TextData
 
 
 @analysis(
@@ -75,14 +75,14 @@ def position_bias(
     """
     import numpy as np
 
+    from ssmscope.api.results import record_provenance
     from ssmscope.attacks.position.measure import PAPER, SHARES, averages, measure, notes_on, replaced_inputs
     from ssmscope.attacks.position.regions import regions_of, windows_of
     from ssmscope.attacks.position.replaced import draw_donors
     from ssmscope.attacks.position.result import PositionBias
+    from ssmscope.core.limits import refuse_above
+    from ssmscope.data.pixels import PixelData
     from ssmscope.interp.classes import class_ids
-    from ssmscope.limits import refuse_above
-    from ssmscope.results import record_provenance
-    from ssmscope.tasks.pixels import PixelData
 
     refuse_above(2**16, batch_size=batch_size)
     kind = replaced_inputs(model, data)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.show.figure import COLOURS, DASHED, INK, SOFT, Sheet, data_line, interval, line
-from ssmscope.show.table import in_percent
-from ssmscope.show.tokens import BLUES
+from ssmscope.render.figure import COLOURS, DASHED, INK, SOFT, Sheet, data_line, interval, line
+from ssmscope.render.table import in_percent
+from ssmscope.render.tokens import BLUES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,14 +10,14 @@ import numpy as np
 
 from ssmscope.attacks.position.regions import Region
 from ssmscope.attacks.position.replaced import LEFT_OUT, Pixels, Tokens
-from ssmscope.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
+from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
+from ssmscope.data.pixels import PixelData
+from ssmscope.data.sequences import SequenceData
+from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
-from ssmscope.tasks.pixels import PixelData
-from ssmscope.tasks.sequences import SequenceData
-from ssmscope.tasks.text import TextData
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
 from ssmscope.attacks.position.result import Attacked
 
 PAPER = ((0, 32), (0, 96), (928, 1024), (992, 1024))

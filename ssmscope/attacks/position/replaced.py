@@ -11,17 +11,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ssmscope.affine import embedding_table
+from ssmscope.api.sharding.parts import Columns, Measure, over
 from ssmscope.attacks.position.regions import Region
-from ssmscope.batching import by_length, tokens_at_once
+from ssmscope.core.affine import embedding_table
+from ssmscope.core.batching import by_length, tokens_at_once
+from ssmscope.core.model import Model, Run
+from ssmscope.core.tokenizing import tokenize
+from ssmscope.core.trace import LayerState
+from ssmscope.data.pixels import PixelData
+from ssmscope.data.sequences import SequenceData
+from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
-from ssmscope.model import Model, Run
-from ssmscope.sharding.parts import Columns, Measure, over
-from ssmscope.tasks.pixels import PixelData
-from ssmscope.tasks.sequences import SequenceData
-from ssmscope.tasks.text import TextData
-from ssmscope.tokenizing import tokenize
-from ssmscope.trace import LayerState
 
 LEFT_OUT = -1
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmscope.api.results import Result
 from ssmscope.attacks.closing import closing
-from ssmscope.bootstrap import Estimate, interval_columns, with_intervals
-from ssmscope.results import Result
-from ssmscope.show.numbers import counted, told_apart
-from ssmscope.show.table import Cell, Line, Table, as_share, bare, in_percent, table, written
+from ssmscope.core.bootstrap import Estimate, interval_columns, with_intervals
+from ssmscope.render.numbers import counted, told_apart
+from ssmscope.render.table import Cell, Line, Table, as_share, bare, in_percent, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from ssmscope.show.blocks import Block
+    from ssmscope.render.blocks import Block
 
 REPLACEMENTS = {
     "noise": "noise",
@@ -74,7 +74,7 @@ class PositionBias(Result, kind="position"):
     spread: float
     """The sample standard deviation of these, which that table gives behind ±."""
     worst_regions: tuple[int, ...]
-    """The region of the largest drop, and those from which it cannot be told, see `ssmscope.bootstrap.lowest`; none
+    """The region of the largest drop, and those from which it cannot be told, see `bootstrap.lowest`; none
     where no drop is defined."""
     worst_windows: tuple[int, ...]
     notes: tuple[str, ...]
@@ -144,7 +144,7 @@ class PositionBias(Result, kind="position"):
         return frame.astype({"examples": "Int64", "left_out": "Int64"})
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Prose
+        from ssmscope.render.blocks import Prose
 
         yield from self.opening()
         yield self._regions_table()

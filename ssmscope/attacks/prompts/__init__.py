@@ -10,12 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ssmscope.analysis import analysis
-from ssmscope.attacks.prompts.checks import SEMANTIC, check_parts, check_prompts
-from ssmscope.attacks.recipes import PROMPT
-from ssmscope.errors import InputError
-from ssmscope.reads import TEXT_MODELS, Data
-from ssmscope.signature import (
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import TEXT_MODELS, Data
+from ssmscope.api.options import (
     REPEATED,
     Cache,
     Embeddings,
@@ -29,11 +26,14 @@ from ssmscope.signature import (
     Scoring,
     Seed,
 )
+from ssmscope.attacks.prompts.checks import SEMANTIC, check_parts, check_prompts
+from ssmscope.attacks.recipes import PROMPT
+from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
     from ssmscope.attacks.prompts.result import PromptAttack
-    from ssmscope.model import Model
-    from ssmscope.tasks.text import TextData
+    from ssmscope.core.model import Model
+    from ssmscope.data.text import TextData
 
 PAPER = ("stresstest", "checklist", "deepwordbug", "textbugger")
 """The attacks of Baleen's Table 4."""
@@ -112,14 +112,14 @@ def prompt_attack(
         InputError: a template without `{content}`, no template or words where the data have none of their own, words
             that do not fit the classes, options that contradict each other, or a resource that is missing.
     """
+    from ssmscope.api.results import record_provenance
     from ssmscope.attacks.prompts.measure import attacked, fixed, labels_and_words, notes_on, own_prompts, recipe_of
     from ssmscope.attacks.prompts.result import Cost, PromptAttack, measured
     from ssmscope.attacks.prompts.search import Judge, rewritten
+    from ssmscope.core.progress import on_stderr, progress_bar
+    from ssmscope.data.prompts import TASK_PROMPTS, content_of
+    from ssmscope.data.text import SOURCES, TextData
     from ssmscope.evaluation import Evaluator, Template
-    from ssmscope.progress import on_stderr, progress_bar
-    from ssmscope.results import record_provenance
-    from ssmscope.tasks.prompts import TASK_PROMPTS, content_of
-    from ssmscope.tasks.text import SOURCES, TextData
 
     if not isinstance(data, TextData):
         raise InputError(f"data is {type(data).__name__}; allowed are labelled texts (load_text)")

@@ -11,13 +11,13 @@ from jaxtyping import Bool, Int
 from ssmscope.attacks.parts import Recipe, recipe
 from ssmscope.attacks.prompts.checks import SEMANTIC
 from ssmscope.attacks.prompts.search import PROMPTBENCH, Judge, searched, tried_all, with_suffix
+from ssmscope.data.prompts import TASK_PROMPTS, TaskPrompts
+from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
 from ssmscope.interp.classes import class_ids, word_ids
-from ssmscope.tasks.prompts import TASK_PROMPTS, TaskPrompts
-from ssmscope.tasks.text import TextData
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
 
 
 def fixed(each: Recipe, template: str, suffix: str, as_promptbench: bool) -> list[str]:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmscope.api.results import Result
 from ssmscope.attacks.parts import Recipe
-from ssmscope.bootstrap import Estimate, estimate, interval_columns, lowest, ratio, resampled_sums, with_intervals
-from ssmscope.results import Result
-from ssmscope.show.numbers import counted, told_apart
-from ssmscope.show.pictures import sized
-from ssmscope.show.table import Cell, Line, Table, in_percent, table, written
+from ssmscope.core.bootstrap import Estimate, estimate, interval_columns, lowest, ratio, resampled_sums, with_intervals
+from ssmscope.render.numbers import counted, told_apart
+from ssmscope.render.pictures import sized
+from ssmscope.render.table import Cell, Line, Table, in_percent, table, written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from ssmscope.show.blocks import Block
+    from ssmscope.render.blocks import Block
 
 UNDEFINED = Estimate(math.nan, math.nan, math.nan)
 
@@ -88,7 +88,7 @@ class PromptAttack(Result, kind="prompts"):
     average_clean: Estimate
     attacks: tuple[PromptAttacker, ...]
     worst: tuple[int, ...]
-    """The attack with the largest mean drop, and those from which it cannot be told, see `ssmscope.bootstrap.lowest`;
+    """The attack with the largest mean drop, and those from which it cannot be told, see `bootstrap.lowest`;
     none where no drop is defined."""
     cost: Cost
     notes: tuple[str, ...]
@@ -181,7 +181,7 @@ class PromptAttack(Result, kind="prompts"):
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.prompts.views import STYLE, by_template, html_prompts, terminal_prompts
-        from ssmscope.show.blocks import Custom, Prose
+        from ssmscope.render.blocks import Custom, Prose
 
         data, cost, several = self.provenance["data"], self.cost, len(self.templates) > 1
         yield from self.opening()

@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from ssmscope.attacks.parts import Recipe, protect, textattack
+from ssmscope.core.reading import read_text
+from ssmscope.data.prompts import CONTENT
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation import Evaluator, Template
-from ssmscope.reading import read_text
-from ssmscope.tasks.prompts import CONTENT
 
 if TYPE_CHECKING:
     from textattack.shared import AttackedText

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 from rich.text import Text
 
-from ssmscope.bootstrap import Estimate
-from ssmscope.show.figure import COLOURS, DASHED, GRID, INK, SOFT, Sheet, data_line, interval
-from ssmscope.show.html import grid
-from ssmscope.show.table import Cell, Line, in_percent, table
-from ssmscope.show.worddiff import html_diff, rich_diff
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.figure import COLOURS, DASHED, GRID, INK, SOFT, Sheet, data_line, interval
+from ssmscope.render.html import grid
+from ssmscope.render.table import Cell, Line, in_percent, table
+from ssmscope.render.worddiff import html_diff, rich_diff
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

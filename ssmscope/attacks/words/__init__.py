@@ -11,13 +11,9 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ssmscope.analysis import analysis
-from ssmscope.attacks.checks import check_asked
-from ssmscope.attacks.recipes import WORDS
-from ssmscope.attacks.words.recipes import ACTIVE, CANDIDATES, HOTFLIP, OPTIONS
-from ssmscope.errors import InputError
-from ssmscope.reads import TEXT_MODELS, Data
-from ssmscope.signature import (
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import TEXT_MODELS, Data
+from ssmscope.api.options import (
     Cache,
     Embeddings,
     Encoder,
@@ -32,6 +28,10 @@ from ssmscope.signature import (
     Seed,
     Template,
 )
+from ssmscope.attacks.checks import check_asked
+from ssmscope.attacks.recipes import WORDS
+from ssmscope.attacks.words.recipes import ACTIVE, CANDIDATES, HOTFLIP, OPTIONS
+from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
     from ssmscope.attacks.words.result import WordAttack
-    from ssmscope.model import Model
-    from ssmscope.tasks.text import TextData
+    from ssmscope.core.model import Model
+    from ssmscope.data.text import TextData
 
 
 def check_words(*, recipe: str, **options: Any) -> None:
@@ -127,6 +127,7 @@ def word_attack(
         InputError: an option of another attack, a resource that is missing, data of other classes than the model's, or
             label words that do not fit.
     """
+    from ssmscope.api.results import record_provenance
     from ssmscope.attacks.offline import stopwords as stop_words
     from ssmscope.attacks.parts import Recipe
     from ssmscope.attacks.parts import recipe as recipe_of
@@ -142,12 +143,11 @@ def word_attack(
         searched,
     )
     from ssmscope.attacks.words.result import WordAttack, measure
+    from ssmscope.core.progress import on_stderr, progress_bar
+    from ssmscope.data.text import TextData
     from ssmscope.evaluation import Evaluator, Template, label_words
     from ssmscope.evaluation.template import CONTENT
     from ssmscope.interp.classes import class_ids, word_ids
-    from ssmscope.progress import on_stderr, progress_bar
-    from ssmscope.results import record_provenance
-    from ssmscope.tasks.text import TextData
 
     if not isinstance(data, TextData):
         raise InputError(f"data is {type(data).__name__}; allowed are labelled texts (load_text)")

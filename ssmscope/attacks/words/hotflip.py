@@ -20,14 +20,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ssmscope.attacks.words.recipes import CANDIDATES
 from ssmscope.attacks.words.result import WORD
-from ssmscope.batching import by_length
+from ssmscope.core.batching import by_length
+from ssmscope.core.mixers import weights_constant
+from ssmscope.core.model import Model
+from ssmscope.core.tokenizing import is_within_word, tokenize
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Template
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.interp.objective import room
-from ssmscope.mixers import weights_constant
-from ssmscope.model import Model
-from ssmscope.tokenizing import is_within_word, tokenize
 
 SPARE = 3
 """How many times as many are spelled out: some are not read as the token that was meant."""

@@ -14,17 +14,10 @@ from jaxtyping import Float
 from ssmscope.attacks.parts import Recipe, protect
 from ssmscope.attacks.words.hotflip import Limits, hotflip
 from ssmscope.attacks.words.lockstep import lockstep
-from ssmscope.attacks.words.result import (
-    FAILED,
-    SKIPPED,
-    SUCCESS,
-    WORD,
-    AttackedText,
-    changed_words,
-)
+from ssmscope.attacks.words.result import FAILED, SKIPPED, SUCCESS, WORD, AttackedText, changed_words
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
 
 LETTERS = 4.5
 """So many characters a token has, about."""

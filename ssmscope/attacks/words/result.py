@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
-from ssmscope.results import Result
-from ssmscope.show.numbers import counted
-from ssmscope.show.pictures import sized
-from ssmscope.show.table import Cell, Line, Table, table, written
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.render.numbers import counted
+from ssmscope.render.pictures import sized
+from ssmscope.render.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from ssmscope.show.blocks import Block
+    from ssmscope.render.blocks import Block
 
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
@@ -157,7 +157,7 @@ class WordAttack(Result, kind="words"):
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.words.views import STYLE, html_texts, terminal_texts
-        from ssmscope.show.blocks import Custom, Prose
+        from ssmscope.render.blocks import Custom, Prose
 
         data = self.provenance["data"]
         yield from self.opening()

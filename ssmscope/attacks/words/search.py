@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ssmscope.attacks.offline import textattack
-from ssmscope.tasks.text import PAIR_SEPARATOR
+from ssmscope.data.text import PAIR_SEPARATOR
 
 if TYPE_CHECKING:
     from ssmscope.attacks.parts import Recipe

@@ -11,10 +11,10 @@ from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 from rich.text import Text
 
-from ssmscope.results import TABLE_ROWS
-from ssmscope.show.figure import COLOURS, DASHED, INK, SOFT, Sheet, data_line
-from ssmscope.show.tokens import visible
-from ssmscope.show.worddiff import html_diff, rich_diff
+from ssmscope.api.results import TABLE_ROWS
+from ssmscope.render.figure import COLOURS, DASHED, INK, SOFT, Sheet, data_line
+from ssmscope.render.tokens import visible
+from ssmscope.render.worddiff import html_diff, rich_diff
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from ssmscope.analysis import analysis
-from ssmscope.reads import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, Examples
-from ssmscope.signature import Limit, Range, Seed
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, Examples
+from ssmscope.api.options import Limit, Range, Seed
 
 if TYPE_CHECKING:
+    from ssmscope.api.inputs import ExampleData
+    from ssmscope.core.model import Model
     from ssmscope.interp.ablate.result import Ablation
-    from ssmscope.model import Model
-    from ssmscope.reads import ExampleData
 
 
 @analysis(
@@ -61,7 +61,7 @@ def ablate(
     channel mixing, and what entered it passes on. Layers below the ablated one are run once for each batch.
 
     Args:
-        data: labelled examples of a classifier; of a language model rows of tokens, `ssmscope.tasks.tokens.TokenData`.
+        data: labelled examples of a classifier; of a language model rows of tokens, `ssmscope.data.tokens.TokenData`.
 
     Raises:
         InputError: data of another kind than the model reads, fewer than two examples, heads that are single channels,

@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.ticker import MaxNLocator
 
-from ssmscope.show.figure import DASHED, INK, SOFT, Sheet, data_line, line, points, title
-from ssmscope.show.signed import SIGNED
-from ssmscope.show.tokens import ramp
+from ssmscope.render.figure import DASHED, INK, SOFT, Sheet, data_line, line, points, title
+from ssmscope.render.signed import SIGNED
+from ssmscope.render.tokens import ramp
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

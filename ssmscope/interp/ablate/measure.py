@@ -11,20 +11,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ssmscope.bootstrap import estimates, resampled_means
-from ssmscope.edits import edited
+from ssmscope.api.results import record_provenance
+from ssmscope.api.sharding.parts import Columns, over
+from ssmscope.core.bootstrap import estimates, resampled_means
+from ssmscope.core.edits import edited
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.ablate.parts import Key, Part, chosen_of, part_of, units_of
 from ssmscope.interp.ablate.result import Ablation, Unit
 from ssmscope.interp.resuming import Plain, resumes
 from ssmscope.interp.scoring import MEASURES, SIGNS, Scored, scored_examples
-from ssmscope.model import Model
-from ssmscope.results import record_provenance
-from ssmscope.sharding.parts import Columns, over
 
 if TYPE_CHECKING:
+    from ssmscope.api.inputs import ExampleData
     from ssmscope.interp.ablate.parts import What
-    from ssmscope.reads import ExampleData
 
 
 def ablation(

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from ssmscope.edits import Edit, Place, Site, blocks_of
-from ssmscope.encoding import Batch
+from ssmscope.core.edits import Edit, Place, Site, blocks_of
+from ssmscope.core.encoding import Batch
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.ablate.result import Unit
-from ssmscope.model import Model
 
 What = Literal["head", "layer", "recurrence", "convolution", "gate", "skip"]
 PLACES: dict[str, Place] = {

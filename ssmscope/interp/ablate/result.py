@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate, with_intervals
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.interp.scoring import MEASURES
-from ssmscope.results import Result
-from ssmscope.show.blocks import Block
-from ssmscope.show.numbers import counted
-from ssmscope.show.table import Cell, Line, Table, table, written
+from ssmscope.render.blocks import Block
+from ssmscope.render.numbers import counted
+from ssmscope.render.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame

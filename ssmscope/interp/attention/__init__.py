@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import Texts
+from ssmscope.api.options import Metavar, Range, chosen_layers
 from ssmscope.errors import InputError
 from ssmscope.interp.pairing import pair
-from ssmscope.reads import Texts
-from ssmscope.signature import Metavar, Range, chosen_layers
 
 if TYPE_CHECKING:
+    from ssmscope.core.model import Model, TextsLike
     from ssmscope.interp.attention.result import ImplicitAttention
-    from ssmscope.model import Model, TextsLike
 
 
 def check_attention(
@@ -81,7 +81,7 @@ def implicit_attention(
 
     Every layer is a linear map of its input once gates, steps and norms are frozen, and its matrix is exact
     (Differential Mamba, Eq. 8; Ali et al. 2024; Zimerman et al. 2024). Each map is (queries, keys); what is shown is a
-    signed mean over channels unless `heads` says otherwise; see `ssmscope.frozen`. With `gradient` see
+    signed mean over channels unless `heads` says otherwise; see `ssmscope.core.frozen`. With `gradient` see
     `attention_gradient`. A hybrid's layers of softmax attention stand beside these, named as "12 attention", with their
     weights softmax(q kᵀ), of a trace where its model is given too.
 
@@ -105,14 +105,14 @@ def implicit_attention(
         InputError: a trace without layers, a layer that the model does not have, a row or span that is not in a text,
             an unknown target, or a text that is too long for a rollout.
     """
-    from ssmscope.attention_layers import attention_numbers
+    from ssmscope.api.results import record_provenance
+    from ssmscope.core.attention_layers import attention_numbers
+    from ssmscope.core.model import as_batch, as_trace
+    from ssmscope.core.trace import Trace
     from ssmscope.interp.attention.measure import add_maps, roll_out
     from ssmscope.interp.attention.result import ImplicitAttention
     from ssmscope.interp.attention.shown import ShownText
     from ssmscope.interp.attention.softmax import add_softmax, divided, mean_weights, put_in_order
-    from ssmscope.model import as_batch, as_trace
-    from ssmscope.results import record_provenance
-    from ssmscope.trace import Trace
 
     options: dict[str, Any] = {
         **{"layers": layers if isinstance(layers, str) else list(layers), "heads": heads},

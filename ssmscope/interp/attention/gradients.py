@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ssmscope.attention_layers import attending, attention_numbers
+from ssmscope.api.options import chosen_layers
+from ssmscope.core.attention_layers import attending, attention_numbers
+from ssmscope.core.model import as_batch
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.attention.measure import add_maps
 from ssmscope.interp.attention.shown import ShownText
 from ssmscope.interp.attention.softmax import add_weighed, divided, too_many
 from ssmscope.interp.methods.gradients import outputs_kept
-from ssmscope.model import as_batch
-from ssmscope.signature import chosen_layers
 
 if TYPE_CHECKING:
-    from ssmscope.encoding import Batch
-    from ssmscope.model import Model, TextsLike
-    from ssmscope.trace import Trace
+    from ssmscope.core.encoding import Batch
+    from ssmscope.core.model import Model, TextsLike
+    from ssmscope.core.trace import Trace
 
 
 def target_of(model: Model, target: int | str | None) -> int | None:

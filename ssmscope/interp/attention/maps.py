@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.show.tokens import visible
+from ssmscope.render.tokens import visible
 
 if TYPE_CHECKING:
     from ssmscope.interp.attention.result import AttendedText, AttentionMap, ImplicitAttention

@@ -11,8 +11,8 @@ from torch import Tensor
 from ssmscope.interp.attention.shown import ShownText, pooled
 
 if TYPE_CHECKING:
-    from ssmscope.frozen import FrozenLayer
-    from ssmscope.trace import Trace
+    from ssmscope.core.frozen import FrozenLayer
+    from ssmscope.core.trace import Trace
 
 SINGLE = 64
 """Up to how many heads "all" gives each of them its map; more are put together in groups of neighbours."""

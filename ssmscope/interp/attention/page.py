@@ -31,10 +31,10 @@ from ssmscope.interp.attention.maps import (
     title,
 )
 from ssmscope.interp.attention.views import STRONGEST, query_rows
-from ssmscope.show import token_rows
-from ssmscope.show.blocks import Block, Picture, TokenMaps
-from ssmscope.show.signed import SIGNED, SIGNED_ON_DARK, STEPS, shades
-from ssmscope.show.tokens import visible, written
+from ssmscope.render import token_rows
+from ssmscope.render.blocks import Block, Picture, TokenMaps
+from ssmscope.render.signed import SIGNED, SIGNED_ON_DARK, STEPS, shades
+from ssmscope.render.tokens import visible, written
 
 if TYPE_CHECKING:
     from ssmscope.interp.attention.result import AttendedText, AttentionMap, ImplicitAttention

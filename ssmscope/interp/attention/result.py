@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.attention.maps import causal
 from ssmscope.interp.attention.readouts import Readouts
-from ssmscope.results import TABLE_ROWS, OverTexts, Result
-from ssmscope.show.blocks import Block, Prose, TokenRows
-from ssmscope.show.pictures import sized
-from ssmscope.show.table import ROWS, Table, folded
-from ssmscope.show.tokens import numbers
+from ssmscope.render.blocks import Block, Prose, TokenRows
+from ssmscope.render.pictures import sized
+from ssmscope.render.table import ROWS, Table, folded
+from ssmscope.render.tokens import numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,7 +17,7 @@ from ssmscope.interp.spans import find_piece, spelling
 from ssmscope.ops.pooled import causal_pairs, edges
 
 if TYPE_CHECKING:
-    from ssmscope.trace import Trace
+    from ssmscope.core.trace import Trace
 
 WHOLE = 1024
 """Up to how many tokens a map is whole by default; longer texts are shown in `CELLS` cells."""

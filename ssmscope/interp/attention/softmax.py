@@ -9,16 +9,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ssmscope.attention_layers import attending, attention_layers, attention_numbers
+from ssmscope.api.options import chosen_layers
+from ssmscope.core.attention_layers import attending, attention_layers, attention_numbers
 from ssmscope.errors import InputError
 from ssmscope.interp.attention.measure import grouped
 from ssmscope.interp.attention.result import SOFTMAX
 from ssmscope.interp.attention.shown import ShownText
-from ssmscope.signature import chosen_layers
 
 if TYPE_CHECKING:
-    from ssmscope.encoding import Batch
-    from ssmscope.model import Model
+    from ssmscope.core.encoding import Batch
+    from ssmscope.core.model import Model
 
 MOST = 2**29
 """How many weights a layer's whole maps of a text have at most: they are made at once."""

@@ -13,12 +13,12 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ssmscope.interp.attention.maps import causal, limit, title
-from ssmscope.show.blocks import TokenText
-from ssmscope.show.figure import INK, SOFT, Sheet
-from ssmscope.show.numbers import number
-from ssmscope.show.signed import SIGNED
-from ssmscope.show.token_figure import BOX, MARGIN, MARK, Panel, draw_boxes, drawable, families, letters, wrap, write
-from ssmscope.show.tokens import ramp, short_token, shorten
+from ssmscope.render.blocks import TokenText
+from ssmscope.render.figure import INK, SOFT, Sheet
+from ssmscope.render.numbers import number
+from ssmscope.render.signed import SIGNED
+from ssmscope.render.token_figure import BOX, MARGIN, MARK, Panel, draw_boxes, drawable, families, letters, wrap, write
+from ssmscope.render.tokens import ramp, short_token, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

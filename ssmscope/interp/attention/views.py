@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.attention.maps import (
     CLIPPED,
     MEAN,
@@ -20,12 +20,12 @@ from ssmscope.interp.attention.maps import (
     title,
 )
 from ssmscope.interp.attention.triangles import Triangles
-from ssmscope.show.blocks import TokenRow, TokenRows, TokenText
-from ssmscope.show.numbers import number
-from ssmscope.show.signed import SIGNED
-from ssmscope.show.table import Cell, Line, Table, bare, table
-from ssmscope.show.token_figure import Panel, chosen_texts, panel, rest_of, stack
-from ssmscope.show.tokens import short_token
+from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
+from ssmscope.render.numbers import number
+from ssmscope.render.signed import SIGNED
+from ssmscope.render.table import Cell, Line, Table, bare, table
+from ssmscope.render.token_figure import Panel, chosen_texts, panel, rest_of, stack
+from ssmscope.render.tokens import short_token
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import Texts
+from ssmscope.api.options import REPEATED, Metavar, Seed, Top
 from ssmscope.interp.methods import MethodOptions, Methods, check_methods
 from ssmscope.interp.pairing import pair
-from ssmscope.reads import Texts
-from ssmscope.signature import REPEATED, Metavar, Seed, Top
 
 if TYPE_CHECKING:
+    from ssmscope.core.model import Model, TextsLike
     from ssmscope.interp.explain.result import Explanation
-    from ssmscope.model import Model, TextsLike
 
 
 @analysis(
@@ -59,13 +59,13 @@ def explain(
     """
     from dataclasses import replace
 
+    from ssmscope.api.results import record_provenance
+    from ssmscope.core.model import as_batch
     from ssmscope.interp.explain.measure import attribution
     from ssmscope.interp.explain.result import ExplainedText, Explanation
     from ssmscope.interp.meter import Meter
     from ssmscope.interp.methods import settled
     from ssmscope.interp.objective import last_logits, objective
-    from ssmscope.model import as_batch
-    from ssmscope.results import record_provenance
 
     named = settled(methods, option, model=model, seed=seed)
     batch = as_batch(model, texts)

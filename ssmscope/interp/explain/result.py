@@ -16,11 +16,11 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.results import TABLE_ROWS, OverTexts, Result
-from ssmscope.show.blocks import Block, Picture, Prose, TokenRows
-from ssmscope.show.pictures import sized
-from ssmscope.show.table import ROWS, Table, table
+from ssmscope.render.blocks import Block, Picture, Prose, TokenRows
+from ssmscope.render.pictures import sized
+from ssmscope.render.table import ROWS, Table, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.show.blocks import TokenRow, TokenRows, TokenText
-from ssmscope.show.numbers import number
-from ssmscope.show.table import Cell, Line, plain
-from ssmscope.show.token_figure import draw_rows
-from ssmscope.show.tokens import named, shorten, visible
+from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
+from ssmscope.render.numbers import number
+from ssmscope.render.table import Cell, Line, plain
+from ssmscope.render.token_figure import draw_rows
+from ssmscope.render.tokens import named, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

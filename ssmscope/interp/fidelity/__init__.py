@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import TEXT_CLASSIFIER, Data
+from ssmscope.api.options import Limit, Metavar, Range, Seed
 from ssmscope.errors import InputError
 from ssmscope.interp.fidelity.measures import RANDOM
 from ssmscope.interp.methods import METHODS, MethodOptions, Methods, check_methods, named
-from ssmscope.reads import TEXT_CLASSIFIER, Data
-from ssmscope.signature import Limit, Metavar, Range, Seed
 
 if TYPE_CHECKING:
+    from ssmscope.api.sharding.parts import Columns
+    from ssmscope.core.model import Model
+    from ssmscope.data.text import TextData
     from ssmscope.interp.fidelity.result import Fidelity
-    from ssmscope.model import Model
-    from ssmscope.sharding.parts import Columns
-    from ssmscope.tasks.text import TextData
 
 TOKENS_A_TEXT = 128
 """For how many of the tokens that run together a batch has one text at most: each has hundreds of copies."""
@@ -112,7 +112,9 @@ def fidelity_auc(
 
     import numpy as np
 
-    from ssmscope.batching import by_length, tokens_at_once
+    from ssmscope.api.results import record_provenance
+    from ssmscope.api.sharding.parts import over
+    from ssmscope.core.batching import by_length, tokens_at_once
     from ssmscope.interp.fidelity.knocked import correlations, knocked_out
     from ssmscope.interp.fidelity.measure import Measured, circular_notes, summarised, tied_share
     from ssmscope.interp.fidelity.measures import KNOCKOUT, in_layer
@@ -122,8 +124,6 @@ def fidelity_auc(
     from ssmscope.interp.methods import settled
     from ssmscope.interp.objective import objective
     from ssmscope.interp.plausibility.measure import marked_share
-    from ssmscope.results import record_provenance
-    from ssmscope.sharding.parts import over
 
     check_classifier(model, data, "fidelity")
     if methods is not None and not isinstance(methods, Mapping):

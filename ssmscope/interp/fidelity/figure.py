@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from ssmscope.interp.fidelity.measures import LERF, MORF
-from ssmscope.show.figure import COLOURS, DASHED, DOTTED, INK, SOFT, Sheet, points
-from ssmscope.show.numbers import counted
-from ssmscope.show.tokens import shorten, visible
+from ssmscope.render.figure import COLOURS, DASHED, DOTTED, INK, SOFT, Sheet, points
+from ssmscope.render.numbers import counted
+from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

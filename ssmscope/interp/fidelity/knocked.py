@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from ssmscope.batching import by_length, tokens_at_once
-from ssmscope.cuts import cut_attention, cut_edges
-from ssmscope.edits import edited
-from ssmscope.encoding import Batch
+from ssmscope.core.batching import by_length, tokens_at_once
+from ssmscope.core.cuts import cut_attention, cut_edges
+from ssmscope.core.edits import edited
+from ssmscope.core.encoding import Batch
+from ssmscope.core.mixers import looks_ahead
+from ssmscope.core.model import Model
 from ssmscope.interp.fidelity.perturbed import of_target
 from ssmscope.interp.knockout.measure import roads_of
 from ssmscope.interp.sanity.measure import spearman
-from ssmscope.mixers import looks_ahead
-from ssmscope.model import Model
 
 
 def knocked_out(
@@ -31,7 +31,7 @@ def knocked_out(
 ) -> list[Float[np.ndarray, "cuts _"]]:
     """f(x) − f(x with the edges from token i to all later tokens cut), for every non-special token of every text.
 
-    They are cut with all that comes of the token behind the convolution (level "block" of `ssmscope.cuts.cut_edges`):
+    They are cut with all that comes of the token behind the convolution (level "block" of `cut_edges`):
     no later position reads it in these layers' recurrences, nor in their softmax attention; where layers look ahead, no
     other position does. The token's own position keeps it, so that the effect of a text's last token is 0 where a model
     reads there.

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from ssmscope.bootstrap import estimates, ratio, resampled_means
+from ssmscope.core.bootstrap import estimates, ratio, resampled_means
+from ssmscope.data.text import TextData
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.fidelity.measures import LERF, MEASURES, MORF, layer_of
 from ssmscope.interp.fidelity.result import Fidelity
 from ssmscope.interp.plausibility.measure import agreement, size_of
 from ssmscope.interp.plausibility.measures import MEASURES as AGREEMENT
-from ssmscope.tasks.text import TextData
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ssmscope.affine import embedding_table
-from ssmscope.batching import by_length, tokens_at_once
-from ssmscope.encoding import Batch
+from ssmscope.core.affine import embedding_table
+from ssmscope.core.batching import by_length, tokens_at_once
+from ssmscope.core.encoding import Batch
+from ssmscope.core.model import Model
+from ssmscope.core.tokenizing import tokenize
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.model import Model
-from ssmscope.tokenizing import tokenize
 
 REPLACEMENTS = ("mean", "zero", "pad")
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.fidelity.measures import RANDOM, layer_of, more_is_better, name_of
-from ssmscope.results import Result
-from ssmscope.show.blocks import Block, Custom, Prose
-from ssmscope.show.numbers import counted, told_apart
-from ssmscope.show.table import Cell, Line, Table, table, written
+from ssmscope.render.blocks import Block, Custom, Prose
+from ssmscope.render.numbers import counted, told_apart
+from ssmscope.render.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -188,8 +188,8 @@ class Fidelity(Result, kind="fidelity"):
         return measure_table(self, style)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.html import grid
-        from ssmscope.show.terminal import grid as terminal_grid
+        from ssmscope.render.html import grid
+        from ssmscope.render.terminal import grid as terminal_grid
 
         yield from self.opening()
         # A terminal is too narrow for the intervals of all measures: it has those of ΔA below.

@@ -8,11 +8,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ssmscope.bootstrap import Estimate
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.fidelity.measures import more_is_better, name_of
-from ssmscope.show.markup import to_latex, to_markdown
-from ssmscope.show.table import Cell, Table
+from ssmscope.render.markup import to_latex, to_markdown
+from ssmscope.render.table import Cell, Table
 
 if TYPE_CHECKING:
     from ssmscope.interp.fidelity.result import Fidelity

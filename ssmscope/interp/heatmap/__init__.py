@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import Texts
+from ssmscope.api.options import Layers, Limit, Metavar, Range, Reads, Seed, Top
 from ssmscope.errors import InputError
 from ssmscope.interp.pairing import pair
-from ssmscope.reads import Texts
-from ssmscope.signature import Layers, Limit, Metavar, Range, Reads, Seed, Top
 
 if TYPE_CHECKING:
+    from ssmscope.core.model import Model, TextsLike
+    from ssmscope.data.text import TextData
     from ssmscope.interp.heatmap.result import DataHeatmap, SelectionHeatmap
-    from ssmscope.model import Model, TextsLike
-    from ssmscope.tasks.text import TextData
 
 
 def check_heatmap(
@@ -106,8 +106,8 @@ def selection_heatmap(
         InputError: a layer or position that is not there, a score that is not finite, options that contradict each
             other, and a trace without its inputs where they are needed.
     """
+    from ssmscope.data.text import TextData
     from ssmscope.interp.heatmap.scored import scored, scored_data
-    from ssmscope.tasks.text import TextData
 
     others: Any = {"at": at, "heads": heads, "through": through, "contrast": contrast, "scale": scale, "merge": merge}
     check_reads(isinstance(texts, TextData), limit=limit, **others)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.ticker import MaxNLocator
 
-from ssmscope.bootstrap import Estimate
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.heatmap.words import HIGH, LOW
-from ssmscope.show.figure import COLOURS, INK, MARKERS, SOFT, Sheet, data_line, handle, interval, line
-from ssmscope.show.table import Cell, Line, Table, table
-from ssmscope.show.tokens import shorten, visible
+from ssmscope.render.figure import COLOURS, INK, MARKERS, SOFT, Sheet, data_line, handle, interval, line
+from ssmscope.render.table import Cell, Line, Table, table
+from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,11 +10,11 @@ import numpy as np
 
 from ssmscope.interp.heatmap.views import rows
 from ssmscope.interp.heatmap.words import HIGH, LOW, tokens_of
-from ssmscope.show.blocks import Block, Prose
-from ssmscope.show.figure import COLOURS, INK, SOFT, Sheet, data_line, handle, line, points, title
-from ssmscope.show.numbers import counted
-from ssmscope.show.table import Cell, Line, Table, bare, table
-from ssmscope.show.tokens import evenly_apart, visible
+from ssmscope.render.blocks import Block, Prose
+from ssmscope.render.figure import COLOURS, INK, SOFT, Sheet, data_line, handle, line, points, title
+from ssmscope.render.numbers import counted
+from ssmscope.render.table import Cell, Line, Table, bare, table
+from ssmscope.render.tokens import evenly_apart, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,9 +14,9 @@ from ssmscope.errors import InputError
 from ssmscope.interp.attention.measure import row_normalised
 
 if TYPE_CHECKING:
-    from ssmscope.encoding import Batch
-    from ssmscope.model import Model
-    from ssmscope.trace import LayerTrace, Trace
+    from ssmscope.core.encoding import Batch
+    from ssmscope.core.model import Model
+    from ssmscope.core.trace import LayerTrace, Trace
 
 Score = Literal["survival", "retention", "write"]
 MAPPED = 8192

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ssmscope.batching import by_length, tokens_at_once
-from ssmscope.bootstrap import estimate, ratio, resampled_means, resampled_sums
+from ssmscope.api.sharding.parts import Columns, over
+from ssmscope.core.batching import by_length, tokens_at_once
+from ssmscope.core.bootstrap import estimate, ratio, resampled_means, resampled_sums
 from ssmscope.errors import InputError
 from ssmscope.interp.classes import class_ids
 from ssmscope.interp.heatmap.measure import Layers, Score
 from ssmscope.interp.heatmap.result import KeptGroup, KeptLayer, KeptWord
 from ssmscope.interp.heatmap.words import HIGH, HORIZON, LOW, grouped, is_punctuation, joined
 from ssmscope.interp.labelled import read_texts
-from ssmscope.sharding.parts import Columns, over
 
 if TYPE_CHECKING:
-    from ssmscope.encoding import Batch
-    from ssmscope.model import Model
-    from ssmscope.tasks.text import TextData
-    from ssmscope.trace import LayerTrace, Trace
+    from ssmscope.core.encoding import Batch
+    from ssmscope.core.model import Model
+    from ssmscope.core.trace import LayerTrace, Trace
+    from ssmscope.data.text import TextData
 
 TENTHS = 10
 """Into how many parts of equal length a text is divided."""

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate, with_intervals
+from ssmscope.api.results import OverTexts, Result
+from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.interp.heatmap.words import HIGH, LOW, grouped, half_life, joined, tokens_of
-from ssmscope.results import OverTexts, Result
-from ssmscope.show.numbers import counted
-from ssmscope.show.pictures import sized
-from ssmscope.show.table import ROWS, Cell, Line, Table, table, written
-from ssmscope.show.tokens import numbers, visible
+from ssmscope.render.numbers import counted
+from ssmscope.render.pictures import sized
+from ssmscope.render.table import ROWS, Cell, Line, Table, table, written
+from ssmscope.render.tokens import numbers, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from ssmscope.show.blocks import Block, TokenRows
+    from ssmscope.render.blocks import Block, TokenRows
 
 
 SCORES = {

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmscope.attention_layers import look_back
+from ssmscope.api.options import chosen_layers
+from ssmscope.api.results import record_provenance
+from ssmscope.core.attention_layers import look_back
+from ssmscope.core.model import as_batch
+from ssmscope.core.trace import LayerTrace, Trace, check_remembers
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap.measure import Averages, Layers, Score, of_trace, through_layers
 from ssmscope.interp.heatmap.over_data import extremes, measure, summarise
 from ssmscope.interp.heatmap.result import DataHeatmap, Head, ScoredText, SelectionHeatmap
 from ssmscope.interp.heatmap.words import Kind, Words, grouped, joined, standing_out, together, varies, words_of
-from ssmscope.model import as_batch
-from ssmscope.results import record_provenance
-from ssmscope.signature import chosen_layers
-from ssmscope.trace import LayerTrace, Trace, check_remembers
 
 if TYPE_CHECKING:
-    from ssmscope.encoding import Batch
-    from ssmscope.model import Model, TextsLike
-    from ssmscope.tasks.text import TextData
+    from ssmscope.core.encoding import Batch
+    from ssmscope.core.model import Model, TextsLike
+    from ssmscope.data.text import TextData
 
 SHOWN_HEADS = 8
 """How many heads "top" shows."""
@@ -279,7 +279,7 @@ def _heads(found: Layers, places: Sequence[int], heads: str | None) -> tuple[Hea
 
 
 def _averages(model: Model | None, data: str, score: Score) -> Averages:
-    from ssmscope.tasks.text import load_text
+    from ssmscope.data.text import load_text
 
     if model is None:
         raise InputError("contrast needs the model that averages are taken of; give the model first")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ssmscope.api.results import TABLE_ROWS
 from ssmscope.interp.heatmap.words import half_life
-from ssmscope.results import TABLE_ROWS
-from ssmscope.show.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
-from ssmscope.show.table import ROWS, Cell, Line, table
-from ssmscope.show.token_figure import draw_rows
-from ssmscope.show.tokens import bounds
+from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
+from ssmscope.render.table import ROWS, Cell, Line, table
+from ssmscope.render.token_figure import draw_rows
+from ssmscope.render.tokens import bounds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from ssmscope.analysis import analysis
-from ssmscope.reads import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
-from ssmscope.signature import REPEATED, Metavar, Range, Seed
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
+from ssmscope.api.options import REPEATED, Metavar, Range, Seed
 
 if TYPE_CHECKING:
+    from ssmscope.core.model import Model, TextsLike
     from ssmscope.interp.knockout.result import Knockout
-    from ssmscope.model import Model, TextsLike
 
 
 @analysis(
@@ -83,8 +83,8 @@ def knockout(
             window of more layers than there are, "part" for a model whose layers have one recurrence, "head" where
             heads are single channels, either with the convolution, or the convolution of a layer that has none.
     """
+    from ssmscope.core.model import as_batch
     from ssmscope.interp.knockout.measure import sweep
-    from ssmscope.model import as_batch
 
     sources = tuple(from_) if isinstance(from_, list | tuple) else (from_,)
     return sweep(model, as_batch(model, texts), sources, to, by, level, roads, window, answer, seed)

@@ -9,11 +9,11 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from ssmscope.bootstrap import Estimate
-from ssmscope.show.figure import COLOURS, DASHED, SOFT, Sheet, handle, line, title
-from ssmscope.show.numbers import counted
-from ssmscope.show.signed import SIGNED
-from ssmscope.show.tokens import ramp, shorten, visible
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.figure import COLOURS, DASHED, SOFT, Sheet, handle, line, title
+from ssmscope.render.numbers import counted
+from ssmscope.render.signed import SIGNED
+from ssmscope.render.tokens import ramp, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

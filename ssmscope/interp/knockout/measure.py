@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from ssmscope.attention_layers import attention_layers, attention_numbers, look_back
-from ssmscope.batching import TOKENS_AT_ONCE
-from ssmscope.bootstrap import estimates, resampled_means
-from ssmscope.cuts import cut_attention, cut_convolution, cut_edges
-from ssmscope.edits import Edit, edited
-from ssmscope.encoding import Batch
+from ssmscope.api.results import record_provenance
+from ssmscope.core.attention_layers import attention_layers, attention_numbers, look_back
+from ssmscope.core.batching import TOKENS_AT_ONCE
+from ssmscope.core.bootstrap import estimates, resampled_means
+from ssmscope.core.cuts import cut_attention, cut_convolution, cut_edges
+from ssmscope.core.edits import Edit, edited
+from ssmscope.core.encoding import Batch
+from ssmscope.core.mixers import looks_ahead
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.answers import answers, measured
 from ssmscope.interp.knockout.result import Cut, Knockout
 from ssmscope.interp.spans import Span, named, positions_of, span_name
-from ssmscope.mixers import looks_ahead
-from ssmscope.model import Model
-from ssmscope.results import record_provenance
 
 MOST_HEADS = 256
 """Of a layer: with more they are channels, one by one."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate
-from ssmscope.results import Result
-from ssmscope.show.blocks import Block, Picture, Prose
-from ssmscope.show.pictures import sized
-from ssmscope.show.table import Cell, Line, Table, in_percent, table
-from ssmscope.show.tokens import shorten, visible
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.blocks import Block, Picture, Prose
+from ssmscope.render.pictures import sized
+from ssmscope.render.table import Cell, Line, Table, in_percent, table
+from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

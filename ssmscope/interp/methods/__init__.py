@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
+from ssmscope.api.options import REPEATED, Metavar, OneOf
+from ssmscope.core.progress import on_stderr
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.methods.captum_names import CAPTUM
-from ssmscope.progress import on_stderr
-from ssmscope.signature import REPEATED, Metavar, OneOf
 
 if TYPE_CHECKING:
+    from ssmscope.core.model import Model
     from ssmscope.interp.explain.result import Method, Scores
-    from ssmscope.model import Model
 
 
 class _Methods(Mapping[str, "Callable[..., Scores]"]):

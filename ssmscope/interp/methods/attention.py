@@ -15,7 +15,7 @@ from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.gradients import output_gradients
 
 if TYPE_CHECKING:
-    from ssmscope.frozen import FrozenLayer
+    from ssmscope.core.frozen import FrozenLayer
     from ssmscope.interp.objective import Objective
 
 

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ssmscope.batching import tokens_at_once
+from ssmscope.core.batching import tokens_at_once
+from ssmscope.core.mixers import weights_constant
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.captum_names import CAPTUM
 from ssmscope.interp.methods.checks import drawn_from
-from ssmscope.mixers import weights_constant
 
 if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective

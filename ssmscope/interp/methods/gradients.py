@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ssmscope.attention_layers import attending
+from ssmscope.core.attention_layers import attending
+from ssmscope.core.intercept import After, watched
+from ssmscope.core.mixers import weights_constant
 from ssmscope.errors import InputError
-from ssmscope.intercept import After, watched
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.checks import drawn_from, number, whole
-from ssmscope.mixers import weights_constant
 
 if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective

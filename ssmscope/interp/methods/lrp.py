@@ -36,11 +36,21 @@ from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaBl
 from transformers.models.mamba.modeling_mamba import MambaBlock, MambaRMSNorm
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2RMSNorm
 
-from ssmscope.affine import NormTerms, innermost, is_linear, is_plain, norm_terms, offset
-from ssmscope.batching import by_length
+from ssmscope.architectures.loading.user_modules import OwnModel
+from ssmscope.architectures.own.groupmamba import GroupMamba2Block, GroupMambaBlock
+from ssmscope.architectures.read.hgrn import LowerBounds
+from ssmscope.architectures.read.linear_attention import Block, FeedForward
+from ssmscope.architectures.read.mamba2attn import Mamba2AttnBlock
+from ssmscope.architectures.read.parts import at_least_float32, rms_factor
+from ssmscope.architectures.read.rotary_attention import RotaryAttention, softmax_attention
+from ssmscope.architectures.read.rwkv7 import RWKV7Block
+from ssmscope.core.affine import NormTerms, innermost, is_linear, is_plain, norm_terms, offset
+from ssmscope.core.batching import by_length
+from ssmscope.core.frozen import FrozenLayer, Path, as_diagonal
+from ssmscope.core.intercept import evaluating, taken_over, twin, unhooked
+from ssmscope.core.mixers import check_parts, frozen_of, mixers, reader_of
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.frozen import FrozenLayer, Path, as_diagonal
-from ssmscope.intercept import evaluating, taken_over, twin, unhooked
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.lrp_blocks import (
     caps_frozen,
@@ -52,16 +62,6 @@ from ssmscope.interp.methods.lrp_blocks import (
 )
 from ssmscope.interp.objective import Objective, kept_of_each, memory_for
 from ssmscope.interp.objective import objective as asked_of
-from ssmscope.mixers import check_parts, frozen_of, mixers, reader_of
-from ssmscope.model import Model
-from ssmscope.models.groupmamba import GroupMamba2Block, GroupMambaBlock
-from ssmscope.models.hgrn import LowerBounds
-from ssmscope.models.linear_attention import Block, FeedForward
-from ssmscope.models.mamba2attn import Mamba2AttnBlock
-from ssmscope.models.own import OwnModel
-from ssmscope.models.parts import at_least_float32, rms_factor
-from ssmscope.models.rotary_attention import RotaryAttention, softmax_attention
-from ssmscope.models.rwkv7 import RWKV7Block
 
 TOLERANCE = 1e-4  # of `Scores.delta`
 MOST = 2**33
@@ -74,7 +74,10 @@ BLOCKS = (
 )
 LINEAR = (*BLOCKS, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential, LowerBounds)
 """What is linear, only adds and passes on what its parts give, or is passed by nothing."""
-MODELS = ("ssmscope.models.", *(f"transformers.models.{name}." for name in ("mamba", "mamba2", "falcon_mamba", "rwkv")))
+MODELS = (
+    "ssmscope.architectures.",
+    *(f"transformers.models.{name}." for name in ("mamba", "mamba2", "falcon_mamba", "rwkv")),
+)
 """Where the models are defined whose own forward passes are known to add nothing."""
 
 

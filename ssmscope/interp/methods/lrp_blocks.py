@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from ssmscope.architectures import LATER
+from ssmscope.core.frozen import as_diagonal
+from ssmscope.core.intercept import taken_over, watched
 from ssmscope.errors import InputError
-from ssmscope.frozen import as_diagonal
-from ssmscope.intercept import taken_over, watched
-from ssmscope.models import LATER
 
 Handler = Callable[..., Any]
 

@@ -10,9 +10,9 @@ import torch
 from ssmscope.interp.explain.result import Scores
 
 if TYPE_CHECKING:
+    from ssmscope.core.model import Model
+    from ssmscope.core.trace import LayerTrace
     from ssmscope.interp.objective import Objective
-    from ssmscope.model import Model
-    from ssmscope.trace import LayerTrace
 
 
 def check_survival(model: Model) -> None:

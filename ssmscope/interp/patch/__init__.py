@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL
+from ssmscope.api.options import Metavar
 from ssmscope.errors import InputError
-from ssmscope.reads import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL
-from ssmscope.signature import Metavar
 
 if TYPE_CHECKING:
+    from ssmscope.core.model import Model
     from ssmscope.interp.patch.result import Patching
-    from ssmscope.model import Model
 
 
 def check_method(*, method: str, metric: str, **_: object) -> None:

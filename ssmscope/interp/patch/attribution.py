@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssmscope.edits import Edit, Place, Site, edited, new_state
-from ssmscope.encoding import Batch
+from ssmscope.core.edits import Edit, Place, Site, edited, new_state
+from ssmscope.core.encoding import Batch
+from ssmscope.core.mixers import weights_constant
+from ssmscope.core.model import Model
+from ssmscope.core.states import mapped
+from ssmscope.core.trace import LayerState
 from ssmscope.errors import InputError
 from ssmscope.interp.sanity.measure import spearman
-from ssmscope.mixers import weights_constant
-from ssmscope.model import Model
-from ssmscope.states import mapped
-from ssmscope.trace import LayerState
 
 if TYPE_CHECKING:
     from ssmscope.interp.patch.measure import Runs

@@ -9,10 +9,10 @@ from matplotlib.colors import ListedColormap
 from matplotlib.ticker import MaxNLocator
 
 from ssmscope.interp.patch.names import METRICS
-from ssmscope.show.figure import COLOURS, DASHED, SOFT, Sheet, title
-from ssmscope.show.signed import SIGNED
-from ssmscope.show.token_figure import drawable, families
-from ssmscope.show.tokens import BLUES, ramp
+from ssmscope.render.figure import COLOURS, DASHED, SOFT, Sheet, title
+from ssmscope.render.signed import SIGNED
+from ssmscope.render.token_figure import drawable, families
+from ssmscope.render.tokens import BLUES, ramp
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

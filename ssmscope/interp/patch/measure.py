@@ -11,20 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssmscope.batching import TOKENS_AT_ONCE
-from ssmscope.edits import Edit, Site, edited, new_state, recorded, replaced
-from ssmscope.encoding import Batch
+from ssmscope.api.inputs import one_text
+from ssmscope.api.results import record_provenance
+from ssmscope.core.batching import TOKENS_AT_ONCE
+from ssmscope.core.edits import Edit, Site, edited, new_state, recorded, replaced
+from ssmscope.core.encoding import Batch
+from ssmscope.core.model import Model
+from ssmscope.core.states import States, gathered, tensors
+from ssmscope.core.trace import LayerState
 from ssmscope.errors import InputError
 from ssmscope.interp.answers import answers, measured
 from ssmscope.interp.patch.attribution import agreement, attributed
 from ssmscope.interp.patch.result import Patching
 from ssmscope.interp.resuming import Joining, pieces
 from ssmscope.interp.spans import Span, positions_of, span_name
-from ssmscope.model import Model
-from ssmscope.reads import one_text
-from ssmscope.results import record_provenance
-from ssmscope.states import States, gathered, tensors
-from ssmscope.trace import LayerState
 
 ENDS = 8
 """Behind how many tokens states are kept at once."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ssmscope.api.results import Result
 from ssmscope.interp.patch.names import METRICS, SITES
-from ssmscope.results import Result
-from ssmscope.show.blocks import Block, Picture, Prose
-from ssmscope.show.numbers import number
-from ssmscope.show.pictures import sized
-from ssmscope.show.table import Cell, Line, Table, short, table
-from ssmscope.show.tokens import short_token, shorten, visible
+from ssmscope.render.blocks import Block, Picture, Prose
+from ssmscope.render.numbers import number
+from ssmscope.render.pictures import sized
+from ssmscope.render.table import Cell, Line, Table, short, table
+from ssmscope.render.tokens import short_token, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

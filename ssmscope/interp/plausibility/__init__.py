@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import TEXT_CLASSIFIER, Data
+from ssmscope.api.options import Limit, Metavar, Range, Seed
 from ssmscope.errors import InputError
 from ssmscope.interp.methods import MethodOptions, Methods, check_methods
 from ssmscope.interp.plausibility.measures import check_top
-from ssmscope.reads import TEXT_CLASSIFIER, Data
-from ssmscope.signature import Limit, Metavar, Range, Seed
 
 if TYPE_CHECKING:
+    from ssmscope.api.sharding.parts import Columns
+    from ssmscope.core.model import Model
+    from ssmscope.data.text import TextData
     from ssmscope.interp.plausibility.result import Plausibility
-    from ssmscope.model import Model
-    from ssmscope.sharding.parts import Columns
-    from ssmscope.tasks.text import TextData
 
 
 def check_plausibility(*, top: float | None, **options: Any) -> None:
@@ -64,7 +64,7 @@ def plausibility(
     Args:
         model: a classifier of texts.
         data: texts with rationales; those without one are left out. A file has them in its column "rationale", see
-            `ssmscope.tasks.rationales`.
+            `ssmscope.data.rationales`.
         methods: those of `explain`, or functions of your own by name: each gets the objective of a batch of texts and
             gives their `Scores`.
         batch_size: by default as many texts as suit the device.
@@ -77,13 +77,13 @@ def plausibility(
 
     import numpy as np
 
-    from ssmscope.batching import by_length, tokens_at_once
+    from ssmscope.api.results import record_provenance
+    from ssmscope.api.sharding.parts import over
+    from ssmscope.core.batching import by_length, tokens_at_once
     from ssmscope.interp.labelled import check_classifier, read_texts, scored
     from ssmscope.interp.methods import settled
     from ssmscope.interp.objective import objective
     from ssmscope.interp.plausibility.measure import plausibility_of
-    from ssmscope.results import record_provenance
-    from ssmscope.sharding.parts import over
 
     check_classifier(model, data, "plausibility")
     ready = settled(methods, option, model=model, seed=seed)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ssmscope.interp.plausibility.measures import MEASURES
-from ssmscope.show.figure import COLOURS, SOFT, Sheet, points
-from ssmscope.show.numbers import counted
+from ssmscope.render.figure import COLOURS, SOFT, Sheet, points
+from ssmscope.render.numbers import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Bool
 
+from ssmscope.core.tokenizing import tokenize
 from ssmscope.errors import InputError
-from ssmscope.tokenizing import tokenize
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
-    from ssmscope.tasks.rationales import Spans
+    from ssmscope.core.model import Model
+    from ssmscope.data.rationales import Spans
 
 
 def marked_tokens(model: Model, text: str, spans: Spans | None) -> Bool[np.ndarray, " tokens"] | None:

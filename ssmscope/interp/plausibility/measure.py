@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from ssmscope.bootstrap import estimate, resampled_means
+from ssmscope.api.results import record_provenance
+from ssmscope.core.bootstrap import estimate, resampled_means
 from ssmscope.errors import InputError
 from ssmscope.interp.plausibility.measures import MEASURES, check_top
 from ssmscope.interp.plausibility.result import Plausibility
-from ssmscope.results import record_provenance
 
 if TYPE_CHECKING:
     from ssmscope.interp.explain.result import Explanation

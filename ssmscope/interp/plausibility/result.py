@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.plausibility.measures import MEASURES
-from ssmscope.results import Result
-from ssmscope.show.blocks import Block, Prose
-from ssmscope.show.table import Cell, Line, Table, table, written
+from ssmscope.render.blocks import Block, Prose
+from ssmscope.render.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame

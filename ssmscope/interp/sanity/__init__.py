@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import Texts
+from ssmscope.api.options import Range, Seed
 from ssmscope.errors import InputError
 from ssmscope.interp.methods import MethodOptions, Methods, check_methods
-from ssmscope.reads import Texts
-from ssmscope.signature import Range, Seed
 
 if TYPE_CHECKING:
+    from ssmscope.core.model import Model, TextsLike
     from ssmscope.interp.objective import Objective
     from ssmscope.interp.sanity.result import SanityCheck
-    from ssmscope.model import Model, TextsLike
 
 
 @analysis(
@@ -67,13 +67,13 @@ def cascading_randomisation(
 
     import numpy as np
 
-    from ssmscope.bootstrap import RESAMPLES, estimate, resampled_means
+    from ssmscope.api.results import record_provenance
+    from ssmscope.core.bootstrap import RESAMPLES, estimate, resampled_means
+    from ssmscope.core.model import Model, as_batch
     from ssmscope.interp.methods import settled
     from ssmscope.interp.objective import Objective, objective
     from ssmscope.interp.sanity.measure import alike, parts_of, randomise, scores_at
     from ssmscope.interp.sanity.result import MEASURES, TRAINED, SanityCheck
-    from ssmscope.model import Model, as_batch
-    from ssmscope.results import record_provenance
 
     goal = texts if isinstance(texts, Objective) else objective(model, as_batch(model, texts))
     if goal.model.module is not model.module:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate
-from ssmscope.show.figure import COLOURS, DASHED, INK, SOFT, Sheet, handle, line
-from ssmscope.show.numbers import counted
-from ssmscope.show.tokens import shorten, visible
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.figure import COLOURS, DASHED, INK, SOFT, Sheet, handle, line
+from ssmscope.render.numbers import counted
+from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

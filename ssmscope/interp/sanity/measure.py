@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ssmscope.model import Model
-from ssmscope.signature import chosen_layers
+from ssmscope.api.options import chosen_layers
+from ssmscope.core.model import Model
 
 
 def parts_of(model: Model, layers: str | Sequence[int] = "all") -> dict[str, dict[str, nn.Parameter]]:

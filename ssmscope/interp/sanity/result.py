@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.results import Result
-from ssmscope.show.blocks import Block, Custom, Prose
-from ssmscope.show.numbers import counted
-from ssmscope.show.pictures import sized
-from ssmscope.show.table import Cell, Line, Table, table, written
+from ssmscope.render.blocks import Block, Custom, Prose
+from ssmscope.render.numbers import counted
+from ssmscope.render.pictures import sized
+from ssmscope.render.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -91,8 +91,8 @@ class SanityCheck(Result, kind="sanity"):
         return sized(draw(self, list(MEASURES.values())), size)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.html import grid
-        from ssmscope.show.terminal import grid as terminal_grid
+        from ssmscope.render.html import grid
+        from ssmscope.render.terminal import grid as terminal_grid
 
         yield from self.opening()
         # A terminal is too narrow for the intervals of several methods.

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
+from ssmscope.api.options import REPEATED, Limit, Metavar, Range, Reads, Seed
 from ssmscope.errors import InputError
-from ssmscope.reads import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
-from ssmscope.signature import REPEATED, Limit, Metavar, Range, Reads, Seed
 
 if TYPE_CHECKING:
+    from ssmscope.core.model import Model, TextsLike
+    from ssmscope.data.pixels import PixelData
+    from ssmscope.data.sequences import SequenceData
+    from ssmscope.data.text import TextData
+    from ssmscope.data.tokens import TokenData
     from ssmscope.interp.steer.result import Steering
-    from ssmscope.model import Model, TextsLike
-    from ssmscope.tasks.pixels import PixelData
-    from ssmscope.tasks.sequences import SequenceData
-    from ssmscope.tasks.text import TextData
-    from ssmscope.tasks.tokens import TokenData
 
 
 def check_strengths(*, strengths: Sequence[float], **_: object) -> None:
@@ -91,8 +91,8 @@ def steer(
         InputError: a layer that the model does not have, texts whose means are the same, an answer of several tokens, a
             text of one token with the site "state", or strengths that are given twice.
     """
+    from ssmscope.core.model import as_batch
     from ssmscope.interp.steer.measure import steered
-    from ssmscope.model import as_batch
 
     return steered(
         model,

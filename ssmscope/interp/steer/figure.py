@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.show.figure import DASHED, SOFT, handle, line, stacked
-from ssmscope.show.numbers import counted
+from ssmscope.render.figure import DASHED, SOFT, handle, line, stacked
+from ssmscope.render.numbers import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,24 +13,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ssmscope.batching import by_length
-from ssmscope.bootstrap import estimates, resampled_means
-from ssmscope.edits import Edit, Site, edited, new_state, recorded
-from ssmscope.encoding import Batch
+from ssmscope.api.inputs import known_data, load_examples, one_text
+from ssmscope.api.results import record_provenance
+from ssmscope.core.batching import by_length
+from ssmscope.core.bootstrap import estimates, resampled_means
+from ssmscope.core.edits import Edit, Site, edited, new_state, recorded
+from ssmscope.core.encoding import Batch
+from ssmscope.core.model import Model
+from ssmscope.core.progress import progress_bar
+from ssmscope.core.trace import LayerState
 from ssmscope.errors import InputError
 from ssmscope.interp.answers import answers, measured
 from ssmscope.interp.objective import room
 from ssmscope.interp.resuming import Plain, resumes
 from ssmscope.interp.scoring import MEASURES, Scored, scored_examples
 from ssmscope.interp.steer.result import Steering
-from ssmscope.model import Model
-from ssmscope.progress import progress_bar
-from ssmscope.reads import known_data, load_examples, one_text
-from ssmscope.results import record_provenance
-from ssmscope.trace import LayerState
 
 if TYPE_CHECKING:
-    from ssmscope.reads import ExampleData
+    from ssmscope.api.inputs import ExampleData
 
 Direction = tuple[Tensor, ...]
 """Of the residual stream one vector (width,), of states one tensor (heads, width, state) for each recurrence."""
@@ -94,7 +94,7 @@ def held_out_examples(
     model: Model, data: str | ExampleData | None, split: str | None, length: int, limit: int | None, seed: int
 ) -> ExampleData | None:
     """The data by its name, or that which the model learnt from; None where that is not known."""
-    from ssmscope.models.load import trained_on
+    from ssmscope.architectures.loading.load import trained_on
 
     if data is None:
         data = trained_on(model.name)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate, with_intervals
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.interp.scoring import MEASURES
-from ssmscope.results import Result
-from ssmscope.show.blocks import Block
-from ssmscope.show.numbers import counted, number
-from ssmscope.show.table import Cell, Line, Table, as_share, digits_of, table, written
-from ssmscope.show.tokens import shorten, visible
+from ssmscope.render.blocks import Block
+from ssmscope.render.numbers import counted, number
+from ssmscope.render.table import Cell, Line, Table, as_share, digits_of, table, written
+from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from pandas import DataFrame

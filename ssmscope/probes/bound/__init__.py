@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import Texts
+from ssmscope.api.options import Range, Seed
 from ssmscope.errors import InputError
 from ssmscope.probes.bound.options import Delta, Lengths, Lipschitz, LossBound
-from ssmscope.reads import Texts
-from ssmscope.signature import Range, Seed
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model, TextsLike
+    from ssmscope.core.model import Model, TextsLike
     from ssmscope.probes.bound.result import GeneralizationBound
 
 
@@ -61,12 +61,12 @@ def generalization_bound(
         InputError: a selective SSM whose number of examples is not known, texts for one, whose bound is about all of
             them, or numbers that are not finite.
     """
-    from ssmscope.mixers import check_looks_back
-    from ssmscope.models.load import trained_examples
+    from ssmscope.api.results import record_provenance
+    from ssmscope.architectures.loading.load import trained_examples
+    from ssmscope.core.mixers import check_looks_back
     from ssmscope.probes.bound.measure import elsewhere, of_theorem
     from ssmscope.probes.bound.norms import theorem_model
     from ssmscope.probes.stability.inputs import LENGTH
-    from ssmscope.results import record_provenance
 
     parts = theorem_model(model)
     check_looks_back(model.module, "the bound")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmscope.probes.bound.terms import CURVES
-from ssmscope.show.figure import DASHED, SOFT, Sheet, scale_steep, title
-from ssmscope.show.numbers import number
-from ssmscope.show.tokens import BLUES, ramp
+from ssmscope.render.figure import DASHED, SOFT, Sheet, scale_steep, title
+from ssmscope.render.numbers import number
+from ssmscope.render.tokens import BLUES, ramp
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

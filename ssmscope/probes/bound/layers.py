@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from ssmscope import ops
-from ssmscope.batching import by_length
+from ssmscope.core.batching import by_length
 from ssmscope.errors import InputError
 from ssmscope.probes.bound.terms import LayerTerms
 from ssmscope.probes.stability.layers import counts, step_gains
 
 if TYPE_CHECKING:
-    from ssmscope.encoding import Batch
-    from ssmscope.model import Model
-    from ssmscope.trace import LayerTrace
+    from ssmscope.core.encoding import Batch
+    from ssmscope.core.model import Model
+    from ssmscope.core.trace import LayerTrace
 
 
 def measured(model: Model, batch: Batch) -> tuple[LayerTerms, ...]:

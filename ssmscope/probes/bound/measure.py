@@ -16,7 +16,7 @@ from ssmscope.probes.bound.terms import Norms, capacity, gap, log_linear_capacit
 from ssmscope.probes.stability.inputs import LENGTH, inputs_of
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model, TextsLike
+    from ssmscope.core.model import Model, TextsLike
 
 LONGEST = 10**15
 POINTS = 41

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ssmscope.affine import embedding_table, matrix, offset
+from ssmscope.architectures.own.selective import SelectiveSSM
+from ssmscope.core.affine import embedding_table, matrix, offset
+from ssmscope.core.heads import linear_head
 from ssmscope.errors import InputError
-from ssmscope.heads import linear_head
-from ssmscope.models.selective import SelectiveSSM
 from ssmscope.probes.bound.terms import Norms, capacity, largest_pairs
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
 
 
 class TheoremModel(NamedTuple):

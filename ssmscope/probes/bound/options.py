@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from ssmscope.signature import Range
+from ssmscope.api.options import Range
 
 Delta = Annotated[float, "δ, the probability with which the bound may fail.", Range(0, 1, strict=True)]
 LossBound = Annotated[float, "c_l, the largest loss.", Range(0, strict=True)]

@@ -9,19 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.probes.bound.terms import (
-    CURVES,
-    LINEAR_P,
-    Capacity,
-    Gap,
-    LayerTerms,
-    Norms,
-    log_sums,
-    softplus,
-)
-from ssmscope.results import Result
-from ssmscope.show.blocks import Block
-from ssmscope.show.table import Cell, Line, Table, plain, table
+from ssmscope.api.results import Result
+from ssmscope.probes.bound.terms import CURVES, LINEAR_P, Capacity, Gap, LayerTerms, Norms, log_sums, softplus
+from ssmscope.render.blocks import Block
+from ssmscope.render.table import Cell, Line, Table, plain, table
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ssmscope.probes.bound.terms import LINEAR_P, softplus
-from ssmscope.show.numbers import number, tokens
+from ssmscope.render.numbers import number, tokens
 
 if TYPE_CHECKING:
     from ssmscope.probes.bound.result import GeneralizationBound

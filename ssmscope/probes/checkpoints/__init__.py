@@ -10,13 +10,13 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.options import Range, Seed
 from ssmscope.errors import InputError
 from ssmscope.probes.bound.options import Delta, Lengths, Lipschitz, LossBound
-from ssmscope.signature import Range, Seed
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
     from ssmscope.probes.checkpoints.result import StabilityTable
 
 
@@ -58,10 +58,10 @@ def stability_table(
     """
     import numpy as np
 
+    from ssmscope.api.results import record_provenance
     from ssmscope.probes.bound.measure import grid_of
     from ssmscope.probes.checkpoints.measure import checkpoint, expanded, length_of_each, name_of, sources_of
     from ssmscope.probes.checkpoints.result import StabilityTable
-    from ssmscope.results import record_provenance
 
     given = sources_of(checkpoints)
     sources = expanded(given)

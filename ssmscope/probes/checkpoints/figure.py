@@ -12,9 +12,9 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.ticker import MaxNLocator
 
 from ssmscope.probes.stability.figure import COLOURS
-from ssmscope.show.figure import DASHED, INK, SOFT, Sheet, scale_steep, title
-from ssmscope.show.numbers import counted
-from ssmscope.show.tokens import ramp, shorten, visible
+from ssmscope.render.figure import DASHED, INK, SOFT, Sheet, scale_steep, title
+from ssmscope.render.numbers import counted
+from ssmscope.render.tokens import ramp, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ssmscope.architectures.loading.load import load
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.model import Model
-from ssmscope.models.load import load
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.bound.norms import theorem_model
 from ssmscope.probes.bound.result import GeneralizationBound

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.probes.bound.terms import Norms
 from ssmscope.probes.stability.result import BEHAVIOURS
-from ssmscope.results import TABLE_ROWS, Result
-from ssmscope.show.blocks import Block, Prose
-from ssmscope.show.numbers import counted, number
-from ssmscope.show.table import Cell, Line, Table, folded, short, table
-from ssmscope.show.tokens import shorten, visible
+from ssmscope.render.blocks import Block, Prose
+from ssmscope.render.numbers import counted, number
+from ssmscope.render.table import Cell, Line, Table, folded, short, table
+from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ssmscope.analysis import analysis
-from ssmscope.reads import LANGUAGE_MODEL
-from ssmscope.signature import Metavar, Progress, Range, Reads, Seed
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import LANGUAGE_MODEL
+from ssmscope.api.options import Metavar, Progress, Range, Reads, Seed
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
     from ssmscope.probes.evaluate.result import Benchmarks
 
 
@@ -47,10 +47,10 @@ def evaluate(
         InputError: no language model with a tokenizer that has an end token, the package lm-eval is not installed, a
             task that it does not know, data that cannot be read or has not the columns that the task asks for.
     """
+    from ssmscope.api.results import record_provenance
     from ssmscope.probes.evaluate.measure import measure
     from ssmscope.probes.evaluate.result import Benchmarks
     from ssmscope.probes.long_rows import language_models
-    from ssmscope.results import record_provenance
 
     language_models(model)
     asked: dict[str, Any] = {

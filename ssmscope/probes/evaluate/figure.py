@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ssmscope.show.figure import COLOURS, SOFT, Sheet, points
+from ssmscope.render.figure import COLOURS, SOFT, Sheet, points
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

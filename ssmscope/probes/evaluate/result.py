@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ssmscope.bootstrap import Estimate
-from ssmscope.results import Result
-from ssmscope.show.blocks import Block, Prose
-from ssmscope.show.table import Cell, Line, Table, short, table
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.blocks import Block, Prose
+from ssmscope.render.table import Cell, Line, Table, short, table
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import Texts
+from ssmscope.api.options import Metavar, Range, Seed
 from ssmscope.errors import InputError
-from ssmscope.reads import Texts
-from ssmscope.signature import Metavar, Range, Seed
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model, TextsLike
+    from ssmscope.core.model import Model, TextsLike
     from ssmscope.probes.influence.result import Influence
 
 
@@ -77,15 +77,15 @@ def influence(
     """
     import numpy as np
 
+    from ssmscope.api.results import record_provenance
+    from ssmscope.core.limits import refuse_reading
+    from ssmscope.core.mixers import check_looks_back
     from ssmscope.interp.objective import NUMBERS_AT_ONCE
-    from ssmscope.limits import refuse_reading
-    from ssmscope.mixers import check_looks_back
     from ssmscope.probes.influence.jacobian import Dependence, Probes, of_layer, of_output
     from ssmscope.probes.influence.measure import inputs_of, measured, notes_on, positions_of
     from ssmscope.probes.influence.reach import Reach
     from ssmscope.probes.influence.result import Influence
     from ssmscope.probes.influence.similarity import similarity_of
-    from ssmscope.results import record_provenance
 
     batch = inputs_of(model, texts, length, sequences, seed)
     check_looks_back(model.module, "influence")

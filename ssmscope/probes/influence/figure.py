@@ -14,9 +14,9 @@ from matplotlib.ticker import MaxNLocator
 from ssmscope.probes.influence.reach import SHARES, Reach
 from ssmscope.probes.influence.similarity import MEASURES
 from ssmscope.probes.influence.words import how
-from ssmscope.show.figure import COLOURS, DASHED, INK, SOFT, Sheet, interval, title
-from ssmscope.show.numbers import number
-from ssmscope.show.tokens import CIVIDIS, ramp
+from ssmscope.render.figure import COLOURS, DASHED, INK, SOFT, Sheet, interval, title
+from ssmscope.render.numbers import number
+from ssmscope.render.tokens import CIVIDIS, ramp
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

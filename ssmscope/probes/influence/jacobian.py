@@ -11,15 +11,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ssmscope.batching import by_length
-from ssmscope.encoding import Batch
+from ssmscope.core.batching import by_length
+from ssmscope.core.encoding import Batch
+from ssmscope.core.heads import hidden_vectors
+from ssmscope.core.intercept import evaluating
+from ssmscope.core.mixers import head_logits, reader_of, weights_constant
+from ssmscope.core.model import Model
 from ssmscope.errors import Unanswerable
-from ssmscope.heads import hidden_vectors
-from ssmscope.intercept import evaluating
 from ssmscope.interp.methods.gradients import outputs_kept
 from ssmscope.interp.objective import room
-from ssmscope.mixers import head_logits, reader_of, weights_constant
-from ssmscope.model import Model
 
 
 @dataclass(frozen=True)

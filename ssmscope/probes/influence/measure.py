@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.encoding import Batch
+from ssmscope.core.encoding import Batch
+from ssmscope.core.limits import ROW, TOGETHER, refuse_above, refuse_held
+from ssmscope.core.model import as_batch
 from ssmscope.errors import InputError
-from ssmscope.limits import ROW, TOGETHER, refuse_above, refuse_held
-from ssmscope.model import as_batch
 from ssmscope.probes.influence.jacobian import Dependence, Probes, block_norms
 from ssmscope.probes.influence.reach import Reach, noise_of, reach_of
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model, TextsLike
+    from ssmscope.core.model import Model, TextsLike
 
 EXACT = 64
 """Up to how many components of y its Jacobian is computed exactly where nobody says whether it is."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:

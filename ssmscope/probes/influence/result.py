@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate, with_intervals
+from ssmscope.api.results import TABLE_ROWS, Result
+from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.probes.influence.reach import QUANTILES, SHARES, Reach
 from ssmscope.probes.influence.similarity import MEASURES, PARTS, Similarity
-from ssmscope.results import TABLE_ROWS, Result
-from ssmscope.show.blocks import Block
-from ssmscope.show.table import Cell, Line, Table, folded, plain, short, table
+from ssmscope.render.blocks import Block
+from ssmscope.render.table import Cell, Line, Table, folded, plain, short, table
 
 if TYPE_CHECKING:
     from pandas import DataFrame

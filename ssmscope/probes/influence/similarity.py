@@ -11,13 +11,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from ssmscope.batching import by_length
-from ssmscope.bootstrap import Estimate, resampled_means
-from ssmscope.edits import blocks_of
-from ssmscope.encoding import Batch
+from ssmscope.core.batching import by_length
+from ssmscope.core.bootstrap import Estimate, resampled_means
+from ssmscope.core.edits import blocks_of
+from ssmscope.core.encoding import Batch
+from ssmscope.core.intercept import After, watched
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.intercept import After, watched
-from ssmscope.model import Model
 from ssmscope.probes.influence.jacobian import hidden
 from ssmscope.probes.influence.reach import intervals
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmscope.probes.influence.reach import SHARES
-from ssmscope.show.numbers import brackets, number
+from ssmscope.render.numbers import brackets, number
 
 if TYPE_CHECKING:
     from ssmscope.probes.influence.result import Influence

@@ -10,15 +10,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import Texts
+from ssmscope.api.options import NO_EFFECT, Metavar, Progress, Range, Reads, Seed
+from ssmscope.core.limits import refuse_reading
 from ssmscope.errors import InputError
-from ssmscope.limits import refuse_reading
 from ssmscope.probes.lens.reads import FitData
-from ssmscope.reads import Texts
-from ssmscope.signature import NO_EFFECT, Metavar, Progress, Range, Reads, Seed
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model, TextsLike
+    from ssmscope.core.model import Model, TextsLike
     from ssmscope.probes.lens.data import LensData
     from ssmscope.probes.lens.lenses import Lens
     from ssmscope.probes.lens.result import LensFit, Trajectory
@@ -82,7 +82,7 @@ def fit_lens(
 
     Args:
         model: a language model, or a classifier, whose lens gives classes.
-        data: rows of tokens (`ssmscope.tasks.language.language_data`), texts, labelled sequences or images, a list of
+        data: rows of tokens (`ssmscope.data.language.language_data`), texts, labelled sequences or images, a list of
             texts, or a list of lists of token ids. Labels and targets are not read.
         out: the directory; new, empty, or of the same fit, which is then continued.
         validation: held-out data of the same kinds; by default a share of `data`, drawn by the seed.
@@ -166,11 +166,11 @@ def trajectory(
         raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
     if statistic == "cross_entropy" and model.is_classifier:
         raise InputError(f"{model.name} is a classifier: there is no next token, and no cross-entropy to it")
-    from ssmscope.model import as_batch
+    from ssmscope.api.results import record_provenance
+    from ssmscope.core.model import as_batch
     from ssmscope.probes.lens.answers import answers_of
     from ssmscope.probes.lens.lenses import lens_of
     from ssmscope.probes.lens.result import Trajectory
-    from ssmscope.results import record_provenance
 
     batch = as_batch(model, texts)
     found = lens_of(lens, model)

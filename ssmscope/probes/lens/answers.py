@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ssmscope.batching import by_length
+from ssmscope.core.batching import by_length
 from ssmscope.errors import InputError
 from ssmscope.probes.lens.fitting import tokens_at_once
 from ssmscope.probes.lens.lensed_text import STATISTICS, LensedText
@@ -16,8 +16,8 @@ from ssmscope.probes.lens.lenses import chosen_states
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ssmscope.encoding import Batch
-    from ssmscope.model import Model
+    from ssmscope.core.encoding import Batch
+    from ssmscope.core.model import Model
     from ssmscope.probes.lens.lenses import Lens
 
 

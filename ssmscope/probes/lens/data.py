@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmscope.data.pixels import PixelData
+from ssmscope.data.sequences import SequenceData
+from ssmscope.data.text import TextData
+from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
-from ssmscope.tasks.pixels import PixelData
-from ssmscope.tasks.sequences import SequenceData
-from ssmscope.tasks.text import TextData
-from ssmscope.tasks.tokens import IGNORED, TokenData
 
 if TYPE_CHECKING:
-    from ssmscope.encoding import Batch
-    from ssmscope.model import Model
+    from ssmscope.core.encoding import Batch
+    from ssmscope.core.model import Model
 
 LensData = TokenData | TextData | SequenceData | PixelData | Sequence[str] | Sequence[Sequence[int]]
 """What `rows_of` takes."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import MaxNLocator
 
-from ssmscope.bootstrap import Estimate
-from ssmscope.show.figure import COLOURS, INK, SOFT, Sheet, handle, line
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.figure import COLOURS, INK, SOFT, Sheet, handle, line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

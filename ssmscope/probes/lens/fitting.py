@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ssmscope import batching
+from ssmscope.core import batching
 from ssmscope.errors import InputError
 from ssmscope.probes.lens.data import Rows, shuffled
 from ssmscope.probes.lens.lenses import chosen_states, slices, translated
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from ssmscope.encoding import Batch
-    from ssmscope.model import Model
+    from ssmscope.core.encoding import Batch
+    from ssmscope.core.model import Model
 
 STATES_AT_ONCE = 2**28
 """How many numbers of the residual stream are in memory at a time."""

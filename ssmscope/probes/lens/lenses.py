@@ -32,16 +32,16 @@ from torch.nn.utils import skip_init
 from tuned_lens.nn.lenses import TunedLens, TunedLensConfig
 from tuned_lens.nn.unembed import Unembed
 
-from ssmscope.affine import matrix, offset
-from ssmscope.encoding import Batch
+from ssmscope.architectures.loading.stored import check_finished
+from ssmscope.core.affine import matrix, offset
+from ssmscope.core.encoding import Batch
+from ssmscope.core.heads import linear_head
+from ssmscope.core.intercept import stayed, watched
+from ssmscope.core.mixers import mixers
+from ssmscope.core.model import Model
+from ssmscope.core.reading import parse_json
 from ssmscope.errors import UNPICKLABLE, InputError, Unanswerable
-from ssmscope.heads import linear_head
-from ssmscope.intercept import stayed, watched
-from ssmscope.mixers import mixers
-from ssmscope.model import Model
-from ssmscope.models.stored import check_finished
 from ssmscope.probes.lens.result import LensFit
-from ssmscope.reading import parse_json
 
 if TYPE_CHECKING:
     from tuned_lens.plotting import PredictionTrajectory

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ssmscope.reads import Examples, load_examples
-from ssmscope.signature import Metavar, Option, Reads, options_of
+from ssmscope.api.inputs import Examples, load_examples
+from ssmscope.api.options import Metavar, Option, Reads, options_of
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
 
 SPLITS = ("validation", "test", "train")
 """A lens is fitted on the first of these splits that a known data set has: as in the paper, on no training text."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate, with_intervals
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.probes.lens.lensed_text import Column, LensedText
-from ssmscope.results import Result
-from ssmscope.show.blocks import Block, Custom, Picture, Prose
-from ssmscope.show.pictures import sized
-from ssmscope.show.table import Cell, Line, Table, table, written
+from ssmscope.render.blocks import Block, Custom, Picture, Prose
+from ssmscope.render.pictures import sized
+from ssmscope.render.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,9 +14,9 @@ from matplotlib.patches import Rectangle
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.probes.lens.lensed_text import STATISTICS, highest, shade
-from ssmscope.show.figure import SOFT
-from ssmscope.show.token_figure import BAR, EMPTY, MARGIN, MARK, colour_bar, fill, sheet_of, write
-from ssmscope.show.tokens import BLUES, evenly_apart, ink, ramp, short_token, shorten, visible
+from ssmscope.render.figure import SOFT
+from ssmscope.render.token_figure import BAR, EMPTY, MARGIN, MARK, colour_bar, fill, sheet_of, write
+from ssmscope.render.tokens import BLUES, evenly_apart, ink, ramp, short_token, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from ssmscope.show.tokens import evenly_apart, short_token
+from ssmscope.render.tokens import evenly_apart, short_token
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType

@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from ssmscope.bootstrap import estimate, ratio, resampled_sums
+from ssmscope.api.results import SUFFIXES, record_provenance
+from ssmscope.api.writing import settle_all, write_whole
+from ssmscope.core.bootstrap import estimate, ratio, resampled_sums
+from ssmscope.core.progress import on_stderr, progress_bar
 from ssmscope.errors import InputError
 from ssmscope.probes.lens.data import LensData, Rows, divided, rows_of
 from ssmscope.probes.lens.fitting import LensFitting, Sums, measure
 from ssmscope.probes.lens.lenses import RECORD, untrained
 from ssmscope.probes.lens.result import Evaluation, LayerFit, LensFit
-from ssmscope.progress import on_stderr, progress_bar
-from ssmscope.results import SUFFIXES, record_provenance
 from ssmscope.training.checkpoint import STATE, clear, continued, finish, is_new, read_json, write_json
-from ssmscope.writing import settle_all, write_whole
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
 
 CLAIMED = Path("checkpoint", "plan.json")
 """The plan of a fit that has begun."""

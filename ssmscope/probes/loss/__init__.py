@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import LANGUAGE_MODEL
+from ssmscope.api.options import Metavar, Piece, Progress, Range, Reads, Seed
 from ssmscope.errors import InputError
-from ssmscope.reads import LANGUAGE_MODEL
-from ssmscope.signature import Metavar, Piece, Progress, Range, Reads, Seed
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
     from ssmscope.probes.loss.result import TokenLoss
 
 
@@ -82,12 +82,12 @@ def token_loss(
 
     import numpy as np
 
+    from ssmscope.api.results import record_provenance
+    from ssmscope.core.progress import on_stderr
     from ssmscope.probes.long_rows import language_models, own_names
     from ssmscope.probes.loss.measure import UNITS, every_loss, notes_on, positions_of, summarised
     from ssmscope.probes.loss.result import TokenLoss
     from ssmscope.probes.loss.windows import documents, shared_windows
-    from ssmscope.progress import on_stderr
-    from ssmscope.results import record_provenance
 
     every = language_models(models)
     texts, name = documents(data, split)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from ssmscope.show.figure import COLOURS, SOFT, Sheet, handle, interval
-from ssmscope.show.tokens import shorten, visible
+from ssmscope.render.figure import COLOURS, SOFT, Sheet, handle, interval
+from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from ssmscope.bootstrap import estimate, resampled_sums
+from ssmscope.api.sharding.parts import Columns, over
+from ssmscope.core.bootstrap import estimate, resampled_sums
+from ssmscope.core.model import Model
 from ssmscope.evaluation.forking import Rows
 from ssmscope.evaluation.running import tokens_together
-from ssmscope.model import Model
 from ssmscope.probes.long_rows import PIECE, head_logits, pieces_of
 from ssmscope.probes.loss.result import Summary
-from ssmscope.sharding.parts import Columns, over
 
 UNITS = {"nats": 1.0, "bits": 1 / math.log(2)}
 """How much of each a nat is."""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate
-from ssmscope.results import Result
-from ssmscope.show.blocks import Block
-from ssmscope.show.numbers import counted
-from ssmscope.show.table import Cell, Line, Table, shown_names, table, written
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.blocks import Block
+from ssmscope.render.numbers import counted
+from ssmscope.render.table import Cell, Line, Table, shown_names, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame

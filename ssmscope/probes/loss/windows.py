@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
+from ssmscope.core.model import Model
+from ssmscope.core.tokenizing import tokenize
+from ssmscope.data.language import load_lines, token_names
+from ssmscope.data.rows import SUFFIXES, checked_column, checked_string, read_rows
+from ssmscope.data.text import LINE_SOURCES
 from ssmscope.errors import InputError
-from ssmscope.model import Model
-from ssmscope.tasks.language import load_lines, token_names
-from ssmscope.tasks.rows import SUFFIXES, checked_column, checked_string, read_rows
-from ssmscope.tasks.text import LINE_SOURCES
-from ssmscope.tokenizing import tokenize
 
 
 def documents(data: str | Path | Sequence[str], split: str | None) -> tuple[list[Sequence[str]], str]:

@@ -1,7 +1,7 @@
 """What a language model still finds in a long context: accuracy by task and length, of one model or of several.
 
-Questions about facts that are spread in filler (`ssmscope.tasks.babi`, BABILong's recipe; RULER's needles in
-`ssmscope.tasks.needles`), as Differential Mamba
+Questions about facts that are spread in filler (`ssmscope.data.babi`, BABILong's recipe; RULER's needles in
+`ssmscope.data.needles`), as Differential Mamba
 compares models on them (section 4.5): its Figure 8 is the accuracy of each model, its Figure 4 their ratio.
 """
 
@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ssmscope.analysis import analysis
-from ssmscope.reads import LANGUAGE_MODEL
-from ssmscope.signature import Metavar, OneOf, Piece, Progress, Range, Reads, Seed
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import LANGUAGE_MODEL
+from ssmscope.api.options import Metavar, OneOf, Piece, Progress, Range, Reads, Seed
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
     from ssmscope.probes.retrieval.result import Retrieval
 
 
@@ -82,15 +82,15 @@ def retrieval(
 
     import numpy as np
 
-    from ssmscope.limits import HELD, refuse_above, refuse_reading
+    from ssmscope.api.results import record_provenance
+    from ssmscope.core.limits import HELD, refuse_above, refuse_reading
+    from ssmscope.core.progress import on_stderr
+    from ssmscope.data.babi import questions, refuse_contexts
+    from ssmscope.data.filler import load_filler
+    from ssmscope.data.needles import TASKS
     from ssmscope.probes.long_rows import language_models, own_names
     from ssmscope.probes.retrieval.measure import answers, compared, first_tokens, notes_on, token_counter
     from ssmscope.probes.retrieval.result import Retrieval
-    from ssmscope.progress import on_stderr
-    from ssmscope.results import record_provenance
-    from ssmscope.tasks.babi import questions, refuse_contexts
-    from ssmscope.tasks.filler import load_filler
-    from ssmscope.tasks.needles import TASKS
 
     every = language_models(models)
     chosen, steps = tuple(dict.fromkeys(tasks)), tuple(sorted(set(lengths)))

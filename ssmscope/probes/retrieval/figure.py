@@ -10,10 +10,10 @@ import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize, to_hex
 
-from ssmscope.bootstrap import Estimate
-from ssmscope.show.figure import INK, SOFT, Sheet
-from ssmscope.show.numbers import brackets, number
-from ssmscope.show.tokens import BLUES, ink, ramp, shorten, visible
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.figure import INK, SOFT, Sheet
+from ssmscope.render.numbers import brackets, number
+from ssmscope.render.tokens import BLUES, ink, ramp, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from ssmscope.bootstrap import Estimate, estimate, resampled_sums
+from ssmscope.core.bootstrap import Estimate, estimate, resampled_sums
+from ssmscope.core.model import Model
+from ssmscope.core.tokenizing import tokenize
+from ssmscope.data.babi import PROMPT, QuestionData, question_tokens
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
-from ssmscope.model import Model
 from ssmscope.probes.long_rows import PIECE, head_logits, pieces_of
 from ssmscope.probes.retrieval.result import Cell, Ratio
-from ssmscope.tasks.babi import PROMPT, QuestionData, question_tokens
-from ssmscope.tokenizing import tokenize
 from ssmscope.training.card import wilson_interval
 
 SHORT = 2000

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate, with_intervals
-from ssmscope.results import TABLE_ROWS, Result
-from ssmscope.show.blocks import Block
-from ssmscope.show.numbers import counted, number
-from ssmscope.show.table import Cell as Number
-from ssmscope.show.table import Line, Table, folded, plain, shown_names, table
+from ssmscope.api.results import TABLE_ROWS, Result
+from ssmscope.core.bootstrap import Estimate, with_intervals
+from ssmscope.render.blocks import Block
+from ssmscope.render.numbers import counted, number
+from ssmscope.render.table import Cell as Number
+from ssmscope.render.table import Line, Table, folded, plain, shown_names, table
 
 if TYPE_CHECKING:
     from pandas import DataFrame

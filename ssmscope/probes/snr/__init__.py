@@ -13,18 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ssmscope.analysis import analysis
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import LANGUAGE_MODEL
+from ssmscope.api.options import REPEATED, Metavar, Range, Reads, Seed
+from ssmscope.core.limits import HELD, ROW
 from ssmscope.errors import InputError
-from ssmscope.limits import HELD, ROW
-from ssmscope.reads import LANGUAGE_MODEL
-from ssmscope.signature import REPEATED, Metavar, Range, Reads, Seed
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
+    from ssmscope.data.babi import QuestionData
     from ssmscope.probes.lens.lenses import Lens
     from ssmscope.probes.snr.reading import Needles
     from ssmscope.probes.snr.result import NeedleSNR
-    from ssmscope.tasks.babi import QuestionData
 
 NO_LENS = "logit"
 """What stands for the logit lens among several lenses; None does too."""
@@ -119,9 +119,9 @@ def needle_snr(
         examples: of each task and length; of a file's questions so many drawn by the seed.
         filler: also sentences. WikiText's validation split stands in questions for training and validation, its test
             split in those of the test.
-        questions: instead of generated ones (`ssmscope.tasks.babi`): a file (`load_questions`) or `QuestionData`, or
+        questions: instead of generated ones (`ssmscope.data.babi`): a file (`load_questions`) or `QuestionData`, or
             several, each of them a task.
-        spaced: as in WikiText; see `ssmscope.tasks.babi.questions`.
+        spaced: as in WikiText; see `ssmscope.data.babi.questions`.
         seed: draws questions and resamples.
 
     Raises:
@@ -129,6 +129,8 @@ def needle_snr(
             answer that begins with the same token as one of its distractors, a lens of another model, another number of
             lenses or names than models, no questions, or more than can be read.
     """
+    from ssmscope.api.results import record_provenance
+    from ssmscope.core.progress import progress_bar
     from ssmscope.probes.lens.lenses import lens_of
     from ssmscope.probes.snr.measure import SNRCurve, SNRDifference, measure
     from ssmscope.probes.snr.questions import (
@@ -142,8 +144,6 @@ def needle_snr(
     )
     from ssmscope.probes.snr.reading import check_readable, prompts_of, read_needles
     from ssmscope.probes.snr.result import LensedModel, NeedleSNR
-    from ssmscope.progress import progress_bar
-    from ssmscope.results import record_provenance
 
     every = list(models) if isinstance(models, Sequence) else [models]
     if not every:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.ticker import MaxNLocator
 
-from ssmscope.show.figure import COLOURS, INK, SOFT, Sheet, handle, line
-from ssmscope.show.numbers import counted
-from ssmscope.show.tokens import shorten, visible
+from ssmscope.render.figure import COLOURS, INK, SOFT, Sheet, handle, line
+from ssmscope.render.numbers import counted
+from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

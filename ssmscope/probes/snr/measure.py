@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_means
+from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_means
 
 if TYPE_CHECKING:
     from ssmscope.probes.snr.reading import Needles

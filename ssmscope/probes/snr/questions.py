@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmscope.core.limits import refuse_reading
+from ssmscope.core.tokenizing import tokenize
+from ssmscope.data.babi import QuestionData, count_words
+from ssmscope.data.babi import questions as generated_questions
+from ssmscope.data.filler import GENERATED, load_filler
+from ssmscope.data.question_files import load_questions
 from ssmscope.errors import InputError
-from ssmscope.limits import refuse_reading
 from ssmscope.probes.lens.lenses import LOGIT
-from ssmscope.tasks.babi import QuestionData, count_words
-from ssmscope.tasks.babi import questions as generated_questions
-from ssmscope.tasks.filler import GENERATED, load_filler
-from ssmscope.tasks.question_files import load_questions
-from ssmscope.tokenizing import tokenize
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
     from ssmscope.probes.lens.lenses import Lens
     from ssmscope.probes.snr.reading import Needles
 

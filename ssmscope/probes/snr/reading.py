@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from ssmscope.batching import by_length
+from ssmscope.core.batching import by_length
+from ssmscope.core.tokenizing import tokenize
 from ssmscope.errors import InputError
 from ssmscope.probes.lens.fitting import tokens_at_once
 from ssmscope.probes.lens.lenses import chosen_states
-from ssmscope.tokenizing import tokenize
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model
+    from ssmscope.core.model import Model
+    from ssmscope.data.babi import Question, QuestionData
     from ssmscope.probes.lens.lenses import Lens
-    from ssmscope.tasks.babi import Question, QuestionData
 
 NONE = -1
 """Stands for no token."""

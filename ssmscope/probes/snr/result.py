@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ssmscope.bootstrap import with_intervals
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import with_intervals
 from ssmscope.errors import InputError
 from ssmscope.probes.snr.measure import METRICS, LayerDifference, LayerSNR, SNRCurve, SNRDifference
-from ssmscope.results import Result
-from ssmscope.show.blocks import Block
-from ssmscope.show.table import Cell, Line, Table, as_share, table, written
+from ssmscope.render.blocks import Block
+from ssmscope.render.table import Cell, Line, Table, as_share, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from ssmscope.bootstrap import Estimate
-from ssmscope.show.blocks import Block, Picture, Prose
-from ssmscope.show.numbers import counted
-from ssmscope.show.table import Cell, Table, digits_of
-from ssmscope.show.tokens import evenly_apart, shorten, visible
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.blocks import Block, Picture, Prose
+from ssmscope.render.numbers import counted
+from ssmscope.render.table import Cell, Table, digits_of
+from ssmscope.render.tokens import evenly_apart, shorten, visible
 
 if TYPE_CHECKING:
     from ssmscope.probes.snr.measure import SNRCurve, SNRDifference

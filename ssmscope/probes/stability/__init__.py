@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ssmscope.analysis import analysis
-from ssmscope.reads import Texts
-from ssmscope.signature import Metavar, Range, Seed
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import Texts
+from ssmscope.api.options import Metavar, Range, Seed
 
 if TYPE_CHECKING:
-    from ssmscope.model import Model, TextsLike
+    from ssmscope.core.model import Model, TextsLike
     from ssmscope.probes.stability.result import Stability
 
 
@@ -68,12 +68,12 @@ def stability(
     """
     import numpy as np
 
-    from ssmscope.mixers import check_looks_back
+    from ssmscope.api.results import record_provenance
+    from ssmscope.core.mixers import check_looks_back
     from ssmscope.probes.stability.inputs import inputs_of
     from ssmscope.probes.stability.layers import run
     from ssmscope.probes.stability.measure import layer_stability, mean_norms, notes_on, places
     from ssmscope.probes.stability.result import BEHAVIOURS, Stability
-    from ssmscope.results import record_provenance
 
     inputs = inputs_of(model, texts, length=length, samples=samples, seed=seed)
     check_looks_back(model.module, "stability")

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogFormatter
 
-from ssmscope.show.figure import DASHED, INK, SOFT, Sheet, title
-from ssmscope.show.tokens import BLUES, ramp
+from ssmscope.render.figure import DASHED, INK, SOFT, Sheet, title
+from ssmscope.render.tokens import BLUES, ramp
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ssmscope.core.limits import ROW, TOGETHER, refuse_above, refuse_held
+from ssmscope.core.model import as_batch
 from ssmscope.errors import InputError
-from ssmscope.limits import ROW, TOGETHER, refuse_above, refuse_held
-from ssmscope.model import as_batch
-from ssmscope.show.numbers import counted
+from ssmscope.render.numbers import counted
 
 if TYPE_CHECKING:
-    from ssmscope.encoding import Batch
-    from ssmscope.model import Model, TextsLike
+    from ssmscope.core.encoding import Batch
+    from ssmscope.core.model import Model, TextsLike
 
 LENGTH = 512
 """Tokens of a random text where no length is given."""

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from ssmscope import ops
-from ssmscope.batching import by_length
+from ssmscope.architectures.read.delta import DeltaMixer
+from ssmscope.architectures.read.linear_layers import GatedLinearAttention, Retention
+from ssmscope.core.batching import by_length
 from ssmscope.errors import InputError, Unanswerable
-from ssmscope.models.delta import DeltaMixer
-from ssmscope.models.linear_layers import GatedLinearAttention, Retention
 from ssmscope.probes.bound.norms import norms_of, theorem_model
 
 if TYPE_CHECKING:
-    from ssmscope.encoding import Batch
-    from ssmscope.model import Model
+    from ssmscope.core.encoding import Batch
+    from ssmscope.core.model import Model
+    from ssmscope.core.trace import LayerTrace
     from ssmscope.probes.bound.terms import Norms
-    from ssmscope.trace import LayerTrace
 
 AT_ONCE = 2**22  # decays that are in memory at a time
 SMALLEST = -80.0  # the log-gain of a direction that a delta rule erases; the scans floor decays there, too

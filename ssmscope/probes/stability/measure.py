@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.bootstrap import RESAMPLES, Estimate, estimate, resampled_means
+from ssmscope.core.bootstrap import RESAMPLES, Estimate, estimate, resampled_means
 from ssmscope.errors import InputError
 from ssmscope.probes.stability.result import QUANTILES, LayerStability
 

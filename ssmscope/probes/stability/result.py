@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate
-from ssmscope.results import Result
-from ssmscope.show.blocks import Block
-from ssmscope.show.numbers import portion, tokens
-from ssmscope.show.table import Cell, Line, Table, plain, short, table
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.blocks import Block
+from ssmscope.render.numbers import portion, tokens
+from ssmscope.render.table import Cell, Line, Table, plain, short, table
 
 if TYPE_CHECKING:
     from pandas import DataFrame

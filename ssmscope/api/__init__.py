@@ -1,0 +1,1 @@
+"""Analyses as functions, commands and entries of plans: their options, inputs and results."""

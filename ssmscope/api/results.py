@@ -1,0 +1,410 @@
+"""What every analysis returns: numbers with their provenance, which can be shown, saved and read back.
+
+A result is a frozen dataclass that names its kind and owns its views:
+
+    @dataclass(frozen=True)
+    class Influence(Result, kind="influence"):
+        distances: tuple[int, ...]
+        influence: np.ndarray
+
+        def to_frame(self): ...
+
+Fields are plain values, numpy arrays, tuples, mappings or nested dataclasses of these, annotated with types
+that exist at run time. Importing this module is quick: pandas, matplotlib and rich are imported by the views
+that use them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import importlib
+import importlib.metadata
+import io
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from ssmscope import __version__
+from ssmscope.api import registry
+from ssmscope.api.jsonable import decode_fields, encode, encode_fields
+from ssmscope.api.writing import publish, read_current
+from ssmscope.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+    from rich.console import Console, ConsoleOptions, RenderableType
+
+    from ssmscope.render.blocks import Block
+    from ssmscope.render.table import Table
+
+R = TypeVar("R", bound="Result")
+T = TypeVar("T")
+
+SUFFIXES = ("json", "csv", "png", "html")
+"""How the files of a result end, unless others are asked for."""
+
+FORMATS = (*SUFFIXES, "svg", "pdf", "tex", "md")
+"""All that a result can be written as: itself, its numbers, its picture, its page, and its tables for papers."""
+
+TABLE_ROWS = 40
+"""How many rows of the table the default terminal, notebook and HTML views show."""
+
+REPORT_ROWS = 100
+"""How many of them a report shows."""
+
+
+@dataclass(frozen=True)
+class Result(ABC):
+    """The base of all results.
+
+    `provenance` says where the numbers come from: model, architecture, fingerprint, options, seed, versions,
+    date (see `record_provenance`). Two results are equal when all that they hold, provenance included, is
+    equal; a NaN equals a NaN.
+    """
+
+    provenance: Mapping[str, Any]
+
+    kind: ClassVar[str]
+    vector: ClassVar[bool] = True
+    """Whether its picture is of lines; one with a mark for every token or pixel is kept as pixels."""
+    _kinds: ClassVar[dict[str, type[Result]]] = {}
+
+    def __init_subclass__(cls, *, kind: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # @dataclass writes its own comparison and repr unless the class has them; arrays break the former.
+        for name in ("__eq__", "__repr__"):
+            if name not in cls.__dict__:
+                setattr(cls, name, getattr(cls, name))
+        if "to_frame" in cls.__dict__:
+            cls.to_frame = _with_model(cls.__dict__["to_frame"])  # type: ignore[method-assign]
+        if kind is None:
+            return
+        known = Result._kinds.get(kind)
+        if known is not None and _class_path(known) != _class_path(cls):
+            raise TypeError(f"the kind {kind!r} of {_class_path(cls)} is already taken by {_class_path(known)}")
+        cls.kind = kind
+        Result._kinds[kind] = cls
+
+    @abstractmethod
+    def to_frame(self) -> DataFrame:
+        """All numbers as one tidy table: a row per observation, a column per variable. Where a class' own has no column
+        `model`, it gets one, the first: `model_name` in every row."""
+
+    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
+        """The picture, made without pyplot: nothing is registered globally and no display is needed. By default what
+        `draw` gives in the module `figure` beside the class' own.
+
+        Args:
+            size: its width and height in inches; by default as much as it needs. Letters and lines keep their share of
+                it.
+
+        Raises:
+            InputError: a size that is none.
+        """
+        from ssmscope.render.pictures import sized
+
+        beside = importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.figure")
+        return sized(beside.draw(self), size)
+
+    @property
+    def model_name(self) -> str:
+        """The model, or the models, that it is of."""
+        return str(self.provenance.get("model", "a model"))
+
+    @property
+    def headline(self) -> str:
+        """One line that says what this is and of which model; the title of the page and of the terminal
+        view."""
+        return f"{self.kind} of {self.model_name}"
+
+    def verdict(self, at: int = 0) -> str:
+        """What the result says of a model, by its number among those that it is of: one line of numbers with their
+        intervals, without the model's name. By default the headline without the model."""
+        for before in (f" of {self.model_name}: ", f" on {self.model_name}: "):
+            if before in self.headline:
+                return self.headline.split(before, 1)[1]
+        return self.headline
+
+    @property
+    def queries_made(self) -> str:
+        """How often the model was run, in words; empty where a result does not count it."""
+        return ""
+
+    @classmethod
+    def compare(cls: type[R], results: Sequence[R], labels: Sequence[Sequence[str]]) -> Table:
+        """Results of this kind beside one another in one table, the best marked where that has a meaning.
+
+        Args:
+            labels: for each result what each of its models is called.
+        """
+        from ssmscope.render.table import of_frames
+
+        return of_frames([result.to_frame() for result in results], [", ".join(names) for names in labels])
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.headline}>"
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=100, color_system=None, force_jupyter=False)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get()
+
+    def __eq__(self, other: object) -> bool:
+        return self.to_dict() == other.to_dict() if isinstance(other, type(self)) else NotImplemented
+
+    def blocks(self) -> Iterable[Block]:
+        """What is shown of the result, in a terminal, a notebook and a page alike: by default its picture and the
+        beginning of its table."""
+        from ssmscope.render.table import folded
+
+        yield from self.opening()
+        yield dataclasses.replace(folded(self.to_frame(), limit=REPORT_ROWS), brief=TABLE_ROWS)
+
+    def opening(self, *said: str, notes: Iterable[str] = ()) -> Iterable[Block]:
+        """The blocks that come first: the title, what is said of the whole, notes, and the picture."""
+        from ssmscope.render.blocks import Picture, Prose
+
+        yield Prose(self.headline, "title")
+        yield from map(Prose, said)
+        yield from (Prose(f"Note: {note}.", "note") for note in notes)
+        yield Picture(self.figure, self.headline, vector=self.vector)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
+        """The terminal view: what `rich.print` and the command line show."""
+        from ssmscope.render.terminal import render
+
+        return render(self.blocks(), console)
+
+    def _repr_html_(self) -> str:
+        """The notebook view: a fragment of HTML that brings its own style."""
+        from ssmscope.render.html import fragment
+
+        return fragment(self.blocks())
+
+    def to_html(self) -> str:
+        """A self-contained page in light and dark: nothing is fetched, and no script runs but the one that a kind's
+        own view may bring inline."""
+        from ssmscope.render.html import page
+
+        return page(self.headline, self._repr_html_(), _flatten(encode(self.provenance)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as values that JSON knows; `Result.from_dict` reads it back.
+
+        An array becomes its dtype, shape and values; NaN becomes null, an infinity the string "inf" or "-inf".
+        An array of more than `jsonable.READABLE` numbers (up to `LARGEST` bytes) becomes its dtype, shape and "zlib":
+        its numbers as little-endian bytes in C order, compressed with zlib, in base64.
+        """
+        return {"kind": self.kind, "class": _class_path(type(self)), **encode_fields(self)}
+
+    def to_json(self) -> str:
+        """`to_dict` as strict JSON. Floats, float32 included, come back exactly as they were."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    def tables(self) -> list[Table]:
+        """The tables that the result shows, as `blocks` has them."""
+        from ssmscope.render.table import Table
+
+        return [block for block in self.blocks() if isinstance(block, Table)]
+
+    def to_latex(self) -> str:
+        """The tables that the result shows as booktabs tabulars, one below the other."""
+        from ssmscope.render.markup import to_latex
+
+        return "\n".join(map(to_latex, self.tables()))
+
+    def to_markdown(self) -> str:
+        """The tables that the result shows in Markdown, one below the other."""
+        from ssmscope.render.markup import to_markdown
+
+        return "\n".join(map(to_markdown, self.tables()))
+
+    def save(self, directory: str | os.PathLike[str], name: str, formats: Sequence[str] = SUFFIXES) -> dict[str, Path]:
+        """Write NAME.json, NAME.csv, NAME.png and NAME.html into `directory` and return their paths by
+        suffix.
+
+        Args:
+            formats: others of `FORMATS`; the JSON, which is the result, is always written. Files of formats that are
+                not asked for stay as they are.
+
+        Everything is rendered before anything is written. If one fails, the directory stays as it was; after a kill
+        at any moment it holds no files of two results, and `Result.load` reads the old one or the new one (see
+        `ssmscope.api.writing.publish`). Raises InputError if the name, a format or the directory cannot be used.
+        """
+        return save_together({name: self}, directory, formats)[name]
+
+    @classmethod
+    def load(cls: type[R], path: str | os.PathLike[str]) -> R:
+        """Read back the JSON that `save` wrote, as the class that wrote it.
+
+        Raises InputError if the file cannot be read, is no result, or is of another kind than the class it is
+        asked of (`Result.load` takes all).
+        """
+        where = os.fspath(path)
+        try:
+            document = json.loads(read_current(Path(path)))
+        except OSError as error:
+            raise InputError(f"cannot read {where}: {error.strerror or error}") from error
+        except (ValueError, RecursionError) as error:  # undecodable text or JSON, or nested too deeply
+            raise InputError(f"{where} is no result: expected the .json file that save() wrote") from error
+        try:
+            return cls.from_dict(document)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+
+    @classmethod
+    def from_dict(cls: type[R], document: Mapping[str, Any]) -> R:
+        """The result that `to_dict` described. Raises InputError if it does not describe one of this
+        class."""
+        if not isinstance(document, Mapping) or not isinstance(document.get("kind"), str):
+            raise InputError("not a result: expected the .json file that save() wrote, with a 'kind'")
+        kind = document["kind"]
+        if kind not in Result._kinds:
+            home = registry.home_of(kind)
+            if home is not None:
+                importlib.import_module(home)
+        found = Result._kinds.get(kind)
+        if found is None:
+            known = sorted({*registry.kinds(), *Result._kinds})
+            raise InputError(
+                f"unknown kind of result {kind!r:.80}; known are {', '.join(known)}; import the module that defines it"
+                f"{did_you_mean(kind, known)}"
+            )
+        if not issubclass(found, cls):
+            raise InputError(f"a result of kind {kind!r} is no {cls.__name__}; Result.load reads every kind")
+        try:
+            made = decode_fields(document, found)
+            _flatten(encode(made.provenance))
+            return made
+        except (TypeError, ValueError, KeyError, OverflowError, RecursionError) as error:
+            told = "nested too deeply" if isinstance(error, RecursionError) else error
+            raise InputError(f"a damaged result of kind {kind!r}: {told}") from error
+
+    def _png(self) -> bytes:
+        return self._drawn("png")
+
+    def _drawn(self, suffix: str) -> bytes:
+        from ssmscope.render.pictures import drawn
+
+        return drawn(self.figure(), suffix)
+
+    def _written(self, suffix: str) -> bytes:
+        """The result in one of `FORMATS`."""
+        if suffix in ("png", "svg", "pdf"):
+            return self._png() if suffix == "png" else self._drawn(suffix)
+        text = {
+            "json": self.to_json,
+            "csv": lambda: self.to_frame().to_csv(index=False, lineterminator="\n"),
+            "html": self.to_html,
+            "tex": self.to_latex,
+            "md": self.to_markdown,
+        }[suffix]()
+        return text.encode(errors="strict" if suffix == "json" else "backslashreplace")
+
+
+class OverTexts(Generic[T]):
+    """Mixed into a result of several texts: `len`, iteration and `[i]` are over them."""
+
+    texts: tuple[T, ...]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.texts)
+
+    def __getitem__(self, index: int) -> T:
+        return self.texts[index]
+
+
+def checked_formats(formats: Sequence[str]) -> tuple[str, ...]:
+    """The formats that are written, JSON among them. Raises InputError for one that is none of `FORMATS`."""
+    for each in formats:
+        if each not in FORMATS:
+            raise InputError(f"unknown format {each!r}; allowed are {', '.join(FORMATS)}{did_you_mean(each, FORMATS)}")
+    return tuple(each for each in FORMATS if each == "json" or each in formats)
+
+
+def save_together(
+    results: Mapping[str, Result], directory: str | os.PathLike[str], formats: Sequence[str] = SUFFIXES
+) -> dict[str, dict[str, Path]]:
+    """As `Result.save`, several results under their names, all or none of them; their paths by name and suffix."""
+    formats = checked_formats(formats)
+    contents: dict[str, bytes] = {}
+    for name, result in results.items():
+        if not name or name in (".", "..") or Path(name).name != name:
+            raise InputError(f"{name!r} is no file name; give a plain name without a folder, such as {result.kind!r}")
+        contents |= {f"{name}.{suffix}": result._written(suffix) for suffix in formats}
+    folder = Path(directory)
+    blocked = next((folder / file for file in contents if os.path.isdir(folder / file)), None)
+    if blocked is not None:
+        raise InputError(f"cannot write {blocked}: a folder of that name is in the way")
+    try:
+        publish(folder, next(iter(results)), contents)
+    except OSError as error:
+        raise InputError(f"cannot write to {os.fspath(directory)}: {error.strerror or error}") from error
+    return {name: {suffix: folder / f"{name}.{suffix}" for suffix in formats} for name in results}
+
+
+def record_provenance(
+    source: Mapping[str, Any], *, options: Mapping[str, Any], seed: int | None = None, data: Any = None
+) -> dict[str, Any]:
+    """The provenance of a result: the model's `source` (as in `Trace.source`), and what was asked of it when; of
+    labelled `data` also their origin."""
+    origin = {}
+    if data is not None:
+        about = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
+        origin = {"data": about}
+    return {
+        **source,
+        "options": dict(options),
+        "seed": seed,
+        "versions": {
+            "ssmscope": __version__,
+            "torch": _version("torch"),
+            "transformers": _version("transformers"),
+        },
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **origin,
+    }
+
+
+@functools.cache
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _with_model(to_frame: Callable[[Any], DataFrame]) -> Any:
+    """A class' own `to_frame`, whose table says in each row which model it is of."""
+
+    @functools.wraps(to_frame)
+    def with_model(result: Result) -> DataFrame:
+        frame = to_frame(result)
+        if "model" not in frame:
+            frame.insert(0, "model", result.model_name)
+        return frame
+
+    return with_model
+
+
+def _class_path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        return [row for key, item in value.items() for row in _flatten(item, f"{prefix} {key}".strip())]
+    return [(prefix, "none" if value is None else value if isinstance(value, str) else json.dumps(value))]

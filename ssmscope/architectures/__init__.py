@@ -1,0 +1,84 @@
+"""The architectures that can be read, and the models that we add to transformers.
+
+`read` has the layers of other libraries, one file a family, `own` the models that transformers does not have, and
+`loading` gets them from directories, hubs and memory. Every module of the first two that defines `MIXERS` is an
+architecture: see `ssmscope.core.mixers.Architecture`. Importing the package makes our model types known to
+transformers' Auto classes, and imports none of the families of `LATER`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import partial
+from importlib.util import find_spec
+from types import ModuleType
+
+import transformers
+
+from ssmscope.architectures import own, read
+from ssmscope.core import mixers
+
+LATER: dict[str, tuple[str, ...]] = {
+    "bamba": ("bamba",),
+    "falcon_h1": ("falcon_h1",),
+    "granitemoehybrid": ("granitemoehybrid",),
+    "jamba": ("jamba",),
+    "kimi_linear": ("kimi_linear",),
+    "lfm2": ("lfm2",),
+    "lfm2_moe": ("lfm2_moe",),
+    "lfm3": ("lfm3",),
+    "minimax": ("minimax",),
+    "nemotron_h": ("nemotron_h",),
+    "olmo_hybrid": ("olmo_hybrid",),
+    "qwen3_5": ("qwen3_5_text",),
+    "qwen3_5_moe": ("qwen3_5_moe_text",),
+    "qwen3_next": ("qwen3_next",),
+    "recurrent_gemma": ("recurrent_gemma",),
+    "xlstm": ("xlstm",),
+    "zamba": ("zamba",),
+    "zamba2": ("zamba2",),
+}
+"""Families that are read by the module of `read` of the same name as transformers' folder of theirs, which is
+imported with the first model of the family, and their model types. A release of transformers need not have each."""
+
+
+def present() -> list[str]:
+    """The families of `LATER` that the installed transformers has."""
+    return [name for name in LATER if find_spec(f"transformers.models.{name}") is not None]
+
+
+def _import(name: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def _modules() -> dict[str, ModuleType]:
+    rooms = (read, own)
+    found = {
+        info.name: room for room in rooms for info in pkgutil.iter_modules(room.__path__) if info.name not in LATER
+    }
+    return {name: importlib.import_module(f"{room.__name__}.{name}") for name, room in sorted(found.items())}
+
+
+def architectures() -> dict[str, ModuleType]:
+    """The architecture modules of this package, by name; every family is imported."""
+    found = {name: module for name, module in _modules().items() if hasattr(module, "MIXERS")}
+    return found | {name: _import(f"read.{name}") for name in present()}
+
+
+def register() -> None:
+    """Make every architecture readable and our model types known to transformers' Auto classes."""
+    for name in present():
+        mixers.register_later(f"transformers.models.{name}.modeling_{name}", partial(_import, f"read.{name}"))
+    for module in _modules().values():
+        if hasattr(module, "MIXERS"):
+            mixers.register(module)
+        for model in getattr(module, "AUTO", ()):
+            transformers.AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
+            _, task, of = model.__name__.rpartition("For")
+            getattr(transformers, f"AutoModel{task}{of if task else ''}").register(
+                model.config_class, model, exist_ok=True
+            )
+
+
+register()

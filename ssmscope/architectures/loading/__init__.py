@@ -1,0 +1,1 @@
+"""Models from directories, hubs and memory."""

@@ -1,0 +1,254 @@
+"""Checkpoints in other projects' layouts: mamba_ssm's directories and the state dicts of selective SSMs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedModel
+
+from ssmscope.architectures.loading.fields import check_depth, check_value, refused
+from ssmscope.architectures.loading.stored import (
+    Contents,
+    Stored,
+    check_fit,
+    check_tied,
+    contents,
+    filled,
+    outline,
+    read_tensors,
+    weight_files,
+)
+from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
+from ssmscope.architectures.read.mamba2attn import Mamba2AttnConfig, Mamba2AttnForCausalLM
+from ssmscope.architectures.read.mamba3 import Mamba3Config, Mamba3ForCausalLM
+from ssmscope.errors import InputError
+
+# ---- mamba_ssm's own layout: config.json with d_model and ssm_cfg, pytorch_model.bin or model.safetensors
+
+
+def is_mamba_ssm(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is one of mamba_ssm's."""
+    return "d_model" in config and "n_layer" in config and "model_type" not in config
+
+
+FIELDS: dict[str, Any] = dict(
+    d_model=1,
+    n_layer=1,
+    rms_norm=True,
+    residual_in_fp32=True,
+    tie_embeddings=True,
+    norm_epsilon=1e-5,
+    attn_layer_idx=[],
+    d_intermediate=0,
+)
+SSM_FIELDS: dict[str, Any] = dict(
+    layer="Mamba1",
+    d_state=16,
+    d_conv=4,
+    expand=2,
+    headdim=64,
+    ngroups=1,
+    chunk_size=256,
+    dt_rank=1,
+    dt_limit=(0.0, float("inf")),
+    bias=False,
+    conv_bias=True,
+    rmsnorm=True,
+    norm_before_gate=False,
+    D_has_hdim=False,
+    rope_fraction=0.5,
+    A_floor=1e-4,
+    is_outproj_norm=False,
+    is_mimo=False,
+    decay="heavy-tail",
+)
+"""The fields of a config.json and of its ssm_cfg that are read, each with a value that it may have."""
+LAYERS = ("Mamba1", "Mamba2", "Mamba3")
+MAMBA3 = dict(rope_fraction="rope_fraction", A_floor="decay_floor", is_outproj_norm="head_norm", decay="decay")
+"""The fields that its Mamba-3 alone has, and our names of them; "decay" is none of the package's, see `mamba3`."""
+MLP_MULTIPLE = 128
+"""To the next multiple of it the width of an MLP is rounded up."""
+
+
+def read_mamba_ssm(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
+    """A language model of Mamba-1, 2 or 3 saved by mamba_ssm, as transformers' model, or ours of Mamba-3, and where it
+    has layers of attention or MLPs; `config` is its config.json.
+
+    Raises:
+        InputError: for weights that are missing or do not fit, for fields of another kind, and for parts that
+            neither transformers' models nor ours have (attention that looks ahead, attention or MLPs beside Mamba-1,
+            Mamba-3 with several inputs per head, LayerNorm, a norm before the gate, a skip per channel).
+    """
+    what = str(directory)
+    files = weight_files(directory)
+    held = contents(files)
+    build = _builder(config, held, what)
+    weights = {_in_transformers(name): t for file in files for name, t in read_tensors(file).items()}
+    weights.setdefault("lm_head.weight", weights["backbone.embeddings.weight"])
+    if config.get("tie_embeddings", True):
+        check_tied(weights["lm_head.weight"], weights["backbone.embeddings.weight"], what)
+    return filled(build(), weights)
+
+
+def of_mamba_ssm(model: nn.Module) -> PreTrainedModel:
+    """mamba_ssm's language model in memory as transformers' model of the same parameters, which are not copied.
+
+    Raises:
+        InputError: as `read_mamba_ssm`, and for a model with hooks.
+    """
+    what, config = type(model).__name__, dict(vars(model.config))
+    if any(part._forward_hooks or part._forward_pre_hooks for part in model.modules()):
+        raise InputError(f"{what} has hooks, of which nothing is known: remove them first")
+    weights = {_in_transformers(name): weight for name, weight in model.named_parameters(remove_duplicate=False)}
+    tensors = {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in model.state_dict().items()}
+    held = Contents(tensors, sum(t.numel() * t.element_size() for t in weights.values()))
+    if any(_is_first_mamba3(part) for part in model.modules()):
+        config["ssm_cfg"] = {**(config.get("ssm_cfg") or {}), "decay": "softplus"}
+    with torch.device("meta"):
+        module = _builder(config, held, what)()
+    for name, weight in weights.items():
+        place, _, last = name.rpartition(".")
+        setattr(module.get_submodule(place), last, weight)
+    return module
+
+
+def _is_first_mamba3(part: nn.Module) -> bool:
+    """Whether this is a Mamba-3 of the package's release 2.3.2, whose decays are made otherwise than later ones."""
+    kind = type(part)
+    return kind.__name__ == "Mamba3" and not hasattr(sys.modules.get(kind.__module__), "heavy_tail_activation")
+
+
+def _builder(config: Mapping[str, Any], held: Contents, what: str) -> Callable[[], PreTrainedModel]:
+    """What builds the model of mamba_ssm's configuration, into which the weights that are held fit."""
+    cfg, attention = (config.get(name) or {} for name in ("ssm_cfg", "attn_cfg"))
+    for name, given in (("ssm_cfg", cfg), ("attn_cfg", attention)):
+        if not isinstance(given, dict):
+            raise refused(what, name, given, "an object")
+    for given, known in ((config, FIELDS), (cfg, SSM_FIELDS)):
+        for name in known.keys() & given.keys():
+            check_value(name, given[name], known[name], what)
+    kind = cfg.get("layer", "Mamba1")
+    if kind not in LAYERS:
+        raise InputError(f"{what} has layers {kind!r:.60}; {', '.join(LAYERS)} can be read from this layout")
+    first = kind == "Mamba1"
+    unsupported = {
+        "attention layers (attn_layer_idx) beside Mamba-1": config.get("attn_layer_idx") and first,
+        "MLPs (d_intermediate) beside Mamba-1": config.get("d_intermediate") and first,
+        "several inputs and outputs per head (is_mimo)": cfg.get("is_mimo"),
+        "LayerNorm (rms_norm false)": not config.get("rms_norm", True),
+        "a norm before the gate (norm_before_gate)": cfg.get("norm_before_gate"),
+        "no gated norm (rmsnorm false)": not cfg.get("rmsnorm", True),
+        "a skip per channel (D_has_hdim)": cfg.get("D_has_hdim"),
+    }
+    present = [name for name, value in unsupported.items() if value]
+    if present:
+        raise InputError(f"{what} has {' and '.join(present)}, which cannot be read from this layout")
+    if kind == "Mamba2":
+        check_groups(cfg.get("ngroups", 1), what)
+    stored = {_in_transformers(name): tensor for name, tensor in held.tensors.items()}
+    embeddings = stored.get("backbone.embeddings.weight")
+    if embeddings is None:
+        raise InputError(f"{what} has no backbone.embedding.weight: these are no weights of mamba_ssm")
+    stored.setdefault("lm_head.weight", embeddings)
+    check_depth(config, len(held.tensors), what)
+
+    def build() -> PreTrainedModel:
+        # The vocabulary of the file is padded to a multiple of 8 or 16.
+        return _mamba_ssm_model(config, cfg, embeddings.shape[0])
+
+    check_fit(outline(build, held, what, "its config.json"), stored, what)
+    return build
+
+
+def _in_transformers(name: str) -> str:
+    return name.replace("backbone.embedding.weight", "backbone.embeddings.weight")
+
+
+def _mamba_ssm_model(config: Mapping[str, Any], cfg: Mapping[str, Any], vocabulary: int) -> PreTrainedModel:
+    width, expand = config["d_model"], cfg.get("expand", 2)
+    shared: dict[str, Any] = dict(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        num_hidden_layers=config["n_layer"],
+        expand=expand,
+        conv_kernel=cfg.get("d_conv", 4),
+        use_bias=cfg.get("bias", False),
+        use_conv_bias=cfg.get("conv_bias", True),
+        residual_in_fp32=config.get("residual_in_fp32", True),
+        layer_norm_epsilon=config.get("norm_epsilon", 1e-5),
+        tie_word_embeddings=config.get("tie_embeddings", True),
+    )
+    kind = cfg.get("layer", "Mamba1")
+    if kind == "Mamba1":
+        return MambaForCausalLM(
+            MambaConfig(**shared, state_size=cfg.get("d_state", 16), time_step_rank=cfg.get("dt_rank", "auto"))
+        )
+    head = cfg.get("headdim", 64)
+    low, high = map(float, cfg.get("dt_limit", (0.0, float("inf"))))
+    shared |= dict(state_size=cfg.get("d_state", 128), head_dim=head, n_groups=cfg.get("ngroups", 1))
+    attending, inner = config.get("attn_layer_idx") or [], config.get("d_intermediate") or 0
+    inner = -(-inner // MLP_MULTIPLE) * MLP_MULTIPLE
+    parts: dict[str, Any] = dict(attn_layer_idx=attending, attn_cfg=config.get("attn_cfg"), d_intermediate=inner)
+    if kind == "Mamba3":
+        third: dict[str, Any] = {ours: cfg[name] for name, ours in MAMBA3.items() if name in cfg}
+        return Mamba3ForCausalLM(Mamba3Config(**shared, **parts, **third))
+    shared |= dict(num_heads=expand * width // head, chunk_size=cfg.get("chunk_size", 256), time_step_limit=(low, high))
+    if not attending and not inner:
+        return Mamba2ForCausalLM(Mamba2Config(**shared))
+    return Mamba2AttnForCausalLM(Mamba2AttnConfig(**shared, **parts))
+
+
+def check_groups(groups: int, what: str) -> None:
+    """mamba_ssm norms every group of heads by itself; transformers before 5 norms all channels together."""
+    if groups > 1 and int(transformers.__version__.split(".")[0]) < 5:
+        raise InputError(
+            f"{what} has {groups} groups of heads, which transformers {transformers.__version__} norms otherwise than "
+            "mamba_ssm does: install transformers 5"
+        )
+
+
+# ---- state dicts of selective SSMs: embedding.weight, [SSM.]ssm.{A, W_B, W_C, q_delta, p_delta}, SSM.w or W
+
+
+def read_selective(path: Path, tensors: Mapping[str, Tensor]) -> PreTrainedModel:
+    """A selective SSM's state dict, the tensors of a file, as `SelectiveSSMForSequenceClassification`; binary with
+    `SSM.w`, classes with `W`.
+
+    Raises:
+        InputError: when the file is no such state dict.
+    """
+    weights = {name.removeprefix("SSM."): tensor for name, tensor in tensors.items()}
+    head = weights.pop("w", None)
+    binary = head is not None
+    head = head.unsqueeze(0) if head is not None else weights.pop("W", None)
+    expected = {"embedding.weight", *(f"ssm.{part}" for part in ("A", "W_B", "W_C", "q_delta", "p_delta"))}
+    if head is None or set(weights) != expected:
+        raise InputError(
+            f"{path} is no checkpoint that can be read: a single file must be a selective SSM's state dict with "
+            f"embedding.weight, ssm.A, ssm.W_B, ssm.W_C, ssm.q_delta, ssm.p_delta and w or W; it holds "
+            f"{', '.join(sorted(weights)[:4])}, …; other models are given as directories"
+        )
+    for name, tensor in {"embedding.weight": weights["embedding.weight"], "ssm.A": weights["ssm.A"], "W": head}.items():
+        if tensor.ndim != 2 or 0 in tensor.shape:
+            raise InputError(f"{path} is damaged: {name} is {tuple(tensor.shape)}; a matrix was expected")
+    weights["head.weight"] = head
+    config = SelectiveSSMConfig(
+        vocab_size=weights["embedding.weight"].shape[0],
+        hidden_size=weights["embedding.weight"].shape[1],
+        state_size=weights["ssm.A"].shape[1],
+        binary=binary,
+        num_labels=2 if binary else head.shape[0],
+    )
+    held = contents([path])
+    stored = {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in weights.items()}
+    check_fit(
+        outline(lambda: SelectiveSSMForSequenceClassification(config), held, str(path), "its shapes"), stored, str(path)
+    )
+    config.spectral_abscissa = weights["ssm.A"].max().item()
+    return filled(SelectiveSSMForSequenceClassification(config), weights)

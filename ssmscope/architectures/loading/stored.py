@@ -1,0 +1,389 @@
+"""The tensors that a model's files hold: their names, shapes and types without the numbers, then whether a model fits.
+
+A configuration is compared with them before memory is taken for the model that it describes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import re
+import threading
+import zipfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import reduce
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.modules import module as hooks
+
+from ssmscope.architectures.loading.fields import read_object
+from ssmscope.errors import UNPICKLABLE, InputError
+
+BROKEN = (
+    ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, MemoryError, OSError,
+    RuntimeError, StrictDataclassError, TypeError, ValueError,
+)  # fmt: skip
+"""What transformers raises where a model's files are damaged: whatever its code comes upon, wherever that is."""
+
+SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
+
+
+class Stored(NamedTuple):
+    """A tensor in a file."""
+
+    shape: tuple[int, ...]
+    floating: bool
+
+
+def reason(error: BaseException) -> str:
+    """What an error says, in at most 200 characters of one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def read_tensors(path: Path, *, device: str = "cpu", as_written: bool = False) -> dict[str, Tensor]:
+    """The tensors of a safetensors file or of a pickled state dict, by their `plain_name` or as they are written there.
+    Pickles may hold nothing but tensors.
+
+    Raises:
+        InputError: when the file is not what it claims to be, or holds anything else.
+    """
+    if path.suffix == ".safetensors":
+        with _says_what_is_wrong(path):
+            tensors = load_file(path, device)
+        return tensors if as_written else _named(tensors, path)
+    with _says_what_is_wrong(path):
+        with torch.serialization.safe_globals([argparse.Namespace]):  # the options of a training, which is not read
+            found = torch.load(path, map_location=device, weights_only=True)
+    for name in ("state_dict", "model"):
+        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
+            found = found[name]
+    if (
+        not isinstance(found, Mapping)
+        or not found
+        or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items())
+    ):
+        raise InputError(f"{path} holds no state dict: names with tensors were expected")
+    if odd := next((name for name, value in found.items() if value.layout != torch.strided), None):
+        raise InputError(f"{path} holds the sparse tensor {odd}; dense ones can be read")
+    return dict(found) if as_written else _named(found, path)
+
+
+@contextmanager
+def _says_what_is_wrong(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except SafetensorError as error:
+        raise InputError(f"{path} is no complete safetensors file ({reason(error)})") from error
+    except pickle.UnpicklingError as error:
+        raise InputError(f"{path} is not opened: a pickle may hold tensors only, and this one holds more") from error
+    except (*BROKEN, *UNPICKLABLE, zipfile.BadZipFile) as error:
+        told = "" if isinstance(error, IndexError) else f" ({reason(error)})"  # of a stack within pickle
+        raise InputError(f"{path} is no readable PyTorch checkpoint{told}; give a model, see ssmscope.load") from error
+
+
+def plain_name(name: str) -> str:
+    """A weight's name without the wrappers that its model was saved in: DataParallel's, torch.compile's, FSDP's."""
+    name = re.sub(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module)\.", "", name)
+    while name.startswith("module."):
+        name = name.removeprefix("module.")
+    return name
+
+
+def _named(tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Tensors, or what stands for them, by their plain names.
+
+    Raises:
+        InputError: for a name that is there with a wrapper and without.
+    """
+    found: dict[str, Any] = {}
+    for name, value in tensors.items():
+        if plain_name(name) in found:
+            raise InputError(f"{path} holds {plain_name(name)} twice, the second time as {name}: save the model anew")
+        found[plain_name(name)] = value
+    return found
+
+
+def read_headers(path: Path, *, as_written: bool = False) -> dict[str, Stored]:
+    """The shapes and kinds of a file's tensors, by the names that `read_tensors` gives them.
+
+    Raises:
+        InputError: as `read_tensors`.
+    """
+    if path.suffix != ".safetensors":
+        tensors = read_tensors(path, device="meta", as_written=as_written)
+        return {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in tensors.items()}
+    with _says_what_is_wrong(path), safe_open(path, "pt") as opened:
+        parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118, no mapping
+        held = {
+            name: Stored(tuple(part.get_shape()), part.get_dtype().startswith(("F", "BF")))
+            for name, part in parts.items()
+        }
+    return held if as_written else _named(held, path)
+
+
+def is_wrapped(files: Collection[Path]) -> bool:
+    """Return True if weights were saved within a wrapper."""
+    return any(name != plain_name(name) for file in files for name in read_headers(file, as_written=True))
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files with a model's weights, as transformers chooses them.
+
+    Raises:
+        InputError: when there is none, or an index is damaged or names a file that is not there, or not beside it.
+    """
+    for whole in (SAFETENSORS, PICKLED):
+        index = directory / f"{whole}.index.json"
+        if (directory / whole).exists():
+            return [directory / whole]
+        if index.exists():
+            shards = read_object(index).get("weight_map")
+            if not isinstance(shards, dict) or not shards or not all(isinstance(v, str) for v in shards.values()):
+                raise InputError(f"{index} is no index of weights: it must say which file holds which tensor")
+            if outside := [name for name in shards.values() if not is_file_name(name)]:
+                raise InputError(f"{index} names {outside[0]!r:.100}; allowed are the names of files beside it")
+            files = [directory / name for name in dict.fromkeys(shards.values())]
+            if absent := [file for file in files if not file.is_file()]:
+                raise InputError(f"{index} names {absent[0].name}, which is not there")
+            return files
+    raise InputError(f"{directory} has no weights: neither {SAFETENSORS} nor {PICKLED}")
+
+
+def is_file_name(name: str) -> bool:
+    """Return True if a name that a file gives is that of another in the same folder, and no path out of it.
+
+    Where such a file is a link is not looked at: in the hub's cache all are.
+    """
+    return name not in ("", ".", "..") and not set(name) & {"/", "\\", ":", "\0"}
+
+
+def check_finished(where: Path, name: str) -> None:
+    """Refuse what a training or the fit of a lens has not finished: its checkpoint is there, and no record of its end.
+
+    Raises:
+        InputError: as said.
+    """
+    ended = any(os.path.isfile(where / record) for record in ("training.json", "lens.json"))
+    planned, built = os.path.isfile(where / "checkpoint" / "plan.json"), os.path.isfile(where / "config.json")
+    if os.path.isdir(where / "checkpoint") and not ended and (planned or not built):
+        raise InputError(f"{name} is unfinished: what writes it was stopped, and the same command continues it")
+
+
+def check_other_layouts(where: Path, name: str) -> None:
+    """Refuse files of llama.cpp, and a folder in which there are checkpoints and no model.
+
+    Raises:
+        InputError: as said.
+    """
+    within = sorted(where.iterdir()) if where.is_dir() else [where]
+    layouts = [SAFETENSORS, PICKLED, f"{SAFETENSORS}.index.json", f"{PICKLED}.index.json"]
+    if any(each.name in layouts for each in within):
+        return
+    if any(each.suffix.lower() == ".gguf" for each in within):
+        raise InputError(
+            f"{name} holds weights in GGUF (of llama.cpp), which is not read; give the directory, with config.json "
+            "and safetensors, that they were made from"
+        )
+    steps = {each: each.name.partition("checkpoint-")[2] for each in within if each.name.startswith("checkpoint-")}
+    saved = [each for each, step in steps.items() if step.isdecimal() and (each / "config.json").is_file()]
+    if saved:
+        latest = max(saved, key=lambda each: int(steps[each]))
+        many = f"{len(saved)} checkpoints" if len(saved) > 1 else "a checkpoint"
+        raise InputError(f"{name} is a folder with {many} and no model of its own: give {latest}")
+
+
+def check_not_quantised(fields: Mapping[str, Any], name: str) -> None:
+    """Refuse a model whose configuration, or one within it, says that its weights are quantised.
+
+    Raises:
+        InputError: as said.
+    """
+    for within in fields.values():
+        if isinstance(within, Mapping):
+            check_not_quantised(within, name)
+    if found := fields.get("quantization_config") or fields.get("compression_config"):
+        how = found.get("quant_method") if isinstance(found, Mapping) else None
+        how = f" ({how})" if isinstance(how, str) else ""
+        raise InputError(
+            f"the weights of {name} are quantised{how:.40}, which is not read: give the model that was quantised, or "
+            "save one whose weights are dequantised"
+        )
+
+
+class Contents(NamedTuple):
+    """What a model's files hold."""
+
+    tensors: dict[str, Stored]
+    size: int
+    """Of the files, in bytes."""
+
+
+def contents(files: Collection[Path]) -> Contents:
+    """What these files hold, by their headers.
+
+    Raises:
+        InputError: as `read_tensors`.
+    """
+    tensors = {name: stored for file in files for name, stored in read_headers(file).items()}
+    return Contents(tensors, sum(file.stat().st_size for file in files))
+
+
+def outline(build: Callable[[], Any], held: Contents, what: str, by: str) -> Any:
+    """The model that `build` makes, on the meta device, as long as it is no larger than its files can fill.
+
+    Args:
+        what: the model, for messages.
+        by: what it is built from, for messages.
+
+    Raises:
+        InputError: when it is larger, or cannot be built.
+    """
+    try:
+        with torch.device("meta"), _no_larger(held):
+            return build()
+    except BROKEN as error:
+        raise InputError(f"{what} cannot be built from {by} ({reason(error)})") from error
+
+
+SPARE = 100
+"""Modules and parameters that a model may have beyond those that its files explain."""
+
+
+@contextmanager
+def _no_larger(held: Contents) -> Iterator[None]:
+    """Within the context this thread makes no more modules, parameters and numbers than the files can fill.
+
+    Tied weights are stored once and made twice, and quantised ones hold two numbers in a byte.
+    """
+    thread = threading.get_ident()
+    most = {
+        "tensors": 2 * len(held.tensors) + SPARE,
+        "numbers": 4 * held.size,
+        "modules": 20 * len(held.tensors) + SPARE,
+    }
+    left = dict(most)
+
+    def take(kind: str, amount: int) -> None:
+        left[kind] -= amount
+        if left[kind] < 0:
+            raise InputError(
+                f"it describes a model of more than {most[kind]:,} {kind}, and the weights hold {len(held.tensors):,} "
+                f"tensors in {held.size:,} bytes"
+            )
+
+    def parameter_made(module: nn.Module, name: str, parameter: Any) -> None:
+        if parameter is not None and threading.get_ident() == thread:
+            take("tensors", 1)
+            take("numbers", parameter.numel())
+
+    def module_made(module: nn.Module, name: str, child: Any) -> None:
+        if threading.get_ident() == thread:
+            take("modules", 1)
+
+    handles = (
+        hooks.register_module_parameter_registration_hook(parameter_made),
+        hooks.register_module_module_registration_hook(module_made),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def check_names(missing: Collection[str], unexpected: Collection[str], config: Any, what: str) -> None:
+    """Refuse weights that the model lacks or has no place for.
+
+    Raises:
+        InputError: saying which, and what the configuration says of them.
+    """
+    if missing:
+        raise InputError(
+            f"the weights of {what} do not fit its configuration: they lack {_listed(missing)}{_says(missing, config)}"
+        )
+    if unexpected:
+        raise InputError(
+            f"the weights of {what} do not fit its configuration: the model that it describes has no place for "
+            f"{_listed(unexpected)}{_says(unexpected, config)}"
+        )
+
+
+def check_fit(module: nn.Module, held: Mapping[str, Stored], what: str) -> None:
+    """Refuse weights whose names, shapes or kinds are not the model's.
+
+    Raises:
+        InputError: as said.
+    """
+    config = getattr(module, "config", None)
+    wanted = module.state_dict()
+    check_names(sorted(wanted.keys() - held.keys()), sorted(held.keys() - wanted.keys()), config, what)
+    for name, tensor in wanted.items():
+        if held[name].shape != tuple(tensor.shape):
+            raise InputError(
+                f"the weights of {what} do not fit its configuration: {name} is {_sizes(held[name].shape)}, and the "
+                f"model's is {_sizes(tensor.shape)}"
+            )
+    check_kinds(module, held, what)
+
+
+def check_kinds(module: nn.Module, held: Mapping[str, Stored], what: str) -> None:
+    """Refuse whole numbers where a model's weights are fractions: they would be taken for numbers of that size.
+
+    Raises:
+        InputError: as said.
+    """
+    base = getattr(module, "base_model_prefix", "")
+    for name, tensor in module.state_dict().items():
+        found = held.get(name) or held.get(name.removeprefix(f"{base}."))
+        if found is not None and tensor.is_floating_point() and not found.floating:
+            raise InputError(f"the weights of {what} are damaged: {name} holds no floating-point numbers")
+
+
+def check_tied(head: Tensor, embeddings: Tensor, what: str) -> None:
+    """Refuse a head of its own in the weights of a model whose configuration has it share the embeddings.
+
+    Raises:
+        InputError: as said.
+    """
+    if head.shape != embeddings.shape or not torch.equal(head, embeddings):
+        raise InputError(
+            f"the weights of {what} do not fit its configuration: they hold a head other than the embeddings, and "
+            "config.json says that the two are one (tie_word_embeddings, in mamba_ssm's layout tie_embeddings)"
+        )
+
+
+def _listed(names: Collection[str]) -> str:
+    first = next(iter(names))
+    return first if len(names) == 1 else f"{len(names)} tensors, the first {first}"
+
+
+def _says(names: Collection[str], config: Any) -> str:
+    """What a configuration says that these tensors may contradict."""
+    config = getattr(config, "backbone", None) or config
+    wanted = ["num_hidden_layers"] if any(re.search(r"\.\d+\.", name) for name in names) else []
+    wanted += ["use_conv_bias"] if any("conv" in name and name.endswith("bias") for name in names) else []
+    wanted += ["use_bias"] if any("proj" in name and name.endswith("bias") for name in names) else []
+    wanted += ["tie_word_embeddings"] if any("head" in name for name in names) else []
+    said = [f"{name} is {getattr(config, name)}" for name in wanted if hasattr(config, name)]
+    return f" (in its config.json {', '.join(said)})" if said else ""
+
+
+def _sizes(shape: Collection[int]) -> str:
+    return " × ".join(map(str, shape)) or "a single number"
+
+
+def filled(module: nn.Module, weights: Mapping[str, Tensor]) -> Any:
+    """The module with these weights, in their dtype (the widest of several), so that none is rounded."""
+    dtypes = {t.dtype for t in weights.values() if t.is_floating_point()}
+    if dtypes:
+        module.to(reduce(torch.promote_types, dtypes))
+    module.load_state_dict(weights)
+    return module

@@ -1,0 +1,452 @@
+"""Baleen: state-space models whose selection is a random variable under an information bottleneck.
+
+Baleen-B samples Bernoulli gates that keep each part of the memory with probability Ā_t (Baleen, Eqs. 6 and 7);
+Baleen-E samples exponential time steps with mean Δ_t (Eqs. 8 and 9). Both add β · KL to the loss and no parameter to
+Mamba or Mamba-2: a trained model of either is converted by changing how its gate is used. In evaluation the gates are
+at their expectations. One layer's output is linear in H, so for given inputs it then is its exact expected output.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid, softplus
+from transformers import (
+    Mamba2Config,
+    Mamba2ForCausalLM,
+    Mamba2Model,
+    MambaConfig,
+    MambaForCausalLM,
+    MambaModel,
+    PreTrainedModel,
+)
+from transformers.models.mamba.modeling_mamba import MambaMixer
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+from ssmscope.architectures.own.concrete import mean_log_gate
+from ssmscope.architectures.own.generation import MAMBA2_TIED, WholeSequences
+from ssmscope.architectures.read import mamba, mamba2
+from ssmscope.architectures.read.parts import ReadMixer, at_least_float32
+from ssmscope.core.affine import offset, stored_weights
+from ssmscope.core.frozen import FrozenLayer
+from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.errors import InputError
+from ssmscope.ops import Scan
+
+GATES = {"bernoulli": "baleen-b", "exponential": "baleen-e"}
+SAMPLES = ("hard", "soft")
+KL_OVER = ("mean", "sum")
+PRIOR_PER = ("layer", "head")
+LOG_DROPPED = -30.0  # the log-gate of a state that is dropped
+PAPER_BETA = {"bernoulli": 0.01, "exponential": 0.5}
+
+
+# ---- the random gates and their divergences from the prior
+
+
+def gate_logit(log_keep: Tensor) -> Tensor:
+    """logit(exp(a)) = a − log(1 − exp(a)) for a < 0, without cancellation at either end."""
+    a = log_keep.clamp(max=-torch.finfo(log_keep.dtype).tiny)
+    return a - torch.log(-torch.expm1(a))
+
+
+class _StraightThrough(torch.autograd.Function):
+    """log of a hard gate whose gradient is the soft gate's: d gate / d soft = 1, though log(gate) is handed on."""
+
+    @staticmethod
+    def forward(ctx, soft: Tensor) -> Tensor:
+        log_gate = torch.where(soft > 0.5, 0.0, LOG_DROPPED).to(soft.dtype)
+        ctx.save_for_backward(log_gate)
+        return log_gate
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        (log_gate,) = ctx.saved_tensors
+        return grad * torch.exp(-log_gate)
+
+
+def sample_log_gates(log_keep: Tensor, tau: float, samples: str = "hard") -> Tensor:
+    """log A_t for A_t ~ Bernoulli(exp(`log_keep`)), any shape: 0 where kept, −30 where dropped (Baleen-B).
+
+    The gate is the hard value of σ((logit + logistic noise) / τ), whose gradient it takes. With `soft` samples it is
+    that number itself (GSAT, Miao et al. 2022), at least e⁻³⁰, whose mean is not the keep probability (.963 for .99 at
+    τ = 1) but that of `concrete.mean_log_gate`.
+    """
+    uniform = torch.rand_like(log_keep).clamp(1e-7, 1 - 1e-7)
+    noise = torch.log(uniform) - torch.log1p(-uniform)
+    score = (gate_logit(log_keep) + noise) / tau
+    if samples == "soft":
+        return logsigmoid(score).clamp(min=LOG_DROPPED)
+    return _StraightThrough.apply(torch.sigmoid(score))
+
+
+def bernoulli_kl(log_keep: Tensor, prior: float) -> Tensor:
+    """KL(Bernoulli(q) ‖ Bernoulli(prior)) per element, q = exp(`log_keep`) (Baleen, Eq. 7)."""
+    a = log_keep.clamp(max=-torch.finfo(log_keep.dtype).tiny)
+    log_drop = torch.log(-torch.expm1(a))
+    return a.exp() * (a - math.log(prior)) - torch.expm1(a) * (log_drop - math.log1p(-prior))
+
+
+def exponential_kl(delta: Tensor, prior: float | Tensor, form: str = "true") -> Tensor:
+    """Divergence of the time step from its prior, per element (Baleen, Eq. 9).
+
+    `true`: KL(Exp(mean `delta`) ‖ Exp(mean `prior`)) = log(prior / Δ) + Δ / prior − 1. `printed`: Eq. 9 to the letter,
+    which is the divergence of exponentials with *rates* Δ and `prior`.
+    """
+    ratio = delta / prior
+    return ratio - torch.log(ratio) - 1 if form == "true" else torch.log(ratio) + 1 / ratio - 1
+
+
+# ---- the layer
+
+
+class BaleenMambaMixer(ReadMixer, MambaMixer):
+    """Mamba's mixer with a random gate."""
+
+
+class BaleenMamba2Mixer(ReadMixer, Mamba2Mixer):
+    """Mamba-2's mixer with a random gate."""
+
+
+MIXERS: tuple[type[nn.Module], ...] = (BaleenMambaMixer, BaleenMamba2Mixer)
+MODEL_TYPES = ("baleen-mamba", "baleen-mamba2")
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms: the base model's, with sampled gates in training and expected gates in evaluation.
+
+    In training `extras["kl"]` is the layer's divergence from the prior, its mean over states, heads and sequences and
+    its mean or sum over positions (`kl_over`), and `mixer.kl` keeps it for the loss. Gates at the first position act on
+    an empty memory: Baleen-B leaves them out. Soft samples have another mean than hard ones, and so other expected
+    gates.
+    """
+    gate = mixer.baleen  # the model's configuration
+    layer = _base(mixer).quantities(mixer, u, mask, state)
+    recurrence = layer.recurrence
+    if not mixer.training:
+        if gate.gate == "exponential":
+            recurrence = replace(recurrence, expected=True)
+        elif gate.samples == "soft":
+            log_a = mean_log_gate(gate_logit(recurrence.log_decay()), gate.tau)
+            if layer.mask is not None:
+                log_a = log_a.masked_fill(~layer.mask[:, :, None, None], 0.0)
+            recurrence = replace(recurrence, A=None, log_a=log_a)
+        return replace(layer, recurrences=(recurrence,))
+
+    if gate.gate == "bernoulli":
+        log_keep = recurrence.log_decay()
+        sampled = sample_log_gates(log_keep, gate.tau, gate.samples)
+        if layer.mask is not None:
+            sampled = sampled.masked_fill(~layer.mask[:, :, None, None], 0.0)
+        recurrence = replace(recurrence, A=None, log_a=sampled)
+        kl = _over_positions(bernoulli_kl(log_keep[:, 1:], prior_of(mixer)), layer.mask, gate.kl_over, first=1)
+    else:
+        delta = recurrence.delta
+        noise = -torch.log(torch.rand_like(delta).clamp(min=1e-7))
+        recurrence = replace(recurrence, delta=delta * noise)
+        hidden = delta if layer.mask is None else delta.masked_fill(~layer.mask[..., None], 1.0)
+        prior = prior_of(mixer)
+        if isinstance(prior, (list, tuple)):
+            prior = torch.tensor(prior, dtype=delta.dtype, device=delta.device)
+        kl = _over_positions(exponential_kl(hidden, prior, gate.kl), layer.mask, gate.kl_over)
+    mixer.kl = kl
+    return replace(layer, recurrences=(recurrence,), extras={"kl": kl})
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The mixer's output (batch, length, width) from its terms, as the base model's."""
+    return _base(mixer).output(mixer, layer, scans)
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map, as the base model's: with the gates that `layer` has, sampled or expected."""
+    return _base(mixer).frozen(mixer, layer)
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+    """Where a run continues from after this layer."""
+    return _base(mixer).state_after(mixer, layer, scans)
+
+
+def _base(mixer: nn.Module) -> Any:
+    return mamba if isinstance(mixer, MambaMixer) else mamba2
+
+
+def _over_positions(t: Tensor, mask: Tensor | None, how: str, first: int = 0) -> Tensor:
+    """The mean over all that is divergent, or the sum over positions of that over the rest."""
+    t = t.flatten(2).mean(-1)
+    if mask is not None:
+        t = t * mask[:, first:].to(t.dtype)
+    if how == "sum":
+        return t.sum(1).mean()
+    return t.sum() / max(t.numel() if mask is None else int(mask[:, first:].sum()), 1)
+
+
+def prior_of(mixer: nn.Module) -> Any:
+    """Of Baleen-B a probability; of Baleen-E the prior mean of Δ, or a list of them, one per head."""
+    config = mixer.baleen
+    if "annealed_prior" in mixer.__dict__:
+        return mixer.__dict__["annealed_prior"]
+    if config.prior is None:  # of a Baleen-E: a base model's checkpoint, whose steps are the initial ones
+        return 0.5 if config.gate == "bernoulli" else initial_steps(mixer)
+    return config.prior[mixer.layer_idx] if isinstance(config.prior, (list, tuple)) else config.prior
+
+
+def anneal_prior(model: nn.Module, prior: float) -> None:
+    """Let the KL of a Baleen-B be that from this prior keep probability, whatever its configuration says."""
+    for module in model.modules():
+        if isinstance(module, MIXERS):
+            module.__dict__["annealed_prior"] = prior
+
+
+def initial_steps(mixer: nn.Module) -> float:
+    """The geometric mean of softplus(bias of Δ) over a mixer's channels or heads: the prior mean λ of Baleen-E."""
+    return _initial_steps(mixer).log().mean().exp().item()
+
+
+def _initial_steps_of_heads(mixer: nn.Module) -> list[float]:
+    return _initial_steps(mixer).tolist()
+
+
+def _initial_steps(mixer: nn.Module) -> Tensor:
+    bias = offset(mixer.dt_proj, "dt_proj") if isinstance(mixer, MambaMixer) else mixer.dt_bias
+    if bias is None:
+        bias = mixer.D.new_zeros(mixer.D.shape)
+    return softplus(at_least_float32(bias.detach()))
+
+
+def fix_prior(model: PreTrainedModel) -> None:
+    """Set the prior means of Δ of a Baleen-E to its present initial steps, one per layer or (`prior_per`) as many as
+    it has heads, in its configuration."""
+    mixers = [block.mixer for block in model.base_model.layers]
+    each = initial_steps if model.config.prior_per == "layer" else _initial_steps_of_heads
+    model.config.prior = [each(mixer) for mixer in mixers]
+
+
+# ---- the models
+
+
+class _BaleenFields:
+    """The fields that a Baleen configuration has beside its base model's."""
+
+    gate: str
+    beta: float | None
+    tau: float
+    prior: Any
+    kl: str
+    samples: str
+    kl_over: str
+    prior_per: str
+
+    def _set(
+        self, gate: str, beta: float | None, tau: float, prior: Any, kl: str, samples: str, kl_over: str, prior_per: str
+    ) -> None:
+        if gate not in GATES:
+            raise InputError(f"gate {gate!r} is unknown: choose one of {', '.join(GATES)}")
+        if kl not in ("true", "printed"):
+            raise InputError(f"kl {kl!r} is unknown: choose 'true' or 'printed'")
+        chosen = {"samples": (samples, SAMPLES), "kl_over": (kl_over, KL_OVER), "prior_per": (prior_per, PRIOR_PER)}
+        for name, (value, allowed) in chosen.items():
+            if value not in allowed:
+                raise InputError(f"{name} {value!r} is unknown: choose one of {', '.join(allowed)}")
+        self.gate, self.tau, self.kl = gate, tau, kl
+        self.samples, self.kl_over, self.prior_per = samples, kl_over, prior_per
+        self.beta, self.prior = beta, prior
+        self.use_cache = False
+
+    @property
+    def kl_weight(self) -> float:
+        """β, by default the paper's for the gate."""
+        return PAPER_BETA[self.gate] if self.beta is None else self.beta
+
+
+class BaleenMambaConfig(MambaConfig, _BaleenFields):
+    """A Mamba with random gates.
+
+    Args (beside those of `MambaConfig`):
+        gate: `bernoulli` (Baleen-B) or `exponential` (Baleen-E).
+        beta: weight of the KL in the loss; by default the paper's, 0.01 (B) or 0.5 (E).
+        tau: temperature of the relaxed Bernoulli sample.
+        prior: Baleen-B: the prior keep probability (0.5). Baleen-E: the prior mean of Δ, one number, one per layer or
+            a list per layer with one per head; by default the geometric mean of the initial Δ of each layer.
+        kl: `true` or `printed`, see `exponential_kl`.
+        samples: of Baleen-B in training, `hard` or `soft`, see `sample_log_gates`.
+        kl_over: positions, whose divergences have their `mean` taken or their `sum` (Baleen, Eq. 5).
+        prior_per: of Baleen-E, whether every `layer` or every `head` (channel on Mamba) has its own default prior.
+    """
+
+    model_type = "baleen-mamba"
+
+    def __init__(
+        self,
+        gate="bernoulli",
+        beta=None,
+        tau=0.5,
+        prior=None,
+        kl="true",
+        samples="hard",
+        kl_over="mean",
+        prior_per="layer",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self._set(gate, beta, tau, prior, kl, samples, kl_over, prior_per)
+
+
+class BaleenMamba2Config(Mamba2Config, _BaleenFields):
+    """A Mamba-2 with random gates; arguments as `BaleenMambaConfig` beside those of `Mamba2Config`."""
+
+    model_type = "baleen-mamba2"
+
+    def __init__(
+        self,
+        gate="bernoulli",
+        beta=None,
+        tau=0.5,
+        prior=None,
+        kl="true",
+        samples="hard",
+        kl_over="mean",
+        prior_per="layer",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self._set(gate, beta, tau, prior, kl, samples, kl_over, prior_per)
+
+
+def _randomize(model: PreTrainedModel, mixer_class: type[nn.Module]) -> None:
+    for block in model.base_model.layers:
+        block.mixer.__class__ = mixer_class
+        block.mixer.baleen = model.config
+    if (
+        model.config.gate == "exponential"
+        and model.config.prior is None
+        and next(model.parameters()).device.type != "meta"
+    ):
+        fix_prior(model)
+
+
+class BaleenMambaModel(MambaModel):
+    """Mamba's backbone with random gates."""
+
+    config_class = BaleenMambaConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        _randomize(self, BaleenMambaMixer)
+
+
+class BaleenMamba2Model(Mamba2Model):
+    """Mamba-2's backbone with random gates."""
+
+    config_class = BaleenMamba2Config
+
+    def __init__(self, config):
+        super().__init__(config)
+        _randomize(self, BaleenMamba2Mixer)
+
+
+class _BaleenLanguageModel(WholeSequences):
+    """The loss of Baleen's language models, and generation without a cache: random gates have none."""
+
+    def forward(self, *args, labels=None, use_cache=False, **kwargs):
+        result = super().forward(*args, labels=labels, use_cache=False, **kwargs)  # type: ignore[misc]
+        divergence = information_loss(self) if labels is not None else None
+        if divergence is not None and self.training:  # type: ignore[attr-defined]
+            result.loss = result.loss + self.config.kl_weight * divergence  # type: ignore[attr-defined]
+        return result
+
+
+class BaleenMambaForCausalLM(_BaleenLanguageModel, MambaForCausalLM):
+    """Mamba's language model with random gates; with labels, the loss is CE + β · KL (Baleen, Eq. 5)."""
+
+    config_class = BaleenMambaConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        _randomize(self, BaleenMambaMixer)
+
+
+class BaleenMamba2ForCausalLM(_BaleenLanguageModel, Mamba2ForCausalLM):
+    """Mamba-2's language model with random gates; with labels, the loss is CE + β · KL (Baleen, Eq. 5)."""
+
+    config_class = BaleenMamba2Config
+    _tied_weights_keys = MAMBA2_TIED
+
+    def __init__(self, config):
+        super().__init__(config)
+        _randomize(self, BaleenMamba2Mixer)
+
+
+AUTO = (BaleenMambaModel, BaleenMambaForCausalLM, BaleenMamba2Model, BaleenMamba2ForCausalLM)
+
+
+def information_loss(module: nn.Module) -> Tensor | None:
+    """The mean over layers of the KL of the last training forward; None where no layer left one. It is then cleared.
+
+    The KL of a layer is a mean over states and heads, so β means the same at every size of the model; over positions it
+    is a mean too, or with `kl_over` "sum" a sum.
+    """
+    found = [m.__dict__.pop("kl") for m in module.modules() if isinstance(m.__dict__.get("kl"), Tensor)]
+    return torch.stack(found).mean() if found else None
+
+
+def convert(module: PreTrainedModel, gate: str, **options: Any) -> PreTrainedModel:
+    """A trained Mamba or Mamba-2 (backbone or language model) as a Baleen with the same weights, no parameter added.
+
+    Args:
+        module: `MambaModel`, `MambaForCausalLM`, `Mamba2Model` or `Mamba2ForCausalLM`; left as it is, its weights are
+            copied.
+        gate: `bernoulli` or `exponential`.
+        options: further fields of `BaleenMambaConfig` or `BaleenMamba2Config`.
+
+    Raises:
+        InputError: for another kind of model.
+    """
+    classes: dict[type, Any] = {
+        MambaModel: BaleenMambaModel,
+        MambaForCausalLM: BaleenMambaForCausalLM,
+        Mamba2Model: BaleenMamba2Model,
+        Mamba2ForCausalLM: BaleenMamba2ForCausalLM,
+    }
+    target = classes.get(type(module))
+    if target is None:
+        names = ", ".join(cls.__name__ for cls in classes)
+        raise InputError(f"{type(module).__name__} cannot become a Baleen: give one of {names}")
+    fields = module.config.to_dict()
+    for name in (
+        "model_type",
+        "architectures",
+        "transformers_version",
+        "intermediate_size",
+        "torch_dtype",
+        "dtype",
+    ):
+        fields.pop(name, None)
+    converted = target(target.config_class(**fields, gate=gate, **options))
+    converted = converted.to(next(module.parameters()).dtype)
+    converted.load_state_dict(stored_weights(module))
+    if gate == "exponential" and options.get("prior") is None:
+        fix_prior(converted)
+    return converted.train(module.training)
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    small = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, expand=2, conv_kernel=4)
+    one = dict(**small, state_size=5, time_step_rank=3)
+    two = dict(**small, state_size=6, num_heads=6, head_dim=8, n_groups=2, chunk_size=8)
+    models = {
+        f"{GATES[gate]}-{base}": model(config(**sizes, gate=gate))
+        for gate in GATES
+        for base, model, config, sizes in (
+            ("mamba", BaleenMambaForCausalLM, BaleenMambaConfig, one),
+            ("mamba2", BaleenMamba2ForCausalLM, BaleenMamba2Config, two),
+        )
+    }
+    soft = BaleenMamba2ForCausalLM(BaleenMamba2Config(**two, gate="bernoulli", samples="soft", tau=1.0))
+    return {**models, "baleen-b-soft-mamba2": soft}

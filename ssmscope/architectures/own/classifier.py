@@ -1,0 +1,214 @@
+"""A classifier of texts or of pixels on any state-space backbone: a linear head that reads the last real position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from transformers import CONFIG_MAPPING, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from ssmscope.architectures.own.baleen import information_loss
+from ssmscope.core.affine import applied
+from ssmscope.core.encoding import last_positions
+from ssmscope.core.heads import Gives, given_by
+from ssmscope.errors import InputError, did_you_mean
+
+
+class SSMClassifierConfig(PretrainedConfig):
+    """Configuration of `SSMForSequenceClassification`.
+
+    Args:
+        backbone: the backbone's configuration, an object or a dict with its `model_type`.
+        dropout: probability with which components of the state that the head reads are dropped in training.
+        channels: how many numbers a pixel has, for a classifier of pixels; None for one of tokens. The only token of
+            such a model's backbone (`vocab_size` 1) is the class token, which stands after the last pixel.
+        image_size: (height, width) of the images that a pixel classifier was trained on, where that is known.
+        patch: [size, step] where a token is a patch of size × size pixels, the next one so many pixels further; then
+            `channels` are those of all its pixels, and `image_size` counts patches.
+        num_labels, id2label, label2id: as in every transformers classifier.
+    """
+
+    model_type = "ssm-classifier"
+
+    # Set on an instance only where they are given: the fingerprints of token models know no such fields.
+    channels = None
+    image_size = None
+    patch = None
+
+    def __init__(
+        self,
+        backbone: Any = None,
+        dropout: float = 0.0,
+        channels: int | None = None,
+        image_size: Sequence[int] | None = None,
+        patch: Sequence[int] | None = None,
+        **kwargs,
+    ):
+        if isinstance(backbone, dict):
+            fields = dict(backbone)
+            kind = fields.pop("model_type", None)
+            if kind not in CONFIG_MAPPING:
+                raise InputError(f"backbone type {kind!r} is unknown{did_you_mean(str(kind), CONFIG_MAPPING)}")
+            backbone = CONFIG_MAPPING[kind](**fields)
+        self.backbone = backbone
+        self.dropout = dropout
+        if channels is not None:
+            self._set_channels(channels, image_size)
+            if patch is not None:
+                self._set_patch(patch)
+        elif image_size is not None:
+            raise InputError(f"image_size {image_size} needs channels: only a pixel classifier reads images")
+        if backbone is not None:
+            self.hidden_size, self.vocab_size = backbone.hidden_size, backbone.vocab_size
+            kwargs.setdefault("pad_token_id", getattr(backbone, "pad_token_id", None))
+        for derived in ("hidden_size", "vocab_size"):
+            kwargs.pop(derived, None)
+        super().__init__(**kwargs)
+
+    def _set_channels(self, channels: int, image_size: Sequence[int] | None) -> None:
+        if isinstance(channels, bool) or not isinstance(channels, int) or channels < 1:
+            raise InputError(f"channels is {channels!r}; allowed is a whole number from 1 on, or None")
+        if self.backbone is not None and self.backbone.vocab_size != 1:
+            raise InputError(
+                f"a pixel classifier's backbone has the class token only: give it vocab_size=1, not "
+                f"{self.backbone.vocab_size}"
+            )
+        self.channels = channels
+        if image_size is not None:
+            if len(image_size) != 2 or any(not isinstance(side, int) or side < 1 for side in image_size):
+                raise InputError(f"image_size is {image_size!r}; allowed is [height, width]")
+            self.image_size = list(image_size)
+
+    def _set_patch(self, patch: Sequence[int]) -> None:
+        if len(patch) != 2 or any(type(each) is not int or each < 1 for each in patch) or self.image_size is None:
+            raise InputError(f"patch is {patch!r}; allowed is [size, step] in pixels, with an image_size in patches")
+        if self.channels is None or self.channels % patch[0] ** 2:
+            raise InputError(f"channels {self.channels} are not those of the {patch[0] ** 2} pixels of a patch")
+        self.patch = list(patch)
+
+
+class SSMForSequenceClassification(PreTrainedModel):
+    """Backbone, last real position, dropout, linear head.
+
+    With `config.channels` it reads pixels: each is mapped linearly to the backbone's width, and a learnt class token is
+    appended, whose position the head reads (Baleen, section 4.3, after ViT).
+
+    Padding may stand on either side; a row's last real position is the last one whose `attention_mask` is 1.
+    """
+
+    config_class = SSMClassifierConfig
+    base_model_prefix = "backbone"
+    main_input_name = "input_ids"
+    _no_split_modules: list[str] = []
+
+    def __init__(self, config: SSMClassifierConfig):
+        super().__init__(config)
+        if config.backbone is None:
+            raise InputError("an SSM classifier needs the configuration of its backbone")
+        self.backbone = AutoModel.from_config(config.backbone)
+        config.backbone = self.backbone.config  # with what the backbone settled when it was made
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(config.backbone.hidden_size, config.num_labels)
+        if config.channels is not None:
+            self.embed = nn.Linear(config.channels, config.backbone.hidden_size)
+            self.main_input_name = "input_values"
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        own = (self.head, getattr(self, "embed", None))  # the backbone initialises itself
+        if isinstance(module, nn.Linear) and any(module is part for part in own):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            nn.init.zeros_(module.bias)
+
+    def is_custom_code(self) -> bool:
+        """As the backbone's: transformers 5 leaves out parts of custom code that have no weights of their own, and such
+        parts fill the buffers of Falcon-H1 that no file holds."""
+        return self.backbone.is_custom_code()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.backbone.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.backbone.set_input_embeddings(value)
+
+    def embed_values(self, input_values: Float[Tensor, "batch length channels"]) -> Float[Tensor, "batch after width"]:
+        """The embeddings of the pixels and, after the last one, of the class token; `after` is length + 1.
+
+        Raises:
+            InputError: when this classifies tokens, or pixels of another number of channels.
+        """
+        if self.config.channels is None:
+            raise InputError("this classifier reads tokens, not pixels: give input_ids")
+        if input_values.ndim != 3 or input_values.shape[-1] != self.config.channels:
+            raise InputError(
+                f"input_values is {tuple(input_values.shape)}; it must be (batch, length, {self.config.channels})"
+            )
+        pixels = applied(self.embed, input_values)
+        token = self.get_input_embeddings()(torch.zeros(1, 1, dtype=torch.long, device=pixels.device))
+        return torch.cat([pixels, token.expand(len(pixels), 1, -1).to(pixels.dtype)], dim=1)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        input_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> SequenceClassifierOutput | tuple[Tensor, ...]:
+        """Logits (batch, classes) from `input_ids` (batch, length) or `inputs_embeds` (batch, length, width).
+
+        A pixel classifier reads `input_values` (batch, length, channels) in [0, 1]; its `inputs_embeds`, and an
+        `attention_mask`, count the class token: they are length + 1 long.
+
+        With `labels` (batch,) the loss is the cross-entropy, with several labels (batch, labels) that of each, with
+        numbers the mean squared error, as `config.problem_type` says; plus β · KL for a Baleen backbone in training
+        (Baleen, Eq. 5).
+        """
+        if input_values is not None:
+            if input_ids is not None or inputs_embeds is not None:
+                raise InputError("give one of input_values, input_ids and inputs_embeds")
+            inputs_embeds = self.embed_values(input_values)
+        elif self.config.channels is not None and inputs_embeds is None:
+            raise InputError("this classifier reads pixels: give input_values")
+        run = self.backbone(
+            input_ids=input_ids,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            output_hidden_states=output_hidden_states,
+            use_cache=False,
+        )
+        hidden = run.last_hidden_state
+        logits = applied(self.head, self.dropout(last_real(hidden, attention_mask)))
+        loss = None
+        if labels is not None:
+            loss = _loss(given_by(self.config), logits.float(), labels)
+            divergence = information_loss(self.backbone)  # left to the caller who makes a loss of their own
+            if divergence is not None and self.training:
+                loss = loss + self.config.backbone.kl_weight * divergence
+        result = SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=run.hidden_states)
+        return result if return_dict is not False else result.to_tuple()
+
+
+def _loss(gives: Gives, logits: Tensor, labels: Tensor) -> Tensor:
+    if gives == "labels":
+        return binary_cross_entropy_with_logits(logits, labels.to(logits))
+    if gives == "numbers":
+        return mse_loss(logits.reshape(labels.shape), labels.to(logits))
+    return cross_entropy(logits, labels)
+
+
+def last_real(hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """Each row of `hidden` (batch, length, width) at its last real position, (batch, width)."""
+    if mask is None:
+        return hidden[:, -1]
+    return hidden[torch.arange(len(hidden), device=hidden.device), last_positions(mask.to(hidden.device))]
+
+
+AUTO = (SSMForSequenceClassification,)

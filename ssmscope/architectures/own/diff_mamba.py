@@ -1,0 +1,378 @@
+"""Differential Mamba: layers that subtract one state-space mixer from another to cancel what both over-attend to.
+
+N-Diff-Mamba (Differential Mamba, Eq. 21) adds (1 − λ_i) · RMSNorm(Mamba₁(n) − λ Mamba₂(n)) to the residual stream, with
+two whole mixers of expansion 1. Diff-S6 (Eqs. 13 and 16) is its ablation: it subtracts two recurrences over the same
+input inside one Mamba-2 block. The hybrid (section 4.4) makes layers 0, 2, 4, … differential and leaves the others
+plain. The paper's experiments are all on Mamba-2 (`DiffMambaConfig`); its equations are also written for Mamba-1
+(`DiffMamba1Config`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    Mamba2Config,
+    Mamba2ForCausalLM,
+    Mamba2Model,
+    MambaConfig,
+    MambaForCausalLM,
+    MambaModel,
+)
+from transformers.models.mamba.modeling_mamba import MambaMixer
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, Mamba2RMSNorm
+
+from ssmscope.architectures.own.diff_layers import LAMBDA_FORMS, DiffMambaMixer, DiffS6Mixer, Subtraction
+from ssmscope.architectures.own.generation import MAMBA2_TIED, WholeSequences
+from ssmscope.architectures.read import mamba, mamba2, mamba2_pair
+from ssmscope.architectures.read.parts import (
+    as_mask,
+    at_least_float32,
+    causal_convolution,
+    constant,
+    convolution,
+    convolved_entry,
+    hide_padding,
+    layer_state,
+    norm_weight,
+    opened_by,
+    projection,
+    rms_factor,
+)
+from ssmscope.core.frozen import Exit, FrozenLayer, Path
+from ssmscope.core.mixers import entering, taps_read
+from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.ops import Recurrence, Scan
+
+SCOPES = ("block", "s6")
+LAYERS = ("full", "hybrid")
+
+
+# ---- how to read them
+
+MIXERS: tuple[type[nn.Module], ...] = (DiffMambaMixer, DiffS6Mixer)
+MODEL_TYPES = ("diff-mamba", "diff-mamba1")
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms: two recurrences, first the one that is kept, then the one that is subtracted.
+
+    `extras["lambda"]` is λ. With two whole mixers `conv_input`, `conv_tail`, `taps` and `z` are both mixers' side by
+    side along the last dimension, m₁'s first; Diff-S6 has one of each.
+    """
+    extras = {"lambda": mixer.current_lambda()}
+    if isinstance(mixer, DiffS6Mixer):
+        return _s6_quantities(mixer, u, as_mask(mask), state, extras)
+    if isinstance(mixer.m1, Mamba2Mixer):
+        return replace(mamba2_pair.terms((mixer.m1, mixer.m2), u, as_mask(mask), state), extras=extras)
+    both: Any = (mamba.quantities(m, u, mask, part) for m, part in zip((mixer.m1, mixer.m2), _state_of_each(state)))
+    first, second = both
+    return replace(
+        first,
+        recurrences=(first.recurrence, second.recurrence),
+        conv_input=torch.cat([first.conv_input, second.conv_input], dim=-1),
+        conv_tail=state.conv if state is not None else None,
+        taps=None if first.taps is None else torch.cat([first.taps, second.taps], dim=-1),
+        z=torch.cat([first.z, second.z], dim=-1),
+        extras=extras,
+    )
+
+
+def _s6_quantities(
+    mixer: DiffS6Mixer, u: Tensor, mask: Tensor | None, state: LayerState | None, extras: dict[str, Tensor]
+) -> LayerTrace:
+    z, conv_input, step = mixer.in_proj(u).split(mixer.parts, dim=-1)
+    conv_input = entering(mixer, hide_padding(conv_input, mask))
+    tail = state.conv if state is not None else None
+    taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
+    convolved = causal_convolution(conv_input, *convolution(mixer, conv_input), tail, taps)
+    x, B1, C1, B2, C2 = mixer.terms(hide_padding(mixer.act(convolved), mask))
+    A, D = -at_least_float32(mixer.A_log).exp().unsqueeze(-1), at_least_float32(mixer.D)
+    recurrences = tuple(
+        Recurrence(x=x, b=B, c=C, delta=hide_padding(delta, mask), A=A[i], D=D[i])
+        for i, (B, C, delta) in enumerate(zip((B1, B2), (C1, C2), mixer.steps(step)))
+    )
+    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
+    return LayerTrace(u, recurrences, mask=mask, extras=extras, **around)
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """What the block adds to the residual stream, (batch, length, width), from its terms (Eqs. 16 and 21)."""
+    scans = layer.scan() if scans is None else scans
+    weight = layer.extras["lambda"]
+    assert layer.z is not None
+    if isinstance(mixer, DiffS6Mixer):
+        first, second = (s.y.flatten(2) for s in scans)
+        return mixer.gated(first, second, layer.z, weight)
+    if isinstance(mixer.m1, Mamba2Mixer):
+        y = mamba2_pair.difference((mixer.m1, mixer.m2), layer, scans, weight)
+    else:
+        first, second = (
+            mamba.output(m, replace(layer, recurrences=(r,), z=z), (scan,))
+            for m, r, z, scan in zip((mixer.m1, mixer.m2), layer.recurrences, layer.z.chunk(2, dim=-1), scans)
+        )
+        y = first - weight.to(first.dtype) * second
+    return (1 - mixer.lambda_init) * mixer.normed(y)
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """(1 − λ_i) diag(w / rms) (M₁ − λ M₂) as a linear map (Differential Mamba, Eqs. 13 and 21), gates and norms frozen.
+
+    With two whole mixers the norm stands behind their projections: maps have its factor 1 / rms, without the weights of
+    single channels.
+    """
+    u, weight = at_least_float32(layer.u), -layer.extras["lambda"]
+    outside = 1 - mixer.lambda_init
+    if isinstance(mixer, DiffS6Mixer):
+        return _s6_frozen(mixer, layer, u, weight, outside)
+    assert layer.z is not None and layer.conv_input is not None
+    tails, taps = ((None, None) if each is None else each.chunk(2, dim=-1) for each in (layer.conv_tail, layer.taps))
+    conv_inputs, gates = layer.conv_input.chunk(2, dim=-1), layer.z.chunk(2, dim=-1)
+    bases = [_base(m).frozen for m in (mixer.m1, mixer.m2)]
+    first, second = (
+        each(m, replace(layer, recurrences=(r,), conv_input=x, conv_tail=tail, taps=read, z=z))
+        for each, m, r, x, tail, read, z in zip(
+            bases, (mixer.m1, mixer.m2), layer.recurrences, conv_inputs, tails, taps, gates
+        )
+    )
+    of_both = first.matvec(u) + first.bias + weight * (second.matvec(u) + second.bias)
+    behind, factor = _sub_norm(mixer, of_both)
+    factor, behind = outside * factor, outside * behind
+    paths = (
+        _behind(first.paths[0], "kept", None, factor, behind),
+        _behind(second.paths[0], "subtracted", weight, factor, behind),
+    )
+    biases = [torch.zeros_like(of_both) if b.rest is None else b.rest for b in (first, second)]
+    return FrozenLayer(u, paths, rest=factor * (biases[0] + weight * biases[1]), joined=False)
+
+
+def _behind(path: Path, name: str, weight: Tensor | None, factor: Tensor, behind: Tensor) -> Path:
+    project = path.exit.project
+    leaving = replace(path.exit, project=lambda v: factor * project(v), behind=behind)
+    return replace(path, name=name, weight=weight, exit=leaving)
+
+
+def _sub_norm(mixer: Subtraction, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The factor of the norm after the subtraction, (batch, length), and with its weights, as `y`."""
+    if mixer.sub_norm is None:
+        return torch.ones_like(y[..., 0]), torch.ones_like(y)
+    factor = rms_factor(y, mixer.sub_norm.variance_epsilon)
+    return factor[..., 0], factor * norm_weight(mixer, "sub_norm", Mamba2RMSNorm)
+
+
+def _s6_frozen(mixer: DiffS6Mixer, layer: LayerTrace, u: Tensor, weight: Tensor, outside: float) -> FrozenLayer:
+    inner, project = mixer.intermediate_size, projection(mixer, "out_proj")
+    enter = projection(mixer, "in_proj", slice(inner, 2 * inner))
+    entry = convolved_entry(mixer, layer, mixer.act, enter, slice(0, inner))
+    first, second = (s.y.flatten(2) for s in layer.scan())
+    assert layer.z is not None
+    _, subtracted = _sub_norm(mixer, first + weight * second)
+    z = at_least_float32(layer.z)
+    opened, opening = mixer.act(z), opened_by(projection(mixer, "in_proj", slice(0, inner)), mixer.act, z)
+    norm = rms_factor((first + weight * second) * subtracted * opened, mixer.norm.variance_epsilon)
+    factor = subtracted * norm * norm_weight(mixer, "norm", Mamba2RMSNorm)
+    leaving = Exit(
+        lambda v: outside * project(v, False), gate=opened * factor, behind=outside, opening=opening, factor=factor
+    )
+    kept, removed = layer.recurrences
+    paths = (Path(kept, entry, leaving, "kept"), Path(removed, entry, leaving, "subtracted", weight=weight))
+    rest = constant(mixer, "out_proj", u)
+    return FrozenLayer(u, paths, rest=None if rest is None else outside * rest)
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+    """Where a run continues from after this layer; `conv` holds both mixers' inputs along the channels."""
+    taps = mixer.conv_kernel_size if isinstance(mixer, DiffS6Mixer) else mixer.m1.conv_kernel_size
+    return layer_state(layer, scans, taps)
+
+
+def _base(mixer: nn.Module) -> Any:
+    return mamba if isinstance(mixer, MambaMixer) else mamba2
+
+
+def _state_of_each(state: LayerState | None) -> Sequence[LayerState | None]:
+    if state is None:
+        return (None, None)
+    assert state.conv is not None
+    return [LayerState(conv, (ssm,)) for conv, ssm in zip(state.conv.chunk(2, dim=-1), state.ssm)]
+
+
+# ---- the models
+
+
+class _DifferentialFields:
+    """The fields that a differential configuration has beside its base model's."""
+
+    hidden_size: int
+    num_hidden_layers: int
+
+    def _set(
+        self, scope: str, layers: str | Sequence[int], normalize: bool, lambda_form: str, lambda_std: float | None
+    ) -> None:
+        for name, value, allowed in (("scope", scope, SCOPES), ("lambda_form", lambda_form, LAMBDA_FORMS)):
+            if value not in allowed:
+                raise InputError(f"{name} {value!r} is unknown: choose one of {', '.join(allowed)}")
+        if isinstance(layers, str) and layers not in LAYERS:
+            hint = did_you_mean(layers, LAYERS)
+            raise InputError(f"differential_layers {layers!r} is unknown: choose full, hybrid or a list{hint}")
+        if lambda_std is None:
+            lambda_std = 0.1 if lambda_form == "exponential" else 0.0
+        if lambda_form == "exponential" and lambda_std == 0:
+            raise InputError("lambda_std 0 with lambda_form 'exponential' never moves: its gradient is 0")
+        self.scope, self.normalize = scope, normalize
+        self.differential_layers = layers if isinstance(layers, str) else sorted(layers)
+        self.lambda_form, self.lambda_std = lambda_form, lambda_std
+        self.use_cache = False
+        outside = [i for i in self.differential_indices if not 0 <= i < self.num_hidden_layers]
+        if outside or not self.differential_indices:
+            raise InputError(
+                f"differential_layers {layers!r}: give at least one layer, from 0 to {self.num_hidden_layers - 1}"
+            )
+
+    @property
+    def differential_indices(self) -> list[int]:
+        """The differential layers, from 0."""
+        if isinstance(self.differential_layers, str):
+            return list(range(0, self.num_hidden_layers, 1 if self.differential_layers == "full" else 2))
+        return self.differential_layers
+
+
+class DiffMambaConfig(Mamba2Config, _DifferentialFields):
+    """A Differential Mamba on Mamba-2, the paper's.
+
+    Args (beside those of `Mamba2Config`, which are those of the plain layers; the two mixers of a differential layer
+    have expansion 1 and as many heads, narrower ones):
+        scope: `block` subtracts whole mixers (Diff-Mamba, Eq. 19), `s6` recurrences inside one block (Diff-S6, Eq. 13).
+        differential_layers: `full`, `hybrid` (layers 0, 2, 4, …), or the indices of the differential layers.
+        normalize: a root-mean-square norm after the subtraction (Eqs. 16 and 21).
+        lambda_form: `sum` (Eq. 17), `scalar` or `exponential` (Eq. 11), see `Subtraction`.
+        lambda_std: standard deviation of the parameters of λ at the start. Default 0 for `sum` and `scalar`: the sum of
+            D standard normal numbers (1, the authors' choice) saturates the sigmoid. Default 0.1 for `exponential`.
+    """
+
+    model_type = "diff-mamba"
+
+    def __init__(
+        self, scope="block", differential_layers="full", normalize=True, lambda_form="sum", lambda_std=None, **kwargs
+    ):
+        super().__init__(**kwargs)
+        self._set(scope, differential_layers, normalize, lambda_form, lambda_std)
+        if scope == "block" and self.hidden_size % self.num_heads:
+            raise InputError(f"{self.num_heads} heads do not divide the {self.hidden_size} channels of each mixer")
+
+
+class DiffMamba1Config(MambaConfig, _DifferentialFields):
+    """A Differential Mamba on Mamba-1, `scope="block"` only; arguments as `DiffMambaConfig` beside `MambaConfig`'s."""
+
+    model_type = "diff-mamba1"
+
+    def __init__(
+        self, scope="block", differential_layers="full", normalize=True, lambda_form="sum", lambda_std=None, **kwargs
+    ):
+        super().__init__(**kwargs)
+        self._set(scope, differential_layers, normalize, lambda_form, lambda_std)
+        if scope != "block":
+            raise InputError("scope 's6' is built on Mamba-2: use DiffMambaConfig (model type diff-mamba)")
+
+
+class _Differential:
+    """Models whose layers are partly differential; they run whole sequences, without a cache."""
+
+    config: Any
+    layers: Any
+    post_init: Any
+
+    def _make_differential(self) -> None:
+        mixer = DiffMambaMixer if self.config.scope == "block" else DiffS6Mixer
+        for index in self.config.differential_indices:
+            self.layers[index].mixer = mixer(self.config, index)
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        config = self.config
+        try:
+            self.config = getattr(module, "sizes", config)  # transformers 4 reads a mixer's sizes from here
+            super()._init_weights(module)  # type: ignore[misc]
+        finally:
+            self.config = config
+        if isinstance(module, Subtraction):
+            module.reset()
+
+    def forward(self, *args, use_cache=False, **kwargs):
+        return super().forward(*args, use_cache=False, **kwargs)  # type: ignore[misc]
+
+
+class DiffMambaModel(_Differential, Mamba2Model):
+    """The backbone of a Differential Mamba on Mamba-2."""
+
+    config_class = DiffMambaConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self._make_differential()
+
+
+class DiffMambaForCausalLM(WholeSequences, _Differential, Mamba2ForCausalLM):
+    """The language model of a Differential Mamba on Mamba-2."""
+
+    config_class = DiffMambaConfig
+    _tied_weights_keys = MAMBA2_TIED
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.backbone = DiffMambaModel(config)
+        self.post_init()
+
+
+class DiffMamba1Model(_Differential, MambaModel):
+    """The backbone of a Differential Mamba on Mamba-1."""
+
+    config_class = DiffMamba1Config
+
+    def __init__(self, config):
+        super().__init__(config)
+        self._make_differential()
+
+
+class DiffMamba1ForCausalLM(WholeSequences, _Differential, MambaForCausalLM):
+    """The language model of a Differential Mamba on Mamba-1."""
+
+    config_class = DiffMamba1Config
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.backbone = DiffMamba1Model(config)
+        self.post_init()
+
+
+AUTO = (DiffMambaModel, DiffMambaForCausalLM, DiffMamba1Model, DiffMamba1ForCausalLM)
+
+
+def lambdas(module: nn.Module) -> dict[int, float]:
+    """λ of every differential layer of a model, by the layer's index from 0."""
+    with torch.no_grad():
+        return {m.layer_idx: m.current_lambda().item() for m in module.modules() if isinstance(m, Subtraction)}
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    small = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, expand=2, conv_kernel=4)
+    two = dict(**small, state_size=6, num_heads=6, head_dim=8, n_groups=2, chunk_size=8)
+    variants: dict[str, dict[str, Any]] = {
+        "diff-mamba": {},
+        "diff-mamba-hybrid": dict(differential_layers="hybrid"),
+        "diff-mamba-not-normalized": dict(normalize=False, lambda_form="scalar", use_bias=True),
+        "diff-s6": dict(scope="s6"),
+        "diff-s6-not-normalized": dict(scope="s6", normalize=False, lambda_form="exponential", conv_kernel=3),
+    }
+    first = dict(**small, state_size=5, time_step_rank=3)
+    return {
+        **{name: DiffMambaForCausalLM(DiffMambaConfig(**{**two, **more})) for name, more in variants.items()},
+        "diff-mamba1": DiffMamba1ForCausalLM(DiffMamba1Config(**first)),
+    }

@@ -1,0 +1,294 @@
+"""GFSSM (arXiv 2408.00244): the state of a Mamba or Mamba-2 in Q groups that take turns, behind a short filter.
+
+The filtered input is s_t = Σ_j k_j x_{t−j}. Of the Q states h_i only the one whose turn it is, i = t mod Q, makes a
+step, h_i ← Ā_t h_i + B̄_t s_tᵀ; the others hold; all are read, y_t = C_tᵀ Σ_i h_i + D s_t. Each h_i starts from a
+learnable prompt h_{i,0}, the attention sink. As matrices, with L[t, s] = C_tᵀ (∏_{s<r≤t, r≡s mod Q} Ā_r) B̄_s and its
+shifts L_j = L Zʲ, y = (Σ_j k_j L_j) x + Σ_i C_tᵀ (∏_{r≤t, r≡i mod Q} Ā_r) h_{i,0}, and D on the diagonal of L.
+
+A layer therefore is Q recurrences on the whole time axis. Off its turn a recurrence has Δ = 0, which holds the state
+and writes nothing. The paper defines no skip: here D reads s_t, as everything else in the layer does. The filter is
+(1, 0, 0, 0) and the prompts are zero at first: with Q = 1 that is the base model.
+
+What grouping does to a constant transition a: a group's state changes as a^{t/Q} in place of a^t. Memory lasts Q times
+as long and growth has a Q-th of the exponent; neither becomes bounded that was not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Int
+from torch import Tensor, nn
+from transformers import (
+    Mamba2Config,
+    Mamba2ForCausalLM,
+    Mamba2Model,
+    MambaConfig,
+    MambaForCausalLM,
+    MambaModel,
+)
+from transformers.models.mamba.modeling_mamba import MambaMixer
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+from ssmscope.architectures.own.generation import MAMBA2_TIED, WholeSequences
+from ssmscope.architectures.read import mamba, mamba2
+from ssmscope.architectures.read.parts import (
+    ReadMixer,
+    at_least_float32,
+    causal_convolution,
+    constant,
+    convolution_tail,
+)
+from ssmscope.core.frozen import FrozenLayer, Path
+from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.errors import InputError
+from ssmscope.ops import Recurrence, Scan
+
+# ---- the layer
+
+
+class Grouping(nn.Module):
+    """What a GFSSM layer has beside its base: the filter's taps `fir` (1, taps), k_0 first, and the states before the
+    first token, `prompt` (groups, heads, width, state), None without prompts."""
+
+    def __init__(self, config: Any, mixer: nn.Module) -> None:
+        super().__init__()
+        self.groups = config.state_groups
+        heads, width = (mixer.intermediate_size, 1)
+        if isinstance(mixer, Mamba2Mixer):
+            heads, width = mixer.num_heads, mixer.head_dim
+        self.fir = nn.Parameter(torch.empty(1, config.fir_taps))
+        self.prompt = None
+        if config.prompt:
+            self.prompt = nn.Parameter(torch.empty(self.groups, heads, width, mixer.ssm_state_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """No filter, and states that start at zero."""
+        nn.init.eye_(self.fir)
+        if self.prompt is not None:
+            nn.init.zeros_(self.prompt)
+
+
+class GFSSMMambaMixer(ReadMixer, MambaMixer):
+    """Mamba's mixer with grouped states."""
+
+
+class GFSSMMixer(ReadMixer, Mamba2Mixer):
+    """Mamba-2's mixer with grouped states."""
+
+
+MIXERS: tuple[type[nn.Module], ...] = (GFSSMMixer, GFSSMMambaMixer)
+MODEL_TYPES = ("gfssm", "gfssm-mamba")
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedState(LayerState):
+    """From where a layer continues. `ssm` holds the groups' states in the order of their next turns, so that a segment
+    of any length continues with the right group; `fir` (batch, taps − 1, channels) the last inputs of the filter."""
+
+    fir: Tensor
+
+
+def turns(mask: Tensor | None, batch: int, length: int, groups: int) -> Int[Tensor, "batch length"]:
+    """The group that each token steps: real positions are counted from 0 in every row, modulo the number of groups."""
+    if mask is None:
+        return (torch.arange(length) % groups).expand(batch, length)
+    return (mask.cumsum(1) - 1) % groups
+
+
+def grouped(recurrence: Recurrence, turn: Int[Tensor, "batch length"], groups: int) -> tuple[Recurrence, ...]:
+    """One recurrence per group, on the whole time axis: as `recurrence` (given by Δ and A) where `turn` is the group's
+    number, holding its state elsewhere. The skip D is the first one's, so that the outputs sum to the layer's."""
+    delta = recurrence.delta
+    assert delta is not None
+    own = (delta * (turn == group).to(delta).unsqueeze(-1) for group in range(groups))
+    return tuple(
+        replace(recurrence, delta=step, D=recurrence.D if group == 0 else None) for group, step in enumerate(own)
+    )
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms: the base model's, with the filtered input and one recurrence per group.
+
+    `mask` (batch, length) is True at real positions; `state` is where a run continues from. `extras` has the filter's
+    taps `k`, its input `x` (batch, length, channels) and, in a run that continues, `x_tail`, the inputs before that.
+    """
+    layer = _base(mixer).quantities(mixer, u, mask, state)
+    recurrence, grouping = layer.recurrence, mixer.grouping
+    batch, length, heads, width, _ = recurrence.shape
+
+    k = at_least_float32(grouping.fir).squeeze(0)
+    x = rearrange(recurrence.x, "b t h p -> b t (h p)")
+    extras = {"k": k, "x": x}
+    if state is not None:
+        assert isinstance(state, GroupedState)
+        extras["x_tail"] = state.fir
+    s = causal_convolution(x, rearrange(k.flip(0), "j -> 1 1 j"), None, extras.get("x_tail"))
+    recurrence = replace(recurrence, x=rearrange(s, "b t (h p) -> b t h p", h=heads))
+
+    initial = state.ssm if state is not None else None
+    if state is None and grouping.prompt is not None:
+        initial = tuple(h.expand(batch, *h.shape) for h in at_least_float32(grouping.prompt))
+    turn = turns(layer.mask, batch, length, grouping.groups).to(u.device)
+    recurrences = grouped(recurrence, turn, grouping.groups)
+    reach = layer.reach + len(k) - 1
+    return replace(layer, recurrences=recurrences, initial=initial, turn=turn, reach=reach, extras=extras)
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The mixer's output (batch, length, width) from its terms: the base model's, of the sum of the groups' outputs."""
+    scans = layer.scan() if scans is None else scans
+    y = torch.stack([s.y for s in scans]).sum(0)
+    return _base(mixer).output(mixer, layer, (Scan(y, scans[0].state, None),))
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map: a path per group of states, behind the filter, with the prompts as its sink."""
+    base, u = _base(mixer), at_least_float32(layer.u)
+    entry = base.entry(mixer, layer)
+    leaving = base.leaving(mixer, layer, torch.stack([s.y for s in layer.scan()]).sum(0))
+    initial = layer.initial or (None,) * len(layer.recurrences)
+    paths = tuple(
+        Path(
+            recurrence,
+            entry,
+            leaving,
+            name=f"group {group}",
+            filter=layer.extras["k"],
+            filter_tail=layer.extras.get("x_tail"),
+            initial=H,
+        )
+        for group, (recurrence, H) in enumerate(zip(layer.recurrences, initial))
+    )
+    return FrozenLayer(u, paths, rest=constant(mixer, "out_proj", u))
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> GroupedState:
+    """Where a run continues from after this layer; every row by its own number of real positions."""
+    base = _base(mixer).state_after(mixer, layer, scans)
+    states = torch.stack(base.ssm, dim=1)
+    batch, groups = states.shape[:2]
+    length = layer.u.shape[1]
+    past = layer.mask.sum(1) if layer.mask is not None else torch.full((batch,), length, device=states.device)
+    order = (past[:, None] + torch.arange(groups, device=states.device)) % groups  # whose turns come next
+    states = states[torch.arange(batch, device=states.device)[:, None], order]
+    of_filter = replace(layer, conv_input=layer.extras["x"], conv_tail=layer.extras.get("x_tail"))
+    tail = convolution_tail(of_filter, len(layer.extras["k"]))
+    return GroupedState(conv=base.conv, ssm=tuple(states.unbind(1)), fir=tail)
+
+
+def _base(mixer: nn.Module) -> Any:
+    return mamba if isinstance(mixer, MambaMixer) else mamba2
+
+
+# ---- the models
+
+
+class _GroupingFields:
+    """The fields that a GFSSM configuration has beside its base model's."""
+
+    state_groups: int
+    fir_taps: int
+    prompt: bool
+
+    def _set(self, state_groups: int, fir_taps: int, prompt: bool) -> None:
+        for name, value in (("state_groups", state_groups), ("fir_taps", fir_taps)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} {value!r} is no number of {name.split('_')[1]}: give an integer, 1 or more")
+        self.state_groups, self.fir_taps, self.prompt = state_groups, fir_taps, prompt
+        self.use_cache = False
+
+
+class GFSSMConfig(Mamba2Config, _GroupingFields):
+    """A Mamba-2 with grouped states behind a filter.
+
+    Args (beside those of `Mamba2Config`):
+        state_groups: Q, how many states take turns. (`n_groups` are Mamba-2's groups of heads that share B and C.)
+        fir_taps: the number of the filter's taps k_j; 1 leaves only a scale. The paper's filter has 4.
+        prompt: learn the states before the first token; without, they are zero.
+    """
+
+    model_type = "gfssm"
+
+    def __init__(self, state_groups=2, fir_taps=4, prompt=True, **kwargs):
+        super().__init__(**kwargs)
+        self._set(state_groups, fir_taps, prompt)
+
+
+class GFSSMMambaConfig(MambaConfig, _GroupingFields):
+    """A Mamba with grouped states; arguments as `GFSSMConfig` beside those of `MambaConfig`."""
+
+    model_type = "gfssm-mamba"
+
+    def __init__(self, state_groups=2, fir_taps=4, prompt=True, **kwargs):
+        super().__init__(**kwargs)
+        self._set(state_groups, fir_taps, prompt)
+
+
+class _Grouped:
+    """A base model whose mixers are given groups."""
+
+    def __init__(self, config):
+        super().__init__(config)  # type: ignore[call-arg]
+        on_mamba2 = isinstance(config, Mamba2Config)
+        backbone = self.base_model  # type: ignore[attr-defined]
+        backbone.__class__ = GFSSMModel if on_mamba2 else GFSSMMambaModel  # a language model's, too, knows a Grouping
+        for block in backbone.layers:
+            block.mixer.__class__ = GFSSMMixer if on_mamba2 else GFSSMMambaMixer
+            block.mixer.grouping = Grouping(config, block.mixer)
+
+    def _init_weights(self, module):
+        if isinstance(module, Grouping):
+            module.reset_parameters()
+        else:
+            super()._init_weights(module)  # type: ignore[misc]
+
+
+class GFSSMModel(_Grouped, Mamba2Model):
+    """Mamba-2's backbone with grouped states."""
+
+    config_class = GFSSMConfig
+
+
+class GFSSMForCausalLM(WholeSequences, _Grouped, Mamba2ForCausalLM):
+    """Mamba-2's language model with grouped states."""
+
+    config_class = GFSSMConfig
+    _tied_weights_keys = MAMBA2_TIED
+
+
+class GFSSMMambaModel(_Grouped, MambaModel):
+    """Mamba's backbone with grouped states."""
+
+    config_class = GFSSMMambaConfig
+
+
+class GFSSMMambaForCausalLM(WholeSequences, _Grouped, MambaForCausalLM):
+    """Mamba's language model with grouped states."""
+
+    config_class = GFSSMMambaConfig
+
+
+AUTO = (GFSSMModel, GFSSMForCausalLM, GFSSMMambaModel, GFSSMMambaForCausalLM)
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    small = dict(vocab_size=97, num_hidden_layers=2, expand=2, conv_kernel=4)
+    one = dict(**small, hidden_size=16, state_size=3, time_step_rank=2)
+    two = dict(**small, hidden_size=24, state_size=6, num_heads=6, head_dim=8, n_groups=2, chunk_size=8)
+    models: dict[str, nn.Module] = {
+        "gfssm": GFSSMForCausalLM(GFSSMConfig(**two)),
+        "gfssm-three-groups": GFSSMForCausalLM(GFSSMConfig(**two, state_groups=3, fir_taps=3)),
+        "gfssm-without-prompts": GFSSMForCausalLM(GFSSMConfig(**two, prompt=False)),
+        "gfssm-mamba": GFSSMMambaForCausalLM(GFSSMMambaConfig(**one)),
+    }
+    for model in models.values():
+        for name, parameter in model.named_parameters():
+            if ".grouping." in name:
+                nn.init.normal_(parameter, std=0.5 if name.endswith("fir") else 0.1)
+    return models

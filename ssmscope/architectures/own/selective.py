@@ -1,0 +1,226 @@
+"""The selective state-space model of the generalisation paper (Generalization bounds for selective SSMs, section 3).
+
+One layer without convolution, gate, norm or skip: a scalar step Δ_t = softplus(p + qᵀu_t) shared by all channels, a
+table A (channels, state) of diagonals that training may make positive (s_A = max A is the spectral abscissa), and
+x_t = e^{Δ_t A} x_{t−1} + Δ_t (W_B u_t) u_tᵀ, y_t = (W_C u_t)ᵀ x_t. The paper's classifier reads y at the last position;
+the language model, which is ours, reads every position.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, softplus
+from torch.nn.utils import skip_init
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
+
+from ssmscope.architectures.own.classifier import last_real
+from ssmscope.architectures.own.generation import HeadOnBackbone
+from ssmscope.architectures.read.parts import as_mask, at_least_float32, hide_padding
+from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
+from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.ops import Recurrence, Scan
+
+
+class SelectiveSSM(nn.Module):
+    """The layer: input (batch, length, channels), output of the same shape."""
+
+    def __init__(self, channels: int, state: int, spectral_abscissa: float = 0.0):
+        super().__init__()
+        A = spectral_abscissa - 10 * torch.rand(channels, state)
+        A[:, 0] = spectral_abscissa
+        self.A = nn.Parameter(A)
+        self.W_B = nn.Parameter(torch.randn(state, channels) * channels**-0.5)
+        self.W_C = nn.Parameter(torch.randn(state, channels) * channels**-0.5)
+        self.q_delta = nn.Parameter(torch.randn(channels) * channels**-0.5)
+        self.p_delta = nn.Parameter(torch.zeros(1))
+
+    @property
+    def spectral_abscissa(self) -> float:
+        """s_A, the largest diagonal entry of the continuous state matrix: below 0 every state decays."""
+        return self.A.max().item()
+
+    def forward(self, u: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return output(self, quantities(self, u, attention_mask))
+
+
+MIXERS: tuple[type[nn.Module], ...] = (SelectiveSSM,)
+MODEL_TYPES = ("selective-ssm",)
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms from its input `u` (batch, length, channels) and weights (Generalization bounds, Eq. 3)."""
+    mask = as_mask(mask)
+    u = hide_padding(u, mask)
+    wide = at_least_float32(u)
+    A, W_B, W_C, q, p = (at_least_float32(t) for t in (mixer.A, mixer.W_B, mixer.W_C, mixer.q_delta, mixer.p_delta))
+    step = hide_padding(softplus(wide @ q.unsqueeze(-1) + p), mask)
+    recurrence = Recurrence(
+        x=wide.unsqueeze(-1),
+        b=(wide @ W_B.mT).unsqueeze(2),
+        c=(wide @ W_C.mT).unsqueeze(2),
+        delta=step.expand_as(wide),
+        A=A,
+    )
+    return LayerTrace(u, (recurrence,), mask=mask)
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The layer's output y (batch, length, channels)."""
+    (scanned,) = layer.scan() if scans is None else scans
+    return scanned.y.squeeze(-1).to(layer.u.dtype)
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map: its recurrence alone."""
+    u = at_least_float32(layer.u)
+    entry = Entry(source=u, enter=lambda v, biased: hide_padding(v, layer.mask))
+    return FrozenLayer(u, (Path(layer.recurrence, entry, Exit(lambda y: y)),))
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+    """Where a run continues from after this layer."""
+    return LayerState(conv=None, ssm=tuple(s.state for s in scans))
+
+
+class SelectiveSSMConfig(PretrainedConfig):
+    """Configuration of a selective SSM's classifier or language model.
+
+    Args:
+        vocab_size, hidden_size, state_size: tokens, channels d, states N per channel.
+        spectral_abscissa: s_A at initialisation; A = s_A − 10 U, its column 0 equal to s_A.
+        binary: a classifier has one head w, whose wᵀy is the log-odds of class 1; else a row of W per class.
+    """
+
+    model_type = "selective-ssm"
+    num_hidden_layers = 1  # asked for by transformers' generation
+
+    def __init__(
+        self,
+        vocab_size: int = 2,
+        hidden_size: int = 16,
+        state_size: int = 4,
+        spectral_abscissa: float = 0.0,
+        binary: bool = True,
+        **kwargs,
+    ):
+        self.vocab_size, self.hidden_size, self.state_size = vocab_size, hidden_size, state_size
+        self.spectral_abscissa, self.binary = spectral_abscissa, binary
+        kwargs["use_cache"] = kwargs["tie_word_embeddings"] = False
+        super().__init__(**kwargs)
+
+
+class _SelectiveSSMPreTrainedModel(PreTrainedModel):
+    config_class = SelectiveSSMConfig
+    base_model_prefix = "backbone"
+    main_input_name = "input_ids"
+    _is_stateful = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """A head; every other part initialises itself when it is made."""
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()
+
+    def make_head(self, rows: int) -> nn.Linear:
+        """Drawn by `_init_weights` alone: so too where a directory of weights holds another head."""
+        like = next(self.parameters()).device
+        return skip_init(nn.Linear, self.config.hidden_size, rows, bias=False, device=like)
+
+
+class _EmbeddingAndSSM(_SelectiveSSMPreTrainedModel):
+    def __init__(self, config: SelectiveSSMConfig):
+        super().__init__(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.ssm = SelectiveSSM(config.hidden_size, config.state_size, config.spectral_abscissa)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embedding = value
+
+    def outputs(self, input_ids: Tensor | None, attention_mask: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """y (batch, length, channels) at every position."""
+        u = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        return self.ssm(u, attention_mask=attention_mask)
+
+
+class SelectiveSSMModel(_EmbeddingAndSSM):
+    """Embedding and one selective SSM."""
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutput | tuple[Tensor, ...]:
+        """y (batch, length, channels) from `input_ids` (batch, length) or `inputs_embeds` (batch, length, channels).
+
+        `hidden_states` is y alone, the one layer's. There is no cache; `use_cache` is what transformers' callers say to
+        every model.
+        """
+        y = self.outputs(input_ids, attention_mask, inputs_embeds)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        result = BaseModelOutput(last_hidden_state=y, hidden_states=(y,) if output_hidden_states else None)
+        return result if return_dict is not False else result.to_tuple()
+
+
+class SelectiveSSMForSequenceClassification(_EmbeddingAndSSM):
+    """Embedding, one selective SSM, and a head without bias on y at each row's last real position.
+
+    A binary model's logits are (0, wᵀy), whose softmax is the paper's sigmoid(wᵀy).
+    """
+
+    def __init__(self, config: SelectiveSSMConfig):
+        super().__init__(config)
+        self.head = self.make_head(1 if config.binary else config.num_labels)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+    ) -> SequenceClassifierOutput | tuple[Tensor, ...]:
+        """Logits (batch, classes) from `input_ids` (batch, length) or `inputs_embeds` (batch, length, channels)."""
+        logits = self.head(last_real(self.outputs(input_ids, attention_mask, inputs_embeds), attention_mask))
+        if self.config.binary:
+            logits = torch.cat([torch.zeros_like(logits), logits], dim=-1)
+        loss = cross_entropy(logits.float(), labels) if labels is not None else None
+        result = SequenceClassifierOutput(loss=loss, logits=logits)
+        return result if return_dict is not False else result.to_tuple()
+
+
+class SelectiveSSMForCausalLM(HeadOnBackbone, _SelectiveSSMPreTrainedModel, GenerationMixin):
+    """Embedding, one selective SSM, and a head without bias on y at every position."""
+
+    def __init__(self, config: SelectiveSSMConfig):
+        super().__init__(config)
+        self.backbone = SelectiveSSMModel(config)
+        self.lm_head = self.make_head(config.vocab_size)
+        self.post_init()
+
+
+AUTO = (SelectiveSSMModel, SelectiveSSMForCausalLM, SelectiveSSMForSequenceClassification)
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random models of this family, by name; seeded by the caller."""
+    small: dict[str, Any] = dict(vocab_size=97, hidden_size=12, state_size=5)
+    return {
+        "selective-ssm": SelectiveSSMForSequenceClassification(SelectiveSSMConfig(**small)),
+        "selective-ssm-classes": SelectiveSSMForSequenceClassification(
+            SelectiveSSMConfig(**small, binary=False, num_labels=4)
+        ),
+        "selective-ssm-language": SelectiveSSMForCausalLM(SelectiveSSMConfig(**small)),
+    }

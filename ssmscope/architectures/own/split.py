@@ -1,0 +1,89 @@
+"""A model over several devices: which part goes where, as accelerate's hooks then move what passes between them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from ssmscope.core.mixers import mixers
+from ssmscope.errors import InputError, did_you_mean
+
+SPLITS = ("auto", "balanced", "balanced_low_0", "sequential")
+"""The ways in which accelerate finds a device for each part of a model."""
+
+
+def check_split(device_map: Any, device: Any, source: Any) -> None:
+    """Refuse a device map beside a device, of a model in memory, and without accelerate.
+
+    Raises:
+        InputError: as said.
+    """
+    if device_map is None:
+        return
+    if device is not None:
+        raise InputError("device and device_map both say where the weights go: give one")
+    if not isinstance(source, str | os.PathLike):
+        raise InputError("device_map splits a directory as it is read; a model in memory stays where it is")
+    if isinstance(device_map, str) and device_map not in SPLITS:
+        raise InputError(
+            f"device_map {device_map!r} is unknown: choose one of {', '.join(SPLITS)}, or give a device for each part"
+            f"{did_you_mean(device_map, SPLITS)}"
+        )
+    if find_spec("accelerate") is None:
+        raise InputError("device_map needs accelerate, which is not installed: pip install accelerate")
+
+
+def placed(empty: Any, device_map: str | Mapping[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
+    """For each part of a model its device.
+
+    The CPU stands as a `torch.device`: for parts on the string "cpu" accelerate keeps their weights elsewhere, and
+    moves them to a GPU as they run.
+
+    Args:
+        empty: the model on the meta device.
+        device_map: one of `SPLITS`, which never splits a block, or what `placed` returns but for the CPU.
+        dtype: in which it is read; by default the model's own.
+
+    Raises:
+        InputError: for parts on a disk or on the device meta, parts without a device, and mixers over several.
+    """
+    where = {} if isinstance(device_map, str) else dict(device_map)
+    if isinstance(device_map, str):
+        from accelerate import infer_auto_device_map
+        from accelerate.utils import get_balanced_memory, get_max_memory
+
+        empty.to(dtype=dtype).tie_weights()
+        lists = (part for part in empty.modules() if isinstance(part, nn.ModuleList))
+        whole = sorted({type(block).__name__ for part in lists for block in part})
+        if device_map == "sequential":
+            room = get_max_memory()
+        else:
+            low_zero = device_map == "balanced_low_0"
+            room = get_balanced_memory(empty, no_split_module_classes=whole, low_zero=low_zero)
+        where = infer_auto_device_map(empty, room, no_split_module_classes=whole)
+    away = [part for part, device in where.items() if str(device) in ("disk", "meta")]
+    if away:
+        raise InputError(
+            f"device_map leaves the weights of {away[0] or 'the model'} out of memory (disk, meta): give each part the "
+            "CPU or a GPU"
+        )
+    for name, _ in empty.named_parameters(remove_duplicate=False):
+        if not any(part in ("", name) or name.startswith(f"{part}.") for part in where):
+            raise InputError(f"device_map gives {name} no device: it names {', '.join(map(repr, where))}")
+    mixing = mixers(empty)
+    for name in (name for name, part in empty.named_modules() if any(part is mixer for mixer in mixing)):
+        if len({str(device) for part, device in where.items() if part.startswith(f"{name}.")}) > 1:
+            raise InputError(f"device_map has parts of {name} on several devices: give a layer one")
+    return {part: torch.device("cpu") if str(device) == "cpu" else device for part, device in where.items()}
+
+
+def start_at_embeddings(module: Any) -> None:
+    """Have a split model's input sent to where its embeddings are: accelerate sends it to any of the devices."""
+    hook = getattr(module, "_hf_hook", None)
+    if hook is not None:
+        hook.execution_device = module.get_input_embeddings().weight.device

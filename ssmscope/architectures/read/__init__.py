@@ -1,0 +1,1 @@
+"""Layers of other libraries, one file a family."""

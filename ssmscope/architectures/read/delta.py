@@ -1,0 +1,242 @@
+"""Gated DeltaNet (Gated Delta Networks, Yang, Kautz & Hatamizadeh 2024) and, without its gates, DeltaNet.
+
+Each of `num_heads` heads keeps a matrix of value × key size, and exchanges what it holds under a key:
+
+    S_t = α_t S_{t−1} (I − β_t k_t k_tᵀ) + β_t v_t k_tᵀ,        o_t = S_t q_t.
+
+q, k and v are projections behind a short causal convolution and SiLU, q and k then of length 1; β_t = σ(W_β u_t) is how
+much is exchanged and α_t = exp(−e^A softplus(W_α u_t + b)) how much of everything is kept, both one number per head.
+Each head's o_t is normalised by its root mean square, gated by SiLU(W_z u_t), and projected. DeltaNet has α_t = 1 and
+no W_z. In `ops.DeltaRecurrence` b = k, c = q, x = v.
+
+The backbone is that of `linear_attention`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn.functional import normalize, rms_norm, silu, softplus
+
+from ssmscope.architectures.read.gated_delta import unit
+from ssmscope.architectures.read.linear_attention import LinearAttentionConfig, family
+from ssmscope.architectures.read.parts import (
+    ReadMixer,
+    activated_convolution,
+    as_mask,
+    at_least_float32,
+    constant,
+    convolution,
+    convolved_entry,
+    hide_padding,
+    layer_state,
+    opened_by,
+    projection,
+    rms_factor,
+)
+from ssmscope.core.frozen import Exit, FrozenLayer, Path
+from ssmscope.core.mixers import entering, taps_read
+from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.ops import DeltaRecurrence, Scan
+
+# ---- the layer
+
+
+class DeltaMixer(ReadMixer, nn.Module):
+    """The layer: input and output (batch, length, width)."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        width, key, value, heads = config.hidden_size, config.key_size, config.value_size, config.num_heads
+        self.num_heads, self.sizes, self.taps = heads, [key, key, value], config.conv_kernel
+        self.qkv_proj = nn.Linear(width, sum(self.sizes), bias=False)
+        self.conv1d = nn.Conv1d(sum(self.sizes), sum(self.sizes), self.taps, groups=sum(self.sizes), bias=False)
+        self.beta_proj = nn.Linear(width, heads, bias=False)
+        self.decay_proj = self.z_proj = None
+        if config.gated:
+            self.decay_proj = nn.Linear(width, heads, bias=False)
+            self.A_log = nn.Parameter(torch.empty(heads))
+            self.dt_bias = nn.Parameter(torch.empty(heads))
+            self.z_proj = nn.Linear(width, value, bias=False)
+            self.reset_parameters()
+        eps = config.layer_norm_epsilon if config.head_norm_epsilon is None else config.head_norm_epsilon
+        self.head_norm = nn.RMSNorm(value // heads, eps)
+        self.unit_epsilon, self.largest_beta = config.unit_epsilon, config.largest_beta
+        self.out_proj = nn.Linear(value, width, bias=False)
+
+    def reset_parameters(self) -> None:
+        """e^A from 1 to 16 and steps from about 0.001 to 0.1, both spread evenly on a logarithmic scale."""
+        nn.init.uniform_(self.A_log, 0, math.log(16))
+        nn.init.uniform_(self.dt_bias, math.log(math.expm1(1e-3)), math.log(math.expm1(1e-1)))
+
+
+MIXERS: tuple[type[nn.Module], ...] = (DeltaMixer,)
+MODEL_TYPES = ("ssm-deltanet",)
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms from its input `u` (batch, length, width) and weights.
+
+    `mask` (batch, length) is True at real positions; `state` is where a run continues from. At padding keys are zero:
+    whatever its β, such a token exchanges nothing.
+    """
+    assert isinstance(mixer, DeltaMixer)
+    mask = as_mask(mask)
+    conv_input = entering(mixer, hide_padding(mixer.qkv_proj(u), mask))
+    tail = state.conv if state is not None else None
+    taps = taps_read(mixer, conv_input, mixer.taps)
+    convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), silu, tail, taps)
+    convolved = hide_padding(convolved, mask)
+    q, k, v = (
+        rearrange(at_least_float32(t), "b t (h n) -> b t h n", h=mixer.num_heads)
+        for t in convolved.split(mixer.sizes, dim=-1)
+    )
+    beta = mixer.largest_beta * torch.sigmoid(at_least_float32(mixer.beta_proj(u)))
+    log_a = torch.zeros_like(beta)
+    if mixer.decay_proj is not None:
+        step = softplus(at_least_float32(mixer.decay_proj(u)) + at_least_float32(mixer.dt_bias))
+        log_a = hide_padding(-at_least_float32(mixer.A_log).exp() * step, mask)
+    q, k = ((normalize(t, dim=-1) if not mixer.unit_epsilon else unit(t, mixer.unit_epsilon)) for t in (q, k))
+    recurrence = DeltaRecurrence(x=v, b=k, c=q, log_a=log_a.unsqueeze(-1), beta=beta)
+    z = mixer.z_proj(u) if mixer.z_proj is not None else None
+    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.taps}
+    return LayerTrace(u, (recurrence,), mask=mask, **around)
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ SiLU(z))."""
+    assert isinstance(mixer, DeltaMixer)
+    (scanned,) = layer.scan() if scans is None else scans
+    norm = mixer.head_norm
+    o = rms_norm(scanned.y, norm.normalized_shape, norm.weight.to(scanned.y.dtype), norm.eps)
+    o = rearrange(o, "b t h p -> b t (h p)").to(layer.u.dtype)
+    return mixer.out_proj(o if layer.z is None else o * silu(layer.z))
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
+    assert isinstance(mixer, DeltaMixer)
+    u, norm = at_least_float32(layer.u), mixer.head_norm
+    (scanned,) = layer.scan()
+    factor = rms_factor(scanned.y, norm.eps) * at_least_float32(norm.weight)
+    factor = rearrange(factor, "b t h p -> b t (h p)")
+    gate, opening = factor, None
+    if layer.z is not None:
+        z = at_least_float32(layer.z)
+        gate, opening = factor * silu(z), opened_by(projection(mixer, "z_proj"), silu, z)
+    project = projection(mixer, "out_proj")
+    values = slice(sum(mixer.sizes[:2]), sum(mixer.sizes))
+    entry = convolved_entry(mixer, layer, silu, projection(mixer, "qkv_proj", values), values)
+    leaving = Exit(lambda v: project(v, False), gate=gate, opening=opening, factor=factor)
+    return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=constant(mixer, "out_proj", u))
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+    """Where a run continues from after this layer."""
+    assert isinstance(mixer, DeltaMixer)
+    return layer_state(layer, scans, mixer.taps)
+
+
+# ---- the models
+
+
+class DeltaNetConfig(LinearAttentionConfig):
+    """A Gated DeltaNet, or a DeltaNet.
+
+    Args:
+        vocab_size, hidden_size, num_hidden_layers, num_heads: tokens, width, layers, heads of a layer.
+        key_size, value_size: of all heads together; by default three quarters of the width, and twice that, which make
+            six width² weights a layer.
+        conv_kernel: the taps of the short convolution.
+        gated: False leaves out α and the output gate: DeltaNet.
+        intermediate_size: of the SwiGLU feed-forward blocks; by default 8/3 of the width, rounded up to a multiple of
+            8; 0 leaves them out.
+        layer_norm_epsilon: of every norm.
+        head_norm_epsilon: of the norms of heads; by default as of every norm.
+        unit_epsilon: under the root by which q and k get length 1; 0 for exactly 1.
+        largest_beta: by what σ is multiplied in β; 2 lets eigenvalues of the transition be negative.
+        initializer_range: the standard deviation of embeddings at first.
+
+    Raises:
+        InputError: for a size that is no positive integer, or that the heads cannot share.
+    """
+
+    model_type = "ssm-deltanet"
+    mixer = DeltaMixer
+    head_norm_epsilon = None
+    unit_epsilon = 0.0
+    largest_beta = 1.0
+
+    def __init__(
+        self,
+        vocab_size: int = 50280,
+        hidden_size: int = 768,
+        num_hidden_layers: int = 24,
+        num_heads: int = 4,
+        key_size: int | None = None,
+        value_size: int | None = None,
+        conv_kernel: int = 4,
+        gated: bool = True,
+        intermediate_size: int | None = None,
+        layer_norm_epsilon: float = 1e-5,
+        head_norm_epsilon: float | None = None,
+        unit_epsilon: float = 0.0,
+        largest_beta: float = 1.0,
+        initializer_range: float = 0.1,
+        **kwargs,
+    ):
+        other: dict[str, Any] = {"unit_epsilon": unit_epsilon, "largest_beta": largest_beta}
+        self._set_beside_defaults(head_norm_epsilon=head_norm_epsilon, **other)
+        self.gated, self.layer_norm_epsilon, self.initializer_range = gated, layer_norm_epsilon, initializer_range
+        key_size = 3 * hidden_size // 4 if key_size is None else key_size
+        self._set(
+            kwargs,
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            num_hidden_layers=num_hidden_layers,
+            num_heads=num_heads,
+            key_size=key_size,
+            value_size=2 * key_size if value_size is None else value_size,
+            conv_kernel=conv_kernel,
+            intermediate_size=8 * math.ceil(hidden_size / 3) if intermediate_size is None else intermediate_size,
+        )
+
+
+class _DeltaNet:
+    """How the mixers of a new model begin."""
+
+    def _init_weights(self, module):
+        super()._init_weights(module)  # type: ignore[misc]
+        if isinstance(module, nn.Conv1d):
+            nn.init.uniform_(module.weight, -(module.kernel_size[0] ** -0.5), module.kernel_size[0] ** -0.5)
+        elif isinstance(module, DeltaMixer) and module.decay_proj is not None:
+            module.reset_parameters()
+
+
+DeltaNetModel, DeltaNetForCausalLM = family(DeltaNetConfig, _DeltaNet)
+AUTO = (DeltaNetModel, DeltaNetForCausalLM)
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=3)
+    return {
+        "gated-deltanet": DeltaNetForCausalLM(DeltaNetConfig(**small)),
+        "gated-deltanet-as-mamba": DeltaNetForCausalLM(
+            DeltaNetConfig(
+                **small,
+                key_size=12,
+                value_size=15,
+                intermediate_size=0,
+                tie_word_embeddings=False,
+                head_norm_epsilon=1e-2,
+                unit_epsilon=1e-2,
+                largest_beta=2.0,
+            )
+        ),
+        "deltanet": DeltaNetForCausalLM(DeltaNetConfig(**small, gated=False, conv_kernel=3)),
+    }

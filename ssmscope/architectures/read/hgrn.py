@@ -1,0 +1,344 @@
+"""HGRN (Hierarchically Gated Recurrent Neural Network, Qin et al. 2023), HGRN2 (Qin et al. 2024) and GSA (Gated Slot
+Attention, Zhang et al. 2024), as flash-linear-attention has them.
+
+What is written comes with the complement of what is kept. HGRN's states are its channels, HGRN2's matrices of key ×
+value size per head:
+
+    HGRN:   h_t = f_t ⊙ h_{t−1} + (1 − f_t) ⊙ SiLU(W_i x_t),       y = RMSNorm(h_t) ⊙ SiLU(W_g x_t),
+    HGRN2:  H_t = Diag(f_t) H_{t−1} + (1 − f_t) (W_i x_t)ᵀ,        y = RMSNorm(H_tᵀ SiLU(W_q x_t) / √(key size)),
+
+f = γ + (1 − γ) σ(W_f x). γ is a lower bound that grows with the layers: the cumulative sum over layers of a softmax
+over them, less the first's. GSA's heads have slots, with f = σ(W_f x)^{1/8}; a slot keeps a key and a value,
+
+    K_t = Diag(f_t) K_{t−1} + (1 − f_t) k_tᵀ,   V_t = Diag(f_t) V_{t−1} + (1 − f_t) v_tᵀ,   o_t = V_tᵀ softmax(K_t q_t),
+
+q, k and v behind SiLU, and y = RMSNorm(SiLU(o_t)). The recurrence of a GSA layer is that of the values. The slots' keys
+decay and are written to alike; what is made of them, the softmax, is what reads, and is frozen as queries are.
+
+The backbone is that of `linear_attention`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid, rms_norm, silu
+
+from ssmscope import ops
+from ssmscope.architectures.read.linear_attention import LinearAttentionConfig, LinearAttentionModel, family
+from ssmscope.architectures.read.parts import (
+    ReadMixer,
+    as_mask,
+    at_least_float32,
+    constant,
+    hide_padding,
+    opened_by,
+    projection,
+    rms_factor,
+)
+from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path, as_diagonal
+from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.ops import Recurrence, Scan
+
+# ---- the layers
+
+
+class LowerBounds(nn.Module):
+    """γ of all layers (HGRN, section 3.2)."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(layers, width))
+
+    def forward(self) -> Tensor:
+        """(layers, width), that of the first layer 0."""
+        shares = at_least_float32(self.weight).softmax(0)
+        return shares.cumsum(0) - shares[0]
+
+
+class GatedMixer(ReadMixer, nn.Module, ABC):
+    """What the three layers share; input and output (batch, length, width)."""
+
+    read = "q_proj"
+    """What is made of the input beside f and the values."""
+    number = 0
+    bounds: tuple[LowerBounds, ...] = ()
+    """The model's lower bounds, where it has them: a tuple, as they are no part of the layer."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        width, self.num_heads, forget = config.hidden_size, config.num_heads, config.forget_size
+        setattr(self, self.read, nn.Linear(width, width, bias=False))
+        self.f_proj, self.i_proj = nn.Linear(width, forget, bias=False), nn.Linear(width, width, bias=False)
+        eps = config.layer_norm_epsilon if config.head_norm_epsilon is None else config.head_norm_epsilon
+        self.norm = nn.RMSNorm(width, eps)
+        self.out_proj = nn.Linear(width, width, bias=False)
+
+    def heads(self, t: Tensor) -> Tensor:
+        """`t` (batch, length, heads · n) by heads, in float32 at least."""
+        return rearrange(at_least_float32(t), "b t (h n) -> b t h n", h=self.num_heads)
+
+    def log_f(self, u: Tensor) -> Tensor:
+        """log f, (batch, length, heads, n)."""
+        log_f = at_least_float32(logsigmoid(at_least_float32(self.f_proj(u))))
+        for bounds in self.bounds if self.number else ():
+            bound = bounds()[self.number].to(log_f.device)
+            log_f = torch.logaddexp(bound.log(), torch.log1p(-bound) + log_f)
+        return self.heads(log_f)
+
+    def value(self, i: Tensor) -> Tensor:
+        """The values, of what W_i makes of the input."""
+        return i
+
+    @abstractmethod
+    def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None) -> tuple[Recurrence, dict[str, Tensor]]:
+        """The layer's recurrence and `extras`."""
+
+    def shown(self, o: Tensor) -> Tensor:
+        """What the norm reads of the recurrence's output."""
+        return o
+
+
+class HGRNMixer(GatedMixer):
+    """HGRN's layer."""
+
+    read = "z_proj"
+
+    def value(self, i: Tensor) -> Tensor:
+        return silu(i)
+
+    def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None) -> tuple[Recurrence, dict[str, Tensor]]:
+        log_f = self.log_f(u)
+        written = hide_padding(-torch.expm1(log_f), mask)
+        x = self.heads(self.value(self.i_proj(u)))
+        return Recurrence(x=x, b=written, c=torch.ones_like(written), log_a=hide_padding(log_f, mask)), {}
+
+
+class HGRN2Mixer(GatedMixer):
+    """HGRN2's layer."""
+
+    def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None) -> tuple[Recurrence, dict[str, Tensor]]:
+        log_f = self.log_f(u)
+        written = hide_padding(-torch.expm1(log_f), mask)
+        q = silu(self.heads(self.q_proj(u))) * log_f.shape[-1] ** -0.5
+        return Recurrence(x=self.heads(self.i_proj(u)), b=written, c=q, log_a=hide_padding(log_f, mask)), {}
+
+
+class SlotMixer(GatedMixer):
+    """GSA's layer."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.tau = config.tau
+        self.k_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+
+    def log_f(self, u: Tensor) -> Tensor:
+        return super().log_f(u) / self.tau
+
+    def value(self, i: Tensor) -> Tensor:
+        return silu(i)
+
+    def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None) -> tuple[Recurrence, dict[str, Tensor]]:
+        log_f = self.log_f(u)
+        written, log_f = hide_padding(-torch.expm1(log_f), mask), hide_padding(log_f, mask)
+        q, k = (silu(self.heads(project(u))) for project in (self.q_proj, self.k_proj))
+        each_slot = Recurrence(  # a head with one decay for each slot of a head
+            x=rearrange(written, "b t h m -> b t (h m) 1"),
+            b=k,
+            c=q,
+            log_a=rearrange(log_f, "b t h m -> b t (h m) 1"),
+        )
+        keys = ops.scan(each_slot, state.keys if isinstance(state, SlotState) else None)
+        reads = rearrange(keys.y, "b t (h m) 1 -> b t h m", h=self.num_heads).softmax(-1)
+        x = self.heads(self.value(self.i_proj(u)))
+        return Recurrence(x=x, b=written, c=reads, log_a=log_f), {"keys": keys.state}
+
+    def shown(self, o: Tensor) -> Tensor:
+        return silu(o)
+
+
+MIXERS: tuple[type[nn.Module], ...] = (HGRNMixer, HGRN2Mixer, SlotMixer)
+MODEL_TYPES = ("ssm-hgrn", "ssm-hgrn2", "ssm-gsa")
+
+
+@dataclass(frozen=True, eq=False)
+class SlotState(LayerState):
+    """From where a GSA layer continues: also the slots' `keys` (batch, heads · slots, 1, key size)."""
+
+    keys: Tensor
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms from its input `u` (batch, length, width) and weights.
+
+    `mask` (batch, length) is True at real positions; `state` is where a run continues from. A GSA layer's `extras` have
+    the slots' `keys` after the last position.
+    """
+    assert isinstance(mixer, GatedMixer)
+    mask = as_mask(mask)
+    recurrence, extras = mixer.terms(u, mask, state)
+    z = mixer.z_proj(u) if isinstance(mixer, HGRNMixer) else None
+    return LayerTrace(u, (recurrence,), mask=mask, z=z, extras=extras)
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The mixer's output (batch, length, width) from its terms."""
+    assert isinstance(mixer, GatedMixer)
+    (scanned,) = layer.scan() if scans is None else scans
+    o, norm = mixer.shown(rearrange(scanned.y, "b t h p -> b t (h p)")), mixer.norm
+    o = rms_norm(o, norm.normalized_shape, norm.weight.to(o.dtype), norm.eps).to(layer.u.dtype)
+    return mixer.out_proj(o if layer.z is None else o * silu(layer.z))
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map of its values with f, what reads, SiLU, the gate and the norm frozen."""
+    assert isinstance(mixer, GatedMixer)
+    u = at_least_float32(layer.u)
+    (scanned,) = layer.scan()
+    y = rearrange(scanned.y, "b t h p -> b t (h p)")
+    factor = rms_factor(mixer.shown(y), mixer.norm.eps) * at_least_float32(mixer.norm.weight)
+    factor = factor if not isinstance(mixer, SlotMixer) else factor * as_diagonal(silu, y)
+    gate, opening = factor, None
+    if layer.z is not None:
+        z = at_least_float32(layer.z)
+        gate, opening = factor * silu(z), opened_by(projection(mixer, "z_proj"), silu, z)
+    value, project = projection(mixer, "i_proj"), projection(mixer, "out_proj")
+    source = value(u, True)
+    activation = None if isinstance(mixer, HGRN2Mixer) else as_diagonal(silu, source)
+    entry = Entry(source=source, enter=value, activation=activation)
+    leaving = Exit(lambda v: project(v, False), gate=gate, opening=opening, factor=None if opening is None else factor)
+    return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=constant(mixer, "out_proj", u))
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+    """Where a run continues from after this layer."""
+    states = tuple(s.state for s in scans)
+    keys = layer.extras.get("keys")
+    return LayerState(conv=None, ssm=states) if keys is None else SlotState(conv=None, ssm=states, keys=keys)
+
+
+# ---- the models
+
+
+class GatedConfig(LinearAttentionConfig):
+    """What the three configurations share.
+
+    Args:
+        vocab_size, hidden_size, num_hidden_layers, num_heads: tokens, width, layers, heads of a layer; HGRN has none.
+        intermediate_size: of the SwiGLU feed-forward blocks; by default 8/3 of the width, rounded up to a multiple of
+            8; 0 leaves them out.
+        layer_norm_epsilon: of every norm.
+        head_norm_epsilon: of the norms within layers; by default as of every norm.
+        lower_bounds: whether there are lower bounds γ; GSA has none.
+        initializer_range: the standard deviation of embeddings at first.
+        attention: as of `GLAConfig`.
+
+    Raises:
+        InputError: for a size that is no positive integer, or that the heads cannot share.
+    """
+
+    shared = ("hidden_size", "forget_size")
+    head_norm_epsilon = None
+
+    def __init__(
+        self,
+        vocab_size: int = 50280,
+        hidden_size: int = 768,
+        num_hidden_layers: int = 24,
+        num_heads: int = 6,
+        intermediate_size: int | None = None,
+        layer_norm_epsilon: float = 1e-6,
+        head_norm_epsilon: float | None = None,
+        lower_bounds: bool = True,
+        initializer_range: float = 0.1,
+        **kwargs,
+    ):
+        self._set_beside_defaults(head_norm_epsilon=head_norm_epsilon)
+        self.layer_norm_epsilon, self.initializer_range = layer_norm_epsilon, initializer_range
+        self.lower_bounds = bool(lower_bounds)
+        self._set(
+            kwargs,
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            num_hidden_layers=num_hidden_layers,
+            num_heads=num_heads,
+            forget_size=kwargs.pop("forget_size", hidden_size),
+            intermediate_size=8 * math.ceil(hidden_size / 3) if intermediate_size is None else intermediate_size,
+        )
+
+
+class HGRNConfig(GatedConfig):
+    """An HGRN, see `GatedConfig`: each channel is a head."""
+
+    model_type = "ssm-hgrn"
+    mixer = HGRNMixer
+
+    def __init__(self, hidden_size: int = 768, **kwargs):
+        super().__init__(**{**kwargs, "hidden_size": hidden_size, "num_heads": hidden_size})
+
+
+class HGRN2Config(GatedConfig):
+    """An HGRN2, see `GatedConfig`."""
+
+    model_type = "ssm-hgrn2"
+    mixer = HGRN2Mixer
+
+    def __init__(self, num_heads: int = 6, **kwargs):  # transformers 5 gives one of its own to a class without
+        super().__init__(**{**kwargs, "num_heads": num_heads})
+
+
+class GSAConfig(GatedConfig):
+    """A GSA, see `GatedConfig`.
+
+    Args (beside those of `GatedConfig`):
+        num_slots: of a head.
+        tau: the root that is taken of the gate.
+    """
+
+    model_type = "ssm-gsa"
+    mixer = SlotMixer
+
+    def __init__(self, num_heads: int = 4, num_slots: int = 64, tau: float = 8.0, **kwargs):
+        self.num_slots, self.tau = num_slots, tau
+        super().__init__(
+            **{**kwargs, "num_heads": num_heads, "forget_size": num_heads * num_slots, "lower_bounds": False}
+        )
+
+
+class GatedModel(LinearAttentionModel):
+    """Embedding, blocks, norm, and the lower bounds of all layers."""
+
+    def blocks(self, config: Any) -> list[nn.Module]:
+        found = super().blocks(config)
+        if config.lower_bounds:
+            self.lower_bounds = LowerBounds(config.num_hidden_layers, config.hidden_size)
+        for number, block in enumerate(found):
+            if isinstance(block.mixer, GatedMixer):
+                block.mixer.number = number
+                block.mixer.bounds = (self.lower_bounds,) if config.lower_bounds else ()
+        return found
+
+
+HGRNModel, HGRNForCausalLM = family(HGRNConfig, backbone=GatedModel)
+HGRN2Model, HGRN2ForCausalLM = family(HGRN2Config, backbone=GatedModel)
+GSAModel, GSAForCausalLM = family(GSAConfig, backbone=GatedModel)
+AUTO = (HGRNModel, HGRNForCausalLM, HGRN2Model, HGRN2ForCausalLM, GSAModel, GSAForCausalLM)
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2)
+    models: dict[str, nn.Module] = {
+        "hgrn": HGRNForCausalLM(HGRNConfig(**small)),
+        "hgrn2": HGRN2ForCausalLM(HGRN2Config(**small, num_heads=3)),
+        "gsa": GSAForCausalLM(GSAConfig(**small, num_heads=3, num_slots=5, tau=2.0)),
+    }
+    for name in ("hgrn", "hgrn2"):
+        nn.init.normal_(models[name].backbone.lower_bounds.weight)
+    return models

@@ -1,0 +1,106 @@
+"""Kimi-Linear (Zhang et al. 2025): layers of the delta rule with a decay per channel of the keys, between them latent
+softmax attention, and experts behind most.
+
+    S_t = S_{t−1} Diag(α_t) (I − β_t k_t k_tᵀ) + β_t v_t k_tᵀ,        o_t = S_t q_t / √d,
+
+q, k and v behind a convolution and SiLU, q and k divided by √(‖·‖² + 10⁻⁶), α_t = exp(−e^A softplus(W₂ W₁ x_t + b)) and
+β_t = σ(W_β x_t). Each head's o_t is normalised by its root mean square, gated by σ(z_t), and projected. Attention and
+experts are run by the model itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention, KimiLinearRMSNormGated
+
+from ssmscope.architectures.read.gated_delta import output_through, unit
+from ssmscope.architectures.read.parts import (
+    activated_convolution,
+    activation,
+    as_mask,
+    at_least_float32,
+    constant,
+    convolution,
+    convolved_entry,
+    hide_padding,
+    layer_state,
+    norm_weight,
+    projection,
+    rms_factor,
+)
+from ssmscope.architectures.read.qwen3_next import with_longer_memory
+from ssmscope.core.frozen import Exit, FrozenLayer, Path
+from ssmscope.core.mixers import entering, taps_read
+from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.ops import DeltaRecurrence, Scan
+
+MIXERS: tuple[type[nn.Module], ...] = (KimiLinearDeltaAttention,)
+MODEL_TYPES = ("kimi_linear",)
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms from its input `u` (batch, length, width) and weights.
+
+    `mask` (batch, length) is True at real positions; `state` is where a run continues from.
+    """
+    mask, gate = as_mask(mask), mixer.forget_gate
+    qkv = torch.cat([mixer.q_proj(u), mixer.k_proj(u), mixer.v_proj(u)], dim=-1)
+    conv_input = entering(mixer, hide_padding(qkv, mask))
+    tail = state.conv if state is not None else None
+    taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
+    convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), activation(mixer), tail, taps)
+    q, k, v = rearrange(
+        at_least_float32(hide_padding(convolved, mask)), "b t (three h p) -> three b t h p", three=3, p=mixer.head_dim
+    )
+    step = softplus(at_least_float32(gate.f_b_proj(gate.f_a_proj(u))) + at_least_float32(gate.dt_bias))
+    step = rearrange(step, "b t (h p) -> b t h p", p=mixer.head_dim)
+    recurrence = DeltaRecurrence(
+        x=v,
+        b=unit(k),
+        c=unit(q) * mixer.head_dim**-0.5,
+        log_a=hide_padding(-at_least_float32(gate.A_log).exp() * step, mask),
+        beta=at_least_float32(torch.sigmoid(mixer.b_proj(u))),
+    )
+    z = mixer.g_b_proj(mixer.g_a_proj(u))
+    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
+    return LayerTrace(u, (recurrence,), mask=mask, **around)
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ σ(z))."""
+    return output_through(mixer, layer, scans, "o_norm", "o_proj")
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+    """Where a run continues from after this layer."""
+    return layer_state(layer, scans, mixer.conv_kernel_size)
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map of v with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
+    u, (scanned,) = at_least_float32(layer.u), layer.scan()
+    assert layer.z is not None
+    factor = rms_factor(scanned.y, mixer.o_norm.variance_epsilon) * norm_weight(mixer, "o_norm", KimiLinearRMSNormGated)
+    gate = torch.sigmoid(at_least_float32(layer.z)) * rearrange(factor, "b t h p -> b t (h p)")
+    enter, project = projection(mixer, "v_proj"), projection(mixer, "o_proj")
+    entry = convolved_entry(mixer, layer, activation(mixer), enter, slice(2 * mixer.qkv_dim, None))
+    leaving = Exit(lambda v: project(v, False), gate=gate)
+    return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=constant(mixer, "o_proj", u))
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    from transformers import KimiLinearConfig, KimiLinearForCausalLM
+
+    sizes = dict(vocab_size=97, hidden_size=24, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2)
+    kinds = dict(layer_types=["linear_attention", "full_attention", "linear_attention"], linear_num_heads=3)
+    latent = dict(kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=6, num_key_value_heads=2)
+    experts = dict(mlp_layer_types=["dense", "sparse", "sparse"], moe_intermediate_size=16, num_experts_per_tok=2)
+    tokens = dict(pad_token_id=0, bos_token_id=0, eos_token_id=0)
+    config = KimiLinearConfig(
+        **sizes, **kinds, **latent, **experts, **tokens, linear_head_dim=6, num_local_experts=4, initializer_range=0.05
+    )
+    return {"kimi_linear": with_longer_memory(KimiLinearForCausalLM(config))}

@@ -1,0 +1,446 @@
+"""GLA (Gated Linear Attention Transformers, Yang et al. 2023) and RetNet (Retentive Network, Sun et al. 2023).
+
+Both are linear attention with a decay. Each of `num_heads` heads keeps a matrix of key × value size,
+
+    H_t = α_t ⊙ H_{t−1} + k_t v_tᵀ,        o_t = H_tᵀ q_t / √(key size),
+
+GLA with a decay per key dimension that the token chooses, α_t = σ(W₂ W₁ x_t + b)^{1/τ}; RetNet with one constant decay
+per head, γ_h = 1 − 2^{−5−h}, on queries and keys that are rotated by their position. Each head's o_t is normalised by
+itself, gated by swish(W_z x_t), and projected. In `ops.Recurrence` the key dimensions are the state, the value
+dimensions a head's width, b = k, c = q / √(key size), x = v.
+
+Of RetNet's three normalisations of scores (its section 2.2) the first is the √(key size) above; the others scale an
+o_t by a number, which the norm of the head undoes.
+
+The backbone is Mamba's: x + mixer(RMSNorm(x)) per layer, a norm, a head that may be tied to the embedding. Both papers
+add a feed-forward block to each layer; `intermediate_size=0` leaves it out, which is Mamba's backbone itself. Layers in
+`attention` have softmax attention in place of the mixer, as flash-linear-attention's hybrids.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn.functional import gelu, silu
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+
+from ssmscope.architectures.own.generation import MAMBA2_TIED, BlocksInTurn, HeadOnBackbone
+from ssmscope.architectures.read.linear_layers import GatedLinearAttention, LinearAttention, Retention
+from ssmscope.architectures.read.parts import as_mask, at_least_float32, constant, opened_by, projection, rms_factor
+from ssmscope.architectures.read.rotary_attention import RotaryAttention, unread
+from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
+from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.errors import InputError
+from ssmscope.ops import Recurrence, Scan
+
+# ---- the configurations
+
+HEAD_NORMS = ("layer", "rms")
+"""How a head's output is normalised: as in the papers, or by its root mean square, with one weight for all heads."""
+ATTENDING: dict[str, Any] = dict(num_kv_heads=None, qkv_bias=False, window_size=None, rope_theta=10000.0)
+"""The options of layers of softmax attention beside their `num_heads`, with defaults."""
+
+
+class LinearAttentionConfig(PretrainedConfig):
+    """What the configurations share, see `GLAConfig`: the class of their `mixer`, and whether feed-forward blocks are
+    SwiGLU or GELU."""
+
+    mixer: ClassVar[type[nn.Module]]
+    swiglu: ClassVar[bool] = True
+    head_norm = "layer"
+    shared: ClassVar[tuple[str, ...]] = ("key_size", "value_size")
+    """The sizes that the heads share."""
+    attention: Sequence[Mapping[str, Any]] = ()
+    """Layers of softmax attention in place of the mixer's: their options for some `layers`, see `ATTENDING`."""
+
+    def _set_attention(self, given: Any) -> None:
+        width, taken = self.hidden_size, set[int]()
+        if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
+            raise InputError(f"attention {given!r:.60} must be a list of options, each of some layers")
+        for each in given:
+            unknown = sorted(each.keys() - {"layers", "num_heads", *ATTENDING})
+            if unknown or not {"layers", "num_heads"} <= each.keys():
+                known = ", ".join(("layers", "num_heads", *ATTENDING))
+                raise InputError(f"attention has {unknown[0] if unknown else 'no layers or num_heads'}; give {known}")
+            options, layers = {**ATTENDING, **each}, each["layers"]
+            few = isinstance(layers, list) and len({*layers} - taken) == len(layers)
+            if not few or any(type(at) is not int or not 0 <= at < self.num_hidden_layers for at in layers):
+                last = self.num_hidden_layers - 1
+                raise InputError(f"attention has the layers {layers!r:.60}: give a list, each once, from 0 to {last}")
+            taken |= {*layers}
+            heads, key_heads = (options[name] or options["num_heads"] for name in ("num_heads", "num_kv_heads"))
+            sizes = (heads, key_heads, options["window_size"] or 1)
+            if any(type(size) is not int or size < 1 for size in sizes) or width % (2 * heads) or heads % key_heads:
+                raise InputError(
+                    f"attention has {heads!r:.60} heads, {key_heads!r:.60} of keys and a window of "
+                    f"{options['window_size']!r:.60}: give numbers that share the width, {width}, in pairs"
+                )
+            if heads != given[0]["num_heads"]:
+                raise InputError("attention has layers of several num_heads: give one for all")
+            theta = options["rope_theta"]
+            if type(options["qkv_bias"]) is not bool or type(theta) not in (int, float) or not 0 < theta < math.inf:
+                raise InputError("attention has qkv_bias, true or false, and rope_theta, a positive number")
+        if given:
+            self.attention, self.num_attention_heads = given, given[0]["num_heads"]
+
+    def _set_beside_defaults(self, **fields: Any) -> None:
+        """Set what is not the class's default: a configuration's fingerprint is of its own fields alone."""
+        for name, value in fields.items():
+            if value != getattr(type(self), name):
+                setattr(self, name, value)
+
+    def _set(self, kwargs: dict[str, Any], **fields: Any) -> None:
+        for name, value in fields.items():
+            least = 0 if name == "intermediate_size" else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InputError(f"{name} {value!r} must be an integer, {least} or more")
+            setattr(self, name, value)
+        head_norm = kwargs.pop("head_norm", "layer")
+        if head_norm not in HEAD_NORMS:
+            raise InputError(f"head_norm {head_norm!r} is unknown: choose one of {', '.join(HEAD_NORMS)}")
+        self._set_beside_defaults(head_norm=head_norm)
+        heads = fields["num_heads"]
+        for name in self.shared:
+            if fields[name] % heads:
+                raise InputError(f"{name} {fields[name]} cannot be shared by {heads} heads: give a multiple of {heads}")
+        self._set_attention(kwargs.pop("attention", []))
+        kwargs.setdefault("pad_token_id", 0)
+        kwargs.setdefault("bos_token_id", 0)
+        kwargs.setdefault("eos_token_id", 0)
+        kwargs.setdefault("tie_word_embeddings", True)
+        kwargs["use_cache"] = False
+        super().__init__(**kwargs)
+
+
+class GLAConfig(LinearAttentionConfig):
+    """A GLA Transformer.
+
+    Args:
+        vocab_size, hidden_size, num_hidden_layers, num_heads: tokens, width, layers, heads of a layer.
+        key_size, value_size: of all heads together; by default half the width, and the width (GLA, section 4.4).
+        gate_rank: the width between W₁ and W₂.
+        tau: τ, the root that is taken of the gate. 16 keeps decays near 1 at first.
+        intermediate_size: of the SwiGLU feed-forward blocks; by default 8/3 of the width, rounded up to a multiple of
+            8; 0 leaves them out.
+        layer_norm_epsilon: of every norm.
+        head_norm: "layer", or "rms" (`HEAD_NORMS`).
+        attention: layers of softmax attention, a list of options (`ATTENDING`), each with `num_heads` and its `layers`.
+        initializer_range: the standard deviation of embeddings at first.
+
+    Raises:
+        InputError: for a size that is no positive integer, or that the heads cannot share.
+    """
+
+    model_type = "ssm-gla"
+    mixer = GatedLinearAttention
+
+    def __init__(
+        self,
+        vocab_size: int = 50280,
+        hidden_size: int = 768,
+        num_hidden_layers: int = 24,
+        num_heads: int = 4,
+        key_size: int | None = None,
+        value_size: int | None = None,
+        gate_rank: int = 16,
+        tau: float = 16.0,
+        intermediate_size: int | None = None,
+        layer_norm_epsilon: float = 1e-5,
+        initializer_range: float = 0.1,
+        **kwargs,
+    ):
+        if not tau > 0:
+            raise InputError(f"tau {tau!r} must be a positive number")
+        self.tau, self.layer_norm_epsilon, self.initializer_range = tau, layer_norm_epsilon, initializer_range
+        self._set(
+            kwargs,
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            num_hidden_layers=num_hidden_layers,
+            num_heads=num_heads,
+            key_size=hidden_size // 2 if key_size is None else key_size,
+            value_size=hidden_size if value_size is None else value_size,
+            gate_rank=gate_rank,
+            intermediate_size=8 * math.ceil(hidden_size / 3) if intermediate_size is None else intermediate_size,
+        )
+
+
+class RetNetConfig(LinearAttentionConfig):
+    """A RetNet.
+
+    Args (beside those of `GLAConfig`):
+        key_size, value_size: of all heads together; by default the width, and twice the width (RetNet, section 3.1).
+        rotary: rotate queries and keys by their position; the key size of a head is then even.
+        rotary_base: pair i of a head's key dimensions turns by base^{−2i / key size} a token.
+        intermediate_size: of the feed-forward blocks; by default twice the width; 0 leaves them out.
+        swiglu: whether these are SwiGLU, else GELU.
+
+    Raises:
+        InputError: as `GLAConfig`, and for an odd number of dimensions to rotate.
+    """
+
+    model_type = "ssm-retnet"
+    mixer = Retention
+    swiglu = False
+
+    def __init__(
+        self,
+        vocab_size: int = 50280,
+        hidden_size: int = 768,
+        num_hidden_layers: int = 24,
+        num_heads: int = 4,
+        key_size: int | None = None,
+        value_size: int | None = None,
+        rotary: bool = True,
+        rotary_base: float = 10000.0,
+        intermediate_size: int | None = None,
+        swiglu: bool = False,
+        layer_norm_epsilon: float = 1e-5,
+        initializer_range: float = 0.1,
+        **kwargs,
+    ):
+        self._set_beside_defaults(swiglu=swiglu)
+        self.rotary, self.rotary_base = rotary, rotary_base
+        self.layer_norm_epsilon, self.initializer_range = layer_norm_epsilon, initializer_range
+        self._set(
+            kwargs,
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            num_hidden_layers=num_hidden_layers,
+            num_heads=num_heads,
+            key_size=hidden_size if key_size is None else key_size,
+            value_size=2 * hidden_size if value_size is None else value_size,
+            intermediate_size=2 * hidden_size if intermediate_size is None else intermediate_size,
+        )
+        each = self.key_size // self.num_heads
+        if rotary and each % 2:
+            raise InputError(f"a head's key size {each} is odd: rotation needs pairs; change key_size or rotary=False")
+
+
+# ---- how the mixers are read
+
+
+MIXERS: tuple[type[nn.Module], ...] = (GatedLinearAttention, Retention)
+MODEL_TYPES = ("ssm-gla", "ssm-retnet")
+
+
+@dataclass(frozen=True, eq=False)
+class RetentionState(LayerState):
+    """From where a rotated layer continues: also the `position` (batch,) of every row's next token."""
+
+    position: Tensor
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms from its input `u` (batch, length, width) and weights.
+
+    `mask` (batch, length) is True at real positions; `state` is where a run continues from. A rotated layer's `extras`
+    have every token's `position` (batch, length).
+    """
+    assert isinstance(mixer, LinearAttention)
+    mask = as_mask(mask)
+    terms = mixer.terms(u, mask, state.position if isinstance(state, RetentionState) else None)
+    recurrence = Recurrence(x=terms.v, b=terms.k, c=terms.q, log_a=terms.log_a)
+    extras = {} if terms.position is None else {"position": terms.position}
+    return LayerTrace(u, (recurrence,), mask=mask, z=terms.z, extras=extras)
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The mixer's output (batch, length, width) from its terms."""
+    assert isinstance(mixer, LinearAttention) and layer.z is not None
+    (scanned,) = layer.scan() if scans is None else scans
+    return mixer.finish(scanned.y, layer.z)
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map with q, k, decays, the gate and the norms of its heads frozen."""
+    assert isinstance(mixer, LinearAttention) and layer.z is not None
+    u, norm = at_least_float32(layer.u), mixer.head_norm
+    (scanned,) = layer.scan()
+    z, weight, centred = at_least_float32(layer.z), at_least_float32(norm.weight), isinstance(norm, nn.GroupNorm)
+    y = scanned.y - scanned.y.mean(-1, keepdim=True) if centred else scanned.y
+    weight = weight if centred else weight.repeat(mixer.num_heads)
+    factor = rearrange(rms_factor(y, norm.eps), "b t h p -> b t (h p)") * weight
+    opened, shift = silu(z), at_least_float32(norm.bias) if centred else None
+    value, project = projection(mixer, "v_proj"), projection(mixer, "out_proj")
+    leaving = Exit(
+        lambda v: project(v, False),
+        gate=opened * factor,
+        centred=centred,
+        opening=opened_by(projection(mixer, "z_proj"), silu, z),
+        factor=factor,
+        shift=shift,
+    )
+    source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
+    path = Path(layer.recurrence, Entry(source=source, enter=value), leaving)
+    return FrozenLayer(
+        u, (path,), rest=constant(mixer, "out_proj", u) if shift is None else project(opened * shift, True)
+    )
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+    """Where a run continues from after this layer."""
+    states = tuple(s.state for s in scans)
+    if "position" not in layer.extras:
+        return LayerState(conv=None, ssm=states)
+    return RetentionState(conv=None, ssm=states, position=layer.extras["position"][:, -1] + 1)
+
+
+# ---- the models
+
+
+class FeedForward(nn.Module):
+    """W₃ (swish(W₁ x) ⊙ W₂ x), or W₂ gelu(W₁ x) for RetNet."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate = nn.Linear(width, inner, bias=False) if config.swiglu else None
+        self.up = nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(gelu(self.up(x)) if self.gate is None else silu(self.gate(x)) * self.up(x))
+
+
+def _attention(config: Any, number: int) -> RotaryAttention | None:
+    """A layer's softmax attention; None where it has none."""
+    found = next((each for each in getattr(config, "attention", ()) if number in each["layers"]), None)
+    if found is None:
+        return None
+    options = {**ATTENDING, **found}
+    own: dict[str, Any] = {
+        "num_heads": options["num_heads"],
+        "num_heads_kv": options["num_kv_heads"],
+        "qkv_proj_bias": options["qkv_bias"],
+        "out_proj_bias": False,
+        "rotary_emb_dim": config.hidden_size // options["num_heads"],
+        "rotary_emb_base": options["rope_theta"],
+    }
+    return RotaryAttention(config, number, own, options["window_size"])
+
+
+class Block(nn.Module):
+    """x + mixer(norm(x)), then x + feed-forward(norm(x)) where there is one."""
+
+    def __init__(self, config: Any, number: int) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.layer_norm_epsilon
+        self.norm = nn.RMSNorm(width, eps)
+        self.mixer = _attention(config, number) or config.mixer(config)
+        self.mlp_norm = nn.RMSNorm(width, eps) if config.intermediate_size else None
+        self.mlp = FeedForward(config) if config.intermediate_size else None
+
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        hidden: Mapping[int | None, Tensor] | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """`hidden` is `unread` for each window of attention."""
+        if isinstance(self.mixer, RotaryAttention):
+            assert hidden is not None and position_ids is not None
+            x = x + self.mixer(self.norm(x), hidden[self.mixer.sliding_window], position_ids, None)[0]
+        else:
+            x = x + self.mixer(self.norm(x), attention_mask=attention_mask)
+        return x if self.mlp is None or self.mlp_norm is None else x + self.mlp(self.mlp_norm(x))
+
+
+class _LinearAttentionPreTrainedModel(PreTrainedModel):
+    base_model_prefix = "backbone"
+    main_input_name = "input_ids"
+    _no_split_modules = ["Block"]
+    _is_stateful = True
+    _supports_sdpa = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Linear maps that keep the size of what they read; unit norms; a decay of 2^{−1/τ} for GLA."""
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+        elif isinstance(module, nn.RMSNorm | nn.GroupNorm):
+            nn.init.ones_(module.weight)
+            if isinstance(module, nn.GroupNorm):
+                nn.init.zeros_(module.bias)
+
+
+class LinearAttentionModel(BlocksInTurn, _LinearAttentionPreTrainedModel):
+    """Embedding, blocks, norm."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(self.blocks(config))
+        self.norm_f = self.norm(config)
+        self.post_init()
+
+    def blocks(self, config: Any) -> list[nn.Module]:
+        """A new model's blocks, the first first."""
+        return [Block(config, number) for number in range(config.num_hidden_layers)]
+
+    def norm(self, config: Any) -> nn.Module:
+        """What stands before the head."""
+        return nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
+
+    def beside(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> tuple[Any, ...]:
+        attention = getattr(self.config, "attention", ())
+        if not attention:
+            return (attention_mask,)
+        mask, steps = as_mask(attention_mask), torch.arange(x.shape[1], device=x.device)
+        windows = {options.get("window_size") for options in attention}
+        hidden = {window: unread(x, mask, window) for window in windows}
+        return attention_mask, hidden, steps.expand(len(x), -1) if position_ids is None else position_ids
+
+
+class LinearAttentionForCausalLM(HeadOnBackbone, _LinearAttentionPreTrainedModel, GenerationMixin):
+    """The backbone and a head on the vocabulary."""
+
+    _tied_weights_keys = MAMBA2_TIED
+    backbone_class: type[LinearAttentionModel]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.backbone = self.backbone_class(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+
+def family(
+    config: type[PretrainedConfig], *first: type, backbone: type[LinearAttentionModel] = LinearAttentionModel
+) -> tuple[type[LinearAttentionModel], type[LinearAttentionForCausalLM]]:
+    """NAMEModel, the backbone, and NAMEForCausalLM, the language model, of NAMEConfig; `first` are bases of both."""
+    name, own = config.__name__.removesuffix("Config"), {"config_class": config, "__module__": config.__module__}
+    model = type(f"{name}Model", (*first, backbone), own)
+    return model, type(f"{name}ForCausalLM", (*first, LinearAttentionForCausalLM), {**own, "backbone_class": model})
+
+
+GLAModel, GLAForCausalLM = family(GLAConfig)
+RetNetModel, RetNetForCausalLM = family(RetNetConfig)
+AUTO = (GLAModel, GLAForCausalLM, RetNetModel, RetNetForCausalLM)
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=3)
+    attention = dict(layers=[1], num_heads=2, num_kv_heads=1, qkv_bias=True, window_size=8)
+    return {
+        "gla": GLAForCausalLM(GLAConfig(**small, tau=4.0, gate_rank=4)),
+        "gla-as-mamba": GLAForCausalLM(
+            GLAConfig(
+                **small, key_size=18, value_size=36, intermediate_size=0, tie_word_embeddings=False, head_norm="rms"
+            )
+        ),
+        "gla-hybrid": GLAForCausalLM(GLAConfig(**{**small, "num_hidden_layers": 3}, attention=[attention])),
+        "retnet": RetNetForCausalLM(RetNetConfig(**small)),
+        "retnet-unrotated": RetNetForCausalLM(RetNetConfig(**small, rotary=False, intermediate_size=0)),
+    }

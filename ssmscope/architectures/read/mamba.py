@@ -1,0 +1,127 @@
+"""Mamba (Gu & Dao 2023) and Falcon-Mamba: the layers of transformers' models, read, not rewritten.
+
+One recurrence with a head of width 1 per channel: Δ, B, C come from the convolved input, the decay of state n of
+channel d is exp(Δ_{t,d} A_{d,n}). Falcon-Mamba normalises Δ's low-rank input, B and C by their root mean square.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm, softplus
+from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
+from transformers.models.mamba.modeling_mamba import MambaMixer
+
+from ssmscope.architectures.read.parts import (
+    activated_convolution,
+    activation,
+    as_mask,
+    at_least_float32,
+    constant,
+    convolution,
+    convolved_entry,
+    gate_activation,
+    hide_padding,
+    layer_state,
+    opened_by,
+    projection,
+    step_projection,
+)
+from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
+from ssmscope.core.mixers import entering, taps_read
+from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.ops import Recurrence, Scan
+
+MIXERS: tuple[type[nn.Module], ...] = (MambaMixer, FalconMambaMixer)
+MODEL_TYPES = ("mamba", "falcon_mamba")
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms from its input `u` (batch, length, width) and weights (Mamba, Algorithm 2).
+
+    `mask` (batch, length) is True at real positions; `state` is where a run continues from.
+    """
+    mask = as_mask(mask)
+    conv_input, z = mixer.in_proj(u).chunk(2, dim=-1)
+    conv_input = entering(mixer, hide_padding(conv_input, mask))
+    tail = state.conv if state is not None else None
+    taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
+    x = activated_convolution(conv_input, *convolution(mixer, conv_input), activation(mixer), tail, taps)
+    x = hide_padding(x, mask)
+    sizes = [mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size]
+    step, B, C = mixer.x_proj(x).split(sizes, dim=-1)
+    if hasattr(mixer, "dt_layernorm"):  # Jamba's and, in release 5, Falcon-Mamba's
+        step, B, C = mixer.dt_layernorm(step), mixer.b_layernorm(B), mixer.c_layernorm(C)
+    elif isinstance(mixer, FalconMambaMixer):
+        step, B, C = (_unit_rms(t, mixer.rms_eps) for t in (step, B, C))
+    delta = hide_padding(softplus(at_least_float32(step_projection(mixer, step))), mask)
+    recurrence = Recurrence(
+        x=at_least_float32(x).unsqueeze(-1),
+        b=at_least_float32(B).unsqueeze(2),
+        c=at_least_float32(C).unsqueeze(2),
+        delta=delta,
+        A=-at_least_float32(mixer.A_log).exp(),
+        D=at_least_float32(mixer.D),
+    )
+    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
+    return LayerTrace(u, (recurrence,), mask=mask, **around)
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The mixer's output (batch, length, width) from its terms: out_proj(y ⊙ SiLU(z))."""
+    (scanned,) = layer.scan() if scans is None else scans
+    assert layer.z is not None
+    return mixer.out_proj(scanned.y.squeeze(-1).to(layer.z.dtype) * gate_activation(mixer)(layer.z))
+
+
+def frozen(
+    mixer: nn.Module, layer: LayerTrace, x_rows: slice | None = None, z_rows: slice | None = None
+) -> FrozenLayer:
+    """The layer as a linear map with Δ, B, C, SiLU and the gate frozen; see `entry` and `leaving`."""
+    u = at_least_float32(layer.u)
+    path = Path(layer.recurrence, entry(mixer, layer, x_rows), leaving(mixer, layer, rows=z_rows))
+    return FrozenLayer(u, (path,), rest=constant(mixer, "out_proj", u))
+
+
+def entry(mixer: nn.Module, layer: LayerTrace, rows: slice | None = None) -> Entry:
+    """How the layer's input becomes what its recurrence reads, of these outputs of `in_proj`, else the first half."""
+    enter = projection(mixer, "in_proj", rows or slice(0, mixer.intermediate_size))
+    return convolved_entry(mixer, layer, activation(mixer), enter)
+
+
+def leaving(mixer: nn.Module, layer: LayerTrace, y: Tensor | None = None, rows: slice | None = None) -> Exit:
+    """How the recurrence's output becomes the layer's, z being these outputs of `in_proj`, by default the second half;
+    whatever it is, nothing here depends on `y`."""
+    assert layer.z is not None
+    project, z = projection(mixer, "out_proj"), at_least_float32(layer.z)
+    enter = projection(mixer, "in_proj", rows or slice(mixer.intermediate_size, None))
+    act = gate_activation(mixer)
+    return Exit(lambda v: project(v, False), gate=act(z), opening=opened_by(enter, act, z))
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+    """Where a run continues from after this layer."""
+    return layer_state(layer, scans, mixer.conv_kernel_size)
+
+
+def _unit_rms(t: Tensor, eps: float) -> Tensor:
+    return rms_norm(at_least_float32(t), t.shape[-1:], eps=eps).to(t.dtype)
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    from transformers import FalconMambaConfig, FalconMambaForCausalLM, MambaConfig, MambaForCausalLM
+
+    sizes = dict(
+        vocab_size=97,
+        hidden_size=24,
+        state_size=5,
+        num_hidden_layers=2,
+        expand=2,
+        conv_kernel=4,
+        time_step_rank=3,
+    )
+    return {
+        "mamba": MambaForCausalLM(MambaConfig(**sizes)),
+        "mamba-with-biases": MambaForCausalLM(MambaConfig(**{**sizes, "use_bias": True, "conv_kernel": 3})),
+        "falcon-mamba": FalconMambaForCausalLM(FalconMambaConfig(**sizes)),
+    }

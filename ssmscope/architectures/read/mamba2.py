@@ -1,0 +1,156 @@
+"""Mamba-2 (Dao & Gu 2024): the layers of transformers' model, read, not rewritten.
+
+One recurrence with heads of some width, one decay exp(Δ_{t,h} A_h) per head, B and C shared by groups of heads, and a
+gated root-mean-square norm before the output projection.
+"""
+
+from __future__ import annotations
+
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn.functional import silu, softplus
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+from ssmscope.architectures.read.parts import (
+    activated_convolution,
+    activation,
+    as_mask,
+    at_least_float32,
+    constant,
+    convolution,
+    convolved_entry,
+    gated_norm_weight,
+    hide_padding,
+    layer_state,
+    opened_by,
+    projection,
+    rms_factor,
+)
+from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
+from ssmscope.core.mixers import entering, taps_read
+from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.ops import Recurrence, Scan
+
+MIXERS: tuple[type[nn.Module], ...] = (Mamba2Mixer,)
+MODEL_TYPES = ("mamba2", "mamba2attn")
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms from its input `u` (batch, length, width) and weights (Mamba-2, section 7).
+
+    `mask` (batch, length) is True at real positions; `state` is where a run continues from.
+    """
+    return terms(mixer, u, mixer.in_proj(u), mixer.time_step_limit, mask, state)
+
+
+def terms(
+    mixer: nn.Module,
+    u: Tensor,
+    projected: Tensor,
+    limits: tuple[float, float],
+    mask: Tensor | None,
+    state: LayerState | None,
+) -> LayerTrace:
+    """The layer's terms from what `in_proj` gave, z, x, B, C and Δ before its softplus, and what may stand behind, with
+    Δ from limits[0] to limits[1]."""
+    mask = as_mask(mask)
+    sizes = [mixer.intermediate_size, mixer.conv_dim, mixer.num_heads]
+    z, conv_input, step, _ = projected.split([*sizes, projected.shape[-1] - sum(sizes)], dim=-1)
+    conv_input = entering(mixer, hide_padding(conv_input, mask))
+    tail = state.conv if state is not None else None
+    taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
+    xBC = activated_convolution(conv_input, *convolution(mixer, conv_input), activation(mixer), tail, taps)
+    delta = softplus(at_least_float32(step) + at_least_float32(mixer.dt_bias)).clamp(*limits)
+    recurrence = recurrence_of(mixer, at_least_float32(hide_padding(xBC, mask)), hide_padding(delta, mask))
+    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
+    return LayerTrace(u, (recurrence,), mask=mask, **around)
+
+
+def recurrence_of(mixer: nn.Module, xBC: Tensor, delta: Tensor) -> Recurrence:
+    """Return the layer's recurrence from x, B and C, (batch, length, channels), and Δ, (batch, length, heads)."""
+    per_group = mixer.n_groups * mixer.ssm_state_size
+    x, B, C = xBC.split([mixer.intermediate_size, per_group, per_group], dim=-1)
+    return Recurrence(
+        x=rearrange(x, "b t (h p) -> b t h p", h=mixer.num_heads),
+        b=rearrange(B, "b t (g n) -> b t g n", g=mixer.n_groups),
+        c=rearrange(C, "b t (g n) -> b t g n", g=mixer.n_groups),
+        delta=delta,
+        A=-at_least_float32(mixer.A_log).exp().unsqueeze(-1),
+        D=at_least_float32(mixer.D),
+    )
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The mixer's output (batch, length, width) from its terms: out_proj(RMSNorm(y ⊙ SiLU(z)))."""
+    (scanned,) = layer.scan() if scans is None else scans
+    assert layer.z is not None
+    y = rearrange(scanned.y, "b t h p -> b t (h p)")
+    return mixer.out_proj(mixer.norm(y, layer.z).to(layer.z.dtype))
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map with Δ, B, C, SiLU, the gate and the norm frozen."""
+    u = at_least_float32(layer.u)
+    (scanned,) = layer.scan()
+    path = Path(layer.recurrence, entry(mixer, layer), leaving(mixer, layer, scanned.y))
+    return FrozenLayer(u, (path,), rest=constant(mixer, "out_proj", u))
+
+
+def entry(mixer: nn.Module, layer: LayerTrace) -> Entry:
+    """How the layer's input becomes what its recurrence reads."""
+    inner = mixer.intermediate_size
+    enter = projection(mixer, "in_proj", slice(inner, 2 * inner))
+    return convolved_entry(mixer, layer, activation(mixer), enter, slice(0, inner))
+
+
+def leaving(mixer: nn.Module, layer: LayerTrace, y: Tensor) -> Exit:
+    """How the recurrence's output becomes the layer's; the norm's factor is the one at `y` (batch, length, heads,
+    width)."""
+    assert layer.z is not None
+    norm, project = mixer.norm, projection(mixer, "out_proj")
+    z = at_least_float32(layer.z)
+    opened, opening = silu(z), opened_by(projection(mixer, "in_proj", slice(0, mixer.intermediate_size)), silu, z)
+    size = getattr(norm, "group_size", None)  # transformers before 5 has one group
+    factor = rms_factor(rearrange(y, "b t h p -> b t (h p)") * opened, norm.variance_epsilon, size)
+    factor = factor * gated_norm_weight(mixer)
+    return Exit(lambda v: project(v, False), gate=opened * factor, opening=opening, factor=factor)
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+    """Where a run continues from after this layer."""
+    return layer_state(layer, scans, mixer.conv_kernel_size)
+
+
+def with_longer_memory(module: nn.Module) -> nn.Module:
+    """A random hybrid with steps as those of Mamba and Mamba-2: as initialised most forget within one."""
+    for name, parameter in module.named_parameters():
+        if name.endswith(("dt_bias", "dt_proj.bias")):
+            parameter.data.uniform_(-5.0, -2.0)
+    return module
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    from ssmscope.architectures.read.mamba2attn import Mamba2AttnConfig, Mamba2AttnForCausalLM
+
+    sizes = dict(
+        vocab_size=97,
+        hidden_size=24,
+        state_size=6,
+        num_hidden_layers=2,
+        expand=2,
+        conv_kernel=4,
+        chunk_size=8,
+    )
+    hybrid = dict(sizes, num_hidden_layers=3, num_heads=6, head_dim=8, n_groups=1, initializer_range=0.1)
+    options = dict(num_heads=4, num_heads_kv=2, head_dim=8, causal=True, d_conv=4, rotary_emb_dim=4)
+    attention = Mamba2AttnConfig(**hybrid, attn_layer_idx=[1], attn_cfg=options, d_intermediate=16)
+    return {
+        "mamba2": Mamba2ForCausalLM(Mamba2Config(**sizes, num_heads=6, head_dim=8, n_groups=2)),
+        "mamba2-one-group": Mamba2ForCausalLM(
+            Mamba2Config(**sizes, num_heads=4, head_dim=12, n_groups=1, use_bias=True, time_step_limit=(0.01, 0.2))
+        ),
+        "mamba2attn": with_longer_memory(Mamba2AttnForCausalLM(attention)),
+    }

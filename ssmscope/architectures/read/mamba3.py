@@ -1,0 +1,301 @@
+"""Mamba-3 (Lahoti et al. 2026, arXiv 2603.15569) with one input and one output per head, as mamba_ssm's models have it.
+
+Each head keeps H_t by the trapezoidal rule, and turns its state by angles that the token chooses:
+
+    H_t = a_t H_{t−1} + β_t b_{t−1} x_{t−1}ᵀ + γ_t b_t x_tᵀ,        y_t = c_tᵀ H_t + D x_t,
+    a_t = exp(Δ_t A_t),  β_t = (1 − λ_t) Δ_t a_t,  γ_t = λ_t Δ_t,  λ_t = σ(·),
+
+b and c being RMSNorm(B) and RMSNorm(C) with a bias per head, of which neighbouring dimensions are turned, as complex
+numbers, by the sum of π tanh(θ_r) Δ_r over r ≤ t: the state is given in a frame that turns with it, which is exact.
+There is no convolution. A step writes what two tokens give, of rank two, so a layer is two recurrences with the same
+decays: "now" writes γ_t b_t x_tᵀ, and "before" β_t b_{t−1} x_{t−1}ᵀ.
+
+The rate A_t = −f(·) is chosen by the token too. In the package's release 2.3.2 f is the softplus; since June 2026, and
+with it in all of its language models of these layers, f(x) is 1 + x from 0 on and 1 / (1 − x) below (`decay`).
+
+Beside the mixers the model has what mamba_ssm's Mamba-2 may have: attention and feed-forward parts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn.functional import pad, silu, softplus
+
+from ssmscope.architectures.read.linear_layers import chunked, turned
+from ssmscope.architectures.read.mamba2 import with_longer_memory
+from ssmscope.architectures.read.mamba2attn import Mamba2AttnConfig, Mamba2AttnForCausalLM, Mamba2AttnModel
+from ssmscope.architectures.read.parts import (
+    as_mask,
+    at_least_float32,
+    constant,
+    hide_padding,
+    last_inputs,
+    opened_by,
+    projection,
+    rms_factor,
+)
+from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
+from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.errors import InputError
+from ssmscope.ops import Recurrence, Scan
+
+MODEL_TYPES = ("ssm-mamba3",)
+DECAYS = ("heavy-tail", "softplus")
+ROTATED = (0.5, 1.0)
+"""Which share of a state's dimensions may be turned."""
+EPS = 1e-5
+"""Of the norms within a layer."""
+
+
+class Terms(NamedTuple):
+    """A layer's terms: `b`, `c` (batch, length, heads, state), turned; `x` (batch, length, heads, width); `delta`,
+    `log_a` and the share λ of the current input, `share`, (batch, length, heads); the gate `z` (batch, length,
+    channels), and the `angle` of every pair, (batch, length, heads, pairs) in float64."""
+
+    b: Tensor
+    c: Tensor
+    x: Tensor
+    delta: Tensor
+    log_a: Tensor
+    share: Tensor
+    z: Tensor
+    angle: Tensor
+
+
+class Mamba3Mixer(nn.Module):
+    """Mamba-3's mixer; its parameters have mamba_ssm's names."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx, self.num_heads, self.n_groups = layer_idx, config.num_heads, config.n_groups
+        self.head_dim, self.decay, self.decay_floor = config.head_dim, config.decay, config.decay_floor
+        heads, state, inner = config.num_heads, config.state_size, config.num_heads * config.head_dim
+        pairs = int(state * config.rope_fraction) // 2
+        self.sizes = [inner, inner, *[config.n_groups * state] * 2, *[heads] * 3, pairs]
+        self.in_proj = nn.Linear(config.hidden_size, sum(self.sizes), bias=False)
+        self.dt_bias, self.D = nn.Parameter(torch.empty(heads)), nn.Parameter(torch.empty(heads))
+        self.B_bias, self.C_bias = (nn.Parameter(torch.empty(heads, 1, state)) for _ in range(2))
+        self.B_norm, self.C_norm = nn.RMSNorm(state, EPS), nn.RMSNorm(state, EPS)
+        self.norm = nn.RMSNorm(inner, EPS) if config.head_norm else None
+        self.out_proj = nn.Linear(inner, config.hidden_size, bias=False)
+        self.steps = config.time_step_min, config.time_step_max, config.time_step_floor
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Steps between the configuration's least and largest, evenly in their logarithm; D and the biases are 1."""
+        low, high, floor = self.steps
+        with torch.no_grad():
+            delta = (torch.rand_like(self.dt_bias) * math.log(high / low)).exp().mul(low).clamp(min=floor)
+            self.dt_bias.copy_(delta + torch.log(-torch.expm1(-delta)))
+            for ones in (self.D, self.B_bias, self.C_bias):
+                nn.init.ones_(ones)
+
+    def terms(self, u: Tensor, mask: Tensor | None, start: Tensor | None = None) -> Terms:
+        """The terms of the input; where `mask` (batch, length) is False nothing is written and the state holds. A run
+        that continues does so from the angles `start` (batch, heads, pairs)."""
+        z, x, B, C, step, rate, share, theta = self.in_proj(u).split(self.sizes, dim=-1)
+        delta = softplus(at_least_float32(step) + at_least_float32(self.dt_bias))
+        delta = hide_padding(delta, mask)
+        A = -self.rate(at_least_float32(rate)).clamp(min=self.decay_floor)
+        angle = (math.pi * at_least_float32(theta).tanh().unsqueeze(2) * delta.unsqueeze(-1)).double().cumsum(1)
+        angle = angle if start is None else angle + start.unsqueeze(1)
+        x = rearrange(at_least_float32(hide_padding(x, mask)), "b t (h p) -> b t h p", p=self.head_dim)
+        b, c = self.placed(self.B_norm, B, self.B_bias, angle), self.placed(self.C_norm, C, self.C_bias, angle)
+        return Terms(b, c, x, delta, A * delta, at_least_float32(share).sigmoid(), z, angle)
+
+    def placed(self, norm: nn.Module, t: Tensor, bias: Tensor, angle: Tensor) -> Tensor:
+        """B or C (batch, length, groups · state) of every head, normed, with its bias, and turned."""
+        by_group = at_least_float32(norm(rearrange(t, "b t (g n) -> b t g n", g=self.n_groups)))
+        by_head = by_group.repeat_interleave(self.num_heads // self.n_groups, dim=2)
+        return turned(by_head + at_least_float32(bias).squeeze(1), angle)
+
+    def rate(self, t: Tensor) -> Tensor:
+        """f, which is positive; see the module."""
+        return softplus(t) if self.decay == "softplus" else t.clamp(min=0) + 1 / (1 - t.clamp(max=0))
+
+    def finish(self, y: Tensor, z: Tensor) -> Tensor:
+        """The output from the heads' y (batch, length, heads, width) and the gate z: W_O (norm(y) ⊙ SiLU(z))."""
+        flat = rearrange(y, "b t h p -> b t (h p)")
+        if self.norm is not None:
+            flat = flat * rms_factor(flat, EPS, self.head_dim) * at_least_float32(self.norm.weight)
+        return self.out_proj((flat * silu(at_least_float32(z))).to(z.dtype))
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """With the two writes of each token summed, as mamba_ssm computes it: b_t x_tᵀ is written at t with γ_t +
+        (1 − λ_{t+1}) Δ_{t+1}, of which y_t reads γ_t alone."""
+        t = self.terms(hidden_states, as_mask(attention_mask))
+        later = pad(((1 - t.share) * t.delta)[:, 1:], (0, 0, 0, 1)).unsqueeze(-1)
+        gamma = (t.share * t.delta).unsqueeze(-1)
+        y = chunked(t.c, t.b * (gamma + later), t.x, t.log_a.unsqueeze(-1))
+        own = at_least_float32(self.D).unsqueeze(-1) - later * (t.c * t.b).sum(-1, keepdim=True)
+        return self.finish(y + own * t.x, t.z)
+
+
+MIXERS: tuple[type[nn.Module], ...] = (Mamba3Mixer,)
+
+
+@dataclass(frozen=True, eq=False)
+class Mamba3State(LayerState):
+    """From where a layer continues: `ssm` are the states of "now" and "before", then the last token's `x` (batch, 1,
+    heads, width) and `b` (batch, 1, heads, state), and the `angle` (batch, heads, pairs) by which it was turned."""
+
+    x: Tensor
+    b: Tensor
+    angle: Tensor
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms from its input `u` (batch, length, width) and weights, as two recurrences: "now", "before".
+
+    `mask` (batch, length) is True at real positions; `state` is where a run continues from. `extras` has the `angle`
+    of every pair of the state's dimensions.
+    """
+    assert isinstance(mixer, Mamba3Mixer) and (state is None or isinstance(state, Mamba3State))
+    mask = as_mask(mask)
+    t = mixer.terms(u, mask, None if state is None else state.angle)
+    before_x, before_b = (None, None) if state is None else (state.x, state.b)
+    log_a = t.log_a.unsqueeze(-1)
+    now = Recurrence(x=t.x, b=t.b, c=t.c, delta=t.share * t.delta, log_a=log_a, D=at_least_float32(mixer.D))
+    later = (1 - t.share) * t.delta * t.log_a.exp()
+    before = Recurrence(x=_shifted(t.x, before_x), b=_shifted(t.b, before_b), c=t.c, delta=later, log_a=log_a)
+    initial = None if state is None else state.ssm
+    return LayerTrace(u, (now, before), mask=mask, z=t.z, initial=initial, reach=2, extras={"angle": t.angle})
+
+
+def _shifted(t: Tensor, first: Tensor | None) -> Tensor:
+    """`t` (batch, length, …) a step later, behind `first` (batch, 1, …) or zeros."""
+    first = torch.zeros_like(t[:, :1]) if first is None else first.to(t)
+    return torch.cat([first, t[:, :-1]], dim=1)
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The mixer's output (batch, length, width) from its terms."""
+    assert isinstance(mixer, Mamba3Mixer) and layer.z is not None
+    now, before = layer.scan() if scans is None else scans
+    return mixer.finish(now.y + before.y, layer.z)
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map with Δ, λ, A, b, c, the gate and the norm frozen: a path for each recurrence, that of
+    "before" behind a shift by a token."""
+    assert isinstance(mixer, Mamba3Mixer) and layer.z is not None
+    now, before = layer.recurrences
+    z, inner = at_least_float32(layer.z), mixer.sizes[0]
+    gate, factor = silu(z), None
+    if mixer.norm is not None:
+        scans = layer.scan()
+        y = rearrange(scans[0].y + scans[1].y, "b t h p -> b t (h p)")
+        factor = rms_factor(y, EPS, mixer.head_dim) * at_least_float32(mixer.norm.weight)
+        gate = gate * factor
+    project, enter = projection(mixer, "out_proj"), projection(mixer, "in_proj", slice(inner, 2 * inner))
+    opening = opened_by(projection(mixer, "in_proj", slice(0, inner)), silu, z)
+    leaving = Exit(lambda v: project(v, False), gate=gate, opening=opening, factor=factor)
+    source = rearrange(now.x, "b t h p -> b t (h p)")
+    entry = Entry(source=source, enter=lambda u, biased: hide_padding(enter(u, biased), layer.mask))
+    first, second, tail = None, None, None
+    if layer.initial is not None:
+        (first, second), tail = layer.initial, rearrange(before.x[:, :1], "b t h p -> b t (h p)")
+    paths = (
+        Path(now, entry, leaving, name="now", initial=first),
+        Path(before, entry, leaving, name="before", initial=second, filter=source.new_tensor([0, 1]), filter_tail=tail),
+    )
+    u = at_least_float32(layer.u)
+    return FrozenLayer(u, paths, rest=constant(mixer, "out_proj", u))
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> Mamba3State:
+    """Where a run continues from after this layer."""
+    now, before = layer.recurrences
+    x, b = (
+        last_inputs(own.flatten(2), 2, later[:, :1].flatten(2), layer.mask).unflatten(2, own.shape[2:])
+        for own, later in ((now.x, before.x), (now.b, before.b))
+    )
+    return Mamba3State(None, tuple(scan.state for scan in scans), x, b, layer.extras["angle"][:, -1])
+
+
+# ---- the models
+
+
+class Mamba3Config(Mamba2AttnConfig):
+    """Mamba-3, with attention and feed-forward parts where `Mamba2AttnConfig` says so.
+
+    Args (beside those of `Mamba2AttnConfig`; there is no convolution, and expand · hidden_size / head_dim heads):
+        rope_fraction: the share of a state's dimensions that are turned, 0.5 or 1.
+        decay: how the rate A is made of what the token gives, one of `DECAYS`.
+        decay_floor: the least |A|.
+        head_norm: whether every head's output is normed before the gate.
+
+    Raises:
+        InputError: as `Mamba2AttnConfig`; for a head_dim or n_groups that does not divide, and other values of these.
+    """
+
+    model_type = "ssm-mamba3"
+    mixer = Mamba3Mixer
+
+    def __init__(
+        self,
+        hidden_size: int = 768,
+        state_size: int = 128,
+        expand: int = 2,
+        head_dim: int = 64,
+        n_groups: int = 1,
+        rope_fraction: float = 0.5,
+        decay: str = "heavy-tail",
+        decay_floor: float = 1e-4,
+        head_norm: bool = False,
+        **kwargs,
+    ):
+        inner = int(expand * hidden_size)
+        heads = inner // head_dim if head_dim > 0 else 0
+        if not heads or heads * head_dim != inner or n_groups < 1 or heads % n_groups:
+            raise InputError(
+                f"head_dim {head_dim} must divide the {inner} channels, and n_groups {n_groups} the heads that it makes"
+            )
+        if rope_fraction not in ROTATED or int(state_size * rope_fraction) < 2:
+            raise InputError(f"rope_fraction {rope_fraction!r} of a state of {state_size}: give 0.5 or 1, of 4 or more")
+        if decay not in DECAYS:
+            raise InputError(f"decay {decay!r} is unknown: choose one of {', '.join(DECAYS)}")
+        self.rope_fraction, self.decay, self.decay_floor, self.head_norm = rope_fraction, decay, decay_floor, head_norm
+        sizes: dict[str, Any] = dict(hidden_size=hidden_size, state_size=state_size, expand=expand, head_dim=head_dim)
+        super().__init__(**{**kwargs, **sizes, "n_groups": n_groups, "num_heads": heads})
+
+
+class _Initialised:
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)  # type: ignore[misc]
+        if isinstance(module, Mamba3Mixer):
+            module.reset_parameters()
+
+
+class Mamba3Model(_Initialised, Mamba2AttnModel):
+    """Embedding, blocks, norm."""
+
+    config_class = Mamba3Config
+
+
+class Mamba3ForCausalLM(_Initialised, Mamba2AttnForCausalLM):
+    """The backbone and a head on the vocabulary."""
+
+    config_class = Mamba3Config
+    backbone_class = Mamba3Model
+
+
+AUTO = (Mamba3Model, Mamba3ForCausalLM)
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    sizes: dict[str, Any] = dict(vocab_size=97, hidden_size=24, state_size=8, head_dim=8, initializer_range=0.06)
+    attention = dict(num_heads=4, head_dim=8, causal=True, rotary_emb_dim=4)
+    other: dict[str, Any] = dict(n_groups=2, rope_fraction=1.0, head_norm=True, decay="softplus", num_hidden_layers=3)
+    hybrid = Mamba3Config(**sizes, **other, attn_layer_idx=[1], attn_cfg=attention, d_intermediate=16)
+    return {
+        "mamba3": with_longer_memory(Mamba3ForCausalLM(Mamba3Config(**sizes, num_hidden_layers=2))),
+        "mamba3-hybrid": with_longer_memory(Mamba3ForCausalLM(hybrid)),
+    }

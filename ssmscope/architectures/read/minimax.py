@@ -1,0 +1,91 @@
+"""MiniMax-01 (MiniMax 2025): layers of lightning attention, between them softmax attention, and experts behind each.
+
+Lightning attention is linear attention with a constant decay e^{−s_h} per head, smaller in later layers, with an
+activation on q, k and v, a norm over all heads, and a sigmoid gate. Attention and experts are run by the model itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention, MiniMaxRMSNorm
+
+from ssmscope.architectures.read.parts import (
+    as_mask,
+    at_least_float32,
+    constant,
+    hide_padding,
+    layer_state,
+    norm_weight,
+    projection,
+    rms_factor,
+)
+from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path, as_diagonal
+from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.ops import Recurrence, Scan
+
+MIXERS: tuple[type[nn.Module], ...] = (MiniMaxLightningAttention,)
+MODEL_TYPES = ("minimax",)
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms from its input `u` (batch, length, width) and weights.
+
+    `mask` (batch, length) is True at real positions; at padding the state holds.
+    """
+    mask = as_mask(mask)
+    qkv = at_least_float32(hide_padding(mixer.act_fn(mixer.qkv_proj(u)), mask))
+    q, k, v = rearrange(qkv, "b t (h three p) -> three b t h p", three=3, p=mixer.head_dim)
+    slope = at_least_float32(mixer.slope_rate).flatten()
+    log_a = hide_padding(-slope.expand(*u.shape[:2], -1), mask)
+    recurrence = Recurrence(x=v, b=k, c=q, log_a=log_a.unsqueeze(-1))
+    return LayerTrace(u, (recurrence,), mask=mask, z=mixer.output_gate(u))
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The mixer's output (batch, length, width) from its terms: W_O (σ(z) ⊙ RMSNorm(y))."""
+    (scanned,) = layer.scan() if scans is None else scans
+    assert layer.z is not None
+    normed = mixer.norm(rearrange(scanned.y, "b t h p -> b t (h p)").to(layer.u.dtype))
+    return mixer.out_proj(torch.sigmoid(layer.z) * normed)
+
+
+def returned(output: Tensor) -> tuple[Tensor, None]:
+    """What the mixer's own forward pass returns: also its state, which nobody reads."""
+    return output, None
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+    """Where a run continues from after this layer."""
+    return layer_state(layer, scans, None)
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map with q, k, the activation of v, the norm and the gate frozen."""
+    u, heads = at_least_float32(layer.u), mixer.num_attention_heads
+    places = torch.arange(mixer.qkv_proj.out_features).view(heads, -1)[:, 2 * mixer.head_dim :].flatten()
+    value, project = projection(mixer, "qkv_proj", places), projection(mixer, "out_proj")
+    source = hide_padding(value(u, True), layer.mask)
+    entry = Entry(
+        source=source,
+        enter=lambda u, biased: hide_padding(value(u, biased), layer.mask),
+        activation=hide_padding(as_diagonal(mixer.act_fn, source), layer.mask),
+    )
+    (scanned,) = layer.scan()
+    y = rearrange(scanned.y, "b t h p -> b t (h p)")
+    factor = rms_factor(y, mixer.norm.variance_epsilon) * norm_weight(mixer, "norm", MiniMaxRMSNorm)
+    assert layer.z is not None
+    leaving = Exit(lambda v: project(v, False), gate=torch.sigmoid(at_least_float32(layer.z)) * factor)
+    return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=constant(mixer, "out_proj", u))
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    from transformers import MiniMaxConfig, MiniMaxForCausalLM
+
+    kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
+    sizes = dict(vocab_size=97, hidden_size=24, intermediate_size=16, num_hidden_layers=4, layer_types=kinds)
+    heads = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=6, block_size=8, initializer_range=0.1)
+    config = MiniMaxConfig(**sizes, **heads, num_local_experts=4, num_experts_per_tok=2)
+    return {"minimax": MiniMaxForCausalLM(config)}

@@ -1,0 +1,268 @@
+"""Pieces that the layers of several architecture families share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import transformers
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import silu
+from transformers.activations import ACT2FN
+
+from ssmscope.core.affine import agrees_with_weight, convolved, depthwise, innermost, linear_map, norm_terms, offset
+from ssmscope.core.compiling import compilable
+from ssmscope.core.frozen import Entry, as_diagonal
+from ssmscope.core.mixers import as_constant, reader_of
+from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.errors import InputError
+
+BY_WEIGHT = int(transformers.__version__.split(".")[0]) >= 5
+"""Whether transformers' mixers multiply by the weights of `conv1d` and `dt_proj` instead of calling them."""
+
+
+Activation = Callable[[Tensor], Tensor]
+
+
+class ReadMixer:
+    """Mixed in before a library's mixer, its output is the one that its architecture reads: terms, scan, output."""
+
+    def forward(self, hidden_states, cache_params=None, *args, cache=None, attention_mask=None, **kwargs):
+        if cache_params is not None or cache is not None:
+            raise ValueError(
+                f"{type(self).__name__} fills no cache: call the model with use_cache=False, and continue a run with "
+                "ssmscope's Model.run"
+            )
+        reader = reader_of(self)
+        return reader.output(self, reader.quantities(self, hidden_states, attention_mask))
+
+
+def at_least_float32(t: Tensor) -> Tensor:
+    """Half-precision tensors as float32, in which recurrences are run; others as they are."""
+    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+
+
+def hide_padding(t: Tensor, mask: Tensor | None) -> Tensor:
+    """`t` (batch, length, …) with zeros where `mask` (batch, length) is False."""
+    return t if mask is None else t.masked_fill(~mask.view(*mask.shape, *[1] * (t.ndim - 2)), 0)
+
+
+def as_mask(mask: Tensor | None) -> Tensor | None:
+    """An attention mask as booleans, and None when nothing is masked."""
+    if mask is None:
+        return None
+    mask = mask.bool()
+    return None if bool(mask.all()) else mask
+
+
+def causal_convolution(
+    x: Float[Tensor, "batch length channels"],
+    weight: Float[Tensor, "#channels 1 taps"],
+    bias: Float[Tensor, " #channels"] | None,
+    tail: Float[Tensor, "batch before channels"] | None = None,
+    taps: Bool[Tensor, "batch length taps"] | None = None,
+) -> Float[Tensor, "batch length channels"]:
+    """Depthwise causal convolution, Σ_j weight_j x_{t − taps + 1 + j} + bias; `tail` holds the taps − 1 inputs before
+    the first position (zeros when absent), and `taps` says which inputs are read, x_t first (all when absent).
+    """
+    return _convolution(x, as_constant(weight), None if bias is None else as_constant(bias), tail, taps)
+
+
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor | None, taps: Tensor | None) -> Tensor:
+    kernel = weight[:, 0].flip(-1).to(x.dtype)
+    return convolved(x, kernel, tail, taps, None if bias is None else bias.to(x.dtype))
+
+
+def activated_convolution(
+    x: Float[Tensor, "batch length channels"],
+    weight: Float[Tensor, "#channels 1 taps"],
+    bias: Float[Tensor, " #channels"] | None,
+    act: Callable[[Tensor], Tensor],
+    tail: Float[Tensor, "batch before channels"] | None = None,
+    taps: Bool[Tensor, "batch length taps"] | None = None,
+) -> Float[Tensor, "batch length channels"]:
+    """Return act(`causal_convolution`)."""
+    return _activated(act, x, as_constant(weight), None if bias is None else as_constant(bias), tail, taps)
+
+
+@compilable
+def _activated(
+    act: Callable[[Tensor], Tensor],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tail: Tensor | None,
+    taps: Tensor | None,
+) -> Tensor:
+    return act(_convolution(x, weight, bias, tail, taps))
+
+
+def projection(mixer: nn.Module, name: str, rows: slice | Tensor | None = None) -> Callable[[Tensor, bool], Tensor]:
+    """A linear layer of a mixer, or some of its outputs, as a map that leaves its constant out unless its second
+    argument is true.
+
+    Raises:
+        InputError: when the layer is none, see `ssmscope.core.affine`.
+    """
+    return linear_map(getattr(mixer, name), _named(mixer, name), rows)
+
+
+def convolution(
+    mixer: nn.Module, x: Float[Tensor, "batch length channels"], name: str = "conv1d", taps: int | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The weight (channels, 1, taps) and bias (channels,) of a mixer's convolution, which reads `x`.
+
+    Raises:
+        InputError: when it is no depthwise convolution, or when the library's mixer leaves its adapter out.
+    """
+    _check_weight_is_all(mixer, name)
+    taps = taps or (mixer.taps if hasattr(mixer, "taps") else mixer.conv_kernel_size)
+    return depthwise(getattr(mixer, name), x.shape[-1], taps, _named(mixer, name))
+
+
+GATED_NORMS = (
+    "MambaRMSNormGated",
+    "BambaRMSNormGated",
+    "GraniteMoeHybridRMSNormGated",
+    "NemotronHRMSNormGated",
+    "Zamba2RMSNormGated",
+)
+"""The libraries' norms that compute RMSNorm(y ⊙ SiLU(z))."""
+
+
+def step_projection(mixer: nn.Module, step: Tensor) -> Tensor:
+    """Δ before its softplus, of a Mamba's mixer.
+
+    Raises:
+        InputError: when the library's mixer leaves an adapter of it out.
+    """
+    _check_weight_is_all(mixer, "dt_proj")
+    return mixer.dt_proj(step)
+
+
+def activation(mixer: nn.Module, otherwise: Activation | None = None) -> Activation:
+    """Return the activation after a mixer's convolution, by default its `act`; release 5 of transformers goes by its
+    name, and calls no `act`."""
+    return ACT2FN[mixer.activation] if _by_weight(mixer) else otherwise or mixer.act
+
+
+def gate_activation(mixer: nn.Module) -> Activation:
+    """Return the activation of a Mamba mixer's gate."""
+    return silu if _by_weight(mixer) else mixer.act
+
+
+def _by_weight(mixer: nn.Module) -> bool:
+    """Return True if a mixer runs by weights and names where others call their parts."""
+    theirs = any(kind.__module__.startswith("transformers.") for kind in type(mixer).__mro__)
+    return BY_WEIGHT and theirs and not isinstance(mixer, ReadMixer)
+
+
+def _check_weight_is_all(mixer: nn.Module, name: str) -> None:
+    """Refuse a part that computes something else than its weight says where transformers' mixer reads nothing else."""
+    if _by_weight(mixer) and not agrees_with_weight(getattr(mixer, name)):
+        raise InputError(
+            f"transformers {transformers.__version__} reads the weight of {_named(mixer, name)} and leaves out what an "
+            "adapter or hook adds to it: merge the adapter (peft's merge_and_unload()), or give it another target"
+        )
+
+
+def _named(mixer: nn.Module, name: str) -> str:
+    layer = getattr(mixer, "layer_idx", getattr(mixer, "layer_id", None))
+    return f"{type(mixer).__name__}.{name}" + ("" if layer is None else f" of layer {layer}")
+
+
+def norm_weight(mixer: nn.Module, name: str, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> Tensor:
+    """The weight of a mixer's norm, a `kind`, in at least float32.
+
+    Raises:
+        InputError: when it is no such norm.
+    """
+    weight = norm_terms(getattr(mixer, name), kind, _named(mixer, name)).weight
+    assert weight is not None
+    return at_least_float32(weight)
+
+
+def gated_norm_weight(mixer: nn.Module) -> Tensor:
+    """The weight of a mixer's gated norm, one of `GATED_NORMS`, in at least float32.
+
+    Raises:
+        InputError: when it is no such norm.
+    """
+    kind = type(innermost(mixer.norm))
+    known = kind.__name__ in GATED_NORMS and kind.__module__.startswith("transformers.")
+    return norm_weight(mixer, "norm", kind if known else ())
+
+
+def convolved_entry(
+    mixer: nn.Module,
+    layer: LayerTrace,
+    act: Callable[[Tensor], Tensor],
+    enter: Callable[[Tensor, bool], Tensor],
+    channels: slice = slice(None),
+) -> Entry:
+    """How values come about that are act(conv1d(source)), the source being `channels` of the layer's `conv_input`."""
+    assert layer.conv_input is not None
+    source = at_least_float32(layer.conv_input[..., channels])
+    weight, bias = convolution(mixer, layer.conv_input)
+    weight, bias = weight[channels], None if bias is None else bias[channels]
+    tail = None if layer.conv_tail is None else layer.conv_tail[..., channels]
+    y = causal_convolution(source, weight, bias, tail, layer.taps)
+    return Entry(
+        source=source,
+        enter=lambda u, biased: hide_padding(enter(u, biased), layer.mask),
+        kernel=at_least_float32(weight[:, 0].flip(-1)),
+        bias=None if bias is None else at_least_float32(bias),
+        tail=tail,
+        taps=layer.taps,
+        activation=hide_padding(as_diagonal(act, y), layer.mask),
+    )
+
+
+def opened_by(
+    enter: Callable[[Tensor, bool], Tensor], act: Callable[[Tensor], Tensor], z: Tensor
+) -> Callable[[Tensor, bool], Tensor]:
+    """An output gate act(z), z = enter(u, True), as a linear map of u with act(z) / z frozen; see `Exit.opening`."""
+    return lambda u, biased: enter(u, biased) * as_diagonal(act, z)
+
+
+def constant(mixer: nn.Module, name: str, u: Tensor) -> Tensor | None:
+    """What a linear layer of a mixer adds, its bias, at every position of `u` (batch, length, …); None for nothing."""
+    bias = offset(getattr(mixer, name), _named(mixer, name))
+    return None if bias is None else bias.to(u).expand(*u.shape[:2], -1)
+
+
+def rms_factor(v: Tensor, eps: float, size: int | None = None) -> Tensor:
+    """1 / √(mean of v² + eps) over the last dimension, or over each `size` neighbours of it, in the shape of `v`."""
+    groups = v.unflatten(-1, (-1, size or v.shape[-1]))
+    return torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + eps).expand_as(groups).flatten(-2)
+
+
+def convolution_tail(layer: LayerTrace, taps: int) -> Float[Tensor, "batch before channels"]:
+    """`last_inputs` of a layer's convolution."""
+    assert layer.conv_input is not None
+    return last_inputs(layer.conv_input, taps, layer.conv_tail, layer.mask)
+
+
+def last_inputs(
+    x: Float[Tensor, "batch length channels"],
+    taps: int,
+    before: Float[Tensor, "batch before channels"] | None = None,
+    mask: Bool[Tensor, "batch length"] | None = None,
+) -> Float[Tensor, "batch before channels"]:
+    """The last taps − 1 inputs of a convolution, up to each row's last real position; `before` stand those of before
+    the run, zeros when absent."""
+    before = before if before is not None else x.new_zeros(x.shape[0], taps - 1, x.shape[2])
+    x = torch.cat([before.to(x.dtype), x], dim=1)
+    if mask is None:
+        return x[:, x.shape[1] - (taps - 1) :]
+    positions = torch.arange(mask.shape[1], device=x.device)
+    last = (mask * (positions + 1)).amax(1)  # how many positions a row's continuation has behind it
+    index = last[:, None] + torch.arange(taps - 1, device=x.device)
+    return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[2]))
+
+
+def layer_state(layer: LayerTrace, scans, taps: int | None) -> LayerState:
+    """The state from which a run continues after `layer` was scanned."""
+    conv = convolution_tail(layer, taps) if taps is not None else None
+    return LayerState(conv=conv, ssm=tuple(s.state for s in scans))

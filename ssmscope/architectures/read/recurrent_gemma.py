@@ -1,0 +1,129 @@
+"""RecurrentGemma (Google 2024; Griffin, De et al. 2024): two blocks of RG-LRU, one of local softmax attention, and on.
+
+A channel of RG-LRU has a state of one number, h_t = a_t h_{t−1} + √(1 − a_t²) i_t x_t, a_t = e^{−8 r_t softplus(Λ)},
+with gates r and i of its own head's channels, and x behind a convolution without an activation (Griffin, Eqs. 1 to 4).
+At a text's first token the root is 1. Attention is run by the model itself. Transformers 4.57 keeps its keys and values
+out of reach, so that runs do not continue from states there.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import einsum, rearrange
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from transformers.models.recurrent_gemma.modeling_recurrent_gemma import (
+    RecurrentGemmaRecurrentBlock,
+    SqrtBoundDerivative,
+)
+
+from ssmscope.architectures.read.parts import (
+    BY_WEIGHT,
+    as_mask,
+    at_least_float32,
+    causal_convolution,
+    constant,
+    hide_padding,
+    layer_state,
+    opened_by,
+    projection,
+)
+from ssmscope.core.affine import depthwise
+from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
+from ssmscope.core.mixers import entering, taps_read
+from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.ops import Recurrence, Scan
+
+MIXERS: tuple[type[nn.Module], ...] = (RecurrentGemmaRecurrentBlock,)
+MODEL_TYPES = ("recurrent_gemma",)
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms from its input `u` (batch, length, width) and weights.
+
+    `mask` (batch, length) is True at real positions; `state` is where a run continues from.
+    """
+    mask = as_mask(mask) if mask is None or mask.ndim == 2 else None  # 4.57 hands over that of attention
+    conv_input = entering(mixer, hide_padding(mixer.linear_x(u), mask))
+    tail = state.conv if state is not None else None
+    taps = taps_read(mixer, conv_input, mixer.conv1d_width)
+    convolved = causal_convolution(conv_input, *_convolution(mixer, conv_input), tail, taps)
+    x = at_least_float32(hide_padding(convolved, mask))
+    log_a = -8.0 * _gate(mixer, x, "recurrent_gate") * softplus(at_least_float32(mixer.rg_lru.recurrent_param))
+    root = SqrtBoundDerivative.apply(1 - torch.exp(2 * log_a))  # not expm1, as the library's own
+    if state is None:
+        real = torch.ones(u.shape[:2], dtype=torch.bool, device=u.device) if mask is None else mask
+        root = torch.where((real & (real.cumsum(1) == 1)).unsqueeze(-1), 1.0, root)
+    b = hide_padding(_gate(mixer, x, "input_gate") * root, mask).unsqueeze(-1)
+    log_a = hide_padding(log_a, mask).unsqueeze(-1)
+    recurrence = Recurrence(x=x.unsqueeze(-1), b=b, c=torch.ones_like(b), log_a=log_a)
+    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "reach": mixer.conv1d_width}
+    return LayerTrace(u, (recurrence,), mask=mask, z=mixer.linear_y(u), **around)
+
+
+def _gate(mixer: nn.Module, x: Tensor, name: str) -> Tensor:
+    """σ(W x + b) of each head's own channels, (batch, length, channels)."""
+    weight, bias = (at_least_float32(getattr(mixer.rg_lru, f"{name}_{each}")) for each in ("weight", "bias"))
+    by_head = rearrange(x, "b t (h p) -> b t h p", h=len(weight))
+    made = einsum(by_head, weight, "b t h p, h p q -> b t h q") + bias
+    return torch.sigmoid(rearrange(made, "b t h q -> b t (h q)"))
+
+
+def _convolution(mixer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    return depthwise(mixer.conv_1d, x.shape[-1], mixer.conv1d_width, f"{type(mixer).__name__}.conv_1d")
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The mixer's output (batch, length, width) from its terms: W_O (h ⊙ GELU(z))."""
+    (scanned,) = layer.scan() if scans is None else scans
+    assert layer.z is not None
+    return mixer.linear_out(scanned.y.squeeze(-1).to(layer.z.dtype) * mixer.act_fn(layer.z))
+
+
+def returned(output: Tensor) -> Tensor | tuple[Tensor, None]:
+    """What the mixer's own forward pass returns."""
+    return (output, None) if BY_WEIGHT else output
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+    """Where a run continues from after this layer."""
+    return layer_state(layer, scans, mixer.conv1d_width)
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map with a, i and the output gate frozen."""
+    assert layer.conv_input is not None and layer.z is not None
+    u, z = at_least_float32(layer.u), at_least_float32(layer.z)
+    enter, enter_gate, project = (projection(mixer, name) for name in ("linear_x", "linear_y", "linear_out"))
+    weight, bias = _convolution(mixer, layer.conv_input)
+    shown = None if layer.mask is None else layer.mask.unsqueeze(-1).to(u).expand_as(layer.conv_input)
+    entry = Entry(
+        source=at_least_float32(layer.conv_input),
+        enter=lambda u, biased: hide_padding(enter(u, biased), layer.mask),
+        kernel=at_least_float32(weight[:, 0].flip(-1)),
+        bias=None if bias is None else at_least_float32(bias),
+        tail=layer.conv_tail,
+        taps=layer.taps,
+        activation=shown,
+    )
+    opening = opened_by(enter_gate, mixer.act_fn, z)
+    leaving = Exit(lambda v: project(v, False), gate=mixer.act_fn(z), opening=opening)
+    return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=constant(mixer, "linear_out", u))
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+
+    sizes = dict(vocab_size=97, hidden_size=24, intermediate_size=32, num_hidden_layers=3, use_cache=False)
+    kinds = dict(
+        block_types=["recurrent", "attention", "recurrent"],
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        attention_window_size=6,
+    )
+    module = RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**sizes, **kinds, w_init_variance_scale=1.0))
+    for name, parameter in module.named_parameters():
+        if name.endswith("recurrent_param"):
+            parameter.data.uniform_(-3.0, -1.0)  # decays that differ from token to token
+    return {"recurrent_gemma": module}

@@ -1,0 +1,407 @@
+"""RWKV-4 (Peng et al. 2023): the blocks of transformers' models, read, not rewritten.
+
+A channel of the time mixing averages the values of the tokens before, the bonus u added to the current key (RWKV,
+Eq. 16):
+
+    wkv_t = (Σ_{s<t} e^{k_s − (t−1−s) w} v_s + e^{k_t + u} v_t) / (Σ_{s<t} e^{k_s − (t−1−s) w} + e^{k_t + u}),
+
+w = e^{time_decay}. Numerator and denominator grow and fall with e^k; what a channel remembers, and all that is ever
+read of it, is their ratio without the bonus, the mean p_t of the values so far. With e^{ℓ_t} the denominator,
+
+    p_t = a_t p_{t−1} + (1 − a_t) v_t,    a_t = e^{ℓ_{t−1} − w − ℓ_t},    ℓ_t = log(e^{ℓ_{t−1} − w} + e^{k_t}),
+
+which is the same function at any magnitude of k, and the linear recurrence of one number per channel that a layer's
+trace holds (b_t = 1 − a_t, c_t = 1). A token reads the memory before it is written to:
+
+    wkv_t = g_t p_{t−1} + (1 − g_t) v_t,  g_t = σ(ℓ_{t−1} − u − k_t).
+
+Retention is a_t, the share of the memory that token t leaves: 0 at the first token, which fills an empty one, and close
+to 0 where e^{k_t} outweighs all before it. The bare decays e^{−w}, alike at every token, are in the layer's `extras`.
+
+The mixer that is read is the whole block: its channel mixing, too, reads the previous token.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+from torch.nn.utils.parametrize import is_parametrized
+from transformers.models.rwkv.modeling_rwkv import RwkvBlock, RwkvForCausalLM, RwkvModel, RwkvOutput
+
+from ssmscope.architectures.read.parts import (
+    as_mask,
+    at_least_float32,
+    constant,
+    convolution_tail,
+    hide_padding,
+    projection,
+    rms_factor,
+)
+from ssmscope.core.affine import agrees_with_weight, norm_terms
+from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
+from ssmscope.core.intercept import taken_over, watched
+from ssmscope.core.mixers import entering, taps_read
+from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.errors import InputError
+from ssmscope.ops import Recurrence, Scan, skip_alone
+
+MIXERS: tuple[type[nn.Module], ...] = (RwkvBlock,)
+MODEL_TYPES = ("rwkv",)
+
+NOTHING = -1e30  # the log-weight of an empty memory, and of a key at padding
+
+
+@dataclass(frozen=True, eq=False)
+class RwkvState(LayerState):
+    """From where a block continues. `conv` is the last input of the time mixing, `channel` (batch, 1, width) that of
+    the channel mixing, `log_weight` (batch, channels) float64 the ℓ of the mean in `ssm`."""
+
+    channel: Tensor
+    log_weight: Tensor
+
+
+def log_weights(
+    k: Float[Tensor, "batch length channels"],
+    w: Float[Tensor, " channels"],
+    mask: Tensor | None = None,
+    start: Float[Tensor, "batch channels"] | None = None,
+) -> Float[Tensor, "batch length+1 channels"]:
+    """ℓ_0 … ℓ_length in float64: log Σ_{s≤t} e^{k_s − (t−s) w}, from ℓ_0 = `start` (nothing when absent).
+
+    Where `mask` (batch, length) is False ℓ holds. As e^{ℓ_t + t w} is a cumulative sum, no step waits for another;
+    t w grows long, and float64 has the digits for it.
+    """
+    batch, length, channels = k.shape
+    real = torch.ones(batch, length, dtype=torch.bool, device=k.device) if mask is None else mask
+    k, w = k.double().masked_fill(~real.unsqueeze(-1), NOTHING), w.double()
+    start = k.new_full((batch, channels), NOTHING) if start is None else start.double()
+    grown = torch.cat([start.unsqueeze(1), k + rearrange(real.cumsum(1), "b t -> b t 1") * w], dim=1)
+    past = torch.cat([real.new_zeros(batch, 1), real], dim=1).cumsum(1)
+    return grown.logcumsumexp(1) - rearrange(past, "b t -> b t 1") * w
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The block's terms from its input `u` (batch, length, width) and weights.
+
+    `mask` (batch, length) is True at real positions; `state` is where a run continues from. `extras` has the mean's
+    log-weights `log_weight` (batch, length + 1, channels), from ℓ_0; `bonus`, the log-odds ℓ_{t−1} − u − k_t of reading
+    the memory (batch, length, channels); the bare decays `decay` (channels,), e^{−w}; and in a run that continues
+    `channel_tail`, the last input of the channel mixing.
+    """
+    if state is not None and not isinstance(state, RwkvState):
+        raise TypeError("an RWKV block continues from an RwkvState, which state_after gives: it holds log-weights too")
+    attention = mixer.attention
+    mask = as_mask(mask)
+    tail = state.conv if state is not None else None
+    x = entering(mixer, hide_padding(mixer.ln1(_entering(mixer, u)), mask))
+    taps = taps_read(mixer, x, 2)
+    before = token_before(x, tail, taps)
+    k, v, z = (
+        project(mixed_with_before(x, before, mix))
+        for project, mix in (
+            (attention.key, attention.time_mix_key),
+            (attention.value, attention.time_mix_value),
+            (attention.receptance, attention.time_mix_receptance),
+        )
+    )
+    k, v, w, bonus = (at_least_float32(t) for t in (k, v, attention.time_decay.exp(), attention.time_first))
+    log_weight = log_weights(k, w, mask, state.log_weight if isinstance(state, RwkvState) else None)
+    odds = hide_padding((k + w - log_weight[:, :-1]).to(v.dtype), mask)  # of what is written against what is there
+    share = hide_padding(torch.sigmoid(odds), mask)
+    recurrence = Recurrence(
+        x=v.unsqueeze(-1),
+        b=share.unsqueeze(-1),
+        c=torch.ones_like(share).unsqueeze(-1),
+        log_a=hide_padding(logsigmoid(-odds), mask).unsqueeze(-1),
+    )
+    extras = {
+        "log_weight": log_weight,
+        "bonus": (log_weight[:, :-1] - bonus - k).to(v.dtype),
+        "decay": torch.exp(-w),
+    }
+    if isinstance(state, RwkvState):
+        extras["channel_tail"] = state.channel
+    initial = state.ssm if state is not None else None
+    around = {"conv_input": x, "conv_tail": tail, "taps": taps, "z": z, "initial": initial, "extras": extras}
+    return LayerTrace(u, (recurrence,), mask, reach=2, **around)
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The block's output (batch, length, width) from its terms: x + W_o (σ(z) ⊙ wkv), then the channel mixing."""
+    x = _after_time_mixing(mixer, layer, layer.scan() if scans is None else scans)
+    return x + _channel_mixing(mixer, layer, x)
+
+
+def without(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...], part: Any) -> tuple[Scan, ...]:
+    """The scan less the `part` of its recurrence: a token reads the memory that the token before it left."""
+    return (scans[0]._replace(y=scans[0].y - part(0, layer.recurrence, late=1)),)
+
+
+def _channel_mixing(mixer: nn.Module, layer: LayerTrace, x: Tensor) -> Tensor:
+    mixing = mixer.feed_forward
+    shown = hide_padding(mixer.ln2(x), layer.mask)
+    before = token_before(shown, layer.extras.get("channel_tail"), layer.taps)
+    k = torch.relu(mixing.key(mixed_with_before(shown, before, mixing.time_mix_key))).square()
+    r = torch.sigmoid(mixing.receptance(mixed_with_before(shown, before, mixing.time_mix_receptance)))
+    return r * mixing.value(k) * _undone(mixer)
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The time mixing as a linear map with keys, receptance and the norms' scales frozen; what passes it by, and the
+    channel mixing, are in the rest.
+
+    wkv_t = g_t p_{t−1} + (1 − g_t) v_t is two paths: the memory one step before, a recurrence of shifted terms, and the
+    token's own value. Maps act on the values v, which the token shift has already mixed with those of the token before.
+    """
+    attention, u = mixer.attention, at_least_float32(layer.u)
+    recurrence = layer.recurrence
+    assert layer.z is not None and recurrence.log_a is not None
+    read = torch.sigmoid(layer.extras["bonus"])
+    project, undone = projection(attention, "output"), _undone(mixer)
+    leaving = Exit(lambda v: project(v, False) * undone, gate=torch.sigmoid(at_least_float32(layer.z)))
+    entry = Entry(source=rearrange(recurrence.x, "b t c 1 -> b t c"), enter=_values(mixer, layer))
+    memory = replace(recurrence, b=_late(recurrence.b), log_a=_late(recurrence.log_a))
+    shift = read.new_tensor([0.0, 1.0])
+    start = None if layer.initial is None else layer.initial[0]
+    paths = (
+        Path(memory, entry, leaving, "memory", filter=shift, initial=start, weight=read),
+        Path(skip_alone(recurrence, read.new_ones(read.shape[-1])), entry, leaving, "own", weight=1 - read),
+    )
+    mixed = _after_time_mixing(mixer, layer, layer.scan())
+    rest = at_least_float32(_entering(mixer, layer.u) + _channel_mixing(mixer, layer, mixed))
+    added = constant(attention, "output", u)
+    rest = rest if added is None else rest + added
+    return FrozenLayer(u, paths, rest=rest, beside=_beside(mixer, layer, at_least_float32(mixed), added))
+
+
+def _beside(
+    mixer: nn.Module, layer: LayerTrace, x: Tensor, added: Tensor | None
+) -> Callable[[Tensor, Tensor, bool], Tensor]:
+    """The residual stream and the channel mixing as a map of the block's input and the time mixing's output less what
+    its projection has `added`, with the norms' scales, the receptance and ReLU frozen at `x`, the stream after the time
+    mixing: relu(k)² is k [relu(k)]."""
+    mixing, tail = mixer.feed_forward, layer.extras.get("channel_tail")
+    u = at_least_float32(layer.u)
+    first = frozen_layer_norm(mixer, "pre_ln", u) if mixer.layer_id == 0 else None
+    second = frozen_layer_norm(mixer, "ln2", x)
+    key, value, receptance = (projection(mixing, name) for name in ("key", "value", "receptance"))
+    undone = _undone(mixer)
+
+    def shifted(x: Tensor, mix: Tensor, biased: bool) -> Tensor:
+        shown = hide_padding(second(x, biased), layer.mask)
+        return mixed_with_before(shown, token_before(shown, tail if biased else None, layer.taps), mix.to(shown))
+
+    k = torch.relu(key(shifted(x, mixing.time_mix_key, True), True))
+    r = torch.sigmoid(receptance(shifted(x, mixing.time_mix_receptance, True), True))
+
+    def beside(u: Tensor, mixed: Tensor, biased: bool) -> Tensor:
+        x = u if first is None else first(u, biased)
+        x = x + added if biased and added is not None else x
+        return x + r * value(k * key(shifted(x + mixed, mixing.time_mix_key, biased), biased), biased) * undone
+
+    return beside
+
+
+def _late(t: Tensor) -> Tensor:
+    """Every step's term one step later."""
+    return torch.cat([torch.zeros_like(t[:, :1]), t[:, :-1]], dim=1)
+
+
+def _values(mixer: nn.Module, layer: LayerTrace) -> Callable[[Tensor, bool], Tensor]:
+    """The values v of the time mixing as a map of the block's input, with the norms' scales at `layer.u`."""
+    attention = mixer.attention
+    norms, x = [], at_least_float32(layer.u)
+    for name in (["pre_ln"] if mixer.layer_id == 0 else []) + ["ln1"]:
+        norms.append(frozen_layer_norm(mixer, name, x))
+        x = norms[-1](x, True)
+    value = projection(attention, "value")
+
+    def enter(v: Tensor, biased: bool) -> Tensor:
+        for norm in norms:
+            v = norm(v, biased)
+        v = hide_padding(v, layer.mask)
+        before = token_before(v, layer.conv_tail if biased else None, layer.taps)
+        return value(mixed_with_before(v, before, attention.time_mix_value.to(v)), biased)
+
+    return enter
+
+
+def frozen_layer_norm(part: nn.Module, name: str, x: Tensor) -> Callable[[Tensor, bool], Tensor]:
+    """A layer norm of a block as a linear map with its factor frozen at `x`, biased or not."""
+    weight, bias, eps = norm_terms(getattr(part, name), nn.LayerNorm, f"{name} of a {type(part).__name__}")
+    assert weight is not None and eps is not None
+    scale = rms_factor(x - x.mean(-1, keepdim=True), eps) * weight.to(x)
+
+    def scaled(v: Tensor, biased: bool) -> Tensor:
+        v = (v - v.mean(-1, keepdim=True)) * scale
+        return v + bias.to(v) if biased and bias is not None else v
+
+    return scaled
+
+
+def returned(output: Tensor) -> tuple[Tensor, None, None]:
+    """What a block's own forward gives: its output, no cache and no attention."""
+    return output, None, None
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> RwkvState:
+    """Where a run continues from after this block."""
+    shown = hide_padding(mixer.ln2(_after_time_mixing(mixer, layer, scans)), layer.mask)
+    of_channels = replace(layer, conv_input=shown, conv_tail=layer.extras.get("channel_tail"))
+    return RwkvState(
+        conv=convolution_tail(layer, 2),
+        ssm=tuple(s.state for s in scans),
+        channel=convolution_tail(of_channels, 2),
+        log_weight=layer.extras["log_weight"][:, -1],
+    )
+
+
+def _entering(mixer: nn.Module, u: Tensor) -> Tensor:
+    return mixer.pre_ln(u) if mixer.layer_id == 0 else u
+
+
+def token_before(x: Tensor, tail: Tensor | None, taps: Tensor | None) -> Tensor:
+    """The input one token earlier, 0 where `taps` (batch, length, 2) bool leaves it out."""
+    first = torch.zeros_like(x[:, :1]) if tail is None else tail.to(x.dtype)
+    before = torch.cat([first, x[:, :-1]], dim=1)
+    return before if taps is None else before * taps[..., 1:]
+
+
+def mixed_with_before(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:
+    """The token shift: `mix` (width,) of each input, the rest of that of the token before."""
+    return x * mix + before * (1 - mix)
+
+
+def _after_time_mixing(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> Tensor:
+    (scanned,) = scans
+    assert layer.z is not None
+    p, v = scanned.y.squeeze(-1), layer.recurrence.x.squeeze(-1)
+    first = torch.zeros_like(p[:, 0]) if layer.initial is None else rearrange(layer.initial[0], "b c 1 1 -> b c")
+    p = torch.cat([first.unsqueeze(1), p[:, :-1]], dim=1)
+    wkv = torch.lerp(v, p, torch.sigmoid(layer.extras["bonus"]))
+    gated = torch.sigmoid(layer.z) * wkv.to(layer.z.dtype)
+    return _entering(mixer, layer.u) + mixer.attention.output(gated) * _undone(mixer)
+
+
+# ---- the whole model while it is read
+
+_backbones: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
+"""The backbone of every block that was read."""
+
+
+def _undone(block: nn.Module) -> float:
+    """By what the outputs of a block's projections are multiplied to be those of the weights that were stored.
+
+    When it first runs in evaluation transformers' backbone divides the weights of later blocks by powers of two, in
+    place, and the residual stream with them, so that float16 does not overflow.
+    """
+    found = _backbones.get(block)
+    backbone = None if found is None else found()
+    if backbone is None or not backbone.layers_are_rescaled or backbone.config.rescale_every <= 0:
+        return 1.0
+    return 2.0 ** (block.layer_id // backbone.config.rescale_every)
+
+
+def stored(module: nn.Module) -> dict[str, Tensor]:
+    """The weights of a model, or of one block, as they were before transformers rescaled them."""
+    _remember(module)
+    weights = module.state_dict()
+    for path, part in module.named_modules():
+        if type(part) is RwkvBlock and (factor := _undone(part)) != 1:
+            for name in ("attention.output.weight", "feed_forward.value.weight"):
+                name = f"{path}.{name}" if path else name
+                weights[name] = weights[name] * factor
+    return weights
+
+
+def _remember(module: nn.Module) -> list[RwkvModel]:
+    found = [part for part in module.modules() if type(part) is RwkvModel]
+    for part in found:
+        for block in part.blocks:
+            _backbones[block] = weakref.ref(part)
+    return found
+
+
+@contextmanager
+def reading(module: nn.Module) -> Iterator[None]:
+    """Within, and in this thread, the backbones of `module` hand their blocks the mask of padding and rescale nothing;
+    what transformers has rescaled is undone as it is read.
+
+    No output is another for it, up to the ε of the norms, and no weight is touched.
+
+    Raises:
+        InputError: in float16, for a model that relies on being rescaled; for one that would be, with adapters; and
+            where a forward pass in another thread,
+            the model's first, rescaled the weights meanwhile.
+    """
+    found = _remember(module)
+    for part in found:
+        every = part.config.rescale_every
+        if part.ln_out.weight.dtype == torch.float16 and 0 < every < len(part.blocks):
+            raise InputError(f"an RWKV of {len(part.blocks)} layers overflows in float16: use bfloat16 or float32")
+        divided = [m for block in part.blocks for m in (block.attention.output, block.feed_forward.value)]
+        if 0 < every < len(part.blocks) and any(is_parametrized(m) or not agrees_with_weight(m) for m in divided):
+            raise InputError(
+                "transformers divides the weights of an RWKV's later layers by powers of two, but not what an adapter "
+                "or hook adds to them: merge the adapter (peft's merge_and_unload()), or set rescale_every=0 before"
+            )
+    rescaled = {part: part.layers_are_rescaled for part in found}
+    masks: dict[nn.Module, Tensor | None] = {}
+
+    def remember(model: nn.Module, args: tuple, kwargs: dict) -> None:
+        masks[model.rwkv] = args[1] if len(args) > 1 else kwargs.get("attention_mask")
+
+    # transformers' language model is given a mask and drops it
+    speaking = [(part, remember) for part in module.modules() if type(part) is RwkvForCausalLM]
+    taken = [(part, partial(_backbone, part, masks, rescaled)) for part in found]
+    with watched(before=speaking), taken_over(taken):
+        yield
+    if any(part.layers_are_rescaled != was for part, was in rescaled.items()):
+        raise InputError(
+            "another thread ran this model for the first time meanwhile, which rescaled its weights; run it again"
+        )
+
+
+def _backbone(
+    model, masks, rescaled, below, input_ids=None, attention_mask=None, inputs_embeds=None, state=None, **kwargs
+):
+    """The backbone's forward pass for whole sequences, without rescaling."""
+    if state is not None or kwargs.get("use_cache"):
+        run = below(input_ids, attention_mask, inputs_embeds, state, **kwargs)
+        rescaled[model] = model.layers_are_rescaled
+        return run
+    attention_mask = masks.get(model) if attention_mask is None else attention_mask
+    hidden = model.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+    seen = [hidden]
+    for block in model.blocks:
+        hidden, *_ = block(hidden, attention_mask=attention_mask)
+        seen.append(hidden)
+    last = model.ln_out(hidden)
+    wanted = kwargs.get("output_hidden_states")
+    wanted = model.config.output_hidden_states if wanted is None else wanted
+    run = RwkvOutput(last_hidden_state=last, hidden_states=(*seen[1:], last) if wanted else None)
+    return run if kwargs.get("return_dict") in (None, True) else run.to_tuple()
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    from transformers import RwkvConfig, RwkvForCausalLM
+
+    sizes = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, rescale_every=0, use_cache=False)
+    models: dict[str, nn.Module] = {
+        "rwkv": RwkvForCausalLM(RwkvConfig(**sizes)),
+        "rwkv-deeper": RwkvForCausalLM(RwkvConfig(**{**sizes, "num_hidden_layers": 3}, intermediate_size=40)),
+    }
+    for model in models.values():
+        nn.init.normal_(model.get_input_embeddings().weight)
+    return models

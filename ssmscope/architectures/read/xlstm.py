@@ -1,0 +1,194 @@
+"""xLSTM (Beck et al. 2024): layers of its mLSTM, whose heads have a matrix as state and exponential input gates.
+
+    C_t = f_t C_{t−1} + i_t v_t k_tᵀ,   n_t = f_t n_{t−1} + i_t k_t,   f_t = σ(f̃_t),   i_t = e^{ĩ_t},
+    h_t = C_t q_t / (max(|n_tᵀ q_t|, 1) + ε e^{m_t}),   m_t = max(log f_t + m_{t−1}, ĩ_t),   m_0 = 0,
+
+with q divided by √(key size) (xLSTM, Eqs. 19 to 27 and 15; k is divided there, and there is no ε). The library holds
+e^{−m_t} C_t and e^{−m_t} n_t, which keeps both from overflowing; C and n themselves are what is read here: f is the
+decay of a head, and the stabiliser m is left in ε e^{m_t} alone. Both gates are capped softly, so that e^ĩ is no large
+number. In `ops.Recurrence` x = v, b = i k and c = q / normaliser.
+
+The normaliser is taken from a recurrence of its own, n, whose state and m_t a run continues from too. In implicit
+attention, relevance (LRP) and cut edges it is a constant, as the denominator of a softmax is: what it would be without
+a token is not asked. Behind it stands a norm of each head, which undoes it but for the ε of that norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid, pad
+from transformers.models.xlstm.modeling_xlstm import (
+    xLSTMLayer,
+    xLSTMModel,
+    xLSTMMultiHeadLayerNorm,
+    xLSTMOutput,
+)
+
+from ssmscope import ops
+from ssmscope.architectures.read.parts import as_mask, at_least_float32, constant, hide_padding, projection, rms_factor
+from ssmscope.core.affine import norm_terms
+from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
+from ssmscope.core.intercept import taken_over
+from ssmscope.core.mixers import CACHES, arguments
+from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.errors import InputError
+from ssmscope.ops import Recurrence, Scan
+
+MIXERS: tuple[type[nn.Module], ...] = (xLSTMLayer,)
+MODEL_TYPES = ("xlstm",)
+
+HIGHEST = 40.0
+"""The highest cap of a gate for which e^ĩ k, summed over a long text, is within float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class MLSTMState(LayerState):
+    """From where a layer continues: `normalizer` (batch, heads, 1, state) is n, `stabilizer` (batch, heads) m."""
+
+    normalizer: Tensor
+    stabilizer: Tensor
+
+
+def stabilizers(
+    log_f: Float[Tensor, "batch length heads"],
+    log_i: Float[Tensor, "batch length heads"],
+    start: Float[Tensor, "batch heads"] | None = None,
+) -> Float[Tensor, "batch length+1 heads"]:
+    """m_0 … m_length in float64, m_t = max(log f_t + m_{t−1}, log i_t) (xLSTM, Eq. 15), from m_0 = `start`, 0 when
+    absent, as in transformers."""
+    start = log_f.new_zeros(log_f.shape[0], log_f.shape[2]) if start is None else start
+    kept = pad(log_f.double().cumsum(1), (0, 0, 1, 0))
+    entered = torch.cat([start.double().unsqueeze(1), log_i.double() - kept[:, 1:]], dim=1)
+    return kept + entered.cummax(1).values
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms from its input `u` (batch, length, width) and weights.
+
+    `mask` (batch, length) is True at real positions, elsewhere states hold; `state` is where a run continues from.
+    `extras` has the `normalizer` (batch, length, heads) by which q is divided, and where both end, `n` (batch, heads,
+    1, state) and `m` (batch, heads).
+
+    Raises:
+        InputError: for gates that have no cap, or one above `HIGHEST`, and for projections in one matrix.
+    """
+    if state is not None and not isinstance(state, MLSTMState):
+        raise TypeError("an mLSTM continues from an MLSTMState, which state_after gives: it holds n and m too")
+    cap, heads = mixer.config.gate_soft_cap, mixer.config.num_heads
+    if cap is None or not 0 < cap <= HIGHEST:
+        raise InputError(f"gate_soft_cap is {cap}: an xLSTM can be read whose gates are capped, at {HIGHEST:g} at most")
+    if mixer.config.weight_mode != "single":
+        raise InputError(
+            f"weight_mode is {mixer.config.weight_mode!r}: an xLSTM can be read with 'single' weights alone"
+        )
+    mask = as_mask(mask)
+    i, f = (cap * torch.tanh(project(u) / cap) for project in (mixer.igate_preact, mixer.fgate_preact))
+    q, k, v = (rearrange(project(u), "b t (h p) -> b t h p", h=heads) for project in (mixer.q, mixer.k, mixer.v))
+    q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(hide_padding(v, mask))
+    log_f, log_i = hide_padding(logsigmoid(at_least_float32(f)), mask), at_least_float32(i)
+    b, q = hide_padding(log_i.exp().unsqueeze(-1) * k, mask), q * q.shape[-1] ** -0.5
+    real = log_i if mask is None else log_i.masked_fill(~mask.unsqueeze(-1), -torch.inf)
+    m = stabilizers(log_f, real, None if state is None else state.stabilizer)
+    counted = Recurrence(x=torch.ones_like(v[..., :1]), b=b, c=q, log_a=log_f.unsqueeze(-1))
+    n = ops.scan(counted, None if state is None else state.normalizer)
+    normalizer = n.y.squeeze(-1).abs().clamp(min=1) + mixer.config.eps * m[:, 1:].exp().to(n.y)
+    recurrence = Recurrence(x=v, b=b, c=q / normalizer.unsqueeze(-1), log_a=log_f.unsqueeze(-1))
+    extras = {"normalizer": normalizer, "n": n.state, "m": m[:, -1]}
+    return LayerTrace(u, (recurrence,), mask=mask, z=mixer.ogate_preact(u), extras=extras)
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The mixer's output (batch, length, width) from its terms: W_O (σ(z) ⊙ norm(h))."""
+    (scanned,) = layer.scan() if scans is None else scans
+    assert layer.z is not None
+    return mixer.out_proj(mixer.ogate_act_fn(layer.z) * mixer.multihead_norm(scanned.y.to(layer.z.dtype)))
+
+
+def returned(output: Tensor) -> tuple[Tensor, None]:
+    """What the mixer's own forward pass returns: also its state, which is read with a cache alone."""
+    return output, None
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> MLSTMState:
+    """Where a run continues from after this layer."""
+    states, extras = tuple(s.state for s in scans), layer.extras
+    return MLSTMState(conv=None, ssm=states, normalizer=extras["n"], stabilizer=extras["m"])
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map with q, k, gates, the normaliser and the norms of its heads frozen."""
+    assert layer.z is not None
+    u, (scanned,) = at_least_float32(layer.u), layer.scan()
+    weight, bias, eps = norm_terms(mixer.multihead_norm, xLSTMMultiHeadLayerNorm, "the norm of an xLSTM's heads")
+    assert weight is not None and eps is not None
+    factor = rms_factor(scanned.y - scanned.y.mean(-1, keepdim=True), eps)
+    factor = rearrange(factor, "b t h p -> b t (h p)") * at_least_float32(weight)
+    opened = mixer.ogate_act_fn(at_least_float32(layer.z))
+    value, project = projection(mixer, "v"), projection(mixer, "out_proj")
+    source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
+    entry = Entry(source=source, enter=lambda u, biased: hide_padding(value(u, biased), layer.mask))
+    leaving = Exit(lambda v: project(v, False), gate=opened * factor, centred=True)
+    added = constant(mixer, "out_proj", u)
+    rest = added if bias is None else project(opened * at_least_float32(bias), True)
+    return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=rest)
+
+
+# ---- the whole model while it is read
+
+
+@contextmanager
+def reading(module: nn.Module) -> Iterator[None]:
+    """Within, and in this thread, texts longer than `max_inference_chunksize` run in one piece: transformers cuts them,
+    without gradients and with a cache.
+
+    Raises:
+        InputError: within, where gradients of such a text are asked for: its head, too, cuts them off.
+    """
+    with taken_over([(part, partial(_backbone, part)) for part in module.modules() if isinstance(part, xLSTMModel)]):
+        yield
+
+
+def _backbone(model: Any, below: Any, *args: Any, **kwargs: Any) -> Any:
+    given = dict(zip(arguments(model), args)) | kwargs
+    embeds, wanted = given.get("inputs_embeds"), given.get("output_hidden_states")
+    length = (given["input_ids"] if embeds is None else embeds).shape[1]
+    wanted = model.config.output_hidden_states if wanted is None else wanted
+    uncut = wanted or length <= model.config.max_inference_chunksize
+    if uncut or given.get("use_cache") or any(given.get(name) is not None for name in CACHES):
+        return below(**given)
+    if torch.is_grad_enabled():
+        raise InputError(
+            f"transformers' xLSTM has no gradients of texts above {model.config.max_inference_chunksize:,} tokens (its "
+            f"max_inference_chunksize), and this has {length:,}"
+        )
+    hidden = model.embeddings(given["input_ids"]) if embeds is None else embeds
+    for block in model.blocks:
+        hidden, _ = block(hidden)
+    return xLSTMOutput(last_hidden_state=model.out_norm(hidden))
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    from transformers import xLSTMConfig, xLSTMForCausalLM
+
+    sizes = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=2, ffn_round_up_to_multiple_of=8)
+    models: dict[str, nn.Module] = {
+        "xlstm": xLSTMForCausalLM(xLSTMConfig(**sizes, use_cache=False)),
+        "xlstm-with-biases": xLSTMForCausalLM(xLSTMConfig(**sizes, use_cache=False, use_bias=True)),
+    }
+    for module in models.values():
+        for name, parameter in module.named_parameters():
+            if name.endswith(("igate_preact.weight", "fgate_preact.weight")):
+                parameter.data.normal_(0.0, 0.15)
+            elif name.endswith(("igate_preact.bias", "fgate_preact.bias")):  # at first i is e^{−10} for every token
+                parameter.data.uniform_(0.0, 2.0)
+    return models

@@ -1,0 +1,378 @@
+"""Linear maps, convolutions, norms and embeddings read by what their modules compute.
+
+The weights of a plain layer say what it computes: its forward is its class's own, and no hook changes it. Weights under
+a parametrisation do, too. Of any other module they need not: an adapter (LoRA, DoRA, …) adds to what the weight of its
+base layer gives, a quantised layer packs its weight, a subclass or a hook does what it likes. Such a module is called:
+a linear map is f(u) − f(0) and its constant f(0), its transpose is the vector-Jacobian product of f. That it is what it
+is read as is tried on a few random inputs first, and refused otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import conv1d, conv2d, linear, pad
+
+from ssmscope.core.intercept import evaluating, has_hooks, is_own, unmoved
+from ssmscope.errors import InputError
+
+EMBEDDED_AT_ONCE = 2**14  # rows of an embedding table that are read together
+ROUNDING = 64, 4  # units of the last place by which two ways of computing the same may differ; of half precision
+REMEDY = "merge its adapter (peft's merge_and_unload()), or dequantise it"
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> bool:
+    """Whether a module computes what `kind` does with its attributes: no forward of its own, and no hook but one of
+    accelerate's that only moves its input."""
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    return (
+        any(type(module).forward is each.forward for each in kinds)
+        and is_own(module, unmoved(module))
+        and type(module).__call__ is nn.Module.__call__
+        and not has_hooks(module)
+    )
+
+
+def innermost(module: Any) -> Any:
+    """What peft's adapters, or its copies that are trained, have been put around."""
+    names = ("base_layer", "original_module")
+    while inside := [child for name, child in module.named_children() if name in names]:
+        module = inside[0]
+    return module
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module says that it maps `in_features` to `out_features`, as linear layers and their adapters do."""
+    return all(isinstance(getattr(module, name, None), int) for name in ("in_features", "out_features"))
+
+
+def stored_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The state dict of a model whose every layer is in it under its own name.
+
+    Raises:
+        InputError: for a model with adapters or parametrised weights.
+    """
+    weights = module.state_dict()
+    strange = [name for name in weights if {"base_layer", "original_module", "parametrizations"} & {*name.split(".")}]
+    if strange:
+        raise InputError(f"{type(module).__name__} has adapters or parametrised weights ({strange[0]}): {REMEDY}")
+    return weights
+
+
+def applied(module: nn.Module, x: Tensor) -> Tensor:
+    """What a module makes of `x` in evaluation, in its own dtype: that of its first floating-point weight."""
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), x.dtype)
+    with evaluating(module):
+        return module(x.to(dtype))
+
+
+# ---- linear layers
+
+
+def linear_map(
+    module: nn.Module, name: str = "the layer", rows: slice | Tensor | None = None
+) -> Callable[[Tensor, bool], Tensor]:
+    """A linear layer, or some of its outputs, as a map that leaves its constant out unless its second argument is true.
+
+    Args:
+        name: what an error calls the layer.
+
+    Raises:
+        InputError: for a module that is no affine map of every position of its input.
+    """
+    if is_plain(module, nn.Linear):
+        weight = module.weight if rows is None else module.weight[rows]
+        bias = module.bias if module.bias is None or rows is None else module.bias[rows]
+        return lambda u, biased: linear(u, weight.to(u), bias.to(u) if biased and bias is not None else None)
+    constant = offset(module, name)
+    chosen = slice(None) if rows is None else rows
+
+    def project(u: Tensor, biased: bool) -> Tensor:
+        y = applied(module, u).to(u)
+        return (y if biased or constant is None else y - constant.to(u))[..., chosen]
+
+    return project
+
+
+def offset(module: nn.Module, name: str = "the layer") -> Float[Tensor, " out"] | None:
+    """What a linear layer gives for zeros, its bias; None where that is nothing.
+
+    Raises:
+        InputError: as `linear_map`.
+    """
+    if is_plain(module, nn.Linear):
+        return module.bias
+    with torch.no_grad(), _quiet(module):
+        constant = _affine_at_zero(module, name)
+    return constant if bool(constant.any()) else None
+
+
+def matrix(module: nn.Module, name: str = "the layer") -> Float[Tensor, "out in"]:
+    """The weight of a linear layer: what it makes of unit vectors, less its constant.
+
+    Raises:
+        InputError: as `linear_map`.
+    """
+    if is_plain(module, nn.Linear):
+        return module.weight
+    with torch.no_grad(), _quiet(module):
+        constant = _affine_at_zero(module, name)
+        units = torch.eye(_width(module, name), device=constant.device, dtype=constant.dtype)
+        return (applied(module, units.unsqueeze(0))[0] - constant).mT.contiguous()
+
+
+def _affine_at_zero(module: nn.Module, name: str) -> Tensor:
+    """f(0), after f(x + y) + f(0) = f(x) + f(y), and that a position is mapped whatever stands beside it."""
+    width, device = _width(module, name), _device(module)
+    x, y = _random((2, 3, width), device), 8 * _random((2, 3, width), device, seed=1)
+
+    def f(u: Tensor) -> Tensor:
+        return _tried(lambda: applied(module, u), module, name)
+
+    zero, of_x, of_y, of_both, alone = (f(u) for u in (torch.zeros_like(x), x, y, x + y, x[:1, :1]))
+    digits = _digits(of_x)
+    if of_x.shape[:-1] != x.shape[:-1]:
+        raise InputError(f"{name}, {_kind(module)}, is no linear map of its input, and cannot be read: {REMEDY}")
+    _same(of_both + zero, of_x + of_y, digits, module, name, "linear map of its input")
+    _same(zero, zero[:1, :1].expand_as(zero), digits, module, name, "linear map of every position")
+    _same(of_x[:1, :1], alone, digits, module, name, "linear map of every position")
+    return zero[0, 0]
+
+
+def agrees_with_weight(module: nn.Module) -> bool:
+    """Whether a linear layer or convolution computes what its weight and bias say.
+
+    A layer whose weights are elsewhere (offloaded) counts as one that does: nothing else is known of them.
+    """
+    kind = nn.Conv1d if isinstance(innermost(module), nn.Conv1d) else nn.Linear
+    if is_plain(module, kind):
+        return True
+    weight, bias = module.weight, module.bias
+    if not (isinstance(weight, Tensor) and weight.is_floating_point()):
+        return False
+    if weight.is_meta:
+        return True
+    with torch.no_grad(), _quiet(module):
+        if kind is nn.Linear:
+            x = _random((1, 3, weight.shape[1]), weight.device).to(weight)
+            expected = linear(x, weight, bias)
+        else:
+            own = innermost(module)
+            x = _random((1, own.in_channels, 2 * weight.shape[-1]), weight.device).to(weight)
+            expected = conv1d(x, weight, bias, own.stride, own.padding, own.dilation, own.groups)
+        found = _tried(lambda: applied(module, x), module, "the layer")
+    return found.shape == expected.shape and _apart(found, expected) <= _digits(found)
+
+
+# ---- depthwise convolutions
+
+
+def depthwise(
+    conv: nn.Module, channels: int, taps: int, name: str = "the convolution"
+) -> tuple[Float[Tensor, "channels 1 taps"], Float[Tensor, " channels"] | None]:
+    """The weight and bias of a convolution of every channel by itself: its answer to an impulse in every channel, and
+    to zeros.
+
+    Raises:
+        InputError: for a module that is no such convolution.
+    """
+    if is_plain(conv, nn.Conv1d):
+        return conv.weight, conv.bias
+    device = _device(conv)
+    impulse = torch.zeros(1, channels, 2 * taps - 1, dtype=torch.float32, device=device)
+    impulse[..., taps - 1] = 1
+    with _quiet(conv):
+        zero = _tried(lambda: applied(conv, torch.zeros_like(impulse)), conv, name)
+        answer = _tried(lambda: applied(conv, impulse), conv, name) - zero
+        padding, odd = divmod(answer.shape[-1] - taps, 2)  # the output is longer than the input by 2 padding − taps + 1
+        if answer.shape[:2] != (1, channels) or padding < 0 or odd:
+            raise InputError(f"{name}, {_kind(conv)}, is no convolution of every channel, and cannot be read: {REMEDY}")
+        weight = answer[0, :, padding : padding + taps].flip(-1).unsqueeze(1)
+        bias = zero[0, :, 0]
+        with torch.no_grad():
+            x = _random((2, channels, 3 * taps), device)
+            found = _tried(lambda: applied(conv, x), conv, name)
+            expected = conv1d(x.to(found), weight.to(found), bias.to(found), padding=padding, groups=channels)
+            _same(found, expected, _digits(found), conv, name, "convolution of every channel by itself")
+    return weight, bias if bool(bias.any()) else None
+
+
+# ---- norms
+
+
+def convolved(
+    source: Float[Tensor, "batch length channels"],
+    kernel: Tensor,
+    tail: Tensor | None,
+    read: Tensor | None,
+    bias: Tensor | None = None,
+) -> Float[Tensor, "batch length channels"]:
+    """Return Σ_j kernel_j source_{t−j} + bias, with `tail` or zeros at the taps − 1 positions before the first, over
+    the j that are `read`, (batch, length, taps) bool.
+
+    It is torch's convolution of an image of one row: with contiguous channels, which what reads the result wants too,
+    that is several times as fast on a CPU as `conv1d`. Compiled, it is the sum over the taps, which becomes one kernel.
+    """
+    taps, (batch, length, channels) = kernel.shape[1], source.shape
+    padded = pad(source, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(source), source], dim=1)
+    if read is None and length and not torch.compiler.is_compiling():
+        weight = kernel.to(source.dtype).flip(1).expand(channels, -1)[:, None, None]
+        return conv2d(padded.mT.unsqueeze(2), weight, bias, groups=channels).squeeze(2).mT
+    total = source.new_zeros(batch, length, channels) if bias is None else bias
+    for j in range(taps):
+        shifted = padded[:, taps - 1 - j : taps - 1 - j + length]
+        total = torch.addcmul(total, shifted if read is None else shifted * read[..., j, None], kernel[:, j])
+    return total
+
+
+class NormTerms(NamedTuple):
+    """What a norm multiplies the normed vector by and adds to it, (width,) or None, and the ε under its root."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float | None
+
+
+def norm_terms(
+    norm: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...], name: str = "the norm"
+) -> NormTerms:
+    """The weight and bias of a norm by the root mean square, or of a layer norm.
+
+    Args:
+        kind: the classes whose norm it is.
+
+    Raises:
+        InputError: for a module that is no such norm.
+    """
+    own = innermost(norm)
+    if not hasattr(own, "weight") or not (hasattr(own, "variance_epsilon") or hasattr(own, "eps")):
+        raise InputError(f"{name}, {_kind(norm)}, is no norm that can be read")
+    eps = own.variance_epsilon if hasattr(own, "variance_epsilon") else own.eps
+    kinds = (nn.LayerNorm, *(kind if isinstance(kind, tuple) else (kind,)))
+    if is_plain(norm, kinds):
+        return NormTerms(norm.weight, getattr(norm, "bias", None), eps)
+    width, device, centred = own.weight.shape[-1], _device(norm), isinstance(own, nn.LayerNorm)
+    size = getattr(own, "group_size", width // getattr(own, "n_groups", 1))
+
+    def normed(x: Tensor) -> Tensor:
+        x = x - x.mean(-1, keepdim=True) if centred else x
+        groups = x.unflatten(-1, (-1, size))
+        least = torch.finfo(x.dtype).eps if eps is None else eps
+        return (groups * torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + least)).flatten(-2)
+
+    with torch.no_grad(), _quiet(norm):
+        wide = torch.promote_types(own.weight.dtype, torch.float32)
+        ones = torch.ones(1, 2, width, device=device, dtype=wide)  # some norms squeeze one position
+        ones[..., ::2] = -1
+        try:
+            zero = applied(norm, torch.zeros_like(ones))
+        except Exception:  # one that wants heads, or a gate: the layer's output tells whether hooks change it
+            if type(norm) in kinds and is_own(norm, unmoved(norm)):
+                return NormTerms(norm.weight, getattr(norm, "bias", None), eps)
+            zero = _tried(lambda: applied(norm, torch.zeros_like(ones)), norm, name)
+        of_ones = _tried(lambda: applied(norm, ones), norm, name)
+        if zero.shape != ones.shape or of_ones.shape != ones.shape:
+            raise InputError(f"{name}, {_kind(norm)}, is no norm of its input, and cannot be read: {REMEDY}")
+        weight, bias = (of_ones - zero)[0, 0] / normed(ones).to(of_ones)[0, 0], zero[0, 0]
+        x = _random((2, 3, width), device).to(wide)
+        found = _tried(lambda: applied(norm, x), norm, name)
+        # many a norm computes in float32 whatever it is given
+        digits = max(_digits(found), ROUNDING[0] * torch.finfo(torch.float32).eps)
+        _same(found, normed(x).to(found) * weight + bias, digits, norm, name, type(own).__name__)
+        if not centred and bool(bias.any()):
+            raise InputError(f"{name}, {_kind(norm)}, adds a bias to a norm that has none: merge its adapter")
+    return NormTerms(weight, bias if centred else None, eps)
+
+
+# ---- embeddings
+
+
+def embedding_table(module: nn.Module) -> Float[Tensor, "tokens width"]:
+    """The embedding of every token id of a model, without gradients: what its input embeddings give for it."""
+    table: Any = module.get_input_embeddings()
+    if is_plain(table, nn.Embedding):
+        return table.weight.detach()
+    ids = torch.arange(table.weight.shape[0], device=_device(table))
+    with torch.no_grad():
+        return torch.cat([table(part.unsqueeze(0))[0] for part in ids.split(EMBEDDED_AT_ONCE)])
+
+
+# ---- trying
+
+
+def _tried(compute: Callable[[], Tensor], module: nn.Module, name: str) -> Tensor:
+    try:
+        found = compute()
+    except Exception as error:  # a hook or a forward pass of somebody's may raise anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+        raise InputError(f"{name}, {_kind(module)}, cannot be read by calling it ({reason}): {REMEDY}") from error
+    if not isinstance(found, Tensor):
+        raise InputError(f"{name}, {_kind(module)}, returns no tensor, and cannot be read: {REMEDY}")
+    return found
+
+
+def _same(found: Tensor, expected: Tensor, digits: float, module: nn.Module, name: str, what: str) -> None:
+    if found.shape != expected.shape:
+        raise InputError(f"{name}, {_kind(module)}, is no {what}, and cannot be read: {REMEDY}")
+    apart = _apart(found, expected)
+    if apart != apart or apart == float("inf"):
+        raise InputError(f"{name}, {_kind(module)}, gives numbers that are not finite: the model is damaged")
+    if apart > digits:
+        raise InputError(f"{name}, {_kind(module)}, is no {what} (off by {apart:.1e}), and cannot be read: {REMEDY}")
+
+
+def _apart(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, in units of the largest number."""
+    wide = torch.promote_types(found.dtype, torch.float32)
+    size = torch.maximum(found.abs().max(), expected.abs().max()).to(wide)
+    return float((found.to(wide) - expected.to(wide)).abs().max() / size) if bool(size) else 0.0
+
+
+def _digits(found: Tensor) -> float:
+    """How far two ways of computing the same may lie apart, in units of the largest number."""
+    single, half = ROUNDING
+    if found.dtype in (torch.float16, torch.bfloat16):
+        return half * torch.finfo(found.dtype).eps
+    if found.dtype == torch.float32:  # products may have been allowed fewer digits
+        fewer = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}[torch.get_float32_matmul_precision()]
+        return max(single * torch.finfo(found.dtype).eps, half * fewer)
+    return single * torch.finfo(torch.float64).eps
+
+
+def _random(shape: tuple[int, ...], device: torch.device, seed: int = 0) -> Tensor:
+    """About normal numbers that leave the global random numbers as they are: quarters, whose sums every dtype holds."""
+    drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+    return ((4 * drawn).round() / 4).to(device)
+
+
+@contextmanager
+def _quiet(module: nn.Module) -> Iterator[None]:
+    """Within, a module that draws random numbers (dropout) leaves those of everybody else as they are."""
+    if not any(part.training for part in module.modules()):
+        yield
+        return
+    device = _device(module)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
+def _device(module: nn.Module) -> torch.device:
+    """Where a module's input is expected; weights that are elsewhere (offloaded) are fetched to the CPU."""
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+def _width(module: nn.Module, name: str) -> int:
+    if not is_linear(module):
+        raise InputError(f"{name}, {_kind(module)}, is no linear layer that can be read: give it in_features")
+    return module.in_features
+
+
+def _kind(module: nn.Module) -> str:
+    """ "Linear of peft.tuners.lora.layer"."""
+    return f"a {type(module).__name__} of {type(module).__module__}"

@@ -1,0 +1,76 @@
+"""Mixers whose parts are watched or changed: what is read of them beside their own forward pass.
+
+A hook may read or change whatever it likes, and a mixer's own forward pass need not call the part that it is on: some
+releases multiply by a convolution's weight instead, and never call the activation. What is read agrees with that
+forward pass, or it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ssmscope.core.intercept import has_backward_hooks, is_changed, unhooked
+
+Compute = Callable[[Tensor], Any]
+"""A mixer's output from its input; of a tuple the first."""
+
+
+def changed_parts(mixer: nn.Module) -> dict[str, nn.Module]:
+    """The parts of a mixer, by name, on which somebody has put hooks or a forward pass."""
+    return {
+        name: part for name, part in mixer.named_modules() if name and (is_changed(part) or has_backward_hooks(part))
+    }
+
+
+def described(mixer: nn.Module, parts: Mapping[str, nn.Module]) -> str:
+    """The beginning of an error: "MambaMixer of layer 2: hooks, or a forward pass, put on act"."""
+    number = getattr(mixer, "layer_idx", getattr(mixer, "layer_id", None))
+    where = type(mixer).__name__ + ("" if number is None else f" of layer {number}")
+    more = f" and {len(parts) - 3} others" if len(parts) > 3 else ""
+    return f"{where}: hooks, or a forward pass, put on {', '.join(list(parts)[:3]) or 'it'}{more}"
+
+
+def same_outcome(
+    mixer: nn.Module, parts: Mapping[str, nn.Module], theirs: Compute, ours: Compute, u: Tensor, mask: Tensor | None
+) -> bool:
+    """Return True if a mixer's own forward pass and what is read of it agree, or its hooks change neither.
+
+    Outputs are compared on this input at real positions, `mask` (batch, length), and where gradients are asked for,
+    the gradients by it.
+    """
+    found = [_outcome(compute, mixer, u, mask) for compute in (theirs, ours)]
+    if all(map(agree, *found)):
+        return True
+    if any(map(has_backward_hooks, parts.values())):  # there is no run without these
+        return False
+    with unhooked(parts.values()):
+        bare = [_outcome(compute, mixer, u, mask) for compute in (theirs, ours)]
+    return all(agree(a, b, rounding=True) for pair in zip(found, bare) for a, b in zip(*pair))
+
+
+def agree(found: Tensor, expected: Tensor, *, rounding: bool = False) -> bool:
+    """Return True if two ways of computing the same gave the same numbers; with `rounding`, but for the last digits."""
+    eps = max(torch.finfo(found.dtype).eps, torch.finfo(torch.float32).eps)  # many a layer computes in float32
+    allowed = 16 * eps if rounding or eps > 1e-5 else 4 * eps**0.5
+    apart, size = (found - expected).detach().abs(), expected.detach().abs()
+    return not apart.numel() or bool(apart.max() <= allowed * size.max())
+
+
+def _outcome(compute: Compute, mixer: nn.Module, u: Tensor, mask: Tensor | None) -> list[Tensor]:
+    """The output, and the gradient of the sum of its squares where gradients are asked for, at real positions."""
+    real = slice(None) if mask is None else mask.bool().to(u.device)
+    devices = [u.device] if u.device.type == "cuda" else []
+    with torch.random.fork_rng(devices, enabled=mixer.training):
+        if mixer.training:  # what is drawn is the same both times
+            torch.manual_seed(0)
+        v = u.detach().requires_grad_(torch.is_grad_enabled())
+        y = compute(v)
+        y = (y[0] if isinstance(y, tuple) else y)[real]
+        if not y.requires_grad:
+            return [y] if not torch.is_grad_enabled() else [y, torch.zeros_like(u)[real]]
+        (gradient,) = torch.autograd.grad(y.square().sum(), v, allow_unused=True, materialize_grads=True)
+    return [y.detach(), gradient[real]]

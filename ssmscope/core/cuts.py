@@ -1,0 +1,219 @@
+"""Edges between tokens cut: what a layer's recurrences, its convolution, or its attention read of some tokens at
+others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ssmscope import ops
+from ssmscope.core.edits import Edit, Place, Site, digest
+from ssmscope.core.frozen import LEVELS
+from ssmscope.core.mixers import frozen_of, reader_of
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.ops import Recurrence, Scan
+
+
+def cut_edges(
+    sources: Sequence[int] | Tensor,
+    targets: Sequence[int] | Tensor,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    recurrences: Sequence[int] | None = None,
+    level: str = "ssm",
+    rows: Mapping[int, Tensor] | None = None,
+) -> Edit:
+    """Cut the edges from source tokens to target tokens: what sources wrote into the state is not read at targets.
+
+    Of y_t = Σ_s α[t, s] x_s + D x_t the terms with s among the sources are taken away at every t among the targets
+    (attention knockout, Geva et al. 2023, on the implicit attention of Differential Mamba, Eq. 8). It is one scan of
+    the sources' writes alone, and exact. The skip D x_t stays, which passes no state; at the level "block" it holds a
+    part of the few tokens before t, which x_t has of the convolution. Everything else, gate and norm included, is
+    computed from what is left.
+
+    Args:
+        sources, targets: positions, or (batch, length) bool.
+        layers: in which; all by default.
+        heads: whose edges; all by default.
+        recurrences: of which of a layer's recurrences, by their numbers in its trace, those that a GroupMamba's module
+            borrows after its own; all by default.
+        level: "ssm", of what is written into the state at a source; "block", of what a source gives to the input of the
+            convolution, which comes to be written with the tokens after it too (its activation frozen).
+        rows: by layer, whose edges are cut there: (batch,) or (batch, heads) bool; of all rows by default.
+
+    Raises:
+        InputError: another level.
+    """
+
+    if level not in LEVELS:
+        raise InputError(f"unknown level {level!r}; allowed are {', '.join(LEVELS)}{did_you_mean(level, LEVELS)}")
+
+    def change(scans: tuple[Scan, ...], site: Site) -> tuple[Scan, ...]:
+        layer, reader = site.trace, reader_of(site.mixer)
+        assert layer is not None
+        like = layer.recurrences[0].x
+        own = _heads_cut(like.shape[2], site, heads, rows, like.device)
+        batch, length = like.shape[:2]
+        cut, read = _at(sources, batch, length, like.device), _at(targets, batch, length, like.device)
+        cut = cut.unsqueeze(-1) & own.unsqueeze(1)
+        paths = frozen_of(site.mixer, layer).paths if level == "block" else ()
+
+        def part(number: int, recurrence: Recurrence, late: int = 0) -> Tensor:
+            if recurrences is not None and number not in recurrences:
+                return torch.zeros_like(recurrence.x)
+            x = torch.where(cut.unsqueeze(-1), recurrence.x, 0)
+            if paths and not late:  # RWKV, which reads late, has no convolution before its recurrence
+                entry, width = paths[number].entry, recurrence.shape[3]
+                source = torch.where(cut.repeat_interleave(width, dim=2), entry.source, 0)
+                x = paths[number].written(entry.values(source, False), False)
+            at = torch.zeros_like(read)
+            at[:, : at.shape[1] - late] = read[:, late:]
+            return contribution(recurrence, x, at)
+
+        if hasattr(reader, "without"):
+            return reader.without(site.mixer, layer, scans, part)
+        each = enumerate(zip(scans, layer.recurrences))
+        return tuple(scan._replace(y=scan.y - part(number, recurrence)) for number, (scan, recurrence) in each)
+
+    more = {"recurrences": recurrences and list(recurrences), "level": level}
+    return _edit("scans", change, sources, targets, layers, heads, rows, more)
+
+
+def cut_convolution(
+    sources: Sequence[int] | Tensor,
+    targets: Sequence[int] | Tensor,
+    *,
+    layers: Sequence[int] | None = None,
+    rows: Mapping[int, Tensor] | None = None,
+) -> Edit:
+    """Cut what the causal convolution carries from source tokens to target tokens: their taps there are zero.
+
+    The convolution's outputs at the targets, and all that is made of them (x, B, C and, where it is convolved or comes
+    from x, Δ), are those of inputs that are zero at the sources. A token goes on to read itself. It is exact. With
+    `cut_edges` a token's decay is what is left of it: how much it makes the state forget.
+
+    Args:
+        sources, targets: positions in the run, or (batch, length) bool.
+        layers: in which; all by default.
+        rows: by layer, whose taps are cut there, (batch,) bool; of all rows by default.
+
+    Raises:
+        InputError: as it runs, a layer without a convolution.
+    """
+
+    def change(reads: Tensor, site: Site) -> Tensor:
+        batch, length, taps = reads.shape
+        stop = site.start + length
+        cut, read = (_at(each, batch, stop, reads.device)[:, :stop] for each in (sources, targets))
+        before = pad(cut, (taps - 1, 0)).unfold(1, taps, 1).flip(-1)
+        before = before & (torch.arange(taps, device=reads.device) > 0)
+        own = _heads_cut(1, site, None, rows, reads.device).unsqueeze(-1)
+        return reads & ~(before & read.unsqueeze(-1) & own)[:, site.start :]
+
+    return _edit("taps", change, sources, targets, layers, None, rows, {})
+
+
+def cut_attention(
+    sources: Sequence[int] | Tensor,
+    targets: Sequence[int] | Tensor,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    rows: Mapping[int, Tensor] | None = None,
+) -> Edit:
+    """Cut the edges from source tokens to target tokens in layers of softmax attention, by a mask on the scores.
+
+    The softmax is over what is left (attention knockout, Geva et al. 2023). A token goes on to read itself.
+
+    Args:
+        sources, targets: positions in the run, or (batch, length) bool.
+        layers: in which, counted among the layers of attention; all by default.
+        heads: of which heads of queries; all by default.
+        rows: by layer, whose edges are cut there: (batch,) or (batch, heads) bool; of all rows by default.
+    """
+
+    def change(reads: Tensor, site: Site) -> Tensor:
+        batch, _, length, keys = reads.shape
+        own = _heads_cut(site.mixer.config.num_attention_heads, site, heads, rows, reads.device)
+        cut, read = (_at(each, batch, length, reads.device) for each in (sources, targets))
+        edges = read.unsqueeze(2) & cut.unsqueeze(1)
+        edges = edges & ~torch.eye(length, dtype=torch.bool, device=reads.device)
+        edges = torch.cat([edges.new_zeros(batch, length, keys - length), edges], dim=2)
+        return reads & ~(edges.unsqueeze(1) & own[:, :, None, None])
+
+    return _edit("attention", change, sources, targets, layers, heads, rows, {})
+
+
+def _at(chosen: Sequence[int] | Tensor, batch: int, length: int, device: torch.device) -> Tensor:
+    """Positions as (batch, length) bool."""
+    if isinstance(chosen, Tensor):
+        return chosen.to(device)
+    found = torch.zeros(batch, length, dtype=torch.bool, device=device)
+    found[:, list(chosen)] = True
+    return found
+
+
+def _heads_cut(
+    count: int,
+    site: Site,
+    heads: Sequence[int] | None,
+    rows: Mapping[int, Tensor] | None,
+    device: torch.device,
+) -> Tensor:
+    """Which heads of which rows a layer's edges are cut of, (batch or 1, heads) bool."""
+    own = torch.ones(1, count, dtype=torch.bool, device=device)
+    if heads is not None:
+        own = torch.zeros_like(own)
+        own[:, list(heads)] = True
+    if rows is None:
+        return own
+    chosen = rows.get(site.layer, torch.zeros(1, dtype=torch.bool)).to(device)
+    return own & (chosen.unsqueeze(-1) if chosen.ndim == 1 else chosen)
+
+
+def _edit(
+    place: Place,
+    change: Callable[[Any, Site], Any],
+    sources: Sequence[int] | Tensor,
+    targets: Sequence[int] | Tensor,
+    layers: Sequence[int] | None,
+    heads: Sequence[int] | None,
+    rows: Mapping[int, Tensor] | None,
+    more: Mapping[str, Any],
+) -> Edit:
+    tensors = [each if isinstance(each, Tensor) else None for each in (sources, targets)]
+    options: dict[str, Any] = {
+        name: "by row" if isinstance(each, Tensor) else list(each)
+        for name, each in (("sources", sources), ("targets", targets))
+    }
+    options |= {"heads": heads and list(heads), **more}
+    where = tuple(rows) if layers is None and rows is not None else layers
+    where = None if where is None else tuple(where)
+    key = digest([place, where, options], [*tensors, *(rows or {}).values()])
+    return Edit("edges cut", place, change, where, options=options, key=key)
+
+
+def contribution(
+    recurrence: Recurrence, x: Float[Tensor, "batch length heads width"], targets: Bool[Tensor, "batch length"]
+) -> Float[Tensor, "batch length heads width"]:
+    """Σ_s α[t, s] x_s, without D, at every t among the targets and 0 elsewhere: one scan of these inputs alone, between
+    the first that is not 0 and the last target."""
+    result = torch.zeros_like(recurrence.x)
+    places = x.flatten(2).any(-1)
+    if recurrence.order is not None:
+        return ops.scan(replace(recurrence, x=x, D=None)).y * targets[..., None, None].to(result)
+    rows, reads = places.any(1).nonzero().flatten(), targets.any(0).nonzero().flatten()
+    if not len(rows) or not len(reads):
+        return result
+    row, time = slice(int(rows[0]), int(rows[-1]) + 1), slice(int(places.any(0).nonzero()[0]), int(reads[-1]) + 1)
+    if time.start < time.stop:
+        written = replace(recurrence, x=x, D=None).of_rows(row.start, row.stop).between(time.start, time.stop)
+        result[row, time] = ops.scan(written).y * targets[row, time, None, None].to(result)
+    return result

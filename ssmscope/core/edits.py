@@ -1,0 +1,404 @@
+"""Interventions: pure functions on what a model's layers compute, applied inside one run, in its thread alone.
+
+An `Edit` changes one thing at one place of some layers: the residual stream that a block reads, the mixer's input, what
+its convolution reads and where, its terms, its state after a token, its scans, or its output. Edits compose in the
+order in which they are given, and nothing of them is left on the model:
+
+    with ssmscope.edited(model, [cut_edges([3], [9]), replaced("output", values, [4], layers=[2])]):
+        model.logits(batch)
+    model.run(batch, edits=[…])
+
+Edges between tokens are cut by `ssmscope.core.cuts`.
+
+Positions are those of the run: of one that continues from states they count from its own first token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ssmscope.core.attention_layers import attention_changed, attention_layers
+from ssmscope.core.intercept import Before, watched
+from ssmscope.core.mixers import Compute, Visit, computed_by, fast_scan, mixers, reader_of, terms_of
+from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.ops.order import check_one_way
+
+Place = Literal["residual", "input", "convolution", "taps", "terms", "state", "scans", "output", "attention"]
+PLACES: tuple[str, ...] = get_args(Place)
+"""Where an edit acts, in the order of a layer's run, with what its function gets and gives:
+
+residual: what the block reads of the residual stream, (batch, length, width).
+input: the mixer's input, as the residual stream.
+convolution: what the causal convolution reads, (batch, length, channels).
+taps: which of the tokens before it, its own first, every position of the convolution (of RWKV the token shifts) reads,
+    (batch, length, taps) bool.
+terms: the `LayerTrace`.
+state: the `LayerState` after token `after`, from which the later tokens continue.
+scans: a `Scan` for each recurrence; their states are not read again.
+output: the mixer's output, (batch, length, width).
+attention: which keys every query of a layer of softmax attention reads, (batch, heads or 1, queries, keys) bool. Its
+    layers are counted by themselves, those of `attention_layers`; keys of states stand before the run's own.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """Where a function is asked to change something.
+
+    Attributes:
+        layer: the number of the layer; of softmax attention, among the layers of attention.
+        mixer: its mixer, or what attends.
+        start: the position of the first token that the value holds; not 0 where states after tokens are edited.
+        part: which of the layer's convolutions it is, of a layer that has several.
+        trace: the layer's terms, where a change of "scans" is asked for.
+    """
+
+    layer: int
+    mixer: nn.Module
+    start: int = 0
+    part: int = 0
+    trace: LayerTrace | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """One intervention.
+
+    Attributes:
+        name: what it does, in a few words.
+        place: one of `PLACES`.
+        change: from the value at the place, and its site, to the value that the run goes on with; it changes no tensor
+            in place.
+        layers: the layers in which it acts; None for all.
+        after: of "state": the token, counted from 0, after which the state is another one.
+        options: what it was made with, for the provenance.
+        key: tells it from edits that do something else.
+
+    Raises:
+        InputError: no such place, or a state without `after`, or anything else with it.
+    """
+
+    name: str
+    place: Place
+    change: Callable[[Any, Site], Any]
+    layers: tuple[int, ...] | None = None
+    after: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    key: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
+
+    def __post_init__(self) -> None:
+        if self.place not in PLACES:
+            hint = did_you_mean(str(self.place), PLACES)
+            raise InputError(f"an edit has no place {self.place!r}; allowed are {', '.join(PLACES)}{hint}")
+        if (self.place == "state") != (self.after is not None):
+            raise InputError("after is the token behind which a state is edited; give it with the place 'state' alone")
+
+    def describe(self) -> dict[str, Any]:
+        """It as plain values, for the provenance of a result."""
+        layers = None if self.layers is None else list(self.layers)
+        described = {"name": self.name, "place": self.place, "layers": layers, **self.options, "key": self.key}
+        return described if self.after is None else {**described, "after": self.after}
+
+    def acts_in(self, layer: int) -> bool:
+        return self.layers is None or layer in self.layers
+
+
+class _HasModule(Protocol):
+    @property
+    def module(self) -> Any: ...
+
+
+_active: ContextVar[Mapping[int, tuple[Edit, ...]]] = ContextVar("edits", default=MappingProxyType({}))
+"""The edits of this thread's runs, by the id of the model's module."""
+
+
+def edits_of(module: nn.Module) -> tuple[Edit, ...]:
+    """The edits under which a model runs here and now."""
+    return _active.get().get(id(module), ())
+
+
+@contextmanager
+def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
+    """Within the context, and in this thread alone, every run of the model is edited, whoever starts it.
+
+    Edits of a context around this one act before these. On leaving, and after an error, the model runs as before.
+
+    Args:
+        model: the model.
+        edits: applied in this order where they meet.
+
+    Raises:
+        InputError: a layer that the model does not have; a "state" beside "scans" in one layer, whose scans would be in
+            pieces; as it runs, a model that fills a cache, and a position behind which no token comes.
+    """
+    module, found = model.module, mixers(model.module)
+    new = (edits,) if isinstance(edits, Edit) else tuple(edits)
+    every = (*edits_of(module), *new)
+    attention = [edit for edit in every if edit.place == "attention"]
+    for edit in every:
+        known = len(attention_layers(module) if edit in attention else found)
+        absent = [layer for layer in edit.layers or () if not 0 <= layer < known]
+        if absent:
+            which = f"the layers 0 to {known - 1}" if known else "no layers of softmax attention"
+            raise InputError(f"{edit.name}: there is no layer {absent[0]}; the model has {which}")
+    instead: dict[int, Compute] = {}
+    entering: dict[int, Callable[[Tensor], Tensor]] = {}
+    taps: dict[int, Callable[[Tensor], Tensor]] = {}
+    blocks: list[tuple[nn.Module, Before]] = []
+    for index, (mixer, block) in enumerate(zip(found, blocks_of(module))):
+        layer = _Layer(index, mixer, tuple(edit for edit in every if edit.acts_in(index)))
+        if layer.at("state") and layer.at("scans"):
+            raise InputError(f"layer {index}: a state and its scans cannot be edited in one run; edit one of them")
+        instead[id(mixer)] = layer.compute
+        entering |= layer.of_convolutions("convolution")
+        taps |= layer.of_convolutions("taps")
+        own = replace(layer, edits=tuple(edit for edit in new if edit.acts_in(index)))
+        if own.at("residual"):  # those of a context around this one stand on the block
+            blocks.append((block, own.enter))
+
+    token = _active.set(MappingProxyType({**_active.get(), id(module): every}))
+    try:
+        with ExitStack() as around:
+            around.enter_context(computed_by(instead, entering, taps))
+            around.enter_context(watched(before=blocks))
+            around.enter_context(fast_scan(module))
+            if attention:
+                around.enter_context(attention_changed(module, partial(_read_by, attention)))
+            yield
+    finally:
+        _active.reset(token)
+
+
+def _read_by(edits: Sequence[Edit], layer: int, part: nn.Module, reads: Tensor) -> Tensor:
+    """What queries of a layer of attention read under its edits."""
+    for edit in edits:
+        reads = edit.change(reads, Site(layer, part)) if edit.acts_in(layer) else reads
+    return reads
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """What holds each mixer and its place in the residual stream: the innermost numbered module that it is in, or is;
+    the mixer itself in a model of one layer that has none."""
+    named = dict(module.named_modules())
+    names = {id(part): name for name, part in named.items()}
+    found = []
+    for mixer in mixers(module):
+        parts = names[id(mixer)].split(".")
+        numbered = [at for at, part in enumerate(parts) if part.isdigit()]
+        found.append(named[".".join(parts[: numbered[-1] + 1])] if numbered else mixer)
+    return found
+
+
+def _convolved(mixer: nn.Module) -> list[nn.Module]:
+    """The parts of a layer with a convolution of their own, by whose names `mixers.entering` is called."""
+    inner = [found for child in mixer.children() for found in mixers(child)]
+    return inner or [mixer]
+
+
+_starts: ContextVar[int] = ContextVar("start", default=0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """How one layer runs under its edits."""
+
+    index: int
+    mixer: nn.Module
+    edits: tuple[Edit, ...]
+
+    def at(self, place: Place) -> list[Edit]:
+        return [edit for edit in self.edits if edit.place == place]
+
+    def changed(self, place: Place, value: Any, **more: Any) -> Any:
+        """The value with all edits of this place."""
+        for edit in self.at(place):
+            value = edit.change(value, Site(self.index, self.mixer, _starts.get(), **more))
+        return value
+
+    def of_convolutions(self, place: Place) -> dict[int, Callable[[Tensor], Tensor]]:
+        """How what its convolutions read is changed ("convolution", "taps"), by the id of the mixer that each is in."""
+        parts = _convolved(self.mixer) if self.at(place) else ()
+        return {id(part): partial(self.changed, place, part=number) for number, part in enumerate(parts)}
+
+    def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The block's arguments with another residual stream."""
+        if args:
+            return (self.changed("residual", args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": self.changed("residual", kwargs["hidden_states"])}
+
+    def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
+        layer = terms_of(self.mixer, u, mask, state)
+        if self.at("taps") and layer.conv_input is None:
+            name = self.at("taps")[0].name
+            raise InputError(f"{name}: layer {self.index}, a {type(self.mixer).__name__}, has no convolution")
+        if self.at("state"):
+            check_one_way(layer.recurrences, "a state after a token")
+        return self.changed("terms", layer)
+
+    def compute(
+        self,
+        mixer: nn.Module,
+        u: Tensor,
+        mask: Tensor | None,
+        state: LayerState | None,
+        retention: bool,
+        visit: Visit | None,
+        own: bool,
+    ) -> Tensor:
+        """The mixer's output, as `mixers` computes it where nothing is edited; in pieces between the tokens
+        behind which states are edited."""
+        if not own:
+            raise InputError(
+                f"a forward pass was put on layer {self.index}, which an edited run cannot keep; take it off"
+            )
+        reader, u = reader_of(mixer), self.changed("input", u)
+        length = u.shape[1]
+        cuts: dict[int, list[Edit]] = {}
+        for edit in self.at("state"):
+            assert edit.after is not None
+            if not 0 <= edit.after < length - 1:
+                raise InputError(
+                    f"{edit.name}: no token comes after token {edit.after} of {length}; allowed are 0 to {length - 2}"
+                )
+            cuts.setdefault(edit.after + 1, []).append(edit)
+        outputs, ends = [], [*sorted(cuts), length]
+        for start, stop in zip([0, *ends], ends):
+            token = _starts.set(start)
+            try:
+                layer = self.terms(u[:, start:stop], None if mask is None else mask[:, start:stop], state)
+                scans = layer.scan(state, retention=retention)
+                if visit is not None and stop == length:
+                    visit(self.index, layer, scans)
+                state = reader.state_after(mixer, layer, scans) if stop < length else state
+                outputs.append(reader.output(mixer, layer, self.changed("scans", scans, trace=layer)))
+                for edit in cuts.get(stop, ()):
+                    state = edit.change(state, Site(self.index, mixer, stop))
+            finally:
+                _starts.reset(token)
+        return self.changed("output", outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1))
+
+
+def again(model: _HasModule, edits: Sequence[Edit], index: int, u: Tensor, mask: Tensor | None) -> LayerTrace:
+    """A layer's terms under these edits, from the input that it had with them."""
+    mixer = mixers(model.module)[index]
+    if not edits:
+        return terms_of(mixer, u, mask)
+    layer = _Layer(index, mixer, tuple(edit for edit in edits if edit.acts_in(index)))
+    with computed_by({}, layer.of_convolutions("convolution"), layer.of_convolutions("taps")):
+        return layer.terms(u, mask)
+
+
+# ---- edits that are often wanted
+
+
+def replaced(
+    place: Place,
+    values: Tensor | Mapping[Any, Tensor],
+    positions: Sequence[int] | slice = slice(None),
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    rows: Mapping[int, Tensor] | None = None,
+) -> Edit:
+    """What another run had, in place of what this one has, at some positions.
+
+    Args:
+        place: "residual", "input", "convolution", "output", or "scans", of which the outputs y are replaced.
+        values: (batch or 1, length, …) of one layer; or of several by their numbers, of convolutions by number and
+            part, of scans by number and recurrence.
+        positions: where; all by default.
+        heads: of "scans": which heads' outputs.
+        rows: by layer, where it is replaced, (batch, length) or (batch, length, heads) bool, in place of layers,
+            positions and heads.
+    """
+
+    def value(site: Site, like: Tensor, part: int = 0) -> Tensor:
+        found = values
+        if isinstance(values, Mapping):
+            found = values[(site.layer, part) if place in ("convolution", "scans") else site.layer]
+        assert isinstance(found, Tensor)
+        if rows is not None:
+            chosen = rows[site.layer].to(like.device)
+        else:
+            chosen = torch.zeros(
+                like.shape[:2] if heads is None else like.shape[:3], dtype=torch.bool, device=like.device
+            )
+            at = torch.arange(like.shape[1])[positions] if isinstance(positions, slice) else torch.as_tensor(positions)
+            chosen[:, at] = True
+            if heads is not None:
+                absent = torch.ones(like.shape[2], dtype=torch.bool)
+                absent[list(heads)] = False
+                chosen[:, :, absent] = False
+        chosen = chosen.view(*chosen.shape, *[1] * (like.ndim - chosen.ndim))
+        return torch.where(chosen, found.to(like), like)
+
+    def change(old: Any, site: Site) -> Any:
+        if place == "scans":
+            return tuple(scan._replace(y=value(site, scan.y, number)) for number, scan in enumerate(old))
+        return value(site, old, site.part)
+
+    where = str(positions) if isinstance(positions, slice) else list(map(int, positions))
+    options = {"positions": where, "heads": heads and list(heads)}
+    tensors = list(values.values()) if isinstance(values, Mapping) else [values]
+    own = tuple(rows) if rows is not None else None if layers is None else tuple(layers)
+    key = digest([place, own, options], [*tensors, *(rows or {}).values()])
+    return Edit(f"{place} replaced", place, change, own, options=options, key=key)
+
+
+def new_state(
+    after: int, change: Callable[[LayerState, Site], LayerState], *, layers: Sequence[int] | None = None, name: str = ""
+) -> Edit:
+    """Another state after token `after`, counted from 0: later tokens continue from it. The layer is run in pieces."""
+    own = None if layers is None else tuple(layers)
+    return Edit(name or "state replaced", "state", change, own, after)
+
+
+def recorded(place: Place, into: dict[Any, Any], *, layers: Sequence[int] | None = None) -> Edit:
+    """Change nothing, and keep what is there: tensors by layer; of convolutions by layer and part, of the outputs y of
+    scans by layer and recurrence."""
+
+    def keep(value: Any, site: Site) -> Any:
+        if place == "scans":
+            into.update({(site.layer, number): scan.y for number, scan in enumerate(value)})
+        else:
+            into[(site.layer, site.part) if place == "convolution" else site.layer] = value
+        return value
+
+    return Edit(f"{place} recorded", place, keep, None if layers is None else tuple(layers))
+
+
+def digest(described: Any, tensors: Sequence[Tensor | None]) -> str:
+    """An edit's key, from what it was made with."""
+    found = hashlib.sha256(json.dumps(described).encode())
+    for tensor in tensors:
+        if tensor is not None:
+            values = tensor.detach().cpu().contiguous()
+            found.update(f"{values.dtype} {tuple(values.shape)}".encode())
+            found.update(values.view(torch.uint8).numpy().tobytes() if values.numel() else b"")
+    return found.hexdigest()[:16]
+
+
+__all__ = [
+    "PLACES",
+    "Edit",
+    "Place",
+    "Site",
+    "digest",
+    "edited",
+    "new_state",
+    "recorded",
+    "replaced",
+]

@@ -1,0 +1,356 @@
+"""Texts, token ids and pixels as batches, with what each token is called and which word it belongs to."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from ssmscope.core.tokenizing import Spelled, names_of, token_texts, tokenize, word_numbers
+from ssmscope.errors import InputError
+
+# What acts on a terminal, or ends a string. The upper control characters stay: real texts have them where Windows' own
+# quotation marks and dashes were read as Latin-1. Halves of surrogate pairs are no characters at all.
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Token ids (batch, length) int64 padded on the right, their `mask` (True at real positions), and per text the
+    shown tokens and the words they belong to (None for special tokens). Of texts that were given as such, `spelled` has
+    them with the characters that each token is of.
+
+    A pixel classifier's batch has `values` (batch, length − 1, channels), and its only id is the class token's."""
+
+    input_ids: Tensor
+    mask: Tensor
+    tokens: tuple[tuple[str, ...], ...]
+    words: tuple[tuple[int | None, ...], ...]
+    values: Tensor | None = None
+    spelled: tuple[Spelled, ...] = field(default=(), repr=False)
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of real tokens of each text."""
+        return [len(tokens) for tokens in self.tokens]
+
+    @property
+    def last(self) -> Tensor:
+        """Each text's last real position, (batch,)."""
+        return last_positions(self.mask)
+
+    def rows(self, chosen: Sequence[int]) -> Batch:
+        """The chosen texts, padded to the longest of them."""
+        longest = max(len(self.tokens[row]) for row in chosen)
+        if longest == self.input_ids.shape[1] and list(chosen) == list(range(len(self.tokens))):
+            return self
+        return Batch(
+            self.input_ids[list(chosen), :longest],
+            self.mask[list(chosen), :longest],
+            tuple(self.tokens[row] for row in chosen),
+            tuple(self.words[row] for row in chosen),
+            None if self.values is None else self.values[list(chosen)],
+            tuple(self.spelled[row] for row in chosen) if self.spelled else (),
+        )
+
+    def to(self, device: torch.device) -> Batch:
+        values = None if self.values is None else self.values.to(device)
+        return replace(self, input_ids=self.input_ids.to(device), mask=self.mask.to(device), values=values)
+
+
+def texts_or_ids(given: Any) -> tuple[list[str] | None, list[list[int]] | None]:
+    """Read what was given as texts: the texts, or rows of token ids.
+
+    Args:
+        given: a text, or several in any sequence, array, series or generator; token ids of one text or of several, as
+            lists, arrays or tensors; or a tokenizer's output, of which padding is left out.
+
+    Raises:
+        InputError: anything else.
+    """
+    advice = "give a text, a list of texts, token ids, or a tokenizer's output"
+    if isinstance(given, str):
+        return [given], None
+    if isinstance(given, Mapping):
+        if "input_ids" not in given:
+            raise InputError(f"{type(given).__name__} without input_ids was given as texts; {advice}")
+        return None, _unpadded(given["input_ids"], given.get("attention_mask"))
+    if isinstance(given, bytes | bytearray | memoryview):
+        raise InputError("bytes were given as texts; decode them first, e.g. given.decode('utf-8')")
+    if isinstance(given, os.PathLike):
+        raise InputError(f"the path {os.fspath(given)!r:.80} was given as texts; give what the file holds")
+    if isinstance(given, set | frozenset):
+        raise InputError(f"{type(given).__name__} was given as texts, which has no order; give a list")
+    if hasattr(given, "columns") or hasattr(given, "column_names"):
+        raise InputError(f"{type(given).__name__} was given as texts; give its column of texts")
+    items = _plain(given)
+    if isinstance(items, str):
+        return [items], None
+    if not isinstance(items, list | tuple):
+        try:
+            items = list(items)
+        except TypeError:
+            raise InputError(f"{type(given).__name__} was given as texts; {advice}") from None
+    if not items:
+        raise InputError("no text was given")
+    if _is_id(items[0]):
+        return None, [_id_row(items, "the given ids hold")]
+    if not isinstance(items[0], str) and isinstance(rows := _plain(items[0]), list | tuple | range) and len(rows):
+        if not isinstance(rows[0], str):
+            return None, [_id_row(_plain(row), f"row {number} holds") for number, row in enumerate(items)]
+    for number, item in enumerate(items):
+        if not isinstance(item, str):
+            raise InputError(f"text {number} is {item!r:.40} ({type(item).__name__}), no text; {advice}")
+    return [str(item) for item in items], None
+
+
+def _plain(given: Any) -> Any:
+    """The lists of an array, a tensor, a series or a column; anything else as it is."""
+    if isinstance(given, str):
+        return given
+    for name in ("to_pylist", "tolist"):
+        if hasattr(given, name):
+            return getattr(given, name)()
+    return given
+
+
+def _is_id(value: Any) -> bool:
+    value = value if isinstance(value, str) or getattr(value, "shape", None) != () else _plain(value)
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _id_row(row: Any, where: str) -> list[int]:
+    if isinstance(row, str) or not isinstance(row, Sequence):
+        raise InputError(f"{where} {row!r:.40}, which is no list of token ids")
+    wrong = next((value for value in row if not _is_id(value)), None)
+    if wrong is not None:
+        raise InputError(f"{where} {wrong!r:.40}, which is no token id; ids are whole numbers")
+    return [int(value) for value in row]
+
+
+def _unpadded(ids: Any, mask: Any) -> list[list[int]]:
+    """The rows of a tokenizer's output without what its mask says is padding."""
+    texts, rows = texts_or_ids(ids)
+    if rows is None:
+        raise InputError(f"input_ids hold {texts[0]!r:.40}, which is no token id" if texts else "no token id was given")
+    if mask is None:
+        return rows
+    _, real = texts_or_ids(mask)
+    if real is None or [*map(len, real)] != [*map(len, rows)]:
+        raise InputError("the attention_mask is not of the shape of the input_ids")
+    return [[i for i, kept in zip(row, own) if kept] for row, own in zip(rows, real)]
+
+
+def last_positions(mask: Tensor) -> Tensor:
+    """Each row's last position at which a mask (batch, length) is true, (batch,); 0 where it is nowhere."""
+    return (mask.bool() * torch.arange(mask.shape[1], device=mask.device)).amax(1)
+
+
+def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_tokens: int | None = None) -> Batch:
+    """One batch of texts, with the tokenizer's own special tokens; tokens are shown as they stand in the text.
+
+    Raises:
+        InputError: no text, an empty one, control characters, only unknown tokens, or more than `max_tokens` tokens.
+    """
+    if not texts:
+        raise InputError("no text was given")
+    ids: list[list[int]] = []
+    tokens: list[tuple[str, ...]] = []
+    words: list[tuple[int | None, ...]] = []
+    spelled: list[Spelled] = []
+    for number, text in enumerate(texts):
+        which = f"text {number}" if len(texts) > 1 else "the text"
+        _check_text(text, which)
+        check_characters(text, max_tokens, which)
+        options = {"return_offsets_mapping": tokenizer.is_fast, "return_special_tokens_mask": True}
+        encoded = tokenize(tokenizer, text, named=which, **options)
+        row, special = encoded["input_ids"], encoded["special_tokens_mask"]
+        check_tokens(len(row), max_tokens, which)
+        content = [i for i, s in zip(row, special) if not s or i == tokenizer.unk_token_id]
+        if not content:
+            raise InputError(f"{which} has no token that this model's tokenizer knows")
+        if tokenizer.unk_token_id is not None and set(content) == {tokenizer.unk_token_id}:
+            raise InputError(f"{which} has only characters that this model's tokenizer does not know: {text[:40]!r}")
+        ids.append(row)
+        if tokenizer.is_fast:
+            offsets = tuple(encoded["offset_mapping"])
+            tokens.append(token_texts(text, offsets, tokenizer.convert_ids_to_tokens(row)))
+            words.append(word_numbers(encoded.word_ids(0), text, offsets, tokens[-1]))
+            spelled.append(Spelled(text, offsets))
+        else:
+            names, numbers = names_of(tokenizer, row, ())
+            tokens.append(names)
+            words.append(tuple(None if s else i for i, s in zip(numbers, special)))
+    _check_range(ids, vocabulary, "the tokenizer gives")
+    return replace(_padded(ids, tokens, words, getattr(tokenizer, "pad_token_id", None)), spelled=tuple(spelled))
+
+
+def spelled_out(rows: Sequence[Sequence[int]], tokenizer: Any, vocabulary: int) -> list[str] | None:
+    """The texts that a tokenizer reads as these ids; None where it reads what it makes of them as others.
+
+    Raises:
+        InputError: an id outside the vocabulary.
+    """
+    _check_range(rows, vocabulary, "the given ids hold")
+    texts = [tokenizer.decode(list(row), skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]
+    try:
+        again = tokenize(tokenizer, texts)["input_ids"]
+    except InputError:
+        return None
+    return texts if [list(row) for row in rows] == again and not any(map(_CONTROL.search, texts)) else None
+
+
+def encode_ids(
+    rows: Sequence[Sequence[int]], vocabulary: int, tokenizer: Any = None, max_tokens: int | None = None
+) -> Batch:
+    """One batch of token ids as given, without special tokens added.
+
+    Raises:
+        InputError: no id, one outside the vocabulary, or more than `max_tokens`.
+    """
+    if not rows or any(not row for row in rows):
+        raise InputError("no token id was given")
+    for number, row in enumerate(rows):
+        check_tokens(len(row), max_tokens, f"row {number}")
+    _check_range(rows, vocabulary, "the given ids hold")
+    if tokenizer is None:
+        return _padded(rows, [tuple(map(str, row)) for row in rows], [tuple(range(len(row))) for row in rows], None)
+    own = set(tokenizer.all_special_ids)
+    named = [names_of(tokenizer, row, own) for row in rows]
+    return _padded(rows, [names for names, _ in named], [words for _, words in named], None)
+
+
+MAX_CHARACTERS_PER_TOKEN = 64
+"""Characters per token that is allowed; a text that is longer is refused before it is tokenized."""
+CLASS_TOKEN = "[class]"
+_NUMBERS = ("uint8", "float16", "float32", "float64")
+
+
+def encode_values(
+    values: Tensor | np.ndarray,
+    channels: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    shape: Sequence[int] | None = None,
+    patch: Sequence[int] | None = None,
+    max_tokens: int | None = None,
+) -> Batch:
+    """One batch of pixels (n, length, channels), or of one image (length, channels), and the class token after them.
+
+    Of a model that reads patches, `patch` pixels wide and so many apart, `channels` are those of a patch's pixels, and
+    `shape` is that of the patches; images may be given as pixels too. Whole numbers are uint8 and divided by 255;
+    floats stay as they are. Tokens are called "row,column" where `shape` (height, width) is that of the images, and by
+    their position elsewhere.
+
+    Raises:
+        InputError: another shape or dtype, numbers that are not finite, or more than `max_tokens` tokens.
+    """
+    given = values
+    if isinstance(values, np.ndarray) and (native := values.dtype.newbyteorder("=")) in _NUMBERS:
+        given = torch.from_numpy(np.array(values, dtype=native))
+    if not isinstance(given, Tensor) or not (given.dtype == torch.uint8 or given.is_floating_point()):
+        kind = getattr(given, "dtype", type(given).__name__)
+        raise InputError(f"pixels of {kind} were given; allowed are arrays of uint8 (0…255) or floats (0…1)")
+    given = given.unsqueeze(0) if given.ndim == 2 else given
+    if patch is not None and shape is not None:
+        given = in_patches(given, *image_form(channels, shape, patch), patch)
+    if given.ndim != 3 or 0 in given.shape or given.shape[2] != channels:
+        what = "pixels" if patch is None else "patches"
+        raise InputError(f"{what} {tuple(given.shape)} were given; the model reads (images, length, {channels})")
+    images, length = given.shape[:2]
+    if max_tokens is not None and length + 1 > max_tokens:
+        raise InputError(
+            f"an image has {length + 1:,} tokens, more than the limit of {max_tokens:,} (a token is a "
+            f"{'pixel' if patch is None else 'patch'}, the last one the class token): raise max_tokens=…"
+        )
+    pixels = given.to(dtype) / 255 if given.dtype == torch.uint8 else given.to(dtype)
+    if not bool(pixels.isfinite().all()):
+        raise InputError("the pixels hold numbers that are not finite; give floats in 0…1")
+    if shape is not None and shape[0] * shape[1] == length:
+        names = (*(f"{at // shape[1]},{at % shape[1]}" for at in range(length)), CLASS_TOKEN)
+    else:
+        names = (*map(str, range(length)), CLASS_TOKEN)
+    return Batch(
+        input_ids=torch.zeros(images, length + 1, dtype=torch.long),
+        mask=torch.ones(images, length + 1, dtype=torch.bool),
+        tokens=(names,) * images,
+        words=((*range(length), None),) * images,
+        values=pixels,
+    )
+
+
+def image_form(channels: int, shape: Sequence[int], patch: Sequence[int] | None) -> tuple[int, tuple[int, int]]:
+    """Of the images that a classifier of pixels reads, the channels, and (height, width); its `shape` is that of its
+    tokens, pixels or patches."""
+    if patch is None:
+        return channels, (shape[0], shape[1])
+    size, step = patch
+    return channels // size**2, ((shape[0] - 1) * step + size, (shape[1] - 1) * step + size)
+
+
+def in_patches(pixels: Tensor, channels: int, form: tuple[int, int], patch: Sequence[int]) -> Tensor:
+    """Images as pixels (n, height · width, channels) in patches (n, patches, size · size · channels), a row of patches
+    after the other; anything else as it is."""
+    if pixels.shape[1:] != (form[0] * form[1], channels):
+        return pixels
+    size, step = patch
+    cut = pixels.unflatten(1, form).unfold(1, size, step).unfold(2, size, step)
+    return rearrange(cut, "n y x c a b -> n (y x) (a b c)")
+
+
+def as_images(values: Tensor, shape: Sequence[int], patch: Sequence[int] | None) -> Tensor:
+    """A batch's tokens as images (n, height, width, channels), of patches by their mean colour."""
+    images = values.unflatten(1, tuple(shape))
+    return images if patch is None else images.unflatten(-1, (patch[0] ** 2, -1)).mean(-2)
+
+
+def _check_text(text: str, which: str) -> None:
+    if not text.strip():
+        raise InputError(f"{which} is empty: give at least one word")
+    control = _CONTROL.search(text)
+    if control:
+        raise InputError(
+            f"{which} has the control character U+{ord(control.group()):04X} at position {control.start()}: remove it"
+        )
+
+
+def check_characters(text: str, max_tokens: int | None, which: str) -> None:
+    """Refuse, as an InputError, a text that is too long for so many tokens, without tokenizing it."""
+    if max_tokens is not None and len(text) > MAX_CHARACTERS_PER_TOKEN * max_tokens:
+        raise InputError(
+            f"{which} has {len(text):,} characters, more than {MAX_CHARACTERS_PER_TOKEN * max_tokens:,}, the limit for "
+            f"{max_tokens:,} tokens: shorten or split it, or raise max_tokens=…"
+        )
+
+
+def check_tokens(number: int, max_tokens: int | None, which: str) -> None:
+    """Refuse, as an InputError, more than `max_tokens` tokens."""
+    if max_tokens is not None and number > max_tokens:
+        raise InputError(
+            f"{which} has {number:,} tokens, more than the limit of {max_tokens:,}: shorten or split it, or raise "
+            "max_tokens=…"
+        )
+
+
+def _check_range(rows: Sequence[Sequence[int]], vocabulary: int, who: str) -> None:
+    outside = sorted({i for row in rows for i in row if not 0 <= i < vocabulary})
+    if outside:
+        raise InputError(f"{who} id {outside[0]}, outside the model's vocabulary 0…{vocabulary - 1}")
+
+
+def _padded(ids, tokens, words, pad_id: int | None) -> Batch:
+    longest = max(map(len, ids))
+    input_ids = torch.full((len(ids), longest), pad_id if pad_id is not None else 0, dtype=torch.long)
+    mask = torch.zeros(len(ids), longest, dtype=torch.bool)
+    for row, values in enumerate(ids):
+        input_ids[row, : len(values)] = torch.tensor(values, dtype=torch.long)
+        mask[row, : len(values)] = True
+    return Batch(input_ids, mask, tuple(tokens), tuple(words))

@@ -1,0 +1,104 @@
+"""The kind of a model's head, and a classifier's own logits of every row of a padded batch."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ssmscope.core.affine import is_plain
+from ssmscope.core.encoding import last_positions
+from ssmscope.core.intercept import twin, watched
+from ssmscope.core.mixers import Handed
+
+Gives = Literal["next tokens", "classes", "labels", "numbers", "nothing"]
+"""Kinds of logits: of next tokens or classes, of which one is right (their softmax are probabilities);
+labels, of which any may be (the sigmoid of each); numbers, of a regression; or nothing, without a head."""
+
+
+def gives(module: Any) -> Gives:
+    """Return the kind of a model's logits."""
+    if hasattr(module, "gives"):
+        return module.gives
+    return given_by(module.config) if is_sequence_classifier(module) else "next tokens"
+
+
+def is_sequence_classifier(module: Any) -> bool:
+    """Return True if a model is a classifier of whole texts by its class's name, as transformers' are."""
+    return type(module).__name__.endswith("ForSequenceClassification")
+
+
+def given_by(config: Any) -> Gives:
+    """Return the kind of a classifier's logits; one output alone is a number, whose softmax would always be 1."""
+    problem = getattr(config, "problem_type", None)
+    if problem == "multi_label_classification":
+        return "labels"
+    return "numbers" if problem == "regression" or config.num_labels == 1 else "classes"
+
+
+def hidden_vectors(module: Any, **given: Tensor) -> Tensor:
+    """Return the backbone's output that the head reads, (batch, length, width), in the caller's context."""
+    if hasattr(module, "run_backbone"):
+        return module.run_backbone(**given)[0]
+    return module.base_model(**given, use_cache=False).last_hidden_state
+
+
+def linear_head(module: Any) -> nn.Module | None:
+    """The part that maps what a backbone gives to logits, by the names that it has in models; None without one."""
+    found = (getattr(module, name, None) for name in ("head", "score"))
+    return next((part for part in found if isinstance(part, nn.Module)), None) or module.get_output_embeddings()
+
+
+def own_logits(module: Any, arguments: dict[str, Tensor], at: Tensor | None) -> Tensor:
+    """A model's own logits: a classifier's (batch, classes), a language model's at every position, or at one of each
+    row, (batch, vocabulary)."""
+    if gives(module) != "next tokens":
+        return class_logits(module, arguments)
+    if at is None:
+        return module(**arguments, use_cache=False).logits
+    known = module.get_output_embeddings()
+    rows = torch.arange(len(at), device=at.device)
+    whole = arguments["attention_mask"].shape
+
+    def choose(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not args or args[0].shape[:2] != whole:
+            return None
+        where = args[0].device  # not the input's, of a model over several
+        return (args[0][rows.to(where), at.to(where)].unsqueeze(1), *args[1:]), kwargs
+
+    chosen = known is not None and is_plain(known, nn.Linear)  # another head may count positions
+    with watched(before=[(known, choose)] if chosen else []):
+        logits = module(**arguments, use_cache=False).logits
+    return logits[:, 0] if logits.shape[1] != whole[1] or whole[1] == 1 else logits[rows, at]
+
+
+def class_logits(module: Any, arguments: dict[str, Tensor]) -> Tensor:
+    """A classifier's own logits (batch, classes), every row read at the last position that its `attention_mask` has.
+
+    transformers' heads look for the last token that is not the padding token of the configuration, and in embeddings
+    read the last column: they are shown what the backbone gives at a row's last real position, wherever they look.
+    """
+    if not type(module).forward.__module__.startswith("transformers."):
+        return module(**arguments).logits
+    at = last_positions(arguments["attention_mask"])
+
+    def read_at_last(_: nn.Module, output: Any) -> Handed:
+        hidden = output[0]
+        rows = torch.arange(len(at), device=hidden.device)
+        return Handed(hidden[rows, at.to(hidden.device)].unsqueeze(1).expand_as(hidden))
+
+    with watched(after=[(module.base_model, read_at_last)]):
+        return _with_pad_token(module)(**arguments, use_cache=False).logits
+
+
+def _with_pad_token(module: Any) -> Any:
+    """The module, or a twin of it whose configuration has a padding token: without, transformers' classifiers refuse
+    several rows."""
+    if getattr(module.config.get_text_config(), "pad_token_id", None) is not None:
+        return module
+    found = twin(module)
+    found.config = copy.deepcopy(module.config)
+    found.config.pad_token_id = found.config.get_text_config().pad_token_id = 0
+    return found

@@ -1,0 +1,48 @@
+"""Gradients through a model in the memory of one of its blocks: each is run again when its turn comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ssmscope.core.intercept import Handler, taken_over, taker_of
+from ssmscope.core.mixers import mixers
+
+
+def stacked(module: nn.Module) -> Iterator[nn.Module]:
+    """The blocks of a model, with and without a mixer: what stands in its outermost lists of them."""
+    for part in module.children():
+        found = mixers(part)
+        if found and found != [part]:
+            yield from part.children() if isinstance(part, nn.ModuleList) else stacked(part)
+
+
+@contextmanager
+def recomputed(module: nn.Module) -> Iterator[None]:
+    """Within the context, and in this thread alone, a block's forward pass keeps nothing but its input for the backward
+    pass, which runs the block again: the same numbers, about a third more time, and the memory of one block.
+
+    The backward pass belongs within the context, and within all others that change how the model runs. A model whose
+    mixers read other layers' terms runs as always.
+    """
+    readers = any(getattr(mixer, "before", ()) for mixer in mixers(module))
+    blocks = [] if readers else list(stacked(module))
+    with taken_over([(block, partial(_again, taker_of(block))) for block in blocks]):
+        yield
+
+
+def _again(taker: Handler | None, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    block = below if taker is None else partial(taker, below)
+    moving = any(isinstance(each, Tensor) and each.requires_grad for each in (*args, *kwargs.values()))
+    if not (moving and torch.is_grad_enabled()):
+        return block(*args, **kwargs)
+    # on a GPU the backward pass is in a thread of its own, which knows nothing of what this one has taken over
+    run = partial(copy_context().run, block)
+    return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

@@ -1,0 +1,264 @@
+"""What a model's state-space layers did on an input: `LayerTrace` for one layer, `Trace` for the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from ssmscope import ops
+from ssmscope.core.frozen import FrozenLayer
+from ssmscope.core.tokenizing import Spelled
+from ssmscope.errors import InputError, Unanswerable
+from ssmscope.ops import survival
+
+T = TypeVar("T")
+
+
+R = TypeVar("R")
+
+
+def detached(record: R) -> R:
+    """A layer's terms, or anything made of them, cut off from the weights that they hold: no gradients are meant."""
+    if isinstance(record, Tensor):
+        return record.detach()  # type: ignore[return-value]
+    if isinstance(record, tuple):
+        return tuple(map(detached, record))  # type: ignore[return-value]
+    if isinstance(record, Mapping):
+        return {name: detached(value) for name, value in record.items()}  # type: ignore[return-value]
+    if is_dataclass(record) and not isinstance(record, type):
+        return replace(record, **{each.name: detached(getattr(record, each.name)) for each in fields(record)})
+    return record
+
+
+@dataclass(frozen=True, eq=False)
+class LayerState:
+    """From where a layer continues: `conv` (batch, taps − 1, channels), the last inputs of its convolution (None
+    without one), and `ssm`, one final state (batch, heads, width, state) for each of its recurrences."""
+
+    conv: Tensor | None
+    ssm: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTrace:
+    """One layer on one batch: its recurrences and what surrounds them, recomputed from the mixer's input and weights.
+
+    Attributes:
+        u: the mixer's input, (batch, length, model width).
+        recurrences: the layer's linear recurrences; most layers have one.
+        mask: True at real positions, (batch, length); None when all are. At padding the recurrences write nothing and
+            hold their state, so the final state is that of each row's last real position.
+        conv_input: what the causal convolution reads, (batch, length, channels); None without one.
+        conv_tail: the taps − 1 inputs before the first position, where the run continued from a state.
+        taps: which of these the convolution reads at every position, (batch, length, taps) bool, its own first, where
+            an edited run leaves some out; None where it reads all.
+        z: the output gate before its activation, (batch, length, channels); None without one.
+        initial: the recurrences' states before the first position, (batch, heads, width, state) each, where they are
+            learnt or carried over by a layer that has several; None where they are zero.
+        turn: (batch, length), the recurrence that a token steps where only one does and the others hold; None where
+            all do.
+        reach: how many positions what is written at one comes from, by convolutions and shifts: 1 without any.
+        at: the position whose states the model answers from, where those are not the last ones.
+        extras: further tensors of the architecture by the names of its paper, e.g. the KL of a stochastic gate.
+    """
+
+    u: Tensor
+    recurrences: tuple[ops.Recurrence, ...]
+    mask: Tensor | None = None
+    conv_input: Tensor | None = None
+    conv_tail: Tensor | None = None
+    taps: Tensor | None = None
+    z: Tensor | None = None
+    initial: tuple[Tensor, ...] | None = None
+    turn: Tensor | None = None
+    reach: int = 1
+    at: int | None = None
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def recurrence(self) -> ops.Recurrence:
+        """The layer's only recurrence.
+
+        Raises:
+            ValueError: when it has several.
+        """
+        if len(self.recurrences) != 1:
+            raise ValueError(f"this layer has {len(self.recurrences)} recurrences: choose one of `recurrences`")
+        return self.recurrences[0]
+
+    def scan(self, state: LayerState | None = None, *, retention: bool = False) -> tuple[ops.Scan, ...]:
+        """Run the layer's recurrences, from `state` when given; see `ops.scan_all`."""
+        initial = state.ssm if state is not None else self.initial or (None,) * len(self.recurrences)
+        return ops.scan_all(self.recurrences, initial, retention=retention)
+
+    def retention(self) -> Tensor:
+        """Mean of a_t over states, heads and the layer's recurrences, (batch, length) (Baleen, Eq. 10).
+
+        Where recurrences take turns it is that of the one which token t steps: held states are no choice of the token.
+        """
+        return self.joined([ops.retention(r) for r in self.recurrences])
+
+    def survival(self, at: int | None = None, *, signed: bool = False, per_head: bool = False) -> Tensor:
+        """Each position's share of the layer's states after position `at`, (batch, length): see `survival.shares`."""
+        at = self.at if at is None else at
+        return survival.shares(self.recurrences, initial=self.initial, at=at, signed=signed, per_head=per_head)
+
+    def half_lives(self, *, per_head: bool = False) -> Tensor:
+        """After how many positions half of what the layer wrote at each is left, (batch, length): see
+        `survival.half_lives`."""
+        return survival.half_lives(self.recurrences, per_head=per_head)
+
+    def joined(self, each: Sequence[Tensor]) -> Tensor:
+        """A quantity (batch, length) of every recurrence as the layer's, see `retention`."""
+        stacked = torch.stack(tuple(each))
+        return stacked.mean(0) if self.turn is None else stacked.gather(0, self.turn.unsqueeze(0)).squeeze(0)
+
+
+class Layers(Sequence[T], Generic[T]):
+    """The layers of a trace, each recomputed when it is asked for: a layer's terms are larger than its input."""
+
+    def __init__(self, number: int, recompute: Callable[[int], T]) -> None:
+        self._number, self._recompute = number, recompute
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"layer {index} of a model with {len(self)} state-space layers")
+        return self._recompute(index % len(self))
+
+    def __iter__(self) -> Iterator[T]:
+        return (self._recompute(index) for index in range(len(self)))
+
+
+class Recording:
+    """What a trace keeps of a run whose texts run in several parts.
+
+    Attributes:
+        retention: (layers, batch, length) float32, NaN at padding.
+        inputs: of every layer that is `wanted` its mixer's input, (batch, length, width); None of the others.
+    """
+
+    def __init__(self, layers: int, batch: int, length: int, wanted: Collection[int], device: torch.device) -> None:
+        self.retention = torch.full((layers, batch, length), torch.nan, dtype=torch.float32, device=device)
+        self.inputs: list[Tensor | None] = [None] * layers
+        self.wanted = wanted
+        self._kept: dict[int, Tensor] = {}
+
+    def add(self, index: int, rows: Tensor, layer: LayerTrace, scans: Sequence[ops.Scan]) -> None:
+        """Take what is kept of a layer on these rows of the batch; no GPU is waited for."""
+        kept = [scan.retention for scan in scans if scan.retention is not None]
+        if kept:
+            self._kept[index] = layer.joined(kept).to(self.retention)
+        if index not in self.wanted:
+            return
+        batch, length = self.retention.shape[1:]
+        if len(rows) == batch:
+            self.inputs[index] = layer.u
+            return
+        u = self.inputs[index]
+        if u is None:
+            u = self.inputs[index] = layer.u.new_zeros(batch, length, layer.u.shape[-1])
+        u[rows.to(u.device), : layer.u.shape[1]] = layer.u
+
+    def close(self, rows: Tensor, mask: Tensor) -> None:
+        """Write down the retention of these rows, if it was summed; `mask` (rows, length) has their real positions."""
+        if not self._kept:
+            return
+        layers = torch.tensor(list(self._kept), device=self.retention.device)[:, None]
+        values = torch.stack(list(self._kept.values())).masked_fill(~mask, torch.nan)
+        self.retention[:, :, : mask.shape[1]][layers, rows] = values
+        self._kept.clear()
+
+
+def check_remembers(remembers: bool, name: str, what: str) -> None:
+    """Refuse a question about the memory of a model whose layers keep none.
+
+    Raises:
+        Unanswerable: as said.
+    """
+    if not remembers:
+        raise Unanswerable(
+            f"no layer of {name} has a recurrent memory, which {what} is about: its layers are short convolutions and "
+            "attention"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A model's run on a batch of texts.
+
+    Attributes:
+        input_ids: (batch, length) int64, padded on the right.
+        mask: (batch, length) bool, True at real positions.
+        retention: (layers, batch, length) float32, the mean of E[A_t] over channels or heads and states of every
+            layer (Baleen, Eq. 10), summed during the forward pass; NaN at padding.
+        logits: (batch, classes) of a classifier, (batch, vocabulary) at each text's last position of a language model.
+        tokens: per text, the real tokens as they are shown.
+        words: per text and real token, the index of the word it belongs to; None for a special token.
+        spelled: per text that was given as such, the text and the characters that each token is of.
+        answers: per text, the predicted class (or label, or next token) and its probability; of a model that gives
+            numbers these, and NaN.
+        source: where it comes from: model, architecture, fingerprint, dtype, device.
+        layers: each layer's `LayerTrace`, recomputed on access.
+        frozen: each layer as a linear map of its input, recomputed on access: what implicit attention is made of.
+        pixels: (batch, height, width, channels) of images whose size the model knows; else None.
+        numbers: the state-space layers' numbers in the model, where it has others between them; None where it has not.
+        remembers: whether some layer keeps a recurrent memory.
+        ahead: whether some layer reads tokens that come after.
+    """
+
+    input_ids: Tensor
+    mask: Tensor
+    retention: Tensor
+    logits: Tensor
+    tokens: tuple[tuple[str, ...], ...]
+    words: tuple[tuple[int | None, ...], ...]
+    answers: tuple[tuple[str, float], ...]
+    source: Mapping[str, Any]
+    layers: Sequence[LayerTrace]
+    frozen: Sequence[FrozenLayer] = ()
+    pixels: Tensor | None = None
+    numbers: tuple[int, ...] | None = None
+    remembers: bool = True
+    ahead: bool = False
+    spelled: tuple[Spelled, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __repr__(self) -> str:
+        lengths = sorted(map(len, self.tokens))
+        span = f"{lengths[0]:,}" if lengths[0] == lengths[-1] else f"{lengths[0]:,} to {lengths[-1]:,}"
+        said = ", ".join(f"{answer!r:.40} (p = {p:.3f})" for answer, p in self.answers[:3])
+        what = ("image" if self.pixels is not None else "text") + "s" * (len(self) != 1)
+        return (
+            f"Trace of {self.source['model']} ({self.source['architecture']}): {len(self)} {what} of {span} tokens, "
+            f"{len(self.retention)} layers; answers {said}" + ", …" * (len(self) > 3)
+        )
+
+    @property
+    def layer_numbers(self) -> tuple[int, ...]:
+        """What every layer of `retention` and `layers` is called: a hybrid's by the model's own numbers."""
+        return tuple(range(len(self.retention))) if self.numbers is None else self.numbers
+
+    def survival(self, at: int | None = None, *, signed: bool = False) -> Tensor:
+        """What is left of every token in the states after position `at`, by default the last one: its share, (layers,
+        batch, length), NaN at padding; see `survival.shares`. Attention layers have no state, and are not among these.
+
+        Raises:
+            InputError: for a position that not every text has.
+            ValueError: for a trace that was taken without its inputs.
+        """
+        shortest = int(self.mask.sum(1).min())
+        if at is not None and not 0 <= at < shortest:
+            raise InputError(f"there is no position {at} in every text; allowed are 0 to {shortest - 1}")
+        found = [layer.survival(at, signed=signed).to(self.mask.device) for layer in self.layers]
+        return torch.stack(found).masked_fill(~self.mask, torch.nan)

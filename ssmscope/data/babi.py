@@ -1,0 +1,376 @@
+"""Questions about facts that are spread in other text: BABILong's recipe (Kuratov et al. 2024) over our own stories.
+
+The facts of a story (`ssmscope.data.stories`, tasks `qa1` to `qa5`, or of `ssmscope.data.needles`) keep their order
+and stand at random places between sentences of filler, which follow each other as in their source
+(`ssmscope.data.filler`). The question comes at the end. Differential Mamba (section 4.5, appendix A.5) compares models
+on such questions, and its Figure 6 the needle's probability in each layer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ssmscope.core.limits import WORDS, refuse_held
+from ssmscope.core.tokenizing import tokenize
+from ssmscope.data.filler import generated, spaced_out, without_world
+from ssmscope.data.language import token_names
+from ssmscope.data.needles import TASKS
+from ssmscope.data.stories import NAMES, Task, write
+from ssmscope.data.tokens import IGNORED, TokenData
+from ssmscope.errors import InputError, did_you_mean
+
+PROMPT = "{context} {question}"
+PAPER_PROMPT = "<context>{context}</context> Question:{question} Answer:"
+"""How Differential Mamba's authors put a question (appendix A.5.1)."""
+
+SPLITS = {"train": (0, 1), "validation": (2,), "test": (3,)}
+"""Which quarters of all stories, told apart by a checksum of their text, a split has."""
+
+POOL = 1000  # generated sentences of filler
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One sentence of the story: `context[start:end]`, and `context.split()[first_word:last_word]`.
+
+    `supporting` marks the facts, the needles, that give the answer.
+    """
+
+    text: str
+    start: int
+    end: int
+    first_word: int
+    last_word: int
+    supporting: bool
+
+
+@dataclass(frozen=True)
+class Question:
+    """A context, a question about it and its one-word answer.
+
+    Attributes:
+        facts: the sentences of the story in the order of the context; the rest is filler.
+        distractors: the other words of the answer's kind in the context, in order of appearance.
+    """
+
+    context: str
+    question: str
+    answer: str
+    facts: tuple[Fact, ...]
+    distractors: tuple[str, ...]
+
+    @property
+    def needles(self) -> tuple[Fact, ...]:
+        """The supporting facts."""
+        return tuple(fact for fact in self.facts if fact.supporting)
+
+
+@dataclass(frozen=True)
+class QuestionData:
+    """Questions of one task.
+
+    Attributes:
+        name: of the task.
+        split: `train`, `validation` or `test`.
+        examples: the questions.
+        candidates: every word that may be an answer.
+    """
+
+    name: str
+    split: str
+    examples: tuple[Question, ...]
+    candidates: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @property
+    def contexts(self) -> tuple[str, ...]:
+        return tuple(example.context for example in self.examples)
+
+    @property
+    def questions(self) -> tuple[str, ...]:
+        return tuple(example.question for example in self.examples)
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        return tuple(example.answer for example in self.examples)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What a tokenizer of words should be made of: every context and question, and every name of the world."""
+        return (*self.contexts, *self.questions, *(name for names in NAMES.values() for name in names))
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits of the SHA-256 of everything but name and split."""
+        content = [[dataclasses.asdict(example) for example in self.examples], self.candidates]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def take(self, indices: Sequence[int] | np.ndarray, *, split: str | None = None) -> QuestionData:
+        """The questions at `indices`, in that order."""
+        return dataclasses.replace(self, split=split or self.split, examples=tuple(self.examples[i] for i in indices))
+
+    def prompts(self, template: str = PROMPT) -> list[str]:
+        """Every context with its question, as `template` puts them.
+
+        Raises:
+            InputError: for a template without `{context}` or `{question}`.
+        """
+        if template.count("{context}") != 1 or template.count("{question}") != 1:
+            raise InputError(f"the template {template!r} must hold {{context}} and {{question}} once each")
+        return [template.replace("{question}", one.question).replace("{context}", one.context) for one in self.examples]
+
+
+def count_words(text: str) -> int:
+    """Words between white space."""
+    return len(text.split())
+
+
+def questions(
+    task: str,
+    *,
+    length: int,
+    examples: int = 1000,
+    split: str = "train",
+    filler: Sequence[str] | None = None,
+    seed: int = 0,
+    count: Callable[[str], int] = count_words,
+    facts: tuple[int, int] | None = None,
+    spaced: bool = True,
+) -> QuestionData:
+    """Questions of one task, their facts spread in contexts of at most `length`.
+
+    The answers are balanced: each run of as many examples as there are candidates asks for every one of them once. A
+    seed gives the same stories and questions at every length and in every filler. The splits share no story, under any
+    seeds.
+
+    Args:
+        task: `qa1` (where is a person), `qa2` (where is an object), `qa3` (where was it before), `qa4` (which place
+            lies north of …), `qa5` (who gave what to whom), or one of `ssmscope.data.needles.NEEDLES`.
+        length: the most a context may `count`, question left out. It is filled with whole sentences while any fits. All
+            facts are always there, so a story that is longer by itself stays alone: length 0 is BABILong's 0k.
+        filler: sentences in their natural order, read on from a random one, again from the first one after the last.
+            Those with a name of the world in them are left out. Without any, sentences of a small grammar.
+        count: the length of a text; words between white space by default; `lambda text: len(tokenizer.encode(text))`
+            counts tokens.
+        facts: the least and the most facts of a story (default: `TASKS[task].facts`), drawn uniformly.
+        spaced: a space before the full stops and question marks of our sentences, as in WikiText, so that a tokenizer
+            of whitespace words reads the same word in the facts and as the answer. False suits subword tokenizers.
+
+    Raises:
+        InputError: for an unknown task or split, a number out of range, or filler without a usable sentence.
+    """
+    if task not in TASKS:
+        raise InputError(f"there is no task '{task}'; there are {', '.join(TASKS)}{did_you_mean(task, TASKS)}")
+    if split not in SPLITS:
+        raise InputError(f"there is no split '{split}'; there are {', '.join(SPLITS)}{did_you_mean(split, SPLITS)}")
+    if length < 0 or examples < 1 or seed < 0:
+        raise InputError(f"length {length}, examples {examples} and seed {seed} were given; they start at 0, 1 and 0")
+    refuse_contexts(length, examples)
+    kind = TASKS[task]
+    least, most = kind.facts if facts is None else facts
+    if not kind.limits[0] <= least <= most <= kind.limits[1]:
+        allowed = f"{kind.limits[0]} to {kind.limits[1]}"
+        raise InputError(f"{task} was asked for with {least} to {most} facts; allowed are {allowed}, the least first")
+    key = [seed, list(TASKS).index(task), list(SPLITS).index(split)]
+    stories, places = (np.random.default_rng([*key, part]) for part in (0, 1))
+    hay = Hay.of(generated(places, POOL, spaced) if filler is None else without_world(filler), count)
+    made: list[Question] = []
+    while len(made) < examples:
+        for at in stories.permutation(len(kind.answers))[: examples - len(made)]:
+            number = int(stories.integers(least, most + 1))
+            story = told_story(kind, kind.answers[at], number, split, stories)
+            made.append(spread(punctuated(story) if spaced else story, hay, length, count, places))
+    return QuestionData(task, split, tuple(made), kind.answers)
+
+
+class Told(NamedTuple):
+    """A story in words, and which of its facts (by their place) give the answer."""
+
+    facts: tuple[str, ...]
+    question: str
+    answer: str
+    supporting: frozenset[int]
+    distractors: tuple[str, ...]
+
+
+def told_story(task: Task, answer: str, facts: int, split: str, random: np.random.Generator) -> Told:
+    """A story of the split whose answer is `answer`: stories are drawn without names, so any name can be the answer."""
+    while True:
+        story = task.draw(random, facts)
+        if story is None or answer not in NAMES[story.answer.kind]:
+            continue
+        names = {kind: [every[i] for i in random.permutation(len(every))] for kind, every in NAMES.items()}
+        own = names[story.answer.kind]
+        here, there = story.answer.number, own.index(answer)
+        own[here], own[there] = own[there], own[here]
+        told = [write(fact, names) for fact in story.facts]
+        question = write(story.question, names)
+        parts = [part for fact in story.facts for part in fact if not isinstance(part, str)]
+        alike = dict.fromkeys(own[part.number] for part in parts if part.kind == story.answer.kind)
+        distractors = tuple(name for name in alike if name != answer)
+        if (distractors or len(told) == 1) and zlib.crc32("\n".join((*told, question)).encode()) % 4 in SPLITS[split]:
+            return Told(tuple(told), question, answer, story.supporting, distractors)
+
+
+def punctuated(story: Told) -> Told:
+    return story._replace(facts=tuple(map(spaced_out, story.facts)), question=spaced_out(story.question))
+
+
+class Hay(NamedTuple):
+    """Sentences of filler in their order, and what each adds to a context's length."""
+
+    sentences: Sequence[str]
+    sizes: Sequence[int]
+
+    @staticmethod
+    def of(sentences: Sequence[str], count: Callable[[str], int]) -> Hay:
+        return Hay(sentences, [max(count(f" {sentence}"), 1) for sentence in sentences])
+
+    def fitting(self, room: int, start: int) -> list[str]:
+        """Sentences from number `start` on, without those that are too long for what room is left."""
+        shortest, found, at = min(self.sizes), list[str](), start
+        while room >= shortest:
+            at %= len(self.sentences)
+            if self.sizes[at] <= room:
+                found.append(self.sentences[at])
+                room -= self.sizes[at]
+            at += 1
+        return found
+
+
+def spread(story: Told, hay: Hay, length: int, count: Callable[[str], int], random: np.random.Generator) -> Question:
+    """The facts of a story between sentences of filler; any number of them may stand at one place."""
+    room = length - count(" ".join(story.facts))
+    found = hay.fitting(room, int(random.integers(len(hay.sentences))))
+    places = np.sort(random.random(len(story.facts)))
+    while True:
+        question = _placed(story, found, (places * (len(found) + 1)).astype(int).tolist())
+        if not found or count(question.context) <= length:
+            return question
+        found.pop()  # the count of the whole may be more than that of its parts
+
+
+def _placed(story: Told, filler: Sequence[str], places: Sequence[int]) -> Question:
+    """The story's facts, number i before the filler sentence number `places[i]`."""
+    order = [(place, number, text, True) for number, (place, text) in enumerate(zip(places, story.facts))]
+    order += [(place, len(order), text, False) for place, text in enumerate(filler)]
+    facts, start, word = list[Fact](), 0, 0
+    texts = []
+    for _, number, text, is_fact in sorted(order):
+        words = len(text.split())
+        if is_fact:
+            facts.append(Fact(text, start, start + len(text), word, word + words, number in story.supporting))
+        texts.append(text)
+        start, word = start + len(text) + 1, word + words
+    return Question(" ".join(texts), story.question, story.answer, tuple(facts), story.distractors)
+
+
+@dataclass(frozen=True, eq=False)
+class QuestionTokens(TokenData):
+    """Questions as rows of tokens, padded on the right.
+
+    Attributes:
+        lengths: (examples,), how many tokens each prompt has.
+        tasks: (examples,), the place of each example's task in `task_names`.
+    """
+
+    lengths: np.ndarray
+    tasks: np.ndarray
+    task_names: tuple[str, ...]
+
+    @staticmethod
+    def joined(parts: Sequence[QuestionTokens], name: str) -> QuestionTokens:
+        """Several tasks' questions of one tokenizer and split, one after the other."""
+        longest = max(part.ids.shape[1] for part in parts)
+        names = tuple(dict.fromkeys(task for part in parts for task in part.task_names))
+
+        def padded(of: str) -> np.ndarray:
+            rows = (getattr(part, of) for part in parts)
+            fill = {"ids": 0, "targets": IGNORED}[of]
+            wide = (np.pad(r, ((0, 0), (0, longest - r.shape[1])), constant_values=fill) for r in rows)
+            return np.concatenate(list(wide))
+
+        return QuestionTokens(
+            name,
+            parts[0].split,
+            padded("ids"),
+            padded("targets"),
+            parts[0].tokens,
+            np.concatenate([part.lengths for part in parts]),
+            np.concatenate([np.array([names.index(task) for task in part.task_names])[part.tasks] for part in parts]),
+            names,
+        )
+
+
+def refuse_contexts(length: int, examples: int) -> None:
+    """Refuse more words of contexts than are held at once.
+
+    Raises:
+        InputError: with their number and the limit.
+    """
+    what = f"{examples:,} contexts of {length:,} words"
+    refuse_held(examples * max(length, 30), what, "ask for fewer or shorter ones", most=WORDS, unit="words")
+
+
+def question_tokens(data: QuestionData, tokenizer: Any, *, template: str = PROMPT) -> QuestionTokens:
+    """The questions for a language model: after the last token of a prompt it should name the answer's first token.
+
+    Nothing else is asked. Rows are padded on the right to the longest. No special token of the tokenizer is added.
+
+    Raises:
+        InputError: for a template as in `prompts`, a tokenizer without offsets, one to which a word of a fact, a
+            question or an answer is unknown, or under which two answers begin alike.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise InputError("question_tokens needs a fast tokenizer: where the answer begins is read from its offsets")
+    prompts = data.prompts(template)
+    texts = [p + ("" if p[-1].isspace() else " ") + a for p, a in zip(prompts, data.answers)]
+    _check_known(data, tokenizer)
+    encoded = tokenize(tokenizer, texts, add_special_tokens=False, return_offsets_mapping=True)
+    rows: list[list[int]] = []
+    named: dict[int, str] = {}
+    for text, answer, row, spans in zip(texts, data.answers, encoded["input_ids"], encoded["offset_mapping"]):
+        begin = len(text) - len(answer)
+        first = next((at for at, (_, end) in enumerate(spans) if end > begin), None)
+        if first is None:
+            raise InputError(f"the tokenizer makes no token of the answer {answer!r}; use one that knows it")
+        if named.setdefault(row[first], answer) != answer:
+            other = named[row[first]]
+            raise InputError(
+                f"'{other}' and '{answer}' begin with the same token; use a tokenizer that tells them apart"
+            )
+        rows.append(row[: first + 1])
+    padding = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    ids = np.full((len(rows), max(map(len, rows)) - 1), padding, dtype=np.int64)
+    targets = np.full_like(ids, IGNORED)
+    for line, asked, row in zip(ids, targets, rows):
+        line[: len(row) - 1] = row[:-1]
+        asked[len(row) - 2] = row[-1]
+    lengths = np.array([len(row) - 1 for row in rows])
+    tasks = np.zeros(len(rows), dtype=np.int64)
+    return QuestionTokens(data.name, data.split, ids, targets, token_names(tokenizer), lengths, tasks, (data.name,))
+
+
+def _check_known(data: QuestionData, tokenizer: Any) -> None:
+    unknown = tokenizer.unk_token_id
+    if unknown is None:
+        return
+    for example in data.examples:
+        needed = " ".join((*(fact.text for fact in example.facts), example.question, example.answer))
+        encoded = tokenize(tokenizer, needed, add_special_tokens=False, return_offsets_mapping=True)
+        for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"]):
+            if token == unknown:
+                raise InputError(
+                    f"the tokenizer does not know {needed[start:end]!r}, a word of a fact, question or answer; make it "
+                    "of the texts of the training questions (QuestionData.texts)"
+                )

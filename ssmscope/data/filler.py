@@ -1,0 +1,129 @@
+"""Sentences to stand between the facts of a story: of a text, or of a small grammar."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from ssmscope.data.language import load_lines
+from ssmscope.data.stories import NAMES
+from ssmscope.data.text import LINE_SOURCES
+from ssmscope.errors import InputError
+
+WORLD = frozenset(name.lower() for names in NAMES.values() for name in names)
+
+
+def without_world(filler: Sequence[str]) -> list[str]:
+    """The sentences, with single spaces, that do not name a person, place or object of the world.
+
+    Raises:
+        InputError: for one text instead of sentences, or when none is left.
+    """
+    if isinstance(filler, str):
+        raise InputError("the filler is one text; give sentences, e.g. of sentences(load_lines('wikitext2'))")
+    kept = _without_world(tuple(filler))
+    if not kept:
+        raise InputError(
+            f"none of {len(filler)} sentences of filler can be used: they are empty or name the world's words"
+        )
+    return list(kept)
+
+
+@lru_cache(maxsize=2)
+def _without_world(filler: tuple[str, ...]) -> tuple[str, ...]:
+    """Questions of every task and length are drawn from one filler, and it can be a whole book."""
+    return tuple(" ".join(s.split()) for s in filler if s.strip() and WORLD.isdisjoint(re.findall(r"\w+", s.lower())))
+
+
+GENERATED = "generated"
+
+
+def load_filler(source: str | Path | None, split: str = "test") -> tuple[str, ...] | None:
+    """The sentences of a text, to be filler; None, which stands for sentences of the grammar, for `generated` or None.
+
+    Args:
+        source: `generated`, `wikitext2`, or a file as `load_lines` reads it.
+        split: of questions. Those for training and validation stand in WikiText's validation split, those of the test
+            in its test split. A file is the same for all.
+
+    Raises:
+        InputError: for a text that cannot be read, or one without a sentence.
+    """
+    if source in (None, GENERATED):
+        return None
+    assert source is not None
+    known = str(source) in LINE_SOURCES
+    return sentences(load_lines(source, ("test" if split == "test" else "validation") if known else None))
+
+
+def sentences(lines: Sequence[str]) -> tuple[str, ...]:
+    """The sentences of lines of prose, in their order, to be filler.
+
+    Headings (`= Title =`), blank lines and fragments of less than three words are left out. Where full stops stand
+    apart as in WikiText, only those end a sentence; elsewhere those before a space and a capital letter, digit or
+    quote do.
+
+    Raises:
+        InputError: when there is no sentence.
+    """
+    found: list[str] = []
+    for line in lines:
+        text = " ".join(line.split())
+        if text.startswith("=") and text.endswith("="):
+            continue
+        apart = re.search(r" [.!?](?: |$)", text)
+        parts = re.split(r"(?<= [.!?]) " if apart else r"(?<=[.!?]) (?=[\"'“(]?[A-Z0-9])", text)
+        found += [part for part in parts if len(part.split()) >= 3]
+    if not found:
+        raise InputError(f"there is no sentence in the {len(lines)} lines that were given")
+    return tuple(found)
+
+
+OPENINGS = (
+    "The", "In spring the", "After heavy rain the", "On most days the", "For many years the", "Near the coast the",
+    "Before dawn the", "Every autumn the", "Once in a while the", "Far from any road the",
+)  # fmt: skip
+QUALITIES = ("old", "pale", "quiet", "broad", "northerly", "restless", "well known", "small", "grey", "distant")
+THINGS = (
+    "river",
+    "wind",
+    "forest",
+    "meadow",
+    "sparrow",
+    "mountain",
+    "cloud",
+    "harvest",
+    "tide",
+    "village",
+    "oak",
+    "fog",
+)
+DEEDS = (
+    "changes", "rests", "grows", "turns towards the sea", "gives way to frost", "keeps its shape", "fades",
+    "is hard to see", "looks almost blue", "comes into view", "shines", "carries the scent of pine",
+)  # fmt: skip
+ENDINGS = (
+    "", " without a sound", " for a short time", " before the first snow falls", " and nobody knows why",
+    " as it did a hundred years ago", " in the evening light", " although the air is dry", " again",
+)  # fmt: skip
+
+
+def generated(random: np.random.Generator, number: int, spaced: bool = True) -> list[str]:
+    """Sentences of a small grammar that name nothing of the world, e.g. `In spring the old river changes again .`"""
+    parts = (OPENINGS, QUALITIES, THINGS, DEEDS, ENDINGS)
+    draws = np.stack([random.integers(len(part), size=number) for part in parts], axis=1)
+    made = []
+    for row in draws:
+        opening, quality, thing, deed, ending = (part[i] for part, i in zip(parts, row))
+        sentence = f"{opening} {quality} {thing} {deed}{ending}."
+        made.append(spaced_out(sentence) if spaced else sentence)
+    return made
+
+
+def spaced_out(sentence: str) -> str:
+    """The sentence with a space before its last character, the full stop or question mark."""
+    return f"{sentence[:-1]} {sentence[-1]}"

@@ -1,0 +1,241 @@
+"""Images as sequences of pixels, the way a model of sequences classifies them (Long Range Arena, Tay et al. 2020)."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import warnings
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ssmscope.data.arrays import ArrayData
+from ssmscope.data.rows import Row, checked_label, first_line, read_rows
+from ssmscope.data.text import Source, hub_rows
+from ssmscope.errors import InputError, did_you_mean
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+"""Formats that Pillow reads by itself; for others, such as PostScript, it runs other programs."""
+MOST_PIXELS = 2**24
+"""How many pixels, each a token, an image has at most."""
+UNDECODABLE = (
+    *(OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error),
+    *(IndexError, KeyError, TypeError, OverflowError),
+)
+"""What Pillow's readers raise at damaged images."""
+
+KNOWN = ("cifar10", "digits")
+"""The names that `load_pixels` knows."""
+
+CIFAR10 = Source(
+    "uoft-cs/cifar10",
+    ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    ("train", "test"),
+    columns=("img", "image"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class PixelData(ArrayData):
+    """Images with their classes, one token a pixel in raster order: row by row, from the top left.
+
+    Attributes:
+        pixels: (examples, height · width, channels) uint8; a model reads `pixels` / 255.
+        labels: (examples,) int64 class ids.
+        label_names: what the classes mean.
+        shape: (height, width).
+    """
+
+    pixels: np.ndarray
+    labels: np.ndarray
+    label_names: tuple[str, ...]
+    shape: tuple[int, int]
+
+    @property
+    def channels(self) -> int:
+        return self.pixels.shape[2]
+
+
+def load_pixels(data: str, split: str | None = None) -> PixelData:
+    """One split of a known data set of images.
+
+    Args:
+        data: `cifar10` (32 × 32 RGB, 1024 tokens of 3 channels; 50,000 and 10,000 images) is read from
+            `$SSMSCOPE_DATA/cifar10/<split>.parquet` when that variable is set, else through `datasets` from the hub.
+            `digits` (8 × 8 grey, 64 tokens of 1 channel) is that of `digits` with seed 0.
+        split: `train` or `test`; by default `test`.
+
+    Raises:
+        InputError: an unknown name or split, files that are absent or cannot be read, or a package that is missing.
+    """
+    if data not in KNOWN:
+        raise InputError(f"unknown images {data!r}; give one of {', '.join(KNOWN)}{did_you_mean(str(data), KNOWN)}")
+    split = split or "test"
+    if split not in CIFAR10.splits:
+        allowed = ", ".join(CIFAR10.splits)
+        raise InputError(f"{data} has no split {split!r}; there are {allowed}{did_you_mean(split, CIFAR10.splits)}")
+    if data == "digits":
+        train, test = digits()
+        return train if split == "train" else test
+    root = os.environ.get("SSMSCOPE_DATA")
+    if root:
+        place = str(Path(root, data, f"{split}.parquet"))
+        rows: Sequence[Any] = _parquet_rows(Path(place))
+    else:
+        place = f"{CIFAR10.repository} ({split})"
+        rows = hub_rows(CIFAR10, split)
+    labels = [_class_id(row, number, place) for number, row in enumerate(rows, 1)]
+    pixels, shape = decoded([_image_of(row, number, place) for number, row in enumerate(rows, 1)], "RGB", place)
+    return PixelData(data, split, pixels, np.array(labels, dtype=np.int64), CIFAR10.labels, shape)
+
+
+def digits(*, seed: int = 0, test: float = 0.2) -> tuple[PixelData, PixelData]:
+    """Training and test part of scikit-learn's 1797 handwritten digits (UCI, test part), 8 × 8 grey pixels.
+
+    A grey value g from 0 to 16 becomes round(255 g / 16), halves to the even neighbour. The parts are disjoint: a share
+    `test` of the images, drawn by `seed`, is the test part.
+
+    Raises:
+        InputError: without scikit-learn, or for a share that leaves one of the parts empty.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "the digits come with the package scikit-learn, which is not installed; pip install scikit-learn"
+        ) from error
+    bunch = load_digits()
+    pixels = np.rint(np.asarray(bunch.data) * (255 / 16)).astype(np.uint8)[:, :, None]
+    labels = np.asarray(bunch.target, dtype=np.int64)
+    held = round(test * len(labels))
+    if not 0 < held < len(labels):
+        raise InputError(f"a test share of {test} was asked for; it must leave both parts some of {len(labels)} images")
+    everything = PixelData("digits", "all", pixels, labels, tuple("0123456789"), (8, 8))
+    order = np.random.default_rng(seed).permutation(len(labels))
+    return (
+        everything.take(np.sort(order[held:]), split="train"),
+        everything.take(np.sort(order[:held]), split="test"),
+    )
+
+
+def read_images(
+    files: Sequence[str | os.PathLike[str]], channels: int, shape: Sequence[int] | None = None
+) -> np.ndarray:
+    """Image files as tokens (files, height · width, channels) uint8, in RGB for 3 channels and in grey for 1.
+
+    Raises:
+        InputError: a file cannot be read, is no image, has more than 8 bits a channel, or its size is not `shape`
+            (height, width), by default that of the first: none is resized.
+    """
+    rows = []
+    for file in files:
+        pixels, shape = _read_image(file, channels, shape)
+        rows.append(pixels)
+    return np.stack(rows)
+
+
+def _read_image(
+    file: str | os.PathLike[str], channels: int, shape: Sequence[int] | None
+) -> tuple[np.ndarray, tuple[int, int]]:
+    modes = {1: "L", 3: "RGB"}
+    if channels not in modes:
+        raise InputError(f"an image file has 1 or 3 channels, the model reads {channels}: give it arrays from Python")
+    try:
+        content = Path(file).read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read the image {os.fspath(file)}: {error.strerror or error}") from error
+    pixels, size = decoded([content], modes[channels], os.fspath(file), shape)
+    return pixels[0], size
+
+
+def decoded(
+    images: Sequence[Any], mode: str, place: str, shape: Sequence[int] | None = None
+) -> tuple[np.ndarray, tuple[int, int]]:
+    """Encoded images (PNG or JPEG bytes) or PIL images of one size as tokens (n, height · width, channels) uint8, and
+    that size (height, width).
+
+    Their headers say how large they are: what has another size than `shape` (height, width), or more than `MOST_PIXELS`
+    pixels, is not decoded.
+
+    Raises:
+        InputError: no image, one that cannot be decoded, of more than 8 bits a channel, too large, or of another size
+            than `shape` or the first.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    if not images:
+        raise InputError(f"{place} holds no image")
+
+    def open_image(image: Any) -> np.ndarray:
+        opened = Image.open(io.BytesIO(image), formats=FORMATS) if isinstance(image, bytes) else image
+        width, height = opened.size
+        if shape is not None and (height, width) != tuple(shape):
+            raise InputError(
+                f"the image {place} is {width} × {height} pixels; the model reads {shape[1]} × {shape[0]}: resize it "
+                "first"
+            )
+        if width * height > MOST_PIXELS:
+            raise InputError(f"an image of {place} has {width} × {height} pixels; allowed are up to {MOST_PIXELS:,}")
+        if opened.mode.startswith(("I", "F")):  # Pillow would cut these off at 255
+            raise InputError(f"an image of {place} has more than 8 bits a channel (mode {opened.mode}): save it with 8")
+        return np.asarray(opened.convert(mode), dtype=np.uint8)
+
+    numbers = count(1)
+    try:
+        # Pillow decodes outside Python's lock; what it warns of is either refused or of no consequence
+        with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
+            warnings.simplefilter("ignore")
+            opened = pool.map(open_image, images)
+            first = next(opened)
+            next(numbers)
+            size = first.shape[:2]
+            channels = first.shape[2] if first.ndim == 3 else 1
+            pixels = np.empty((len(images), size[0] * size[1], channels), dtype=np.uint8)
+            pixels[0] = first.reshape(-1, channels)
+            for number, array in zip(numbers, opened):
+                if array.shape[:2] != size:
+                    found, wanted = (f"{width} × {height}" for height, width in (array.shape[:2], size))
+                    raise InputError(f"image {number} of {place} is {found} pixels, the first is {wanted}: one size")
+                pixels[number - 1] = array.reshape(-1, channels)
+    except InputError:
+        raise
+    except UnidentifiedImageError as error:  # its message is the address of a buffer
+        raise InputError(f"an image of {place} cannot be decoded: it is no image that Pillow can read") from error
+    except (*UNDECODABLE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise InputError(f"an image of {place} cannot be decoded: {first_line(error)}") from error
+    return pixels, (int(size[0]), int(size[1]))
+
+
+def _parquet_rows(file: Path) -> list[Row]:
+    if not os.path.isfile(file):
+        raise InputError(
+            f"there is no file {file}; put the split there, or unset SSMSCOPE_DATA to read it from the hub"
+        )
+    return read_rows(file)
+
+
+def _image_of(row: Any, number: int, place: str) -> Any:
+    """The image of a row: bytes, a record that holds them, or an image that `datasets` has opened."""
+    column = next((name for name in CIFAR10.columns if name in row), None)
+    if column is None:
+        raise InputError(f"row {number} of {place} has no column 'img' or 'image'; its columns are {', '.join(row)}")
+    image = row[column]
+    image = image.get("bytes") if isinstance(image, dict) else image
+    if image is None:
+        raise InputError(f"row {number} of {place} has an empty {column}; every row needs an image")
+    return image
+
+
+def _class_id(row: Any, number: int, place: str) -> int:
+    label = checked_label(row, number, place)
+    if not label.isdecimal() or int(label) >= len(CIFAR10.labels):
+        allowed = ", ".join(f"{i} ({name})" for i, name in enumerate(CIFAR10.labels))
+        raise InputError(f"row {number} of {place} has the label '{label}'; allowed are {allowed}")
+    return int(label)

@@ -1,0 +1,279 @@
+"""Labelled texts: the known data sets, and a user's own file.
+
+A known name is read from `$SSMSCOPE_DATA/<name>/<split>.parquet` when that variable is set, else through
+`datasets` from the hub. Both places have the hub's own columns, so a hub file can be dropped into the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from ssmscope.data.classes import class_ids, label_column, sorted_names
+from ssmscope.data.planted import SIZES, TASKS, planted
+from ssmscope.data.rationales import Spans, rationale_spans
+from ssmscope.data.rows import SUFFIXES, Row, checked_label, checked_text, first_line, read_rows, whole
+from ssmscope.errors import InputError, did_you_mean
+
+PAIR_SEPARATOR = " ||| "
+"""Between the two sentences of a pair. A plain string, so that every tokenizer can read it."""
+
+
+@dataclass(frozen=True)
+class TextData:
+    """Texts with their classes, in the order of their source.
+
+    Attributes:
+        name: the data set's name, or the file's stem.
+        split: `train`, `validation`, `test`; `all` for a user's file.
+        texts: one string an example.
+        labels: one class id an example, an index into `label_names`.
+        label_names: what the ids mean.
+        fingerprint: 16 hex digits of the SHA-256 of texts, labels, label names and, where there are any, rationales.
+        rationales: per text what people marked as the reason for its label, as spans of characters (start, end), or
+            None for a text that nobody marked; None where no text has any.
+    """
+
+    name: str
+    split: str
+    texts: tuple[str, ...]
+    labels: tuple[int, ...]
+    label_names: tuple[str, ...]
+    fingerprint: str
+    rationales: tuple[Spans | None, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def take(self, indices: Sequence[int], *, split: str | None = None) -> TextData:
+        """The examples at `indices`, in that order, under a new fingerprint."""
+        texts, labels = [self.texts[i] for i in indices], [self.labels[i] for i in indices]
+        rationales = None if self.rationales is None else [self.rationales[i] for i in indices]
+        return text_data(self.name, split or self.split, texts, labels, self.label_names, rationales)
+
+    def sample(self, n: int, *, seed: int = 0) -> TextData:
+        """At most `n` examples drawn without replacement, in their source order."""
+        if n < 1:
+            raise InputError(f"a sample of {n} examples was asked for; ask for at least 1")
+        if n >= len(self):
+            return self
+        return self.take(sorted(random.Random(seed).sample(range(len(self)), n)))
+
+    def divide(self, share: float, *, seed: int = 0) -> tuple[TextData, TextData]:
+        """Two disjoint parts: the rest, and about `share` of the examples. Both hold every class.
+
+        Raises:
+            InputError: `share` outside (0, 1), or a class with fewer than two examples.
+        """
+        if not 0 < share < 1:
+            raise InputError(f"a share of {share} was asked for; it must lie between 0 and 1")
+        draw, held = random.Random(seed), set[int]()
+        for label, name in enumerate(self.label_names):
+            members = [i for i, other in enumerate(self.labels) if other == label]
+            if len(members) == 1:
+                raise InputError(f"class '{name}' of {self.name} has one example; to be divided it needs two")
+            count = min(max(round(share * len(members)), 1), len(members) - 1) if members else 0
+            held.update(draw.sample(members, count))
+        rest = [i for i in range(len(self)) if i not in held]
+        return self.take(rest), self.take(sorted(held), split=f"{self.split} (held out)")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a known data set lies on the hub, and how to read its rows. Without a repository it lies in
+    `$SSMSCOPE_DATA` alone, or is `planted`: drawn here."""
+
+    repository: str
+    labels: tuple[str, ...]
+    splits: tuple[str, ...]
+    configuration: str | None = None
+    columns: tuple[str, ...] = ("text",)
+    default_split: str = "test"
+    unlabelled: bool = False
+    """Whether rows without a gold label (-1) are part of the data set; they are left out."""
+    planted: bool = False
+
+
+SENTIMENT = ("negative", "positive")
+SOURCES: Mapping[str, Source] = MappingProxyType(
+    {
+        # the sentence-level SST-2 of the papers; GLUE's has 67,349 phrases and an unlabelled test split
+        "sst2": Source("SetFit/sst2", SENTIMENT, ("train", "validation", "test")),
+        "imdb": Source("stanfordnlp/imdb", SENTIMENT, ("train", "test")),
+        "rotten_tomatoes": Source(
+            "cornell-movie-review-data/rotten_tomatoes", SENTIMENT, ("train", "validation", "test")
+        ),
+        # snli has -1 where the annotators did not agree
+        "snli": Source(
+            "stanfordnlp/snli",
+            ("entailment", "neutral", "contradiction"),
+            ("train", "validation", "test"),
+            columns=("premise", "hypothesis"),
+            unlabelled=True,
+        ),
+        # GLUE keeps the labels of wnli's test split to itself
+        "wnli": Source(
+            "nyu-mll/glue",
+            ("not_entailment", "entailment"),
+            ("train", "validation"),
+            configuration="wnli",
+            columns=("sentence1", "sentence2"),
+            default_split="validation",
+        ),
+        **{name: Source("", labels, tuple(SIZES), planted=True) for name, (_, labels) in TASKS.items()},
+    }
+)
+LINE_SOURCES: Mapping[str, Source] = MappingProxyType(
+    {
+        # rare words are <unk> in this configuration, as in the perplexities of the literature
+        "wikitext2": Source("Salesforce/wikitext", (), ("train", "validation", "test"), configuration="wikitext-2-v1"),
+        # English novels in the public domain, in documents of about 10,000 characters; whole books are held out
+        "books": Source("", (), ("train", "validation", "test")),
+    }
+)
+"""Texts without labels, for language models (`ssmscope.data.language`)."""
+
+
+def text_data(
+    name: str,
+    split: str,
+    texts: Sequence[str],
+    labels: Sequence[int],
+    label_names: Sequence[str],
+    rationales: Sequence[Spans | None] | None = None,
+) -> TextData:
+    """Texts and class ids of any origin, and rationales where there are any, as `TextData`, with their fingerprint."""
+    marked = None if rationales is None or not any(rationales) else tuple(spans or None for spans in rationales)
+    parts = [list(texts), list(labels), list(label_names), *([marked] if marked is not None else [])]
+    content = json.dumps(parts, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    return TextData(name, split, tuple(texts), tuple(labels), tuple(label_names), digest, marked)
+
+
+def load_text(
+    data: str | Path,
+    split: str | None = None,
+    *,
+    label_names: Sequence[str] | None = None,
+    as_written: bool = False,
+) -> TextData:
+    """The labelled texts of a known data set or of a csv, tsv, jsonl or parquet file.
+
+    Args:
+        data: `sst2`, `imdb`, `rotten_tomatoes`, `snli`, `wnli`, or the path of a file with the columns `text`
+            and `label`. Pairs of sentences become one text, joined by `PAIR_SEPARATOR`. A file's column `rationale`
+            holds what people marked in a text, in one of the forms that `rationale_spans` reads.
+        split: of a known data set; by default the one to evaluate on (`test`; `validation` for wnli, whose
+            test split has no labels). A file has no splits.
+        label_names: the classes of a model or of another file. The labels of the file are then all names of these,
+            or all indices into them. Where they could be either, its column is called `label_name` or `label_index`
+            instead of `label`. Without it, labels are numbered by sorted name (whole numbers by value).
+        as_written: whether `label_names` are another file's own labels, so that labels which can be names are names.
+
+    Raises:
+        InputError: an unknown name or split, a file that cannot be read, a missing column, no row, an empty
+            text, a missing or unknown label, labels that are names as well as indices, a rationale that does not
+            fit its text.
+    """
+    if isinstance(data, str) and data in SOURCES:
+        return load_known(data, split)
+    if data in LINE_SOURCES:
+        raise InputError(f"{data} has no labels: it is data for language models; give one of {', '.join(SOURCES)}")
+    path = Path(data)
+    if path.suffix.lower() not in SUFFIXES and not os.path.exists(path):
+        raise InputError(
+            f"unknown data '{data}'; give one of {', '.join(SOURCES)}, or a file ending in "
+            f"{', '.join(SUFFIXES)}{did_you_mean(str(data), SOURCES)}"
+        )
+    if split is not None:
+        raise InputError(f"split '{split}' was asked for, but file {path} has none; give a file each")
+    rows = read_rows(path)
+    texts = [checked_text(row, ("text",), number, path) for number, row in enumerate(rows, 1)]
+    column = label_column(rows[0])
+    raw = [checked_label(row, number, path, column) for number, row in enumerate(rows, 1)]
+    if label_names is None:
+        raw = [whole(label) for label in raw]
+        names = sorted_names(raw)
+        numbers = {name: at for at, name in enumerate(names)}
+        ids = [numbers[label] for label in raw]
+    else:
+        names = tuple(label_names)
+        ids = class_ids(raw, names, path, column, as_written=as_written)
+    rationales = [rationale_spans(row, number, path) for number, row in enumerate(rows, 1)]
+    return text_data(path.stem, "all", texts, ids, names, rationales)
+
+
+def load_known(name: str, split: str | None) -> TextData:
+    source = SOURCES[name]
+    split = split or source.default_split
+    rows, place = known_rows(name, source, split)
+    texts: list[str] = []
+    labels: list[int] = []
+    rationales: list[Spans | None] = []
+    for number, row in enumerate(rows, 1):
+        label = checked_label(row, number, place)
+        if label == "-1" and source.unlabelled:
+            continue
+        if not label.isdecimal() or int(label) >= len(source.labels):
+            allowed = ", ".join(f"{i} ({name})" for i, name in enumerate(source.labels))
+            raise InputError(f"row {number} of {place} has the label '{label}'; allowed are {allowed}")
+        texts.append(checked_text(row, source.columns, number, place, PAIR_SEPARATOR))
+        labels.append(int(label))
+        rationales.append(rationale_spans(row, number, place) if source.planted else None)
+    return text_data(name, split, texts, labels, source.labels, rationales)
+
+
+def known_rows(name: str, source: Source, split: str) -> tuple[list[Row], str]:
+    """The rows of a known data set, from `$SSMSCOPE_DATA` or the hub, and where that is.
+
+    Raises:
+        InputError: for a split that it does not have, or rows that cannot be read.
+    """
+    root = os.environ.get("SSMSCOPE_DATA") if not source.planted else None
+    if not root and not source.repository and not source.planted:
+        raise InputError(f"{name} is not on the hub; set SSMSCOPE_DATA to a folder with {name}/<split>.parquet")
+    if not root:
+        if split not in source.splits:
+            raise InputError(
+                f"{name} has no {'labelled ' if source.labels else ''}split '{split}'; there are "
+                f"{', '.join(source.splits)}{did_you_mean(split, source.splits)}"
+            )
+        if source.planted:
+            return planted(name, split), f"{name} ({split})"
+        return hub_rows(source, split), f"{source.repository} ({split})"
+    directory = Path(root) / name
+    present = sorted(path.stem for path in directory.glob("*.parquet"))
+    if split not in present:
+        allowed = f"there are {', '.join(present)}" if present else "it holds no parquet file"
+        raise InputError(f"{name} has no split '{split}' in {directory}; {allowed}{did_you_mean(split, present)}")
+    return read_rows(directory / f"{split}.parquet"), str(directory / f"{split}.parquet")
+
+
+def hub_rows(source: Source, split: str) -> list[Row]:
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"{source.repository} comes from the hub through the package 'datasets', which is not installed; "
+            "install it, or set SSMSCOPE_DATA to a folder with <name>/<split>.parquet"
+        ) from error
+    # what the hub's client says of its retries would bury the one line that says what to do
+    client = logging.getLogger("huggingface_hub")
+    level = client.level
+    client.setLevel(logging.ERROR)
+    try:
+        return list(datasets.load_dataset(source.repository, source.configuration, split=split))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{source.repository} could not be read from the hub ({first_line(error)}); "
+            "set SSMSCOPE_DATA to a folder with <name>/<split>.parquet to work without it"
+        ) from error
+    finally:
+        client.setLevel(level)

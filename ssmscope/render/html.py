@@ -1,0 +1,87 @@
+"""Blocks as HTML: fragments that bring the one stylesheet, and whole pages. Every text in them is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from ssmscope.render import token_rows
+from ssmscope.render.blocks import Block, Custom, Picture, Prose, TokenRows
+from ssmscope.render.pictures import data_uri
+from ssmscope.render.table import Table
+from ssmscope.render.tokens import visible
+
+
+def fragment(blocks: Iterable[Block]) -> str:
+    """Blocks in one element with their styles and scripts, for a notebook or within a page. Titles are left to what is
+    around, and of tables that have a brief form that is shown."""
+    shown = [block.head(block.brief) if isinstance(block, Table) else block for block in blocks]
+    inner = Markup("\n").join(filter(None, map(block_html, shown)))
+    styles = f"<style>{stylesheet()}{''.join(styles_of(shown))}</style>"
+    scripts = "".join(f"<script>{script}</script>" for script in scripts_of(shown))
+    return f'<div class="ssmscope">{styles}{inner}{scripts}</div>'
+
+
+def styles_of(blocks: Iterable[Block]) -> list[str]:
+    """The rules that the blocks add to the stylesheet, each once."""
+    rules = [token_rows.style() if isinstance(block, TokenRows) else getattr(block, "style", "") for block in blocks]
+    return list(dict.fromkeys(f"{each}\n" for each in rules if each))
+
+
+def scripts_of(blocks: Iterable[Block]) -> list[str]:
+    """The scripts that make blocks live, each once."""
+    return list(dict.fromkeys(block.script for block in blocks if isinstance(block, Custom) and block.script))
+
+
+def block_html(block: Block, *, level: int = 2) -> Markup:
+    """One block; `level` is that of its headings."""
+    if isinstance(block, Prose):
+        if block.kind == "title":
+            return Markup("")
+        tag = {"heading": f"h{level}", "text": "p", "note": 'p class="note"'}[block.kind]
+        return Markup(f"<{tag}>{escape(visible(block.text))}</{tag.partition(' ')[0]}>")
+    if isinstance(block, Picture):
+        image = image_html(block)
+        return Markup("<details><summary>As a picture</summary>{}</details>").format(image) if block.folded else image
+    if isinstance(block, Table):
+        return grid(block)
+    if isinstance(block, TokenRows):
+        return token_rows.html(block)
+    return Markup(block.html()) if block.html is not None else Markup("")
+
+
+def image_html(picture: Picture) -> Markup:
+    """A picture, folded or not, as an image."""
+    source = Markup(data_uri(picture.draw(), vector=picture.vector))
+    return Markup('<img class="figure" alt="{}" src="{}">').format(visible(picture.alt), source)
+
+
+def grid(table: Table, caption: str = "") -> Markup:
+    """A table, numbers at the right, and what stands below it; `caption` is for those who have it read to them."""
+    return Markup(template("table.html").module.grid(table, caption or table.title or "Table"))
+
+
+def page(title: str, body: str, provenance: Iterable[tuple[str, str]]) -> str:
+    """A self-contained page in light and dark: nothing is fetched, and no script runs but one that a view brings."""
+    return template("page.html").render(
+        title=title, body=Markup(body), provenance=list(provenance), style=Markup(stylesheet())
+    )
+
+
+@lru_cache(maxsize=1)
+def stylesheet() -> str:
+    """The rules that all views share."""
+    return resources.files("ssmscope.render").joinpath("templates", "style.css").read_text(encoding="utf-8")
+
+
+@lru_cache
+def template(name: str) -> Any:
+    """A template; autoescape is on for every one, whatever its name ends with."""
+    loader = PackageLoader("ssmscope.render")
+    options: Mapping[str, Any] = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True}
+    return Environment(loader=loader, **options).get_template(name)

@@ -1,0 +1,79 @@
+"""Blocks in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from rich.table import Table as Grid
+from rich.text import Text
+
+from ssmscope.render import token_rows
+from ssmscope.render.blocks import Block, Custom, Picture, Prose, TokenRows
+from ssmscope.render.table import BEST, WORST, Cell, Table
+from ssmscope.render.tokens import visible
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+UNBOUNDED = 10_000
+"""Columns of a console on which every table finds room."""
+STYLES = {"title": "bold", "heading": "bold", "note": "dim", "text": ""}
+
+
+def render(blocks: Iterable[Block], console: Console) -> Iterator[RenderableType]:
+    """What a console prints of blocks, with an empty line between them."""
+    colours = console.color_system in ("256", "truecolor") and not console.no_color
+    before: Block | None = None
+    for block in blocks:
+        if isinstance(block, Picture) or (isinstance(block, Custom) and block.terminal is None):
+            continue
+        if isinstance(block, Table) and block.wide:
+            continue
+        if before is not None and not (isinstance(block, Prose) and block.kind == "note" and isinstance(before, Prose)):
+            yield Text("")
+        if isinstance(block, Prose):
+            yield Text(visible(block.text), style=STYLES[block.kind])
+        elif isinstance(block, Table):
+            yield from grid(block.head(block.brief), console)
+        elif isinstance(block, TokenRows):
+            yield from token_rows.terminal(block, colours)
+        elif block.terminal is not None:
+            yield from block.terminal(colours)
+        before = block
+
+
+def grid(table: Table, console: Console | None = None) -> Iterator[RenderableType]:
+    """A table, numbers at the right, and what stands below it.
+
+    Intervals stand below their numbers where the table is wider than the console otherwise.
+    """
+    shown = _grid(table, " ")
+    if console is not None:
+        unbounded = console.options.update(max_width=UNBOUNDED)
+        if console.measure(shown, options=unbounded).maximum > console.width:
+            shown = _grid(table, "\n")
+    if table.title:
+        yield Text(visible(table.title), style="bold")
+    yield shown
+    if table.remarks:
+        yield Text(visible(table.remarks), style="dim")
+
+
+def _grid(table: Table, between: str) -> Grid:
+    shown = Grid(box=None, pad_edge=False)
+    for name in table.heads:
+        shown.add_column(Text(name), overflow="fold")
+    for at, (name, numbers) in enumerate(zip(table.columns, table.numbers)):
+        least = max(len(cells[at].value) for _, cells in table.rows) if numbers else None  # no number is broken
+        shown.add_column(Text(name), justify="right" if numbers else "left", min_width=least)
+    for labels, cells in table.rows:
+        shown.add_row(*(Text(visible(label)) for label in labels), *(written(cell, between) for cell in cells))
+    return shown
+
+
+def written(cell: Cell, between: str = " ") -> Text:
+    """A cell: the number, marked where it is the best or the worst, what stands `between`, and its interval."""
+    mark = f"{BEST} " if cell.best else f"{WORST} " if cell.worst else ""
+    text = Text(f"{mark}{cell.value}", style="bold" if cell.best else "underline" if cell.worst else "")
+    return text.append(f"{between}{cell.interval}", style="not bold dim") if cell.interval else text

@@ -1,0 +1,197 @@
+"""Texts with coloured tokens, in a terminal and as HTML: row by row, under the model's answer. No script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup, escape
+
+from ssmscope.render.numbers import number
+from ssmscope.render.signed import STEPS, shades, signed_style
+from ssmscope.render.tokens import CIVIDIS, chance, ink, ramp, shade_style, visible, written
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
+
+TERMINAL_TEXTS, PAGE_TEXTS = 40, 200
+"""Of how many texts the views have the tokens; the files hold all."""
+COLOURED_TOKENS, COLOURED_ROWS = 400, 12
+"""Up to how many tokens and rows a text is written out in a terminal."""
+PAGE_TOKENS = 2000
+"""How many tokens of a text a page shows."""
+
+
+def kinds(block: TokenRows) -> list[bool]:
+    """Which kinds of rows there are: signed ones (True) first."""
+    return sorted({row.signed for text in block.texts for row in text.rows}, reverse=True)
+
+
+def ends_of(block: TokenRows, signed: bool) -> tuple[str, str]:
+    """What the ends of the colours are, in a word each."""
+    return block.around if signed else ("lowest", "highest")
+
+
+def cut(shown: int, every: int, what: str) -> str:
+    """What is said where not all are shown; nothing where they are."""
+    return f"the first {shown:,} of {every:,} {what}; the files hold all" if shown < every else ""
+
+
+# ---- in a terminal
+
+
+def terminal(block: TokenRows, colours: bool) -> Iterator[Text]:
+    """Per text the answer and, where there are 256 colours, its tokens in the colours of each row."""
+    from rich.text import Text
+
+    if colours and any(_written_out(text, block.first) for text in block.texts):
+        yield _legend(block)
+    for at, text in enumerate(block.texts[:TERMINAL_TEXTS]):
+        if at:
+            yield Text("")
+        heading = Text.assemble((f"{at}  ", "dim"), ("answer ", "dim"), (f"“{visible(text.answer)}”", "bold"))
+        heading.append(f" ({said})" if (said := chance(text.probability)) else "")
+        yield heading.append(f"   {text.about}" if text.about else "", style="dim")
+        for row in text.rows[: block.first] if colours and _written_out(text, block.first) else ():
+            if row.name:
+                yield Text(f"{_in_line(row.name)}   {row.extent}", style="dim")
+            yield _coloured(row, text)
+    if rest := cut(TERMINAL_TEXTS, len(block.texts), "texts"):
+        yield Text(rest, style="dim")
+
+
+def _written_out(text: TokenText, first: int | None) -> bool:
+    return text.pixels is None and len(text.tokens) <= COLOURED_TOKENS and 0 < len(text.rows[:first]) <= COLOURED_ROWS
+
+
+def _in_line(name: str) -> str:
+    return visible(" · ".join(name.splitlines()))
+
+
+def _legend(block: TokenRows) -> Text:
+    from rich.text import Text
+
+    legend = Text()
+    for signed in kinds(block):
+        low, high = ends_of(block, signed)
+        legend.append(f"{low} ", style="dim")
+        for colour in shades()[::3] if signed else ramp(CIVIDIS, 12):
+            legend.append(" ", style=f"on {colour}")
+        legend.append(f" {high}   ", style="dim")
+    return legend.append("underlined", style="bold underline").append(f": {block.marked}", style="dim")
+
+
+def _coloured(row: TokenRow, text: TokenText) -> Text:
+    """The tokens up to the query in their colours. Zero has the terminal's own background, which nobody knows."""
+    from rich.text import Text
+
+    palette, line, kept = shades() if row.signed else ramp(CIVIDIS), Text(), {*row.marked, *row.against}
+
+    def style(shade: int) -> str:
+        blank = shade < 0 or (row.signed and shade == STEPS)
+        return "" if blank else f"{ink(palette[shade])} on {palette[shade]}"
+
+    if row.state is not None:
+        line.append("state", style=f"italic {style(_state_shade(row))}").append("  ")
+    for at, ((gap, token), shade) in enumerate(zip(written(text.tokens, text.words), row.shades().tolist())):
+        names = ["bold underline"] * (at in kept) + ["dim"] * (shade < 0)
+        names += ["italic"] * (text.span is not None and text.span[0] <= at < text.span[1])
+        line.append(" " if gap else "").append("▸" if at == row.query else "")
+        line.append(token, style=" ".join([*names, style(shade)]).strip())
+    return line
+
+
+def _state_shade(row: TokenRow) -> int:
+    import numpy as np
+
+    return int(row.shades(np.array([row.state]))[0])
+
+
+# ---- as HTML
+
+
+def html(block: TokenRows) -> Markup:
+    """The legend, and a section per text; nothing of images, which are in the picture."""
+    texts = [(at, text) for at, text in enumerate(block.texts[:PAGE_TEXTS]) if text.pixels is None]
+    if not texts:
+        return Markup("")
+    sections = Markup("").join(_section(at, text) for at, text in texts)
+    rest = _note(cut(PAGE_TEXTS, len(block.texts), "texts"))
+    return Markup('<div class="texts">{}{}{}</div>').format(_html_legend(block), sections, rest)
+
+
+def _note(text: str) -> Markup:
+    return Markup('<p class="note">{}</p>').format(text) if text else Markup("")
+
+
+def _html_legend(block: TokenRows) -> Markup:
+    bar = Markup('<span class="scale {}">{} <i></i> {}</span>')
+    bars = [bar.format("around" if signed else "upward", *ends_of(block, signed)) for signed in kinds(block)]
+    said = Markup(
+        '<span>{}</span><span><b class="kept">underlined</b> {}</span><span><i class="special">slanted</i> special '
+        "tokens</span>"
+    )
+    return Markup('<p class="legend">{}{}</p>').format(Markup("").join(bars), said.format(block.name, block.marked))
+
+
+def answer(at: int, said: str, probability: float, about: str) -> Markup:
+    """The line above a text: its number, the model's answer, what else is to be said."""
+    line = Markup('<p class="answer"><span class="count">{}</span> answer <b dir="auto">“{}”</b> {}')
+    after = Markup('<span class="about">{}</span></p>').format(about)
+    return line.format(at, visible(said), chance(probability)) + after
+
+
+def _section(at: int, text: TokenText) -> Markup:
+    titles = _titles(text)
+    rows = Markup("").join(_row(row, text, titles) for row in text.rows)
+    shown = answer(at, text.answer, text.probability, text.about)
+    rest = _note(cut(PAGE_TOKENS, len(text.tokens), "tokens"))
+    return Markup("<section>{}{}{}</section>").format(shown, rows, rest)
+
+
+def _row(row: TokenRow, text: TokenText, titles: Sequence[Markup]) -> Markup:
+    remark = Markup(' <span class="remark">{}</span>').format(row.remark) if row.remark else ""
+    head = Markup('<p class="row"><b>{}</b> {}{}</p>').format(_in_line(row.name), row.extent, remark)
+    return head + Markup('<p class="tokens">{}</p>').format(tokens(row, text, titles))
+
+
+def tokens(row: TokenRow, text: TokenText, titles: Sequence[Markup] = ()) -> Markup:
+    """The text in its flow, every token in its colour."""
+    pieces = []
+    places = {**dict.fromkeys(row.against, "against"), **dict.fromkeys(row.marked, "kept")}
+    for at, ((gap, token), shade) in enumerate(
+        zip(written(text.tokens, text.words)[:PAGE_TOKENS], row.shades().tolist())
+    ):
+        names = [] if row.signed or shade < 0 else [f"v{shade}"]
+        names += filter(None, [places.get(at)])
+        names += ["special"] * (text.words[at] is None) + ["out"] * (shade < 0)
+        names += ["within"] * (text.span is not None and text.span[0] <= at < text.span[1])
+        level = f' data-l="{shade - STEPS}"' if row.signed and shade >= 0 else ""
+        title = f' title="{titles[at]}"' if titles else ""
+        space = " " if gap else ""
+        pieces.append(f'{space}<span class="{" ".join(names)}"{level}{title}>{escape(token)}</span><wbr>')
+    return Markup("".join(pieces))
+
+
+def _titles(text: TokenText) -> list[Markup]:
+    """What a token shows when it is pointed at: its score in every row, and its rank where it is underlined."""
+    ranks = [{at: rank for rank, at in enumerate(row.marked, start=1)} for row in text.rows]
+    titles = []
+    for at in range(min(len(text.tokens), PAGE_TOKENS)):
+        lines = [f"position {at}" + (", special token" if text.words[at] is None else "")]
+        for row, rank in zip(text.rows, ranks):
+            place = f" (rank {rank[at]})" if at in rank else ""
+            lines.append(f"{_in_line(row.name)}: {number(float(row.scores[at]), significant=6)}{place}")
+        titles.append(Markup("&#10;").join(lines))
+    return titles
+
+
+@lru_cache(maxsize=1)
+def style() -> str:
+    """The rules of texts with coloured tokens."""
+    own = resources.files("ssmscope.render").joinpath("templates", "tokens.css").read_text(encoding="utf-8")
+    return f"{shade_style()}{signed_style()}{own}"
