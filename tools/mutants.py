@@ -42,20 +42,18 @@ NEVER = (
 )
 """Tests that need minutes, or processes of their own, which run the package as it is."""
 WORDS = (
-    "show/* */result.py */views.py */*_views.py */words.py */page.py */shown.py */terminal.py */tables.py */show_*.py "
+    "render/* */result.py */views.py */*_views.py */words.py */page.py */shown.py */terminal.py */tables.py */show_*.py "
     "interp/paired*.py"
 )
 LOADING = (
-    "models/load.py models/checkpoints.py models/*_checkpoints.py models/stored.py models/fields.py "
-    "models/in_memory.py models/adapter_folder.py models/classifier.py models/tokenizers.py models/concrete.py "
-    "models/__init__.py encoding.py model.py reading.py fingerprint.py limits.py"
+    "architectures/loading/* architectures/own/classifier.py architectures/own/concrete.py architectures/__init__.py "
+    "core/encoding.py core/model.py core/reading.py core/fingerprint.py core/limits.py"
 )
 AREAS = {
     "words": WORDS,
     "loading": LOADING,
-    "reports": "reports/* sharding/* results.py jsonable.py writing.py signature.py reads.py",
-    "measures": "ops/* models/* interp/* probes/* attacks/* evaluation/* frozen.py affine.py mixers.py cuts.py "
-    "edits.py attention_layers.py states.py trace.py bootstrap.py batching.py",
+    "reports": "reports/* api/*",
+    "measures": "ops/* architectures/* core/* interp/* probes/* attacks/* evaluation/*",
 }
 """Patterns of an area's files; a file belongs to the first area that names it."""
 FIGURES = "*figure.py"
