@@ -20,12 +20,12 @@ THREADS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 SPREAD = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # What is about transformers' own code, models, tokenizers and saved files: every architecture's contract, the shipped models,
 # training, explanations and searches that go through its layers.
-ON_BOTH = tests/contracts tests/models tests/evaluation tests/training tests/test_training.py tests/test_demos.py \
+ON_BOTH = tests/contracts tests/architectures tests/evaluation tests/training tests/test_training.py tests/test_demos.py \
     tests/test_intercept.py tests/attacks/test_hotflip.py tests/attacks/test_prompts.py \
     tests/attacks/test_prompt_inputs.py \
     $(addprefix tests/interp/test_,attending.py captum.py lrp.py methods.py) \
     $(addprefix tests/probes/test_,evaluate.py lens.py token_loss.py) \
-    $(addprefix tests/tasks/test_,byte_pairs.py language.py tokenizer.py)
+    $(addprefix tests/data/test_,byte_pairs.py language.py tokenizer.py)
 # What is run on release 5 too.
 ON_5 = $(ON_BOTH) $(addprefix tests/test_,affine.py cli.py cli_interp.py inference_mode.py model.py package.py)
 # Compared with in tests. What it pins cannot be installed beside today's packages, and what is compared needs none of it.
