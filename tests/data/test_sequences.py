@@ -1,4 +1,4 @@
-"""Majority and ListOps; the published checkpoints' accuracies on them are in tests/models/test_load.py."""
+"""Majority and ListOps; the published checkpoints' accuracies on them are in tests/architectures/test_load.py."""
 
 from __future__ import annotations
 
