@@ -72,10 +72,10 @@ def of_language_model(shape: str, device: str) -> Iterator[Item]:
     ours = lambda: explain(batches["gradxinput"], methods=["gradxinput"])  # noqa: E731
     yield item("gradxinput", "gradient × input", ours, "captum on transformers", gradient)
     yield item("lrp", "LRP", lambda: explain(batches["lrp"], methods=["lrp"]))
-    bare = lambda: trace().frozen[layer].attention("ssm", skip=False)  # noqa: E731
+    bare = lambda: trace().linearized[layer].attention("ssm", skip=False)  # noqa: E731
     pairs = lambda: peers.attention_pairs(trace().layers[layer].recurrence)  # noqa: E731
     yield item("attention", "attention map of a layer's recurrence", bare, "all pairs in torch", pairs)
-    yield item("attention", "attention map of a block", lambda: trace().frozen[layer].attention("block"))
+    yield item("attention", "attention map of a block", lambda: trace().linearized[layer].attention("block"))
     shown = lambda: ssmscope.implicit_attention(trace(), layers=[layer])  # noqa: E731
     yield item("attention", "`analyze attention` of a layer", shown)
     if "ig" in lengths:

@@ -71,7 +71,7 @@ def answers(model: Model, ids: list[list[int]]) -> dict[str, Callable[[], Tensor
     def attention() -> Tensor:
         middle = model.num_layers // 2
         trace = model.trace(model.encode(ids=ids[:1]), keep_inputs=[middle])
-        return trace.frozen[middle].attention("block")
+        return trace.linearized[middle].attention("block")
 
     def heatmap() -> Tensor:
         found = ssmscope.selection_heatmap(model, model.encode(ids=ids))

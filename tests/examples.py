@@ -15,7 +15,7 @@ from torch import nn
 
 import ssmscope.architectures
 from ssmscope import ops
-from ssmscope.core.frozen import Path
+from ssmscope.core.linearized import Path
 
 
 class Made(NamedTuple):

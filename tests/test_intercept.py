@@ -17,7 +17,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 import ssmscope
 from ssmscope.core.cuts import cut_edges
 from ssmscope.core.edits import Edit, edited
-from ssmscope.core.intercept import Switch, evaluating, taken_over, watched
+from ssmscope.core.intercept import Switch, evaluating, observe, override_forward
 from ssmscope.core.mixers import fast_scan
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
@@ -263,7 +263,7 @@ def test_what_is_compiled_in_place_is_refused():
 def test_hooks_are_for_their_own_run_alone():
     module, seen = nn.Linear(2, 2), []
     before, after = (lambda *_, name=name: seen.append(name) for name in ("before", "after"))
-    with watched(before=[(module, before)], after=[(module, after)]):
+    with observe(before=[(module, before)], after=[(module, after)]):
         thread = threading.Thread(target=module, args=(torch.zeros(2),))
         thread.start()
         thread.join()
@@ -274,7 +274,7 @@ def test_hooks_are_for_their_own_run_alone():
 
 def test_a_forward_pass_put_on_meanwhile_is_left():
     module = nn.Linear(2, 2)
-    with taken_over([(module, lambda below, x: below(x) + 1)]):
+    with override_forward([(module, lambda below, x: below(x) + 1)]):
         inner = module.forward
         module.forward = lambda x: inner(x) * 2
     assert not isinstance(module.forward, Switch)
@@ -300,7 +300,7 @@ def test_a_model_in_training_is_run_in_evaluation_and_stays_in_training():
     first, second = model.trace(ids=[5, 17, 3]), model.trace(ids=[5, 17, 3])
     assert same(first, second) and [part.training for part in module.modules()] == modes
     ssmscope.explain(model, model.encode(ids=[5, 17, 3]), methods="gradxinput", target=1)
-    first.layers[0], first.frozen[1]
+    first.layers[0], first.linearized[1]
     assert [part.training for part in module.modules()] == modes
     torch.testing.assert_close(first.logits, Model(module.eval()).trace(ids=[5, 17, 3]).logits)
 
@@ -343,7 +343,7 @@ def test_a_trace_refuses_to_mix_two_models(name):
     torch.testing.assert_close(trace.layers[1].retention(), trace.retention[1])
     weight = model.module.backbone.layers[1].mixer.dt_proj.weight.data
     weight.mul_(3)
-    for layers in (trace.layers, trace.frozen):
+    for layers in (trace.layers, trace.linearized):
         with pytest.raises(InputError, match="the weights of layer 1 .* have changed since this trace was taken") as no:
             layers[1]
         assert "\n" not in str(no.value)

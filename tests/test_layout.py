@@ -137,7 +137,9 @@ def test_nothing_is_made_in_the_default_dtype(name: str) -> None:
     assert not made
 
 
-@pytest.mark.parametrize("name", ["errors", *(name for name in MODULES if name.startswith(("backends", "ops", "core")))])
+@pytest.mark.parametrize(
+    "name", ["errors", *(name for name in MODULES if name.startswith(("backends", "ops", "core")))]
+)
 def test_transformers_is_not_imported_below_architectures(name: str) -> None:
     """The mathematics can be used without the seconds that transformers takes to import."""
     assert not [target for target in imported(parsed(name), name, at_import=True) if target.startswith("transformers")]
@@ -213,7 +215,9 @@ def test_words_of_an_option_stand_in_one_order():
 
 
 # What is only reached by a command line, or writes one.
-OPTIONS_ARE_TYPED = re.compile(r"(api\.(analysis|inputs|options|sharding\.cluster)|cli|errors|reports|training\.card)\b")
+OPTIONS_ARE_TYPED = re.compile(
+    r"(api\.(analysis|inputs|options|sharding\.cluster)|cli|errors|reports|training\.card)\b"
+)
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not OPTIONS_ARE_TYPED.match(name)])

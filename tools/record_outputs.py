@@ -134,7 +134,7 @@ def record_architectures(folder: Path) -> None:
         for name, module in architecture.examples().items():
             model, found = ssmscope.Model(loud(module), name=name), {}
             for size, ids in (("short", SHORT), ("long", LONG)):
-                for quantity, compute in quantities(model, model.encode(ids=ids), size == "long"):
+                for quantity, compute in compute_terms(model, model.encode(ids=ids), size == "long"):
                     try:
                         found[f"{size} {quantity}"] = as_json(compute())
                     except Exception as error:
@@ -142,7 +142,7 @@ def record_architectures(folder: Path) -> None:
             Path(folder, f"{name}.json").write_text(json.dumps(found))
 
 
-def quantities(model: Any, batch: Any, long: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
+def compute_terms(model: Any, batch: Any, long: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield what is computed of a small model on a batch; of long texts only what stays small."""
     import torch
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssmscope.core.intercept import taken_over, twin, watched
-from ssmscope.core.mixers import arguments, looks_ahead, mixers
+from ssmscope.core.intercept import observe, override_forward, twin
+from ssmscope.core.mixers import arguments, is_bidirectional, mixers
 from ssmscope.core.states import alone
 from ssmscope.core.trace import LayerState
 
@@ -42,7 +42,7 @@ class AttentionState(LayerState):
     places: Tensor
 
 
-def look_back(module: nn.Module) -> dict[str, nn.Module]:
+def attention_modules(module: nn.Module) -> dict[str, nn.Module]:
     """What is called attention in a model beside its state-space layers, by name, in the order of the layers; a part
     that stands at several depths is there several times."""
     called = {id(part) for part in module.modules() if type(part).__name__.endswith(("Attention", "Attention2"))}
@@ -53,8 +53,8 @@ def look_back(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def attention_layers(module: nn.Module) -> dict[str, nn.Module]:
-    """Those of `look_back` that fill a cache of keys and values."""
-    return {name: part for name, part in look_back(module).items() if _name_of_cache(part) is not None}
+    """Those of `attention_modules` that fill a cache of keys and values."""
+    return {name: part for name, part in attention_modules(module).items() if _name_of_cache(part) is not None}
 
 
 def attention_numbers(module: nn.Module) -> tuple[int, ...]:
@@ -64,11 +64,11 @@ def attention_numbers(module: nn.Module) -> tuple[int, ...]:
 
 def keeps_caches(module: Any) -> bool:
     """Whether all that looks back in a model keeps a state, or keys and values, from which a run can continue."""
-    if looks_ahead(module):
+    if is_bidirectional(module):
         return False
     found = attention_layers(module)
     adds = getattr(module.config, "_attn_implementation", "eager") in IMPLEMENTATIONS
-    return not found.keys() ^ look_back(module).keys() and (adds or not found)
+    return not found.keys() ^ attention_modules(module).keys() and (adds or not found)
 
 
 def _name_of_cache(part: nn.Module) -> str | None:
@@ -116,9 +116,9 @@ def attending(
         return
     run = _Run(layers, mask, states, keep, change, see)
     with ExitStack() as around:
-        around.enter_context(watched(before=[(module.base_model, run.begin)]))
+        around.enter_context(observe(before=[(module.base_model, run.begin)]))
         parts = {id(part): part for part in layers}.values()
-        around.enter_context(taken_over([(part, partial(run.attend, part)) for part in parts]))
+        around.enter_context(override_forward([(part, partial(run.attend, part)) for part in parts]))
         yield
 
 

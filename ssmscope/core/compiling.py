@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ssmscope.core.intercept import is_own, taken_over
+from ssmscope.core.intercept import is_own, override_forward
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,7 +30,7 @@ def compiled_parts(module: nn.Module) -> Iterator[None]:
     norms = [part for part in module.modules() if type(part).__name__.endswith(("RMSNorm", "RMSNormGated"))]
     token = _compiling.set(True)
     try:
-        with taken_over([(norm, partial(_normed, norm)) for norm in norms]):
+        with override_forward([(norm, partial(_normed, norm)) for norm in norms]):
             yield
     finally:
         _compiling.reset(token)

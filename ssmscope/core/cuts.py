@@ -14,8 +14,8 @@ from torch.nn.functional import pad
 
 from ssmscope import ops
 from ssmscope.core.edits import Edit, Place, Site, digest
-from ssmscope.core.frozen import LEVELS
-from ssmscope.core.mixers import frozen_of, reader_of
+from ssmscope.core.linearized import LEVELS
+from ssmscope.core.mixers import adapter_for, linearize
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.ops import Recurrence, Scan
 
@@ -56,14 +56,14 @@ def cut_edges(
         raise InputError(f"unknown level {level!r}; allowed are {', '.join(LEVELS)}{did_you_mean(level, LEVELS)}")
 
     def change(scans: tuple[Scan, ...], site: Site) -> tuple[Scan, ...]:
-        layer, reader = site.trace, reader_of(site.mixer)
+        layer, reader = site.trace, adapter_for(site.mixer)
         assert layer is not None
         like = layer.recurrences[0].x
         own = _heads_cut(like.shape[2], site, heads, rows, like.device)
         batch, length = like.shape[:2]
         cut, read = _at(sources, batch, length, like.device), _at(targets, batch, length, like.device)
         cut = cut.unsqueeze(-1) & own.unsqueeze(1)
-        paths = frozen_of(site.mixer, layer).paths if level == "block" else ()
+        paths = linearize(site.mixer, layer).paths if level == "block" else ()
 
         def part(number: int, recurrence: Recurrence, late: int = 0) -> Tensor:
             if recurrences is not None and number not in recurrences:

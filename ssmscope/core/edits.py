@@ -30,8 +30,8 @@ import torch
 from torch import Tensor, nn
 
 from ssmscope.core.attention_layers import attention_changed, attention_layers
-from ssmscope.core.intercept import Before, watched
-from ssmscope.core.mixers import Compute, Visit, computed_by, fast_scan, mixers, reader_of, terms_of
+from ssmscope.core.intercept import Before, observe
+from ssmscope.core.mixers import Compute, Visit, adapter_for, computed_by, fast_scan, mixers, terms_of
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.ops.order import check_one_way
@@ -155,7 +155,7 @@ def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
             which = f"the layers 0 to {known - 1}" if known else "no layers of softmax attention"
             raise InputError(f"{edit.name}: there is no layer {absent[0]}; the model has {which}")
     instead: dict[int, Compute] = {}
-    entering: dict[int, Callable[[Tensor], Tensor]] = {}
+    edit_conv_input: dict[int, Callable[[Tensor], Tensor]] = {}
     taps: dict[int, Callable[[Tensor], Tensor]] = {}
     blocks: list[tuple[nn.Module, Before]] = []
     for index, (mixer, block) in enumerate(zip(found, blocks_of(module))):
@@ -163,7 +163,7 @@ def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
         if layer.at("state") and layer.at("scans"):
             raise InputError(f"layer {index}: a state and its scans cannot be edited in one run; edit one of them")
         instead[id(mixer)] = layer.compute
-        entering |= layer.of_convolutions("convolution")
+        edit_conv_input |= layer.of_convolutions("convolution")
         taps |= layer.of_convolutions("taps")
         own = replace(layer, edits=tuple(edit for edit in new if edit.acts_in(index)))
         if own.at("residual"):  # those of a context around this one stand on the block
@@ -172,8 +172,8 @@ def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
     token = _active.set(MappingProxyType({**_active.get(), id(module): every}))
     try:
         with ExitStack() as around:
-            around.enter_context(computed_by(instead, entering, taps))
-            around.enter_context(watched(before=blocks))
+            around.enter_context(computed_by(instead, edit_conv_input, taps))
+            around.enter_context(observe(before=blocks))
             around.enter_context(fast_scan(module))
             if attention:
                 around.enter_context(attention_changed(module, partial(_read_by, attention)))
@@ -203,7 +203,7 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
 
 
 def _convolved(mixer: nn.Module) -> list[nn.Module]:
-    """The parts of a layer with a convolution of their own, by whose names `mixers.entering` is called."""
+    """The parts of a layer with a convolution of their own, by whose names `mixers.edit_conv_input` is called."""
     inner = [found for child in mixer.children() for found in mixers(child)]
     return inner or [mixer]
 
@@ -264,7 +264,7 @@ class _Layer:
             raise InputError(
                 f"a forward pass was put on layer {self.index}, which an edited run cannot keep; take it off"
             )
-        reader, u = reader_of(mixer), self.changed("input", u)
+        reader, u = adapter_for(mixer), self.changed("input", u)
         length = u.shape[1]
         cuts: dict[int, list[Edit]] = {}
         for edit in self.at("state"):
@@ -291,7 +291,7 @@ class _Layer:
         return self.changed("output", outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1))
 
 
-def again(model: _HasModule, edits: Sequence[Edit], index: int, u: Tensor, mask: Tensor | None) -> LayerTrace:
+def recompute_terms(model: _HasModule, edits: Sequence[Edit], index: int, u: Tensor, mask: Tensor | None) -> LayerTrace:
     """A layer's terms under these edits, from the input that it had with them."""
     mixer = mixers(model.module)[index]
     if not edits:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ssmscope.core.affine import is_plain
 from ssmscope.core.encoding import last_positions
-from ssmscope.core.intercept import twin, watched
-from ssmscope.core.mixers import Handed
+from ssmscope.core.intercept import observe, twin
+from ssmscope.core.mixers import BackboneOutput
 
 Gives = Literal["next tokens", "classes", "labels", "numbers", "nothing"]
 """Kinds of logits: of next tokens or classes, of which one is right (their softmax are probabilities);
@@ -69,7 +69,7 @@ def own_logits(module: Any, arguments: dict[str, Tensor], at: Tensor | None) -> 
         return (args[0][rows.to(where), at.to(where)].unsqueeze(1), *args[1:]), kwargs
 
     chosen = known is not None and is_plain(known, nn.Linear)  # another head may count positions
-    with watched(before=[(known, choose)] if chosen else []):
+    with observe(before=[(known, choose)] if chosen else []):
         logits = module(**arguments, use_cache=False).logits
     return logits[:, 0] if logits.shape[1] != whole[1] or whole[1] == 1 else logits[rows, at]
 
@@ -84,12 +84,12 @@ def class_logits(module: Any, arguments: dict[str, Tensor]) -> Tensor:
         return module(**arguments).logits
     at = last_positions(arguments["attention_mask"])
 
-    def read_at_last(_: nn.Module, output: Any) -> Handed:
+    def read_at_last(_: nn.Module, output: Any) -> BackboneOutput:
         hidden = output[0]
         rows = torch.arange(len(at), device=hidden.device)
-        return Handed(hidden[rows, at.to(hidden.device)].unsqueeze(1).expand_as(hidden))
+        return BackboneOutput(hidden[rows, at.to(hidden.device)].unsqueeze(1).expand_as(hidden))
 
-    with watched(after=[(module.base_model, read_at_last)]):
+    with observe(after=[(module.base_model, read_at_last)]):
         return _with_pad_token(module)(**arguments, use_cache=False).logits
 
 

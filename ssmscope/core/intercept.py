@@ -45,7 +45,7 @@ _watching: ContextVar[frozenset[object]] = ContextVar("watching", default=frozen
 
 
 class Switch:
-    """Stands as a module's forward pass while a run anywhere has taken it over; see `taken_over`."""
+    """Stands as a module's forward pass while a run anywhere has taken it over; see `override_forward`."""
 
     _torchdynamo_disable = True  # a compiled caller asks anew at every call
 
@@ -111,7 +111,7 @@ def _remove(module: nn.Module) -> None:
 
 
 @contextmanager
-def taken_over(handlers: Iterable[tuple[nn.Module, Handler]], *, kept: bool = False) -> Iterator[None]:
+def override_forward(handlers: Iterable[tuple[nn.Module, Handler]], *, kept: bool = False) -> Iterator[None]:
     """Within the context, and in this thread alone, modules run through their handlers instead of their forward passes.
 
     The innermost context that names a module decides. On leaving, and after an error, what stood on the modules
@@ -138,7 +138,7 @@ def taken_over(handlers: Iterable[tuple[nn.Module, Handler]], *, kept: bool = Fa
             _remove(module)
 
 
-def taker_of(module: nn.Module) -> Handler | None:
+def active_override(module: nn.Module) -> Handler | None:
     """By what the innermost context around this one has taken the module over; None where none has."""
     taken = _taken.get().get(id(module))
     return taken.handler if taken is not None and taken.module is module else None

@@ -19,8 +19,8 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from ssmscope import ops
 from ssmscope.core.affine import innermost
 from ssmscope.core.agreement import agree, changed_parts, described, same_outcome
-from ssmscope.core.frozen import FrozenLayer
-from ssmscope.core.intercept import check_plain, is_kept, is_own, taken_over, watched
+from ssmscope.core.intercept import check_plain, is_kept, is_own, observe, override_forward
+from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.states import alone
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
@@ -31,14 +31,15 @@ class Architecture(Protocol):
 
     More where a family needs them: `returned(output)`, what the mixer's own forward returns where that is not its
     output alone; `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers;
-    `stored(module)`, a model's or a mixer's weights where its library rescales them in place; `REMEMBERS`, False for
-    layers that keep nothing, as short convolutions do; and `BOTH_WAYS`, True for those that look ahead too.
+    `stored(module)`, a model's or a mixer's weights where its library rescales them in place; `HAS_RECURRENT_STATE`,
+    False for layers that keep nothing, as short convolutions do; and `BIDIRECTIONAL`, True for those that read later
+    tokens too.
     """
 
     MIXERS: tuple[type[nn.Module], ...]
     MODEL_TYPES: tuple[str, ...]
 
-    def quantities(
+    def compute_terms(
         self, mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
     ) -> LayerTrace:
         """The layer's terms from its input and weights."""
@@ -48,7 +49,7 @@ class Architecture(Protocol):
         """The mixer's output from its terms."""
         ...
 
-    def frozen(self, mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    def linearized(self, mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
         """The layer as a linear map of its input, with everything else frozen at its value."""
         ...
 
@@ -77,7 +78,7 @@ def register_later(module: str, architecture: Callable[[], Architecture]) -> Non
     _WAITING[module] = architecture
 
 
-def reader_of(mixer: nn.Module) -> Architecture:
+def adapter_for(mixer: nn.Module) -> Architecture:
     """The architecture that reads this mixer.
 
     Raises:
@@ -134,19 +135,19 @@ def mixers(module: nn.Module) -> list[nn.Module]:
     return [found for child in module.children() for found in mixers(child)]
 
 
-def remembers(module: nn.Module) -> bool:
+def has_recurrent_state(module: nn.Module) -> bool:
     """Whether some layer of a model keeps a recurrent memory."""
-    return any(getattr(reader_of(mixer), "REMEMBERS", True) for mixer in mixers(module))
+    return any(getattr(adapter_for(mixer), "HAS_RECURRENT_STATE", True) for mixer in mixers(module))
 
 
-def looks_ahead(module: nn.Module) -> bool:
+def is_bidirectional(module: nn.Module) -> bool:
     """Whether some layer of a model reads tokens that come after."""
-    return any(getattr(reader_of(mixer), "BOTH_WAYS", False) for mixer in mixers(module))
+    return any(getattr(adapter_for(mixer), "BIDIRECTIONAL", False) for mixer in mixers(module))
 
 
 def memory_of(module: nn.Module) -> dict[str, bool]:
-    """What a trace says of a model's layers: whether some layer `remembers`, and whether some looks `ahead`."""
-    return {"remembers": remembers(module), "ahead": looks_ahead(module)}
+    """Return the fields of a trace that say whether some layer has a recurrent state, and whether some reads both ways."""
+    return {"has_recurrent_state": has_recurrent_state(module), "bidirectional": is_bidirectional(module)}
 
 
 def check_looks_back(module: nn.Module, what: str) -> None:
@@ -155,7 +156,7 @@ def check_looks_back(module: nn.Module, what: str) -> None:
     Raises:
         InputError: as said.
     """
-    if looks_ahead(module):
+    if is_bidirectional(module):
         raise InputError(f"the model's layers read their input both ways, and {what} is of models that only look back")
 
 
@@ -169,7 +170,7 @@ def keeping(module: nn.Module, into: list[LayerState], visit: Visit | None = Non
     def keep(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
         if visit is not None:
             visit(index, layer, scans)
-        into.append(alone(reader_of(found[index]).state_after(found[index], layer, scans)))
+        into.append(alone(adapter_for(found[index]).state_after(found[index], layer, scans)))
 
     return keep
 
@@ -217,11 +218,11 @@ def fast_scan(
             "relevance is propagated through a model as it is, not through an edited run: leave the edits out"
         )
     with ExitStack() as around:
-        around.enter_context(watched(before=[(part, _without_cache) for part in caching]))
-        for reader in dict.fromkeys(map(reader_of, found)):
+        around.enter_context(observe(before=[(part, _without_cache) for part in caching]))
+        for reader in dict.fromkeys(map(adapter_for, found)):
             if hasattr(reader, "reading"):
                 around.enter_context(reader.reading(module))
-        around.enter_context(taken_over(handlers))
+        around.enter_context(override_forward(handlers))
         yield
 
 
@@ -279,7 +280,7 @@ def weights_constant(module: nn.Module) -> Iterator[None]:
     parts = [(part, partial(run_linear, part)) for part in module.modules() if type(part) is nn.Linear]
     token = _constant.set(True)
     try:
-        with taken_over(parts):
+        with override_forward(parts):
             yield
     finally:
         _constant.reset(token)
@@ -312,7 +313,7 @@ def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args
         if id(mixer) in _computed_by.get():
             raise InputError("an edited run fills no cache: call the model with use_cache=False")
         return below(*args, **kwargs)  # the caches of Mamba and of RWKV
-    reader = reader_of(mixer)
+    reader = adapter_for(mixer)
     mask = None if whole else given.get("attention_mask") if mask is None else mask
     own = runs_own(mixer, below)
     if own:
@@ -363,30 +364,30 @@ def check_parts(
         return _unedited().run(below, v, *args[1:], **named)
 
     def ours(v: Tensor) -> Tensor:
-        return reader_of(mixer).output(mixer, _unedited().run(terms_of, mixer, v, mask))
+        return adapter_for(mixer).output(mixer, _unedited().run(terms_of, mixer, v, mask))
 
     if not same_outcome(mixer, parts, theirs, ours, u, mask if mask is not None and mask.ndim == 2 else None):
         raise InputError(f"{described(mixer, parts)} make it compute something else than is read of it: take them off")
 
 
-def frozen_of(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearize(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """A mixer as a linear map of its input, everything else frozen.
 
     Raises:
         InputError: where what somebody has put on its parts makes that map another one.
     """
-    reader, parts = reader_of(mixer), changed_parts(mixer)
+    reader, parts = adapter_for(mixer), changed_parts(mixer)
     if parts:
         bare = _unedited().run(terms_of, mixer, layer.u, layer.mask)
-        found, real = reader.frozen(mixer, bare), slice(None) if layer.mask is None else layer.mask
+        found, real = reader.linearized(mixer, bare), slice(None) if layer.mask is None else layer.mask
         if not agree((found.matvec(found.u) + found.bias)[real], reader.output(mixer, bare)[real]):
             raise InputError(f"{described(mixer, parts)} make it another map than is read of it: take them off")
-    return reader.frozen(mixer, layer)
+    return reader.linearized(mixer, layer)
 
 
 def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
     """A mixer's terms, without gradients by its weights within `weights_constant`."""
-    layer = reader_of(mixer).quantities(mixer, u, mask if mask is None else mask.to(u.device), state)
+    layer = adapter_for(mixer).compute_terms(mixer, u, mask if mask is None else mask.to(u.device), state)
     if _constant.get():
         layer = replace(layer, recurrences=tuple(_with_constants(r) for r in layer.recurrences))
     return layer
@@ -396,21 +397,23 @@ Compute = Callable[..., Tensor]
 """A mixer's output, from (mixer, u, mask, state, retention, visit, whether its forward pass is its own)."""
 
 _computed_by: ContextVar[Mapping[int, Compute]] = ContextVar("computed by", default=MappingProxyType({}))
-_entering: ContextVar[Mapping[int, Callable[[Tensor], Tensor]]] = ContextVar("entering", default=MappingProxyType({}))
+_entering: ContextVar[Mapping[int, Callable[[Tensor], Tensor]]] = ContextVar(
+    "edit_conv_input", default=MappingProxyType({})
+)
 _taps: ContextVar[Mapping[int, Callable[[Tensor], Tensor]]] = ContextVar("taps", default=MappingProxyType({}))
 
 
 @contextmanager
 def computed_by(
     instead: Mapping[int, Compute],
-    entering: Mapping[int, Callable[[Tensor], Tensor]],
+    edit_conv_input: Mapping[int, Callable[[Tensor], Tensor]],
     taps: Mapping[int, Callable[[Tensor], Tensor]],
 ) -> Iterator[None]:
     """Within the context, and in this thread alone, `fast_scan` computes mixers (by their id) with these functions, and
-    what their convolutions read is changed by `entering`, and which of it by `taps`."""
+    what their convolutions read is changed by `edit_conv_input`, and which of it by `taps`."""
     tokens = (
         _computed_by.set(MappingProxyType({**_computed_by.get(), **instead})),
-        _entering.set(MappingProxyType({**_entering.get(), **entering})),
+        _entering.set(MappingProxyType({**_entering.get(), **edit_conv_input})),
         _taps.set(MappingProxyType({**_taps.get(), **taps})),
     )
     try:
@@ -421,13 +424,13 @@ def computed_by(
         _taps.reset(tokens[2])
 
 
-def entering(mixer: nn.Module, conv_input: Tensor) -> Tensor:
+def edit_conv_input(mixer: nn.Module, conv_input: Tensor) -> Tensor:
     """What a mixer's convolution reads, as it was computed or as a run changes it."""
     change = _entering.get().get(id(mixer))
     return conv_input if change is None else change(conv_input)
 
 
-def taps_read(mixer: nn.Module, conv_input: Tensor, count: int) -> Tensor | None:
+def conv_tap_mask(mixer: nn.Module, conv_input: Tensor, count: int) -> Tensor | None:
     """Which of the last `count` inputs each position of a mixer's convolution reads, (batch, length, count) bool, its
     own first; None where it reads them all."""
     change = _taps.get().get(id(mixer))
@@ -454,13 +457,13 @@ def _same(index: int, theirs: Any, ours: Any, mask: Tensor | None, state: LayerS
 
 def stored_weights(module: nn.Module) -> dict[str, Any]:
     """The weights of a model or of a mixer as they were stored, where a library rescales them in place."""
-    for reader in dict.fromkeys(map(reader_of, mixers(module))):
+    for reader in dict.fromkeys(map(adapter_for, mixers(module))):
         if hasattr(reader, "stored"):
             return reader.stored(module)
     return module.state_dict()
 
 
-class Handed:
+class BackboneOutput:
     """What stands for a backbone's output: `last_hidden_state`, and nothing else."""
 
     def __init__(self, hidden: Tensor) -> None:
@@ -482,6 +485,6 @@ def head_logits(module: Any, hidden: Tensor) -> Tensor:
         found = module.get_output_embeddings()(flat)
     else:
         ids = torch.zeros(flat.shape[:2], dtype=torch.long, device=flat.device)
-        with taken_over([(backbone, lambda below, *args, **kwargs: Handed(flat))]):
+        with override_forward([(backbone, lambda below, *args, **kwargs: BackboneOutput(flat))]):
             found = module(input_ids=ids, use_cache=False).logits
     return found.reshape(*hidden.shape[:-1], found.shape[-1]).to(hidden.device)

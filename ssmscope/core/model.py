@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ssmscope import ops
 from ssmscope.core.attention_layers import IMPLEMENTATIONS, attending, keeps_caches
 from ssmscope.core.batching import by_length
-from ssmscope.core.edits import Edit, again, edited, edits_of
+from ssmscope.core.edits import Edit, edited, edits_of, recompute_terms
 from ssmscope.core.encoding import (
     Batch,
     as_images,
@@ -28,12 +28,12 @@ from ssmscope.core.encoding import (
     texts_or_ids,
 )
 from ssmscope.core.fingerprint import adapters, check_finite, fingerprint, versions, versions_to_come
-from ssmscope.core.frozen import FrozenLayer
 from ssmscope.core.heads import Gives, gives, own_logits
 from ssmscope.core.intercept import evaluating, out_of_inference
-from ssmscope.core.mixers import Visit, fast_scan, frozen_of, keeping, known_mixers, memory_of, mixers, stored_weights
+from ssmscope.core.linearized import LinearizedLayer
+from ssmscope.core.mixers import Visit, fast_scan, keeping, known_mixers, linearize, memory_of, mixers, stored_weights
 from ssmscope.core.progress import count_tokens
-from ssmscope.core.trace import Layers, LayerState, LayerTrace, Recording, Trace, check_remembers, detached
+from ssmscope.core.trace import Layers, LayerState, LayerTrace, Recording, Trace, check_recurrent_state, detached
 from ssmscope.errors import InputError, Unanswerable
 
 TextsLike = str | Iterable[str] | Mapping[str, Any] | Batch | Trace
@@ -162,9 +162,9 @@ class Model:
         """The number of state-space layers."""
         return len(self.mixers)
 
-    def check_remembers(self, what: str) -> None:
+    def check_recurrent_state(self, what: str) -> None:
         """Refuse, as an InputError, a question about the memory of a model whose layers keep none."""
-        check_remembers(memory_of(self.module)["remembers"], self.name, what)
+        check_recurrent_state(memory_of(self.module)["has_recurrent_state"], self.name, what)
 
     def check_tokenizer(self, what: str = "texts") -> None:
         """Refuse, as an InputError, to read what needs a tokenizer without one."""
@@ -372,7 +372,7 @@ class Model:
         keep_inputs: bool | Sequence[int] = True,
         retention: bool = True,
         visit: Callable[[int, Sequence[int], LayerTrace], None] | None = None,
-        meanwhile: Callable[[], object] = lambda: None,
+        on_idle: Callable[[], object] = lambda: None,
     ) -> Trace:
         """Run the model and record what its layers did.
 
@@ -380,7 +380,7 @@ class Model:
         (`keep_inputs`), or that of the layers with these numbers, and a layer's other terms are recomputed from it when
         `trace.layers[i]` is asked for; without, the trace has no layers, and a long text costs the memory of one layer.
         `visit` is called as the model runs, with a layer's number, the rows that run together, and the layer's terms on
-        them: what it takes from these need not be recomputed. `meanwhile` is called while a GPU still runs.
+        them: what it takes from these need not be recomputed. `on_idle` is called while a GPU still runs.
 
         Within `edited` it is that of the edited run; edits of scans are in its retention and logits, not in its layers.
 
@@ -420,7 +420,7 @@ class Model:
         assert logits is not None
         numbers, keeps = self.layer_numbers, memory_of(self.module)  # here: a GPU still runs
         coming = versions_to_come(stored_weights(self.module), adapters(self.module))
-        meanwhile()
+        on_idle()
         weights = coming()
         for each in answered if self.gives != "nothing" else ():
             self._checked(each)
@@ -431,12 +431,12 @@ class Model:
                 raise ValueError(f"this trace was taken without the input of layer {index}: see keep_inputs")
             self._check_unchanged(index, weights)
             with torch.no_grad(), evaluating(self.module):
-                return detached(again(self, edits, index, u, batch.mask))
+                return detached(recompute_terms(self, edits, index, u, batch.mask))
 
-        def freeze(index: int) -> FrozenLayer:
+        def freeze(index: int) -> LinearizedLayer:
             layer = recompute(index)
             with torch.no_grad(), evaluating(self.module):
-                return detached(frozen_of(found[index], layer))
+                return detached(linearize(found[index], layer))
 
         return Trace(
             input_ids=batch.input_ids,
@@ -449,7 +449,7 @@ class Model:
             answers=self.answers_of(logits),
             source=self._source(self._fingerprint(weights)),
             layers=Layers(len(found), recompute),
-            frozen=Layers(len(found), freeze),
+            linearized=Layers(len(found), freeze),
             pixels=self.images_of(batch),
             numbers=numbers,
             **keeps,

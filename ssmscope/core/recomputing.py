@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ssmscope.core.intercept import Handler, taken_over, taker_of
+from ssmscope.core.intercept import Handler, active_override, override_forward
 from ssmscope.core.mixers import mixers
 
 
@@ -34,7 +34,7 @@ def recomputed(module: nn.Module) -> Iterator[None]:
     """
     readers = any(getattr(mixer, "before", ()) for mixer in mixers(module))
     blocks = [] if readers else list(stacked(module))
-    with taken_over([(block, partial(_again, taker_of(block))) for block in blocks]):
+    with override_forward([(block, partial(_again, active_override(block))) for block in blocks]):
         yield
 
 

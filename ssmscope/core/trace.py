@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ssmscope import ops
-from ssmscope.core.frozen import FrozenLayer
+from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.tokenizing import Spelled
 from ssmscope.errors import InputError, Unanswerable
 from ssmscope.ops import survival
@@ -178,13 +178,13 @@ class Recording:
         self._kept.clear()
 
 
-def check_remembers(remembers: bool, name: str, what: str) -> None:
+def check_recurrent_state(has_recurrent_state: bool, name: str, what: str) -> None:
     """Refuse a question about the memory of a model whose layers keep none.
 
     Raises:
         Unanswerable: as said.
     """
-    if not remembers:
+    if not has_recurrent_state:
         raise Unanswerable(
             f"no layer of {name} has a recurrent memory, which {what} is about: its layers are short convolutions and "
             "attention"
@@ -224,11 +224,11 @@ class Trace:
     answers: tuple[tuple[str, float], ...]
     source: Mapping[str, Any]
     layers: Sequence[LayerTrace]
-    frozen: Sequence[FrozenLayer] = ()
+    linearized: Sequence[LinearizedLayer] = ()
     pixels: Tensor | None = None
     numbers: tuple[int, ...] | None = None
-    remembers: bool = True
-    ahead: bool = False
+    has_recurrent_state: bool = True
+    bidirectional: bool = False
     spelled: tuple[Spelled, ...] = ()
 
     def __len__(self) -> int:

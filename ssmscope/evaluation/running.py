@@ -12,7 +12,7 @@ from torch import Tensor
 from ssmscope.core.attention_layers import AttentionState
 from ssmscope.core.batching import by_length
 from ssmscope.core.encoding import Batch
-from ssmscope.core.mixers import looks_ahead
+from ssmscope.core.mixers import is_bidirectional
 from ssmscope.core.model import Model, Run
 from ssmscope.core.states import States, gathered, joined, size
 from ssmscope.core.trace import LayerState
@@ -166,7 +166,7 @@ def run_batch(
     """
     device = model.device
     batch = Batch(torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device), (), ())
-    real = batch.mask if keep or looks_ahead(model.module) else torch.ones_like(batch.mask)
+    real = batch.mask if keep or is_bidirectional(model.module) else torch.ones_like(batch.mask)
     after: list[LayerState] = []
     with torch.no_grad(), model.running(mask=real, states=states, keep=after if keep else None):
         logits = model.forward(batch, last_only=True)

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ssmscope.core import batching
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch
-from ssmscope.core.intercept import is_kept, is_own, taken_over, taker_of
+from ssmscope.core.intercept import active_override, is_kept, is_own, override_forward
 from ssmscope.core.mixers import weights_constant
 from ssmscope.core.model import Model
 from ssmscope.core.progress import on_stderr
@@ -245,7 +245,7 @@ def _in_float32(model: Model, ids: list[int]) -> Iterator[None]:
         found = nn.functional.linear(x.float(), head.weight[chosen].detach().float(), bias)
         return (below(x) if taker is None else taker(below, x)).float().index_copy(-1, chosen, found)
 
-    with taken_over([(head, partial(exact, taker_of(head)))]):
+    with override_forward([(head, partial(exact, active_override(head)))]):
         yield
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssmscope.core.attention_layers import look_back
+from ssmscope.core.attention_layers import attention_modules
 from ssmscope.core.edits import blocks_of, recorded
 from ssmscope.core.encoding import Batch
-from ssmscope.core.intercept import taken_over, watched
+from ssmscope.core.intercept import observe, override_forward
 from ssmscope.core.model import Model
 
 
@@ -30,7 +30,7 @@ class Plain:
         self.stack, self.places = _stack(model)
         self._kept: dict[int, Any] = {}
         after = [(block, self._keep) for block in self.stack]
-        with watched(after=after), torch.no_grad(), model.running(mask=batch.mask):
+        with observe(after=after), torch.no_grad(), model.running(mask=batch.mask):
             self.logits = model.forward(batch)
 
     def _keep(self, block: nn.Module, output: Any) -> None:
@@ -46,7 +46,7 @@ class Plain:
         index = torch.as_tensor(list(rows), device=self.batch.mask.device)
         output = _mapped(self._kept[id(self.stack[first - 1])], lambda t: t.index_select(0, index))
         handlers = [(block, lambda below, *args, **kwargs: output) for block in self.stack[:first]]
-        with taken_over(handlers):
+        with override_forward(handlers):
             yield
 
 
@@ -73,7 +73,7 @@ class Joining:
         self.model, self.blocks = model, blocks_of(model.module)
         self._entering: dict[int, Tensor] = {}
         places = _stack(model)[1]
-        reads_others = bool(look_back(model.module)) or any(getattr(m, "before", ()) for m in model.mixers)
+        reads_others = bool(attention_modules(model.module)) or any(getattr(m, "before", ()) for m in model.mixers)
         self.works = len(set(places)) == model.num_layers and not reads_others
         if self.works:
             length, layers = batch.input_ids.shape[1], range(model.num_layers)
@@ -105,7 +105,7 @@ class Joining:
         at = torch.tensor(begins)[:, None] + torch.arange(stream.shape[1] - min(begins))
         at = at.clamp(max=stream.shape[1] - 1).to(stream.device)
         counts = enumerate(zip(self.blocks, self.counts(layers)))
-        with watched(before=[(block, partial(self._enter, layer, at[:count])) for layer, (block, count) in counts]):
+        with observe(before=[(block, partial(self._enter, layer, at[:count])) for layer, (block, count) in counts]):
             yield
 
     def _enter(self, layer: int, at: Tensor, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

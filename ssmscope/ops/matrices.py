@@ -12,13 +12,24 @@ from torch.utils.checkpoint import checkpoint
 
 from ssmscope.ops import delta_matrices, triangle
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence
-from ssmscope.ops.terms import Around, decays, diagonals, is_diagonal, needs_gradients, segments, shared_by_heads, skips
+from ssmscope.ops.terms import (
+    GateAndTaps,
+    decays,
+    diagonals,
+    is_diagonal,
+    needs_gradients,
+    segments,
+    shared_by_heads,
+    skips,
+)
 
 MAX_FACTOR_COLUMNS = 1024  # heads × states whose factors, three matrices of length × columns, are held at once
 MAX_MATRIX_NUMBERS = 2**24  # of single heads' matrices that are held at once
 
 
-def whole(r: Recurrence, groups: int, absolute: bool, skip: bool, around: Around) -> Float[Tensor, "batch groups t s"]:
+def whole(
+    r: Recurrence, groups: int, absolute: bool, skip: bool, around: GateAndTaps
+) -> Float[Tensor, "batch groups t s"]:
     """The mean over each group's channels, or of their absolute values."""
     batch, length, heads, width, state = r.shape
     around = _cut(around, length)
@@ -43,10 +54,10 @@ def whole(r: Recurrence, groups: int, absolute: bool, skip: bool, around: Around
     return torch.stack(rows) if needs_gradients(r, around) else out
 
 
-def _cut(around: Around, length: int) -> Around:
+def _cut(around: GateAndTaps, length: int) -> GateAndTaps:
     if around.taps is None or around.taps.shape[2] <= max(length, 1):
         return around
-    return Around(around.left, around.taps[:, :, :length])
+    return GateAndTaps(around.left, around.taps[:, :, :length])
 
 
 # ---- the sum over the heads of a group, as one product
@@ -62,7 +73,7 @@ class Factors(NamedTuple):
     near: list[Tensor]
 
 
-def factors(r: Recurrence, around: Around) -> Factors:
+def factors(r: Recurrence, around: GateAndTaps) -> Factors:
     """The factors of heads of one matrix each. What an input spreads over the next steps is gathered where it ends."""
     batch, length, heads, _, state = r.shape
     a = decays(r).expand(batch, length, heads, state)
@@ -80,7 +91,7 @@ def factors(r: Recurrence, around: Around) -> Factors:
     return Factors(a[:, late:], read[:, late:] * a[:, late:], gathered, near)
 
 
-def _mean(r: Recurrence, around: Around, skip: bool, out: Tensor) -> Tensor:
+def _mean(r: Recurrence, around: GateAndTaps, skip: bool, out: Tensor) -> Tensor:
     """The mean over the heads of one sequence, (length, length), into `out` where no gradient is asked for."""
     _, length, heads, _, state = r.shape
     with_gradients = needs_gradients(r, around)
@@ -111,7 +122,7 @@ def _mean(r: Recurrence, around: Around, skip: bool, out: Tensor) -> Tensor:
     return out.div_(heads)
 
 
-def _strict(chunk: Recurrence, beside: Around) -> tuple[Tensor, ...]:
+def _strict(chunk: Recurrence, beside: GateAndTaps) -> tuple[Tensor, ...]:
     a, R, W, close = factors(chunk, beside)
     flat = [rearrange(t, "1 t h n -> 1 t (h n)") for t in (a, R, W)]
     return triangle.differentiable(*flat), *(each.sum(-1) for each in close)
@@ -124,7 +135,7 @@ def _on_diagonal(values: Tensor, distance: int, length: int) -> Tensor:
 # ---- one decay per head: the scores that heads share, times the sum of their decays
 
 
-def shares_scores(r: Recurrence, around: Around) -> bool:
+def shares_scores(r: Recurrence, around: GateAndTaps) -> bool:
     """Whether a head's decay is one number, and products with the heads' shared scores c_t · b_s are the fewer ones."""
     _, _, heads, width, state = r.shape
     if not r.one_decay_per_head:
@@ -134,7 +145,7 @@ def shares_scores(r: Recurrence, around: Around) -> bool:
     return not single or share * state > state + share * around.reach
 
 
-def columns_of(around: Around) -> tuple[Tensor | None, Tensor | None]:
+def columns_of(around: GateAndTaps) -> tuple[Tensor | None, Tensor | None]:
     """`left` and `taps` with the width at which their products are summed: 1 where one of them is absent."""
     left, taps = around
     if left is None or taps is None:
@@ -143,7 +154,7 @@ def columns_of(around: Around) -> tuple[Tensor | None, Tensor | None]:
     return left, taps
 
 
-def _through_scores(r: Recurrence, groups: int, skip: bool, around: Around) -> Tensor:
+def _through_scores(r: Recurrence, groups: int, skip: bool, around: GateAndTaps) -> Tensor:
     batch, length, heads, _, _ = r.shape
     per_group = heads // groups
     rows = []
@@ -159,7 +170,7 @@ def _through_scores(r: Recurrence, groups: int, skip: bool, around: Around) -> T
     return torch.stack(rows)
 
 
-def _segment(r: Recurrence, around: Around, skip: bool) -> Float[Tensor, "t s"]:
+def _segment(r: Recurrence, around: GateAndTaps, skip: bool) -> Float[Tensor, "t s"]:
     """The sum over heads that read one group: Σ_i (C Bᵀ ∘ Σ_h,p left_t a_t…a_{r+1} step_r taps_{r−i, i})[t, r = s + i]
     (Mamba-2, Dao & Gu 2024, section 3, for the plain case)."""
     _, length, heads, _, _ = r.shape
@@ -202,7 +213,7 @@ def _sum_of_decays(a: Tensor, read: Tensor, write: Tensor) -> Float[Tensor, "t s
 # ---- heads one by one
 
 
-def _through_heads(r: Recurrence, groups: int, absolute: bool, skip: bool, around: Around) -> Tensor:
+def _through_heads(r: Recurrence, groups: int, absolute: bool, skip: bool, around: GateAndTaps) -> Tensor:
     batch, length, heads, width, _ = r.shape
     per_group = heads // groups
     at_once = max(1, MAX_MATRIX_NUMBERS // max(1, batch * length * length))
@@ -222,14 +233,14 @@ def _through_heads(r: Recurrence, groups: int, absolute: bool, skip: bool, aroun
     return torch.stack(means, dim=1)
 
 
-def _absolute(r: Recurrence, around: Around, skip: bool) -> Tensor:
+def _absolute(r: Recurrence, around: GateAndTaps, skip: bool) -> Tensor:
     """The mean over the width of every head of |matrix|, (batch, heads, length, length)."""
     width = r.shape[3]
     D = skips(r) if skip else None
     alike = D is None or D.shape[1] == 1
     if around.is_empty and alike or width == 1:
         return single_heads(r, around, skip).abs()
-    alpha = single_heads(r, Around())
+    alpha = single_heads(r, GateAndTaps())
     total = torch.zeros_like(alpha)
     for p in range(width):
         each = alpha
@@ -240,7 +251,7 @@ def _absolute(r: Recurrence, around: Around, skip: bool) -> Tensor:
     return total / width
 
 
-def single_heads(r: Recurrence, around: Around, skip: bool = False) -> Float[Tensor, "batch heads t s"]:
+def single_heads(r: Recurrence, around: GateAndTaps, skip: bool = False) -> Float[Tensor, "batch heads t s"]:
     """The mean over the width of every head."""
     batch, length, heads, width, state = r.shape
     around = _cut(around, length)
@@ -250,13 +261,13 @@ def single_heads(r: Recurrence, around: Around, skip: bool = False) -> Float[Ten
     elif width == 1 or around.is_empty:
         return _folded(r, around, skipped)
     else:
-        alpha = _spread(_folded(r, Around(), []), around, width)
+        alpha = _spread(_folded(r, GateAndTaps(), []), around, width)
     for i, each in enumerate(skipped):
         alpha = alpha + _on_diagonal(rearrange(each, "b t h -> b h t"), i, length)
     return alpha
 
 
-def _folded(r: Recurrence, around: Around, skipped: list[Tensor]) -> Tensor:
+def _folded(r: Recurrence, around: GateAndTaps, skipped: list[Tensor]) -> Tensor:
     batch, length, heads, _, state = r.shape
     late = around.reach - 1
     a, R, W, near = factors(r, around)
@@ -273,7 +284,7 @@ def _folded(r: Recurrence, around: Around, skipped: list[Tensor]) -> Tensor:
     return rearrange(out, "(b h) t s -> b h t s", b=batch)
 
 
-def _spread(alpha: Tensor, around: Around, width: int) -> Tensor:
+def _spread(alpha: Tensor, around: GateAndTaps, width: int) -> Tensor:
     """(1 / width) Σ_p left[t, p] Σ_i α[t, s + i] taps_i[s, p] of every head's α (batch, heads, length, length)."""
     if around.is_empty:
         return alpha

@@ -13,14 +13,14 @@ from ssmscope.ops import delta_matrices
 from ssmscope.ops.exponents import smallest_exponent
 from ssmscope.ops.matrices import columns_of
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence
-from ssmscope.ops.terms import Around, segments, shared_by_heads, skips
+from ssmscope.ops.terms import GateAndTaps, segments, shared_by_heads, skips
 
 MAX_DECAYS_HELD = 2**20  # decays that are held at once: they stay in the cache
 MAX_ROW_NUMBERS = 2**22  # entries of single heads' rows that are held at once
 
 
 def rows(
-    r: Recurrence, positions: Sequence[int], groups: int, absolute: bool, skip: bool, around: Around
+    r: Recurrence, positions: Sequence[int], groups: int, absolute: bool, skip: bool, around: GateAndTaps
 ) -> Float[Tensor, "batch groups rows s"]:
     """The rows at these positions of the mean over each group's channels, or of their absolute values."""
     batch, length, heads, _, _ = r.shape
@@ -75,7 +75,7 @@ def _row(r: Recurrence, t: int) -> Float[Tensor, "batch heads s"]:
     return rearrange(torch.cat(parts, dim=1), "b s h -> b h s")
 
 
-def _around_row(r: Recurrence, alpha: Tensor, t: int, skip: bool, around: Around, absolute: bool) -> Tensor:
+def _around_row(r: Recurrence, alpha: Tensor, t: int, skip: bool, around: GateAndTaps, absolute: bool) -> Tensor:
     """The sum over heads of the means over their widths of row t, (batch, length), with what stands around it, from α
     (batch, heads, t + 1)."""
     length = r.shape[1]

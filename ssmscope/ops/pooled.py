@@ -21,7 +21,7 @@ from ssmscope.ops import delta_matrices, triangle
 from ssmscope.ops.exponents import smallest_exponent
 from ssmscope.ops.matrices import columns_of, shares_scores, whole
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence
-from ssmscope.ops.terms import Around, decays, diagonals, segments, shared_by_heads, skips
+from ssmscope.ops.terms import GateAndTaps, decays, diagonals, segments, shared_by_heads, skips
 
 MAX_EXACT_DELTA_LENGTH = 8192  # steps of a delta rule whose matrices are made whole, one head at a time
 MAX_CELL_STATES_HELD = 2**20  # (cell, head, state) triples that a step of all cells works on at once
@@ -41,7 +41,7 @@ def causal_pairs(edge: Tensor) -> Float[Tensor, "cells cells"]:
 
 
 def pooled(
-    r: Recurrence, cells: int, groups: int, skip: bool, around: Around
+    r: Recurrence, cells: int, groups: int, skip: bool, around: GateAndTaps
 ) -> Float[Tensor, "batch groups cells cells"]:
     """The mean over each group's channels, and over the pairs of each cell in which s ≤ t."""
     batch, length, heads, width, state = r.shape
@@ -71,7 +71,7 @@ def _narrow(r: Recurrence, place: int) -> Any:
     return replace(r, x=r.x[..., place : place + 1], D=D)
 
 
-def _sums_of_whole(r: Recurrence, edge: Tensor, groups: int, skip: bool, around: Around) -> Tensor:
+def _sums_of_whole(r: Recurrence, edge: Tensor, groups: int, skip: bool, around: GateAndTaps) -> Tensor:
     matrix = whole(r, groups, False, skip, around)
     place = torch.repeat_interleave(torch.arange(len(edge) - 1), edge.diff()).to(matrix.device)
     cells = len(edge) - 1
@@ -104,7 +104,7 @@ def _steps(t: Tensor, edge: Tensor, fill: float = 0.0) -> Tensor:
     return found.masked_fill(~inside.view(1, *inside.shape, *[1] * (t.ndim - 2)), fill)
 
 
-def cells_of(r: Recurrence, edge: Tensor, around: Around) -> Cells:
+def cells_of(r: Recurrence, edge: Tensor, around: GateAndTaps) -> Cells:
     """One pass over the steps of all cells side by side."""
     batch, _, heads, _, state = r.shape
     cells, longest = len(edge) - 1, int(edge.diff().max())
@@ -151,7 +151,7 @@ def _log_decays_by_cell(r: Recurrence, edge: Tensor):
     return at
 
 
-def _taps_by_cell(around: Around, edge: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _taps_by_cell(around: GateAndTaps, edge: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """By what the inputs of a cell, and of the cell before, are multiplied in all when they arrive at a step of it.
 
     The second (batch, cells, reach − 1, heads), as only the first steps of a cell get anything from the one before.
@@ -181,7 +181,7 @@ def _own_and_before(taps: Tensor, edge: Tensor, back: int = 0) -> tuple[Tensor, 
     return own, before
 
 
-def _sums(r: Recurrence, edge: Tensor, groups: int, skip: bool, around: Around) -> Tensor:
+def _sums(r: Recurrence, edge: Tensor, groups: int, skip: bool, around: GateAndTaps) -> Tensor:
     """The sums over the pairs of each cell of the mean over a group's heads, each of them one matrix."""
     batch, _, heads, _, state = r.shape
     cells = len(edge) - 1
@@ -199,7 +199,7 @@ def _sums(r: Recurrence, edge: Tensor, groups: int, skip: bool, around: Around) 
     return out + _sums_of_skips(r, edge, groups, around) if skip else out
 
 
-def _sums_of_skips(r: Recurrence, edge: Tensor, groups: int, around: Around) -> Tensor:
+def _sums_of_skips(r: Recurrence, edge: Tensor, groups: int, around: GateAndTaps) -> Tensor:
     """What D adds to `_sums`."""
     batch, length, heads, width, _ = r.shape
     cells, per_group = len(edge) - 1, heads // groups
@@ -220,7 +220,7 @@ def _sums_of_skips(r: Recurrence, edge: Tensor, groups: int, around: Around) -> 
 # ---- one decay per head: the scores that heads share, within cells
 
 
-def _sums_through_scores(r: Recurrence, edge: Tensor, groups: int, skip: bool, around: Around) -> Tensor:
+def _sums_through_scores(r: Recurrence, edge: Tensor, groups: int, skip: bool, around: GateAndTaps) -> Tensor:
     """`_sums` where a head's decay is one number: matrix products within cells, and of cells."""
     batch, _, heads, _, _ = r.shape
     cells, per_group = len(edge) - 1, heads // groups
@@ -260,7 +260,7 @@ class _Within(NamedTuple):
     width: int
 
 
-def _within(r: Recurrence, edge: Tensor, around: Around, place: slice) -> _Within:
+def _within(r: Recurrence, edge: Tensor, around: GateAndTaps, place: slice) -> _Within:
     """The terms of the cells `place`; filled-up steps keep the state as it is, and neither write nor read."""
     first, last = int(edge[place.start]), int(edge[place.stop])
     back = min(around.reach - 1, first)  # inputs of the cell before arrive in these
@@ -280,7 +280,7 @@ def _within(r: Recurrence, edge: Tensor, around: Around, place: slice) -> _Withi
     return _Within(a, b, c, read, write, spilt, max(read.shape[-1], write.shape[-1]))
 
 
-def _add_own_pairs(total: Tensor, r: Recurrence, edge: Tensor, around: Around, place: slice) -> None:
+def _add_own_pairs(total: Tensor, r: Recurrence, edge: Tensor, around: GateAndTaps, place: slice) -> None:
     """The pairs within each of these cells, and those with the cell before that spill."""
     w = _within(r, edge, around, place)
     scores = w.c @ w.b.mT
@@ -306,7 +306,7 @@ def _add_own_pairs(total: Tensor, r: Recurrence, edge: Tensor, around: Around, p
         total.diagonal(-1)[first - 1 : place.stop - 1] += beside[first - place.start :] / w.width
 
 
-def _add_heads(total: Tensor, r: Recurrence, edge: Tensor, around: Around) -> None:
+def _add_heads(total: Tensor, r: Recurrence, edge: Tensor, around: GateAndTaps) -> None:
     """The pairs of different cells, of all these heads."""
     cells, heads = len(edge) - 1, r.shape[2]
     w = _within(r, edge, around, slice(0, cells))
@@ -371,7 +371,7 @@ def _add_cells(total: Tensor, of: Cells) -> None:
         triangle.add(total[1:, :-1].unsqueeze(0), across[:, 1:].clone(), R[:, 1:].clone(), arrived)
 
 
-def _sums_of_delta(r: DeltaRecurrence, edge: Tensor, groups: int, skip: bool, around: Around) -> Tensor:
+def _sums_of_delta(r: DeltaRecurrence, edge: Tensor, groups: int, skip: bool, around: GateAndTaps) -> Tensor:
     """The same where transitions are no decays: from the matrix of one head after the other, or, where that is too
     large and nothing stands around the recurrence, by the adjoint recurrence."""
     length = r.shape[1]

@@ -93,12 +93,12 @@ class Recurrence:
         log_a = self.delta[:, start:stop, :, None] * self.A
         return -torch.log1p(-log_a) if self.expected else log_a
 
-    def kept(self, start: int = 0, stop: int | None = None) -> Tensor:
+    def mean_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
         """The mean of a_t over states for start ≤ t < stop, (batch, time, heads)."""
         return self.log_decay(start, stop).exp().mean(-1)
 
-    def replaced(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """1 − `kept`, computed without cancellation."""
+    def one_minus_mean_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """1 − `mean_decay`, computed without cancellation."""
         return -torch.expm1(self.log_decay(start, stop)).mean(-1)
 
     def between(self, start: int, stop: int | None = None) -> Recurrence:
@@ -193,13 +193,13 @@ class DeltaRecurrence(Recurrence):
             "a delta rule's transition, a (I − β b bᵀ), mixes the states: what reads one decay per state cannot read it"
         )
 
-    def kept(self, start: int = 0, stop: int | None = None) -> Tensor:
+    def mean_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
         """The mean eigenvalue of the transition for start ≤ t < stop, (batch, time, heads)."""
         assert self.log_a is not None
         return self.log_a[:, start:stop].exp().mean(-1) - self._exchanged(start, stop)
 
-    def replaced(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """1 − `kept`, computed without cancellation."""
+    def one_minus_mean_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """1 − `mean_decay`, computed without cancellation."""
         assert self.log_a is not None
         return -torch.expm1(self.log_a[:, start:stop]).mean(-1) + self._exchanged(start, stop)
 

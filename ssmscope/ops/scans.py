@@ -56,7 +56,7 @@ def _delta_reference(recurrence: DeltaRecurrence, initial: Tensor | None) -> Sca
         transition = recurrence.log_a[:, t, :, :, None].exp() * (unit - beta * found @ along.mT)
         H = H @ transition + beta * recurrence.x[:, t, :, :, None] @ key.mT
         outputs.append((H @ c[:, t, :, :, None]).squeeze(-1).unsqueeze(1))
-    return Scan(with_skip(torch.cat(outputs, dim=1), recurrence.x, recurrence.D), H, recurrence.kept().mean(-1))
+    return Scan(with_skip(torch.cat(outputs, dim=1), recurrence.x, recurrence.D), H, recurrence.mean_decay().mean(-1))
 
 
 @scan_in_order
@@ -85,7 +85,7 @@ def scan(
     if isinstance(r, DeltaRecurrence):
         assert r.log_a is not None and r.beta is not None
         y, final = delta_rule.scan(r.log_a, r.beta, r.b, r.c, r.x, _start(r, initial), r.e, r.r)
-        kept = r.kept().detach().mean(-1) if retention else None
+        kept = r.mean_decay().detach().mean(-1) if retention else None
     elif r.one_decay_per_head:
         log_a = r.log_decay().squeeze(-1)
         if r.shape[4] == 1 and r.b.shape[2] == r.shape[2] and r.shape[1]:

@@ -11,7 +11,7 @@ from ssmscope.ops.exponents import smallest_exponent
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head
 
 
-class Around(NamedTuple):
+class GateAndTaps(NamedTuple):
     """What stands around a recurrence: y_t = left_t ⊙ (α + D)(Σ_i taps_{t−i, i} ⊙ x_{t−i}).
 
     `left` (batch, length, heads, width), `taps` (batch, length, reach, heads, width): by what the input at s is
@@ -30,18 +30,18 @@ class Around(NamedTuple):
         """Over how many steps the recurrence's input spreads what it is given."""
         return 1 if self.taps is None else self.taps.shape[2]
 
-    def of_heads(self, start: int, stop: int) -> Around:
+    def of_heads(self, start: int, stop: int) -> GateAndTaps:
         left = None if self.left is None else self.left[:, :, start:stop]
-        return Around(left, None if self.taps is None else self.taps[:, :, :, start:stop])
+        return GateAndTaps(left, None if self.taps is None else self.taps[:, :, :, start:stop])
 
-    def of_rows(self, start: int, stop: int) -> Around:
+    def of_rows(self, start: int, stop: int) -> GateAndTaps:
         left = None if self.left is None else self.left[start:stop]
-        return Around(left, None if self.taps is None else self.taps[start:stop])
+        return GateAndTaps(left, None if self.taps is None else self.taps[start:stop])
 
-    def of_width(self, place: int) -> Around:
+    def of_width(self, place: int) -> GateAndTaps:
         """One channel of every head."""
         left = None if self.left is None else self.left[..., place : place + 1]
-        return Around(left, None if self.taps is None else self.taps[..., place : place + 1])
+        return GateAndTaps(left, None if self.taps is None else self.taps[..., place : place + 1])
 
 
 def decays(r: Recurrence) -> Tensor:
@@ -72,12 +72,12 @@ def skips(r: Recurrence) -> Tensor | None:
     return None if r.D is None else r.D if r.D.ndim == 2 else r.D.unsqueeze(-1)
 
 
-def needs_gradients(r: Recurrence, around: Around) -> bool:
+def needs_gradients(r: Recurrence, around: GateAndTaps) -> bool:
     tensors = (r.b, r.c, r.D, r.step, *around, getattr(r, "A", None), getattr(r, "log_a", None))
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def diagonals(r: Recurrence, around: Around) -> list[Tensor]:
+def diagonals(r: Recurrence, around: GateAndTaps) -> list[Tensor]:
     """What D adds at distances 0 … reach − 1 from the diagonal, (batch, length − distance, heads) each, as the mean
     over the width of heads."""
     D = skips(r)
@@ -94,7 +94,7 @@ def diagonals(r: Recurrence, around: Around) -> list[Tensor]:
     return found
 
 
-def around_of(x: Tensor, groups: int, left: Tensor | None, taps: Tensor | None) -> Around:
+def around_of(x: Tensor, groups: int, left: Tensor | None, taps: Tensor | None) -> GateAndTaps:
     """`left` and `taps` of a recurrence with the input `x` (batch, length, heads, width), whose heads go in `groups`.
 
     Raises:
@@ -110,4 +110,4 @@ def around_of(x: Tensor, groups: int, left: Tensor | None, taps: Tensor | None) 
         if tuple(shape[:3]) != leading or shape[3] not in (1, width):
             raise ValueError(f"{name} {tuple(given.shape)} does not fit x {tuple(x.shape)}")
     left, taps = (None if t is None else t.expand(*t.shape[:-1], width) for t in (left, taps))
-    return Around(left, taps)
+    return GateAndTaps(left, taps)

@@ -21,7 +21,7 @@ import ssmscope
 from ssmscope.architectures.own.baleen import convert
 from ssmscope.architectures.read import parts
 from ssmscope.core.affine import embedding_table
-from ssmscope.core.mixers import reader_of
+from ssmscope.core.mixers import adapter_for
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.fidelity.perturbed import fill_of
@@ -142,22 +142,22 @@ def test_attention_is_that_of_the_merged_model(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_frozen_layers_are_those_of_the_merged_model(name):
+def test_linearized_layers_are_those_of_the_merged_model(name):
     adapted, merged = pair(name)
     traces = [model.trace(model.encode(ids=IDS)) for model in (adapted, merged)]
     torch.manual_seed(2)
     for index, mixer in enumerate(adapted.mixers):
-        one, other = (trace.frozen[index] for trace in traces)
+        one, other = (trace.linearized[index] for trace in traces)
         u, w = torch.randn_like(other.u), torch.randn_like(other.bias)
         same(one.matvec(u), other.matvec(u))
         same(one.vecmat(w), other.vecmat(w))
         weighed = [layer.contributions(w).attention() for layer in (one, other)]
         same(*weighed)
         with torch.no_grad():
-            layer = reader_of(mixer).quantities(mixer, other.u, traces[0].mask)
-            own = reader_of(mixer).output(mixer, layer)
-            frozen = reader_of(mixer).frozen(mixer, layer)
-            same(frozen.matvec(frozen.u) + frozen.bias, own)
+            layer = adapter_for(mixer).compute_terms(mixer, other.u, traces[0].mask)
+            own = adapter_for(mixer).output(mixer, layer)
+            linearized = adapter_for(mixer).linearized(mixer, layer)
+            same(linearized.matvec(linearized.u) + linearized.bias, own)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -181,7 +181,7 @@ def test_every_kind_of_adapter(kind):
     of = [objective(model, model.encode(ids=IDS), target=7) for model in (adapted, merged)]
     same(lrp(of[0]).scores, lrp(of[1]).scores)
     traces = [model.trace(model.encode(ids=IDS)) for model in (adapted, merged)]
-    for one, other in zip(traces[0].frozen, traces[1].frozen, strict=True):
+    for one, other in zip(traces[0].linearized, traces[1].linearized, strict=True):
         same(one.matvec(other.u) + one.bias, other.matvec(other.u) + other.bias)
         same(one.attention(), other.attention())
 
@@ -202,9 +202,9 @@ def test_a_bias_that_an_adapter_adds_is_a_constant(name):
     trace = model.trace(model.encode(ids=IDS))
     for index, mixer in enumerate(model.mixers):
         with torch.no_grad():
-            layer = reader_of(mixer).quantities(mixer, trace.layers[index].u, trace.mask)
-            frozen = reader_of(mixer).frozen(mixer, layer)
-            same(frozen.matvec(frozen.u) + frozen.bias, reader_of(mixer).output(mixer, layer))
+            layer = adapter_for(mixer).compute_terms(mixer, trace.layers[index].u, trace.mask)
+            linearized = adapter_for(mixer).linearized(mixer, layer)
+            same(linearized.matvec(linearized.u) + linearized.bias, adapter_for(mixer).output(mixer, layer))
     of = objective(model, model.encode(ids=IDS), target=7)
     assert (lrp(of).delta < 1e-4).all()
 
@@ -291,7 +291,7 @@ def test_layers_are_read_by_what_they_compute(name, way):
         traces = [model.trace(model.encode(ids=IDS)) for model in models]
         same(traces[0].logits, traces[1].logits)
         same(np.nan_to_num(traces[0].retention), np.nan_to_num(traces[1].retention))
-        for one, other in zip(traces[0].frozen, traces[1].frozen, strict=True):
+        for one, other in zip(traces[0].linearized, traces[1].linearized, strict=True):
             same(one.matvec(other.u) + one.bias, other.matvec(other.u) + other.bias)
             same(one.attention(), other.attention())
             same(one.attention("ssm"), other.attention("ssm"))
@@ -370,7 +370,7 @@ def test_quantised_activations_are_refused():
     u = torch.randn(1, 5, model.config.hidden_size)
     mixer = model.mixers[0]
     with pytest.raises(InputError, match=r"Mamba2Mixer.*of layer 0, a Linear of torch.*quantized.*dequantise") as error:
-        reader_of(mixer).frozen(mixer, reader_of(mixer).quantities(mixer, u))
+        adapter_for(mixer).linearized(mixer, adapter_for(mixer).compute_terms(mixer, u))
     assert "\n" not in str(error.value)
     with pytest.raises(InputError, match="no linear map"), relevance_rules(module, torch.ones(1)):
         pass
@@ -437,9 +437,11 @@ def test_half_precision():
     model, _ = pair("mamba2")
     module = copy.deepcopy(model.module).bfloat16()
     trace = Model(module).trace(ids=IDS)
-    for mixer, one in zip(Model(module).mixers, trace.frozen, strict=True):
+    for mixer, one in zip(Model(module).mixers, trace.linearized, strict=True):
         with torch.no_grad():
-            own = reader_of(mixer).output(mixer, reader_of(mixer).quantities(mixer, one.u.bfloat16(), trace.mask))
+            own = adapter_for(mixer).output(
+                mixer, adapter_for(mixer).compute_terms(mixer, one.u.bfloat16(), trace.mask)
+            )
         assert apart((one.matvec(one.u) + one.bias)[trace.mask], own[trace.mask]) < 0.05
 
 

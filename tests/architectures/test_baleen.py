@@ -121,16 +121,16 @@ def test_expected_gates_give_the_expected_output(base, gate):
     torch.manual_seed(1)
     u = torch.randn(1, 8, 16)
     with torch.no_grad():
-        expected = baleen.quantities(mixer.eval(), u).scan()[0].y[0]
+        expected = baleen.compute_terms(mixer.eval(), u).scan()[0].y[0]
         draws = 20_000
         mixer.train()
-        layer = baleen.quantities(mixer, u.expand(draws, -1, -1))
+        layer = baleen.compute_terms(mixer, u.expand(draws, -1, -1))
         samples = layer.scan()[0].y
     mean, error = samples.mean(0), samples.std(0) / draws**0.5
     assert ((mean - expected).abs() < 5.5 * error + 1e-4 * expected.abs().max()).all()
     if gate == "exponential":  # the decay at the mean step is not the mean decay
         reader = mamba if isinstance(mixer, baleen.BaleenMambaMixer) else mamba2
-        plain = reader.quantities(mixer, u).scan()[0].y[0]
+        plain = reader.compute_terms(mixer, u).scan()[0].y[0]
         assert ((mean - plain).abs() > 8 * error).any()
 
 
@@ -173,7 +173,7 @@ def test_the_loss_is_cross_entropy_plus_beta_kl(base, gate):
     torch.manual_seed(3)
     hidden = model.backbone.embeddings(IDS)
     for block in model.backbone.layers:  # the divergences by hand
-        layer = baleen.quantities(block.mixer, block.norm(hidden), MASK)
+        layer = baleen.compute_terms(block.mixer, block.norm(hidden), MASK)
         kls.append(layer.extras["kl"])
         hidden = hidden + baleen.output(block.mixer, layer)
     torch.testing.assert_close(left, torch.stack(kls).mean())
@@ -188,14 +188,14 @@ def test_padding_does_not_change_the_divergence(base, gate):
     padded = torch.cat([u, 100 * torch.randn(2, 5, 16)], dim=1)
     mask = torch.tensor([[1] * 7 + [0] * 5] * 2)
     torch.testing.assert_close(
-        baleen.quantities(mixer, padded, mask).extras["kl"], baleen.quantities(mixer, u).extras["kl"]
+        baleen.compute_terms(mixer, padded, mask).extras["kl"], baleen.compute_terms(mixer, u).extras["kl"]
     )
 
 
 def test_first_gates_are_left_out_of_bernoulli_kl(base):
     model = baleen.convert(base, "bernoulli").train()
     mixer = mixers(model)[0]
-    assert baleen.quantities(mixer, torch.randn(1, 1, 16)).extras["kl"].item() == 0.0
+    assert baleen.compute_terms(mixer, torch.randn(1, 1, 16)).extras["kl"].item() == 0.0
 
 
 @pytest.mark.parametrize("gate", ["bernoulli", "exponential"])
@@ -253,10 +253,10 @@ def test_prior_of_a_classifiers_backbone_is_saved(tmp_path):
 def test_retention_is_that_of_the_expected_gates(base):
     u = torch.randn(2, 7, 16)
     plain_reader = mamba if isinstance(base, MambaForCausalLM) else mamba2
-    plain = plain_reader.quantities(mixers(base)[0], u).recurrence
+    plain = plain_reader.compute_terms(mixers(base)[0], u).recurrence
     for gate in ("bernoulli", "exponential"):
         mixer = mixers(baleen.convert(base, gate).eval())[0]
-        found = ops.retention(baleen.quantities(mixer, u).recurrence)
+        found = ops.retention(baleen.compute_terms(mixer, u).recurrence)
         rate = -plain.log_decay()  # |A| Δ
         expected = (-rate).exp() if gate == "bernoulli" else 1 / (1 + rate)
         torch.testing.assert_close(found, expected.mean((2, 3)))

@@ -54,15 +54,15 @@ def test_soft_gates_have_their_own_expectation(base, tau):
     torch.manual_seed(1)
     u, draws = torch.randn(1, 8, 16), 10_000
     with torch.no_grad():
-        layer = baleen.quantities(mixer.eval(), u)
+        layer = baleen.compute_terms(mixer.eval(), u)
         expected = layer.scan()[0].y[0]
         hard = baleen.convert(base, "bernoulli").eval()
-        plain = baleen.quantities(mixers(hard)[0], u).scan()[0].y[0]
-        samples = baleen.quantities(mixer.train(), u.expand(draws, -1, -1)).scan()[0].y
+        plain = baleen.compute_terms(mixers(hard)[0], u).scan()[0].y[0]
+        samples = baleen.compute_terms(mixer.train(), u.expand(draws, -1, -1)).scan()[0].y
     mean, error = samples.mean(0), samples.std(0) / draws**0.5
     assert ((mean - expected).abs() < 5.5 * error + 1e-4 * expected.abs().max()).all()
     assert ((mean - plain).abs() > 8 * error).any()
-    log_keep = baleen.quantities(mixers(hard)[0], u).recurrence.log_decay()
+    log_keep = baleen.compute_terms(mixers(hard)[0], u).recurrence.log_decay()
     torch.testing.assert_close(layer.recurrence.log_decay(), mean_log_gate(baleen.gate_logit(log_keep), tau))
 
 
@@ -81,8 +81,8 @@ def test_a_sum_over_positions_is_the_mean_times_their_number(base, gate):
     mixer = mixers(baleen.convert(base, gate, kl_over="sum"))[0].train()
     torch.manual_seed(2)
     u = torch.randn(2, 7, 16)
-    together = baleen.quantities(mixer, u, MASK).extras["kl"]
-    singly = [baleen.quantities(mixer, u[i : i + 1, :n]).extras["kl"] for i, n in enumerate((7, 5))]
+    together = baleen.compute_terms(mixer, u, MASK).extras["kl"]
+    singly = [baleen.compute_terms(mixer, u[i : i + 1, :n]).extras["kl"] for i, n in enumerate((7, 5))]
     torch.testing.assert_close(together, torch.stack(singly).mean())
 
 
@@ -93,8 +93,8 @@ def test_a_prior_for_every_head(base, tmp_path):
     steps = torch.nn.functional.softplus(bias.detach())
     torch.testing.assert_close(torch.tensor(model.config.prior[0]), steps)
     u = torch.randn(2, 7, 16)
-    layer = baleen.quantities(mixer.train(), u)
-    delta = baleen.quantities(mixer.eval(), u).recurrence.delta
+    layer = baleen.compute_terms(mixer.train(), u)
+    delta = baleen.compute_terms(mixer.eval(), u).recurrence.delta
     torch.testing.assert_close(layer.extras["kl"], baleen.exponential_kl(delta, steps).mean())
     one = baleen.convert(base, "exponential")
     assert one.config.prior[0] == pytest.approx(steps.log().mean().exp().item())

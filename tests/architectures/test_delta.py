@@ -9,7 +9,7 @@ from torch.nn.functional import silu, softplus
 
 from ssmscope import ops
 from ssmscope.architectures.read import delta
-from ssmscope.core.mixers import mixers, reader_of
+from ssmscope.core.mixers import adapter_for, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.ops import delta_rule
@@ -263,8 +263,8 @@ def test_padding_writes_nothing_and_holds(kind):
     mixer, u = first_layer(kind)
     mask = torch.ones(2, 19, dtype=torch.bool)
     mask[0, 13:], mask[1, :4] = False, False
-    (r,) = delta.quantities(mixer, u, mask).recurrences
-    assert (r.written[~mask] == 0).all() and (r.kept()[~mask] == 1).all() and (r.kept()[mask] < 1).all()
+    (r,) = delta.compute_terms(mixer, u, mask).recurrences
+    assert (r.written[~mask] == 0).all() and (r.mean_decay()[~mask] == 1).all() and (r.mean_decay()[mask] < 1).all()
     padded = own(mixer, u, attention_mask=mask.long())
     assert relative(padded[0, :13], own(mixer, u[:1, :13])[0]) < 1e-10
     assert relative(padded[1, 4:], own(mixer, u[1:, 4:])[0]) < 1e-10
@@ -324,6 +324,6 @@ def test_impossible_sizes_are_refused(options, message):
 
 def test_what_reads_decays_refuses_the_layer():
     layer = Model(made("gated")).trace(ids=[5, 17, 3]).layers[0]
-    assert reader_of(mixers(made("gated"))[0]) is delta
+    assert adapter_for(mixers(made("gated"))[0]) is delta
     with pytest.raises(InputError, match="a delta rule's transition"):
         layer.recurrence.log_decay()

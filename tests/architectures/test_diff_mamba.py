@@ -21,7 +21,7 @@ from ssmscope.architectures.own import diff_mamba
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.architectures.own.diff_layers import DiffMambaMixer, DiffS6Mixer, lambda_init
 from ssmscope.architectures.read import mamba2
-from ssmscope.core.mixers import fast_scan, mixers, reader_of
+from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 
@@ -115,10 +115,10 @@ def test_the_second_is_subtracted_whatever_the_mixers_are(name):
     for mixer in mixers(module):
         u = torch.randn(2, 7, module.config.hidden_size)
         with torch.no_grad():
-            layer = reader_of(mixer).quantities(mixer, u)
+            layer = adapter_for(mixer).compute_terms(mixer, u)
             weight = layer.extras["lambda"]
             expected = (1 - mixer.lambda_init) * mixer.normed(mixer.m1(u) - weight * mixer.m2(u))
-            torch.testing.assert_close(reader_of(mixer).output(mixer, layer), expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(adapter_for(mixer).output(mixer, layer), expected, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(mixer(u), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -134,11 +134,11 @@ def test_trace_of_a_block_is_that_of_its_two_mixers():
     mixer = mixers(language_model())[1]
     u = torch.randn(2, 7, 16)
     with torch.no_grad():
-        layer = diff_mamba.quantities(mixer, u)
+        layer = diff_mamba.compute_terms(mixer, u)
         for r, m, conv, z in zip(
             layer.recurrences, (mixer.m1, mixer.m2), layer.conv_input.chunk(2, -1), layer.z.chunk(2, -1)
         ):
-            alone = mamba2.quantities(m, u)
+            alone = mamba2.compute_terms(m, u)
             for name in ("x", "b", "c", "delta", "A", "D"):
                 torch.testing.assert_close(getattr(r, name), getattr(alone.recurrence, name))
             torch.testing.assert_close(conv, alone.conv_input)
@@ -266,7 +266,7 @@ def test_diff_s6_with_an_empty_second_recurrence_is_mamba2(normalize):
 
 
 def plain_recurrence(mixer: nn.Module, u: torch.Tensor) -> torch.Tensor:
-    return mamba2.quantities(mixer, u).scan()[0].y.flatten(2)
+    return mamba2.compute_terms(mixer, u).scan()[0].y.flatten(2)
 
 
 def test_diff_s6_subtracts_over_the_same_input():
@@ -275,7 +275,7 @@ def test_diff_s6_subtracts_over_the_same_input():
     assert type(mixer) is DiffS6Mixer
     u = torch.randn(2, 9, 16)
     with torch.no_grad():
-        layer = diff_mamba.quantities(mixer, u)
+        layer = diff_mamba.compute_terms(mixer, u)
         assert layer.recurrences[0].x is layer.recurrences[1].x
         first, second = (s.y.flatten(2) for s in layer.scan())
         expected = 0.8 * mixer.out_proj(rms((first - 0.7 * second) * silu(layer.z)))
@@ -288,7 +288,7 @@ def test_diff_s6_subtracts_over_the_same_input():
             mixer.conv1d.weight[32:40],
         )
         mixer.conv1d.bias[40:48] = mixer.conv1d.bias[32:40]
-        first, second = (s.y for s in diff_mamba.quantities(mixer, u).scan())
+        first, second = (s.y for s in diff_mamba.compute_terms(mixer, u).scan())
         torch.testing.assert_close(first, second)
 
 

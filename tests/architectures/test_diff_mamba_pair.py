@@ -40,7 +40,7 @@ def state() -> LayerState:
 
 def run(mixer: nn.Module, u: Tensor, before: LayerState | None) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The layer's output and the states after it."""
-    layer = diff_mamba.quantities(mixer, u, MASK, before)
+    layer = diff_mamba.compute_terms(mixer, u, MASK, before)
     scans = layer.scan(before)
     return diff_mamba.output(mixer, layer, scans), tuple(scan.state for scan in scans)
 
@@ -50,7 +50,7 @@ def run_separately(mixer: nn.Module, u: Tensor, before: LayerState | None) -> tu
     outputs, states = [], []
     for number, m in enumerate((mixer.m1, mixer.m2)):
         own = None if before is None else LayerState(before.conv.chunk(2, dim=-1)[number], (before.ssm[number],))
-        layer = mamba2.quantities(m, u, MASK, own)
+        layer = mamba2.compute_terms(m, u, MASK, own)
         scanned = ops.scan(layer.recurrence, None if own is None else own.ssm[0])
         outputs.append(mamba2.output(m, layer, (scanned,)))
         states.append(scanned.state)
@@ -99,13 +99,13 @@ def test_edits_reach_the_convolution_of_the_mixer_that_they_name():
     taps = {id(m): partial(torch.logical_and, torch.tensor(own)) for m, own in read.items()}
     with TrueFloat64(), torch.no_grad():
         plain = run(mixer, u, before)[0]
-        for entering, reads in (({id(mixer.m2): torch.neg}, {}), ({}, taps)):
-            with computed_by({}, entering, reads):
+        for edit_conv_input, reads in (({id(mixer.m2): torch.neg}, {}), ({}, taps)):
+            with computed_by({}, edit_conv_input, reads):
                 found, expected = run(mixer, u, before)[0], run_separately(mixer, u, before)[0]
-                layer = diff_mamba.quantities(mixer, u, MASK, before)
+                layer = diff_mamba.compute_terms(mixer, u, MASK, before)
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
             assert (found - plain).norm() > 1e-3 * plain.norm()
-            inputs = diff_mamba.quantities(mixer, u, MASK, before).conv_input.chunk(2, dim=-1)
-            edited = (inputs[0], -inputs[1]) if entering else inputs
+            inputs = diff_mamba.compute_terms(mixer, u, MASK, before).conv_input.chunk(2, dim=-1)
+            edited = (inputs[0], -inputs[1]) if edit_conv_input else inputs
             torch.testing.assert_close(layer.conv_input, torch.cat(edited, dim=-1))
-            assert (layer.taps is None) if entering else layer.taps[1, 4].tolist() == sum(read.values(), [])
+            assert (layer.taps is None) if edit_conv_input else layer.taps[1, 4].tolist() == sum(read.values(), [])

@@ -15,7 +15,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 from ssmscope import ops
 from ssmscope.architectures.own import gfssm
 from ssmscope.architectures.read import mamba, mamba2
-from ssmscope.core.mixers import fast_scan, mixers, reader_of
+from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 
@@ -47,7 +47,7 @@ def first_layer(base: str, **options):
     mixer = mixers(noisy(GROUPED[base](**options)).double())[0]
     u = torch.randn(2, 19, 16).double()
     with torch.no_grad():
-        return mixer, gfssm.quantities(mixer, u), PLAIN[base][0].quantities(mixer, u).recurrence
+        return mixer, gfssm.compute_terms(mixer, u), PLAIN[base][0].compute_terms(mixer, u).recurrence
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -327,7 +327,7 @@ def test_a_base_models_weights_can_be_loaded(base, tmp_path):
         assert torch.equal(weights[name], weight), name
     for mixer in mixers(grouped):
         assert mixer.grouping.fir.tolist() == [[1, 0, 0, 0]] and not mixer.grouping.prompt.any()
-    assert type(reader_of(mixers(grouped)[0])) is type(gfssm)
+    assert type(adapter_for(mixers(grouped)[0])) is type(gfssm)
 
 
 @pytest.mark.parametrize("options", [{"state_groups": 0}, {"fir_taps": 0}, {"state_groups": 1.5}, {"fir_taps": True}])

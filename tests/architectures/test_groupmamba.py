@@ -16,7 +16,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 from ssmscope import ops
 from ssmscope.architectures.own import groupmamba
 from ssmscope.architectures.read import mamba, mamba2
-from ssmscope.core.mixers import fast_scan, mixers, reader_of
+from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 
@@ -90,7 +90,7 @@ def by_hand(model, ids, k: int, base, *, window=group, **wrong) -> torch.Tensor:
     hidden = model.backbone.embeddings(ids)
     states: list[list[torch.Tensor]] = []
     for index, block in enumerate(model.backbone.layers):
-        layer = base.quantities(block.mixer, block.norm(hidden))
+        layer = base.compute_terms(block.mixer, block.norm(hidden))
         r = layer.recurrence
         batch, length, heads, width, _ = r.shape
         c = r.c.repeat_interleave(heads // r.c.shape[2], 2).repeat_interleave(width, 2)
@@ -177,7 +177,7 @@ def test_a_module_that_keeps_its_own_state_is_the_base_models(base):
     u = torch.randn(2, 9, 64).double()
     with torch.no_grad():
         nn.init.eye_(mixer.attention.W_V)
-        expected = PLAIN[base][0].output(mixer, PLAIN[base][0].quantities(mixer, u[..., -16:]))
+        expected = PLAIN[base][0].output(mixer, PLAIN[base][0].compute_terms(mixer, u[..., -16:]))
         assert relative(mixer(u[..., -16:]), expected) < 1e-12
         assert relative(mixer(u), expected) > 1e-2
 
@@ -233,7 +233,7 @@ def test_retention_is_that_of_the_own_module(base):
     model, ids = double_model(base, k=2)
     trace = Model(model).trace(ids=ids.tolist())
     for index, layer in enumerate(trace.layers):
-        own = PLAIN[base][0].quantities(mixers(model)[index], layer.u[..., -16:])
+        own = PLAIN[base][0].compute_terms(mixers(model)[index], layer.u[..., -16:])
         torch.testing.assert_close(layer.retention(), own.retention())
         for one, other in zip(layer.borrowed, [trace.layers[index - 1]]):
             torch.testing.assert_close(one.log_decay(), other.recurrence.log_decay())
@@ -244,8 +244,8 @@ def test_fewer_inputs_are_those_of_the_nearest_modules(base):
     model, _ = double_model(base, k=3)
     u = torch.randn(2, 9, 32).double()
     with torch.no_grad():
-        layer = groupmamba.quantities(mixers(model)[3], u)
-        nearest = PLAIN[base][0].quantities(mixers(model)[2], u[..., :16]).recurrence
+        layer = groupmamba.compute_terms(mixers(model)[3], u)
+        nearest = PLAIN[base][0].compute_terms(mixers(model)[2], u[..., :16]).recurrence
     (one,) = layer.borrowed
     assert torch.equal(one.delta, nearest.delta) and torch.equal(one.x, nearest.x)
     assert one.D is None and layer.recurrence.D is not None  # the skip is the own module's, once
@@ -299,10 +299,10 @@ def test_a_state_and_an_input_of_different_groups_are_refused():
     states = model.run(model.encode(ids=[1, 2, 3])).states
     mixer = model.mixers[3]
     with pytest.raises(InputError, match="state is that of 3 modules, the input that of 1"):
-        groupmamba.quantities(mixer, torch.randn(1, 4, 16).double(), None, states[3])
+        groupmamba.compute_terms(mixer, torch.randn(1, 4, 16).double(), None, states[3])
     for width in (15, 64):
         with pytest.raises(InputError, match="1 to 3 modules of width 16"):
-            groupmamba.quantities(mixer, torch.randn(1, 4, width).double())
+            groupmamba.compute_terms(mixer, torch.randn(1, 4, width).double())
 
 
 # ---- the memory of a forward pass
@@ -384,7 +384,7 @@ def test_a_base_models_weights_can_be_loaded(base, tmp_path):
     for name, weight in plain.state_dict().items():
         assert torch.equal(weights[name], weight), name
     for mixer in mixers(grouped):
-        assert torch.equal(mixer.attention.W_V, torch.eye(3)) and type(reader_of(mixer)) is type(groupmamba)
+        assert torch.equal(mixer.attention.W_V, torch.eye(3)) and type(adapter_for(mixer)) is type(groupmamba)
         assert mixer.attention.W_Q is None or 0.1 < mixer.attention.W_Q.std() < 2
     assert len(mixers(grouped)[3].before) == 3
 

@@ -15,7 +15,7 @@ from warm import TRANSFORMERS
 from ssmscope import ops
 from ssmscope.architectures.read import linear_attention as la
 from ssmscope.architectures.read.linear_layers import chunked, rotated
-from ssmscope.core.mixers import fast_scan, mixers, reader_of
+from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 
@@ -102,9 +102,9 @@ def test_the_layer_is_its_definition(kind):
     mixer, u = first_layer(kind)
     expected = by_hand(mixer, u)
     assert relative(own(mixer, u), expected) < 1e-10
-    reader = reader_of(mixer)
+    reader = adapter_for(mixer)
     with torch.no_grad():
-        assert relative(reader.output(mixer, reader.quantities(mixer, u)), expected) < 1e-10
+        assert relative(reader.output(mixer, reader.compute_terms(mixer, u)), expected) < 1e-10
 
 
 @pytest.mark.parametrize(
@@ -148,11 +148,11 @@ def test_strong_decays_overflow_nowhere(decays):
 
 def test_decays_are_the_papers():
     mixer, u = first_layer("retnet")
-    (r,) = la.quantities(mixer, u).recurrences
+    (r,) = la.compute_terms(mixer, u).recurrences
     assert r.one_decay_per_head
     torch.testing.assert_close(r.log_decay().exp()[1, 7, :, 0], torch.tensor([31 / 32, 63 / 64, 127 / 128]).double())
     mixer, u = first_layer("gla")
-    (r,) = la.quantities(mixer, u).recurrences
+    (r,) = la.compute_terms(mixer, u).recurrences
     gate = torch.sigmoid(mixer.decay_out(mixer.decay_in(u)))
     torch.testing.assert_close(r.log_decay().exp().flatten(2) ** mixer.tau, gate)
     torch.manual_seed(0)
@@ -207,7 +207,7 @@ def test_padding_writes_nothing_and_holds(kind):
     mixer, u = first_layer(kind)
     mask = torch.ones(2, 19, dtype=torch.bool)
     mask[0, 13:], mask[1, :4] = False, False
-    layer = la.quantities(mixer, u, mask)
+    layer = la.compute_terms(mixer, u, mask)
     (r,) = layer.recurrences
     assert (r.b[~mask] == 0).all() and (r.log_decay()[~mask] == 0).all()
     assert (r.b[mask] != 0).any() and (r.log_decay()[mask] < 0).all()

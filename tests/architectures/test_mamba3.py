@@ -173,7 +173,7 @@ def test_a_step_writes_what_two_tokens_give():
     """γ_s of an input is written at once and β_{s+1} with the next one; with λ = 1 there is no second write."""
     model = Model(random_example("mamba3").double())
     u = torch.randn(1, 6, model.config.hidden_size, dtype=torch.float64)
-    layer = mamba3.quantities(model.mixers[0], u)
+    layer = mamba3.compute_terms(model.mixers[0], u)
     now, before = layer.recurrences
     assert not before.x[:, 0].any() and torch.equal(before.x[:, 1:], now.x[:, :-1])
     assert torch.equal(before.b[:, 1:], now.b[:, :-1]) and torch.equal(now.log_decay(), before.log_decay())

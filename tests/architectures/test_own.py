@@ -36,7 +36,7 @@ def backbone(name: str = "mamba") -> nn.Module:
     return random_example(name).base_model
 
 
-class Around(nn.Module):
+class GateAndTaps(nn.Module):
     """Reads the last of as many positions as it is given, after a norm."""
 
     def __init__(self, inner: nn.Module, classes: int = 3):
@@ -52,19 +52,19 @@ class Around(nn.Module):
         return self.classify(self.norm(self.pooled(self.encoder(input_ids)[0])))
 
 
-class First(Around):
+class First(GateAndTaps):
     def pooled(self, hidden):
         return hidden[:, 0] + hidden[:, 1]
 
 
-class Mean(Around):
+class Mean(GateAndTaps):
     """Of every position, padding or not, and with arguments of its own names."""
 
     def forward(self, tokens, temperature=2.0):
         return {"loss": None, "logits": self.classify(self.encoder(tokens).last_hidden_state.mean(1)) / temperature}
 
 
-class Attending(Around):
+class Attending(GateAndTaps):
     """Pools by the softmax of scores, which bends; takes embeddings too."""
 
     def __init__(self, inner):
@@ -76,7 +76,7 @@ class Attending(Around):
         return (self.classify((hidden * self.weigh(hidden).softmax(1)).sum(1)),)
 
 
-class Embedding(Around):
+class Embedding(GateAndTaps):
     """Embeds the ids itself, and adds the mean of that to what its backbone makes of it."""
 
     def __init__(self, inner):
@@ -93,13 +93,13 @@ class Within(nn.Module):
 
     def __init__(self, inner):
         super().__init__()
-        self.deep = nn.ModuleDict({"model": Around(inner)})
+        self.deep = nn.ModuleDict({"model": GateAndTaps(inner)})
 
     def forward(self, input_ids):
         return self.deep["model"](input_ids)
 
 
-KINDS = {each.__name__: each for each in (Around, First, Mean, Attending, Embedding, Within)}
+KINDS = {each.__name__: each for each in (GateAndTaps, First, Mean, Attending, Embedding, Within)}
 
 
 def made(kind: str, name: str = "mamba") -> nn.Module:
@@ -157,7 +157,7 @@ def test_every_method_says_of_a_text_what_it_says_alone(kind):
         np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4, atol=1e-6, err_msg=found.method)
 
 
-@pytest.mark.parametrize("kind", ["Around", "First", "Mean", "Embedding", "Within"])
+@pytest.mark.parametrize("kind", ["GateAndTaps", "First", "Mean", "Embedding", "Within"])
 def test_relevance_adds_up_where_the_head_is_linear(kind):
     model = ssmscope.load(made(kind))
     found = explain(model, model.encode(ids=TEXTS), methods=("lrp",), target=0)
@@ -165,12 +165,12 @@ def test_relevance_adds_up_where_the_head_is_linear(kind):
     assert "lrp" in explain(model, model.encode(ids=TEXTS), target=0).methods
 
 
-class Bent(Around):
+class Bent(GateAndTaps):
     def forward(self, input_ids):
         return super().forward(input_ids).tanh()
 
 
-class Activated(Around):
+class Activated(GateAndTaps):
     def __init__(self, inner):
         super().__init__(inner)
         self.act = nn.Tanh()
@@ -224,7 +224,7 @@ def test_an_effect_compares_what_the_head_reads_of_each_text_alone(kind):
 
 
 def test_a_lens_reads_a_head_that_is_one_linear_map():
-    class Plain(Around):
+    class Plain(GateAndTaps):
         def forward(self, input_ids):
             return self.classify(self.encoder(input_ids)[0][:, -1])
 
@@ -233,7 +233,7 @@ def test_a_lens_reads_a_head_that_is_one_linear_map():
     for lensed, text in zip(trajectory(model, model.encode(ids=TEXTS)).texts, TEXTS):
         assert lensed.answer_probability[-1][0] == pytest.approx(float(alone(module, text).softmax(-1).max()), rel=1e-4)
     with pytest.raises(InputError, match="do not give its own logits"):
-        trajectory(ssmscope.load(made("Around")), model.encode(ids=TEXTS))
+        trajectory(ssmscope.load(made("GateAndTaps")), model.encode(ids=TEXTS))
 
 
 class Language(nn.Module):
@@ -265,7 +265,7 @@ def test_a_language_model_of_ones_own():
 
 @pytest.mark.parametrize("outputs, gives", [(1, "numbers"), (2, "classes")])
 def test_one_output_is_a_number(outputs, gives):
-    class Squeezed(Around):
+    class Squeezed(GateAndTaps):
         def forward(self, input_ids):
             return super().forward(input_ids).squeeze(-1)
 
@@ -279,7 +279,7 @@ def test_one_output_is_a_number(outputs, gives):
 
 
 def test_a_mask_is_given_by_either_name():
-    class Masked(Around):
+    class Masked(GateAndTaps):
         def forward(self, ids, mask):
             hidden = self.encoder(ids)[0] * mask.unsqueeze(-1)
             return self.classify(hidden.sum(1) / mask.sum(1, keepdim=True))
@@ -292,7 +292,7 @@ def test_a_mask_is_given_by_either_name():
 
 
 def test_a_fingerprint_knows_what_the_user_has_written():
-    module = made("Around")
+    module = made("GateAndTaps")
     other = First(module.encoder)
     other.load_state_dict(module.state_dict())
     assert ssmscope.load(module).fingerprint == ssmscope.load(module).fingerprint
@@ -300,7 +300,7 @@ def test_a_fingerprint_knows_what_the_user_has_written():
 
 
 def test_a_configuration_of_its_own_names_the_labels():
-    class Named(Around):
+    class Named(GateAndTaps):
         def __init__(self, inner):
             super().__init__(inner)
             config = type(inner.config)(num_labels=3, problem_type="multi_label_classification")
@@ -315,23 +315,23 @@ def test_a_configuration_of_its_own_names_the_labels():
     assert name == model.labels[int(p.argmax())] and found == pytest.approx(float(p.max()), rel=1e-5)
 
 
-class PerToken(Around):
+class PerToken(GateAndTaps):
     def pooled(self, hidden):
         return hidden
 
 
-class NoLogits(Around):
+class NoLogits(GateAndTaps):
     def forward(self, input_ids):
         return {"scores": super().forward(input_ids)}
 
 
-class Twice(Around):
+class Twice(GateAndTaps):
     def forward(self, input_ids):
         self.encoder(input_ids)
         return super().forward(input_ids)
 
 
-class Unasked(Around):
+class Unasked(GateAndTaps):
     def forward(self, input_ids, images):
         return super().forward(input_ids)
 
@@ -375,7 +375,7 @@ def test_the_backbone_by_name():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_module_stays_as_it_is(dtype):
-    module = loud(Around(backbone("jamba")))
+    module = loud(GateAndTaps(backbone("jamba")))
     before = {name: value.clone() for name, value in module.state_dict().items()}
     model = ssmscope.load(module, dtype=dtype)
     assert (model.module.module is module) == (dtype == "float32")

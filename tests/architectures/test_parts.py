@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import conv1d, pad
 
-from ssmscope.architectures.read.parts import causal_convolution, hide_padding
+from ssmscope.architectures.read.parts import causal_convolution, mask_padding
 
 
 @pytest.mark.parametrize("taps", [1, 3, 4])
@@ -44,4 +44,4 @@ def test_the_convolution_is_causal():
 
 def test_hidden_padding_is_zero():
     mask = torch.tensor([[True, False], [True, True]])
-    assert hide_padding(torch.ones(2, 2, 3), mask).sum((1, 2)).tolist() == [3, 6]
+    assert mask_padding(torch.ones(2, 2, 3), mask).sum((1, 2)).tolist() == [3, 6]

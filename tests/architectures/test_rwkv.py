@@ -85,7 +85,7 @@ def by_hand(block, x: torch.Tensor, mistake: str | None = None) -> torch.Tensor:
 def test_the_block_is_its_definition(number, options):
     block, u = block_and_input(number, **options)
     with torch.no_grad():
-        ours = rwkv.output(block, rwkv.quantities(block, u))
+        ours = rwkv.output(block, rwkv.compute_terms(block, u))
     assert relative(ours, by_hand(block, u)) < 1e-11
 
 
@@ -93,7 +93,7 @@ def test_the_block_is_its_definition(number, options):
 def test_a_wrong_definition_is_seen(mistake):
     block, u = block_and_input()
     with torch.no_grad():
-        assert relative(by_hand(block, u, mistake), rwkv.output(block, rwkv.quantities(block, u))) > 1e-2
+        assert relative(by_hand(block, u, mistake), rwkv.output(block, rwkv.compute_terms(block, u))) > 1e-2
 
 
 @pytest.mark.parametrize("size", [1.0, 60.0, 3000.0])
@@ -103,7 +103,7 @@ def test_keys_of_any_size_are_averaged_exactly(size):
     block = block.float()
     with torch.no_grad():
         block.attention.key.weight.mul_(size / 10)
-        layer = rwkv.quantities(block, u.float())
+        layer = rwkv.compute_terms(block, u.float())
         (scanned,) = layer.scan()
         p = torch.cat([torch.zeros(2, 1, 12), scanned.y.squeeze(-1)[:, :-1]], 1)
         wkv = torch.lerp(layer.recurrence.x.squeeze(-1), p, layer.extras["bonus"].sigmoid())
@@ -135,7 +135,7 @@ def test_gradients_are_the_models_own_for_large_keys():
 def test_retention_is_the_share_of_the_mean_that_a_token_leaves():
     block, u = block_and_input()
     with torch.no_grad():
-        layer = rwkv.quantities(block, u)
+        layer = rwkv.compute_terms(block, u)
         a, h = block.attention, layer.conv_input
         k = a.key(h * a.time_mix_key + a.time_shift(h) * (1 - a.time_mix_key))
     w = block.attention.time_decay.exp()
@@ -170,7 +170,7 @@ def test_padding_writes_nothing_and_holds():
     mask = torch.ones(2, 17, dtype=torch.bool)
     mask[0, 11:], mask[1, :4] = False, False
     with torch.no_grad():
-        layer = rwkv.quantities(block, u, mask)
+        layer = rwkv.compute_terms(block, u, mask)
         (r,) = layer.recurrences
         assert (r.b[~mask] == 0).all() and (r.log_decay()[~mask] == 0).all() and (r.b[mask] != 0).any()
         padded = rwkv.output(block, layer)
@@ -210,12 +210,12 @@ def test_what_transformers_rescales_is_undone_in_maps_and_traces_too():
     model = Model(module)
     batch = model.encode(ids=[5, 17, 3, 9])
     before = model.trace(batch)
-    layers = [layer.matvec(layer.u) + layer.bias for layer in before.frozen]
+    layers = [layer.matvec(layer.u) + layer.bias for layer in before.linearized]
     with torch.no_grad():
         module(batch.input_ids)  # rescales
     assert module.rwkv.layers_are_rescaled
     after = model.trace(batch)
-    for one, two, old in zip(layers, after.frozen, before.frozen):
+    for one, two, old in zip(layers, after.linearized, before.linearized):
         torch.testing.assert_close(two.matvec(two.u) + two.bias, one)
         torch.testing.assert_close(old.matvec(old.u) + old.bias, one)  # a trace from before is still that of its run
 

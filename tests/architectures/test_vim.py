@@ -16,8 +16,8 @@ from torch.nn.functional import silu, softplus
 import ssmscope
 from ssmscope import ops
 from ssmscope.api.inputs import Texts
-from ssmscope.core.frozen import FrozenLayer
-from ssmscope.core.mixers import reader_of
+from ssmscope.core.linearized import LinearizedLayer
+from ssmscope.core.mixers import adapter_for
 from ssmscope.errors import InputError
 from ssmscope.interp.attention.maps import strongest
 from ssmscope.ops import survival
@@ -150,17 +150,17 @@ def test_every_layer_is_a_linear_map_of_the_image(model, batch):
     """Where the class token stands in the middle."""
     trace = model.trace(batch)
     for index, mixer in enumerate(model.mixers):
-        layer, frozen = trace.layers[index], trace.frozen[index]
-        assert isinstance(frozen, FrozenLayer) and frozen.parts == ("forward", "backward")
+        layer, linearized = trace.layers[index], trace.linearized[index]
+        assert isinstance(linearized, LinearizedLayer) and linearized.parts == ("forward", "backward")
         with torch.no_grad():
             own = mixer(layer.u)
-        assert relative(frozen.matvec(frozen.u) + frozen.bias, own) < 1e-10
-        assert relative(reader_of(mixer).output(mixer, layer), own) < 1e-10
-        for part, order in zip(frozen.parts, (r.order for r in layer.recurrences)):
+        assert relative(linearized.matvec(linearized.u) + linearized.bias, own) < 1e-10
+        assert relative(adapter_for(mixer).output(mixer, layer), own) < 1e-10
+        for part, order in zip(linearized.parts, (r.order for r in layer.recurrences)):
             place = order.argsort()
-            ahead = place[None, :] > place[:, None]
-            found = frozen.attention("ssm", part=part)[0, 0]
-            assert not found[ahead].any() and found[~ahead].all()
+            bidirectional = place[None, :] > place[:, None]
+            found = linearized.attention("ssm", part=part)[0, 0]
+            assert not found[bidirectional].any() and found[~bidirectional].all()
         assert torch.equal(layer.recurrences[0].order, torch.tensor([*range(8), 16, *range(8, 16)]))
         assert torch.equal(layer.recurrences[1].order, layer.recurrences[0].order.flip(0))
 
@@ -208,8 +208,8 @@ def test_what_can_be_asked(model, batch):
     assert heatmap.to_frame().notna().any().any()
     assert model.images_of(batch).shape == (2, 4, 4, 3)
     attended = ssmscope.implicit_attention(model, batch, parts=True)
-    ahead = np.triu(np.ones((17, 17), dtype=bool), 1)
-    assert all(text.ahead and text.maps[0].values[ahead].any() for text in attended)
+    bidirectional = np.triu(np.ones((17, 17), dtype=bool), 1)
+    assert all(text.bidirectional and text.maps[0].values[bidirectional].any() for text in attended)
     assert "maps of layers that read both ways" in attended.verdict()
     assert attended.tables()[0].columns == ("strongest for the last query",)
     assert "patches (2, 16, 3)" in str(pytest.raises(InputError, model.encode, values=torch.rand(2, 16, 3)).value)

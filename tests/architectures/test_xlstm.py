@@ -48,7 +48,7 @@ def test_the_recurrence_is_the_papers(module):
     for block in module.backbone.blocks:
         mixer = block.mlstm_layer
         with torch.no_grad(), TrueFloat64():
-            layer = xlstm.quantities(mixer, u)
+            layer = xlstm.compute_terms(mixer, u)
             h, normalizer = by_steps(mixer, u)
             y, slow = layer.scan()[0].y, ops.scan_reference(layer.recurrence).y
         assert relative(layer.extras["normalizer"], normalizer) < 1e-12
@@ -61,7 +61,7 @@ def test_states_are_the_librarys_without_their_stabilizer(module):
     u, mixer = torch.randn(2, 23, 24, dtype=torch.float64), module.backbone.blocks[0].mlstm_layer
     with torch.no_grad(), TrueFloat64():
         _, (C, n, m) = mixer(u)
-        layer = xlstm.quantities(mixer, u)
+        layer = xlstm.compute_terms(mixer, u)
         found = xlstm.state_after(mixer, layer, layer.scan())
     assert relative(found.stabilizer, m.squeeze(-1)) < 1e-12
     assert relative(found.ssm[0], (m.exp().unsqueeze(-1) * C).mT) < 1e-11

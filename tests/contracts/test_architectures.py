@@ -16,7 +16,7 @@ import ssmscope.architectures
 from ssmscope import ops
 from ssmscope.architectures.read.parts import BY_WEIGHT
 from ssmscope.core.attention_layers import AttentionState
-from ssmscope.core.mixers import fast_scan, mixers, reader_of
+from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.core.shipped import readable_types
 from ssmscope.core.states import gathered, joined
@@ -38,9 +38,9 @@ def mixer_runs(module, dtype: torch.dtype, length: int = 23):
 
 
 def recomputed(mixer, u, mutate: Callable[[LayerTrace], LayerTrace] | None = None) -> torch.Tensor:
-    reader = reader_of(mixer)
+    reader = adapter_for(mixer)
     with torch.no_grad(), TrueFloat64() if u.dtype == torch.float64 else torch.no_grad():
-        layer = reader.quantities(mixer, u)
+        layer = reader.compute_terms(mixer, u)
         return reader.output(mixer, mutate(layer) if mutate else layer)
 
 
@@ -84,7 +84,7 @@ MUTATIONS: dict[str, Callable[[ops.Recurrence], ops.Recurrence]] = {
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_wrong_formula_is_seen(module, mutation):
     for mixer, u, own in mixer_runs(module, torch.float64):
-        layer = reader_of(mixer).quantities(mixer, u)
+        layer = adapter_for(mixer).compute_terms(mixer, u)
         if mutation == "drop D" and all(r.D is None for r in layer.recurrences):
             pytest.skip("this architecture has no skip")
         if "exchange" in mutation and not any(isinstance(r, ops.DeltaRecurrence) for r in layer.recurrences):
@@ -125,7 +125,7 @@ def hidden(model: Model, batch) -> torch.Tensor:
     found: dict[int, torch.Tensor] = {}
 
     def keep(index, layer, scans):
-        found[index] = reader_of(model.mixers[index]).output(model.mixers[index], layer, scans)
+        found[index] = adapter_for(model.mixers[index]).output(model.mixers[index], layer, scans)
 
     with torch.no_grad(), fast_scan(model.module, mask=batch.mask, visit=keep):
         model.forward(batch)
@@ -326,10 +326,16 @@ def test_what_is_found_does_not_depend_on_the_default_dtype(model, dtype):
 
     def found() -> list[torch.Tensor]:
         trace = model.trace(batch)
-        frozen = trace.frozen[0]
+        linearized = trace.linearized[0]
         with torch.no_grad():
-            maps = [frozen.attention(level) for level in ("ssm", "block")]
-        return [trace.logits, trace.retention, trace.survival(), frozen.matvec(frozen.u) + frozen.bias, *maps]
+            maps = [linearized.attention(level) for level in ("ssm", "block")]
+        return [
+            trace.logits,
+            trace.retention,
+            trace.survival(),
+            linearized.matvec(linearized.u) + linearized.bias,
+            *maps,
+        ]
 
     expected, before = found(), torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -14,12 +14,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ssmscope import ops
 from ssmscope.architectures.own import diff_mamba, groupmamba
 from ssmscope.architectures.read import lfm2, parts, recurrent_gemma, rwkv, rwkv7
-from ssmscope.core.attention_layers import attention_layers, look_back
+from ssmscope.core.attention_layers import attention_layers, attention_modules
 from ssmscope.core.cuts import contribution, cut_attention, cut_convolution, cut_edges
 from ssmscope.core.edits import PLACES, Edit, edited, new_state, recorded, replaced
-from ssmscope.core.frozen import Exit, Path
-from ssmscope.core.intercept import taken_over
-from ssmscope.core.mixers import reader_of, remembers
+from ssmscope.core.intercept import override_forward
+from ssmscope.core.linearized import OutputMap, Path
+from ssmscope.core.mixers import adapter_for, has_recurrent_state
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 
@@ -40,9 +40,11 @@ def attended(
     if path is None:
         y = torch.einsum("bhts,bshp->bthp", alpha * keep.unsqueeze(1), r.x)
     else:
-        bare = replace(path, recurrence=replace(path.recurrence, D=None), weight=None, exit=Exit(lambda v: v))
+        bare = replace(
+            path, recurrence=replace(path.recurrence, D=None), weight=None, output_map=OutputMap(lambda v: v)
+        )
         channels = matrices(bare, "block") * ~keep.unsqueeze(1)
-        cut = torch.einsum("bcts,bsc->btc", channels, path.entry.source)
+        cut = torch.einsum("bcts,bsc->btc", channels, path.input_map.source)
         y = torch.einsum("bhts,bshp->bthp", alpha, r.x) - cut.unflatten(-1, r.x.shape[2:])
     if r.D is not None:
         y = y + (r.D if r.D.ndim == 2 else r.D.unsqueeze(-1)) * r.x
@@ -53,10 +55,10 @@ def brute_force(model: Model, batch, keep: torch.Tensor, level: str = "ssm") -> 
     """The logits with the entries of all layers' matrices set to zero where `keep` (batch, t, s) is False."""
 
     def handler(below, u, *args, mixer, **kwargs):
-        reader = reader_of(mixer)
-        layer = reader.quantities(mixer, u, batch.mask)
+        reader = adapter_for(mixer)
+        layer = reader.compute_terms(mixer, u, batch.mask)
         starts = layer.initial or (None,) * len(layer.recurrences)
-        paths = reader.frozen(mixer, layer).paths if level == "block" else (None,) * 9
+        paths = reader.linearized(mixer, layer).paths if level == "block" else (None,) * 9
         if reader is rwkv:  # a token reads what the one before left
             later = torch.cat([keep[:, 1:], keep[:, -1:]], dim=1)
             y = attended(layer.recurrence, later, starts[0])  # it has no convolution behind its values
@@ -73,18 +75,18 @@ def brute_force(model: Model, batch, keep: torch.Tensor, level: str = "ssm") -> 
     def bound(mixer):
         def run(below, *args, **kwargs):
             u = args[0] if args else kwargs.pop("hidden_states")
-            made, reader = handler(below, u, mixer=mixer), reader_of(mixer)
+            made, reader = handler(below, u, mixer=mixer), adapter_for(mixer)
             return reader.returned(made) if hasattr(reader, "returned") else made
 
         return run
 
-    readers = dict.fromkeys(map(reader_of, model.mixers))
+    readers = dict.fromkeys(map(adapter_for, model.mixers))
     with torch.no_grad(), TrueFloat64(), model.running(mask=batch.mask):
         opened = [reader.reading(model.module) for reader in readers if hasattr(reader, "reading")]
         for context in opened:
             context.__enter__()
         try:
-            with taken_over([(mixer, bound(mixer)) for mixer in model.mixers]):
+            with override_forward([(mixer, bound(mixer)) for mixer in model.mixers]):
                 return model.forward(batch)
         finally:
             for context in opened:
@@ -176,12 +178,14 @@ def test_maps_of_a_cut_convolution_are_the_layers_own(module):
     with TrueFloat64(), edited(model, [cut_convolution([2, 3], range(11)), recorded("output", kept)]):
         trace = model.trace(batch)
         for index in range(model.num_layers):
-            frozen = trace.frozen[index]
-            assert relative(frozen.matvec(frozen.u) + frozen.bias, kept[index]) < 1e-9
-            for path in frozen.paths:
-                bare = replace(path, weight=None, exit=Exit(lambda v: v))
-                made = torch.einsum("bcts,bsc->btc", matrices(bare, "block"), path.entry.source)
-                assert relative(made + 1, bare.read(path.entry.values(path.entry.source, False), False) + 1) < 1e-9
+            linearized = trace.linearized[index]
+            assert relative(linearized.matvec(linearized.u) + linearized.bias, kept[index]) < 1e-9
+            for path in linearized.paths:
+                bare = replace(path, weight=None, output_map=OutputMap(lambda v: v))
+                made = torch.einsum("bcts,bsc->btc", matrices(bare, "block"), path.input_map.source)
+                assert (
+                    relative(made + 1, bare.read(path.input_map.values(path.input_map.source, False), False) + 1) < 1e-9
+                )
 
 
 MORE_ROADS = "rwkv", "xlstm", "groupmamba", "gfssm", "mamba2attn", "ssm-mamba3", "ssm-gsa"
@@ -207,7 +211,9 @@ def held_at(place: int) -> Edit:
 def test_no_other_road_leads_from_a_token(module):
     """With its edges cut, in states, convolutions and attention, and its decays held, no later token depends on it."""
     model = Model(doubled(module))
-    unread = look_back(model.module).keys() - attention_layers(model.module).keys()  # RecurrentGemma's before release 5
+    unread = (
+        attention_modules(model.module).keys() - attention_layers(model.module).keys()
+    )  # RecurrentGemma's before release 5
     if model.architecture.startswith(MORE_ROADS) or model.is_classifier or unread:
         return
     later = range(4, 11)
@@ -309,7 +315,7 @@ def test_a_run_patched_with_itself_is_itself(model):
 
 def both_ways(model: Model) -> bool:
     """Whether its layers look ahead, and cannot be run in pieces."""
-    return getattr(reader_of(model.mixers[0]), "BOTH_WAYS", False)
+    return getattr(adapter_for(model.mixers[0]), "BIDIRECTIONAL", False)
 
 
 def test_a_layer_in_pieces_is_the_layer(model):
@@ -331,7 +337,7 @@ def test_everything_patched_is_the_other_run(model):
     model.run(other, edits=[recorded("residual", kept), *keep])
     again = model.architecture in ("zamba", "zamba2")  # whose layers of attention read the embeddings again
     ways = [] if again else [replaced("residual", kept, layers=[0])]
-    if not look_back(model.module) and keep:  # else attention is another road from the past
+    if not attention_modules(model.module) and keep:  # else attention is another road from the past
         ways.append(new_state(2, lambda state, site: states[site.layer]))
     for way in ways:
         assert relative(model.run(batch, last_only=True, edits=way).logits, expected) < 1e-5
@@ -352,7 +358,7 @@ def test_only_later_tokens_change(model):
 
     found = model.run(batch, edits=new_state(4, lambda state, site: replace(state, ssm=twice(state.ssm)))).logits
     assert relative(found[:, :5], plain[:, :5]) < 1e-5
-    assert all(relative(found[:, t], plain[:, t]) > 1e-6 for t in range(6, 11)) == remembers(model.module)
+    assert all(relative(found[:, t], plain[:, t]) > 1e-6 for t in range(6, 11)) == has_recurrent_state(model.module)
 
 
 def test_nothing_is_left_behind(model):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 from ssmscope.architectures.read.parts import BY_WEIGHT
-from ssmscope.core.mixers import mixers, reader_of
+from ssmscope.core.mixers import adapter_for, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.methods.gradients import gradxinput
@@ -99,10 +99,10 @@ def check_maps(model: Model, batch: Any, layers: Sequence[int]) -> None:
     last = last if model.is_classifier else last[torch.arange(len(last)), batch.mask.sum(1) - 1]
     assert relative(trace.logits, last) < 1e-5
     for index in layers:
-        mixer, layer, frozen = model.mixers[index], trace.layers[index], trace.frozen[index]
+        mixer, layer, linearized = model.mixers[index], trace.layers[index], trace.linearized[index]
         with torch.no_grad():
-            found = frozen.matvec(frozen.u) + frozen.bias
-            assert relative(found[trace.mask], reader_of(mixer).output(mixer, layer)[trace.mask]) < 1e-4
+            found = linearized.matvec(linearized.u) + linearized.bias
+            assert relative(found[trace.mask], adapter_for(mixer).output(mixer, layer)[trace.mask]) < 1e-4
 
 
 def relevance(model: Model, batch: Any) -> Tensor | None:

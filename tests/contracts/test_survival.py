@@ -9,7 +9,7 @@ import torch
 from examples import TEXTS
 
 from ssmscope import ops
-from ssmscope.core.mixers import reader_of
+from ssmscope.core.mixers import adapter_for
 from ssmscope.errors import InputError
 from ssmscope.ops import delta_rule, survival
 from ssmscope.ops.recurrence import by_head
@@ -26,7 +26,7 @@ def layers(model):
     mask[1, SHORT:] = False
     u = [torch.randn(2, LENGTH, model.config.hidden_size, dtype=torch.float64) for _ in model.mixers]
     with torch.no_grad():
-        return [reader_of(mixer).quantities(mixer, x, mask) for mixer, x in zip(model.mixers, u)]
+        return [adapter_for(mixer).compute_terms(mixer, x, mask) for mixer, x in zip(model.mixers, u)]
 
 
 def left_alone(recurrences, stop=LENGTH):
@@ -46,14 +46,14 @@ def test_survival_is_what_the_run_that_writes_at_one_token_alone_ends_with(layer
         torch.testing.assert_close((heads * weights[:, None]).sum(2), layer.survival(), rtol=0, atol=1e-9)
 
 
-def ahead(layer) -> bool:
+def bidirectional(layer) -> bool:
     """Whether its states come by the positions in other orders too; see tests/architectures/test_vim.py."""
     return any(r.order is not None for r in layer.recurrences)
 
 
 def test_survival_at_a_position_is_that_of_the_text_up_to_there(layers):
     for layer in layers:
-        if ahead(layer):
+        if bidirectional(layer):
             continue
         norms = left_alone(layer.recurrences, 6).norm(dim=-1)
         found = layer.survival(5)
@@ -81,7 +81,7 @@ def test_signed_shares_are_towards_the_state_and_sum_to_one(layers):
 
 def test_half_lives_are_when_half_of_what_was_written_is_left(layers):
     for layer in layers:
-        if ahead(layer):
+        if bidirectional(layer):
             with pytest.raises(InputError, match="reads its input both ways, and a half-life"):
                 layer.half_lives()
             continue
@@ -108,7 +108,7 @@ def test_a_traces_survival_is_its_layers_own(model):
     again = model.trace(ids=TEXTS, keep_inputs=False, visit=lambda i, rows, layer: seen.update({i: layer.survival()}))
     for index, shares in seen.items():
         torch.testing.assert_close(shares[trace.mask], found[index][trace.mask], rtol=1e-4, atol=1e-6)
-    if ahead(trace.layers[0]):
+    if bidirectional(trace.layers[0]):
         return
     torch.testing.assert_close(trace.survival(2)[:, :, :3].sum(2), torch.ones_like(found[:, :, 0]), rtol=0, atol=1e-5)
     with pytest.raises(InputError, match="no position 3 in every text; allowed are 0 to 2"):

@@ -196,7 +196,7 @@ def first_of(words, tokens) -> int:
     return next((words.index(token) for token in tokens if token in words), -1)
 
 
-class Around(nn.Module):
+class GateAndTaps(nn.Module):
     """A Mamba mixer and self-attention beside it."""
 
     def __init__(self, mixer: MambaMixer, width: int) -> None:
@@ -214,7 +214,7 @@ def hybrid() -> Model:
     torch.manual_seed(0)
     sizes = dict(vocab_size=97, hidden_size=24, state_size=5, num_hidden_layers=2, time_step_rank=3)
     module = MambaForCausalLM(MambaConfig(**sizes))
-    module.backbone.layers[1].mixer = Around(module.backbone.layers[1].mixer, 24)
+    module.backbone.layers[1].mixer = GateAndTaps(module.backbone.layers[1].mixer, 24)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(3 if parameter.ndim > 1 else 1)

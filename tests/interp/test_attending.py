@@ -16,7 +16,7 @@ import ssmscope
 from ssmscope import explain, ops
 from ssmscope.api.results import Result
 from ssmscope.core.attention_layers import attention_layers, attention_numbers
-from ssmscope.core.frozen import Path
+from ssmscope.core.linearized import Path
 from ssmscope.core.mixers import fast_scan
 from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import Spelled
@@ -54,9 +54,9 @@ def test_maps_are_those_of_the_layers_whatever_the_batch(name, level):
         trace = model.trace(ids=[ids])
         assert len(together[row].maps) == model.num_layers
         for each in together[row].maps:
-            frozen = trace.frozen[int(each.layer)]
-            close(each.values, frozen.attention(level)[0, 0])
-            sink = frozen.sink(level)
+            linearized = trace.linearized[int(each.layer)]
+            close(each.values, linearized.attention(level)[0, 0])
+            sink = linearized.sink(level)
             assert (each.sink is None) == (sink is None)
             if sink is not None:
                 close(each.sink, sink[0, 0])
@@ -114,9 +114,9 @@ def test_rollout_is_the_product_of_normalised_maps(name, heads):
     length = len(IDS[0])
     # The state before the first token is a token of its own, which keeps what it has.
     product = torch.eye(length + 1, dtype=torch.float64)
-    for frozen in trace.frozen:
-        map_ = frozen.attention(absolute=heads == "abs")[0, 0].double().abs()
-        sink = frozen.sink(absolute=heads == "abs")
+    for linearized in trace.linearized:
+        map_ = linearized.attention(absolute=heads == "abs")[0, 0].double().abs()
+        sink = linearized.sink(absolute=heads == "abs")
         step = torch.zeros(length + 1, length + 1, dtype=torch.float64)
         step[1:, 1:] = map_
         step[1:, 0] = 0 if sink is None else sink[0, 0].double().abs()
@@ -146,8 +146,8 @@ def test_a_rollout_of_the_signed_mean_and_one_of_absolute_values_are_two(name):
     products: dict[str, torch.Tensor] = {}
     for heads in ("mean", "abs"):
         product = torch.eye(len(IDS[0]), dtype=torch.float64)
-        for frozen in trace.frozen:
-            channels = each_channel(frozen.paths[0])
+        for linearized in trace.linearized:
+            channels = each_channel(linearized.paths[0])
             map_ = channels.mean(0).abs() if heads == "mean" else channels.abs().mean(0)
             product = (0.5 * torch.eye(len(map_)) + 0.5 * map_ / map_.sum(-1, keepdim=True)) @ product
         products[heads] = product
@@ -189,8 +189,8 @@ def test_attention_gradient_adds_up_to_what_the_gradient_sees(demo, target):
             logits = demo.forward(one)
         [handle.remove() for handle in handles]
         gradients = torch.autograd.grad(logits[0, logits.argmax() if classes is None else classes], kept)
-        for each, frozen, gradient in zip(text.maps, trace.frozen, gradients, strict=True):
-            linear = frozen.matvec(frozen.u)  # the demo's projections have no biases
+        for each, linearized, gradient in zip(text.maps, trace.linearized, gradients, strict=True):
+            linear = linearized.matvec(linearized.u)  # the demo's projections have no biases
             expected = (gradient * linear).sum().item()
             close(each.values.sum(), expected, 1e-4)
     by_head = attention_gradient(demo, batch, target=target, heads="all")[0].maps
@@ -256,7 +256,7 @@ def test_long_texts_are_shown_in_cells():
         assert remark in view
     assert "cells of" not in str(implicit_attention(trace, layers=1, rows="last"))
     with pytest.raises(ValueError, match="layer 0"):
-        trace.frozen[0]
+        trace.linearized[0]
     with pytest.raises(InputError, match="no layer 9"):
         model.trace(ids=ids, keep_inputs=[9])
 
@@ -268,7 +268,7 @@ def test_pixels_are_attended_to():
     (text,) = implicit_attention(trace, layers=0, rows="last")
     np.testing.assert_allclose(text.pixels, image.reshape(32, 32, 3).float() / 255, rtol=1e-6)
     with torch.no_grad():
-        whole = trace.frozen[0].attention("block", groups=1)[0, 0]
+        whole = trace.linearized[0].attention("block", groups=1)[0, 0]
     assert whole.shape == (1025, 1025)  # the last is the class token
     close(text.maps[0].values, whole[-1:].numpy(), 1e-4)
     assert text.queries.tolist() == [1024] and np.unique(text.maps[0].values).size > 900
@@ -393,7 +393,7 @@ def test_softmax_attention_is_in_rollouts_and_gradients(name):
         for layer in reversed(range(model.config.num_hidden_layers)):
             factors = [A.mean(0) for number, A in zip(numbers, weights) if number == layer]
             if layer in model.layer_numbers:
-                A = trace.frozen[model.layer_numbers.index(layer)].attention("block")[0, 0].abs()
+                A = trace.linearized[model.layer_numbers.index(layer)].attention("block")[0, 0].abs()
                 factors.append(A / A.sum(-1, keepdim=True))
             A = sum(factors) / len(factors)
             R = R @ (0.3 * torch.eye(len(ids)) + 0.7 * A)

@@ -16,7 +16,7 @@ from torch.nn.functional import logsigmoid, silu, softplus
 
 import ssmscope
 from ssmscope.core import batching
-from ssmscope.core.mixers import fast_scan, mixers, reader_of
+from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.methods.lrp import bias_relevance, lrp, relevance_rules
@@ -84,17 +84,20 @@ def test_what_frozen_layers_say_of_gates_and_of_what_is_beside_them(name):
         modules = 1 + len(getattr(mixer, "before", ()))
         u = torch.randn(2, 7, modules * model.config.hidden_size, dtype=torch.float64)
         with torch.no_grad(), TrueFloat64():
-            terms = reader_of(mixer).quantities(mixer, u)
-            layer = reader_of(mixer).frozen(mixer, terms)
+            terms = adapter_for(mixer).compute_terms(mixer, u)
+            layer = adapter_for(mixer).linearized(mixer, terms)
         for path in layer.paths:
-            leaving, opening = path.exit, path.exit.opening
+            output_map, opening = path.output_map, path.output_map.opening
             assert (opening is not None) == (terms.z is not None and "rwkv" not in name)  # whose gate is no product
             if opening is not None:
                 opened = opening(layer.u, True)
-                assert relative(opened if leaving.factor is None else opened * leaving.factor, leaving.gate) < 1e-12
-                y = torch.randn_like(leaving.gate)
-                shifted = 0 if leaving.shift is None else leaving.project(opened * leaving.shift)
-                assert relative(leaving.project(path.shown(y) * opened), path.finish(y) + shifted) < 1e-12
+                assert (
+                    relative(opened if output_map.factor is None else opened * output_map.factor, output_map.gate)
+                    < 1e-12
+                )
+                y = torch.randn_like(output_map.gate)
+                shifted = 0 if output_map.shift is None else output_map.project(opened * output_map.shift)
+                assert relative(output_map.project(path.shown(y) * opened), path.finish(y) + shifted) < 1e-12
                 v, w, nothing = torch.randn_like(layer.u), torch.randn_like(layer.u), torch.zeros_like(layer.u)
                 combined = 2 * opening(v, False) - opening(w, False)
                 torch.testing.assert_close(opening(2 * v - w, False), combined, rtol=1e-9, atol=1e-12)

@@ -70,7 +70,7 @@ class Reader:
     MODEL_TYPES = ("tiny",)
 
     @staticmethod
-    def quantities(mixer: Tiny, u: Tensor, mask: Tensor | None = None, state=None) -> LayerTrace:
+    def compute_terms(mixer: Tiny, u: Tensor, mask: Tensor | None = None, state=None) -> LayerTrace:
         x = u.unsqueeze(-1)
         log_a = torch.full_like(x, math.log(0.5)) if mixer.linear else -x
         if mask is not None:

@@ -14,7 +14,7 @@ from loud import loud
 import ssmscope
 from ssmscope import ops
 from ssmscope.core import batching
-from ssmscope.core.intercept import watched
+from ssmscope.core.intercept import observe
 from ssmscope.core.mixers import fast_scan
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
@@ -281,7 +281,7 @@ def test_the_logit_of_a_model_in_half_precision_is_a_product_in_float32(model, c
     found = objective(half, half.encode(ids=TEXTS[:1]), target=3, contrast=contrast)
     read = []
     head = half.module.get_output_embeddings()
-    with watched(before=[(head, lambda module, args, kwargs: read.append(args[0]))]):
+    with observe(before=[(head, lambda module, args, kwargs: read.append(args[0]))]):
         value = found.values()[0]
     row = head.weight[3].float() - (0 if contrast is None else head.weight[contrast].float())
     torch.testing.assert_close(value, read[0][0, -1].float() @ row, rtol=1e-5, atol=1e-6)

@@ -117,7 +117,11 @@ class TestSurvival:
             size = len(ids)
             np.testing.assert_allclose(found[0, row, :size], shares[0, row, :size], atol=1e-6)
             below = (
-                trace.frozen[0].of_text(row, size).attention("block", absolute=True, skip=True)[0, 0].double().numpy()
+                trace.linearized[0]
+                .of_text(row, size)
+                .attention("block", absolute=True, skip=True)[0, 0]
+                .double()
+                .numpy()
             )
             below /= below.sum(1, keepdims=True)
             slow = [
@@ -140,7 +144,7 @@ class TestSurvival:
             r = layers[head.layer].recurrence
             shares = layers[head.layer].survival(per_head=True)[0, :, head.head]
             np.testing.assert_allclose(result[0].heads[at], shares, atol=1e-5)
-            replaced = [r.replaced()[row, : len(ids), head.head] for row, ids in enumerate(IDS)]
+            replaced = [r.one_minus_mean_decay()[row, : len(ids), head.head] for row, ids in enumerate(IDS)]
             own = np.mean([float(w.std(correction=0) / w.mean()) for w in replaced])
             assert head.selectivity == pytest.approx(own, rel=1e-3)
         assert selection_heatmap(model, batch, heads="top").heads == result.heads[:8]

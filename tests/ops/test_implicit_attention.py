@@ -13,7 +13,7 @@ from torch import Tensor
 from ssmscope import ops
 from ssmscope.errors import InputError
 from ssmscope.ops import DeltaRecurrence, Recurrence, matrices, pooled, triangle
-from ssmscope.ops.terms import Around
+from ssmscope.ops.terms import GateAndTaps
 
 # name: heads, width, groups of b and c, state
 KINDS = {
@@ -323,4 +323,4 @@ def test_a_reach_beyond_the_length_is_cut():
     r = draw("mamba", 3)
     given = surroundings(r, "both", reach=7)
     near(ops.attention(r, **given), means(channels(r, False, **given), 1))
-    assert Around(None, given["taps"]).reach == 7
+    assert GateAndTaps(None, given["taps"]).reach == 7

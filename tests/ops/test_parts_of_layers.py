@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ssmscope import ops
-from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
+from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 
 BATCH, LENGTH, HEADS, WIDTH, STATE = 3, 9, 4, 2, 3
 
@@ -30,7 +30,7 @@ def path(g: torch.Generator, name: str = "") -> Path:
     source = normal(g, BATCH, LENGTH, channels)
     return Path(
         recurrence=recurrence(g),
-        entry=Entry(
+        input_map=InputMap(
             source=source,
             enter=lambda u, biased: u,
             kernel=normal(g, channels, 3),
@@ -39,7 +39,9 @@ def path(g: torch.Generator, name: str = "") -> Path:
             taps=torch.rand(BATCH, LENGTH, 3, generator=g) > 0.3,
             activation=normal(g, BATCH, LENGTH, channels),
         ),
-        exit=Exit(project=lambda y: y, gate=normal(g, BATCH, LENGTH, channels), behind=normal(g, BATCH, LENGTH)),
+        output_map=OutputMap(
+            project=lambda y: y, gate=normal(g, BATCH, LENGTH, channels), behind=normal(g, BATCH, LENGTH)
+        ),
         name=name,
         filter=normal(g, 2),
         filter_tail=normal(g, BATCH, 1, channels),
@@ -84,7 +86,7 @@ def test_the_path_of_a_text_has_nothing_of_another_text(row, length):
             map_ = whole.attention(level, **options)[row : row + 1, :, :length, :length]
             torch.testing.assert_close(own.attention(level, **options), map_, rtol=1e-9, atol=1e-12)
     for biased in (False, True):  # tails, the state before the first position, taps, filter, gate and weight
-        y, expected = (p.finish(p.read(p.entry.values(p.entry.source, biased), biased)) for p in (own, whole))
+        y, expected = (p.finish(p.read(p.input_map.values(p.input_map.source, biased), biased)) for p in (own, whole))
         torch.testing.assert_close(y, expected[row : row + 1, :length], rtol=1e-9, atol=1e-12)
 
 
@@ -97,10 +99,10 @@ def by_columns(p: Path, level: str, skip: bool) -> Tensor:
     if not skip:
         p = replace(p, recurrence=replace(p.recurrence, D=None))
     for s in range(LENGTH):
-        one = torch.zeros_like(p.entry.source)
+        one = torch.zeros_like(p.input_map.source)
         one[:, s] = 1
-        y = p.read(one if level == "ssm" else p.entry.values(one, False), False)
-        columns.append(y if level == "ssm" else p.finish(y) * p.exit.behind.unsqueeze(-1))
+        y = p.read(one if level == "ssm" else p.input_map.values(one, False), False)
+        columns.append(y if level == "ssm" else p.finish(y) * p.output_map.behind.unsqueeze(-1))
     return torch.stack(columns, dim=-1).transpose(1, 2)
 
 
@@ -111,7 +113,7 @@ def test_absolute_maps_of_joined_paths_are_of_their_sum_in_every_group(level, sk
     """Channels of opposite sign on two paths cancel before the absolute value; every group has its own heads."""
     g = torch.Generator().manual_seed(2)
     paths = (path(g, "first"), path(g, "second"))
-    layer = FrozenLayer(u=normal(g, BATCH, LENGTH, HEADS * WIDTH), paths=paths)
+    layer = LinearizedLayer(u=normal(g, BATCH, LENGTH, HEADS * WIDTH), paths=paths)
     total = sum(by_columns(p, level, skip) for p in paths).abs()
     expected = total.unflatten(1, (groups, -1)).mean(2)
     found = layer.attention(level, groups=groups, absolute=True, skip=skip)

@@ -154,7 +154,7 @@ class TestHeatmap:
 class TestAttention:
     def text(self, *distances: float) -> Any:
         maps = [SimpleNamespace(readouts=SimpleNamespace(distance=one)) for one in distances]
-        return SimpleNamespace(maps=maps, ahead=False)
+        return SimpleNamespace(maps=maps, bidirectional=False)
 
     def test_verdict(self) -> None:
         def result(*texts: Any) -> Stand:

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import ModelOutput, SequenceClassifierOutput
 
 from ssmscope.architectures.loading.stored import BROKEN, reason
 from ssmscope.core.heads import Gives, given_by
-from ssmscope.core.intercept import evaluating, taken_over, taker_of, watched
+from ssmscope.core.intercept import active_override, evaluating, observe, override_forward
 from ssmscope.core.mixers import mixers
 from ssmscope.errors import InputError, did_you_mean
 
@@ -86,7 +86,7 @@ class OwnModel(nn.Module):
                 return t[rows][real].unflatten(0, real.sum(1).shape + (-1,))  # noqa: B023
 
             output = _mapped(whole, mask.shape, alone)
-            with taken_over([(self.base_model, lambda below, *args, **kwargs: output)]):  # noqa: B023
+            with override_forward([(self.base_model, lambda below, *args, **kwargs: output)]):  # noqa: B023
                 logits = self._logits(alone(given), alone(mask))
             if self.gives == "next tokens":
                 logits = logits.new_zeros(*real.shape, logits.shape[-1]).masked_scatter(real.unsqueeze(-1), logits)
@@ -99,13 +99,13 @@ class OwnModel(nn.Module):
     ) -> Any:
         """Return the backbone's output as the module runs it."""
         whole: list[Any] = []
-        taker = taker_of(self.base_model)
+        taker = active_override(self.base_model)
 
         def keep(below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             whole.append(below(*args, **kwargs) if taker is None else taker(below, *args, **kwargs))
             return whole[-1]
 
-        with taken_over([(self.base_model, keep)]):
+        with override_forward([(self.base_model, keep)]):
             self._logits(*_given(input_ids, attention_mask, inputs_embeds))
         return whole[0]
 
@@ -125,7 +125,7 @@ class OwnModel(nn.Module):
         if given.ndim == 2 or "inputs_embeds" not in known:
             ids = given if given.ndim == 2 else torch.ones_like(mask, dtype=torch.long)
             handlers = [] if given.ndim == 2 else [(self.get_input_embeddings(), _embedded_as(given))]
-            with taken_over(handlers):
+            with override_forward(handlers):
                 if "input_ids" in known or first is None:
                     return self.module(input_ids=ids, **arguments)
                 return self.module(ids, **arguments)
@@ -139,7 +139,7 @@ class OwnModel(nn.Module):
         ids = ids.remainder(vocabulary)
         runs: list[nn.Module] = []
         try:
-            with watched(after=[(backbone, lambda part, output: runs.append(part))]):
+            with observe(after=[(backbone, lambda part, output: runs.append(part))]):
                 found = self._run(ids, torch.ones_like(ids, dtype=torch.bool))
         except BROKEN as error:
             raise InputError(
@@ -165,7 +165,7 @@ class OwnModel(nn.Module):
         def note(name: str) -> Callable[..., None]:
             return lambda part, args, kwargs: read.append((name, args[0])) if args else None
 
-        with watched(before=[(part, note(name)) for part, name in names.items()]):
+        with observe(before=[(part, note(name)) for part, name in names.items()]):
             ids = self._tried(TRIED[0])[1]
         found = [name for name, given in read if given.shape == ids.shape and bool((given == ids).all())]
         if not found:

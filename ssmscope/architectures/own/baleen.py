@@ -32,7 +32,7 @@ from ssmscope.architectures.own.generation import MAMBA2_TIED, WholeSequences
 from ssmscope.architectures.read import mamba, mamba2
 from ssmscope.architectures.read.parts import ReadMixer, at_least_float32
 from ssmscope.core.affine import offset, stored_weights
-from ssmscope.core.frozen import FrozenLayer
+from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Scan
@@ -116,7 +116,9 @@ MIXERS: tuple[type[nn.Module], ...] = (BaleenMambaMixer, BaleenMamba2Mixer)
 MODEL_TYPES = ("baleen-mamba", "baleen-mamba2")
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms: the base model's, with sampled gates in training and expected gates in evaluation.
 
     In training `extras["kl"]` is the layer's divergence from the prior, its mean over states, heads and sequences and
@@ -125,7 +127,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     gates.
     """
     gate = mixer.baleen  # the model's configuration
-    layer = _base(mixer).quantities(mixer, u, mask, state)
+    layer = _base(mixer).compute_terms(mixer, u, mask, state)
     recurrence = layer.recurrence
     if not mixer.training:
         if gate.gate == "exponential":
@@ -162,9 +164,9 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return _base(mixer).output(mixer, layer, scans)
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map, as the base model's: with the gates that `layer` has, sampled or expected."""
-    return _base(mixer).frozen(mixer, layer)
+    return _base(mixer).linearized(mixer, layer)
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

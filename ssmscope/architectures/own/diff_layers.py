@@ -17,7 +17,7 @@ from transformers import MambaConfig
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, Mamba2RMSNorm
 
-from ssmscope.architectures.read.parts import as_mask, at_least_float32, hide_padding
+from ssmscope.architectures.read.parts import as_mask, at_least_float32, mask_padding
 
 LAMBDA_FORMS = ("sum", "scalar", "exponential")
 SUB_NORM_EPSILON = 1e-5
@@ -154,9 +154,9 @@ class DiffS6Mixer(Subtraction):
         """Step by step; see `fast_scan` for long sequences and for training."""
         _refuse(cache_params, cache)
         mask, length = as_mask(attention_mask), hidden_states.shape[1]
-        z, mixed, step = self.in_proj(hide_padding(hidden_states, mask)).split(self.parts, dim=-1)
+        z, mixed, step = self.in_proj(mask_padding(hidden_states, mask)).split(self.parts, dim=-1)
         convolved = self.act(self.conv1d(mixed.transpose(1, 2))[..., :length].transpose(1, 2))
-        x, B1, C1, B2, C2 = self.terms(hide_padding(convolved, mask))
+        x, B1, C1, B2, C2 = self.terms(mask_padding(convolved, mask))
         steps = self.steps(step)
         y = [
             _recur(x, B, C, steps[i], -at_least_float32(self.A_log[i]).exp(), at_least_float32(self.D[i]))

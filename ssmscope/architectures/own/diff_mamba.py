@@ -35,16 +35,16 @@ from ssmscope.architectures.read.parts import (
     causal_convolution,
     constant,
     convolution,
-    convolved_entry,
-    hide_padding,
+    convolved_input_map,
     layer_state,
+    mask_padding,
     norm_weight,
     opened_by,
     projection,
     rms_factor,
 )
-from ssmscope.core.frozen import Exit, FrozenLayer, Path
-from ssmscope.core.mixers import entering, taps_read
+from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
+from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.ops import Recurrence, Scan
@@ -59,7 +59,9 @@ MIXERS: tuple[type[nn.Module], ...] = (DiffMambaMixer, DiffS6Mixer)
 MODEL_TYPES = ("diff-mamba", "diff-mamba1")
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms: two recurrences, first the one that is kept, then the one that is subtracted.
 
     `extras["lambda"]` is λ. With two whole mixers `conv_input`, `conv_tail`, `taps` and `z` are both mixers' side by
@@ -70,7 +72,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         return _s6_quantities(mixer, u, as_mask(mask), state, extras)
     if isinstance(mixer.m1, Mamba2Mixer):
         return replace(mamba2_pair.terms((mixer.m1, mixer.m2), u, as_mask(mask), state), extras=extras)
-    both: Any = (mamba.quantities(m, u, mask, part) for m, part in zip((mixer.m1, mixer.m2), _state_of_each(state)))
+    both: Any = (mamba.compute_terms(m, u, mask, part) for m, part in zip((mixer.m1, mixer.m2), _state_of_each(state)))
     first, second = both
     return replace(
         first,
@@ -87,14 +89,14 @@ def _s6_quantities(
     mixer: DiffS6Mixer, u: Tensor, mask: Tensor | None, state: LayerState | None, extras: dict[str, Tensor]
 ) -> LayerTrace:
     z, conv_input, step = mixer.in_proj(u).split(mixer.parts, dim=-1)
-    conv_input = entering(mixer, hide_padding(conv_input, mask))
+    conv_input = edit_conv_input(mixer, mask_padding(conv_input, mask))
     tail = state.conv if state is not None else None
-    taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
+    taps = conv_tap_mask(mixer, conv_input, mixer.conv_kernel_size)
     convolved = causal_convolution(conv_input, *convolution(mixer, conv_input), tail, taps)
-    x, B1, C1, B2, C2 = mixer.terms(hide_padding(mixer.act(convolved), mask))
+    x, B1, C1, B2, C2 = mixer.terms(mask_padding(mixer.act(convolved), mask))
     A, D = -at_least_float32(mixer.A_log).exp().unsqueeze(-1), at_least_float32(mixer.D)
     recurrences = tuple(
-        Recurrence(x=x, b=B, c=C, delta=hide_padding(delta, mask), A=A[i], D=D[i])
+        Recurrence(x=x, b=B, c=C, delta=mask_padding(delta, mask), A=A[i], D=D[i])
         for i, (B, C, delta) in enumerate(zip((B1, B2), (C1, C2), mixer.steps(step)))
     )
     around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
@@ -120,7 +122,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return (1 - mixer.lambda_init) * mixer.normed(y)
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """(1 − λ_i) diag(w / rms) (M₁ − λ M₂) as a linear map (Differential Mamba, Eqs. 13 and 21), gates and norms frozen.
 
     With two whole mixers the norm stands behind their projections: maps have its factor 1 / rms, without the weights of
@@ -133,7 +135,7 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     assert layer.z is not None and layer.conv_input is not None
     tails, taps = ((None, None) if each is None else each.chunk(2, dim=-1) for each in (layer.conv_tail, layer.taps))
     conv_inputs, gates = layer.conv_input.chunk(2, dim=-1), layer.z.chunk(2, dim=-1)
-    bases = [_base(m).frozen for m in (mixer.m1, mixer.m2)]
+    bases = [_base(m).linearized for m in (mixer.m1, mixer.m2)]
     first, second = (
         each(m, replace(layer, recurrences=(r,), conv_input=x, conv_tail=tail, taps=read, z=z))
         for each, m, r, x, tail, read, z in zip(
@@ -148,13 +150,13 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
         _behind(second.paths[0], "subtracted", weight, factor, behind),
     )
     biases = [torch.zeros_like(of_both) if b.rest is None else b.rest for b in (first, second)]
-    return FrozenLayer(u, paths, rest=factor * (biases[0] + weight * biases[1]), joined=False)
+    return LinearizedLayer(u, paths, rest=factor * (biases[0] + weight * biases[1]), joined=False)
 
 
 def _behind(path: Path, name: str, weight: Tensor | None, factor: Tensor, behind: Tensor) -> Path:
-    project = path.exit.project
-    leaving = replace(path.exit, project=lambda v: factor * project(v), behind=behind)
-    return replace(path, name=name, weight=weight, exit=leaving)
+    project = path.output_map.project
+    output_map = replace(path.output_map, project=lambda v: factor * project(v), behind=behind)
+    return replace(path, name=name, weight=weight, output_map=output_map)
 
 
 def _sub_norm(mixer: Subtraction, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,10 +167,10 @@ def _sub_norm(mixer: Subtraction, y: Tensor) -> tuple[Tensor, Tensor]:
     return factor[..., 0], factor * norm_weight(mixer, "sub_norm", Mamba2RMSNorm)
 
 
-def _s6_frozen(mixer: DiffS6Mixer, layer: LayerTrace, u: Tensor, weight: Tensor, outside: float) -> FrozenLayer:
+def _s6_frozen(mixer: DiffS6Mixer, layer: LayerTrace, u: Tensor, weight: Tensor, outside: float) -> LinearizedLayer:
     inner, project = mixer.intermediate_size, projection(mixer, "out_proj")
     enter = projection(mixer, "in_proj", slice(inner, 2 * inner))
-    entry = convolved_entry(mixer, layer, mixer.act, enter, slice(0, inner))
+    input_map = convolved_input_map(mixer, layer, mixer.act, enter, slice(0, inner))
     first, second = (s.y.flatten(2) for s in layer.scan())
     assert layer.z is not None
     _, subtracted = _sub_norm(mixer, first + weight * second)
@@ -176,13 +178,16 @@ def _s6_frozen(mixer: DiffS6Mixer, layer: LayerTrace, u: Tensor, weight: Tensor,
     opened, opening = mixer.act(z), opened_by(projection(mixer, "in_proj", slice(0, inner)), mixer.act, z)
     norm = rms_factor((first + weight * second) * subtracted * opened, mixer.norm.variance_epsilon)
     factor = subtracted * norm * norm_weight(mixer, "norm", Mamba2RMSNorm)
-    leaving = Exit(
+    output_map = OutputMap(
         lambda v: outside * project(v, False), gate=opened * factor, behind=outside, opening=opening, factor=factor
     )
     kept, removed = layer.recurrences
-    paths = (Path(kept, entry, leaving, "kept"), Path(removed, entry, leaving, "subtracted", weight=weight))
+    paths = (
+        Path(kept, input_map, output_map, "kept"),
+        Path(removed, input_map, output_map, "subtracted", weight=weight),
+    )
     rest = constant(mixer, "out_proj", u)
-    return FrozenLayer(u, paths, rest=None if rest is None else outside * rest)
+    return LinearizedLayer(u, paths, rest=None if rest is None else outside * rest)
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

@@ -42,7 +42,7 @@ from ssmscope.architectures.read.parts import (
     constant,
     convolution_tail,
 )
-from ssmscope.core.frozen import FrozenLayer, Path
+from ssmscope.core.linearized import LinearizedLayer, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
@@ -111,13 +111,15 @@ def grouped(recurrence: Recurrence, turn: Int[Tensor, "batch length"], groups: i
     )
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms: the base model's, with the filtered input and one recurrence per group.
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from. `extras` has the filter's
     taps `k`, its input `x` (batch, length, channels) and, in a run that continues, `x_tail`, the inputs before that.
     """
-    layer = _base(mixer).quantities(mixer, u, mask, state)
+    layer = _base(mixer).compute_terms(mixer, u, mask, state)
     recurrence, grouping = layer.recurrence, mixer.grouping
     batch, length, heads, width, _ = recurrence.shape
 
@@ -146,17 +148,17 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return _base(mixer).output(mixer, layer, (Scan(y, scans[0].state, None),))
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map: a path per group of states, behind the filter, with the prompts as its sink."""
     base, u = _base(mixer), at_least_float32(layer.u)
-    entry = base.entry(mixer, layer)
-    leaving = base.leaving(mixer, layer, torch.stack([s.y for s in layer.scan()]).sum(0))
+    input_map = base.input_map(mixer, layer)
+    output_map = base.output_map(mixer, layer, torch.stack([s.y for s in layer.scan()]).sum(0))
     initial = layer.initial or (None,) * len(layer.recurrences)
     paths = tuple(
         Path(
             recurrence,
-            entry,
-            leaving,
+            input_map,
+            output_map,
             name=f"group {group}",
             filter=layer.extras["k"],
             filter_tail=layer.extras.get("x_tail"),
@@ -164,7 +166,7 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
         )
         for group, (recurrence, H) in enumerate(zip(layer.recurrences, initial))
     )
-    return FrozenLayer(u, paths, rest=constant(mixer, "out_proj", u))
+    return LinearizedLayer(u, paths, rest=constant(mixer, "out_proj", u))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> GroupedState:

@@ -46,7 +46,7 @@ from ssmscope import ops
 from ssmscope.architectures.own.generation import MAMBA2_TIED, WholeSequences
 from ssmscope.architectures.read import mamba, mamba2
 from ssmscope.architectures.read.parts import ReadMixer, at_least_float32, constant
-from ssmscope.core.frozen import Entry, FrozenLayer, Path
+from ssmscope.core.linearized import InputMap, LinearizedLayer, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan, skip_alone
@@ -164,18 +164,20 @@ class GroupState(LayerState):
 
 
 class GroupMambaMixer(ReadMixer, MambaMixer):
-    """Mamba's mixer, reading the states of a group of modules; its input is described at `quantities`."""
+    """Mamba's mixer, reading the states of a group of modules; its input is described at `compute_terms`."""
 
 
 class GroupMamba2Mixer(ReadMixer, Mamba2Mixer):
-    """Mamba-2's mixer, reading the states of a group of modules; its input is described at `quantities`."""
+    """Mamba-2's mixer, reading the states of a group of modules; its input is described at `compute_terms`."""
 
 
 MIXERS: tuple[type[nn.Module], ...] = (GroupMambaMixer, GroupMamba2Mixer)
 MODEL_TYPES = ("groupmamba", "groupmamba-mamba2")
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from the inputs of its group and the weights of the group's modules.
 
     `u` (batch, length, modules · width): the inputs of the modules before this one, in their order, and its own last;
@@ -193,7 +195,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
             f"{mixer.hidden_size}: give theirs side by side, the module's own last"
         )
     *others, own = u.split(mixer.hidden_size, dim=-1)
-    layer = base.quantities(mixer, own, mask, state)
+    layer = base.compute_terms(mixer, own, mask, state)
     if mixer.attention is None:
         return layer
 
@@ -204,7 +206,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
             raise InputError(f"the state is that of {len(state.before) + 1} modules, the input that of {number}")
         starts = state.before
     modules = mixer.before[len(mixer.before) - len(others) :]
-    before = tuple(base.quantities(m, x, mask, start) for m, x, start in zip(modules, others, starts))
+    before = tuple(base.compute_terms(m, x, mask, start) for m, x, start in zip(modules, others, starts))
 
     W_V = at_least_float32(mixer.attention.W_V)
     c = einsum(layer.recurrence.c, W_V, "batch t group m, m n -> batch t group n")
@@ -240,22 +242,22 @@ def without(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...], part: 
     return (scans[0]._replace(y=scans[0].y - read),)
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map of the inputs of its group: Σ_j diag(α_j) [C^l W_V (∏ Ā^j) B̄^j] with the attention
     weights α_j frozen; a part for itself and for each module before it."""
     base, u = _base(mixer), at_least_float32(layer.u)
     if not isinstance(layer, GroupTrace) or not layer.borrowed:
         width = mixer.hidden_size
         own = replace(layer, u=layer.u[..., -width:])
-        return replace(base.frozen(mixer, own), u=u[..., -width:])
+        return replace(base.linearized(mixer, own), u=u[..., -width:])
     weights, reads = attend(mixer, layer)
     recurrence = layer.recurrence
     y = (weights * reads).sum(-1)
     if recurrence.D is not None:
         D = recurrence.D if recurrence.D.ndim == 2 else recurrence.D.unsqueeze(-1)
         y = y + D * recurrence.x
-    leaving = base.leaving(mixer, layer, y)
-    leaving = replace(leaving, opening=_sliced(leaving.opening, len(layer.borrowed) * mixer.hidden_size, None))
+    output_map = base.output_map(mixer, layer, y)
+    output_map = replace(output_map, opening=_sliced(output_map.opening, len(layer.borrowed) * mixer.hidden_size, None))
     flat = rearrange(weights, "b t h p j -> j b t (h p)")
     modules = (mixer, *mixer.before[len(mixer.before) - len(layer.borrowed) :])
     traces = (layer, *layer.before)
@@ -265,8 +267,10 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     paths = [
         Path(
             one,
-            _of_slice(base.entry(module, trace), (number if j == 0 else j - 1) * mixer.hidden_size, mixer.hidden_size),
-            leaving,
+            _of_slice(
+                base.input_map(module, trace), (number if j == 0 else j - 1) * mixer.hidden_size, mixer.hidden_size
+            ),
+            output_map,
             name="own" if j == 0 else f"{number + 1 - j} before",
             initial=start,
             weight=flat[j],
@@ -274,13 +278,13 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
         for j, (one, module, trace, start) in enumerate(zip(recurrences, modules, traces, starts))
     ]
     if recurrence.D is not None:  # it is no state, and not attended to
-        paths.append(Path(skip_alone(recurrence, recurrence.D), paths[0].entry, leaving, name="own"))
-    return FrozenLayer(u, tuple(paths), rest=constant(mixer, "out_proj", u))
+        paths.append(Path(skip_alone(recurrence, recurrence.D), paths[0].input_map, output_map, name="own"))
+    return LinearizedLayer(u, tuple(paths), rest=constant(mixer, "out_proj", u))
 
 
-def _of_slice(entry: Entry, start: int, width: int) -> Entry:
+def _of_slice(input_map: InputMap, start: int, width: int) -> InputMap:
     """The entry of a module whose input is a slice of the group's."""
-    return replace(entry, enter=_sliced(entry.enter, start, start + width))
+    return replace(input_map, enter=_sliced(input_map.enter, start, start + width))
 
 
 def _sliced(of: Callable[[Tensor, bool], Tensor], start: int, stop: int | None) -> Callable[[Tensor, bool], Tensor]:

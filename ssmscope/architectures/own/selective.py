@@ -19,8 +19,8 @@ from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOut
 
 from ssmscope.architectures.own.classifier import last_real
 from ssmscope.architectures.own.generation import HeadOnBackbone
-from ssmscope.architectures.read.parts import as_mask, at_least_float32, hide_padding
-from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
+from ssmscope.architectures.read.parts import as_mask, at_least_float32, mask_padding
+from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
@@ -44,20 +44,22 @@ class SelectiveSSM(nn.Module):
         return self.A.max().item()
 
     def forward(self, u: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return output(self, quantities(self, u, attention_mask))
+        return output(self, compute_terms(self, u, attention_mask))
 
 
 MIXERS: tuple[type[nn.Module], ...] = (SelectiveSSM,)
 MODEL_TYPES = ("selective-ssm",)
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, channels) and weights (Generalization bounds, Eq. 3)."""
     mask = as_mask(mask)
-    u = hide_padding(u, mask)
+    u = mask_padding(u, mask)
     wide = at_least_float32(u)
     A, W_B, W_C, q, p = (at_least_float32(t) for t in (mixer.A, mixer.W_B, mixer.W_C, mixer.q_delta, mixer.p_delta))
-    step = hide_padding(softplus(wide @ q.unsqueeze(-1) + p), mask)
+    step = mask_padding(softplus(wide @ q.unsqueeze(-1) + p), mask)
     recurrence = Recurrence(
         x=wide.unsqueeze(-1),
         b=(wide @ W_B.mT).unsqueeze(2),
@@ -74,11 +76,11 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return scanned.y.squeeze(-1).to(layer.u.dtype)
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map: its recurrence alone."""
     u = at_least_float32(layer.u)
-    entry = Entry(source=u, enter=lambda v, biased: hide_padding(v, layer.mask))
-    return FrozenLayer(u, (Path(layer.recurrence, entry, Exit(lambda y: y)),))
+    input_map = InputMap(source=u, enter=lambda v, biased: mask_padding(v, layer.mask))
+    return LinearizedLayer(u, (Path(layer.recurrence, input_map, OutputMap(lambda y: y)),))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from torch import nn
 from transformers.models.bamba.modeling_bamba import BambaMixer
 
-from ssmscope.architectures.read.mamba2 import frozen, output, quantities, state_after, with_longer_memory
+from ssmscope.architectures.read.mamba2 import compute_terms, linearized, output, state_after, with_longer_memory
 
-__all__ = ["frozen", "output", "quantities", "state_after"]
+__all__ = ["linearized", "output", "compute_terms", "state_after"]
 
 MIXERS: tuple[type[nn.Module], ...] = (BambaMixer,)
 MODEL_TYPES = ("bamba",)

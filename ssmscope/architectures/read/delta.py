@@ -31,15 +31,15 @@ from ssmscope.architectures.read.parts import (
     at_least_float32,
     constant,
     convolution,
-    convolved_entry,
-    hide_padding,
+    convolved_input_map,
     layer_state,
+    mask_padding,
     opened_by,
     projection,
     rms_factor,
 )
-from ssmscope.core.frozen import Exit, FrozenLayer, Path
-from ssmscope.core.mixers import entering, taps_read
+from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
+from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import DeltaRecurrence, Scan
 
@@ -78,7 +78,9 @@ MIXERS: tuple[type[nn.Module], ...] = (DeltaMixer,)
 MODEL_TYPES = ("ssm-deltanet",)
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and weights.
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from. At padding keys are zero:
@@ -86,11 +88,11 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     """
     assert isinstance(mixer, DeltaMixer)
     mask = as_mask(mask)
-    conv_input = entering(mixer, hide_padding(mixer.qkv_proj(u), mask))
+    conv_input = edit_conv_input(mixer, mask_padding(mixer.qkv_proj(u), mask))
     tail = state.conv if state is not None else None
-    taps = taps_read(mixer, conv_input, mixer.taps)
+    taps = conv_tap_mask(mixer, conv_input, mixer.taps)
     convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), silu, tail, taps)
-    convolved = hide_padding(convolved, mask)
+    convolved = mask_padding(convolved, mask)
     q, k, v = (
         rearrange(at_least_float32(t), "b t (h n) -> b t h n", h=mixer.num_heads)
         for t in convolved.split(mixer.sizes, dim=-1)
@@ -99,7 +101,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     log_a = torch.zeros_like(beta)
     if mixer.decay_proj is not None:
         step = softplus(at_least_float32(mixer.decay_proj(u)) + at_least_float32(mixer.dt_bias))
-        log_a = hide_padding(-at_least_float32(mixer.A_log).exp() * step, mask)
+        log_a = mask_padding(-at_least_float32(mixer.A_log).exp() * step, mask)
     q, k = ((normalize(t, dim=-1) if not mixer.unit_epsilon else unit(t, mixer.unit_epsilon)) for t in (q, k))
     recurrence = DeltaRecurrence(x=v, b=k, c=q, log_a=log_a.unsqueeze(-1), beta=beta)
     z = mixer.z_proj(u) if mixer.z_proj is not None else None
@@ -117,7 +119,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return mixer.out_proj(o if layer.z is None else o * silu(layer.z))
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
     assert isinstance(mixer, DeltaMixer)
     u, norm = at_least_float32(layer.u), mixer.head_norm
@@ -130,9 +132,9 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
         gate, opening = factor * silu(z), opened_by(projection(mixer, "z_proj"), silu, z)
     project = projection(mixer, "out_proj")
     values = slice(sum(mixer.sizes[:2]), sum(mixer.sizes))
-    entry = convolved_entry(mixer, layer, silu, projection(mixer, "qkv_proj", values), values)
-    leaving = Exit(lambda v: project(v, False), gate=gate, opening=opening, factor=factor)
-    return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=constant(mixer, "out_proj", u))
+    input_map = convolved_input_map(mixer, layer, silu, projection(mixer, "qkv_proj", values), values)
+    output_map = OutputMap(lambda v: project(v, False), gate=gate, opening=opening, factor=factor)
+    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "out_proj", u))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

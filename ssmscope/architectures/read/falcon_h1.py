@@ -16,13 +16,13 @@ from ssmscope.architectures.read.parts import (
     activation,
     at_least_float32,
     constant,
-    convolved_entry,
+    convolved_input_map,
     norm_weight,
     opened_by,
     projection,
     rms_factor,
 )
-from ssmscope.core.frozen import Exit, FrozenLayer, Path
+from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Scan
 
@@ -32,7 +32,9 @@ MIXERS: tuple[type[nn.Module], ...] = (FalconH1Mixer,)
 MODEL_TYPES = ("falcon_h1",)
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and weights.
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from.
@@ -50,21 +52,21 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return mixer.out_proj((y * silu(z) if factor is None else y * silu(z) * factor).to(layer.u.dtype))
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map with Δ, B, C, SiLU, the gate and the norm frozen."""
     u, inner = at_least_float32(layer.u), mixer.intermediate_size
     (scanned,) = layer.scan()
     y, z = rearrange(scanned.y, "b t h p -> b t (h p)"), _gate_input(layer)
     factor, project = _norm_factor(mixer, y, z), projection(mixer, "out_proj")
-    leaving = Exit(
+    output_map = OutputMap(
         lambda v: project(v, False),
         gate=silu(z) if factor is None else silu(z) * factor,
         opening=opened_by(_entering(mixer, slice(0, inner)), silu, z),
         factor=factor,
     )
     enter = _entering(mixer, slice(inner, 2 * inner))
-    entry = convolved_entry(mixer, layer, activation(mixer), enter, slice(0, inner))
-    return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=constant(mixer, "out_proj", u))
+    input_map = convolved_input_map(mixer, layer, activation(mixer), enter, slice(0, inner))
+    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "out_proj", u))
 
 
 def _gate_input(layer: LayerTrace) -> Tensor:

@@ -24,17 +24,17 @@ from ssmscope.architectures.read.parts import (
     at_least_float32,
     constant,
     convolution,
-    convolved_entry,
-    hide_padding,
+    convolved_input_map,
     layer_state,
+    mask_padding,
     norm_weight,
     opened_by,
     projection,
     rms_factor,
 )
 from ssmscope.core.affine import innermost
-from ssmscope.core.frozen import Exit, FrozenLayer, Path
-from ssmscope.core.mixers import entering, taps_read
+from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
+from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import DeltaRecurrence, Scan
 
@@ -57,15 +57,15 @@ def terms(
 ) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and projections. At padding nothing is exchanged."""
     mask = as_mask(mask)
-    conv_input = entering(mixer, hide_padding(projected.qkv, mask))
+    conv_input = edit_conv_input(mixer, mask_padding(projected.qkv, mask))
     tail = state.conv if state is not None else None
-    taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
+    taps = conv_tap_mask(mixer, conv_input, mixer.conv_kernel_size)
     convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), activation(mixer, silu), tail, taps)
-    convolved = at_least_float32(hide_padding(convolved, mask))
+    convolved = at_least_float32(mask_padding(convolved, mask))
     q, k, v = convolved.split([mixer.key_dim, mixer.key_dim, mixer.value_dim], dim=-1)
     q, k = (unit(rearrange(t, "b t (h n) -> b t h n", n=mixer.head_k_dim)) for t in (q, k))
     step = softplus(at_least_float32(projected.a) + at_least_float32(mixer.dt_bias))
-    log_a = hide_padding(-at_least_float32(mixer.A_log).exp() * step, mask)
+    log_a = mask_padding(-at_least_float32(mixer.A_log).exp() * step, mask)
     recurrence = DeltaRecurrence(
         x=rearrange(v, "b t (h p) -> b t h p", p=mixer.head_v_dim),
         b=k,
@@ -98,7 +98,7 @@ def frozen_through(
     enter_gate: Callable[[Tensor, bool], Tensor],
     norm: str,
     out: str,
-) -> FrozenLayer:
+) -> LinearizedLayer:
     """The layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen; `enter` makes v
     of the layer's input, `enter_gate` z."""
     u = at_least_float32(layer.u)
@@ -108,11 +108,11 @@ def frozen_through(
     factor = rms_factor(scanned.y, getattr(mixer, norm).variance_epsilon) * norm_weight(mixer, norm, kind)
     factor = rearrange(factor, "b t h p -> b t (h p)")
     project = projection(mixer, out)
-    leaving = Exit(
+    output_map = OutputMap(
         lambda v: project(v, False), gate=factor * silu(z), opening=opened_by(enter_gate, silu, z), factor=factor
     )
-    entry = convolved_entry(mixer, layer, activation(mixer, silu), enter, slice(2 * mixer.key_dim, None))
-    return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=constant(mixer, out, u))
+    input_map = convolved_input_map(mixer, layer, activation(mixer, silu), enter, slice(2 * mixer.key_dim, None))
+    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, out, u))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from torch import nn
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridMambaLayer
 
-from ssmscope.architectures.read.mamba2 import frozen, output, quantities, state_after, with_longer_memory
+from ssmscope.architectures.read.mamba2 import compute_terms, linearized, output, state_after, with_longer_memory
 
-__all__ = ["frozen", "output", "quantities", "state_after"]
+__all__ = ["linearized", "output", "compute_terms", "state_after"]
 
 MIXERS: tuple[type[nn.Module], ...] = (GraniteMoeHybridMambaLayer,)
 MODEL_TYPES = ("granitemoehybrid",)

@@ -37,12 +37,12 @@ from ssmscope.architectures.read.parts import (
     as_mask,
     at_least_float32,
     constant,
-    hide_padding,
+    mask_padding,
     opened_by,
     projection,
     rms_factor,
 )
-from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path, as_diagonal
+from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
@@ -115,9 +115,9 @@ class HGRNMixer(GatedMixer):
 
     def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None) -> tuple[Recurrence, dict[str, Tensor]]:
         log_f = self.log_f(u)
-        written = hide_padding(-torch.expm1(log_f), mask)
+        written = mask_padding(-torch.expm1(log_f), mask)
         x = self.heads(self.value(self.i_proj(u)))
-        return Recurrence(x=x, b=written, c=torch.ones_like(written), log_a=hide_padding(log_f, mask)), {}
+        return Recurrence(x=x, b=written, c=torch.ones_like(written), log_a=mask_padding(log_f, mask)), {}
 
 
 class HGRN2Mixer(GatedMixer):
@@ -125,9 +125,9 @@ class HGRN2Mixer(GatedMixer):
 
     def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None) -> tuple[Recurrence, dict[str, Tensor]]:
         log_f = self.log_f(u)
-        written = hide_padding(-torch.expm1(log_f), mask)
+        written = mask_padding(-torch.expm1(log_f), mask)
         q = silu(self.heads(self.q_proj(u))) * log_f.shape[-1] ** -0.5
-        return Recurrence(x=self.heads(self.i_proj(u)), b=written, c=q, log_a=hide_padding(log_f, mask)), {}
+        return Recurrence(x=self.heads(self.i_proj(u)), b=written, c=q, log_a=mask_padding(log_f, mask)), {}
 
 
 class SlotMixer(GatedMixer):
@@ -146,7 +146,7 @@ class SlotMixer(GatedMixer):
 
     def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None) -> tuple[Recurrence, dict[str, Tensor]]:
         log_f = self.log_f(u)
-        written, log_f = hide_padding(-torch.expm1(log_f), mask), hide_padding(log_f, mask)
+        written, log_f = mask_padding(-torch.expm1(log_f), mask), mask_padding(log_f, mask)
         q, k = (silu(self.heads(project(u))) for project in (self.q_proj, self.k_proj))
         each_slot = Recurrence(  # a head with one decay for each slot of a head
             x=rearrange(written, "b t h m -> b t (h m) 1"),
@@ -174,7 +174,9 @@ class SlotState(LayerState):
     keys: Tensor
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and weights.
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from. A GSA layer's `extras` have
@@ -196,7 +198,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return mixer.out_proj(o if layer.z is None else o * silu(layer.z))
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map of its values with f, what reads, SiLU, the gate and the norm frozen."""
     assert isinstance(mixer, GatedMixer)
     u = at_least_float32(layer.u)
@@ -211,9 +213,11 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     value, project = projection(mixer, "i_proj"), projection(mixer, "out_proj")
     source = value(u, True)
     activation = None if isinstance(mixer, HGRN2Mixer) else as_diagonal(silu, source)
-    entry = Entry(source=source, enter=value, activation=activation)
-    leaving = Exit(lambda v: project(v, False), gate=gate, opening=opening, factor=None if opening is None else factor)
-    return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=constant(mixer, "out_proj", u))
+    input_map = InputMap(source=source, enter=value, activation=activation)
+    output_map = OutputMap(
+        lambda v: project(v, False), gate=gate, opening=opening, factor=None if opening is None else factor
+    )
+    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "out_proj", u))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

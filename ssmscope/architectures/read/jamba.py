@@ -8,10 +8,10 @@ from __future__ import annotations
 from torch import nn
 from transformers.models.jamba.modeling_jamba import JambaMambaMixer
 
-from ssmscope.architectures.read.mamba import frozen, output, quantities, state_after
+from ssmscope.architectures.read.mamba import compute_terms, linearized, output, state_after
 from ssmscope.architectures.read.mamba2 import with_longer_memory
 
-__all__ = ["frozen", "output", "quantities", "state_after"]
+__all__ = ["linearized", "output", "compute_terms", "state_after"]
 
 MIXERS: tuple[type[nn.Module], ...] = (JambaMambaMixer,)
 MODEL_TYPES = ("jamba",)

@@ -24,16 +24,16 @@ from ssmscope.architectures.read.parts import (
     at_least_float32,
     constant,
     convolution,
-    convolved_entry,
-    hide_padding,
+    convolved_input_map,
     layer_state,
+    mask_padding,
     norm_weight,
     projection,
     rms_factor,
 )
 from ssmscope.architectures.read.qwen3_next import with_longer_memory
-from ssmscope.core.frozen import Exit, FrozenLayer, Path
-from ssmscope.core.mixers import entering, taps_read
+from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
+from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import DeltaRecurrence, Scan
 
@@ -41,19 +41,21 @@ MIXERS: tuple[type[nn.Module], ...] = (KimiLinearDeltaAttention,)
 MODEL_TYPES = ("kimi_linear",)
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and weights.
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from.
     """
     mask, gate = as_mask(mask), mixer.forget_gate
     qkv = torch.cat([mixer.q_proj(u), mixer.k_proj(u), mixer.v_proj(u)], dim=-1)
-    conv_input = entering(mixer, hide_padding(qkv, mask))
+    conv_input = edit_conv_input(mixer, mask_padding(qkv, mask))
     tail = state.conv if state is not None else None
-    taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
+    taps = conv_tap_mask(mixer, conv_input, mixer.conv_kernel_size)
     convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), activation(mixer), tail, taps)
     q, k, v = rearrange(
-        at_least_float32(hide_padding(convolved, mask)), "b t (three h p) -> three b t h p", three=3, p=mixer.head_dim
+        at_least_float32(mask_padding(convolved, mask)), "b t (three h p) -> three b t h p", three=3, p=mixer.head_dim
     )
     step = softplus(at_least_float32(gate.f_b_proj(gate.f_a_proj(u))) + at_least_float32(gate.dt_bias))
     step = rearrange(step, "b t (h p) -> b t h p", p=mixer.head_dim)
@@ -61,7 +63,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         x=v,
         b=unit(k),
         c=unit(q) * mixer.head_dim**-0.5,
-        log_a=hide_padding(-at_least_float32(gate.A_log).exp() * step, mask),
+        log_a=mask_padding(-at_least_float32(gate.A_log).exp() * step, mask),
         beta=at_least_float32(torch.sigmoid(mixer.b_proj(u))),
     )
     z = mixer.g_b_proj(mixer.g_a_proj(u))
@@ -79,16 +81,16 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
     return layer_state(layer, scans, mixer.conv_kernel_size)
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map of v with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
     u, (scanned,) = at_least_float32(layer.u), layer.scan()
     assert layer.z is not None
     factor = rms_factor(scanned.y, mixer.o_norm.variance_epsilon) * norm_weight(mixer, "o_norm", KimiLinearRMSNormGated)
     gate = torch.sigmoid(at_least_float32(layer.z)) * rearrange(factor, "b t h p -> b t (h p)")
     enter, project = projection(mixer, "v_proj"), projection(mixer, "o_proj")
-    entry = convolved_entry(mixer, layer, activation(mixer), enter, slice(2 * mixer.qkv_dim, None))
-    leaving = Exit(lambda v: project(v, False), gate=gate)
-    return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=constant(mixer, "o_proj", u))
+    input_map = convolved_input_map(mixer, layer, activation(mixer), enter, slice(2 * mixer.qkv_dim, None))
+    output_map = OutputMap(lambda v: project(v, False), gate=gate)
+    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "o_proj", u))
 
 
 def examples() -> dict[str, nn.Module]:

@@ -18,34 +18,36 @@ from ssmscope.architectures.read.parts import (
     causal_convolution,
     constant,
     convolution,
-    hide_padding,
     layer_state,
+    mask_padding,
     projection,
 )
-from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
-from ssmscope.core.mixers import entering, taps_read
+from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
+from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 from ssmscope.ops.exponents import smallest_exponent
 
 MIXERS: tuple[type[nn.Module], ...] = (Lfm2ShortConv,)
 MODEL_TYPES = ("lfm2",)
-REMEMBERS = False
+HAS_RECURRENT_STATE = False
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and weights.
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from.
     """
     mask = as_mask(mask) if mask is None or mask.ndim == 2 else None  # 4.57 hands over that of attention
     B, C, x = mixer.in_proj(u).chunk(3, dim=-1)
-    conv_input = entering(mixer, hide_padding(B * x, mask))
+    conv_input = edit_conv_input(mixer, mask_padding(B * x, mask))
     tail = state.conv if state is not None else None
-    taps = taps_read(mixer, conv_input, mixer.config.conv_L_cache)
+    taps = conv_tap_mask(mixer, conv_input, mixer.config.conv_L_cache)
     convolved = at_least_float32(causal_convolution(conv_input, *_convolution(mixer, conv_input), tail, taps))
-    convolved = hide_padding(convolved, mask).unsqueeze(-1)
-    log_a = hide_padding(torch.full_like(convolved, smallest_exponent(torch.float32)), mask)
+    convolved = mask_padding(convolved, mask).unsqueeze(-1)
+    log_a = mask_padding(torch.full_like(convolved, smallest_exponent(torch.float32)), mask)
     one = torch.ones_like(convolved)
     recurrence = Recurrence(x=convolved, b=one, c=one, log_a=log_a)
     around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": C, "reach": mixer.config.conv_L_cache}
@@ -68,7 +70,7 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
     return layer_state(layer, scans, mixer.config.conv_L_cache)
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map with B and C frozen; C opens, B is frozen for relevance too."""
     assert layer.conv_input is not None and layer.z is not None
     u, B = at_least_float32(layer.u), at_least_float32(layer.extras["B"])
@@ -76,9 +78,9 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     enter_gate, enter = (projection(mixer, "in_proj", slice(start * width, (start + 1) * width)) for start in (1, 2))
     weight, bias = _convolution(mixer, layer.conv_input)
     shown = None if layer.mask is None else layer.mask.unsqueeze(-1).to(u).expand_as(layer.conv_input)
-    entry = Entry(
+    input_map = InputMap(
         source=at_least_float32(layer.conv_input),
-        enter=lambda u, biased: hide_padding(enter(u, biased) * B, layer.mask),
+        enter=lambda u, biased: mask_padding(enter(u, biased) * B, layer.mask),
         kernel=at_least_float32(weight[:, 0].flip(-1)),
         bias=None if bias is None else at_least_float32(bias),
         tail=layer.conv_tail,
@@ -86,8 +88,8 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
         activation=shown,
     )
     project = projection(mixer, "out_proj")
-    leaving = Exit(lambda v: project(v, False), gate=at_least_float32(layer.z), opening=enter_gate)
-    return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=constant(mixer, "out_proj", u))
+    output_map = OutputMap(lambda v: project(v, False), gate=at_least_float32(layer.z), opening=enter_gate)
+    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "out_proj", u))
 
 
 def examples() -> dict[str, nn.Module]:

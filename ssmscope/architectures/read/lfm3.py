@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn
 from transformers.models.lfm3.modeling_lfm3 import Lfm3ShortConv
 
-from ssmscope.architectures.read.lfm2 import REMEMBERS, SMALL, frozen, output, quantities, state_after
+from ssmscope.architectures.read.lfm2 import HAS_RECURRENT_STATE, SMALL, compute_terms, linearized, output, state_after
 
-__all__ = ["REMEMBERS", "frozen", "output", "quantities", "state_after"]
+__all__ = ["HAS_RECURRENT_STATE", "linearized", "output", "compute_terms", "state_after"]
 
 MIXERS: tuple[type[nn.Module], ...] = (Lfm3ShortConv,)
 MODEL_TYPES = ("lfm3",)

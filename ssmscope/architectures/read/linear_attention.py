@@ -34,7 +34,7 @@ from ssmscope.architectures.own.generation import MAMBA2_TIED, BlocksInTurn, Hea
 from ssmscope.architectures.read.linear_layers import GatedLinearAttention, LinearAttention, Retention
 from ssmscope.architectures.read.parts import as_mask, at_least_float32, constant, opened_by, projection, rms_factor
 from ssmscope.architectures.read.rotary_attention import RotaryAttention, unread
-from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
+from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
@@ -237,7 +237,9 @@ class RetentionState(LayerState):
     position: Tensor
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and weights.
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from. A rotated layer's `extras`
@@ -258,7 +260,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return mixer.finish(scanned.y, layer.z)
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map with q, k, decays, the gate and the norms of its heads frozen."""
     assert isinstance(mixer, LinearAttention) and layer.z is not None
     u, norm = at_least_float32(layer.u), mixer.head_norm
@@ -269,7 +271,7 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     factor = rearrange(rms_factor(y, norm.eps), "b t h p -> b t (h p)") * weight
     opened, shift = silu(z), at_least_float32(norm.bias) if centred else None
     value, project = projection(mixer, "v_proj"), projection(mixer, "out_proj")
-    leaving = Exit(
+    output_map = OutputMap(
         lambda v: project(v, False),
         gate=opened * factor,
         centred=centred,
@@ -278,8 +280,8 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
         shift=shift,
     )
     source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
-    path = Path(layer.recurrence, Entry(source=source, enter=value), leaving)
-    return FrozenLayer(
+    path = Path(layer.recurrence, InputMap(source=source, enter=value), output_map)
+    return LinearizedLayer(
         u, (path,), rest=constant(mixer, "out_proj", u) if shift is None else project(opened * shift, True)
     )
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import group_norm, logsigmoid, rms_norm, silu
 
-from ssmscope.architectures.read.parts import as_mask, at_least_float32, hide_padding
+from ssmscope.architectures.read.parts import as_mask, at_least_float32, mask_padding
 
 CHUNK = 16  # steps that are worked as one masked product: a GLA layer holds CHUNK decays per token and key dimension
 
@@ -89,8 +89,8 @@ class LinearAttention(nn.Module, ABC):
         that continues does so from position `start` (batch,)."""
         q, k, v = (self.heads(project(u)) for project in (self.q_proj, self.k_proj, self.v_proj))
         position = self.position(u, mask, start)
-        q, k = self.placed(q * self.scale, position), self.placed(hide_padding(k, mask), position)
-        return Terms(q, k, v, hide_padding(self.log_decay(u), mask), self.z_proj(u), position)
+        q, k = self.placed(q * self.scale, position), self.placed(mask_padding(k, mask), position)
+        return Terms(q, k, v, mask_padding(self.log_decay(u), mask), self.z_proj(u), position)
 
     def position(self, u: Tensor, mask: Tensor | None, start: Tensor | None) -> Tensor | None:
         """Every token's position (batch, length), None where it does not matter."""

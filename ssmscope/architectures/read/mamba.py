@@ -18,16 +18,16 @@ from ssmscope.architectures.read.parts import (
     at_least_float32,
     constant,
     convolution,
-    convolved_entry,
+    convolved_input_map,
     gate_activation,
-    hide_padding,
     layer_state,
+    mask_padding,
     opened_by,
     projection,
     step_projection,
 )
-from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
-from ssmscope.core.mixers import entering, taps_read
+from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
+from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
@@ -35,25 +35,27 @@ MIXERS: tuple[type[nn.Module], ...] = (MambaMixer, FalconMambaMixer)
 MODEL_TYPES = ("mamba", "falcon_mamba")
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and weights (Mamba, Algorithm 2).
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from.
     """
     mask = as_mask(mask)
     conv_input, z = mixer.in_proj(u).chunk(2, dim=-1)
-    conv_input = entering(mixer, hide_padding(conv_input, mask))
+    conv_input = edit_conv_input(mixer, mask_padding(conv_input, mask))
     tail = state.conv if state is not None else None
-    taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
+    taps = conv_tap_mask(mixer, conv_input, mixer.conv_kernel_size)
     x = activated_convolution(conv_input, *convolution(mixer, conv_input), activation(mixer), tail, taps)
-    x = hide_padding(x, mask)
+    x = mask_padding(x, mask)
     sizes = [mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size]
     step, B, C = mixer.x_proj(x).split(sizes, dim=-1)
     if hasattr(mixer, "dt_layernorm"):  # Jamba's and, in release 5, Falcon-Mamba's
         step, B, C = mixer.dt_layernorm(step), mixer.b_layernorm(B), mixer.c_layernorm(C)
     elif isinstance(mixer, FalconMambaMixer):
         step, B, C = (_unit_rms(t, mixer.rms_eps) for t in (step, B, C))
-    delta = hide_padding(softplus(at_least_float32(step_projection(mixer, step))), mask)
+    delta = mask_padding(softplus(at_least_float32(step_projection(mixer, step))), mask)
     recurrence = Recurrence(
         x=at_least_float32(x).unsqueeze(-1),
         b=at_least_float32(B).unsqueeze(2),
@@ -73,29 +75,29 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return mixer.out_proj(scanned.y.squeeze(-1).to(layer.z.dtype) * gate_activation(mixer)(layer.z))
 
 
-def frozen(
+def linearized(
     mixer: nn.Module, layer: LayerTrace, x_rows: slice | None = None, z_rows: slice | None = None
-) -> FrozenLayer:
-    """The layer as a linear map with Δ, B, C, SiLU and the gate frozen; see `entry` and `leaving`."""
+) -> LinearizedLayer:
+    """The layer as a linear map with Δ, B, C, SiLU and the gate frozen; see `input_map` and `output_map`."""
     u = at_least_float32(layer.u)
-    path = Path(layer.recurrence, entry(mixer, layer, x_rows), leaving(mixer, layer, rows=z_rows))
-    return FrozenLayer(u, (path,), rest=constant(mixer, "out_proj", u))
+    path = Path(layer.recurrence, input_map(mixer, layer, x_rows), output_map(mixer, layer, rows=z_rows))
+    return LinearizedLayer(u, (path,), rest=constant(mixer, "out_proj", u))
 
 
-def entry(mixer: nn.Module, layer: LayerTrace, rows: slice | None = None) -> Entry:
+def input_map(mixer: nn.Module, layer: LayerTrace, rows: slice | None = None) -> InputMap:
     """How the layer's input becomes what its recurrence reads, of these outputs of `in_proj`, else the first half."""
     enter = projection(mixer, "in_proj", rows or slice(0, mixer.intermediate_size))
-    return convolved_entry(mixer, layer, activation(mixer), enter)
+    return convolved_input_map(mixer, layer, activation(mixer), enter)
 
 
-def leaving(mixer: nn.Module, layer: LayerTrace, y: Tensor | None = None, rows: slice | None = None) -> Exit:
+def output_map(mixer: nn.Module, layer: LayerTrace, y: Tensor | None = None, rows: slice | None = None) -> OutputMap:
     """How the recurrence's output becomes the layer's, z being these outputs of `in_proj`, by default the second half;
     whatever it is, nothing here depends on `y`."""
     assert layer.z is not None
     project, z = projection(mixer, "out_proj"), at_least_float32(layer.z)
     enter = projection(mixer, "in_proj", rows or slice(mixer.intermediate_size, None))
     act = gate_activation(mixer)
-    return Exit(lambda v: project(v, False), gate=act(z), opening=opened_by(enter, act, z))
+    return OutputMap(lambda v: project(v, False), gate=act(z), opening=opened_by(enter, act, z))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

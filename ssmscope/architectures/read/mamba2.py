@@ -18,16 +18,16 @@ from ssmscope.architectures.read.parts import (
     at_least_float32,
     constant,
     convolution,
-    convolved_entry,
+    convolved_input_map,
     gated_norm_weight,
-    hide_padding,
     layer_state,
+    mask_padding,
     opened_by,
     projection,
     rms_factor,
 )
-from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
-from ssmscope.core.mixers import entering, taps_read
+from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
+from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
@@ -35,7 +35,9 @@ MIXERS: tuple[type[nn.Module], ...] = (Mamba2Mixer,)
 MODEL_TYPES = ("mamba2", "mamba2attn")
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and weights (Mamba-2, section 7).
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from.
@@ -56,12 +58,12 @@ def terms(
     mask = as_mask(mask)
     sizes = [mixer.intermediate_size, mixer.conv_dim, mixer.num_heads]
     z, conv_input, step, _ = projected.split([*sizes, projected.shape[-1] - sum(sizes)], dim=-1)
-    conv_input = entering(mixer, hide_padding(conv_input, mask))
+    conv_input = edit_conv_input(mixer, mask_padding(conv_input, mask))
     tail = state.conv if state is not None else None
-    taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
+    taps = conv_tap_mask(mixer, conv_input, mixer.conv_kernel_size)
     xBC = activated_convolution(conv_input, *convolution(mixer, conv_input), activation(mixer), tail, taps)
     delta = softplus(at_least_float32(step) + at_least_float32(mixer.dt_bias)).clamp(*limits)
-    recurrence = recurrence_of(mixer, at_least_float32(hide_padding(xBC, mask)), hide_padding(delta, mask))
+    recurrence = recurrence_of(mixer, at_least_float32(mask_padding(xBC, mask)), mask_padding(delta, mask))
     around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
     return LayerTrace(u, (recurrence,), mask=mask, **around)
 
@@ -88,22 +90,22 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return mixer.out_proj(mixer.norm(y, layer.z).to(layer.z.dtype))
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map with Δ, B, C, SiLU, the gate and the norm frozen."""
     u = at_least_float32(layer.u)
     (scanned,) = layer.scan()
-    path = Path(layer.recurrence, entry(mixer, layer), leaving(mixer, layer, scanned.y))
-    return FrozenLayer(u, (path,), rest=constant(mixer, "out_proj", u))
+    path = Path(layer.recurrence, input_map(mixer, layer), output_map(mixer, layer, scanned.y))
+    return LinearizedLayer(u, (path,), rest=constant(mixer, "out_proj", u))
 
 
-def entry(mixer: nn.Module, layer: LayerTrace) -> Entry:
+def input_map(mixer: nn.Module, layer: LayerTrace) -> InputMap:
     """How the layer's input becomes what its recurrence reads."""
     inner = mixer.intermediate_size
     enter = projection(mixer, "in_proj", slice(inner, 2 * inner))
-    return convolved_entry(mixer, layer, activation(mixer), enter, slice(0, inner))
+    return convolved_input_map(mixer, layer, activation(mixer), enter, slice(0, inner))
 
 
-def leaving(mixer: nn.Module, layer: LayerTrace, y: Tensor) -> Exit:
+def output_map(mixer: nn.Module, layer: LayerTrace, y: Tensor) -> OutputMap:
     """How the recurrence's output becomes the layer's; the norm's factor is the one at `y` (batch, length, heads,
     width)."""
     assert layer.z is not None
@@ -113,7 +115,7 @@ def leaving(mixer: nn.Module, layer: LayerTrace, y: Tensor) -> Exit:
     size = getattr(norm, "group_size", None)  # transformers before 5 has one group
     factor = rms_factor(rearrange(y, "b t h p -> b t (h p)") * opened, norm.variance_epsilon, size)
     factor = factor * gated_norm_weight(mixer)
-    return Exit(lambda v: project(v, False), gate=opened * factor, opening=opening, factor=factor)
+    return OutputMap(lambda v: project(v, False), gate=opened * factor, opening=opening, factor=factor)
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

@@ -20,11 +20,11 @@ from ssmscope.architectures.read.parts import (
     activation,
     at_least_float32,
     convolution,
-    hide_padding,
+    mask_padding,
 )
 from ssmscope.core.affine import is_plain
 from ssmscope.core.intercept import is_changed
-from ssmscope.core.mixers import as_constant, entering, taps_read
+from ssmscope.core.mixers import as_constant, conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Scan
 
@@ -37,17 +37,17 @@ def terms(both: Pair, u: Tensor, mask: Tensor | None, state: LayerState | None) 
     m, tail = both[0], None if state is None else state.conv
     sizes = [m.intermediate_size, m.conv_dim, m.num_heads]
     z, conv_input, step = _projected(both, u, sizes).split([2 * size for size in sizes], dim=-1)
-    conv_input = hide_padding(conv_input, mask)
+    conv_input = mask_padding(conv_input, mask)
     inputs = conv_input.chunk(2, dim=-1)
-    edited = [entering(each, x) for each, x in zip(both, inputs)]
+    edited = [edit_conv_input(each, x) for each, x in zip(both, inputs)]
     if any(new is not old for new, old in zip(edited, inputs)):
         conv_input = torch.cat(edited, dim=-1)
-    read = [taps_read(each, x, m.conv_kernel_size) for each, x in zip(both, edited)]
+    read = [conv_tap_mask(each, x, m.conv_kernel_size) for each, x in zip(both, edited)]
     chosen = [each for each in read if each is not None]
     taps = torch.cat(chosen, dim=-1) if chosen else None
-    xBC = at_least_float32(hide_padding(_convolved(both, conv_input, tail, taps), mask))
+    xBC = at_least_float32(mask_padding(_convolved(both, conv_input, tail, taps), mask))
     delta = softplus(at_least_float32(step) + at_least_float32(torch.cat([each.dt_bias for each in both])))
-    delta = hide_padding(delta.clamp(*m.time_step_limit), mask)
+    delta = mask_padding(delta.clamp(*m.time_step_limit), mask)
     recurrences = tuple(map(recurrence_of, both, xBC.chunk(2, dim=-1), delta.chunk(2, dim=-1)))
     around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": m.conv_kernel_size}
     return LayerTrace(u, recurrences, mask=mask, **around)

@@ -34,13 +34,13 @@ from ssmscope.architectures.read.parts import (
     as_mask,
     at_least_float32,
     constant,
-    hide_padding,
     last_inputs,
+    mask_padding,
     opened_by,
     projection,
     rms_factor,
 )
-from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
+from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
@@ -101,11 +101,11 @@ class Mamba3Mixer(nn.Module):
         that continues does so from the angles `start` (batch, heads, pairs)."""
         z, x, B, C, step, rate, share, theta = self.in_proj(u).split(self.sizes, dim=-1)
         delta = softplus(at_least_float32(step) + at_least_float32(self.dt_bias))
-        delta = hide_padding(delta, mask)
+        delta = mask_padding(delta, mask)
         A = -self.rate(at_least_float32(rate)).clamp(min=self.decay_floor)
         angle = (math.pi * at_least_float32(theta).tanh().unsqueeze(2) * delta.unsqueeze(-1)).double().cumsum(1)
         angle = angle if start is None else angle + start.unsqueeze(1)
-        x = rearrange(at_least_float32(hide_padding(x, mask)), "b t (h p) -> b t h p", p=self.head_dim)
+        x = rearrange(at_least_float32(mask_padding(x, mask)), "b t (h p) -> b t h p", p=self.head_dim)
         b, c = self.placed(self.B_norm, B, self.B_bias, angle), self.placed(self.C_norm, C, self.C_bias, angle)
         return Terms(b, c, x, delta, A * delta, at_least_float32(share).sigmoid(), z, angle)
 
@@ -150,7 +150,9 @@ class Mamba3State(LayerState):
     angle: Tensor
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and weights, as two recurrences: "now", "before".
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from. `extras` has the `angle`
@@ -181,7 +183,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return mixer.finish(now.y + before.y, layer.z)
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map with Δ, λ, A, b, c, the gate and the norm frozen: a path for each recurrence, that of
     "before" behind a shift by a token."""
     assert isinstance(mixer, Mamba3Mixer) and layer.z is not None
@@ -195,18 +197,26 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
         gate = gate * factor
     project, enter = projection(mixer, "out_proj"), projection(mixer, "in_proj", slice(inner, 2 * inner))
     opening = opened_by(projection(mixer, "in_proj", slice(0, inner)), silu, z)
-    leaving = Exit(lambda v: project(v, False), gate=gate, opening=opening, factor=factor)
+    output_map = OutputMap(lambda v: project(v, False), gate=gate, opening=opening, factor=factor)
     source = rearrange(now.x, "b t h p -> b t (h p)")
-    entry = Entry(source=source, enter=lambda u, biased: hide_padding(enter(u, biased), layer.mask))
+    input_map = InputMap(source=source, enter=lambda u, biased: mask_padding(enter(u, biased), layer.mask))
     first, second, tail = None, None, None
     if layer.initial is not None:
         (first, second), tail = layer.initial, rearrange(before.x[:, :1], "b t h p -> b t (h p)")
     paths = (
-        Path(now, entry, leaving, name="now", initial=first),
-        Path(before, entry, leaving, name="before", initial=second, filter=source.new_tensor([0, 1]), filter_tail=tail),
+        Path(now, input_map, output_map, name="now", initial=first),
+        Path(
+            before,
+            input_map,
+            output_map,
+            name="before",
+            initial=second,
+            filter=source.new_tensor([0, 1]),
+            filter_tail=tail,
+        ),
     )
     u = at_least_float32(layer.u)
-    return FrozenLayer(u, paths, rest=constant(mixer, "out_proj", u))
+    return LinearizedLayer(u, paths, rest=constant(mixer, "out_proj", u))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> Mamba3State:

@@ -15,13 +15,13 @@ from ssmscope.architectures.read.parts import (
     as_mask,
     at_least_float32,
     constant,
-    hide_padding,
     layer_state,
+    mask_padding,
     norm_weight,
     projection,
     rms_factor,
 )
-from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path, as_diagonal
+from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
@@ -29,16 +29,18 @@ MIXERS: tuple[type[nn.Module], ...] = (MiniMaxLightningAttention,)
 MODEL_TYPES = ("minimax",)
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and weights.
 
     `mask` (batch, length) is True at real positions; at padding the state holds.
     """
     mask = as_mask(mask)
-    qkv = at_least_float32(hide_padding(mixer.act_fn(mixer.qkv_proj(u)), mask))
+    qkv = at_least_float32(mask_padding(mixer.act_fn(mixer.qkv_proj(u)), mask))
     q, k, v = rearrange(qkv, "b t (h three p) -> three b t h p", three=3, p=mixer.head_dim)
     slope = at_least_float32(mixer.slope_rate).flatten()
-    log_a = hide_padding(-slope.expand(*u.shape[:2], -1), mask)
+    log_a = mask_padding(-slope.expand(*u.shape[:2], -1), mask)
     recurrence = Recurrence(x=v, b=k, c=q, log_a=log_a.unsqueeze(-1))
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.output_gate(u))
 
@@ -61,23 +63,23 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
     return layer_state(layer, scans, None)
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map with q, k, the activation of v, the norm and the gate frozen."""
     u, heads = at_least_float32(layer.u), mixer.num_attention_heads
     places = torch.arange(mixer.qkv_proj.out_features).view(heads, -1)[:, 2 * mixer.head_dim :].flatten()
     value, project = projection(mixer, "qkv_proj", places), projection(mixer, "out_proj")
-    source = hide_padding(value(u, True), layer.mask)
-    entry = Entry(
+    source = mask_padding(value(u, True), layer.mask)
+    input_map = InputMap(
         source=source,
-        enter=lambda u, biased: hide_padding(value(u, biased), layer.mask),
-        activation=hide_padding(as_diagonal(mixer.act_fn, source), layer.mask),
+        enter=lambda u, biased: mask_padding(value(u, biased), layer.mask),
+        activation=mask_padding(as_diagonal(mixer.act_fn, source), layer.mask),
     )
     (scanned,) = layer.scan()
     y = rearrange(scanned.y, "b t h p -> b t (h p)")
     factor = rms_factor(y, mixer.norm.variance_epsilon) * norm_weight(mixer, "norm", MiniMaxRMSNorm)
     assert layer.z is not None
-    leaving = Exit(lambda v: project(v, False), gate=torch.sigmoid(at_least_float32(layer.z)) * factor)
-    return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=constant(mixer, "out_proj", u))
+    output_map = OutputMap(lambda v: project(v, False), gate=torch.sigmoid(at_least_float32(layer.z)) * factor)
+    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "out_proj", u))
 
 
 def examples() -> dict[str, nn.Module]:

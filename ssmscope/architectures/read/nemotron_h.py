@@ -8,9 +8,9 @@ from __future__ import annotations
 from torch import nn
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMamba2Mixer
 
-from ssmscope.architectures.read.mamba2 import frozen, output, quantities, state_after, with_longer_memory
+from ssmscope.architectures.read.mamba2 import compute_terms, linearized, output, state_after, with_longer_memory
 
-__all__ = ["frozen", "output", "quantities", "state_after"]
+__all__ = ["linearized", "output", "compute_terms", "state_after"]
 
 MIXERS: tuple[type[nn.Module], ...] = (NemotronHMamba2Mixer,)
 MODEL_TYPES = ("nemotron_h",)

@@ -13,7 +13,7 @@ from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridGated
 from ssmscope.architectures.read.gated_delta import Projected, frozen_through, output_through, state_after, terms
 from ssmscope.architectures.read.parts import projection
 from ssmscope.architectures.read.qwen3_next import SMALL, with_longer_memory
-from ssmscope.core.frozen import FrozenLayer
+from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Scan
 
@@ -23,7 +23,9 @@ MIXERS: tuple[type[nn.Module], ...] = (OlmoHybridGatedDeltaNet,)
 MODEL_TYPES = ("olmo_hybrid",)
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and weights.
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from.
@@ -38,7 +40,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return output_through(mixer, layer, scans, "o_norm", "o_proj")
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map, see `frozen_through`."""
     return frozen_through(mixer, layer, projection(mixer, "v_proj"), projection(mixer, "g_proj"), "o_norm", "o_proj")
 

@@ -13,8 +13,8 @@ from transformers.activations import ACT2FN
 
 from ssmscope.core.affine import agrees_with_weight, convolved, depthwise, innermost, linear_map, norm_terms, offset
 from ssmscope.core.compiling import compilable
-from ssmscope.core.frozen import Entry, as_diagonal
-from ssmscope.core.mixers import as_constant, reader_of
+from ssmscope.core.linearized import InputMap, as_diagonal
+from ssmscope.core.mixers import adapter_for, as_constant
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 
@@ -34,8 +34,8 @@ class ReadMixer:
                 f"{type(self).__name__} fills no cache: call the model with use_cache=False, and continue a run with "
                 "ssmscope's Model.run"
             )
-        reader = reader_of(self)
-        return reader.output(self, reader.quantities(self, hidden_states, attention_mask))
+        reader = adapter_for(self)
+        return reader.output(self, reader.compute_terms(self, hidden_states, attention_mask))
 
 
 def at_least_float32(t: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def at_least_float32(t: Tensor) -> Tensor:
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
-def hide_padding(t: Tensor, mask: Tensor | None) -> Tensor:
+def mask_padding(t: Tensor, mask: Tensor | None) -> Tensor:
     """`t` (batch, length, …) with zeros where `mask` (batch, length) is False."""
     return t if mask is None else t.masked_fill(~mask.view(*mask.shape, *[1] * (t.ndim - 2)), 0)
 
@@ -194,13 +194,13 @@ def gated_norm_weight(mixer: nn.Module) -> Tensor:
     return norm_weight(mixer, "norm", kind if known else ())
 
 
-def convolved_entry(
+def convolved_input_map(
     mixer: nn.Module,
     layer: LayerTrace,
     act: Callable[[Tensor], Tensor],
     enter: Callable[[Tensor, bool], Tensor],
     channels: slice = slice(None),
-) -> Entry:
+) -> InputMap:
     """How values come about that are act(conv1d(source)), the source being `channels` of the layer's `conv_input`."""
     assert layer.conv_input is not None
     source = at_least_float32(layer.conv_input[..., channels])
@@ -208,21 +208,21 @@ def convolved_entry(
     weight, bias = weight[channels], None if bias is None else bias[channels]
     tail = None if layer.conv_tail is None else layer.conv_tail[..., channels]
     y = causal_convolution(source, weight, bias, tail, layer.taps)
-    return Entry(
+    return InputMap(
         source=source,
-        enter=lambda u, biased: hide_padding(enter(u, biased), layer.mask),
+        enter=lambda u, biased: mask_padding(enter(u, biased), layer.mask),
         kernel=at_least_float32(weight[:, 0].flip(-1)),
         bias=None if bias is None else at_least_float32(bias),
         tail=tail,
         taps=layer.taps,
-        activation=hide_padding(as_diagonal(act, y), layer.mask),
+        activation=mask_padding(as_diagonal(act, y), layer.mask),
     )
 
 
 def opened_by(
     enter: Callable[[Tensor, bool], Tensor], act: Callable[[Tensor], Tensor], z: Tensor
 ) -> Callable[[Tensor, bool], Tensor]:
-    """An output gate act(z), z = enter(u, True), as a linear map of u with act(z) / z frozen; see `Exit.opening`."""
+    """Return an output gate act(z), z = enter(u, True), as a linear map of u, act(z) / z frozen; see `OutputMap`."""
     return lambda u, biased: enter(u, biased) * as_diagonal(act, z)
 
 

@@ -8,7 +8,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from ssmscope.architectures.read.gated_delta import Projected, frozen_through, state_after, terms
 from ssmscope.architectures.read.parts import projection
 from ssmscope.architectures.read.qwen3_next import SMALL, output, with_longer_memory
-from ssmscope.core.frozen import FrozenLayer
+from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 
 __all__ = ["output", "state_after"]
@@ -17,7 +17,9 @@ MIXERS: tuple[type[nn.Module], ...] = (Qwen3_5GatedDeltaNet,)
 MODEL_TYPES = ("qwen3_5_text",)
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and weights.
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from.
@@ -27,7 +29,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     return terms(mixer, u, projected, mask, state)
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map, see `frozen_through`."""
     values = projection(mixer, "in_proj_qkv", slice(2 * mixer.key_dim, None))
     return frozen_through(mixer, layer, values, projection(mixer, "in_proj_z"), "norm", "out_proj")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import nn
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeGatedDeltaNet
 
-from ssmscope.architectures.read.qwen3_5 import frozen, output, quantities, state_after
+from ssmscope.architectures.read.qwen3_5 import compute_terms, linearized, output, state_after
 from ssmscope.architectures.read.qwen3_next import SMALL, with_longer_memory
 
-__all__ = ["frozen", "output", "quantities", "state_after"]
+__all__ = ["linearized", "output", "compute_terms", "state_after"]
 
 MIXERS: tuple[type[nn.Module], ...] = (Qwen3_5MoeGatedDeltaNet,)
 MODEL_TYPES = ("qwen3_5_moe_text",)

@@ -14,7 +14,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 
 from ssmscope.architectures.read.gated_delta import Projected, frozen_through, output_through, state_after, terms
 from ssmscope.architectures.read.parts import projection
-from ssmscope.core.frozen import FrozenLayer
+from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Scan
 
@@ -24,7 +24,9 @@ MIXERS: tuple[type[nn.Module], ...] = (Qwen3NextGatedDeltaNet,)
 MODEL_TYPES = ("qwen3_next",)
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and weights.
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from.
@@ -39,7 +41,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return output_through(mixer, layer, scans, "norm", "out_proj")
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map, see `frozen_through`."""
     each = mixer.num_v_heads // mixer.num_k_heads * mixer.head_v_dim
     places = torch.arange(mixer.in_proj_qkvz.out_features).view(mixer.num_k_heads, -1)

@@ -23,14 +23,14 @@ from ssmscope.architectures.read.parts import (
     at_least_float32,
     causal_convolution,
     constant,
-    hide_padding,
     layer_state,
+    mask_padding,
     opened_by,
     projection,
 )
 from ssmscope.core.affine import depthwise
-from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
-from ssmscope.core.mixers import entering, taps_read
+from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
+from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
@@ -38,24 +38,26 @@ MIXERS: tuple[type[nn.Module], ...] = (RecurrentGemmaRecurrentBlock,)
 MODEL_TYPES = ("recurrent_gemma",)
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and weights.
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from.
     """
     mask = as_mask(mask) if mask is None or mask.ndim == 2 else None  # 4.57 hands over that of attention
-    conv_input = entering(mixer, hide_padding(mixer.linear_x(u), mask))
+    conv_input = edit_conv_input(mixer, mask_padding(mixer.linear_x(u), mask))
     tail = state.conv if state is not None else None
-    taps = taps_read(mixer, conv_input, mixer.conv1d_width)
+    taps = conv_tap_mask(mixer, conv_input, mixer.conv1d_width)
     convolved = causal_convolution(conv_input, *_convolution(mixer, conv_input), tail, taps)
-    x = at_least_float32(hide_padding(convolved, mask))
+    x = at_least_float32(mask_padding(convolved, mask))
     log_a = -8.0 * _gate(mixer, x, "recurrent_gate") * softplus(at_least_float32(mixer.rg_lru.recurrent_param))
     root = SqrtBoundDerivative.apply(1 - torch.exp(2 * log_a))  # not expm1, as the library's own
     if state is None:
         real = torch.ones(u.shape[:2], dtype=torch.bool, device=u.device) if mask is None else mask
         root = torch.where((real & (real.cumsum(1) == 1)).unsqueeze(-1), 1.0, root)
-    b = hide_padding(_gate(mixer, x, "input_gate") * root, mask).unsqueeze(-1)
-    log_a = hide_padding(log_a, mask).unsqueeze(-1)
+    b = mask_padding(_gate(mixer, x, "input_gate") * root, mask).unsqueeze(-1)
+    log_a = mask_padding(log_a, mask).unsqueeze(-1)
     recurrence = Recurrence(x=x.unsqueeze(-1), b=b, c=torch.ones_like(b), log_a=log_a)
     around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "reach": mixer.conv1d_width}
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.linear_y(u), **around)
@@ -90,16 +92,16 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
     return layer_state(layer, scans, mixer.conv1d_width)
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map with a, i and the output gate frozen."""
     assert layer.conv_input is not None and layer.z is not None
     u, z = at_least_float32(layer.u), at_least_float32(layer.z)
     enter, enter_gate, project = (projection(mixer, name) for name in ("linear_x", "linear_y", "linear_out"))
     weight, bias = _convolution(mixer, layer.conv_input)
     shown = None if layer.mask is None else layer.mask.unsqueeze(-1).to(u).expand_as(layer.conv_input)
-    entry = Entry(
+    input_map = InputMap(
         source=at_least_float32(layer.conv_input),
-        enter=lambda u, biased: hide_padding(enter(u, biased), layer.mask),
+        enter=lambda u, biased: mask_padding(enter(u, biased), layer.mask),
         kernel=at_least_float32(weight[:, 0].flip(-1)),
         bias=None if bias is None else at_least_float32(bias),
         tail=layer.conv_tail,
@@ -107,8 +109,8 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
         activation=shown,
     )
     opening = opened_by(enter_gate, mixer.act_fn, z)
-    leaving = Exit(lambda v: project(v, False), gate=mixer.act_fn(z), opening=opening)
-    return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=constant(mixer, "linear_out", u))
+    output_map = OutputMap(lambda v: project(v, False), gate=mixer.act_fn(z), opening=opening)
+    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "linear_out", u))
 
 
 def examples() -> dict[str, nn.Module]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ssmscope.architectures.read.parts import at_least_float32, causal_convolution, hide_padding, last_inputs
+from ssmscope.architectures.read.parts import at_least_float32, causal_convolution, last_inputs, mask_padding
 from ssmscope.core.affine import depthwise
 
 ATTENTION: dict[str, Any] = dict(
@@ -99,7 +99,7 @@ class RotaryAttention(nn.Module):
         """Queries, keys and values (batch, heads, length, width) of the layer's input."""
         qkv = self.in_proj(x)
         if self.taps:
-            qkv = hide_padding(qkv, padding_mask)
+            qkv = mask_padding(qkv, padding_mask)
             tail = None if past_key_values is None else past_key_values.tail
             if past_key_values is not None:
                 past_key_values.tail = last_inputs(qkv, self.taps, tail, padding_mask)

@@ -43,14 +43,14 @@ from ssmscope.architectures.read.parts import (
     at_least_float32,
     constant,
     convolution_tail,
-    hide_padding,
+    mask_padding,
     projection,
     rms_factor,
 )
 from ssmscope.core.affine import agrees_with_weight, norm_terms
-from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
-from ssmscope.core.intercept import taken_over, watched
-from ssmscope.core.mixers import entering, taps_read
+from ssmscope.core.intercept import observe, override_forward
+from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
+from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan, skip_alone
@@ -90,7 +90,9 @@ def log_weights(
     return grown.logcumsumexp(1) - rearrange(past, "b t -> b t 1") * w
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The block's terms from its input `u` (batch, length, width) and weights.
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from. `extras` has the mean's
@@ -103,8 +105,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     attention = mixer.attention
     mask = as_mask(mask)
     tail = state.conv if state is not None else None
-    x = entering(mixer, hide_padding(mixer.ln1(_entering(mixer, u)), mask))
-    taps = taps_read(mixer, x, 2)
+    x = edit_conv_input(mixer, mask_padding(mixer.ln1(_entering(mixer, u)), mask))
+    taps = conv_tap_mask(mixer, x, 2)
     before = token_before(x, tail, taps)
     k, v, z = (
         project(mixed_with_before(x, before, mix))
@@ -116,13 +118,13 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     )
     k, v, w, bonus = (at_least_float32(t) for t in (k, v, attention.time_decay.exp(), attention.time_first))
     log_weight = log_weights(k, w, mask, state.log_weight if isinstance(state, RwkvState) else None)
-    odds = hide_padding((k + w - log_weight[:, :-1]).to(v.dtype), mask)  # of what is written against what is there
-    share = hide_padding(torch.sigmoid(odds), mask)
+    odds = mask_padding((k + w - log_weight[:, :-1]).to(v.dtype), mask)  # of what is written against what is there
+    share = mask_padding(torch.sigmoid(odds), mask)
     recurrence = Recurrence(
         x=v.unsqueeze(-1),
         b=share.unsqueeze(-1),
         c=torch.ones_like(share).unsqueeze(-1),
-        log_a=hide_padding(logsigmoid(-odds), mask).unsqueeze(-1),
+        log_a=mask_padding(logsigmoid(-odds), mask).unsqueeze(-1),
     )
     extras = {
         "log_weight": log_weight,
@@ -149,14 +151,14 @@ def without(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...], part: 
 
 def _channel_mixing(mixer: nn.Module, layer: LayerTrace, x: Tensor) -> Tensor:
     mixing = mixer.feed_forward
-    shown = hide_padding(mixer.ln2(x), layer.mask)
+    shown = mask_padding(mixer.ln2(x), layer.mask)
     before = token_before(shown, layer.extras.get("channel_tail"), layer.taps)
     k = torch.relu(mixing.key(mixed_with_before(shown, before, mixing.time_mix_key))).square()
     r = torch.sigmoid(mixing.receptance(mixed_with_before(shown, before, mixing.time_mix_receptance)))
     return r * mixing.value(k) * _undone(mixer)
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The time mixing as a linear map with keys, receptance and the norms' scales frozen; what passes it by, and the
     channel mixing, are in the rest.
 
@@ -168,20 +170,20 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     assert layer.z is not None and recurrence.log_a is not None
     read = torch.sigmoid(layer.extras["bonus"])
     project, undone = projection(attention, "output"), _undone(mixer)
-    leaving = Exit(lambda v: project(v, False) * undone, gate=torch.sigmoid(at_least_float32(layer.z)))
-    entry = Entry(source=rearrange(recurrence.x, "b t c 1 -> b t c"), enter=_values(mixer, layer))
+    output_map = OutputMap(lambda v: project(v, False) * undone, gate=torch.sigmoid(at_least_float32(layer.z)))
+    input_map = InputMap(source=rearrange(recurrence.x, "b t c 1 -> b t c"), enter=_values(mixer, layer))
     memory = replace(recurrence, b=_late(recurrence.b), log_a=_late(recurrence.log_a))
     shift = read.new_tensor([0.0, 1.0])
     start = None if layer.initial is None else layer.initial[0]
     paths = (
-        Path(memory, entry, leaving, "memory", filter=shift, initial=start, weight=read),
-        Path(skip_alone(recurrence, read.new_ones(read.shape[-1])), entry, leaving, "own", weight=1 - read),
+        Path(memory, input_map, output_map, "memory", filter=shift, initial=start, weight=read),
+        Path(skip_alone(recurrence, read.new_ones(read.shape[-1])), input_map, output_map, "own", weight=1 - read),
     )
     mixed = _after_time_mixing(mixer, layer, layer.scan())
     rest = at_least_float32(_entering(mixer, layer.u) + _channel_mixing(mixer, layer, mixed))
     added = constant(attention, "output", u)
     rest = rest if added is None else rest + added
-    return FrozenLayer(u, paths, rest=rest, beside=_beside(mixer, layer, at_least_float32(mixed), added))
+    return LinearizedLayer(u, paths, rest=rest, beside=_beside(mixer, layer, at_least_float32(mixed), added))
 
 
 def _beside(
@@ -198,7 +200,7 @@ def _beside(
     undone = _undone(mixer)
 
     def shifted(x: Tensor, mix: Tensor, biased: bool) -> Tensor:
-        shown = hide_padding(second(x, biased), layer.mask)
+        shown = mask_padding(second(x, biased), layer.mask)
         return mixed_with_before(shown, token_before(shown, tail if biased else None, layer.taps), mix.to(shown))
 
     k = torch.relu(key(shifted(x, mixing.time_mix_key, True), True))
@@ -229,7 +231,7 @@ def _values(mixer: nn.Module, layer: LayerTrace) -> Callable[[Tensor, bool], Ten
     def enter(v: Tensor, biased: bool) -> Tensor:
         for norm in norms:
             v = norm(v, biased)
-        v = hide_padding(v, layer.mask)
+        v = mask_padding(v, layer.mask)
         before = token_before(v, layer.conv_tail if biased else None, layer.taps)
         return value(mixed_with_before(v, before, attention.time_mix_value.to(v)), biased)
 
@@ -256,7 +258,7 @@ def returned(output: Tensor) -> tuple[Tensor, None, None]:
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> RwkvState:
     """Where a run continues from after this block."""
-    shown = hide_padding(mixer.ln2(_after_time_mixing(mixer, layer, scans)), layer.mask)
+    shown = mask_padding(mixer.ln2(_after_time_mixing(mixer, layer, scans)), layer.mask)
     of_channels = replace(layer, conv_input=shown, conv_tail=layer.extras.get("channel_tail"))
     return RwkvState(
         conv=convolution_tail(layer, 2),
@@ -364,7 +366,7 @@ def reading(module: nn.Module) -> Iterator[None]:
     # transformers' language model is given a mask and drops it
     speaking = [(part, remember) for part in module.modules() if type(part) is RwkvForCausalLM]
     taken = [(part, partial(_backbone, part, masks, rescaled)) for part in found]
-    with watched(before=speaking), taken_over(taken):
+    with observe(before=speaking), override_forward(taken):
         yield
     if any(part.layers_are_rescaled != was for part, was in rescaled.items()):
         raise InputError(

@@ -41,14 +41,14 @@ from ssmscope.architectures.read.parts import (
     as_mask,
     at_least_float32,
     convolution_tail,
-    hide_padding,
     last_inputs,
+    mask_padding,
     projection,
     rms_factor,
 )
 from ssmscope.architectures.read.rwkv import frozen_layer_norm, mixed_with_before, token_before
-from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
-from ssmscope.core.mixers import entering, taps_read
+from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
+from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import DeltaRecurrence, Scan, skip_alone
@@ -215,7 +215,9 @@ def _shifted(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:
     return mixed_with_before(x, before, 1 - mix)
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The block's terms from its input `u` (batch, length, width or 2 · width) and weights.
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from. `extras` has the `gate`
@@ -228,25 +230,25 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         raise TypeError("an RWKV-7 block continues from an RWKV7State, which state_after gives")
     mask, part, (own, first) = as_mask(mask), mixer.attn, _inputs(mixer, u)
     tail, first_tail = (state.conv, state.first) if isinstance(state, RWKV7State) else (None, None)
-    x = entering(mixer, hide_padding(mixer.attn_norm(_entered(mixer, own)), mask))
-    taps = taps_read(mixer, x, 2)
+    x = edit_conv_input(mixer, mask_padding(mixer.attn_norm(_entered(mixer, own)), mask))
+    taps = conv_tap_mask(mixer, x, 2)
     before = token_before(x, tail, taps)
     r, w, k, v, a, g = (_shifted(x, before, getattr(part, f"x_{name}")) for name in "rwkvag")
     extras = {"gate": part.g_lora(g)}
     values = part.v_proj(v)
     if first is not None and part.v_lora is not None:
         (source,) = mixer.before
-        extras["first_input"] = hide_padding(source.attn_norm(_entered(source, first)), mask)
+        extras["first_input"] = mask_padding(source.attn_norm(_entered(source, first)), mask)
         earlier = token_before(extras["first_input"], first_tail, taps)
         mixed_in = extras["mixed_in"] = torch.sigmoid(part.v_lora(v))
         others = source.attn.v_proj(_shifted(extras["first_input"], earlier, source.attn.x_v))
         values = torch.lerp(values, others, mixed_in)
     rate, keys = torch.sigmoid(at_least_float32(part.a_lora(a))), at_least_float32(part.k_proj(k))
-    log_w = hide_padding(LEAST_LOG_DECAY * torch.sigmoid(at_least_float32(part.w_lora(w))), mask)
-    written = hide_padding(keys * (1 + (rate - 1) * at_least_float32(part.k_a)), mask)
+    log_w = mask_padding(LEAST_LOG_DECAY * torch.sigmoid(at_least_float32(part.w_lora(w))), mask)
+    written = mask_padding(keys * (1 + (rate - 1) * at_least_float32(part.k_a)), mask)
     r, log_w, written, v, rate, looked_up = (
         rearrange(at_least_float32(t), "b t (h n) -> b t h n", h=part.num_heads)
-        for t in (part.r_proj(r), log_w, written, hide_padding(values, mask), rate, keys * at_least_float32(part.k_k))
+        for t in (part.r_proj(r), log_w, written, mask_padding(values, mask), rate, keys * at_least_float32(part.k_k))
     )
     looked_up = unit(looked_up, part.unit_epsilon) if part.unit_epsilon else normalize(looked_up, dim=-1)
     extras["bonus"] = (r * written * at_least_float32(part.r_k)).sum(-1)
@@ -257,7 +259,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         log_a=log_w,
         beta=torch.ones_like(extras["bonus"]),
         e=looked_up * (-log_w).exp(),
-        r=hide_padding(rate * looked_up, mask),
+        r=mask_padding(rate * looked_up, mask),
     )
     if isinstance(state, RWKV7State):
         extras |= {"channel_tail": state.channel} | ({} if first_tail is None else {"first_tail": first_tail})
@@ -269,7 +271,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     mixing."""
     assert isinstance(mixer, RWKV7Mixer)
     x = _after_time_mixing(mixer, layer, layer.scan() if scans is None else scans)
-    shown = hide_padding(mixer.ffn_norm(x), layer.mask)
+    shown = mask_padding(mixer.ffn_norm(x), layer.mask)
     before = token_before(shown, layer.extras.get("channel_tail"), layer.taps)
     return x + mixer.ffn.value(torch.relu(mixer.ffn.key(_shifted(shown, before, mixer.ffn.x_k))).square())
 
@@ -283,7 +285,7 @@ def _after_time_mixing(mixer: RWKV7Mixer, layer: LayerTrace, scans: tuple[Scan, 
     return _entered(mixer, _inputs(mixer, layer.u).own) + mixer.attn.o_proj(mixed.to(gate.dtype) * gate)
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The time mixing as a linear map with all of the transition, r, k̃, ν, the gate and the norms' scales frozen: the
     memory, and the bonus of the token's own value. What passes it by, and the channel mixing, are in the rest."""
     assert isinstance(mixer, RWKV7Mixer)
@@ -292,18 +294,18 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     factor = rms_factor(scanned.y - scanned.y.mean(-1, keepdim=True), norm.eps)
     factor = rearrange(factor, "b t h p -> b t (h p)") * at_least_float32(norm.weight)
     project = projection(mixer.attn, "o_proj")
-    entry = Entry(source=rearrange(recurrence.x, "b t h p -> b t (h p)"), enter=_values(mixer, layer))
+    input_map = InputMap(source=rearrange(recurrence.x, "b t h p -> b t (h p)"), enter=_values(mixer, layer))
     bonus = layer.extras["bonus"].repeat_interleave(recurrence.shape[3], dim=-1)
     itself = skip_alone(recurrence, recurrence.x.new_ones(recurrence.shape[2]))
     paths = (
-        Path(recurrence, entry, Exit(lambda v: project(v, False), gate=gate * factor, centred=True), "memory"),
-        Path(itself, entry, Exit(lambda v: project(v, False), gate=gate), "own", weight=bonus),
+        Path(recurrence, input_map, OutputMap(lambda v: project(v, False), gate=gate * factor, centred=True), "memory"),
+        Path(itself, input_map, OutputMap(lambda v: project(v, False), gate=gate), "own", weight=bonus),
     )
     added = project(gate * at_least_float32(norm.bias), True)
     mixed = at_least_float32(_after_time_mixing(mixer, layer, (scanned,)))
     beside = _beside(mixer, layer, mixed, added)
     stream = at_least_float32(_entered(mixer, _inputs(mixer, layer.u).own))
-    return FrozenLayer(u, paths, rest=beside(u, mixed - stream - added, True), beside=beside)
+    return LinearizedLayer(u, paths, rest=beside(u, mixed - stream - added, True), beside=beside)
 
 
 def _beside(mixer: RWKV7Mixer, layer: LayerTrace, x: Tensor, added: Tensor) -> Callable[[Tensor, Tensor, bool], Tensor]:
@@ -316,7 +318,7 @@ def _beside(mixer: RWKV7Mixer, layer: LayerTrace, x: Tensor, added: Tensor) -> C
     key, value = (projection(mixer.ffn, name) for name in ("key", "value"))
 
     def keys(x: Tensor, biased: bool) -> Tensor:
-        shown = hide_padding(second(x, biased), layer.mask)
+        shown = mask_padding(second(x, biased), layer.mask)
         return key(_shifted(shown, token_before(shown, tail if biased else None, layer.taps), mix), biased)
 
     opened = torch.relu(keys(x, True))
@@ -344,7 +346,7 @@ def _values(mixer: RWKV7Mixer, layer: LayerTrace) -> Callable[[Tensor, bool], Te
         values = own(parts.own, biased)
         if others is not None and mixed_in is not None and parts.first is not None:
             values = values * (1 - mixed_in) + others(parts.first, biased) * mixed_in
-        return hide_padding(values, layer.mask)
+        return mask_padding(values, layer.mask)
 
     return enter
 
@@ -363,7 +365,7 @@ def _projected(
     def enter(v: Tensor, biased: bool) -> Tensor:
         for norm in norms:
             v = norm(v, biased)
-        v = hide_padding(v, layer.mask)
+        v = mask_padding(v, layer.mask)
         return value(_shifted(v, token_before(v, tail if biased else None, layer.taps), mix), biased)
 
     return enter
@@ -372,7 +374,7 @@ def _projected(
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> RWKV7State:
     """Where a run continues from after this block."""
     assert isinstance(mixer, RWKV7Mixer)
-    shown = hide_padding(mixer.ffn_norm(_after_time_mixing(mixer, layer, scans)), layer.mask)
+    shown = mask_padding(mixer.ffn_norm(_after_time_mixing(mixer, layer, scans)), layer.mask)
     first = layer.extras.get("first_input")
     return RWKV7State(
         conv=convolution_tail(layer, 2),

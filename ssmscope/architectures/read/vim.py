@@ -25,19 +25,19 @@ from ssmscope.architectures.read.parts import (
     at_least_float32,
     causal_convolution,
     constant,
-    hide_padding,
+    mask_padding,
     opened_by,
     projection,
 )
 from ssmscope.core.affine import depthwise
-from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path, as_diagonal
+from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
 from ssmscope.ops.order import along
 
 MODEL_TYPES = ("ssm-vim",)
-BOTH_WAYS = True
+BIDIRECTIONAL = True
 WAYS = ("forward", "backward")
 
 
@@ -94,10 +94,10 @@ class VimMixer(nn.Module):
 
             def read(x: Tensor, way: Way = way) -> Tensor:
                 hidden = None if mask is None else mask[:, way.order]
-                x = rearrange(hide_padding(x, hidden), "b t d -> b d t")
-                x = hide_padding(self.act(rearrange(way.conv1d(x)[..., : x.shape[2]], "b d t -> b t d")), hidden)
+                x = rearrange(mask_padding(x, hidden), "b t d -> b d t")
+                x = mask_padding(self.act(rearrange(way.conv1d(x)[..., : x.shape[2]], "b d t -> b t d")), hidden)
                 step, B, C = way.x_proj(x).split([self.rank, self.state, self.state], dim=-1)
-                delta = hide_padding(softplus(way.dt_proj(step)), hidden)
+                delta = mask_padding(softplus(way.dt_proj(step)), hidden)
                 b, c = (t.unsqueeze(2).expand(-1, -1, x.shape[2], -1) for t in (B, C))
                 log_a = -delta.unsqueeze(-1) * way.A_log.to(delta).exp()
                 return chunked(c, b, (delta * x).unsqueeze(-1), log_a).squeeze(-1) + way.D.to(x) * x
@@ -109,7 +109,9 @@ class VimMixer(nn.Module):
 MIXERS: tuple[type[nn.Module], ...] = (VimMixer,)
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and weights, as two recurrences with an order.
 
     `mask` (batch, length) is True at real positions. `extras` has `values`, what the convolutions read.
@@ -122,18 +124,18 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         raise InputError("Vim reads whole images both ways: no run continues from its states")
     mask = as_mask(mask)
     values, z = mixer.in_proj(u).chunk(2, dim=-1)
-    values, recurrences = hide_padding(values, mask), []
+    values, recurrences = mask_padding(values, mask), []
     for way in mixer.ways(u, mask):
         weight, bias = _taps(mixer, way)
         x = along(way.order, lambda t: activated_convolution(t, weight, bias, mixer.act), values)  # noqa: B023
-        x = hide_padding(x, mask)
+        x = mask_padding(x, mask)
         step, B, C = way.x_proj(x).split([mixer.rank, mixer.state, mixer.state], dim=-1)
         recurrences.append(
             Recurrence(
                 x=at_least_float32(x).unsqueeze(-1),
                 b=at_least_float32(B).unsqueeze(2),
                 c=at_least_float32(C).unsqueeze(2),
-                delta=hide_padding(softplus(at_least_float32(way.dt_proj(step))), mask),
+                delta=mask_padding(softplus(at_least_float32(way.dt_proj(step))), mask),
                 A=-at_least_float32(way.A_log).exp(),
                 D=at_least_float32(way.D),
                 order=way.order,
@@ -155,27 +157,27 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return mixer.out_proj(y.to(layer.z.dtype) * mixer.act(layer.z))
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map with Δ, B, C, SiLU and the gate frozen: a path for each way."""
     assert isinstance(mixer, VimMixer) and layer.z is not None
     u, z, inner = at_least_float32(layer.u), at_least_float32(layer.z), mixer.out_proj.in_features
     enter, project = projection(mixer, "in_proj", slice(0, inner)), projection(mixer, "out_proj")
     opening = opened_by(projection(mixer, "in_proj", slice(inner, None)), mixer.act, z)
-    leaving = Exit(lambda v: project(v, False), gate=mixer.act(z), opening=opening)
+    output_map = OutputMap(lambda v: project(v, False), gate=mixer.act(z), opening=opening)
     source, paths = at_least_float32(layer.extras["values"]), []
     for name, way, recurrence in zip(WAYS, mixer.ways(layer.u, layer.mask), layer.recurrences):
         weight, bias = _taps(mixer, way)
         y = along(way.order, lambda t: causal_convolution(t, weight, bias), source)  # noqa: B023
-        entry = Entry(
+        input_map = InputMap(
             source=source,
-            enter=lambda u, biased: hide_padding(enter(u, biased), layer.mask),
+            enter=lambda u, biased: mask_padding(enter(u, biased), layer.mask),
             kernel=at_least_float32(weight[:, 0].flip(-1)),
             bias=None if bias is None else at_least_float32(bias),
-            activation=hide_padding(as_diagonal(mixer.act, y), layer.mask),
+            activation=mask_padding(as_diagonal(mixer.act, y), layer.mask),
             order=way.order,
         )
-        paths.append(Path(recurrence, entry, leaving, name=name, weight=0.5))
-    return FrozenLayer(u, tuple(paths), rest=constant(mixer, "out_proj", u))
+        paths.append(Path(recurrence, input_map, output_map, name=name, weight=0.5))
+    return LinearizedLayer(u, tuple(paths), rest=constant(mixer, "out_proj", u))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

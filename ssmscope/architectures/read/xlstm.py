@@ -34,10 +34,10 @@ from transformers.models.xlstm.modeling_xlstm import (
 )
 
 from ssmscope import ops
-from ssmscope.architectures.read.parts import as_mask, at_least_float32, constant, hide_padding, projection, rms_factor
+from ssmscope.architectures.read.parts import as_mask, at_least_float32, constant, mask_padding, projection, rms_factor
 from ssmscope.core.affine import norm_terms
-from ssmscope.core.frozen import Entry, Exit, FrozenLayer, Path
-from ssmscope.core.intercept import taken_over
+from ssmscope.core.intercept import override_forward
+from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.mixers import CACHES, arguments
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
@@ -71,7 +71,9 @@ def stabilizers(
     return kept + entered.cummax(1).values
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and weights.
 
     `mask` (batch, length) is True at real positions, elsewhere states hold; `state` is where a run continues from.
@@ -93,9 +95,9 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     mask = as_mask(mask)
     i, f = (cap * torch.tanh(project(u) / cap) for project in (mixer.igate_preact, mixer.fgate_preact))
     q, k, v = (rearrange(project(u), "b t (h p) -> b t h p", h=heads) for project in (mixer.q, mixer.k, mixer.v))
-    q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(hide_padding(v, mask))
-    log_f, log_i = hide_padding(logsigmoid(at_least_float32(f)), mask), at_least_float32(i)
-    b, q = hide_padding(log_i.exp().unsqueeze(-1) * k, mask), q * q.shape[-1] ** -0.5
+    q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(mask_padding(v, mask))
+    log_f, log_i = mask_padding(logsigmoid(at_least_float32(f)), mask), at_least_float32(i)
+    b, q = mask_padding(log_i.exp().unsqueeze(-1) * k, mask), q * q.shape[-1] ** -0.5
     real = log_i if mask is None else log_i.masked_fill(~mask.unsqueeze(-1), -torch.inf)
     m = stabilizers(log_f, real, None if state is None else state.stabilizer)
     counted = Recurrence(x=torch.ones_like(v[..., :1]), b=b, c=q, log_a=log_f.unsqueeze(-1))
@@ -124,7 +126,7 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
     return MLSTMState(conv=None, ssm=states, normalizer=extras["n"], stabilizer=extras["m"])
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map with q, k, gates, the normaliser and the norms of its heads frozen."""
     assert layer.z is not None
     u, (scanned,) = at_least_float32(layer.u), layer.scan()
@@ -135,11 +137,11 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     opened = mixer.ogate_act_fn(at_least_float32(layer.z))
     value, project = projection(mixer, "v"), projection(mixer, "out_proj")
     source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
-    entry = Entry(source=source, enter=lambda u, biased: hide_padding(value(u, biased), layer.mask))
-    leaving = Exit(lambda v: project(v, False), gate=opened * factor, centred=True)
+    input_map = InputMap(source=source, enter=lambda u, biased: mask_padding(value(u, biased), layer.mask))
+    output_map = OutputMap(lambda v: project(v, False), gate=opened * factor, centred=True)
     added = constant(mixer, "out_proj", u)
     rest = added if bias is None else project(opened * at_least_float32(bias), True)
-    return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=rest)
+    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=rest)
 
 
 # ---- the whole model while it is read
@@ -153,7 +155,9 @@ def reading(module: nn.Module) -> Iterator[None]:
     Raises:
         InputError: within, where gradients of such a text are asked for: its head, too, cuts them off.
     """
-    with taken_over([(part, partial(_backbone, part)) for part in module.modules() if isinstance(part, xLSTMModel)]):
+    with override_forward(
+        [(part, partial(_backbone, part)) for part in module.modules() if isinstance(part, xLSTMModel)]
+    ):
         yield
 
 

@@ -19,10 +19,10 @@ from ssmscope.architectures.read.parts import (
     as_mask,
     at_least_float32,
     convolution,
-    hide_padding,
+    mask_padding,
 )
-from ssmscope.core.frozen import FrozenLayer
-from ssmscope.core.mixers import entering, taps_read
+from ssmscope.core.linearized import LinearizedLayer
+from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence
 
@@ -34,18 +34,20 @@ X, Z = slice(0, None, 2), slice(1, None, 2)
 """Which outputs of `in_proj` are the recurrence's, and which its gate's."""
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and weights: Mamba's, head by head.
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from.
     """
     mask = as_mask(mask)
     projected = mixer.in_proj(u)
-    conv_input, z = entering(mixer, hide_padding(projected[..., X], mask)), projected[..., Z]
+    conv_input, z = edit_conv_input(mixer, mask_padding(projected[..., X], mask)), projected[..., Z]
     tail = state.conv if state is not None else None
-    taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
+    taps = conv_tap_mask(mixer, conv_input, mixer.conv_kernel_size)
     x = activated_convolution(conv_input, *convolution(mixer, conv_input), activation(mixer), tail, taps)
-    x = hide_padding(x, mask)
+    x = mask_padding(x, mask)
     by_head = rearrange(x, "b t (h p) -> b t h p", h=mixer.n_mamba_heads)
     sizes = [mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size]
     made = einsum(by_head, mixer.x_proj_weight, "b t h p, h n p -> b t h n")
@@ -56,7 +58,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         x=at_least_float32(x).unsqueeze(-1),
         b=at_least_float32(B),
         c=at_least_float32(C),
-        delta=hide_padding(delta, mask),
+        delta=mask_padding(delta, mask),
         A=-at_least_float32(mixer.A_log).exp().flatten(0, 1),
         D=at_least_float32(mixer.D).flatten(),
     )
@@ -64,9 +66,9 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     return LayerTrace(u, (recurrence,), mask=mask, **around)
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """The layer as a linear map with Δ, B, C, SiLU and the gate frozen."""
-    return mamba.frozen(mixer, layer, X, Z)
+    return mamba.linearized(mixer, layer, X, Z)
 
 
 def examples() -> dict[str, nn.Module]:

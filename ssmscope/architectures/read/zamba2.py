@@ -12,16 +12,18 @@ import math
 from torch import Tensor, nn
 from transformers.models.zamba2.modeling_zamba2 import Zamba2MambaMixer
 
-from ssmscope.architectures.read.mamba2 import frozen, output, state_after, terms
+from ssmscope.architectures.read.mamba2 import linearized, output, state_after, terms
 from ssmscope.core.trace import LayerState, LayerTrace
 
-__all__ = ["frozen", "output", "state_after"]
+__all__ = ["linearized", "output", "state_after"]
 
 MIXERS: tuple[type[nn.Module], ...] = (Zamba2MambaMixer,)
 MODEL_TYPES = ("zamba2",)
 
 
-def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and weights.
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from.

@@ -51,7 +51,9 @@ def effect_of(
     """
     trace = model.trace(batch)
     # where no layer has a memory nothing is kept, and there are no final states
-    heatmap = selection_heatmap(model, replace(trace, remembers=True), score="retention", layers=layers, top=top)
+    heatmap = selection_heatmap(
+        model, replace(trace, has_recurrent_state=True), score="retention", layers=layers, top=top
+    )
     assert isinstance(heatmap, SelectionHeatmap)
     chosen = heatmap.layers
     pairs = aligned(*(batch.input_ids[row, :length].tolist() for row, length in enumerate(batch.lengths)))
@@ -109,9 +111,9 @@ def _moved(
     states: list[float] = []
     for index in chosen:
         layer = trace.layers[index]
-        if trace.remembers:
+        if trace.has_recurrent_state:
             flat = torch.cat([scan.state.flatten(1) for scan in layer.scan()], dim=1).double().cpu().numpy()
-        states.append(cosine(*flat) if trace.remembers else math.nan)
+        states.append(cosine(*flat) if trace.has_recurrent_state else math.nan)
         _compare(layer.u, pairs, last, distances, cosines)
     _compare(_read_by_head(model, batch), pairs, last, distances, cosines)
     return np.stack(distances).astype(np.float32), np.array(cosines), np.array(states)

@@ -124,7 +124,7 @@ def state_poisoning(
     from ssmscope.core.limits import refuse_reading
     from ssmscope.core.progress import on_stderr, progress_bar
 
-    model.check_remembers("forgetting")
+    model.check_recurrent_state("forgetting")
     asking: dict[str, Any] = dict(template=template, words=words, limit=limit, cache=cache, seed=seed)
     asked = questions(model, data, **asking)
     others = other_models(model, transfer or ())

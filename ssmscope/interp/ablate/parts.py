@@ -135,7 +135,7 @@ def units_of(model: Model, batch: Batch, part: Part) -> list[Unit]:
     if part.what != "recurrence":
         return [Unit(layer) for layer in sorted({layer for layer, _ in kept})]
     trace = model.trace(batch)
-    several = {layer: trace.frozen[layer].parts for layer, number in kept if number}
+    several = {layer: trace.linearized[layer].parts for layer, number in kept if number}
     return [Unit(layer, number, several[layer][number] if layer in several else "") for layer, number in sorted(kept)]
 
 

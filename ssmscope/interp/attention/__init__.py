@@ -81,7 +81,7 @@ def implicit_attention(
 
     Every layer is a linear map of its input once gates, steps and norms are frozen, and its matrix is exact
     (Differential Mamba, Eq. 8; Ali et al. 2024; Zimerman et al. 2024). Each map is (queries, keys); what is shown is a
-    signed mean over channels unless `heads` says otherwise; see `ssmscope.core.frozen`. With `gradient` see
+    signed mean over channels unless `heads` says otherwise; see `ssmscope.core.linearized`. With `gradient` see
     `attention_gradient`. A hybrid's layers of softmax attention stand beside these, named as "12 attention", with their
     weights softmax(q kᵀ), of a trace where its model is given too.
 
@@ -130,7 +130,7 @@ def implicit_attention(
         softmax = () if model is None else attention_numbers(model.module)
         asked, beside = divided(layers, known, softmax)
         trace = as_trace(model, texts, keep_inputs=chosen_layers(asked, known) if known else True)
-        if not len(trace.frozen):
+        if not len(trace.linearized):
             raise InputError("the trace has no layers: take it with keep_inputs=True")
         chosen = chosen_layers(asked, trace.layer_numbers)
         shown = [ShownText(trace, row, rows=rows, pool=pool, span=span, rollout=rollout) for row in range(len(trace))]
@@ -142,7 +142,7 @@ def implicit_attention(
             options["residual"] = residual
         for index in () if rollout else chosen:
             for row, text in enumerate(shown):
-                one = trace.frozen[index].of_text(row, text.length)
+                one = trace.linearized[index].of_text(row, text.length)
                 for part in (None, *(one.parts if parts else ())):
                     add_maps(text, one, str(trace.layer_numbers[index]), level, heads, skip, part, top)
         if beside and model is not None and not rollout:

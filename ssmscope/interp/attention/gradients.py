@@ -99,8 +99,8 @@ def add_contributions(
     shown = [ShownText(trace, row, rows=rows, pool=pool, span=span) for row in range(len(trace))]
     found, products, names = output_gradients(model, batch, target_of(model, target), chosen, beside)
     for index in chosen:
-        frozen = trace.frozen[index]
-        weighed = frozen.contributions(found[index].to(frozen.u))
+        linearized = trace.linearized[index]
+        weighed = linearized.contributions(found[index].to(linearized.u))
         for row, text in enumerate(shown):
             one = weighed.of_text(row, text.length)
             channels = one.channels[0] * one.channels[1]

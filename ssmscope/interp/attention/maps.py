@@ -22,7 +22,7 @@ MEAN = "mean of |weight|"
 def causal(text: AttendedText) -> np.ndarray:
     """(queries, keys) bool: the cells of the text's maps in which some key does not come after its query; where queries
     look ahead, all."""
-    if text.ahead:
+    if text.bidirectional:
         return np.ones((len(text.queries), len(text)), dtype=bool)
     if text.edges is None:
         return np.arange(len(text))[None] <= text.queries[:, None]
@@ -70,7 +70,7 @@ def telling(map_: AttentionMap, text: AttendedText) -> int:
     than the query, in shares of where its colours end, at most 1 each; the last of equal ones."""
     seen, ends = causal(text), row_limits(map_, text)[:, None]
     weights = np.where(seen, np.abs(map_.values), 0.0)
-    own = text.queries if text.ahead else seen.sum(axis=1) - 1
+    own = text.queries if text.bidirectional else seen.sum(axis=1) - 1
     weights[np.arange(len(seen)), own] = 0.0 if map_.sink is None else np.abs(map_.sink)
     shown = np.divide(weights, ends, out=np.zeros_like(weights), where=ends > 0).clip(max=1).sum(axis=1)
     return len(shown) - 1 - int(shown[::-1].argmax())

@@ -11,7 +11,7 @@ from torch import Tensor
 from ssmscope.interp.attention.shown import ShownText, pooled
 
 if TYPE_CHECKING:
-    from ssmscope.core.frozen import FrozenLayer
+    from ssmscope.core.linearized import LinearizedLayer
     from ssmscope.core.trace import Trace
 
 SINGLE = 64
@@ -19,9 +19,9 @@ SINGLE = 64
 GROUPS = 16
 
 
-def groups_of(frozen: FrozenLayer, heads: str) -> list[str]:
+def groups_of(linearized: LinearizedLayer, heads: str) -> list[str]:
     """The names of the maps that `heads` asks for."""
-    return grouped(frozen.channels[0], heads)
+    return grouped(linearized.channels[0], heads)
 
 
 def grouped(number: int, heads: str) -> list[str]:
@@ -37,7 +37,7 @@ def grouped(number: int, heads: str) -> list[str]:
 
 def add_maps(
     text: ShownText,
-    frozen: FrozenLayer,
+    linearized: LinearizedLayer,
     layer: str,
     level: str,
     heads: str,
@@ -51,15 +51,15 @@ def add_maps(
     Args:
         channels: how many channels to sum over, where the map is their sum and not their mean.
     """
-    names = groups_of(frozen, heads)
+    names = groups_of(linearized, heads)
     scale = 1.0 if channels is None else channels / len(names)  # a sum over each group's channels
     how: Mapping[str, Any] = {"groups": len(names), "skip": skip, "part": part}
     absolute = heads == "abs"
     if text.edges is not None and not absolute:
-        maps = frozen.pooled_attention(level, len(text.edges) - 1, **how)
+        maps = linearized.pooled_attention(level, len(text.edges) - 1, **how)
     else:
-        maps = frozen.attention(level, absolute=absolute, rows=text.chosen, **how)
-    sink = frozen.sink(level, groups=len(names), absolute=absolute, part=part)
+        maps = linearized.attention(level, absolute=absolute, rows=text.chosen, **how)
+    sink = linearized.sink(level, groups=len(names), absolute=absolute, part=part)
     for group, name in enumerate(names):
         values = maps[0, group]
         if text.edges is not None and absolute:
@@ -92,11 +92,11 @@ def roll_out(
     sinks = False
     places = {trace.layer_numbers[index]: index for index in chosen}
     for number in sorted({*places, *(each for of in beside for each in of)}, reverse=True):
-        frozen = trace.frozen[places[number]] if number in places else None
+        linearized = trace.linearized[places[number]] if number in places else None
         for row, text in enumerate(texts):
             every = []
-            if frozen is not None:
-                one, absolute = frozen.of_text(row, text.length), heads == "abs"
+            if linearized is not None:
+                one, absolute = linearized.of_text(row, text.length), heads == "abs"
                 weights = one.attention(level, absolute=absolute, skip=skip)[0, 0].abs().float().cpu()
                 sink = one.sink(level, absolute=absolute)
                 sinks = sinks or sink is not None

@@ -90,7 +90,7 @@ class AttendedText:
     probability: float
     pixels: np.ndarray | None = None
     """(height, width, channels) float32, of an image whose pixels are the tokens."""
-    ahead: bool = False
+    bidirectional: bool = False
     """Whether queries read keys that come after them."""
 
     def __len__(self) -> int:
@@ -137,7 +137,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         distances = [one.readouts.distance for text in self for one in text.maps]
         known = [value for value in distances if not math.isnan(value)]
         if not known:
-            why = "of layers that read both ways" if any(text.ahead for text in self) else "without mass"
+            why = "of layers that read both ways" if any(text.bidirectional for text in self) else "without mass"
             return f"{self.level_name}, {len(distances)} maps {why}"
         number = f"{len(known)} maps" if len(known) > 1 else "one map"
         return f"attends {np.mean(known):.1f} tokens back on average, {self.level_name}, {number}"

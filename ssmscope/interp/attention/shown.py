@@ -98,7 +98,7 @@ class ShownText:
             raise InputError(f"the attention of text {self.row} is not finite at layer {layer}: the model is damaged")
         column = None if sink is None else sink.detach().float().cpu().numpy()
         edge = None if self.edges is None else self.edges.numpy()
-        if self.trace.ahead:
+        if self.trace.bidirectional:
             readouts = Readouts(*[math.nan] * 4)  # what is back, and first, has no meaning
         else:
             readouts = read(shown, column, self.queries, edge, self.span, top)
@@ -132,7 +132,7 @@ class ShownText:
             answer=answer,
             probability=float(probability),
             pixels=None if pixels is None else pixels[self.row].float().cpu().numpy(),
-            ahead=self.trace.ahead,
+            bidirectional=self.trace.bidirectional,
         )
 
 

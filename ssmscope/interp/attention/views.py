@@ -105,7 +105,7 @@ def readouts(result: ImplicitAttention) -> Table:
             shares = {f"last {top}": found.recent, f"first {top}": found.sink}
             shares |= {"off the mark": found.outside} if text.span is not None else {}
             cells = {}
-            if not text.ahead:  # a layer that reads both ways looks ahead too
+            if not text.bidirectional:  # a layer that reads both ways looks ahead too
                 cells["tokens back"] = bare(_estimate(found.distance), 1)
                 cells |= {name: bare(_estimate(share)) for name, share in shares.items()}
             keys = strongest(each, -1, text, STRONGEST) if len(text.queries) else []
@@ -113,7 +113,7 @@ def readouts(result: ImplicitAttention) -> Table:
             cells["strongest for the last query"] = Cell(text=named)
             lines.append(Line((str(at), title(each)), cells))
     note = f"{heads_name(result).capitalize()}."
-    if not all(text.ahead for text in result):
+    if not all(text.bidirectional for text in result):
         off = ", and off the marked tokens" if any(text.span for text in result) else ""
         note += (
             " Means over the queries of where |weight| lies: how many tokens back, and its shares on the query and the "

@@ -13,7 +13,7 @@ from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.cuts import cut_attention, cut_edges
 from ssmscope.core.edits import edited
 from ssmscope.core.encoding import Batch
-from ssmscope.core.mixers import looks_ahead
+from ssmscope.core.mixers import is_bidirectional
 from ssmscope.core.model import Model
 from ssmscope.interp.fidelity.perturbed import of_target
 from ssmscope.interp.knockout.measure import roads_of
@@ -54,7 +54,7 @@ def knocked_out(
         part = batch.rows([runs[run][0] for run in chosen])
         at = torch.tensor([-1 if (place := runs[run][1]) is None else place for run in chosen]).unsqueeze(1)
         steps = torch.arange(part.input_ids.shape[1])
-        others = steps != at if looks_ahead(model.module) else steps > at
+        others = steps != at if is_bidirectional(model.module) else steps > at
         sources, reads = steps == at, others & part.mask.cpu() & (at >= 0)
         here = {number: torch.tensor([runs[run][2] in (number, None) for run in chosen]) for number in roads}
         cuts = []

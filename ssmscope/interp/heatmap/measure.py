@@ -27,7 +27,7 @@ LEAST = 1e-6
 """The share of an even spread from which on logarithms are taken."""
 
 
-class _Arriving:
+class AsyncCopy:
     """A tensor on its way to this process; a GPU goes on meanwhile."""
 
     def __init__(self, t: Tensor) -> None:
@@ -65,7 +65,7 @@ class Layers:
         self.reach, self.attends = 1, False
         self.seen: Callable[[int, int, np.ndarray], None] | None = None
         self._scores: np.ndarray | None = None
-        self._taken: list[tuple[int, tuple[np.ndarray, ...], _Arriving]] = []
+        self._taken: list[tuple[int, tuple[np.ndarray, ...], AsyncCopy]] = []
 
     def visit(self, index: int, rows: Sequence[int], layer: LayerTrace) -> None:
         """Take what is wanted of a layer on some rows."""
@@ -73,7 +73,7 @@ class Layers:
         chosen = np.ix_(np.asarray(rows), np.arange(width))
         self.reach = max(self.reach, layer.reach)
         if self.score == "survival":
-            self._taken.append((index, chosen, _Arriving(layer.survival(self.at))))
+            self._taken.append((index, chosen, AsyncCopy(layer.survival(self.at))))
         if self.half_lives is not None:
             self.half_lives[index][chosen] = _numpy(layer.half_lives())
         if self.heads:
@@ -89,7 +89,7 @@ class Layers:
         retention = _numpy(trace.retention)
         return retention if self.score == "retention" else 1 - retention
 
-    def meanwhile(self) -> None:
+    def on_idle(self) -> None:
         """While a GPU runs: write down what it has already."""
         if self.score == "survival":
             self._arrived()
@@ -158,9 +158,9 @@ def through_layers(trace: Trace, shares: np.ndarray, residual: float = 0.5) -> n
             carried = np.concatenate([carried, shares[index, row, None, :length]])
             if index == 0:
                 break
-            frozen = trace.frozen[index - 1].of_text(row, length)
-            weights = frozen.attention("block", absolute=True, skip=True)[0, 0].abs().float().cpu()
-            sink = frozen.sink("block", absolute=True)
+            linearized = trace.linearized[index - 1].of_text(row, length)
+            weights = linearized.attention("block", absolute=True, skip=True)[0, 0].abs().float().cpu()
+            sink = linearized.sink("block", absolute=True)
             column = torch.zeros_like(weights[0]) if sink is None else sink[0, 0].abs().float().cpu()
             normalised, _ = row_normalised(weights, column)
             carried = residual * carried + (1 - residual) * (carried @ normalised.double().numpy())
@@ -215,7 +215,7 @@ class Averages:
 def of_batch(model: Model, batch: Batch, score: Score) -> np.ndarray:
     """The scores of a batch, (layers, batch, length); NaN at padding."""
     found = Layers(model.num_layers, batch.mask, score, None)
-    return found.of(model.trace(batch, keep_inputs=False, visit=found.visit, meanwhile=found.meanwhile))
+    return found.of(model.trace(batch, keep_inputs=False, visit=found.visit, on_idle=found.on_idle))
 
 
 def _numpy(t: Tensor) -> np.ndarray:

@@ -254,7 +254,7 @@ def measure(
     def look(rows: Sequence[int]) -> Columns:
         batch = model.encode([data.texts[row] for row in rows])
         taken = Layers(model.num_layers, batch.mask, score, None)
-        trace = model.trace(batch, keep_inputs=False, visit=taken.visit, meanwhile=taken.meanwhile)
+        trace = model.trace(batch, keep_inputs=False, visit=taken.visit, on_idle=taken.on_idle)
         values = taken.of(trace)[list(places)]
         part, texts = Measured.empty(rows, len(places)), []
         for at, row in enumerate(rows):

@@ -11,9 +11,9 @@ import numpy as np
 
 from ssmscope.api.options import chosen_layers
 from ssmscope.api.results import record_provenance
-from ssmscope.core.attention_layers import look_back
+from ssmscope.core.attention_layers import attention_modules
 from ssmscope.core.model import as_batch
-from ssmscope.core.trace import LayerTrace, Trace, check_remembers
+from ssmscope.core.trace import LayerTrace, Trace, check_recurrent_state
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap.measure import Averages, Layers, Score, of_trace, through_layers
 from ssmscope.interp.heatmap.over_data import extremes, measure, summarise
@@ -55,7 +55,7 @@ def scored(
     early = rows if kind == "share" and not through and not merge else None
     wanted = {"heads": heads is not None, "half_lives": half_lives}
     trace, found = _taken(model, texts, score, at, layers, through, early, **wanted)
-    check_remembers(trace.remembers, trace.source["model"], "a heatmap")
+    check_recurrent_state(trace.has_recurrent_state, trace.source["model"], "a heatmap")
     places = chosen_layers(layers, trace.layer_numbers)
     chosen = tuple(trace.layer_numbers[place] for place in places)
     values = found.of(trace)
@@ -183,7 +183,7 @@ def scored_data(
     """`selection_heatmap` of a data set."""
     if model is None or model.tokenizer is None:
         raise InputError("labelled texts are read by a model with a tokenizer; give one, or name one with tokenizer")
-    model.check_remembers("a heatmap")
+    model.check_recurrent_state("a heatmap")
     places = chosen_layers(layers, model.layer_numbers)
     data = data if limit is None else data.sample(limit, seed=seed)
     numbers = tuple(model.layer_numbers[place] for place in places)
@@ -225,7 +225,7 @@ def _taken(
     if isinstance(texts, Trace):
         _check_position(texts.mask.sum(1).tolist(), at)
         found = Layers(len(texts.retention), texts.mask, score, at, **wanted)
-        found.attends = model is not None and bool(look_back(model.module))
+        found.attends = model is not None and bool(attention_modules(model.module))
         if score == "survival" or any(wanted.values()):
             every = range(len(texts.retention))
             of_trace(texts, found, every if through else chosen_layers(layers, texts.layer_numbers))
@@ -239,11 +239,11 @@ def _taken(
 
     def visit(index: int, rows: Sequence[int], layer: LayerTrace) -> None:
         if index == 0:
-            found.attends = bool(look_back(model.module))  # here: a GPU runs meanwhile
+            found.attends = bool(attention_modules(model.module))  # here: a GPU runs meanwhile
         found.visit(index, rows, layer)
 
     asked: Any = {"keep_inputs": through, "retention": score != "survival"}
-    return model.trace(batch, visit=visit, meanwhile=found.meanwhile, **asked), found
+    return model.trace(batch, visit=visit, on_idle=found.on_idle, **asked), found
 
 
 def _columns(scores: np.ndarray, chosen: np.ndarray) -> np.ndarray:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from ssmscope.api.results import record_provenance
-from ssmscope.core.attention_layers import attention_layers, attention_numbers, look_back
+from ssmscope.core.attention_layers import attention_layers, attention_modules, attention_numbers
 from ssmscope.core.batching import TOKENS_AT_ONCE
 from ssmscope.core.bootstrap import estimates, resampled_means
 from ssmscope.core.cuts import cut_attention, cut_convolution, cut_edges
 from ssmscope.core.edits import Edit, edited
 from ssmscope.core.encoding import Batch
-from ssmscope.core.mixers import looks_ahead
+from ssmscope.core.mixers import is_bidirectional
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.answers import answers, measured
@@ -52,7 +52,7 @@ def sweep(
     names, goal = [span_name(span) for span in sources], span_name(target)
     for name, places in zip(names, spans):
         for text, (own, read) in enumerate(zip(places, to)):
-            if min(own) > max(read) and not looks_ahead(model.module):
+            if min(own) > max(read) and not is_bidirectional(model.module):
                 which = f" of text {text + 1}" if texts > 1 else ""
                 raise InputError(f"no edge leads from {name!r}{which} back to {goal!r}: a token reads those before it")
     cuts = list(cuts_of(model, batch, by, window))
@@ -91,14 +91,16 @@ def sweep(
         probabilities=values[0],
         logits=values[1],
         changes=ends,
-        attends=_others_look_back(model),
+        attends=_others_have_attention(model),
     )
 
 
-def _others_look_back(model: Model) -> bool:
+def _others_have_attention(model: Model) -> bool:
     """Whether something looks back that is not cut: attention without a cache, or the convolution before attention."""
     cut = attention_layers(model.module)
-    return cut.keys() != look_back(model.module).keys() or any(getattr(part, "taps", 0) for part in cut.values())
+    return cut.keys() != attention_modules(model.module).keys() or any(
+        getattr(part, "taps", 0) for part in cut.values()
+    )
 
 
 STATES, ATTENTION = "states", "attention"
@@ -158,7 +160,7 @@ def parts_of(model: Model, batch: Batch) -> dict[int, tuple[str, ...]]:
     found = {}
     for index, layer in enumerate(trace.layers):
         count = len(layer.recurrences) + len(getattr(layer, "borrowed", ()))
-        found[model.layer_numbers[index]] = trace.frozen[index].parts[:count] if count > 1 else ()
+        found[model.layer_numbers[index]] = trace.linearized[index].parts[:count] if count > 1 else ()
     return found
 
 

@@ -15,7 +15,7 @@ from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.gradients import output_gradients
 
 if TYPE_CHECKING:
-    from ssmscope.core.frozen import FrozenLayer
+    from ssmscope.core.linearized import LinearizedLayer
     from ssmscope.interp.objective import Objective
 
 
@@ -63,21 +63,23 @@ def attention_gradient(objective: Objective) -> Scores:
         longest = max(objective.lengths[text] for text in chosen)
         found = output_gradients(objective, embeddings[chosen, :longest], chosen, model.mixers, attention=True)
         trace = model.trace(objective.batch.rows(chosen))
-        for frozen, (_, gradient) in zip(trace.frozen, found):
-            scores[chosen, :longest] += column_sums(frozen, gradient.to(frozen.u)).to(scores)
-        for A, gradient in found[len(trace.frozen) :]:
+        for linearized, (_, gradient) in zip(trace.linearized, found):
+            scores[chosen, :longest] += column_sums(linearized, gradient.to(linearized.u)).to(scores)
+        for A, gradient in found[len(trace.linearized) :]:
             scores[chosen, :longest] += (A * gradient).sum((1, 2)).to(scores)
     return Scores(scores.masked_fill(~objective.batch.mask, 0))
 
 
-def column_sums(frozen: FrozenLayer, gradient: Float[Tensor, "batch length width"]) -> Float[Tensor, "batch length"]:
+def column_sums(
+    linearized: LinearizedLayer, gradient: Float[Tensor, "batch length width"]
+) -> Float[Tensor, "batch length"]:
     """What every position contributes to Σ gradient ⊙ output through the layer: the sums of the columns, and over
-    channels, of the maps of `frozen.contributions(gradient)`, in the time of a backward pass."""
+    channels, of the maps of `linearized.contributions(gradient)`, in the time of a backward pass."""
     total = torch.zeros_like(gradient[..., 0])
-    for path in frozen.paths:
+    for path in linearized.paths:
         with torch.enable_grad():
-            source = path.entry.source.detach().requires_grad_()
-            output = path.finish(path.read(path.entry.values(source, False), False))
+            source = path.input_map.source.detach().requires_grad_()
+            output = path.finish(path.read(path.input_map.values(source, False), False))
             (pulled,) = torch.autograd.grad(output, source, gradient)
         total = total + (pulled * source.detach()).sum(-1)
     return total

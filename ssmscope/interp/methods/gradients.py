@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ssmscope.core.attention_layers import attending
-from ssmscope.core.intercept import After, watched
+from ssmscope.core.intercept import After, observe
 from ssmscope.core.mixers import weights_constant
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
@@ -125,5 +125,5 @@ def outputs_kept(layers: list[nn.Module], kept: dict[int, Tensor]) -> Iterator[N
 
         return kept_from
 
-    with watched(after=[(layer, keep(index)) for index, layer in enumerate(layers)]):
+    with observe(after=[(layer, keep(index)) for index, layer in enumerate(layers)]):
         yield

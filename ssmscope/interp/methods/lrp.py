@@ -46,9 +46,9 @@ from ssmscope.architectures.read.rotary_attention import RotaryAttention, softma
 from ssmscope.architectures.read.rwkv7 import RWKV7Block
 from ssmscope.core.affine import NormTerms, innermost, is_linear, is_plain, norm_terms, offset
 from ssmscope.core.batching import by_length
-from ssmscope.core.frozen import FrozenLayer, Path, as_diagonal
-from ssmscope.core.intercept import evaluating, taken_over, twin, unhooked
-from ssmscope.core.mixers import check_parts, frozen_of, mixers, reader_of
+from ssmscope.core.intercept import evaluating, override_forward, twin, unhooked
+from ssmscope.core.linearized import LinearizedLayer, Path, as_diagonal
+from ssmscope.core.mixers import adapter_for, check_parts, linearize, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
@@ -180,35 +180,35 @@ def _fits(objective: Objective, x: Tensor) -> bool:
 
 
 def through_layer(
-    layer: FrozenLayer, u: Float[Tensor, "batch length width"], one: Float[Tensor, " batch"], half: bool
+    layer: LinearizedLayer, u: Float[Tensor, "batch length width"], one: Float[Tensor, " batch"], half: bool
 ) -> Float[Tensor, "batch length width"]:
     """A state-space layer's output with relevance as derivative, constants multiplied by `one`.
 
-    Its paths are linear as they are (`FrozenLayer.matvec`). Under the half rule half of an output
+    Its paths are linear as they are (`LinearizedLayer.matvec`). Under the half rule half of an output
     project(shown(y) ⊙ opened) comes through y and half through the gate, with shown(y) frozen (MambaLRP, the rule of
     multiplicative gates).
     """
     constant = one.to(u.device).view(-1, 1, 1)
     nothing = torch.zeros_like(layer.u)
-    exits: dict[int, list[Path]] = {}
+    output_maps: dict[int, list[Path]] = {}
     for path in layer.paths:  # those with one exit meet before it
-        exits.setdefault(id(path.exit), []).append(path)
+        output_maps.setdefault(id(path.output_map), []).append(path)
     rest = layer.rest
     outputs = []
-    for paths in exits.values():
+    for paths in output_maps.values():
         with torch.no_grad():
             unmoved = sum(_read(path, nothing, True) for path in paths)
         y = sum(_read(path, u, False) for path in paths) + constant * unmoved
-        path, leaving = paths[0], paths[0].exit
+        path, output_map = paths[0], paths[0].output_map
         output = path.finish(y)
-        if half and leaving.opening is not None:
+        if half and output_map.opening is not None:
             with torch.no_grad():
-                shut = leaving.opening(nothing, True)
+                shut = output_map.opening(nothing, True)
                 shown = path.shown(y.detach())
-            opened = leaving.opening(u, False) + constant * shut
-            output = (output + leaving.project(shown * opened)) / 2
-            if leaving.shift is not None and rest is not None:  # half of what the norm adds goes with the gate
-                rest = rest - leaving.project(leaving.shift * opened.detach()) / 2
+            opened = output_map.opening(u, False) + constant * shut
+            output = (output + output_map.project(shown * opened)) / 2
+            if output_map.shift is not None and rest is not None:  # half of what the norm adds goes with the gate
+                rest = rest - output_map.project(output_map.shift * opened.detach()) / 2
         outputs.append(output)
     total = torch.stack(outputs).sum(0)
     if layer.beside is not None:
@@ -219,7 +219,7 @@ def through_layer(
 
 
 def _read(path: Path, u: Tensor, biased: bool) -> Tensor:
-    return path.read(path.entry.values(path.entry.enter(u, biased), biased), biased)
+    return path.read(path.input_map.values(path.input_map.enter(u, biased), biased), biased)
 
 
 def through_norm(norm: NormTerms, x: Tensor, one: Tensor, *, centred: bool) -> Tensor:
@@ -302,12 +302,12 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
     handlers += [(part, partial(_apply, rule)) for part, rule in rules]
     handlers += others
     with ExitStack() as around:
-        for reader in dict.fromkeys(map(reader_of, found)):
+        for reader in dict.fromkeys(map(adapter_for, found)):
             if hasattr(reader, "reading"):
                 around.enter_context(reader.reading(module))
         around.enter_context(unhooked(part for part, _ in rules if not isinstance(part, FeedForward)))  # in the rules
         around.enter_context(caps_frozen(module))
-        around.enter_context(taken_over(handlers, kept=True))  # `fast_scan` within leaves the mixers alone
+        around.enter_context(override_forward(handlers, kept=True))  # `fast_scan` within leaves the mixers alone
         yield
 
 
@@ -325,13 +325,13 @@ def _blocks(module: nn.Module, read: set[int]) -> Iterator[nn.Module]:
 
 
 def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., Any]:
-    reader = reader_of(mixer)
+    reader = adapter_for(mixer)
 
     def forward(below, *args, attention_mask=None, **kwargs):
         u = args[0] if args else kwargs["hidden_states"]
         with torch.no_grad():
             check_parts(mixer, u.detach(), attention_mask, below, args, {**kwargs, "attention_mask": attention_mask})
-            layer = frozen_of(mixer, reader.quantities(mixer, u.detach(), attention_mask))
+            layer = linearize(mixer, reader.compute_terms(mixer, u.detach(), attention_mask))
         result = through_layer(layer, at_least_float32(u), one, half).to(u.dtype)
         return reader.returned(result) if hasattr(reader, "returned") else result
 

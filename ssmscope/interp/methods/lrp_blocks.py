@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from ssmscope.architectures import LATER
-from ssmscope.core.frozen import as_diagonal
-from ssmscope.core.intercept import taken_over, watched
+from ssmscope.core.intercept import observe, override_forward
+from ssmscope.core.linearized import as_diagonal
 from ssmscope.errors import InputError
 
 Handler = Callable[..., Any]
@@ -131,8 +131,8 @@ def caps_frozen(module: Any) -> Iterator[None]:
         output.logits = logits * factor.detach()
         return output
 
-    noted = watched(after=[(capping.lm_head, lambda head, logits: seen.append(logits))])
-    with noted, taken_over([(capping, capped)]):
+    noted = observe(after=[(capping.lm_head, lambda head, logits: seen.append(logits))])
+    with noted, override_forward([(capping, capped)]):
         yield
 
 

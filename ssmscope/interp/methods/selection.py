@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def check_survival(model: Model) -> None:
     """Raises InputError where a model has no memory in which something could be left."""
-    model.check_remembers("the method survival")
+    model.check_recurrent_state("the method survival")
 
 
 def survival(objective: Objective) -> Scores:
@@ -43,7 +43,7 @@ def self_retention(objective: Objective) -> Scores:
 
     It is of the text alone, whatever the target: the average of `selection_heatmap`.
     """
-    objective.model.check_remembers("the method self-retention, or self-write,")
+    objective.model.check_recurrent_state("the method self-retention, or self-write,")
     retention = objective.model.trace(objective.batch, keep_inputs=False).retention.cpu().double().mean(0)
     return Scores(retention.masked_fill(~objective.batch.mask.cpu(), 0).float())
 

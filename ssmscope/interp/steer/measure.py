@@ -58,7 +58,7 @@ def steered(
     if layer >= model.num_layers:
         raise InputError(f"there is no layer {layer}; {model.name} has the layers 0 to {model.num_layers - 1}")
     if site == "state":
-        model.check_remembers("a state")
+        model.check_recurrent_state("a state")
     if site == "state" and min(batch.lengths) < 2:
         raise InputError("a text has one token, behind which no state is read; give longer texts, or another site")
     direction = difference(model, toward, away, site, layer)

@@ -70,7 +70,7 @@ def generalization_bound(
 
     parts = theorem_model(model)
     check_looks_back(model.module, "the bound")
-    model.check_remembers("the bound")
+    model.check_recurrent_state("the bound")
     if examples is None:
         examples = trained_examples(model.name)
     setting: dict[str, Any] = {"length": length, "examples": examples}

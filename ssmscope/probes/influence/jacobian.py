@@ -15,7 +15,7 @@ from ssmscope.core.batching import by_length
 from ssmscope.core.encoding import Batch
 from ssmscope.core.heads import hidden_vectors
 from ssmscope.core.intercept import evaluating
-from ssmscope.core.mixers import head_logits, reader_of, weights_constant
+from ssmscope.core.mixers import adapter_for, head_logits, weights_constant
 from ssmscope.core.model import Model
 from ssmscope.errors import Unanswerable
 from ssmscope.interp.methods.gradients import outputs_kept
@@ -107,11 +107,11 @@ def of_output(model: Model, batch: Batch, of: str) -> Dependence:
 def of_layer(model: Model, batch: Batch, index: int, u: Float[Tensor, "texts length width"]) -> Dependence:
     """One mixer alone: its output as a function of its input, at the input `u` that it has in the model."""
     mixer = model.mixers[index]
-    reader = reader_of(mixer)
+    reader = adapter_for(mixer)
 
     def run(x: Tensor, mask: Tensor) -> Tensor:
         with evaluating(model.module):
-            return reader.output(mixer, reader.quantities(mixer, x, mask))
+            return reader.output(mixer, reader.compute_terms(mixer, x, mask))
 
     def at(found: Tensor, positions: Tensor) -> Tensor:
         return found[torch.arange(len(found), device=found.device), positions]

@@ -15,7 +15,7 @@ from ssmscope.core.batching import by_length
 from ssmscope.core.bootstrap import Estimate, resampled_means
 from ssmscope.core.edits import blocks_of
 from ssmscope.core.encoding import Batch
-from ssmscope.core.intercept import After, watched
+from ssmscope.core.intercept import After, observe
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.probes.influence.jacobian import hidden
@@ -140,7 +140,7 @@ def _outputs_shown(modules: list[nn.Module], show: Callable[[int, Tensor], None]
     def shown(index: int) -> After:
         return lambda module, output: show(index, output[0] if isinstance(output, tuple) else output)
 
-    with watched(after=[(module, shown(index)) for index, module in enumerate(modules)]):
+    with observe(after=[(module, shown(index)) for index, module in enumerate(modules)]):
         yield
 
 

@@ -36,7 +36,7 @@ from ssmscope.architectures.loading.stored import check_finished
 from ssmscope.core.affine import matrix, offset
 from ssmscope.core.encoding import Batch
 from ssmscope.core.heads import linear_head
-from ssmscope.core.intercept import stayed, watched
+from ssmscope.core.intercept import observe, stayed
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
 from ssmscope.core.reading import parse_json
@@ -85,7 +85,7 @@ def final_norm_of(model: Model) -> nn.Module | None:
         if part is not last and part is not head and not isinstance(part, nn.ModuleList)
     ]
     noted = [(part, lambda module, output: ran.append(module)) for part in others]
-    with watched(after=[(last, lambda module, output: ran.clear()), *noted]):
+    with observe(after=[(last, lambda module, output: ran.clear()), *noted]):
         model.logits(_few_tokens(model))
     if len(ran) > 1:
         names = ", ".join(type(module).__name__ for module in ran)
@@ -183,7 +183,7 @@ def _stream_kept(
     def leaving(module: nn.Module, output: Any) -> None:
         kept.append(chosen(output[0] if isinstance(output, tuple) else output).float())
 
-    with watched(before=[(block, entering) for block in blocks], after=[(blocks[-1], leaving)]):
+    with observe(before=[(block, entering) for block in blocks], after=[(blocks[-1], leaving)]):
         yield
 
 

@@ -94,8 +94,8 @@ class TokenLoss(Result, kind="loss"):
         names = [*self.models, *(f"{self.models[0]} − {other}" for other in self.models[1:])]
         rows = []
         for name, one in zip(names, (*self.summaries, *self.differences)):
-            quantities = ["mean", "slope", *map(bin_name, self.bins)]
-            for quantity, found in zip(quantities, (one.mean, one.slope, *one.bins)):
+            compute_terms = ["mean", "slope", *map(bin_name, self.bins)]
+            for quantity, found in zip(compute_terms, (one.mean, one.slope, *one.bins)):
                 row = {"name": name, "quantity": quantity, "value": found.value}
                 rows.append({**row, "low": found.low, "high": found.high})
         return pd.DataFrame(rows)

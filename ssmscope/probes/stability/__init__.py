@@ -77,7 +77,7 @@ def stability(
 
     inputs = inputs_of(model, texts, length=length, samples=samples, seed=seed)
     check_looks_back(model.module, "stability")
-    model.check_remembers("stability")
+    model.check_recurrent_state("stability")
     chosen = places(positions, inputs.longest)
     found = run(model, inputs.batch, chosen)
     layers = tuple(

@@ -12,8 +12,8 @@ from loud import TrueFloat64, doubled
 from torch import nn
 
 from ssmscope import ops
-from ssmscope.core.frozen import FrozenLayer, Path
-from ssmscope.core.mixers import mixers, reader_of
+from ssmscope.core.linearized import LinearizedLayer, Path
+from ssmscope.core.mixers import adapter_for, mixers
 from ssmscope.core.trace import LayerTrace
 from ssmscope.ops.order import straight
 
@@ -29,22 +29,22 @@ def runs(module: nn.Module, length: int = LENGTH) -> Iterator[tuple[nn.Module, t
         u = torch.randn(2, length, modules * module.config.hidden_size, dtype=torch.float64)
         with torch.no_grad(), TrueFloat64():
             own = own_output(mixer, u)
-            layer = reader_of(mixer).quantities(mixer, u)
+            layer = adapter_for(mixer).compute_terms(mixer, u)
         yield mixer, u, own, layer
 
 
-def blocks(module: nn.Module) -> Iterator[tuple[torch.Tensor, FrozenLayer]]:
+def blocks(module: nn.Module) -> Iterator[tuple[torch.Tensor, LinearizedLayer]]:
     """Every mixer's own output and its block."""
     for mixer, _, own, layer in runs(module):
         with torch.no_grad(), TrueFloat64():
-            block = reader_of(mixer).frozen(mixer, layer)
+            block = adapter_for(mixer).linearized(mixer, layer)
         with torch.no_grad():
             yield own, block
 
 
 def multiplied(path: Path, level: str, skip: bool = True) -> torch.Tensor:
     """The same from the matrices of the heads alone, as left ⊙ (α + D) · taps: much faster where heads are wide."""
-    path = replace(path, exit=replace(path.exit, behind=None))
+    path = replace(path, output_map=replace(path.output_map, behind=None))
     left, taps = path.around(level)
     if (order := path.recurrence.order) is not None:  # the same in that order, put back
         left, taps = (None if t is None else t[:, order] for t in (left, taps))
@@ -77,7 +77,7 @@ def both(path: Path, level: str, skip: bool = True) -> torch.Tensor:
 
 
 def centred(path: Path, source: torch.Tensor) -> torch.Tensor:
-    if not path.exit.centred:
+    if not path.output_map.centred:
         return source
     by_head = source.unflatten(-1, path.recurrence.shape[2:4])
     return (by_head - by_head.mean(-1, keepdim=True)).flatten(-2)
@@ -88,15 +88,15 @@ def times(matrix: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
 
 
 def by_matrices(
-    block: FrozenLayer,
+    block: LinearizedLayer,
     change: Callable[[Path], Path] = lambda path: path,
     skip: bool = True,
     made: Callable[[Path, str, bool], torch.Tensor] = multiplied,
 ) -> torch.Tensor:
     """The layer's output by the block-level matrices of its channels, the bias by that of the (changed) paths."""
     paths = tuple(map(change, block.paths))
-    sources = [centred(p, p.entry.enter(block.u, False)) for p in paths]
-    outputs = [p.exit.project(times(made(p, "block", skip), x)) for p, x in zip(paths, sources)]
+    sources = [centred(p, p.input_map.enter(block.u, False)) for p in paths]
+    outputs = [p.output_map.project(times(made(p, "block", skip), x)) for p, x in zip(paths, sources)]
     return sum(outputs) + replace(block, paths=paths).bias
 
 
@@ -114,7 +114,7 @@ def test_ssm_level_matrices_give_the_layers_output(module):
     for own, block in blocks(module):
         total = torch.zeros_like(own) if block.rest is None else block.rest
         for path in block.paths:
-            values = path.entry.values(path.entry.source, biased=True)
+            values = path.input_map.values(path.input_map.source, biased=True)
             y = times(both(path, "ssm"), values)
             if (sink := path.sink("ssm")) is not None:
                 y = y + sink.flatten(2)
@@ -125,9 +125,9 @@ def test_ssm_level_matrices_give_the_layers_output(module):
 def test_the_source_is_what_enters(module):
     for _, block in blocks(module):
         for path in block.paths:
-            assert relative(path.entry.enter(block.u, True), path.entry.source) < 1e-12
+            assert relative(path.input_map.enter(block.u, True), path.input_map.source) < 1e-12
             if path.filter is None:
-                values = path.entry.values(path.entry.source, biased=True)
+                values = path.input_map.values(path.input_map.source, biased=True)
                 assert relative(values, path.recurrence.x.flatten(2)) < 1e-12
 
 
@@ -144,17 +144,17 @@ def test_the_map_is_linear_and_causal(module):
         assert relative(block.matvec(2 * v - w), 2 * block.matvec(v) - block.matvec(w)) < 1e-9
         later = v.clone()
         later[:, 6:] = 0
-        ahead = any(path.recurrence.order is not None for path in block.paths)
+        bidirectional = any(path.recurrence.order is not None for path in block.paths)
         found, plain = block.matvec(later)[:, :6], block.matvec(v)[:, :6]
-        assert torch.allclose(found, plain, rtol=1e-9, atol=1e-12) != ahead
+        assert torch.allclose(found, plain, rtol=1e-9, atol=1e-12) != bidirectional
 
 
 def without_bias(path: Path) -> Path:
-    return replace(path, entry=replace(path.entry, bias=None))
+    return replace(path, input_map=replace(path.input_map, bias=None))
 
 
 def without_gate(path: Path) -> Path:
-    return replace(path, exit=replace(path.exit, gate=None))
+    return replace(path, output_map=replace(path.output_map, gate=None))
 
 
 def shifted_decay(path: Path) -> Path:
@@ -162,11 +162,11 @@ def shifted_decay(path: Path) -> Path:
 
 
 def shifted_kernel(path: Path) -> Path:
-    return replace(path, entry=replace(path.entry, kernel=path.entry.kernel.roll(1, dims=1)))
+    return replace(path, input_map=replace(path.input_map, kernel=path.input_map.kernel.roll(1, dims=1)))
 
 
 def without_activation(path: Path) -> Path:
-    return replace(path, entry=replace(path.entry, activation=None))
+    return replace(path, input_map=replace(path.input_map, activation=None))
 
 
 def test_what_is_dropped_or_shifted_is_seen(module):
@@ -174,13 +174,13 @@ def test_what_is_dropped_or_shifted_is_seen(module):
         one = block.paths[0]
         if any(path.recurrence.D is not None for path in block.paths):
             assert relative(by_matrices(block, skip=False, made=both), own) > 1e-3
-        if one.entry.bias is not None:
+        if one.input_map.bias is not None:
             assert relative(by_matrices(block, without_bias), own) > 1e-3
-        if one.exit.gate is not None:
+        if one.output_map.gate is not None:
             assert relative(by_matrices(block, without_gate), own) > 1e-2
-        if one.entry.kernel is not None:
+        if one.input_map.kernel is not None:
             assert relative(by_matrices(block, shifted_kernel), own) > 1e-2
-        if one.entry.activation is not None:
+        if one.input_map.activation is not None:
             assert relative(by_matrices(block, without_activation), own) > 1e-2
         decays = [log_decay(path.recurrence) for path in block.paths]
         if not all((a == a[:, :1]).all() for a in decays):
@@ -194,8 +194,8 @@ def test_the_mean_is_that_of_the_channels(module):
             each = []
             for path in block.paths:
                 found = multiplied(path, level)
-                if level == "block" and path.exit.behind is not None:
-                    behind = torch.as_tensor(path.exit.behind, dtype=torch.float64).expand(2, LENGTH)
+                if level == "block" and path.output_map.behind is not None:
+                    behind = torch.as_tensor(path.output_map.behind, dtype=torch.float64).expand(2, LENGTH)
                     found = found * behind[:, None, :, None]
                 each.append(found)
             total = sum(each)
@@ -230,10 +230,10 @@ def test_the_sink_is_what_comes_from_the_states_before(module):
             torch.testing.assert_close(block.sink(level, groups=heads), by_head, **close)
             torch.testing.assert_close(block.sink(level, absolute=True), sizes.mean(2)[:, None], **close)
         for path in (each for each in block.paths if each.initial is not None):
-            within = replace(path, exit=replace(path.exit, behind=None))
+            within = replace(path, output_map=replace(path.output_map, behind=None))
             of_states = path.forward(nothing, True) - replace(path, initial=None).forward(nothing, True)
-            if not path.exit.centred:
-                assert relative(path.exit.project(within.sink("block").flatten(2)), of_states) < 1e-9
+            if not path.output_map.centred:
+                assert relative(path.output_map.project(within.sink("block").flatten(2)), of_states) < 1e-9
 
 
 def test_parts_sum_to_the_whole(module):
@@ -250,10 +250,12 @@ def test_contributions_sum_to_what_the_gradient_sees(module):
         channels = block.channels[0] * block.channels[1]
         found = weighed.attention().sum((1, 2, 3)) * channels
         linear = block.matvec(block.u)
-        if any(path.entry.enter(torch.zeros_like(block.u), True).any() for path in block.paths):
+        if any(path.input_map.enter(torch.zeros_like(block.u), True).any() for path in block.paths):
             constant = sum(
                 path.finish(
-                    path.read(path.entry.values(path.entry.enter(torch.zeros_like(block.u), True), False), False)
+                    path.read(
+                        path.input_map.values(path.input_map.enter(torch.zeros_like(block.u), True), False), False
+                    )
                 )
                 for path in block.paths
             )
@@ -269,8 +271,8 @@ def test_one_text_of_a_batch(module):
     mask = torch.ones(2, LENGTH, dtype=torch.bool)
     mask[1, 7:] = False
     with torch.no_grad(), TrueFloat64():
-        together = reader_of(mixer).frozen(mixer, reader_of(mixer).quantities(mixer, u, mask)).of_text(1, 7)
-        alone = reader_of(mixer).frozen(mixer, reader_of(mixer).quantities(mixer, u[1:, :7]))
+        together = adapter_for(mixer).linearized(mixer, adapter_for(mixer).compute_terms(mixer, u, mask)).of_text(1, 7)
+        alone = adapter_for(mixer).linearized(mixer, adapter_for(mixer).compute_terms(mixer, u[1:, :7]))
     for level in ("ssm", "block"):
         torch.testing.assert_close(together.attention(level), alone.attention(level), rtol=1e-9, atol=1e-12)
         sinks = together.sink(level), alone.sink(level)
@@ -280,4 +282,4 @@ def test_one_text_of_a_batch(module):
 
 
 def test_every_example_has_a_block():
-    assert all(hasattr(architecture, "frozen") for architecture, _ in EXAMPLES.values())
+    assert all(hasattr(architecture, "linearized") for architecture, _ in EXAMPLES.values())

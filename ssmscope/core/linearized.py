@@ -9,8 +9,9 @@ a unified implicit attention formulation, 2024):
 
 summed over the paths of a layer that has several recurrences. SiLU is a diagonal, silu(c) / c = σ(c), a norm is the
 factor that it has at its values. This is exact, the convolution's bias, D and what comes from states before the first
-position included: `FrozenLayer.matvec(u) + FrozenLayer.bias` is the layer's own output. The matrices of a path act on
-`values` (level "ssm") or on `source` (level "block"), channel by channel; projections mix channels and are in no map.
+position included: `LinearizedLayer.matvec(u) + LinearizedLayer.bias` is the layer's own output. The matrices of a path
+act on `values` (level "ssm") or on `source` (level "block"), channel by channel; projections mix channels and are in no
+map.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Channels = Float[Tensor, "batch length channels"]
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class InputMap:
     """How a layer's input becomes what its recurrence reads.
 
     Attributes:
@@ -71,7 +72,7 @@ class Entry:
 
 
 @dataclass(frozen=True, eq=False)
-class Exit:
+class OutputMap:
     """How a recurrence's output becomes the layer's.
 
     Attributes:
@@ -110,8 +111,8 @@ class Path:
     """
 
     recurrence: Recurrence
-    entry: Entry
-    exit: Exit
+    input_map: InputMap
+    output_map: OutputMap
     name: str = ""
     filter: Tensor | None = None
     filter_tail: Tensor | None = None
@@ -134,18 +135,18 @@ class Path:
     def finish(self, y: Channels) -> Float[Tensor, "batch length width"]:
         """project(gate ⊙ y)."""
         y = self._centred(y)
-        return self.exit.project(y if self.exit.gate is None else y * self.exit.gate)
+        return self.output_map.project(y if self.output_map.gate is None else y * self.output_map.gate)
 
     def shown(self, y: Channels) -> Channels:
         """What the output gate multiplies: y, with the norm's factor and shift where there is a norm."""
         y = self._centred(y)
-        y = y if self.exit.factor is None else y * self.exit.factor
-        return y if self.exit.shift is None else y + self.exit.shift
+        y = y if self.output_map.factor is None else y * self.output_map.factor
+        return y if self.output_map.shift is None else y + self.output_map.shift
 
     def forward(self, u: Float[Tensor, "batch length width"], biased: bool) -> Float[Tensor, "batch length width"]:
         """From the layer's input to its output."""
-        source = self.entry.enter(u, biased)
-        return self.finish(self.read(self.entry.values(source, biased), biased))
+        source = self.input_map.enter(u, biased)
+        return self.finish(self.read(self.input_map.values(source, biased), biased))
 
     def around(self, level: str) -> tuple[Tensor | None, Tensor | None]:
         """`left` and `taps` of `ops.attention` at a level."""
@@ -155,9 +156,9 @@ class Path:
             spread = None if self.filter is None else self.filter.view(1, 1, -1, 1).expand(*self._shape(), -1, -1)
             taps = None if spread is None else spread.expand(-1, -1, -1, self.recurrence.x[0, 0].numel())
         else:
-            left = _product(left, self.exit.gate)
-            if self.exit.behind is not None:
-                behind = self.exit.behind
+            left = _product(left, self.output_map.gate)
+            if self.output_map.behind is not None:
+                behind = self.output_map.behind
                 left = _product(left, behind.unsqueeze(-1) if isinstance(behind, Tensor) else self._full(behind))
             taps = self._taps()
         return (
@@ -201,23 +202,23 @@ class Path:
         def cut(t):
             return t[..., channels] if isinstance(t, Tensor) and t.ndim > 1 else t
 
-        entry = replace(
-            self.entry,
-            source=cut(self.entry.source),
-            activation=cut(self.entry.activation),
-            kernel=None if self.entry.kernel is None else self.entry.kernel[channels],
+        input_map = replace(
+            self.input_map,
+            source=cut(self.input_map.source),
+            activation=cut(self.input_map.activation),
+            kernel=None if self.input_map.kernel is None else self.input_map.kernel[channels],
         )
         return replace(
             self,
             recurrence=self.recurrence.of_heads(start, stop),
-            entry=entry,
-            exit=replace(self.exit, gate=cut(self.exit.gate)),
+            input_map=input_map,
+            output_map=replace(self.output_map, gate=cut(self.output_map.gate)),
             weight=cut(self.weight),
         )
 
     def _size(self) -> int:
         """Numbers in `taps` at the level of the block."""
-        kernel = 1 if self.entry.kernel is None else self.entry.kernel.shape[1]
+        kernel = 1 if self.input_map.kernel is None else self.input_map.kernel.shape[1]
         reach = kernel + (0 if self.filter is None else len(self.filter) - 1)
         return self.recurrence.x.numel() * reach
 
@@ -236,13 +237,13 @@ class Path:
         def cut(t):
             return t[row : row + 1, :length] if isinstance(t, Tensor) and t.ndim > 1 else t
 
-        own = {name: cut(getattr(self.entry, name)) for name in ("source", "activation", "taps")}
-        leaving = replace(self.exit, gate=cut(self.exit.gate), behind=cut(self.exit.behind))
+        own = {name: cut(getattr(self.input_map, name)) for name in ("source", "activation", "taps")}
+        output_map = replace(self.output_map, gate=cut(self.output_map.gate), behind=cut(self.output_map.behind))
         return replace(
             self,
             recurrence=self.recurrence.of_rows(row, row + 1).between(0, length),
-            entry=replace(self.entry, tail=_row(self.entry.tail, row), **own),
-            exit=leaving,
+            input_map=replace(self.input_map, tail=_row(self.input_map.tail, row), **own),
+            output_map=output_map,
             filter_tail=_row(self.filter_tail, row),
             initial=_row(self.initial, row),
             weight=cut(self.weight),
@@ -250,7 +251,7 @@ class Path:
 
     def _centred(self, y: Channels) -> Channels:
         """y less the mean over the width of each head, where the norm subtracts it."""
-        if not self.exit.centred:
+        if not self.output_map.centred:
             return y
         by_head = rearrange(y, "b t (h p) -> b t h p", h=self.recurrence.shape[2])
         return rearrange(by_head - by_head.mean(-1, keepdim=True), "b t h p -> b t (h p)")
@@ -272,11 +273,11 @@ class Path:
         """By what the source at s is multiplied when it arrives at the recurrence at s + i: the convolution, then the
         activation where it arrived, then the filter."""
         if (order := self.recurrence.order) is not None:
-            activation = None if self.entry.activation is None else self.entry.activation[:, order]
-            entry = replace(self.entry, activation=activation)
-            taps = Path._taps(replace(self, recurrence=straight(self.recurrence), entry=entry))
+            activation = None if self.input_map.activation is None else self.input_map.activation[:, order]
+            input_map = replace(self.input_map, activation=activation)
+            taps = Path._taps(replace(self, recurrence=straight(self.recurrence), input_map=input_map))
             return None if taps is None else taps[:, order.argsort()]
-        kernel, activation, filtering = self.entry.kernel, self.entry.activation, self.filter
+        kernel, activation, filtering = self.input_map.kernel, self.input_map.activation, self.filter
         if kernel is None and activation is None and filtering is None:
             return None
         channels = self.recurrence.x[0, 0].numel()
@@ -287,7 +288,7 @@ class Path:
         activation = like.new_ones(*self._shape(), channels) if activation is None else activation.to(like)
         taps = like.new_zeros(*self._shape(), kernel.shape[1] + len(filtering) - 1, channels)
         for j in range(min(kernel.shape[1], length)):
-            read = 1 if self.entry.taps is None else self.entry.taps[:, j:, j, None]
+            read = 1 if self.input_map.taps is None else self.input_map.taps[:, j:, j, None]
             arrived = kernel[:, j] * activation[:, j:] * read
             for i, k in enumerate(filtering):
                 taps[:, : length - j, i + j] += k * arrived
@@ -295,7 +296,7 @@ class Path:
 
 
 @dataclass(frozen=True, eq=False)
-class FrozenLayer:
+class LinearizedLayer:
     """A layer's output as a linear map of its input u (batch, length, width).
 
     Attributes:
@@ -390,7 +391,7 @@ class FrozenLayer:
             total = total.abs() if absolute else total
         return rearrange(total, "b t (g h) p -> b g t (h p)", g=groups).mean(-1)
 
-    def contributions(self, gradient: Float[Tensor, "batch length width"]) -> FrozenLayer:
+    def contributions(self, gradient: Float[Tensor, "batch length width"]) -> LinearizedLayer:
         """The layer as a map whose entries [t, s], summed over channels, are what position s contributes to
         Σ gradient_t · output_t through position t: attention × gradient.
 
@@ -400,13 +401,13 @@ class FrozenLayer:
         paths = []
         for path in self.paths:
             with torch.enable_grad():
-                y = torch.zeros_like(path.entry.source, requires_grad=True)
+                y = torch.zeros_like(path.input_map.source, requires_grad=True)
                 (pulled,) = torch.autograd.grad(path.finish(y), y, gradient)
-            scaled = replace(path.exit, gate=pulled, behind=None)
-            paths.append(_Weighed(**{**vars(path), "exit": scaled}))
+            scaled = replace(path.output_map, gate=pulled, behind=None)
+            paths.append(_Weighed(**{**vars(path), "output_map": scaled}))
         return replace(self, paths=tuple(paths))
 
-    def of_text(self, row: int, length: int) -> FrozenLayer:
+    def of_text(self, row: int, length: int) -> LinearizedLayer:
         """The layer on one sequence of the batch, up to a length: for maps, not for `matvec`."""
         return replace(self, u=self.u[row : row + 1, :length], paths=tuple(p.of_text(row, length) for p in self.paths))
 
@@ -464,7 +465,7 @@ class _Weighed(Path):
     """A path whose block-level maps are multiplied by its source: contributions instead of coefficients."""
 
     def _taps(self) -> Tensor | None:
-        taps, source = super()._taps(), self._centred(self.entry.source).unsqueeze(2)
+        taps, source = super()._taps(), self._centred(self.input_map.source).unsqueeze(2)
         return source if taps is None else taps * source
 
 
