@@ -220,7 +220,7 @@ def _others(hooks: dict[int, Any]) -> dict[int, Any]:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks of its forward pass that are not those of a run (`watched`)."""
+    """Whether a module has hooks of its forward pass that are not those of a run (`observe`)."""
     return any(map(_others, _hooks(module)))
 
 
@@ -279,7 +279,7 @@ def twin(module: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def watched(
+def observe(
     before: Iterable[tuple[nn.Module, Before]] = (), after: Iterable[tuple[nn.Module, After]] = ()
 ) -> Iterator[None]:
     """Within the context, and in this thread alone, functions are called as modules begin to run and have run."""

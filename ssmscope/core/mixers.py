@@ -146,7 +146,7 @@ def is_bidirectional(module: nn.Module) -> bool:
 
 
 def memory_of(module: nn.Module) -> dict[str, bool]:
-    """Return the fields of a trace that say whether some layer has a recurrent state, and whether some reads both ways."""
+    """Return what a trace says of a model: if some layer has a recurrent state, and if some reads both ways."""
     return {"has_recurrent_state": has_recurrent_state(module), "bidirectional": is_bidirectional(module)}
 
 

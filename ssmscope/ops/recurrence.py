@@ -240,12 +240,12 @@ def retention(recurrence: Recurrence, *, per_head: bool = False) -> Tensor:
 
     1 means that token t leaves the memory as it was, 0 that it clears it.
     """
-    return _over_time(recurrence, recurrence.kept, per_head)
+    return _over_time(recurrence, recurrence.mean_decay, per_head)
 
 
 def write(recurrence: Recurrence, *, per_head: bool = False) -> Tensor:
     """1 − retention, computed without cancellation: how much of the memory token t replaces. Shapes as `retention`."""
-    return _over_time(recurrence, recurrence.replaced, per_head)
+    return _over_time(recurrence, recurrence.one_minus_mean_decay, per_head)
 
 
 def _over_time(recurrence: Recurrence, quantity: Callable[[int, int], Tensor], per_head: bool) -> Tensor:
