@@ -12,6 +12,7 @@ import torch
 from examples import HYBRIDS, TEXTS, decayed, log_decay, own_output, random_example, relative
 from loud import TrueFloat64, doubled
 
+import ssmscope
 import ssmscope.architectures
 from ssmscope import ops
 from ssmscope.architectures.read.parts import BY_WEIGHT
@@ -303,7 +304,7 @@ def test_gradients_reach_every_weight_and_the_input(model):
 
 def test_save_and_load_in_transformers_layout(model, tmp_path):
     model.module.save_pretrained(tmp_path)
-    again = ssmscope.architectures.loading.load.load(tmp_path)
+    again = ssmscope.load(tmp_path)
     assert type(again.module) is type(model.module)
     assert again.fingerprint == model.fingerprint
     batch = model.encode(ids=TEXTS)

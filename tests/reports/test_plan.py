@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from planned import MINIMAL, planned
 
 import ssmscope
-import ssmscope.architectures.loading.load
 from ssmscope import cli
 from ssmscope.api import registry
 from ssmscope.api.analysis import Call
 from ssmscope.api.inputs import KINDS
 from ssmscope.attacks.position.measure import PAPER
+from ssmscope.core.shipped import demos
 from ssmscope.errors import InputError
 from ssmscope.reports import plan as plan_module
 from ssmscope.reports.jobs import make_jobs, plain
@@ -371,7 +371,7 @@ class TestNothingRuns:
     @pytest.mark.parametrize("name", shipped())
     def test_while_shipped_plans_are_checked_and_their_jobs_made(self, name: str) -> None:
         chosen = self.read(shipped()[name].read_text(encoding="utf-8"), variables={})
-        if all(place.is_dir() for place in ssmscope.architectures.loading.load.demos().values()):
+        if all(place.is_dir() for place in demos().values()):
             assert make_jobs(chosen).every
 
     @pytest.mark.parametrize("option", ["--help", "-h", "--version", "--install-completion", "--show-completion"])
