@@ -83,6 +83,7 @@ _HOMES = {
 }
 _VERBS = {
     "lens": ("ssmscope.probes.lens", "trajectory"),
+    "models": ("ssmscope.core.shipped", "demos"),
     "report": ("ssmscope.reports.running", "run_plan"),
     "serve": ("ssmscope.reports.serving", "serve"),
     "train": ("ssmscope.training", "train_model"),

@@ -144,7 +144,7 @@ def test_the_how_tos_work(tmp_path: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     written = [file for page in HOW_TO for file in blocks(page, tmp_path)]
     assert {
-        "ssmscope/architectures/leaky.py",
+        "ssmscope/architectures/own/leaky.py",
         "ssmscope/interp/remaining/__init__.py",
         "ssmscope/attacks/order/__init__.py",
     } <= set(written)
@@ -192,7 +192,7 @@ def test_the_how_tos_count_their_lines() -> None:
     """They say how long is what they have a reader write, an analysis at most 120 lines beside its test."""
     for page, files in {
         "analysis": (("package", "interp/remaining/"), ("test", "interp/test_remaining.py")),
-        "architecture": (("file", "models/leaky.py"),),
+        "architecture": (("file", "architectures/own/leaky.py"),),
         "attack": (("package", "attacks/order/"), ("test", "attacks/test_order.py")),
     }.items():
         text = (DOCS / "how-to" / f"add-an-{page}.md").read_text(encoding="utf-8")

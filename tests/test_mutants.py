@@ -64,9 +64,9 @@ def test_what_is_no_computation_is_left_out(mistakes, code, is_left_out):
 
 
 def test_a_mutant_takes_its_functions_place(mistakes):
-    every = {mutant.name: mutant for mutant in mistakes.mutants_of("show/numbers.py")}
+    every = {mutant.name: mutant for mutant in mistakes.mutants_of("render/numbers.py")}
     assert not any(":__repr__" in name for name in every)
-    mutant = every["show/numbers.py:counted: count != 1 -> count == 1"]
+    mutant = every["render/numbers.py:counted: count != 1 -> count == 1"]
     own, source = numbers.counted.__code__, Path(numbers.__file__).read_text()
     try:
         mistakes.put_in_place(mutant)

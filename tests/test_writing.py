@@ -21,7 +21,7 @@ OLD, NEW = ({f"a.{suffix}": f"{age} {suffix}".encode() for suffix in ("json", "c
 WORK = """
 import json, os, sys
 from pathlib import Path
-from ssmscope import writing
+from ssmscope.api import writing
 
 directory, files, left = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
 written = Path.write_bytes

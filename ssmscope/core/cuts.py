@@ -70,9 +70,9 @@ def cut_edges(
                 return torch.zeros_like(recurrence.x)
             x = torch.where(cut.unsqueeze(-1), recurrence.x, 0)
             if paths and not late:  # RWKV, which reads late, has no convolution before its recurrence
-                entry, width = paths[number].entry, recurrence.shape[3]
-                source = torch.where(cut.repeat_interleave(width, dim=2), entry.source, 0)
-                x = paths[number].written(entry.values(source, False), False)
+                input_map, width = paths[number].input_map, recurrence.shape[3]
+                source = torch.where(cut.repeat_interleave(width, dim=2), input_map.source, 0)
+                x = paths[number].written(input_map.values(source, False), False)
             at = torch.zeros_like(read)
             at[:, : at.shape[1] - late] = read[:, late:]
             return contribution(recurrence, x, at)

@@ -21,9 +21,9 @@ import ssmscope
 ROOT = Path(ssmscope.__file__).parent
 BESIDE = re.compile(r"""["']([\w-]+\.(?:c|h|cu|json|txt))["']""", re.ASCII)
 """How a module names a file beside it, such as the source of its kernel."""
-ALWAYS = ("analysis", "backends.c", "backends.triton")
+ALWAYS = ("api.analysis", "backends.c", "backends.triton")
 """Modules of every call: they read models and inputs, or compute recurrences and are imported by a registry by name."""
-LISTED = ("models", "interp.methods", "backends.c", "backends.triton")
+LISTED = ("architectures.own", "architectures.read", "interp.methods", "backends.c", "backends.triton")
 """Packages that import their modules by name: all of these belong to the package itself."""
 
 Import = tuple[int, str, tuple[str, ...]]

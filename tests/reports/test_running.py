@@ -128,8 +128,8 @@ class TestKeys:
         assert changed("\n/* x */\n", "backends/c/selective_scan.c") == every, "the kernels belong to it"
         assert changed("\n/* x */\n", "backends/c/vectors.h") == every
         assert changed("\nX = 1\n", "backends/triton/ssd_kernels.py") == every, "backends are imported by name"
-        assert changed("\nX = 1\n", "models/mamba.py") == every, "architectures are imported by name"
-        assert changed("\nX = 1\n", "reads.py") == every, "how texts are read"
+        assert changed("\nX = 1\n", "architectures/read/mamba.py") == every, "architectures are imported by name"
+        assert changed("\nX = 1\n", "api/inputs.py") == every, "how texts are read"
         others = ("reports/page.py", "cli/verbs.py", "cli/pages.py", "training/run.py", "__init__.py")
         assert changed("\nX = 1\n", *others) == set()
         line = "    return scored("

@@ -33,7 +33,7 @@ def retrieval(
     tasks: Annotated[
         Sequence[str],
         "Of qa1 to qa5, needle, multi-key, multi-value, variables, common-words.",
-        OneOf("tasks.needles:TASKS"),
+        OneOf("data.needles:TASKS"),
     ] = (
         "qa1",
         "qa2",
