@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssmscope import ops
+from ssmscope import backends, ops
 from ssmscope.backends.c import selective_scan
 from ssmscope.ops import Recurrence, diagonal, elementwise, scans, ssd
 
@@ -270,7 +270,7 @@ def test_recurrences_of_different_forms_are_scanned_one_by_one():
                 torch.testing.assert_close(found.state, expected.state)
 
 
-@pytest.mark.skipif(selective_scan.why_not() is not None, reason=f"{selective_scan.why_not()}")
+@pytest.mark.skipif(not backends.enabled() or selective_scan.why_not() is not None, reason="no C kernel")
 @pytest.mark.parametrize("start", [False, True], ids=["from zero", "from a state"])
 def test_a_cpu_walks_heads_of_small_states(start, monkeypatch):
     """Values, the final state and all gradients, with decays, steps and widths that differ between heads."""
