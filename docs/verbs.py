@@ -26,6 +26,7 @@ SECTION = "Verbs"
 """The part of the navigation that the pages come into."""
 
 GUIDES = {
+    "heatmap": "heatmap.md",
     "attention": "attention.md",
     "knockout": "interventions.md",
     "patch": "interventions.md",
