@@ -53,6 +53,7 @@ ARMS = {
     "mamba2": "mamba2",
     "baleen-e β=0": "baleen-e --beta 0",
     **{f"baleen-e {form} β={beta}": f"baleen-e --beta {beta} --kl {form}" for form in BETAS for beta in BETAS[form]},
+    "mamba2 warm": "mamba2 --init-from",
     **{f"baleen-e true β={beta} warm": f"baleen-e --beta {beta} --kl true --init-from" for beta in WARM},
     **{f"baleen-b β={beta}": f"baleen-b --beta {beta}" for beta in ("0", *BERNOULLI)},
     "baleen-b β=0.01 warm": "baleen-b --beta 0.01 --init-from",
