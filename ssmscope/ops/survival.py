@@ -55,7 +55,7 @@ def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
     if recurrence.one_decay_per_head:
         kept, _ = _sums_from_end(recurrence.log_decay().squeeze(-1))
         kept = kept.clamp_(min=smallest_exponent(written.dtype)).exp_().to(written)
-        return written * kept * by_head(torch.linalg.vector_norm(recurrence.b, dim=-1), written.shape[2])
+        return written * kept * by_head(_norms(recurrence.b), written.shape[2])
     timed = _timed(recurrence)
     if timed is not None and (backend := backends.find("survival", *timed, recurrence.b)):
         return backend.key_norms(*timed, recurrence.b).mul_(written)
@@ -170,7 +170,7 @@ def half_lives(recurrences: Sequence[Recurrence], *, per_head: bool = False) -> 
 def _half_lives(recurrences: Sequence[Recurrence], *, per_head: bool) -> Tensor:
     """`half_lives`, (batch, length, heads), or one in place of the heads; of several recurrences not per head."""
     written = [_written_norms(r) for r in recurrences]
-    norms = [torch.linalg.vector_norm(r.b, dim=-1) for r in recurrences]
+    norms = [_norms(r.b) for r in recurrences]
     whole = _together((w * by_head(b, w.shape[2]) for w, b in zip(written, norms)), per_head)
     walk = _walked if any(isinstance(r, DeltaRecurrence) for r in recurrences) else _halved
     return walk(recurrences, written, whole / 2, per_head).masked_fill(whole == 0, math.inf)
@@ -268,7 +268,19 @@ def _key_norms(recurrence: Recurrence, sums: Tensor, part: slice) -> Float[Tenso
     else:
         sums = 2 * sums
     squares = sums.clamp_(min=smallest_exponent(sums.dtype)).exp_()
-    return (b.square().unsqueeze(3) @ squares.expand(*squares.shape[:3], state, -1)).sqrt_().squeeze(3).flatten(2)
+    scale = _scales(b)
+    total = (b / scale).square().unsqueeze(3) @ squares.expand(*squares.shape[:3], state, -1)
+    return total.squeeze(3).sqrt_().mul(scale).flatten(2)
+
+
+def _scales(b: Tensor) -> Tensor:
+    """Return the largest magnitude of each key, (batch, length, groups, 1): the square of a small number would be 0."""
+    return b.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(b.dtype).tiny)
+
+
+def _norms(b: Tensor) -> Float[Tensor, "batch length groups"]:
+    scale = _scales(b)
+    return torch.linalg.vector_norm(b / scale, dim=-1) * scale.squeeze(-1)
 
 
 def _timed(recurrence: Recurrence) -> tuple[Tensor, Tensor] | None:

@@ -180,3 +180,19 @@ def test_a_long_text_loses_no_digits():
     )
     found, exact = survival.shares([r]), survival.shares([r.to(torch.float64)])
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["head", "state", "step"])
+def test_small_keys_are_not_lost(kind):
+    """The squares of some are no float32, in heads of one state and of several."""
+    for states in (slice(0, 5), slice(0, 1)):
+        exact = long_recurrence(kind, 30)
+        exact.b[:, ::3] *= 1e-25
+        cut = {"b": exact.b[..., states], "c": exact.c[..., states]}
+        cut |= {name: t[..., states] for name in ("A", "log_a") if (t := getattr(exact, name)) is not None}
+        exact = replace(exact, **cut)
+        terms = ("x", "b", "c", "delta", "A", "log_a")
+        rounded = replace(exact, **{n: t.float() for n in terms if (t := getattr(exact, n)) is not None})
+        left, expected = survival.left_norms(rounded), left_alone([exact], 30).norm(dim=-1)
+        torch.testing.assert_close(left.double(), expected, rtol=1e-4, atol=0)
+        assert torch.equal(survival.half_lives([rounded]), survival.half_lives([exact]).float())
