@@ -16,6 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Mamba2Config, Mamba2ForCau
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.models import architectures
+from ssmscope.models.load import _class_for
 from ssmscope.models.split import placed
 from ssmscope.shipped import demos, readable_types
 from ssmscope.tasks.sequences import listops, majority
@@ -436,3 +437,19 @@ def test_projections_that_were_rescaled_as_they_were_initialised_are_read_as_sto
         assert torch.equal(found.module.state_dict()[name], weight), name
     assert found.config.rescale_prenorm_residual is True
     assert found.fingerprint == ssmscope.load(module).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("architectures", "head"),
+    [
+        ([], "CausalLM"),
+        (["MambaForCausalLM"], "CausalLM"),
+        (["MambaLMHeadModel"], "CausalLM"),
+        (["MambaModel"], ""),
+        (["MambaModel", "MambaForCausalLM"], "CausalLM"),
+        (["MambaModel", "SSMForSequenceClassification"], "SequenceClassification"),
+    ],
+)
+def test_the_class_that_reads_a_model_is_that_of_its_head(architectures, head):
+    name = f"AutoModelFor{head}" if head else "AutoModel"
+    assert _class_for(architectures, "m").__name__ == name
