@@ -150,8 +150,8 @@ def test_every_number_stands_in_its_sentence():
     )
     assert loss == "Expected and training loss differ by at most 0.432 with probability 95 %, m = 6,920 (Eq. 13)."
     assert growth == (
-        "s_A < 0: no state can grow, ln ρ = −0.125, and C is bounded at every length, though only beyond about 8 tokens "
-        "does it stop growing."
+        "s_A < 0: no state can grow, ln ρ = −0.125, and C is bounded at every length, though only beyond about 8 "
+        "tokens does it stop growing."
     )
     assert linear.endswith("p = 0.541 (printed is p = e); here |A| ≤ 1.5, ‖q‖ = 0.75, softplus(p) = 0.693.")
     *_, row = sentences(-0.5, rows=3)
