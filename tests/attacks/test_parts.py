@@ -520,7 +520,7 @@ class TestMaskedWords:
         assert found == [word for word in dict.fromkeys(expected) if any(c.isalnum() for c in word)]
 
     def test_words_are_replaced_in_the_order_of_the_text(self, bert):
-        swap, text = MaskedWords(resources.MaskedLM(bert), candidates=1), AttackedText("a film " * 5)
+        swap, text = MaskedWords(resources.MaskedLM(bert), candidates=4), AttackedText("a film " * 5)
         found = swap._get_transformations(text, {9, 8, 1})
         places = [next(i for i, pair in enumerate(zip(each.words, text.words)) if len(set(pair)) > 1) for each in found]
         assert places == sorted(places) and len(places) > 1

@@ -21,7 +21,7 @@ ABOUT = {"model": "own", "data": {"name": "drawn", "split": "test", "examples": 
 def numbered(*shape: int) -> np.ndarray:
     """Means and their intervals, every number another one, (…, 3)."""
     means = 0.01 * np.arange(1, 1 + np.prod(shape)).reshape(shape)
-    return np.stack([means, means - 0.0025, means + 0.0025], axis=-1)
+    return np.stack([means, means - 0.002, means + 0.002], axis=-1)
 
 
 def prose(result: Result) -> list[str]:
@@ -59,15 +59,15 @@ class TestAblation:
         )
         assert prose(result)[1:3] == [
             "1,200 examples of drawn (test); each of the recurrences by itself is replaced by its mean over the data. "
-            "With nothing ablated: loss 0.010 [0.008, 0.013], accuracy 0.020 [0.018, 0.022], probability 0.030 [0.028, "
-            "0.033].",
+            "With nothing ablated: loss 0.010 [0.008, 0.012], accuracy 0.020 [0.018, 0.022], probability 0.030 [0.028, "
+            "0.032].",
             "Note: a note.",
         ]
 
     def test_its_table_has_the_most_important_first(self, result):
         assert list(rows(result)) == ["layer 4", "layer 3, head 2", "layer 0, kept", "layer 0, subtracted"]
         assert rows(result)["layer 0, subtracted"] == [
-            "0.040 [0.037, 0.043]", "−0.500 [−0.750, 0.020]", "0.060 [0.058, 0.062]", "yes",
+            "0.040 [0.038, 0.042]", "−0.500 [−0.750, 0.020]", "0.060 [0.058, 0.062]", "yes",
         ]  # fmt: skip
         assert [cells[-1] for cells in rows(result).values()] == ["", "", "", "yes"]
         (table,) = result.tables()
@@ -133,7 +133,7 @@ class TestKnockout:
         assert [[cell.value for cell in cells] for _, cells in table.rows][:4] == [
             ["−50.0 %", "12.5 %"], ["−75.0 %", "0.0 %"], ["25.0 %", "25.0 %"], ["−37.5 %", "−6.2 %"],
         ]  # fmt: skip
-        assert [cell.interval for cell in table.rows[0][1]] == ["[0.750, 1.250]", "[6.750, 7.250]"]
+        assert [cell.interval for cell in table.rows[0][1]] == ["[0.800, 1.200]", "[6.800, 7.200]"]
 
     def test_its_frame(self, result):
         frame = result.to_frame()
@@ -215,7 +215,7 @@ class TestSteering:
             "stream before layer 3, 0.070 with random ones; loss 0.170 on other data"
         )
         assert self.result().verdict() == (
-            "at strength 0.5 the probability of “yes” is 0.030 [0.028, 0.033], with random directions 0.070 [0.068, "
+            "at strength 0.5 the probability of “yes” is 0.030 [0.028, 0.032], with random directions 0.070 [0.068, "
             "0.072]; loss on other data 0.170 [0.168, 0.172]"
         )
         assert (

@@ -534,7 +534,7 @@ def test_the_most_that_a_state_can_grow_in_a_step(limits, how):
     ("largest", "possible", "growth", "never", "overflows", "said"),
     [
         ([-0.5, 0.7], [0.9], -1, 3, True, "unstable: a step multiplies a state by 2.014 on the inputs"),
-        ([-0.5, -1], [0.1, 0.05], -1, 3, True, "unstable: a step may multiply a state by 1.105"),
+        ([-0.5, -1], [0.2, 0.05], -1, 3, True, "unstable: a step may multiply a state by 1.221"),
         ([-0.5], [-0.1], -1, 3, True, "unstable: its states overflow on the inputs"),
         ([-0.5], None, -1, 3, False, "marginal: 3 of 1,200 states keep half of what they hold beyond the 1,024 tokens"),
         ([-0.5], [-0.1], -0.125, 0, False, "marginal: its slowest state changes by e^-0.12 a token"),
