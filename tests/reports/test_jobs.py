@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -222,3 +223,29 @@ def test_a_kind_is_not_guessed(tmp_path):
         assert kind_of(tmp_path) is kind_of(tmp_path, tokenizer=True) is None
     assert kind_of(tmp_path / "config.json") == "token-classifier"
     assert kind_of(tmp_path / "config.json", tokenizer=True) == "text-classifier"
+
+
+def test_a_record_is_of_files_that_are_all_as_they_were_written(tmp_path):
+    store = Store(tmp_path)
+    folder = store.finished("0123456789abcdef")
+    folder.mkdir(parents=True)
+    (folder / RECORD).write_text(json.dumps({"verb": "heatmap", "files": {"a.json": 2, "b.csv": 3}}))
+    for content, done in (("abc", True), ("abcd", False), ("ab", False), (None, False)):
+        (folder / "a.json").write_text("{}")
+        if content is None:
+            (folder / "b.csv").unlink()
+        else:
+            (folder / "b.csv").write_text(content)
+        assert (store.record("0123456789abcdef") is not None) == done
+
+
+def test_what_is_known_of_a_plans_models(tmp_path):
+    """A key is 16 digits; a tokenizer that a plan gives tells a model's kind as one of its own does."""
+    model = tiny_model(tmp_path / "m")
+    (tmp_path / "words").mkdir()
+    for file in model.glob("tokenizer*"):
+        file.rename(tmp_path / "words" / file.name)
+    for given, kind in (({}, "token-model"), ({"tokenizer": str(tmp_path / "words")}, "language-model")):
+        jobs = jobs_of({"models": [{"model": str(model), "name": "x", **given}], "analyses": ["stability"]})
+        assert list(jobs.models) == ["x"] and jobs.models["x"]["kind"] == kind
+        assert all(re.fullmatch("[0-9a-f]{16}", job.key) for job in jobs.every)
