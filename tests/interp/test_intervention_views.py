@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,7 +14,7 @@ from ssmscope.interp.patch.result import Patching
 from ssmscope.interp.scoring import MEASURES
 from ssmscope.interp.steer.result import Steering
 from ssmscope.results import Result
-from ssmscope.show.blocks import Prose
+from ssmscope.show.blocks import Picture, Prose
 from ssmscope.show.table import Table
 
 ABOUT = {"model": "own", "data": {"name": "drawn", "split": "test", "examples": 1200, "fingerprint": "f"}}
@@ -54,6 +56,15 @@ class TestAblation:
 
     def test_what_it_says(self, result):
         assert result.headline == "Ablation of recurrences on own: 1 of 4 can go alone"
+        harms = self.HARMS.copy()
+        harms[3, 1] = [0.5, 0.0, 0.75]
+        unclear = replace(result, harms=harms)
+        assert unclear.verdict() == "1 of 4 recurrences can go alone; none clearly does harm"
+        compared = Ablation.compare([result, unclear], [("x",), ("y",)])
+        assert [(*labels, *(cell.value for cell in cells)) for labels, cells in compared.rows] == [
+            ("x", "recurrences", "0.020", "1 of 4", "layer 4", "0.500"),
+            ("y", "recurrences", "0.020", "1 of 4", "none clearly", "0.500"),
+        ]
         assert result.verdict() == (
             "1 of 4 recurrences can go alone; most harm: layer 4, accuracy worse by 0.500 [0.250, 0.750]"
         )
@@ -97,7 +108,7 @@ class TestKnockout:
     CUTS = (Cut(0, 2), Cut(0, 2, part="kept"), Cut(0, 1), Cut(1, 2), Cut(1, 1, head=3), Cut(2, 2, head=0, part="kept"))
     PROBABILITY = np.array([0.5, 0.25])
     CHANGES = numbered(2, 6)
-    CHANGES[0, :, 0] = [-0.5, -0.75, 0.25, -0.375, 0.1, -0.2]
+    CHANGES[0, :, 0] = [-0.5, -0.75, 0.25, -0.375, -0.6, -0.2]
     CHANGES[1, :, 0] = [0.125, 0.0, 0.25, -0.0625, 0.3, 0.4]
 
     @pytest.fixture
@@ -120,16 +131,32 @@ class TestKnockout:
         ]
         assert result.verdict() == (
             "relative change of the answer's probability of each text: “a” −50.0 % [0.8, 1.2] in all layers, most in "
-            "layers 1–2 (−37.5 %); “b” 12.5 % [6.8, 7.2] in all layers, most in layer 2, head 0, kept (40.0 %)"
+            "layer 1, head 3 (−60.0 %); “b” 12.5 % [6.8, 7.2] in all layers, most in layer 2, head 0, kept (40.0 %)"
         )  # a part in all layers is no place
         assert result.layers == (0, 1, 2)
+        many = dict(answers=("yes",) * 5, probability=np.full(5, 0.5), probabilities=np.full((5, 2, 6), 0.5))
+        assert len(prose(replace(result, **many))) == 1 + 3 + 1  # of many texts the first three
+        alone = replace(result, answers=("yes",), probability=np.array([0.123456]), attends=False)
+        assert alone.headline.endswith(": “yes”") and "probability of 0.123: “a”" in alone.verdict()
+        assert len(prose(alone)) == 2
+        compared = Knockout.compare([result, alone], [("x",), ("y",)])
+        assert [(*labels, *(cell.value for cell in cells)) for labels, cells in compared.rows] == [
+            (name, *row)
+            for name in "xy"
+            for row in (
+                ("a", "−50.0 %", "layer 1, head 3", "−60.0 %"),
+                ("b", "12.5 %", "layer 2, head 0, kept", "40.0 %"),
+            )
+        ]
 
     def test_its_table_has_windows_and_then_the_heads_that_change_the_most(self, result):
         (table,) = result.tables()
         assert [label for (label,), _ in table.rows] == [
-            "layers 0–2", "layers 0–2, kept", "layers 0–1", "layers 1–2", "layer 2, head 0, kept", "layer 1, head 3",
+            "layers 0–2", "layers 0–2, kept", "layers 0–1", "layers 1–2", "layer 1, head 3", "layer 2, head 0, kept",
         ]  # fmt: skip
         assert table.columns == ("a", "b")
+        (picture,) = [block for block in result.blocks() if isinstance(block, Picture)]
+        assert picture.alt == result.headline and picture.draw == result.figure
         assert [[cell.value for cell in cells] for _, cells in table.rows][:4] == [
             ["−50.0 %", "12.5 %"], ["−75.0 %", "0.0 %"], ["25.0 %", "25.0 %"], ["−37.5 %", "−6.2 %"],
         ]  # fmt: skip
@@ -174,6 +201,18 @@ class TestPatching:
         )
         assert self.result().tables()[0].note.startswith("What the clean run had, in the corrupted one;")
         assert self.result("noise").tables()[0].note.startswith("What the corrupted run had, in the clean one;")
+
+    def test_without_one_of_the_two(self):
+        only = self.result(site="head")
+        assert only.is_exact and not any("correlates" in said or "Approximated" in said for said in prose(only))
+        values = self.result().values.copy()
+        values[..., 0] = np.nan
+        near = replace(self.result(), values=values)
+        assert not near.is_exact and "Approximated by a gradient, to first order: attribution patching." in prose(near)
+        assert not any("correlates" in said for said in prose(near))
+        long = replace(self.result(), clean=("x" * 25, "b", "c", "d"), corrupted=("x" * 25, "b", "c", "d"))
+        assert long._name(1, 0) == f"layer 1, 0 “{'x' * 9}…{'x' * 10}”"
+        assert only._name(1, 2) == "layer 1, head 2"
 
     def test_its_frame(self):
         frame = self.result().to_frame()
@@ -229,6 +268,17 @@ class TestSteering:
         assert prose(self.result(costs=False))[1] == (
             "The probability of “yes” on 2 texts; a direction of norm 2.50, beside 5 random directions of that norm."
         )
+
+    def test_beside_others(self):
+        free = self.result(costs=False)
+        compared = Steering.compare([self.result(), free], [("x",), ("y",)])
+        assert (compared.heads, compared.columns) == (
+            ("model", "site"), ("strength", "probability", "random", "held-out loss"),
+        )  # fmt: skip
+        assert [(*labels, *(cell.value for cell in cells)) for labels, cells in compared.rows] == [
+            ("x", "residual", "0.5", "0.030", "0.070", "0.170"),
+            ("y", "residual", "0.5", "0.030", "0.070", ""),
+        ]
 
     def test_its_table(self):
         assert rows(self.result()) == self.expected()

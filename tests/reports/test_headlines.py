@@ -37,6 +37,7 @@ class TestPosition:
         assert headline(self.result((1, 0, 2))) == headline(self.result(())) == start
 
     def test_of_one_region(self) -> None:
+        assert " with tokens of 2 regions replaced by " in headline(self.result((1,), (0.25, 0.5)))
         assert headline(self.result((0,), (0.25,), unit="pixels", replacement="mean")) == (
             "Position bias of own: accuracy 0.875 clean, 0.625 on average with pixels of one region replaced by the "
             "mean"
@@ -165,6 +166,8 @@ class TestPrompts:
         start = "Prompt attacks on own: accuracy 0.875 clean"
         assert headline(self.result((), pwws=NAN)) == f"{start}, no drop defined"
         assert headline(self.result((0,), pwws=0.125)) == f"{start}, 0.675 under pwws"
+        two = self.result((1,), pwws=0.125, checklist=0.5)
+        assert headline(two) == f"{start}, 0.300 under checklist, the worst on average"
         three = dict(pwws=0.125, checklist=0.5, stresstest=0.25)
         assert headline(self.result((1,), **three)) == f"{start}, 0.300 under checklist, the worst on average"
         assert headline(self.result((1, 2, 0), **three)) == (
@@ -222,6 +225,17 @@ class TestBound:
             f"{start}vacuous at m = 6,920, ln C = 12.50 at T = 1,024"
         )
         assert headline(result(None, None)) == f"{start}outside the theorem's assumptions"
+        states = (None, of(vacuous=True), of(vacuous=False))
+        assert [result(each, capacity).vacuous for each in states] == [None, True, False]
+
+    def test_linear_attention_has_steps_of_one(self) -> None:
+        def is_one(**changed: float) -> bool:
+            norms = of(**{"B_A": 0.0, "B_q": 0.0, "p": float(np.log(np.e - 1)), **changed})
+            return Stand("bound", norms=norms).is_linear_attention
+
+        assert is_one() and not Stand("bound", norms=None).is_linear_attention
+        for change in ({"p": 0.0}, {"p": 2.0}, {"B_A": 0.1}, {"B_q": 0.1}):
+            assert not is_one(**change)
 
 
 class TestStability:
