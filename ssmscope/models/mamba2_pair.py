@@ -61,12 +61,12 @@ def _projected(both: Pair, u: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _convolved(both: Pair, x: Tensor, tail: Tensor | None, taps: Tensor | None) -> Tensor:
-    """Return SiLU(conv1d(x)), of each by itself where an edited run chooses the taps that each reads, or where somebody
-    has changed an activation."""
+    """Return act(conv1d(x)), of each by itself where an edited run chooses the taps that each reads, or where an
+    activation is not SiLU, or has hooks."""
     inputs = x.chunk(2, dim=-1)
     acts = list(map(activation, both))
     kernels, biases = zip(*(convolution(m, own) for m, own in zip(both, inputs)))
-    alike = (biases[0] is None) == (biases[1] is None) and (acts[0] is acts[1] or all(map(_is_silu, acts)))
+    alike = (biases[0] is None) == (biases[1] is None) and all(map(_is_silu, acts))
     if taps is None and alike and not any(isinstance(act, nn.Module) and is_changed(act) for act in acts):
         bias = None if biases[0] is None else torch.cat(biases)
         return activated_convolution(x, torch.cat(kernels), bias, acts[0], tail)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.stability import stability
 from ssmscope.probes.stability.inputs import LENGTH, inputs_of
 from ssmscope.probes.stability.layers import described, step_gains
-from ssmscope.probes.stability.measure import _gain, behaviour_of, half_lives, mean_norms, places
+from ssmscope.probes.stability.measure import _gain, behaviour_of, half_lives, mean_norms, notes_on, places
 from ssmscope.probes.stability.result import QUANTILES, Stability
 from ssmscope.results import Result
 
@@ -546,6 +547,23 @@ def test_what_decides_a_layers_behaviour(largest, possible, growth, never, overf
     possible = None if possible is None else np.array(possible)
     found = behaviour_of(np.array(largest), possible, growth, never, 1200, 1024, 0.125, overflows)
     assert ": ".join(found).startswith(said)
+
+
+def test_a_single_state_that_lasts():
+    found = behaviour_of(np.array([-0.5]), None, -1.0, 1, 1, 1024, 0.0, False)
+    said = "its one state keeps half of what it holds beyond the 1,024 tokens of the longest text"
+    assert found == ("marginal", said)
+
+
+def test_notes_are_on_delta_rules_and_on_weights_that_fade():
+    lives = np.random.default_rng(0).permutation(np.arange(1.0, 101.0))
+    weights = torch.from_numpy(0.5 ** (1 / lives))
+    plain, mixing = SimpleNamespace(mixes=False, bare=None), SimpleNamespace(mixes=True, bare=None)
+    fading = [SimpleNamespace(mixes=False, bare=weights[rows]) for rows in (slice(25), slice(25, None))]
+    assert notes_on([plain]) == ()
+    assert notes_on([plain, mixing]) == ("a delta rule's half-lives are means over the directions of its memory",)
+    (said,) = notes_on([fading[0], plain, fading[1]])
+    assert said.endswith("with half-lives of 50 tokens (median; 5 % to 95 %: 5 to 95)")
 
 
 def test_a_stable_layer_cannot_grow_or_has_not_grown():
