@@ -249,3 +249,15 @@ def test_what_is_known_of_a_plans_models(tmp_path):
         jobs = jobs_of({"models": [{"model": str(model), "name": "x", **given}], "analyses": ["stability"]})
         assert list(jobs.models) == ["x"] and jobs.models["x"]["kind"] == kind
         assert all(re.fullmatch("[0-9a-f]{16}", job.key) for job in jobs.every)
+
+
+def test_hidden_files_and_folders_are_no_content(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\n")
+    before = Fingerprints().of_data(str(tmp_path))
+    assert before is not None and re.fullmatch("[0-9a-f]{16}", before)
+    (tmp_path / ".cache" / "deep").mkdir(parents=True)
+    for place in (".hidden", ".cache/index", ".cache/deep/index"):
+        (tmp_path / place).write_text("of nobody's concern")
+        assert Fingerprints().of_data(str(tmp_path)) == before
+    (tmp_path / "b.csv").write_text("text,label\n")
+    assert Fingerprints().of_data(str(tmp_path)) != before
