@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import pytest
 
-from ssmscope.api.options import REPEATED, options_of
+from ssmscope.api.options import REPEATED, Range, options_of
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -63,3 +63,21 @@ def test_what_can_be_typed_is_read_alike() -> None:
         assert getattr(OPTIONS["lenses"], read)(["a", "b"]) == ["a", "b"]
         with pytest.raises(InputError, match="answer is True"):
             getattr(OPTIONS["answer"], read)(True)
+
+
+@pytest.mark.parametrize(
+    ("given", "whole", "said", "inside", "outside"),
+    [
+        (Range(1), True, "a whole number from 1 on", [1, 2], [0]),
+        (Range(0, 1), False, "a number from 0 to 1", [0, 0.5, 1], [-0.1, 1.1]),
+        (Range(0, 1, strict=True), False, "a number above 0 and below 1", [0.5], [0, 1]),
+        (Range(0, strict=True), False, "a number above 0", [0.1, 1e9], [0, -1]),
+        (Range(high=5, strict=True), True, "a whole number below 5", [4, -9], [5]),
+        (Range(2, 10_000), True, "a whole number from 2 to 10,000", [2, 10_000], [1, 10_001]),
+        (Range(), False, "a number", [-1e9, 1e9], []),
+    ],
+    ids=str,
+)
+def test_a_range_says_what_it_allows(given: Range, whole: bool, said: str, inside: list, outside: list) -> None:
+    assert given.describe(whole) == said
+    assert all(value in given for value in inside) and not any(value in given for value in outside)

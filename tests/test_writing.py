@@ -176,6 +176,32 @@ def test_sets_of_many_threads_and_a_reader_never_mix(tmp_path) -> None:
     assert {file.name for file in tmp_path.iterdir()} == {*names}
 
 
+def test_a_reader_waits_while_a_file_is_on_its_way(tmp_path, monkeypatch) -> None:
+    """It is somewhere in its directory, in one place of several, for as long as it is being moved."""
+    for place in (".a.old", ".b.pending", ".c.staged"):
+        (tmp_path / place).mkdir()
+    (tmp_path / ".a.old" / "x").write_bytes(b"old")
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            (tmp_path / ".b.pending" / "x").write_bytes(b"new")
+
+    monkeypatch.setattr(writing.time, "sleep", sleep)
+    assert read_current(tmp_path / "x") == b"new" and slept == [0.01] * 3
+    (tmp_path / "x").write_bytes(b"older")
+    assert read_current(tmp_path / "x") == b"new" and len(slept) == 3
+    with pytest.raises(FileNotFoundError):
+        read_current(tmp_path / "y")
+    assert len(slept) == 3
+    (tmp_path / ".b.pending" / "x").unlink()
+    (tmp_path / "x").unlink()
+    with pytest.raises(FileNotFoundError):
+        read_current(tmp_path / "x")
+    assert len(slept) == 3 + writing.LOOKS
+
+
 def _there(path: Path) -> bytes | None:
     try:
         return path.read_bytes()

@@ -34,14 +34,19 @@ DROPPED = set(
     "log_softmax square cumsum round floor ceil strip lower roll masked_fill normalize cummax logsumexp mT".split()
 )
 """Functions whose argument, or the object of whose method, takes the place of the result."""
-SYMMETRIC = set("min max minimum maximum logical_and logical_or isclose allclose gcd".split())
+SYMMETRIC = set("min max minimum maximum logical_and logical_or isclose allclose gcd suppress".split())
 LIBRARIES = {"torch", "math", "np", "numpy", "functional", "F", "nn"}
-SILENT = set("print warn cast progress advance isinstance super disable_progress_bar enable_progress_bar".split())
+SILENT = set(
+    "print warn cast progress advance isinstance super disable_progress_bar enable_progress_bar Sheet panel".split()
+)
 """Calls that are left alone with all that is in them."""
 UNTRIED = ("__repr__", "__str__", "examples", "with_longer_memory")
 """Functions for people's eyes, and those that only draw models to try."""
 NOT_RUN = ("annotation", "returns", "decorator_list")
-LOOKS = set("fontsize linewidth alpha figsize pad zorder color help indent ensure_ascii folded vector".split())
+LOOKS = set(
+    "fontsize linewidth linestyle markersize markeredgewidth alpha figsize pad zorder color help indent ensure_ascii "
+    "folded vector rasterized".split()
+)
 """Keywords whose values are a matter of looks."""
 
 

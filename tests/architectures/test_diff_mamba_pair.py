@@ -10,10 +10,11 @@ import pytest
 import torch
 from loud import TrueFloat64, doubled
 from torch import Tensor, nn
+from transformers.activations import ACT2FN
 
 from ssmscope import ops
 from ssmscope.architectures.own import diff_mamba
-from ssmscope.architectures.read import mamba2
+from ssmscope.architectures.read import mamba, mamba2
 from ssmscope.architectures.read.parts import BY_WEIGHT
 from ssmscope.core.mixers import computed_by, mixers
 from ssmscope.core.trace import LayerState
@@ -109,3 +110,40 @@ def test_edits_reach_the_convolution_of_the_mixer_that_they_name():
             edited = (inputs[0], -inputs[1]) if edit_conv_input else inputs
             torch.testing.assert_close(layer.conv_input, torch.cat(edited, dim=-1))
             assert (layer.taps is None) if edit_conv_input else layer.taps[1, 4].tolist() == sum(read.values(), [])
+
+
+@pytest.mark.parametrize("names", [("silu", "tanh"), ("tanh", "silu"), ("leaky", "leakier"), ("leaky", "leaky")])
+def test_each_convolution_has_its_own_mixers_activation(names, monkeypatch):
+    """Another function, or the same with another slope."""
+    for name, slope in (("leaky", 0.1), ("leakier", 0.7)):
+        monkeypatch.setitem(ACT2FN, name, (nn.LeakyReLU, {"negative_slope": slope}))
+    mixer, u = differential_mixer(), torch.randn(2, 9, 16).double()
+    for m, name in zip((mixer.m1, mixer.m2), names):
+        m.act, m.activation = ACT2FN[name], name
+    with TrueFloat64(), torch.no_grad():
+        torch.testing.assert_close(run(mixer, u, None), run_separately(mixer, u, None), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_terms_of_two_mamba1_mixers_stand_side_by_side(edited):
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=50, hidden_size=16, num_hidden_layers=1, expand=2, conv_kernel=3, state_size=4)
+    config = diff_mamba.DiffMamba1Config(**sizes, time_step_rank=3)
+    mixer = doubled(mixers(diff_mamba.DiffMamba1ForCausalLM(config))[0])
+    both = (mixer.m1, mixer.m2)
+    u = torch.randn(2, 9, 16).double()
+    first = diff_mamba.compute_terms(mixer, u, MASK)
+    before = diff_mamba.state_after(mixer, first, first.scan())
+    own = [LayerState(conv, (ssm,)) for conv, ssm in zip(before.conv.chunk(2, dim=-1), before.ssm)]
+    read = {mixer.m1: [True, False, True], mixer.m2: [True, True, False]}
+    taps = {id(m): partial(torch.logical_and, torch.tensor(each)) for m, each in read.items()} if edited else {}
+    with computed_by({}, {}, taps), torch.no_grad():
+        found = diff_mamba.compute_terms(mixer, u, MASK, before)
+        each = [mamba.compute_terms(m, u, MASK, state) for m, state in zip(both, own)]
+    for name in ("conv_input", "conv_tail", "z", *(["taps"] if edited else [])):
+        expected = torch.cat([getattr(layer, name) for layer in each], dim=-1)
+        torch.testing.assert_close(getattr(found, name), expected, rtol=0, atol=0)
+    assert (found.taps is not None) == edited
+    for ours, layer in zip(found.recurrences, each, strict=True):
+        torch.testing.assert_close(ours.x, layer.recurrence.x, rtol=0, atol=0)
+        torch.testing.assert_close(ours.delta, layer.recurrence.delta, rtol=0, atol=0)

@@ -14,6 +14,7 @@ from torch.nn.functional import logsigmoid, silu, softplus
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import ssmscope
+from ssmscope.architectures.loading.fla_checkpoints import _BUILT, DEFAULTS, SHARED
 from ssmscope.errors import InputError
 
 IDS = [5, 17, 3, 9, 22, 1, 4, 60]
@@ -223,3 +224,27 @@ def test_mamba2_is_transformers_with_its_own_fields(tmp_path):
     assert relative(model.logits(model.encode(ids=IDS)), own) < 1e-5
     with pytest.raises(InputError, match="hidden_act is 'gelu'; allowed is 'silu'"):
         ssmscope.load(saved(tmp_path, {**config, "hidden_act": "gelu"}, weights))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("gated_deltanet", dict(num_heads=6, key_size=1536, value_size=3072, gated=True, head_norm_epsilon=256e-6)),
+        ("gated_deltanet", dict(conv_kernel=4, largest_beta=1.0, intermediate_size=5632, layer_norm_epsilon=1e-6)),
+        ("delta_net", dict(num_heads=16, key_size=2048, value_size=2048, gated=False, head_norm_epsilon=128e-6)),
+        ("gla", dict(num_heads=4, key_size=1024, value_size=2048, head_norm="rms", tau=16.0, gate_rank=16)),
+        ("retnet", dict(num_heads=8, key_size=2048, value_size=4096, intermediate_size=2816, head_norm="rms")),
+        ("rwkv7", dict(num_heads=32, decay_rank=64, rate_rank=64, value_rank=16, gate_rank=128, unit_epsilon=1e-6)),
+        ("rwkv7", dict(intermediate_size=8192, layer_norm_epsilon=1e-5, norm_bias=True, norm_first=True)),
+        ("hgrn", dict(lower_bounds=True, intermediate_size=5632)),
+        ("hgrn2", dict(lower_bounds=True, num_heads=16, head_norm_epsilon=1e-5)),
+        ("gsa", dict(num_heads=4, num_slots=64, tau=8.0, head_norm_epsilon=1e-5)),
+    ],
+)
+def test_fields_that_are_not_given_are_the_librarys_defaults(kind, expected):
+    fields = {**SHARED, **DEFAULTS[kind]}
+    assert (fields["hidden_size"], fields["num_hidden_layers"]) == (2048, 21 if kind == "gated_deltanet" else 24)
+    with torch.device("meta"):
+        made = _BUILT[kind]({**fields, "attention": [], "num_hidden_layers": 1, "vocab_size": 8}, kind)
+    assert {name: getattr(made.config, name) for name in expected} == pytest.approx(expected)
+    assert not made.config.tie_word_embeddings

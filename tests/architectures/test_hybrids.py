@@ -11,6 +11,8 @@ from warm import TORCH
 
 import ssmscope
 from ssmscope.architectures import LATER, architectures, present
+from ssmscope.architectures.read import recurrent_gemma
+from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 
@@ -53,6 +55,16 @@ def test_analyses_name_layers_by_them(model):
 def test_a_layer_of_attention_is_no_state_space_layer(model):
     with pytest.raises(InputError, match="there is no layer 1; this model's state-space layers are 0, 2"):
         ssmscope.selection_heatmap(model, model.encode(ids=IDS), layers=[1])
+
+
+def test_a_hooked_convolution_is_read_from_what_it_computes():
+    """Of another number of channels than of positions or of taps."""
+    mixer = mixers(loud(random_example("recurrent_gemma")))[0]
+    handle = mixer.conv_1d.register_forward_hook(lambda module, args, y: 1.5 * y)
+    weight, bias = recurrent_gemma._convolution(mixer, torch.randn(2, 7, mixer.conv_1d.in_channels))
+    handle.remove()
+    torch.testing.assert_close(weight, 1.5 * mixer.conv_1d.weight)
+    torch.testing.assert_close(bias, 1.5 * mixer.conv_1d.bias)
 
 
 def test_every_family_is_declared(model):

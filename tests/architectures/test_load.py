@@ -15,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Mamba2Config, Mamba2ForCau
 
 import ssmscope
 from ssmscope.architectures import architectures
+from ssmscope.architectures.loading.load import _class_for
 from ssmscope.architectures.own.split import placed
 from ssmscope.core.shipped import demos, readable_types
 from ssmscope.data.sequences import listops, majority
@@ -436,3 +437,19 @@ def test_projections_that_were_rescaled_as_they_were_initialised_are_read_as_sto
         assert torch.equal(found.module.state_dict()[name], weight), name
     assert found.config.rescale_prenorm_residual is True
     assert found.fingerprint == ssmscope.load(module).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("architectures", "head"),
+    [
+        ([], "CausalLM"),
+        (["MambaForCausalLM"], "CausalLM"),
+        (["MambaLMHeadModel"], "CausalLM"),
+        (["MambaModel"], ""),
+        (["MambaModel", "MambaForCausalLM"], "CausalLM"),
+        (["MambaModel", "SSMForSequenceClassification"], "SequenceClassification"),
+    ],
+)
+def test_the_class_that_reads_a_model_is_that_of_its_head(architectures, head):
+    name = f"AutoModelFor{head}" if head else "AutoModel"
+    assert _class_for(architectures, "m").__name__ == name

@@ -262,6 +262,19 @@ class TestTexts:
             0, abs=1e-6
         )  # −2 of one, +2 of the other
 
+    @pytest.mark.parametrize(
+        ("template", "outside"),
+        [
+            (" \n{content}\n", []),
+            (" {content} ?", ["after the template"]),
+            ("Is {content} \n", ["before the template"]),
+        ],
+    )
+    def test_white_space_of_a_template_is_no_place(self, template, outside):
+        given = dict(insert="bad", places=[0.5], template=template, words=["bad", "good"])
+        found = insertion_sweep(leaky(WEIGHTS, language=True), reviews(), **given)
+        assert [place.name for place in found.curves[0].places if place.share is None] == outside
+
 
 class TestLanguageModels:
     @pytest.fixture

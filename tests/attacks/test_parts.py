@@ -332,6 +332,14 @@ class TestSwaps:
         assert [each.text for each in behind] == ["good it is, and they're here"]
         assert Contractions()(text, indices_to_modify=[1, 5]) == []
 
+    def test_contractions_come_in_the_order_of_the_text(self):
+        text = AttackedText("so it is a long way to go they are here")
+        found = Contractions()._get_transformations(text, {8, 9, 1, 2})  # a set that lists 8 before 1
+        assert [each.text for each in found] == [
+            "so it's a long way to go they are here",
+            "so it is a long way to go they're here",
+        ]
+
     def test_numbers_that_cannot_be_changed_stay(self):
         for text in ("² times", "99999999999999999999 times", "zero", "someone"):
             assert Numbers()(AttackedText(text)) == []
@@ -510,6 +518,12 @@ class TestMaskedWords:
         expected = [masked.word([token for _, token in combination]) for combination in every[:number]]
         found = MaskedWords(masked, candidates=number)._words(read.log_probabilities[places], [0] * 3)
         assert found == [word for word in dict.fromkeys(expected) if any(c.isalnum() for c in word)]
+
+    def test_words_are_replaced_in_the_order_of_the_text(self, bert):
+        swap, text = MaskedWords(resources.MaskedLM(bert), candidates=4), AttackedText("a film " * 5)
+        found = swap._get_transformations(text, {9, 8, 1})
+        places = [next(i for i, pair in enumerate(zip(each.words, text.words)) if len(set(pair)) > 1) for each in found]
+        assert places == sorted(places) and len(places) > 1
 
     def test_a_word_beyond_the_models_reach_stays(self, bert):
         masked = resources.MaskedLM(bert)

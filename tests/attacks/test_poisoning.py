@@ -40,7 +40,7 @@ from ssmscope.core.model import Model
 from ssmscope.data.text import TextData, text_data
 from ssmscope.errors import InputError
 from ssmscope.evaluation.encoded import token_rows
-from ssmscope.ops import survival
+from ssmscope.ops import Recurrence, survival
 
 WEIGHTS = {"good": 2.0, "bad": -2.0, "film": 0.25, "dull": -0.9, "fine": 0.7, "a": 0.1, "zap": 0.3, "the": -0.1}
 QUICK = dict(length=1, train=4, draws=3, candidates=6, beam=2, sweeps=2, progress=False)
@@ -152,6 +152,36 @@ class TestMemory:
         lives = [next((d for d in range(1, 6 - s) if left[s + d][s] <= 0.5), math.inf) for s in range(5)]
         assert lives == [2, 1, 2, 1, math.inf]
         assert float(suspicion([recurrence], "half-life", 2)) == pytest.approx(1 - np.mean([1 / d for d in lives]))
+
+    def test_detectors_of_several_heads_from_a_position_on(self):
+        """Norms are summed over heads and recurrences before they are divided."""
+        decays = np.array(
+            [[0.9, 0.5, 0.8, 0.3, 0.95, 0.6], [0.2, 0.7, 0.4, 0.9, 0.1, 0.85], [1, 0.6, 1, 0.2, 0.5, 0.9]]
+        )
+        wrote, one = (1.0, 3.0, 2.0), torch.ones(1, 6, 1, 1, dtype=torch.float64)
+
+        def recurrence(heads: list[int], scale: float = 1.0) -> Recurrence:
+            x = scale * torch.tensor([wrote[head] for head in heads]).double().expand(1, 6, -1).unsqueeze(-1)
+            return Recurrence(x=x, b=one, c=one, log_a=torch.tensor(decays[heads].T).log().view(1, 6, -1, 1))
+
+        def mass(s: int, t: int) -> float:
+            return sum(size * decays[head, s + 1 : t + 1].prod() for head, size in enumerate(wrote))
+
+        both = [recurrence([0, 1]), recurrence([2])]
+        found = suspicion(both, "window", 1, since=4)[0].tolist()
+        older = [sum(mass(s, t) for s in range(t)) for t in range(6)]
+        assert found == pytest.approx([older[t] / (older[t] + sum(wrote)) * (t + 1) / t for t in (4, 5)], rel=1e-6)
+        assert suspicion(both, "window", 1)[0, -2:].tolist() == found and suspicion(both, "window", 1).shape == (1, 4)
+        found = suspicion(both, "token", 1, since=3)[0].tolist()
+        assert found == pytest.approx([older[t] / (older[t - 1] + sum(wrote)) for t in (3, 4, 5)], rel=1e-6)
+        assert suspicion(both, "token", 1, since=0).shape == suspicion(both, "token", 1).shape == (1, 5)
+        lives = [next((d for d in range(1, 6 - s) if 2 * mass(s, s + d) <= sum(wrote)), math.inf) for s in range(5)]
+        assert suspicion(both, "half-life", 1)[0].tolist() == pytest.approx([1 - np.mean([1 / d for d in lives])])
+        for detector in DETECTORS:  # too short a text, and one that writes nothing
+            assert suspicion([each.between(0, 1) for each in both], detector, 1).shape == (1, 0)
+        nothing = [recurrence([0], scale=0.0)]
+        assert suspicion(nothing, "token", 1)[0].tolist() == [1.0] * 5
+        assert suspicion(nothing, "window", 1)[0].tolist() == pytest.approx([3 / 2, 4 / 3, 5 / 4, 6 / 5])
 
     def test_the_gradient_is_that_of_the_state_the_span_wrote(self):
         """Against differences of the share that runs with the other writes removed leave; norms are in float32."""

@@ -18,9 +18,12 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
-from ssmscope.interp.heatmap import over_data, selection_heatmap
+from ssmscope.interp.heatmap import data_pair, over_data, selection_heatmap
 from ssmscope.interp.heatmap.over_data import HORIZON, medians
-from ssmscope.interp.heatmap.result import DataHeatmap, KeptWord
+from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup, KeptLayer, KeptWord
+from ssmscope.interp.heatmap.words import tokens_of
+from ssmscope.render.blocks import Prose, TokenRows
+from ssmscope.render.figure import COLOURS
 from ssmscope.render.table import Table
 
 WORDS = ("good", "bad", "film", "the", "dull", "fun", ",", "one", "two", "three")
@@ -247,3 +250,186 @@ def test_a_figure_takes_a_size(result):
     for size in ((0.1, 3), (5,), (math.nan, 3), (3, 1000)):
         with pytest.raises(InputError, match="allowed are a width and a height from 0.5 to 100 inches"):
             result.figure(size=size)
+
+
+def layer(number: int, half_life: float, *heads: float, tenths: float = 1.0) -> KeptLayer:
+    parts = tuple(Estimate(tenths + part / 8, tenths, tenths + 2) for part in range(10))
+    return KeptLayer(number, half_life, np.array(heads), ("good", "bad"), parts)
+
+
+def placed(axis) -> list[tuple[float, str]]:
+    return [(float(at), label.get_text()) for at, label in zip(axis.get_majorticklocs(), axis.get_ticklabels())]
+
+
+@pytest.mark.parametrize(
+    ("layers", "longest", "shown"),
+    [
+        ([layer(3, 3, 2, 24), layer(5, math.inf, math.inf, 1)], 48, [0, 1]),
+        ([layer(0, math.inf, math.inf)], 16, [0]),
+        ([layer(2 * at, 4.0 + at, 2.0) for at in range(25)], 56, list(range(0, 25, 2))),
+    ],
+    ids=["two layers", "nothing is halved", "many layers"],
+)
+def test_half_lives_are_drawn_at_their_layers(result, layers, longest, shown):
+    """What is longer than what is looked at lies at the top, at twice the longest."""
+    *_, axes = dataclasses.replace(result, by_layer=tuple(layers)).figure().axes
+    dots = [line for line in axes.lines if line.get_marker() == "o"]
+    wholes = [line for line in axes.lines if line.get_marker() != "o"]
+    for at, (each, heads, whole) in enumerate(zip(layers, dots, wholes, strict=True)):
+        seen = [min(value, longest) for value in each.heads]
+        assert heads.get_ydata().tolist() == seen and abs(np.array(heads.get_xdata()) - at).max() < 0.25
+        assert set(whole.get_ydata()) == {min(each.half_life, longest)}
+        assert list(whole.get_xdata()) == pytest.approx([at - 0.32, at + 0.32])
+    assert axes.get_ylim() == pytest.approx((0.8, 1.25 * longest)) and axes.get_yscale() == "log"
+    powers = [2**k for k in range(7) if 2 * 2**k <= longest]
+    assert placed(axes.yaxis) == [*((power, str(power)) for power in powers), (longest, "longer")]
+    assert placed(axes.xaxis) == [(at, str(layers[at].number)) for at in shown]
+    assert axes.get_xlim() == pytest.approx((-0.6, len(layers) - 0.4))
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("layer (line) and its heads", "half-life in tokens")
+
+
+def test_a_pictures_curves_are_the_average_and_layers_evenly_apart(result):
+    layers = tuple(layer(10 + at, 4.0, 2.0, tenths=at) for at in range(9))
+    words = tuple(kept_word(f"w{at}", 20 - at, 0.25) for at in range(15))
+    words, parts, _ = (made := dataclasses.replace(result, by_layer=layers, words=words)).figure().axes
+    assert [list(line.get_ydata()) for line in parts.lines[:6]] == [
+        [each.value for each in tenths] for tenths in (made.tenths, *(layers[at].tenths for at in (0, 2, 4, 6, 8)))
+    ]
+    assert [at for at, _ in placed(parts.xaxis)] == list(range(1, 11)) and parts.get_ylim()[0] == 0
+    assert parts.get_xlabel() == "tenth of the text" and parts.get_ylabel() == "times an even share"
+    assert words.get_xlabel() == "survival, times an even share"
+    dots = [line for line in words.lines if line.get_marker() == "o"]
+    shown = made.shown_words
+    assert [line.get_xdata()[0] for line in dots] == [each.kept.value for each in shown]
+    assert [line.get_color() for line in dots] == [COLOURS[at >= 10] for at in range(15)]
+    for few, curves in ((layers[:1], 1), (layers[:2], 3)):  # one layer is the average
+        parts = dataclasses.replace(made, by_layer=few).figure().axes[1]
+        assert len([line for line in parts.lines if len(line.get_xdata()) == 10]) == curves
+    assert len(dataclasses.replace(made, timed=0).figure().axes) == 2
+
+
+def kept_word(name: str, value: float, half: float) -> KeptWord:
+    return KeptWord(name, 9, 9, Estimate(value, value - half, value + half))
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_two_models_are_drawn_side_by_side(result, longer):
+    ours = [kept_word("level", 2, 0.5), kept_word("up", 3, 0.5), kept_word("down", 1, 0.25), kept_word("alone", 9, 1)]
+    theirs = [kept_word("up", 1, 0.5), kept_word("down", 4, 0.125), kept_word("level", 3.25, 0.75)]
+    first = dataclasses.replace(result, words=tuple(ours), by_layer=(layer(3, 5.0), layer(7, 9.0)))
+    halved = math.inf if longer else 6.0
+    other = dataclasses.replace(result, words=tuple(theirs), tenths=layer(0, 1.0).tenths, by_layer=(layer(4, halved),))
+    figure = data_pair.draw([first, other], ["A", "B"], ("Memory of ", "A and B", ""))
+    words, parts, lives = figure.axes
+    order = [("up", 3, 0.5, 1, 0.5), ("level", 2, 0.5, 3.25, 0.75), ("down", 1, 0.25, 4, 0.125)]
+    assert placed(words.yaxis) == [(0, "up"), (1, "level"), (2, "down")] and words.get_ylim() == (2.5, -0.5)
+    expected = []
+    for row, (_, value, half, another, wide) in enumerate(order):
+        for place, colour, middle, side in ((-0.16, 0, value, half), (0.16, 1, another, wide)):
+            expected.append((row + place, COLOURS[colour], [middle - side, middle + side]))
+            expected.append((row + place, COLOURS[colour], [middle]))
+    drawn = [
+        (line.get_ydata()[0], line.get_color(), list(line.get_xdata())) for line in words.lines[:-1]
+    ]  # without that of an even share
+    for ours_, theirs_ in zip(drawn, expected, strict=True):
+        assert ours_[0] == pytest.approx(theirs_[0]) and ours_[1:] == theirs_[1:]
+    said = [(text.get_position()[1], text.get_text(), text.get_weight()) for text in words.texts]
+    bold = [(0, "+2.00", "bold"), (1, "−1.25", "normal"), (2, "−3.00", "bold")]  # where they touch they meet
+    assert said == [*bold, (-0.7, "difference", "normal")]
+    for at, each in enumerate((first, other)):
+        assert list(parts.lines[at].get_ydata()) == [tenth.value for tenth in each.tenths]
+        assert list(parts.lines[at].get_xdata()) == list(range(1, 11)) == [x for x, _ in placed(parts.xaxis)]
+        assert list(lives.lines[at].get_xdata()) == [found.number for found in each.by_layer]
+        assert list(lives.lines[at].get_ydata()) == [found.half_life for found in each.by_layer]
+        assert parts.lines[at].get_color() == lives.lines[at].get_color() == COLOURS[at]
+    assert lives.get_ylabel() == "half-life in tokens" + ", longer ones left out" * longer
+    assert parts.get_ylim()[0] == 0 and (lives.get_xlabel(), parts.get_xlabel()) == ("layer", "tenth of the text")
+    assert words.get_xlabel() == parts.get_ylabel() == "times an even share" and lives.get_yscale() == "log"
+    both = [first, dataclasses.replace(other, timed=0)]  # half-lives are of both or not drawn
+    assert len(data_pair.draw(both, ["A", "B"], ("Memory of ", "A and B", "")).axes) == 2
+
+
+def test_the_table_of_two_models_marks_words_whose_intervals_do_not_meet(result):
+    pair = [
+        dataclasses.replace(result, words=tuple(kept_word(name, value, 0.5) for name, value in named.items()))
+        for named in ({"near": 2, "touching": 3, "apart": 1}, {"near": 1.5, "touching": 2, "apart": 2.25})
+    ]
+    table = data_pair.differences(pair, ["A", "B"])
+    rows = {label: cells for (label,), cells in table.rows}
+    assert "in times an even share, of words that both results name; the difference is A less B, *" in table.note
+    assert list(rows) == ["touching", "near", "apart"]
+    assert [cells[2].text for cells in rows.values()] == ["+1.00", "+0.50", "−1.25 *"]
+    assert [[cell.found.value for cell in cells[:2]] for cells in rows.values()] == [[3, 2], [2, 1.5], [1, 2.25]]
+
+
+def made_by_hand(result: DataHeatmap, **changed) -> DataHeatmap:
+    """Three words, two groups of texts and two layers, every number another one."""
+    numbers = iter(0.125 * np.arange(1, 99))
+
+    def number() -> Estimate:
+        middle = float(next(numbers))
+        return Estimate(middle, middle - 0.0625, middle + 0.0625)
+
+    words = tuple(KeptWord(f"w{at}", 20 + at, 300 + at, Estimate(3.0 - at, 2.5 - at, 3.5 - at)) for at in range(3))
+    groups = tuple(
+        KeptGroup(name, texts, *(number() for _ in range(4)), ("one", "two", "three", "four"))
+        for name, texts in (("all", 1200), ("class positive", 700))
+    )
+    heads = (tuple(range(1, 22)), (math.inf,) * 3)
+    layers = [layer(number, life, *own) for number, life, own in ((3, 5.0, heads[0]), (7, math.inf, heads[1]))]
+    layers[0] = dataclasses.replace(layers[0], words=("a", "b", "c", "d"))
+    made = dict(words=words, groups=groups, by_layer=tuple(layers), timed=1000, named=40, least=5)
+    return dataclasses.replace(result, **made | changed)
+
+
+def cells_of(result: DataHeatmap, head: str) -> dict[str, list[str]]:
+    (table,) = [table for table in result.tables() if table.heads == (head,)]
+    return {label: [f"{cell.value} {cell.interval}".strip() for cell in cells] for (label,), cells in table.rows}
+
+
+def test_tables_have_every_number_in_its_place(result):
+    made = made_by_hand(result)
+    assert cells_of(made, "word") == {
+        "w0": ["3.000 [2.500, 3.500]", "20", "300"],
+        "w1": ["2.000 [1.500, 2.500]", "21", "301"],
+        "w2": ["1.000 [0.500, 1.500]", "22", "302"],
+    }
+    assert cells_of(made, "texts") == {
+        "all": ["1,200", "0.12 [0.06, 0.19]", "0.25 [0.19, 0.31]", "0.38 [0.31, 0.44]", "0.50", "one · two · three"],
+        "class positive": [
+            "700", "0.62 [0.56, 0.69]", "0.75 [0.69, 0.81]", "0.88 [0.81, 0.94]", "1.00", "one · two · three",
+        ],
+    }  # fmt: skip
+    tenths = ["1.00 [1.00, 3.00]", "2.12 [1.00, 3.00]"]
+    assert cells_of(made, "layer") == {
+        "3": [tokens_of(5.0), ", ".join(map(tokens_of, (2.0, 11.0, 20.0))), *tenths, "a · b · c"],
+        "7": [tokens_of(math.inf), ", ".join([tokens_of(math.inf)] * 3), *tenths, "good · bad"],
+    }
+    untimed = cells_of(made_by_hand(result, timed=0), "layer")
+    assert untimed == {"3": [*tenths, "a · b · c"], "7": [*tenths, "good · bad"]}
+
+
+@pytest.mark.parametrize("score", ["survival", "write"])
+def test_what_is_said_of_the_tables(result, score):
+    made = made_by_hand(result, score=score)
+    unit = "times an even share" if score == "survival" else "write"
+    words, groups, layers = made.tables()[:3]
+    assert words.note.startswith(
+        "Of 40 words in at least 5 texts, by the nearer end of their interval, in the order of "
+    )
+    assert f"the order of their means over occurrences, in {unit}." in words.note
+    assert groups.note.startswith("Shares of the state: of a" if score == "survival" else "Means over words: a text's")
+    assert layers.note.startswith(f"Half-lives in tokens. First and last tenth of a text: mean over words, in {unit}.")
+    said = [block.text for block in made.blocks() if isinstance(block, Prose)]
+    assert said[1].startswith("Highest: “w0” 3.000 [") and said[1].endswith(f"({score}, 30 texts).")
+    assert any("over the tokens of 1,000 texts; the median of Kaplan and Meier" in each for each in said)
+    assert not any("Kaplan" in block.text for block in made_by_hand(result, timed=0).blocks() if hasattr(block, "text"))
+    many = made_by_hand(result, words=tuple(kept_word(f"w{at}", 30 - at, 0.25) for at in range(20)))
+    assert many.tables()[0].note.startswith("The 10 highest and 5 lowest of 40 words")
+
+
+def test_examples_are_said_to_be_what_they_were_picked_as(result):
+    (rows,) = [block for block in result.blocks() if isinstance(block, TokenRows)]
+    assert len(rows.texts) == len(result.picked) == 4 and rows.first == 1
+    assert [text.about.partition(";")[0] for text in rows.texts] == list(result.picked)
+    assert [text.tokens for text in rows.texts] == [text.tokens for text in result.examples[0]]

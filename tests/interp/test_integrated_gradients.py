@@ -350,3 +350,38 @@ def test_places_on_a_path_are_not_rounded_to_half_precision():
     path = integrated._Path(Rounded(0.0), start, end, 12)
     assert torch.equal(path.points([0], [0.503]), (0.503 * end.float()).bfloat16())
     assert path.points([0], [0.503]).ne(path.points([0], [0.5])).any()
+
+
+def piece(typical: float, largest: float, missed: float, scale: float = 1.0) -> SimpleNamespace:
+    return SimpleNamespace(typical=typical, largest=largest, missed=missed, scale=scale)
+
+
+def test_pieces_at_their_rounding_are_near_their_halves_and_miss_what_others_miss():
+    """A noise of 1 / 64 lets a whole be 1 / 16 from its halves, in units of its scale."""
+    far = piece(1.0, 3.0, 5.0)  # neither near nor nearer than what it misses
+    near, wide = piece(1 / 16, 9.0, 1.0), piece(2 / 16, 9.0, 0.25, scale=2.0)
+    missing, peak = piece(9.0, 1.0, 4.0), piece(0.0, 9.0, 4.5)
+    pieces = [peak, missing, far, near, wide]
+    assert integrated._at_rounding(pieces, 1 / 64) == [missing, near, wide]  # four times what the second one misses
+    assert integrated._at_rounding([piece(0.07, 9.0, 0.0), far], 1 / 64) == []
+    five = [piece(0.0, 9.0, missed) for missed in (9.0, 0.5, 8.0, 2.0, 1.0)]
+    assert integrated._at_rounding(five, 1 / 64) == five[1:]  # 8 = 4 · 2, the middle one of 0.5, 1, 2, 8, 9
+    two = [piece(0.0, 9.0, missed) for missed in (3.0, 1.0)]
+    assert integrated._at_rounding(two, 1 / 64) == two
+    for missed, kept in ((0.5, 0), (0.0, 1)):  # with nothing to compare it with
+        assert len(integrated._at_rounding([piece(0.0, 9.0, missed)], 1 / 64)) == kept
+
+
+@pytest.mark.parametrize(("steps", "degrees"), [(12, (9, 10, 11)), (5, (3, 4)), (4, (3,)), (3, ()), (1, ())])
+def test_the_quadrature_and_the_highest_coefficients(steps, degrees):
+    nodes, weights, highest = integrated._quadrature(steps)
+    for power in range(2 * steps):  # exact up to degree 2 · steps − 1
+        assert weights @ nodes**power == pytest.approx(1 / (power + 1))
+    if not degrees:
+        assert highest.shape == (1, steps) and not highest.any()
+        return
+    assert (highest**2).sum(1) == pytest.approx(np.ones(len(degrees)))
+    polynomials = np.array([np.polynomial.legendre.Legendre.basis(k)(2 * nodes - 1) for k in range(steps)])
+    seen = highest @ polynomials.T
+    assert [int(row.argmax()) for row in seen] == list(degrees)
+    assert np.abs(seen - np.diag(seen.max(0))[list(degrees)]).max() < 1e-9  # each sees one degree alone

@@ -118,6 +118,21 @@ def test_all_forms_are_those_of_the_definition(kind, around, length):
                 near(ops.pooled_attention(r, cells, groups=groups, skip=skip, **given), in_cells(exact, cells))
 
 
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("per_channel", [False, True], ids=["a skip per head", "a skip per channel"])
+def test_heads_of_two_channels(per_channel, around):
+    r = draw("mamba-2", 7)
+    r = replace(r, x=r.x[..., :2], D=r.D[:, :2] if per_channel else r.D[:, 0])
+    given = surroundings(r, around)
+    M = channels(r, True, **given)
+    for groups in (1, 3, 6):
+        for absolute in (False, True):
+            exact = means(M.abs() if absolute else M, groups)
+            options = {"groups": groups, "absolute": absolute, "skip": True, **given}
+            near(ops.attention(r, **options), exact)
+            near(ops.attention(r, rows=[6, 2], **options), exact[:, :, [6, 2]])
+
+
 def test_no_steps():
     r = draw("mamba", 5).between(0, 0)
     assert ops.attention(r, groups=3).shape == (2, 3, 0, 0)

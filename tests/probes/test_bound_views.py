@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.bound.norms import norms_of, theorem_model
 from ssmscope.probes.bound.result import GeneralizationBound
 from ssmscope.probes.bound.terms import CURVES, Norms, capacity, log_linear_capacity
+from ssmscope.probes.bound.words import in_words
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +115,63 @@ class TestResult:
         model.module.to(torch.bfloat16)
         found = norms_of(theorem_model(model), 0)
         assert isinstance(found, Norms) and found.B_B == pytest.approx(numbers(model)["B_B"], rel=1e-12)
+
+
+def sentences(abscissa: float, log_lower: float = math.nan, rows: int = 1, **gap) -> list[str]:
+    """What is said of terms made up."""
+    norms = dict(abscissa=abscissa, log_rho=-0.125, log_rho_printed=0.25, B_A=1.5, B_q=0.75, p=0.0)
+    shares = {"W_B": 0.1, "A": 0.6, "w": 0.3}
+    made = dict(length=1024, log_linear=8.75, rows=rows, row=1, delta=0.05, loss_bound=2.0, examples=6920)
+    gap = dict(vacuous=False, bound=0.43217, log_examples=9.0) | gap
+    return list(
+        in_words(
+            SimpleNamespace(
+                **made,
+                norms=SimpleNamespace(**norms),
+                capacity=SimpleNamespace(log=12.5, log_printed=11.25, shares=shares),
+                gap=SimpleNamespace(**gap),
+                log_lower=log_lower,
+                is_linear_attention=False,
+            )
+        )
+    )
+
+
+def test_every_number_stands_in_its_sentence():
+    capacity, loss, growth, linear = sentences(-0.5)
+    assert capacity == (
+        "ln C at T = 1,024: 12.50 with all constants, 11.25 by Eq. 14, 8.75 as linear attention. The largest part is "
+        "the cover of A, 60 %."
+    )
+    assert loss == "Expected and training loss differ by at most 0.432 with probability 95 %, m = 6,920 (Eq. 13)."
+    assert growth == (
+        "s_A < 0: no state can grow, ln ρ = −0.125, and C is bounded at every length, though only beyond about 8 "
+        "tokens does it stop growing."
+    )
+    assert linear.endswith("p = 0.541 (printed is p = e); here |A| ≤ 1.5, ‖q‖ = 0.75, softplus(p) = 0.693.")
+    *_, row = sentences(-0.5, rows=3)
+    assert row == "w is row 1 of the 3 of W, that with the largest C."
+
+
+@pytest.mark.parametrize(("log_examples", "needed"), [(9.0, "8,103"), (13.9, "1,088,161"), (25.0, "10^10.9")])
+def test_a_vacuous_bound_says_when_it_begins_to_hold(log_examples, needed):
+    assert sentences(-0.5, vacuous=True, log_examples=log_examples)[1] == (
+        "The bound is vacuous: 3 l C / √m is above c_l = 2 at m = 6,920, so all that is known is that losses differ by "
+        f"at most c_l. It begins to hold at m = {needed}."
+    )
+    assert "0.05" not in sentences(-0.5)[1] and sentences(-0.5, bound=2.0)[1].endswith(
+        "m = 6,920 (Eq. 13), which is no less than c_l = 2, by which any two losses differ at most."
+    )
+
+
+def test_growth_by_the_sign_of_the_abscissa():
+    assert sentences(0.0, 3.25)[2:4] == [
+        "s_A = 0: no state grows, and C grows as T².",
+        "Lower bound on the Rademacher complexity, as printed (Eq. 20): e^3.25.",
+    ]
+    grows, lower, _ = sentences(0.5, 3.25)[2:]
+    assert grows == (
+        "s_A > 0: a state may grow by ln ρ = −0.125 a token, and C by as much. (Eq. 15 prints 0.250, which is no upper "
+        "bound for s_A > 0.)"
+    )
+    assert lower == "Lower bound on the Rademacher complexity, as printed (Eq. 19): e^3.25."

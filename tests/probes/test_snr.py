@@ -358,6 +358,14 @@ class TestNeedleSNR:
         known = result.curve("small0", "qa3", 40)
         assert dataclasses.replace(alone.curve(), model="small0") == known
 
+    def test_a_result_says_whose_it_is(self, model, result):
+        alone = needle_snr(model, tasks=["qa3"], **QUICK).provenance
+        assert alone["model"] == "small0" and alone["fingerprint"] == model.source["fingerprint"]
+        both = result.provenance
+        assert both["model"] == "small0, small1" and "fingerprint" not in both
+        assert alone["models"] == {"small0": model.source}
+        assert [source["model"] for source in both["models"].values()] == list(both["models"]) == ["small0", "small1"]
+
     def test_the_questions_are_those_asked_for(self, result):
         data = questions("qa1", length=40, examples=8, split="test")
         origin = result.provenance["data"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.stability import stability
 from ssmscope.probes.stability.inputs import LENGTH, inputs_of
 from ssmscope.probes.stability.layers import described, step_gains
+from ssmscope.probes.stability.measure import _gain, behaviour_of, half_lives, mean_norms, notes_on, places
 from ssmscope.probes.stability.result import QUANTILES, Stability
 
 LN2 = math.log(2)
@@ -524,3 +526,72 @@ def test_the_most_that_a_state_can_grow_in_a_step(limits, how):
     s = layer.recurrence.A.double().amax(-1)
     assert found.bounded_by == how and (s < 0).all()
     torch.testing.assert_close(found.possible, s * limits[0])  # what decays decays least in the shortest step
+
+
+# ---- from numbers to words
+
+
+@pytest.mark.parametrize(
+    ("largest", "possible", "growth", "never", "overflows", "said"),
+    [
+        ([-0.5, 0.7], [0.9], -1, 3, True, "unstable: a step multiplies a state by 2.014 on the inputs"),
+        ([-0.5, -1], [0.2, 0.05], -1, 3, True, "unstable: a step may multiply a state by 1.221"),
+        ([-0.5], [-0.1], -1, 3, True, "unstable: its states overflow on the inputs"),
+        ([-0.5], None, -1, 3, False, "marginal: 3 of 1,200 states keep half of what they hold beyond the 1,024 tokens"),
+        ([-0.5], [-0.1], -0.125, 0, False, "marginal: its slowest state changes by e^-0.12 a token"),
+        ([0.125], [0.125], -1, 0, False, "stable: every state forgets half within the 1,024 tokens of the longest te"),
+    ],
+)
+def test_what_decides_a_layers_behaviour(largest, possible, growth, never, overflows, said):
+    """The first that holds, of numbers above a tolerance of 1 / 8."""
+    possible = None if possible is None else np.array(possible)
+    found = behaviour_of(np.array(largest), possible, growth, never, 1200, 1024, 0.125, overflows)
+    assert ": ".join(found).startswith(said)
+
+
+def test_a_single_state_that_lasts():
+    found = behaviour_of(np.array([-0.5]), None, -1.0, 1, 1, 1024, 0.0, False)
+    said = "its one state keeps half of what it holds beyond the 1,024 tokens of the longest text"
+    assert found == ("marginal", said)
+
+
+def test_notes_are_on_delta_rules_and_on_weights_that_fade():
+    lives = np.random.default_rng(0).permutation(np.arange(1.0, 101.0))
+    weights = torch.from_numpy(0.5 ** (1 / lives))
+    plain, mixing = SimpleNamespace(mixes=False, bare=None), SimpleNamespace(mixes=True, bare=None)
+    fading = [SimpleNamespace(mixes=False, bare=weights[rows]) for rows in (slice(25), slice(25, None))]
+    assert notes_on([plain]) == ()
+    assert notes_on([plain, mixing]) == ("a delta rule's half-lives are means over the directions of its memory",)
+    (said,) = notes_on([fading[0], plain, fading[1]])
+    assert said.endswith("with half-lives of 50 tokens (median; 5 % to 95 %: 5 to 95)")
+
+
+def test_a_stable_layer_cannot_grow_or_has_not_grown():
+    for possible, end in ((np.array([-0.1]), "and none can grow"), (None, "and none grows on the inputs")):
+        _, why = behaviour_of(np.array([-0.5]), possible, -1.0, 0, 4, 10, 0.0, False)
+        assert why.endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("log_gain", "said"),
+    [(math.inf, "any number"), (25.0, "e^25"), (0.0001, "e^0.0001"), (math.log(2), "2"), (-0.5, "e^-0.5")],
+)
+def test_gains_are_factors_where_these_can_be_read(log_gain, said):
+    assert _gain(log_gain) == said
+
+
+def test_places_are_even_or_those_given():
+    assert places(5, 11) == [0, 2, 5, 8, 10] and places(1, 7) == [6] and places(99, 3) == [0, 1, 2]
+    assert places([3, 1, 3], 4) == [1, 3]
+    with pytest.raises(InputError, match="places from 0 to 3"):
+        places([4], 4)
+
+
+def test_mean_norms_are_over_the_texts_that_have_one():
+    norms = mean_norms(np.array([[1.0, np.inf, np.nan], [3.0, 2.0, 5.0], [5.0, 4.0, np.nan]]), seed=0)
+    assert norms[:, 0].tolist() == [3.0, np.inf, 5.0]
+    assert norms[0, 1] < 3 < norms[0, 2] and np.isinf(norms[1]).all() and np.isnan(norms[2, 1:]).all()
+
+
+def test_half_lives_of_mean_gains():
+    assert half_lives(np.array([-math.log(2), -math.log(2) / 8, 0.0, 0.5])).tolist() == [1, 8, math.inf, math.inf]

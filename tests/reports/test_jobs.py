@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,12 @@ from planned import MINIMAL, jobs_of, planned, tiny_model
 
 from ssmscope.api import registry
 from ssmscope.api.analysis import Call
+from ssmscope.api.inputs import KINDS
 from ssmscope.errors import InputError
 from ssmscope.reports.fingerprints import Fingerprints
 from ssmscope.reports.jobs import key_of
-from ssmscope.reports.store import RECORD, Store
+from ssmscope.reports.kinds import kind_of
+from ssmscope.reports.store import RECORD, Store, _results
 
 VERBS = registry.analyses()
 MODEL = {"model": "m", "files": "0123456789abcdef"}
@@ -159,3 +162,102 @@ def test_a_record_that_names_files_elsewhere_is_of_no_finished_job(tmp_path, nam
     for files, done in (({"inside.json": 2}, True), ({name: 2}, False), ({"inside.json": 2, name: 2}, False)):
         (folder / RECORD).write_text(json.dumps({"verb": "heatmap", "files": files}))
         assert (store.record("0123456789abcdef") is not None) == done
+
+
+@pytest.mark.parametrize(
+    ("resources", "device", "asked"),
+    [
+        (None, None, (1, 0, None)),
+        (None, "cuda:1", (1, 1, None)),
+        ({"cpus": 3, "gpus": 0.5}, None, (3, 0.5, 3)),
+        ({"cpus": 4, "gpus": 0}, "cuda", (4, 0, 4)),
+        ({"cpus": 0.5}, None, (0.5, 0, 1)),
+        ({"cpus": 0, "gpus": 2}, None, (0, 2, 1)),
+    ],
+)
+def test_a_job_asks_for_cores_and_gpus(tmp_path, resources, device, asked):
+    """By default for one core, and for a GPU where its model is on one; threads only where its cores are said."""
+    model = {"model": str(tiny_model(tmp_path / "m")), **({"device": device} if device else {})}
+    item = {"stability": {}, **({"resources": resources} if resources else {})}
+    (job,) = jobs_of({"models": [model], "analyses": [item]}).every
+    assert (job.cpus, job.gpus, job.threads) == asked
+
+
+def test_results_in_a_folder_are_files_that_say_so_in_the_order_of_their_names(tmp_path):
+    contents = {
+        **dict.fromkeys(["b.json", "d.json", "a.json", "c.json", RECORD, "e.txt"], '{"kind": "heatmap", "class": "X"}'),
+        "f.json": '{"kind": "heatmap"}',
+        "g.json": '{"class": "X"}',
+        "h.json": '{"kind": 3, "class": "X"}',
+        "i.json": "[1]",
+        "j.json": "{half",  # reading it says what is wrong
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    assert [path.name for path in _results(tmp_path)] == ["a.json", "b.json", "c.json", "d.json", "j.json"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "channels", "kinds"),
+    [
+        ("MambaForCausalLM", None, ("token-model", "language-model")),
+        (None, None, ("token-model", "language-model")),
+        ("SSMForSequenceClassification", None, ("token-classifier", "text-classifier")),
+        ("SSMForSequenceClassification", 3, ("pixel-classifier", "pixel-classifier")),
+        ("MambaForCausalLM", 3, ("token-model", "language-model")),
+    ],
+)
+def test_a_model_is_of_the_kind_that_its_configuration_and_tokenizer_say(tmp_path, architecture, channels, kinds):
+    config = {"architectures": [architecture] if architecture else None, "channels": channels}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert set(kinds) <= set(KINDS)
+    assert (kind_of(tmp_path), kind_of(tmp_path, tokenizer=True)) == kinds
+    (tmp_path / "vocab.txt").write_text("a")
+    assert kind_of(tmp_path) == kinds[1]
+
+
+def test_a_kind_is_not_guessed(tmp_path):
+    for content in (None, "[]", "{half"):
+        if content is not None:
+            (tmp_path / "config.json").write_text(content)
+        assert kind_of(tmp_path) is kind_of(tmp_path, tokenizer=True) is None
+    assert kind_of(tmp_path / "config.json") == "token-classifier"
+    assert kind_of(tmp_path / "config.json", tokenizer=True) == "text-classifier"
+
+
+def test_a_record_is_of_files_that_are_all_as_they_were_written(tmp_path):
+    store = Store(tmp_path)
+    folder = store.finished("0123456789abcdef")
+    folder.mkdir(parents=True)
+    (folder / RECORD).write_text(json.dumps({"verb": "heatmap", "files": {"a.json": 2, "b.csv": 3}}))
+    for content, done in (("abc", True), ("abcd", False), ("ab", False), (None, False)):
+        (folder / "a.json").write_text("{}")
+        if content is None:
+            (folder / "b.csv").unlink()
+        else:
+            (folder / "b.csv").write_text(content)
+        assert (store.record("0123456789abcdef") is not None) == done
+
+
+def test_what_is_known_of_a_plans_models(tmp_path):
+    """A key is 16 digits; a tokenizer that a plan gives tells a model's kind as one of its own does."""
+    model = tiny_model(tmp_path / "m")
+    (tmp_path / "words").mkdir()
+    for file in model.glob("tokenizer*"):
+        file.rename(tmp_path / "words" / file.name)
+    for given, kind in (({}, "token-model"), ({"tokenizer": str(tmp_path / "words")}, "language-model")):
+        jobs = jobs_of({"models": [{"model": str(model), "name": "x", **given}], "analyses": ["stability"]})
+        assert list(jobs.models) == ["x"] and jobs.models["x"]["kind"] == kind
+        assert all(re.fullmatch("[0-9a-f]{16}", job.key) for job in jobs.every)
+
+
+def test_hidden_files_and_folders_are_no_content(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\n")
+    before = Fingerprints().of_data(str(tmp_path))
+    assert before is not None and re.fullmatch("[0-9a-f]{16}", before)
+    (tmp_path / ".cache" / "deep").mkdir(parents=True)
+    for place in (".hidden", ".cache/index", ".cache/deep/index"):
+        (tmp_path / place).write_text("of nobody's concern")
+        assert Fingerprints().of_data(str(tmp_path)) == before
+    (tmp_path / "b.csv").write_text("text,label\n")
+    assert Fingerprints().of_data(str(tmp_path)) != before

@@ -67,17 +67,21 @@ def _projected(both: Pair, u: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _convolved(both: Pair, x: Tensor, tail: Tensor | None, taps: Tensor | None) -> Tensor:
-    """Return SiLU(conv1d(x)), of each by itself where an edited run chooses the taps that each reads, or where somebody
-    has changed its activation."""
+    """Return act(conv1d(x)), of each by itself where an edited run chooses the taps that each reads, or where an
+    activation is not SiLU, or has hooks."""
     inputs = x.chunk(2, dim=-1)
     acts = list(map(activation, both))
     kernels, biases = zip(*(convolution(m, own) for m, own in zip(both, inputs)))
-    alike = (biases[0] is None) == (biases[1] is None) and type(acts[0]) is type(acts[1])
+    alike = (biases[0] is None) == (biases[1] is None) and all(map(_is_silu, acts))
     if taps is None and alike and not any(isinstance(act, nn.Module) and is_changed(act) for act in acts):
         bias = None if biases[0] is None else torch.cat(biases)
         return activated_convolution(x, torch.cat(kernels), bias, acts[0], tail)
     tails, read = ((None, None) if t is None else t.chunk(2, dim=-1) for t in (tail, taps))
     return torch.cat(list(map(activated_convolution, inputs, kernels, biases, acts, tails, read)), dim=-1)
+
+
+def _is_silu(act: Any) -> bool:
+    return isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation"
 
 
 def difference(both: Pair, layer: LayerTrace, scans: Sequence[Scan], weight: Tensor) -> Tensor:

@@ -104,8 +104,9 @@ def behaviour_of(
     if overflows:
         return "unstable", "its states overflow on the inputs"
     if never:
-        share = f"{never:,} of {states:,} states" if states > 1 else "its one state"
-        return "marginal", f"{share} keep half of what they hold beyond the {longest:,} tokens of the longest text"
+        several = f"{never:,} of {states:,} states keep half of what they hold"
+        kept = several if states > 1 else "its one state keeps half of what it holds"
+        return "marginal", f"{kept} beyond the {longest:,} tokens of the longest text"
     if growth >= -tolerance:
         return "marginal", f"its slowest state changes by e^{growth:.2g} a token"
     can = "and none can grow" if possible is not None else "and none grows on the inputs"
