@@ -127,7 +127,7 @@ class TestFidelity:
         assert answer.code == 0 and "ΔA" in answer.out and "random" in answer.out
         assert len(list((tmp_path / "out").iterdir())) == 4
         short = json.loads(analyze(*given, "--max-tokens", "5", "--json").out)
-        assert any("longer than asked for" in note for note in short["notes"])
+        assert any("longer than max_tokens" in note for note in short["notes"])
 
     def test_what_cannot_be_is_refused(self, refusal, mamba) -> None:
         assert "no data" in refusal("fidelity", mamba)

@@ -23,7 +23,7 @@ DOCS = ROOT / "docs"
 HOW_TO = sorted((DOCS / "how-to").glob("*.md"))
 EDITS = {
     "ssmscope/interp/methods/__init__.py": (
-        ('        "random": "random:random",\n', '        "gradnorm": "gradnorm:gradnorm",\n'),
+        ('    "random": "random:random",\n', '    "gradnorm": "gradnorm:gradnorm",\n'),
     ),
     "ssmscope/attacks/recipes.py": (
         ('"stresstest", "checklist", "deepwordbug"', '"politeness", '),
@@ -75,7 +75,7 @@ def test_every_verb_has_a_page_with_all_its_options(hook: ModuleType) -> None:
 
 def test_a_verbs_page_has_the_defaults_and_the_function(hook: ModuleType) -> None:
     page = hook.page("fidelity", hook.verbs()["fidelity"])
-    assert "| `--steps N` | Into how many the share of tokens is divided. | `20` |" in page
+    assert "| `--steps N` | Number of steps from no hidden token to all. | `20` |" in page
     assert "| `--mode replace|delete` |" in page and "| `--json` | Print JSON and nothing else. | off |" in page
     assert "ssmscope.fidelity_auc(\n    model: Model,\n    data: TextData,\n    *,\n" in page
     assert "    steps: int = 20,\n" in page and "**Raises**" in page

@@ -35,8 +35,8 @@ def made(name: str) -> Objective:
 def test_the_same_numbers(name, monkeypatch):
     found = made(name)
     (gradient, numbers), relevance = kept(found), lrp(found).scores
-    monkeypatch.setattr("ssmscope.interp.objective.memory_for", lambda model: 0)
-    monkeypatch.setattr("ssmscope.interp.methods.lrp.memory_for", lambda model: 0)
+    monkeypatch.setattr("ssmscope.interp.objective.backward_bytes", lambda model: 0)
+    monkeypatch.setattr("ssmscope.interp.methods.lrp.backward_bytes", lambda model: 0)
     (again, fewer), as_relevant = kept(found), lrp(found).scores
     assert torch.equal(gradient, again) and torch.equal(relevance, as_relevant)
     blocks = list(stacked(found.model.module))

@@ -27,9 +27,9 @@ from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Template
 from ssmscope.evaluation.encoded import token_rows
-from ssmscope.interp.heatmap.words import grouped, joined
-from ssmscope.interp.plausibility.marked import marked_tokens
-from ssmscope.interp.spans import find_piece, named, positions_of
+from ssmscope.interp.heatmap.words import word_groups, word_text
+from ssmscope.interp.labelled import marked_tokens
+from ssmscope.interp.spans import find_piece, positions_of, words_at
 from ssmscope.render.tokens import REST, short_token, visible, written
 
 made = functools.cache(lambda name: TOKENIZERS[name]())
@@ -86,8 +86,8 @@ class TestTokens:
     @pytest.mark.parametrize("text", TEXTS)
     def test_words_end_at_white_space_and_at_no_mark(self, name, text):
         batch = batch_of(name, text)
-        groups = [group for group in grouped(batch.words[0]) if batch.words[0][group[0]] is not None]
-        words = [joined(batch.tokens[0], group) for group in groups]
+        groups = [group for group in word_groups(batch.words[0]) if batch.words[0][group[0]] is not None]
+        words = [word_text(batch.tokens[0], group) for group in groups]
         if "over spaces" not in name:  # whose tokens themselves reach over spaces
             assert not any(re.search(r"\S\s", word) for word in words)
         assert not any(re.match("[\u0300-\u036f\u200d\u093c-\u094d\ufe0f🏻-🏿]", word) for word in words)
@@ -95,7 +95,7 @@ class TestTokens:
 
     def test_words_of_accents_written_apart(self):
         batch = batch_of("trimmed bytes", "a re\u0301sume\u0301 ok")
-        words = [joined(batch.tokens[0], group) for group in grouped(batch.words[0])]
+        words = [word_text(batch.tokens[0], group) for group in word_groups(batch.words[0])]
         assert words == ["a", " re\u0301sume\u0301", " ok"]
 
     def test_spaces_that_are_tokens(self):
@@ -117,7 +117,7 @@ class TestSpans:
             places = touching(name, text, *match.span())
             if text.count(match[0]) == 1:
                 assert positions_of(match[0], batch) == places
-                assert match[0] in named(places, batch)
+                assert match[0] in words_at(places, batch)
             begin = text.index(match[0])
             found = find_piece(match[0], batch.spelled[0])
             first = touching(name, text, begin, begin + len(match[0]))
@@ -144,7 +144,7 @@ class TestSpans:
         tokenizer.normalizer = normalizers.Replace("😀", "")
         batch = encode_texts(["a 😀 b"], PreTrainedTokenizerFast(tokenizer_object=tokenizer), 9)
         assert batch.tokens[0] == ("a", " ", " ", "b")
-        with pytest.raises(InputError, match="passes over '😀', of which no token is"):
+        with pytest.raises(InputError, match="skips '😀': no token covers it"):
             positions_of("😀", batch)
 
     def test_in_numbers(self):

@@ -1,4 +1,4 @@
-"""Baselines: embeddings that say nothing, which Integrated Gradients begins at and occlusion hides tokens with."""
+"""Baselines: neutral embeddings at which Integrated Gradients begins, and with which occlusion hides tokens."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective
 
 NEUTRAL, SCALED, MEAN, ZERO = "neutral", "scaled-mean", "mean", "zero"
-NAMED = (NEUTRAL, SCALED, MEAN, ZERO)
-"""The baselines that are no token."""
+BASELINE_NAMES = (NEUTRAL, SCALED, MEAN, ZERO)
+"""Baselines that are no token."""
 
 GREY = 0.5
-"""The pixel that an image's baseline has everywhere, unless another is asked for."""
+"""Value of every pixel of an image's baseline, unless another is requested."""
 
-SINGULAR = 0.2
-"""An embedding below this share of the typical one's size is near the point where norms are singular."""
+SINGULAR_SHARE = 0.2
+"""Share of the typical embedding's size below which norms are nearly singular."""
 
 ROLES = ("pad", "unk", "mask", "bos", "eos", "cls", "sep")
 
@@ -33,11 +33,11 @@ ROLES = ("pad", "unk", "mask", "bos", "eos", "cls", "sep")
 def baseline_embeddings(
     objective: Objective, baseline: str | int | float = NEUTRAL
 ) -> Float[Tensor, "texts length width"]:
-    """The embeddings of texts that say nothing, token by token; zeros at padding. Special tokens are replaced too.
+    """Return the embeddings of neutral texts, token by token; zeros at padding. Special tokens are replaced too.
 
     Args:
         baseline: "neutral", the token for unknown words where the tokenizer has one that was trained (whose embedding
-            is not `near_singular`), else "scaled-mean"; "scaled-mean", the mean of the embedding table at the table's
+            is not nearly singular), else "scaled-mean"; "scaled-mean", the mean of the embedding table at the table's
             median size; "mean", that mean itself, which in a small model lies near zero; "zero", where RMSNorm is
             singular, so that what integrates up to it converges slowly; a token's id, or a token (a special one by its
             role too: "pad", "unk", "mask"). Of a pixel classifier "neutral" and both means are a pixel of 0.5 in every
@@ -61,8 +61,8 @@ def baseline_embeddings(
     return found.expand(*batch.mask.shape, width).masked_fill(~batch.mask.unsqueeze(-1), 0)
 
 
-def ordinary(objective: Objective) -> Bool[Tensor, "texts length"]:
-    """Where tokens of the texts themselves stand: neither special tokens nor padding."""
+def ordinary_tokens(objective: Objective) -> Bool[Tensor, "texts length"]:
+    """Return a mask of the texts' own tokens: neither special tokens nor padding."""
     mask = objective.batch.mask
     found = torch.zeros_like(mask)
     for row, words in enumerate(objective.batch.words):
@@ -71,7 +71,7 @@ def ordinary(objective: Objective) -> Bool[Tensor, "texts length"]:
 
 
 def baseline_name(objective: Objective, baseline: str | int | float = NEUTRAL) -> str:
-    """What a baseline is, in words: which one "neutral" stands for, too."""
+    """Describe a baseline, including the one that "neutral" stands for."""
     model = objective.model
     if baseline == ZERO:
         return "a zero embedding"
@@ -83,8 +83,8 @@ def baseline_name(objective: Objective, baseline: str | int | float = NEUTRAL) -
     return f"the token {model.tokenizer.convert_ids_to_tokens(chosen) if model.tokenizer is not None else chosen}"
 
 
-def near_singular(objective: Objective, start: Float[Tensor, "texts length width"]) -> str:
-    """What has to be said of a baseline at whose embeddings norms are nearly singular; else nothing.
+def singularity_note(objective: Objective, start: Float[Tensor, "texts length width"]) -> str:
+    """Return a note if norms are nearly singular at a baseline's embeddings; else "".
 
     RMSNorm divides by an embedding's size (root mean square), so that its gradient grows as the size falls. The typical
     size is the median of the embedding table's, of pixels that of the images' own embeddings.
@@ -93,16 +93,16 @@ def near_singular(objective: Objective, start: Float[Tensor, "texts length width
     own = objective.embeddings() if objective.batch.values is not None else None
     table = own[mask] if own is not None else embedding_table(objective.model.module)
     typical, least = float(_sizes(table).median()), float(_sizes(start)[mask].min())
-    if least >= SINGULAR * typical:
+    if least >= SINGULAR_SHARE * typical:
         return ""
     return (
         f"its baseline is near the point where norms are singular (embeddings of size {least:.2g}, the typical one is "
-        f"{typical:.2g}): scores hang on small changes of it"
+        f"{typical:.2g}): scores depend on small changes of it"
     )
 
 
 def _settled(model: Model, baseline: str | int | float, table: Tensor) -> int | str:
-    """The id of a token, or "mean" or "scaled-mean"."""
+    """Return the id of a token, or "mean" or "scaled-mean"."""
     if baseline in (MEAN, SCALED):
         return str(baseline)
     if baseline != NEUTRAL:
@@ -111,7 +111,7 @@ def _settled(model: Model, baseline: str | int | float, table: Tensor) -> int | 
     if unknown is None or not 0 <= unknown < len(table):
         return SCALED
     sizes = _sizes(table)
-    return int(unknown) if sizes[unknown] >= SINGULAR * sizes.median() else SCALED
+    return int(unknown) if sizes[unknown] >= SINGULAR_SHARE * sizes.median() else SCALED
 
 
 def _mean(model: Model, table: Float[Tensor, "vocabulary width"], *, scaled: bool) -> Float[Tensor, " width"]:
@@ -127,7 +127,7 @@ def _mean(model: Model, table: Float[Tensor, "vocabulary width"], *, scaled: boo
 
 
 def _sizes(embeddings: Float[Tensor, "... width"]) -> Float[Tensor, " ..."]:
-    """The root mean square of every embedding."""
+    """Return the root mean square of every embedding."""
     return embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)).pow(2).mean(-1).sqrt()
 
 
@@ -140,15 +140,15 @@ def _grey(model: Model, baseline: str | int | float) -> float:
         grey = -1.0
     if not 0 <= grey <= 1:
         allowed = "allowed are 'neutral' and 'mean' (0.5), 'zero' and a grey from 0 to 1"
-        hint = did_you_mean(str(baseline), NAMED)
+        hint = did_you_mean(str(baseline), BASELINE_NAMES)
         raise InputError(f"unknown baseline {baseline!r} for the pixels of {model.name}; {allowed}{hint}")
     return grey
 
 
 def _token(model: Model, baseline: str | int | float) -> int:
-    """The id of the token that stands for nothing."""
+    """Return the id of the token that is the baseline."""
     tokenizer = model.tokenizer
-    names = ", ".join(map(repr, NAMED))
+    names = ", ".join(map(repr, BASELINE_NAMES))
     allowed = f"allowed are {names}, a token's id" + (" and a token" if tokenizer is not None else "")
     if isinstance(baseline, str) and tokenizer is not None:
         if baseline in ROLES:
@@ -162,7 +162,9 @@ def _token(model: Model, baseline: str | int | float) -> int:
     if isinstance(baseline, str) and baseline.isdecimal():
         baseline = int(baseline)
     if isinstance(baseline, bool) or not isinstance(baseline, int | np.integer):
-        raise InputError(f"unknown baseline {baseline!r}; {allowed}{did_you_mean(str(baseline), (*NAMED, *ROLES))}")
+        raise InputError(
+            f"unknown baseline {baseline!r}; {allowed}{did_you_mean(str(baseline), (*BASELINE_NAMES, *ROLES))}"
+        )
     if not 0 <= baseline < model.vocabulary:
         raise InputError(f"there is no token {baseline} for a baseline; ids are 0 to {model.vocabulary - 1}")
     return int(baseline)

@@ -1,4 +1,4 @@
-"""The labels of examples as the number of the class that a model gives them."""
+"""Labels of examples as the numbers of a model's classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def class_ids(model: Model, data: PixelData | TextData | SequenceData) -> Int[np.ndarray, " examples"]:
-    """The examples' labels as a classifier numbers its classes, (examples,) int64.
+    """Return the examples' labels as a classifier numbers its classes, (examples,) int64.
 
     Classes are matched by name, and by number where the model's have no names of their own.
 
@@ -38,7 +38,7 @@ def class_ids(model: Model, data: PixelData | TextData | SequenceData) -> Int[np
 
 
 def word_ids(data: TextData, words: Sequence[str]) -> Int[np.ndarray, " examples"]:
-    """The examples' labels as the number of the word that a language model answers, (examples,) int64.
+    """Return the examples' labels as the numbers of a language model's answer words, (examples,) int64.
 
     Raises:
         InputError: there are not as many words as classes.

@@ -1,32 +1,28 @@
-"""The labelled texts that explanations are measured on: their batches, their marked tokens, and the scores of these."""
+"""Labelled texts that explanations are measured on: their sizes, their marked tokens, and scores of these."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Bool
 
+from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
-from ssmscope.interp.plausibility.marked import marked_tokens
 
 if TYPE_CHECKING:
     from ssmscope.core.encoding import Batch
     from ssmscope.core.model import Model
+    from ssmscope.data.rationales import Spans
 
 
 def check_classifier(model: Model, data: Any, what: str) -> None:
-    """Refuse a model that is no classifier of texts, and data that are no labelled texts.
-
-    Args:
-        what: is measured.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError unless a model is a classifier of texts and data are labelled texts; `what` is measured on
+    them."""
     model.check_classes(what)
     if not model.is_classifier:
-        raise InputError(f"{model.name} is no classifier: {what} is of the class that a classifier predicts")
+        raise InputError(f"{model.name} is no classifier: {what} needs a predicted class")
     if model.channels is not None or not isinstance(data, TextData):
         given = "a model of pixels" if model.channels is not None else f"data of {type(data).__name__}"
         raise InputError(f"{given} was given; {what} is measured on classifiers of texts and labelled texts")
@@ -35,8 +31,32 @@ def check_classifier(model: Model, data: Any, what: str) -> None:
         raise InputError(f"{data.name} ({data.split}) has no example")
 
 
+def marked_tokens(model: Model, text: str, spans: Spans | None) -> Bool[np.ndarray, " tokens"] | None:
+    """Return a mask of the model's tokens that people marked: those that share a character, other than a space, with a
+    marked span. Special tokens are never marked. None without a rationale, or with one that covers no token.
+
+    Raises:
+        InputError: a tokenizer that does not say which characters a token is of.
+    """
+    if spans is None:
+        return None
+    if not getattr(model.tokenizer, "is_fast", False):
+        raise InputError(
+            f"the tokenizer of {model.name} does not say which characters a token is of: rationales need one that does"
+        )
+    marked = np.zeros(len(text), dtype=bool)
+    for start, stop in spans:
+        marked[start:stop] = True
+    marked &= np.array([not character.isspace() for character in text], dtype=bool)
+    encoded = tokenize(model.tokenizer, text, return_offsets_mapping=True, return_special_tokens_mask=True)
+    places = zip(encoded["offset_mapping"], encoded["special_tokens_mask"])
+    found = np.array([not special and bool(marked[start:stop].any()) for (start, stop), special in places], dtype=bool)
+    return found if found.any() else None
+
+
 def read_texts(model: Model, data: TextData) -> tuple[list[int], list[int], list[np.ndarray | None]]:
-    """Per text its tokens, those that are not special, and which of the latter people marked."""
+    """Return for each text its number of tokens, the number that are not special, and a mask of the latter that people
+    marked."""
     lengths, sizes, masks = [], [], []
     for row, text in enumerate(data.texts):
         try:
@@ -52,8 +72,8 @@ def read_texts(model: Model, data: TextData) -> tuple[list[int], list[int], list
     return lengths, sizes, masks
 
 
-def scored(name: str, scores: Any, batch: Batch) -> tuple[list[np.ndarray], np.ndarray | None]:
-    """A method's scores of the non-special tokens of every text, and which texts it converged on."""
+def token_scores(name: str, scores: Any, batch: Batch) -> tuple[list[np.ndarray], np.ndarray | None]:
+    """Return a method's scores of the non-special tokens of every text, and the texts on which it converged."""
     values = scores.scores.detach().double().cpu().numpy()
     if values.shape != tuple(batch.mask.shape):
         raise InputError(f"the method {name} gives scores of shape {values.shape} for {tuple(batch.mask.shape)} tokens")

@@ -1,4 +1,4 @@
-"""What an explanation costs, on stderr, where it takes more than two seconds: beforehand, and how far it is."""
+"""Report on stderr of the cost of an explanation that takes more than two seconds: an estimate, and progress."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 
 from ssmscope.core.progress import on_stderr
 
-WORTH_SAYING = 2.0
-"""Seconds from which on the cost of a method is said."""
-SURE = 0.3
-"""Seconds of work, or one gradient of a long one, after which the rate is taken for known: the first runs are slow."""
-EVERY = 10.0
+MIN_REPORTED_SECONDS = 2.0
+"""Smallest duration, in seconds, of a method whose cost is reported."""
+WARMUP_SECONDS = 0.3
+"""Seconds of work, or one gradient of a long one, after which the rate is trusted: the first runs are slow."""
+REPORT_INTERVAL_SECONDS = 10.0
 """Seconds between two lines of progress."""
 
 
 @dataclass(eq=False)
 class Meter:
-    """Counts the gradients of a method, and says what they cost in lines.
+    """Counter of a method's gradients, which reports their cost.
 
     Args:
-        say: prints a line.
-        clock: seconds.
+        say: function that prints a line.
+        clock: function that returns seconds.
     """
 
     say: Callable[[str], None] = field(default_factory=lambda: on_stderr().print)
@@ -36,12 +36,12 @@ class Meter:
     _said: float | None = None
 
     def plan(self, label: str, lengths: list[int], least: int, most: int) -> None:
-        """Before a method runs.
+        """Start the count, before a method runs.
 
         Args:
-            lengths: of the texts, in tokens.
-            least: the gradients that every text takes.
-            most: the most that one takes.
+            lengths: tokens of each text.
+            least: gradients that every text takes.
+            most: most gradients that one text takes.
         """
         self._label, self._texts = label, len(lengths)
         self._gradients = (least * len(lengths), most * len(lengths))
@@ -49,19 +49,19 @@ class Meter:
         self._ran, self._begun, self._said = [0, 0], self.clock(), None
 
     def ran(self, gradients: int, tokens: int, done: int = 0) -> None:
-        """After some gradients of `tokens` tokens in all; `done` texts are done."""
+        """Count gradients of `tokens` tokens in all, and report; `done` texts are done."""
         self._ran[0] += gradients
         self._ran[1] += tokens
         now = self.clock()
         rate = (now - self._begun) / self._ran[1]
         seconds = [rate * tokens for tokens in self._tokens]
         if self._said is None:
-            if seconds[0] > WORTH_SAYING and now - self._begun >= SURE:
+            if seconds[0] > MIN_REPORTED_SECONDS and now - self._begun >= WARMUP_SECONDS:
                 texts = f"{self._texts:,} texts take" if self._texts > 1 else "the text takes"
                 number = _span([f"{count:,}" for count in self._gradients])
                 self.say(f"{self._label}: {texts} {number} gradients, about {_span([duration(s) for s in seconds])}")
                 self._said = now
-        elif now - self._said >= EVERY:
+        elif now - self._said >= REPORT_INTERVAL_SECONDS:
             share = f", {done:,} of {self._texts:,} texts done" if self._texts > 1 else ""
             self.say(f"{self._label}: {self._ran[0]:,} gradients after {duration(now - self._begun)}{share}")
             self._said = now
@@ -72,7 +72,7 @@ def _span(ends: list[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time as it is said: "14 s", "2.5 min", "1.2 h"."""
+    """Format a time: "14 s", "2.5 min", "1.2 h"."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"

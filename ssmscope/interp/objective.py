@@ -1,4 +1,4 @@
-"""What is explained: one number per text, as a function of the embeddings of its tokens."""
+"""Explained quantity: one number per text, as a function of the embeddings of its tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -26,63 +26,66 @@ from ssmscope.core.tokenizing import tokenize
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.meter import Meter
 
-NUMBERS_AT_ONCE = 2**29
-"""How many numbers a backward pass may keep on a CPU: 2 GiB of float32."""
-SHARE = 0.6
-"""Of a GPU's free memory, what it may keep there."""
-KEPT = 40
-"""How many numbers it keeps of each token, as a multiple of layers × width (measured on a Mamba of 24 layers)."""
+MAX_BACKWARD_NUMBERS = 2**29
+"""Largest number of values that a backward pass keeps on a CPU: 2 GiB of float32."""
+GPU_MEMORY_SHARE = 0.6
+"""Share of a GPU's free memory that a backward pass may use."""
+KEPT_NUMBERS_PER_TOKEN = 40
+"""Values that a backward pass keeps per token, as a multiple of layers × width (measured on a Mamba of 24 layers)."""
 
 Target = int | str | Sequence[int]
-"""A class, a token, a text of several tokens, or the ids of several tokens."""
+"""Class, token, text of several tokens, or ids of several tokens."""
 
 
-def room(model: Model, *, gradients: bool = False, every_position: bool = False, layers: int | None = None) -> int:
-    """How many tokens run together.
+def tokens_that_fit(
+    model: Model, *, gradients: bool = False, every_position: bool = False, layers: int | None = None
+) -> int:
+    """Return the number of tokens that run together.
 
     Args:
-        gradients: whether there will be a backward pass, which keeps what every layer did.
-        every_position: whether the logits of every position are asked for.
-        layers: through how many layers the gradients go; by default through all.
+        gradients: True for a backward pass, which keeps the layers' intermediate values.
+        every_position: True if the logits of every position are computed.
+        layers: number of layers that the gradients pass through; by default all.
     """
     most = tokens_at_once(model.device) if gradients else batching.TOKENS_AT_ONCE
     if gradients:
         share = 1.0 if layers is None else layers / model.num_layers
-        most = min(most, int(memory_for(model) / (kept_of_each(model) * share)))
+        most = min(most, int(backward_bytes(model) / (kept_bytes_per_token(model) * share)))
     if every_position:
-        most = min(most, NUMBERS_AT_ONCE // (4 * model.vocabulary))
+        most = min(most, MAX_BACKWARD_NUMBERS // (4 * model.vocabulary))
     return max(1, most)
 
 
-def memory_for(model: Model) -> int:
-    """How many bytes a backward pass may keep where a model is."""
+def backward_bytes(model: Model) -> int:
+    """Return the number of bytes that a backward pass may keep on a model's device."""
     device = model.device
     if device.type != "cuda":
-        return 4 * NUMBERS_AT_ONCE
+        return 4 * MAX_BACKWARD_NUMBERS
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(SHARE * (torch.cuda.mem_get_info(device)[0] + cached))
+    return int(GPU_MEMORY_SHARE * (torch.cuda.mem_get_info(device)[0] + cached))
 
 
-def kept_of_each(model: Model) -> float:
-    """How many bytes a backward pass keeps of each token: on a GPU what was measured at the last gradient, if any."""
-    return model.__dict__.get("_kept_of_each", 4 * KEPT * model.num_layers * model.width)
+def kept_bytes_per_token(model: Model) -> float:
+    """Return the number of bytes that a backward pass keeps per token: on a GPU as measured at the last gradient, if
+    any."""
+    return model.__dict__.get("_kept_of_each", 4 * KEPT_NUMBERS_PER_TOKEN * model.num_layers * model.width)
 
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """f of every text of a batch: the logit of a class, of a next token or of the difference of two, or the summed
-    log-probability of a continuation. Made by `objective`.
+    """Explained quantity f of every text of a batch: the logit of a class, of a next token or of the difference of two,
+    or the summed log-probability of a continuation. Made by `objective`.
 
     Attributes:
-        model: what is explained.
+        model: the explained model.
         batch: the texts.
         targets: per text the ids of the class, of the next token, or of a continuation's tokens.
         contrasts: per text the id whose logit is subtracted; None without one.
-        names: per text what f is of, in words.
-        probability: f is the probability (of a class or token, or of the whole continuation) instead.
-        meter: told by methods that take long what they cost; None where nobody wants to know.
-        recomputes: whether blocks are run again in the backward pass, which then belongs within `Model.running` and
-            whatever else changes the run.
+        names: per text the name of the class or token.
+        probability: True if f is the probability (of a class or token, or of the whole continuation).
+        meter: receives the cost of slow methods; None for no report.
+        recomputes: True if blocks are run again in the backward pass, which then belongs within `Model.running` and
+            any other context that changes the run.
     """
 
     model: Model
@@ -99,16 +102,16 @@ class Objective:
 
     @property
     def lengths(self) -> list[int]:
-        """The number of tokens of every text; of a pixel classifier the class token counts."""
+        """Number of tokens of every text; in a pixel classifier the class token counts."""
         return self.batch.lengths
 
     @property
     def continues(self) -> bool:
-        """Whether any text's target is a continuation of several tokens."""
+        """True if any text's target is a continuation of several tokens."""
         return any(len(ids) > 1 for ids in self.targets)
 
     def embeddings(self) -> Float[Tensor, "texts length width"]:
-        """The embeddings of the texts' tokens, without gradients; zeros at padding."""
+        """Return the embeddings of the texts' tokens, without gradients; zeros at padding."""
         with torch.no_grad():
             found = self.model.embed(self.batch)
         return found.masked_fill(~self.batch.mask.unsqueeze(-1), 0)
@@ -117,19 +120,15 @@ class Objective:
         self,
         embeddings: Float[Tensor, "runs length width"],
         texts: Sequence[int],
-        mask: Bool[Tensor, "runs length"] | None = None,
     ) -> Float[Tensor, " runs"]:
-        """f of embeddings, with gradients where they are on.
+        """Compute f of embeddings, with gradients where they are enabled.
 
         Args:
             embeddings: padded on the right; as many runs as suit the device at a time, see `batches`.
-            texts: which text each run is a copy of: it has its target.
-            mask: True at real positions, at least one of each run; by default that of the texts. Shorter where tokens
-                were deleted.
+            texts: the text that each run is a copy of, whose target it has.
         """
         index = torch.as_tensor(list(texts), device=embeddings.device)
-        if mask is None:
-            mask = self.batch.mask[index][:, : embeddings.shape[1]]
+        mask = self.batch.mask[index][:, : embeddings.shape[1]]
         ids = [self.targets[text] for text in texts]
         if max(map(len, ids)) == 1:
             asked = {id_ for each in ids for id_ in each} | set(self.contrasts or ())
@@ -143,7 +142,7 @@ class Objective:
         return torch.stack([self._of_continuation(logits[run], last[run], text) for run, text in enumerate(texts)])
 
     def values(self, embeddings: Float[Tensor, "texts length width"] | None = None) -> Float[Tensor, " texts"]:
-        """f of every text, without gradients; of other embeddings of the same texts where they are given."""
+        """Return f of every text, without gradients; for other embeddings of the same texts where they are given."""
         embeddings = self.embeddings() if embeddings is None else embeddings
         found = embeddings.new_empty(len(self), dtype=torch.promote_types(embeddings.dtype, torch.float32))
         for chosen in self.batches(range(len(self))):
@@ -155,9 +154,9 @@ class Objective:
     def gradient(
         self, embeddings: Float[Tensor, "runs length width"], texts: Sequence[int]
     ) -> Float[Tensor, "runs length width"]:
-        """∂f/∂embeddings of every run."""
+        """Return ∂f/∂embeddings of every run."""
         model, tokens = self.model, embeddings.shape[0] * embeddings.shape[1]
-        fits = tokens * kept_of_each(model) <= memory_for(model)
+        fits = tokens * kept_bytes_per_token(model) <= backward_bytes(model)
         before = _allocated(model.device)
         with weights_constant(model.module), torch.enable_grad(), model.running():
             inputs = embeddings.detach().requires_grad_()
@@ -173,23 +172,23 @@ class Objective:
             yield
 
     def function(self, text: int = 0) -> nn.Module:
-        """f of one text alone, as a function of (runs, length, width) embeddings that gives (runs,): captum's
-        `forward_func`, for its attributions and its metrics. What else it is called with is taken no notice of."""
+        """Return f of one text alone, as a function of (runs, length, width) embeddings that returns (runs,): captum's
+        `forward_func`, for its attributions and its metrics. Further arguments of a call are ignored."""
         return _Function(self, text)
 
     def batches(self, texts: Sequence[int], *, gradients: bool = False) -> Iterator[list[int]]:
-        """The places of `texts` in batches of runs of alike length that suit the device.
+        """Yield the places of `texts` in batches of runs of similar length that suit the device.
 
         Args:
-            texts: which text each run is a copy of.
-            gradients: whether there will be a backward pass, which keeps what every layer did.
+            texts: the text that each run is a copy of.
+            gradients: True for a backward pass, which keeps the layers' intermediate values.
         """
         sizes = [length + len(ids) - 1 for length, ids in zip(self.lengths, self.targets, strict=True)]
-        most = room(self.model, gradients=gradients, every_position=self.continues)
+        most = tokens_that_fit(self.model, gradients=gradients, every_position=self.continues)
         yield from by_length([sizes[text] for text in texts], most)
 
     def rows(self, chosen: Sequence[int]) -> Objective:
-        """The same of the chosen texts, padded to the longest of them."""
+        """Return the objective of the chosen texts, padded to the longest of them."""
         return replace(
             self,
             batch=self.batch.rows(chosen),
@@ -199,7 +198,7 @@ class Objective:
         )
 
     def _of_last(self, logits: Float[Tensor, "runs vocabulary"], texts: Sequence[int]) -> Float[Tensor, " runs"]:
-        """f of runs whose targets are one id each."""
+        """Return f of runs whose targets are one id each."""
 
         def at(values: Tensor, ids: list[int]) -> Tensor:
             return values.gather(-1, torch.tensor(ids, device=values.device).unsqueeze(-1)).squeeze(-1)
@@ -209,7 +208,7 @@ class Objective:
         return wanted if self.contrasts is None else wanted - at(logits, [self.contrasts[text] for text in texts])
 
     def _of_continuation(self, logits: Float[Tensor, "length vocabulary"], last: int, text: int) -> Tensor:
-        """f of one run; the logits at `last` are those of the first target."""
+        """Return f of one run; the logits at `last` are those of the first target."""
         targets = torch.tensor(self.targets[text], device=logits.device)
         if len(targets) == 1:
             return self._of_last(_precise(logits[last : last + 1]), [text])[0]
@@ -218,7 +217,8 @@ class Objective:
         return total.exp() if self.probability else total
 
     def _continued(self, embeddings: Tensor, mask: Tensor, ids: list[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
-        """Every run followed by the embeddings of its targets but the last, which nothing is asked after."""
+        """Append to every run the embeddings of its targets, except the last one, whose own next token is not
+        needed."""
         table = self.model.module.get_input_embeddings()
         rows = []
         for run, targets in enumerate(ids):
@@ -231,8 +231,8 @@ class Objective:
 
 @contextmanager
 def _in_float32(model: Model, ids: list[int]) -> Iterator[None]:
-    """Within the context the logits of these ids are products in float32 of what the head of a model in half precision
-    reads: rounded to 8 bits, f would be a staircase of steps of a 256th. A rule of lrp's for the head stays."""
+    """Within the context the logits of these ids are float32 products of the head's input in a half-precision model:
+    rounded to 8 bits, f would be a staircase of steps of 1/256. An lrp rule for the head is kept."""
     head: Any = None if model.is_classifier else model.module.get_output_embeddings()
     half = type(head) is nn.Linear and head.weight.dtype in (torch.bfloat16, torch.float16) and not is_kept(head)
     if not half or not is_own(head, head.forward):
@@ -254,7 +254,7 @@ def _allocated(device: torch.device) -> int:
 
 
 class _Function(nn.Module):
-    """See `Objective.function`. The model is no part of this module, so nothing that is hooked on it stays there."""
+    """Function of `Objective.function`. The model is no part of this module, so that hooks put on it do not stay."""
 
     def __init__(self, objective: Objective, text: int) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ def objective(
     contrast: int | str | None = None,
     probability: bool = False,
 ) -> Objective:
-    """What to explain of every text of a batch.
+    """Return the quantity to explain for every text of a batch.
 
     Args:
         target: a class's number or name (a classifier); a token's id or a text (a language model: of one token its
@@ -290,7 +290,7 @@ def objective(
         probability: the probability instead of the logit.
 
     Raises:
-        InputError: for a target that the model does not have, a contrast of several tokens or beside a continuation or
+        InputError: for a target that the model does not have, a contrast of several tokens, or with a continuation or
             a probability, or another number of targets than of texts.
     """
     count = len(batch.tokens)
@@ -302,7 +302,7 @@ def objective(
     targets = [_ids(model, each) for each in given]
     if model.labels is None and model.tokenizer is not None:
         for text in dict.fromkeys(each for each in [*given, contrast] if isinstance(each, str)):
-            if said := read_otherwise(model, text):
+            if said := target_warning(model, text):
                 on_stderr().print(said)
     names = [_name(model, ids) for ids in targets]
     contrasts = None
@@ -316,8 +316,8 @@ def objective(
 
 
 def last_logits(model: Model, batch: Batch) -> Float[Tensor, "texts classes"]:
-    """A classifier's logits, or a language model's at every text's last position, without gradients."""
-    most = min(batching.TOKENS_AT_ONCE, NUMBERS_AT_ONCE // (1 if model.is_classifier else model.vocabulary))
+    """Return a classifier's logits, or a language model's at every text's last position, without gradients."""
+    most = min(batching.TOKENS_AT_ONCE, MAX_BACKWARD_NUMBERS // (1 if model.is_classifier else model.vocabulary))
     found: dict[int, Tensor] = {}
     for chosen in by_length(batch.lengths, most):
         part = batch.rows(chosen)
@@ -358,15 +358,15 @@ def _tokenized(model: Model, target: str) -> tuple[int, ...]:
         raise InputError(f"the target {target!r} has no token")
     unknown = getattr(model.tokenizer, "unk_token_id", None)
     if unknown is not None and unknown in found and target != model.tokenizer.unk_token:
-        raise InputError(f"the target {target!r} has a word that {model.name} does not know")
+        raise InputError(f"the target {target!r} has a word unknown to {model.name}")
     if max(found) >= model.vocabulary:
         raise InputError(f"the target {target!r} has the id {max(found)}, outside the vocabulary of {model.name}")
     return found
 
 
-def read_otherwise(model: Model, target: str) -> str:
-    """What has to be said of a target whose tokens are not what somebody who typed it may mean: they are of another
-    text, or with a space before it, as words in a text have one, it is a token of its own. Empty for any other."""
+def target_warning(model: Model, target: str) -> str:
+    """Return a warning about a target whose tokens may not be the intended ones: they are of another text, or with a
+    space before it, as words in a text have one, it is a token of its own. Empty for any other."""
     found = list(_tokenized(model, target))
     pieces = ", ".join(repr(model.tokenizer.decode([each])) for each in found)
     many = f"the {len(found)} tokens {pieces}" if len(found) > 1 else f"the token {pieces}"

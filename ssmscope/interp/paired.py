@@ -1,4 +1,4 @@
-"""Two models side by side: the results of one analysis of both on the same texts, and the difference."""
+"""Comparison of two models: the results of one analysis of both on the same texts, and the difference."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Paired(Result, kind="pair"):
-    """What an analysis gives of two models."""
+    """Results of an analysis of two models."""
 
     vector: ClassVar[bool] = False
 
     results: tuple[Result, ...]
-    """The first model's and the other's."""
+    """Results of the first and of the second model."""
 
     @property
     def names(self) -> list[str]:
-        """What the two models are called, told apart where they have one name."""
+        """Names of the two models, numbered where they have the same name."""
         found = [result.model_name for result in self.results]
         return found if found[0] != found[1] else [f"{name} ({at})" for at, name in enumerate(found, start=1)]
 
@@ -39,16 +39,17 @@ class Paired(Result, kind="pair"):
         return self.results[at].verdict()
 
     def rows(self) -> TokenRows | None:
-        """The tokens in the colours of both models and of the difference; None of results that show no tokens."""
-        from ssmscope.interp.paired_rows import beside
+        """Return the tokens in the colours of both models and of the difference; None for results without rows of
+        tokens."""
+        from ssmscope.interp.paired_rows import paired_rows
 
         shown = [result.token_rows() for result in self.results]  # type: ignore[attr-defined]
-        return beside(shown[0], shown[1], self.names) if shown[0] is not None and shown[1] is not None else None
+        return paired_rows(shown[0], shown[1], self.names) if shown[0] is not None and shown[1] is not None else None
 
     def to_frame(self) -> DataFrame:
-        """A row per model, text, row and token, or word where the tokenizers differ: columns model (one of the two, or
-        "difference", the first less the other), text, row (the layer or method), position, token, score. Of results
-        that show no tokens both tables, with a column model."""
+        """Return a row per model, text, row and token, or word where the tokenizers differ: columns model (one of the
+        two, or "difference", the first minus the other), text, row (the layer or method), position, token, score.
+        Results without rows of tokens give both tables, with a column model."""
         import pandas as pd
 
         shown = self.rows()
@@ -64,8 +65,8 @@ class Paired(Result, kind="pair"):
         return pd.concat(found, ignore_index=True)
 
     def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
-        """Every text in the colours of both models and of the difference; one figure holds 8 texts, from number `start`
-        on. Of results over a data set both in one picture, with what differs."""
+        """Draw every text in the colours of both models and of the difference; one figure holds 8 texts, from number
+        `start` on. Results over a data set share one picture, with their differences."""
         from ssmscope.render.figure import title
         from ssmscope.render.token_figure import draw_rows
 

@@ -1,4 +1,4 @@
-"""The rows of two models' tokens beside one another, and their difference, by token or by word."""
+"""Rows of two models' tokens, and their difference, by token or by word."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ssmscope.render.token_rows import COLOURED_ROWS
 from ssmscope.render.tokens import chance, named, written
 
 DIFFERENCE = "difference"
-SEEN, NAMED = 0.1, 3
-"""The share of the scale that a difference has at least which is named, and how many are on either side."""
+MIN_NAMED_SHARE, NAMED_PER_SIDE = 0.1, 3
+"""Smallest share of the scale of a named difference, and number of differences named on each side."""
 
 
-def beside(first: TokenRows, other: TokenRows, names: Sequence[str]) -> TokenRows:
-    """For every row that both have, that of the first model, of the other, and the first less the other. The two are on
-    one scale, and the difference is on the same.
+def paired_rows(first: TokenRows, other: TokenRows, names: Sequence[str]) -> TokenRows:
+    """Return for every row that both have that of the first model, of the other, and the first minus the other, all on
+    one scale.
 
     Raises:
         InputError: the texts are not made of the same characters.
@@ -34,7 +34,7 @@ def beside(first: TokenRows, other: TokenRows, names: Sequence[str]) -> TokenRow
         texts=tuple(_text(number, *texts, names, first.summed) for number, texts in enumerate(both)),
         of=first.of,
         score=first.score,
-        name=f"difference: {names[0]} less {names[1]}; {first.name}",
+        name=f"difference: {names[0]} minus {names[1]}; {first.name}",
         around=first.around if signed else ("less", "more"),
         marked=first.marked,
         first=COLOURED_ROWS if first.first is None else 3 * first.first,
@@ -60,7 +60,7 @@ def _text(number: int, first: TokenText, other: TokenText, names: Sequence[str],
 
 
 def _matched(number: int, first: TokenText, other: TokenText) -> list[tuple[TokenRow, TokenRow]]:
-    """The rows of the same name; without any, those of the same place that are not of the queries of two words.
+    """Return the rows of the same name; without any, those of the same place that are not of the queries of two words.
 
     Raises:
         InputError: all of them are.
@@ -70,7 +70,7 @@ def _matched(number: int, first: TokenText, other: TokenText) -> list[tuple[Toke
     placed = list(zip(first.rows, other.rows))
     found = named or [(mine, row) for mine, row in placed if mine.query == row.query or None in (mine.query, row.query)]
     if placed and not found:
-        raise InputError(f"text {number}: the chosen rows are of other words in the two models; give rows last")
+        raise InputError(f"text {number}: the chosen rows belong to different words in the two models; give rows last")
     return found
 
 
@@ -79,8 +79,11 @@ def _difference(mine: TokenRow, theirs: TokenRow, name: str, end: float, special
     scores = mine.scores.astype(np.float64) - theirs.scores
     shown = np.where(special if outside is None else special | outside, 0.0, scores)
     order = np.argsort(-np.abs(shown), kind="stable")
-    large = [int(at) for at in order if abs(shown[at]) >= SEEN * end and shown[at]]
-    more, less = [at for at in large if shown[at] > 0][:NAMED], [at for at in large if shown[at] < 0][:NAMED]
+    large = [int(at) for at in order if abs(shown[at]) >= MIN_NAMED_SHARE * end and shown[at]]
+    more, less = (
+        [at for at in large if shown[at] > 0][:NAMED_PER_SIDE],
+        [at for at in large if shown[at] < 0][:NAMED_PER_SIDE],
+    )
     return TokenRow(name, scores, (-end, end), True, outside, more, less, query=mine.query)
 
 
@@ -89,7 +92,7 @@ def _either(first: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | 
 
 
 def _by_word(number: int, first: TokenText, other: TokenText, summed: bool) -> tuple[TokenText, TokenText]:
-    """Both texts in words that both have: the pieces between the ends of words of both.
+    """Return both texts in words that both have: the pieces between the ends of words of both.
 
     Raises:
         InputError: the texts are not made of the same characters, or are images.
@@ -111,8 +114,8 @@ def _by_word(number: int, first: TokenText, other: TokenText, summed: bool) -> t
 
 
 def _groups(text: TokenText, spans: Sequence[tuple[int, int, str]], cuts: Sequence[int]) -> list[list[int]]:
-    """The tokens between two cuts each. One that shows no character, such as the rest of one that the token before
-    began, is with the token before it of its word, or with the first."""
+    """Return the tokens between two cuts each. A token that shows no character, such as the rest of one that the token
+    before began, belongs to the token before it in its word, or to the first."""
     groups: list[list[int]] = [[] for _ in cuts[1:]]
     for _, run in groupby(range(len(text.words)), key=lambda at: text.words[at]):
         tokens = list(run)
@@ -125,8 +128,8 @@ def _groups(text: TokenText, spans: Sequence[tuple[int, int, str]], cuts: Sequen
 
 
 def _spans(text: TokenText) -> list[tuple[int, int, str]]:
-    """Per token where it begins and ends among the characters that are no white space, and these; special tokens have
-    none."""
+    """Return for each token its start and end among the characters other than white space, and these characters;
+    special tokens have none."""
     at, found = 0, []
     for token, word in zip(text.tokens, text.words):
         piece = "" if word is None else "".join(token.split())
@@ -136,13 +139,13 @@ def _spans(text: TokenText) -> list[tuple[int, int, str]]:
 
 
 def _words(text: TokenText) -> list[tuple[int, int, str]]:
-    """The last token of each word, as `_spans` has it."""
+    """Return the last token of each word, in the form of `_spans`."""
     found = [(word, span) for word, span in zip(text.words, _spans(text)) if word is not None]
     return [span for (word, span), (after, _) in pairwise([*found, (-1, (0, 0, ""))]) if word != after]
 
 
 def _pieces(text: TokenText, cuts: Sequence[int]) -> tuple[str, ...]:
-    """The text between the cuts, with a space in front where it has one."""
+    """Return the text between the cuts, with a space in front where it has one."""
     found = {start: "" for start in cuts[:-1]}
     shown = written(text.tokens, text.words)
     for (start, _, piece), (gap, _) in zip(_spans(text), shown):
@@ -172,7 +175,7 @@ def _of_words(row: TokenRow, groups: Sequence[Sequence[int]], summed: bool) -> T
 
 
 def differences(block: TokenRows, names: Sequence[str]) -> Table:
-    """A row per text and row: where the first model has more, and where the other has."""
+    """Return a row per text and row: the tokens with more in the first model, and with more in the other."""
     lines = []
     for at, text in enumerate(block.texts):
         for row in text.rows:

@@ -1,4 +1,4 @@
-"""How analyses declare that they take two models; quick to import."""
+"""Pairing of two models' results, in a module that is quick to import."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def pair(results: Sequence[Result]) -> Paired:
-    """The results of an analysis of two models on the same texts as one.
+    """Return the results of an analysis of two models on the same texts as one.
 
     Raises:
         InputError: the models do not read the same characters, so that their words cannot be told to be the same.

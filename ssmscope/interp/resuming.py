@@ -1,4 +1,4 @@
-"""Runs that differ from a layer on: what the blocks below it give is that of the plain run, which is kept."""
+"""Runs that differ from a layer on and reuse the plain run's values below it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ssmscope.core.intercept import observe, override_forward
 from ssmscope.core.model import Model
 
 
-class Plain:
-    """The plain run of a batch, from whose blocks other runs of its rows start.
+class PlainRun:
+    """Plain run of a batch, from whose blocks other runs of its rows start.
 
     Attributes:
-        logits: of the run.
+        logits: logits of the run.
     """
 
     def __init__(self, model: Model, batch: Batch) -> None:
@@ -51,21 +51,21 @@ class Plain:
 
 
 def resumes(model: Model, batch: Batch) -> bool:
-    """Whether a model's layers can be run from the stream that enters them alone: whether it stands in one list of
-    blocks, and the last of its layers, run so, gives the logits of the whole run."""
-    plain = Plain(model, batch)
+    """Return True if a model's layers can be run from the residual stream alone: if they stand in one list of blocks,
+    and the last layer, run so, gives the logits of the whole run."""
+    plain = PlainRun(model, batch)
     if not plain.places or any(getattr(mixer, "before", ()) for mixer in model.mixers):
         return False
     with plain.below(model.num_layers - 1, range(len(batch.tokens))), torch.no_grad(), model.running(mask=batch.mask):
         return bool(torch.allclose(model.forward(batch), plain.logits, rtol=1e-4, atol=1e-5))
 
 
-class Joining:
-    """One text's run, which further rows join at the layers from which on they differ from it: below a row's layer
+class JoiningRun:
+    """Run of one text that further rows join at the layer from which on they differ from it: below a row's layer
     nothing is computed for it.
 
     Attributes:
-        works: whether the model's layers stand in one list of blocks that read the stream and nothing else, and rows
+        works: True if the model's layers are in one list of blocks that read only the stream, and rows
             that join them, unedited, have the logits of the whole run.
     """
 
@@ -80,8 +80,8 @@ class Joining:
             ends = [length] * model.num_layers + [max(1, length - 1)]
             begins = [0] * len(ends)
             edit = recorded("residual", self._entering)
-            plain = model.run(pieces(batch, [0, 0], [0, 0], ends[-2:]), edits=edit, last_only=True).logits
-            rows = pieces(batch, begins, begins, ends)
+            plain = model.run(token_windows(batch, [0, 0], [0, 0], ends[-2:]), edits=edit, last_only=True).logits
+            rows = token_windows(batch, begins, begins, ends)
             with self.rows([*layers, layers[-1]], begins), torch.no_grad():
                 with model.running(mask=torch.ones_like(rows.mask)):
                     found = model.forward(rows, last_only=True, checked=False)
@@ -89,12 +89,12 @@ class Joining:
             self.works = found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
 
     def counts(self, layers: Sequence[int]) -> list[int]:
-        """How many rows each layer of the model runs, of rows that join at these layers, which are sorted."""
+        """Return the number of rows that each layer runs, out of rows that join at these layers, which are sorted."""
         return [max(1, bisect_right(layers, layer)) for layer in range(self.model.num_layers)]
 
     @property
     def width(self) -> int:
-        """Of the stream, where it `works`."""
+        """Width of the stream, where it `works`."""
         return self._entering[0].shape[-1]
 
     @contextmanager
@@ -109,14 +109,14 @@ class Joining:
             yield
 
     def _enter(self, layer: int, at: Tensor, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The block's arguments with the stream of so many rows, (rows, length) positions `at` of the text."""
+        """Return the block's arguments with the stream of so many rows, (rows, length) positions `at` of the text."""
         stream = args[0] if args else kwargs["hidden_states"]
         stream = torch.cat([stream[: len(at)], self._entering[layer][0][at[len(stream) :]]])
         return ((stream, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": stream})
 
 
-def pieces(batch: Batch, rows: Sequence[int], begins: Sequence[int], ends: Sequence[int]) -> Batch:
-    """Of these rows of texts of one length the tokens begin ≤ t < end, padded on the right."""
+def token_windows(batch: Batch, rows: Sequence[int], begins: Sequence[int], ends: Sequence[int]) -> Batch:
+    """Return the tokens begin ≤ t < end of these rows of texts of one length, padded on the right."""
     first, last = torch.tensor(begins)[:, None], torch.tensor(ends)[:, None]
     at = first + torch.arange(int((last - first).max()))
     chosen, device = torch.tensor(rows)[:, None], batch.mask.device
@@ -130,7 +130,8 @@ def pieces(batch: Batch, rows: Sequence[int], begins: Sequence[int], ends: Seque
 
 
 def _stack(model: Model) -> tuple[list[nn.Module], list[int]]:
-    """The list of blocks that the state-space layers stand in, and the place of each; empty where there is none."""
+    """Return the list of blocks that contains the state-space layers, and the place of each; empty where there is
+    none."""
     named = dict(model.module.named_modules())
     names = {id(part): name for name, part in named.items()}
     split = [names[id(block)].rpartition(".") for block in blocks_of(model.module)]
@@ -141,7 +142,7 @@ def _stack(model: Model) -> tuple[list[nn.Module], list[int]]:
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """What a block returned with every tensor changed."""
+    """Apply a change to every tensor that a block returned."""
     if isinstance(value, Tensor):
         return change(value)
     return tuple(_mapped(each, change) for each in value) if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""Examples whose answers are known, run as they are or changed: the answers' loss, accuracy and probability."""
+"""Examples with known answers, run as they are or edited: the answers' loss, accuracy and probability."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import TextData
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
-from ssmscope.interp.objective import room
+from ssmscope.interp.objective import tokens_that_fit
 
 if TYPE_CHECKING:
     from ssmscope.api.inputs import ExampleData
 
 MEASURES = ("loss", "accuracy", "probability")
-"""Of the right class, or, as a mean over a row's positions, of the right next token; the loss in nats."""
-SIGNS = (1.0, -1.0, -1.0)
-"""By which a change of each is harm."""
+"""Measures of the right class, or, averaged over a row's positions, of the right next token; the loss in nats."""
+HARM_SIGNS = (1.0, -1.0, -1.0)
+"""Sign of a change that is harm, for each measure."""
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
-    """A model's examples, encoded, with their answers. Made by `scored_examples`.
+class ScoredExamples:
+    """Encoded examples of a model, with their answers. Made by `scored_examples`.
 
     Attributes:
         batch: all of them.
@@ -47,16 +47,16 @@ class Scored:
 
     @property
     def room(self) -> int:
-        """How many tokens run together."""
-        return room(self.model, every_position=not self.model.is_classifier)
+        """Number of tokens that run together."""
+        return tokens_that_fit(self.model, every_position=not self.model.is_classifier)
 
     def batches(self, rows: Sequence[int] | None = None) -> Iterator[list[int]]:
-        """Examples that run together, of alike length."""
+        """Yield examples of similar length that run together."""
         yield from by_length(self.batch.lengths, self.room, rows=rows)
 
     def measured(self, logits: Tensor, rows: Sequence[int]) -> np.ndarray:
-        """(runs, measures) of runs' logits (runs, classes) or (runs, length, vocabulary); `rows` says which example
-        each is a run of."""
+        """Return (runs, measures) for runs' logits (runs, classes) or (runs, length, vocabulary); `rows` has the
+        example of each run."""
         targets = self.targets[list(rows)]
         if targets.ndim == 1:
             logits, targets = logits.unsqueeze(1), targets.unsqueeze(1)
@@ -69,22 +69,9 @@ class Scored:
         sums = (each * asked.unsqueeze(-1)).sum(1)
         return (sums / asked.sum(1, keepdim=True)).cpu().numpy()
 
-    def run(self, rows: Sequence[int]) -> np.ndarray:
-        """(rows, measures) of some examples, within whatever edits there are."""
-        batch = self.batch.rows(rows)
-        with torch.no_grad(), self.model.running(mask=batch.mask):
-            return self.measured(self.model.forward(batch), rows)
 
-    def every(self) -> np.ndarray:
-        """(examples, measures)."""
-        found = np.empty((len(self), len(MEASURES)))
-        for rows in self.batches():
-            found[rows] = self.run(rows)
-        return found
-
-
-def scored_examples(model: Model, data: ExampleData) -> Scored:
-    """Labelled texts, sequences or images of a classifier, rows of tokens of a language model.
+def scored_examples(model: Model, data: ExampleData) -> ScoredExamples:
+    """Encode labelled texts, sequences or images of a classifier, or rows of tokens of a language model.
 
     Raises:
         InputError: data of another kind than the model reads, a row in which nothing is asked, or a class that the
@@ -99,7 +86,7 @@ def scored_examples(model: Model, data: ExampleData) -> Scored:
         targets = torch.from_numpy(data.targets)
         if not bool((targets != IGNORED).any(1).all()):
             raise InputError(f"a row of {data.name} ({data.split}) asks for nothing")
-        return Scored(model, model.encode(ids=data.ids.tolist()), targets.to(model.device))
+        return ScoredExamples(model, model.encode(ids=data.ids.tolist()), targets.to(model.device))
     if isinstance(data, PixelData):
         batch = model.encode(values=data.pixels)
     elif isinstance(data, SequenceData):
@@ -112,4 +99,4 @@ def scored_examples(model: Model, data: ExampleData) -> Scored:
     classes = len(model.labels or ())
     if int(labels.max()) >= classes:
         raise InputError(f"{data.name} ({data.split}) has the class {int(labels.max())}; {model.name} has {classes}")
-    return Scored(model, batch, labels.to(model.device))
+    return ScoredExamples(model, batch, labels.to(model.device))

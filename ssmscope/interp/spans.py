@@ -1,4 +1,4 @@
-"""Spans of a text as somebody names them: its words, positions, or the last token."""
+"""Spans of a text as a user names them: words, positions, or the last token."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ssmscope.render.tokens import written
 POSITIONS = re.compile(r"(-?\d{1,9})(?::(-?\d{1,9}))?", re.ASCII)
 
 Span = str | int | slice | Sequence[int]
-"""A span's name; in Python positions may be numbers too."""
+"""Name of a span; in Python positions may be numbers too."""
 
 
 def positions_of(span: Span, batch: Batch, row: int = 0) -> tuple[int, ...]:
-    """The positions of a span's tokens in one text of a batch.
+    """Return the positions of a span's tokens in one text of a batch.
 
     Args:
         span: "last"; a position, "3", or from one to before another, "3:5", which count from the end where they are
-            negative (also as a number, a slice or a list of numbers); or words that stand in the text once, whole,
+            negative (also as a number, a slice or a list of numbers); or words that occur once in the text, whole,
             whichever their case: all tokens that have a part of a character of them.
 
     Raises:
-        InputError: there is no such position, or the words stand in the text never or several times.
+        InputError: there is no such position, or the words do not occur exactly once.
     """
     length = len(batch.tokens[row])
     which = f"text {row + 1}" if len(batch.tokens) > 1 else "the text"
@@ -61,14 +61,14 @@ def _numbered(span: int | slice | Sequence[int], length: int, which: str) -> tup
 
 
 def span_name(span: Span) -> str:
-    """A span as it is typed."""
+    """Format a span as it is typed."""
     if isinstance(span, slice):
         return ":".join("" if end is None else str(end) for end in (span.start, span.stop))
     return ", ".join(map(str, span)) if isinstance(span, list | tuple) else str(span)
 
 
 def spelling(batch: Batch | Trace, row: int) -> Spelled:
-    """A text of a batch and the characters of each token; of ids, their names with gaps where words begin."""
+    """Return a text of a batch and the characters of each token; for ids, their names with gaps where words begin."""
     if batch.spelled:
         return batch.spelled[row]
     text, offsets = "", []
@@ -79,9 +79,9 @@ def spelling(batch: Batch | Trace, row: int) -> Spelled:
     return Spelled(text, tuple(offsets))
 
 
-def folded(text: str, space: str = " ") -> tuple[str, list[int]]:
-    """A text without differences of case, of composed characters and of white space, any run of which is `space`; and
-    for each character of it where it stands in the text."""
+def fold_text(text: str, space: str = " ") -> tuple[str, list[int]]:
+    """Return a text without differences of case, composed characters and white space, any run of which becomes `space`;
+    and the place of each of its characters in the text."""
     found, places = "", []
     for at, character in enumerate(text):
         if character.isspace():
@@ -94,8 +94,8 @@ def folded(text: str, space: str = " ") -> tuple[str, list[int]]:
 
 
 def _of_words(span: str, spelled: Spelled, which: str) -> tuple[int, ...]:
-    text, places = folded(spelled.text)
-    wanted = folded(span.strip())[0]
+    text, places = fold_text(spelled.text)
+    wanted = fold_text(span.strip())[0]
     if not wanted:
         raise InputError("a span is empty; give words of the text, positions such as 3 or 3:5, or last")
     found = [
@@ -107,17 +107,17 @@ def _of_words(span: str, spelled: Spelled, which: str) -> tuple[int, ...]:
         raise InputError(f"{which} has no words {span!r:.80}; give words of it, positions such as 3 or 3:5, or last")
     if len(found) > 1:
         at = ", ".join(f"{place[0]}:{place[-1] + 1}" for place in found[:5] if place)
-        raise InputError(f"{span!r:.80} stands in {which} {len(found)} times; give positions: it is at {at}")
+        raise InputError(f"{span!r:.80} occurs {len(found)} times in {which}; give positions: it is at {at}")
     if not found[0]:
-        raise InputError(f"the tokenizer passes over {span!r:.80}, of which no token is; give other words")
+        raise InputError(f"the tokenizer skips {span!r:.80}: no token covers it; give other words")
     return found[0]
 
 
 def find_piece(piece: str, spelled: Spelled) -> tuple[int, int] | None:
-    """The tokens that a piece of the text touches, from the first to the one after the last, wherever it stands first;
-    None where it is not. Neither case nor spaces matter: what stands between ids is not known of every tokenizer."""
-    text, places = folded(spelled.text, "")
-    wanted = folded(piece, "")[0]
+    """Return the tokens of the first occurrence of a piece of the text, from the first to the one after the last; None
+    where it does not occur. Case and spaces do not matter, since not every tokenizer says what stands between ids."""
+    text, places = fold_text(spelled.text, "")
+    wanted = fold_text(piece, "")[0]
     for match in re.finditer(re.escape(wanted), text) if wanted else ():
         if match.end() == len(text) or not is_glue(text[match.end()]):
             found = spelled.tokens(places[match.start()], places[match.end() - 1] + 1)
@@ -125,13 +125,13 @@ def find_piece(piece: str, spelled: Spelled) -> tuple[int, int] | None:
     return None
 
 
-def named(positions: Sequence[int], batch: Batch, row: int = 0) -> str:
-    """The words at neighbouring positions, as the text has them."""
-    spelled = spelling(batch, row)
+def words_at(positions: Sequence[int], batch: Batch) -> str:
+    """Return the words at neighbouring positions of the first text, as the text has them."""
+    spelled = spelling(batch, 0)
     spans = [spelled.offsets[at] for at in positions]
     real = [span for span in spans if span[1] > span[0]]
     if not real:
-        return "".join(batch.tokens[row][at] for at in positions).strip() or "␣"
+        return "".join(batch.tokens[0][at] for at in positions).strip() or "␣"
     begin, stop = real[0][0], real[-1][1]
     while stop < len(spelled.text) and is_glue(spelled.text[stop]) and not spelled.tokens(stop, stop + 1):
         stop += 1

@@ -24,7 +24,7 @@ from ssmscope.core.affine import embedding_table
 from ssmscope.core.mixers import adapter_for
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.fidelity.perturbed import fill_of
+from ssmscope.interp.fidelity.perturbed import replacement_vector
 from ssmscope.interp.methods.lrp import bias_relevance, lrp, relevance_rules
 from ssmscope.interp.objective import objective
 from ssmscope.probes.bound.norms import theorem_model
@@ -212,7 +212,7 @@ def test_a_bias_that_an_adapter_adds_is_a_constant(name):
 @pytest.mark.parametrize("name", ["mamba", "gated-deltanet"])
 def test_probes_are_those_of_the_merged_model(name):
     adapted, merged = pair(name)
-    same(fill_of(adapted, "mean"), fill_of(merged, "mean"))
+    same(replacement_vector(adapted, "mean"), replacement_vector(merged, "mean"))
     same(embedding_table(adapted.module), embedding_table(merged.module))
     found = [influence(model, model.encode(ids=IDS[:1]), exact=True) for model in (adapted, merged)]
     numbers = [result.to_frame().select_dtypes("number").to_numpy(float, na_value=0) for result in found]
@@ -450,5 +450,5 @@ def test_offloaded_weights_are_refused_by_lrp():
     of = objective(model, model.encode(ids=IDS), target=7)
     mixer = model.mixers[1]
     mixer.A_log = nn.Parameter(mixer.A_log.to("meta"))
-    with pytest.raises(InputError, match="offloaded: load the model whole"):
+    with pytest.raises(InputError, match="offloaded: load the whole model"):
         lrp(of)

@@ -182,8 +182,8 @@ class Activated(GateAndTaps):
 @pytest.mark.parametrize(
     "make, said",
     [
-        (Bent, r"its own forward pass bends what passes it; lrp reads heads that are linear, or norms and linear"),
-        (Attending, r"its own forward pass bends what passes it"),
+        (Bent, r"its own forward pass is not linear; lrp reads heads that are linear, or norms and linear"),
+        (Attending, r"its own forward pass is not linear"),
         (Activated, r"lrp has no rule for Tanh"),
     ],
 )

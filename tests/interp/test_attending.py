@@ -22,7 +22,7 @@ from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import Spelled
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import attention_gradient, implicit_attention
-from ssmscope.interp.attention.measure import row_normalised
+from ssmscope.interp.attention.measure import normalise_rows
 from ssmscope.interp.spans import find_piece
 
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 1, 2, 3, 30]]
@@ -171,7 +171,7 @@ def each_channel(path: Path) -> torch.Tensor:
 
 
 def test_a_row_of_nothing_is_the_identitys():
-    weights, sink = row_normalised(torch.tensor([[0.0, 0.0], [1.0, 3.0]]), torch.tensor([0.0, 4.0]))
+    weights, sink = normalise_rows(torch.tensor([[0.0, 0.0], [1.0, 3.0]]), torch.tensor([0.0, 4.0]))
     assert weights.tolist() == [[1, 0], [0.125, 0.375]] and sink.tolist() == [0, 0.5]
 
 
@@ -248,7 +248,7 @@ def test_long_texts_are_shown_in_cells():
     close(pooled.maps[0].values[400, 7], whole[edge[400] : edge[401], edge[7] : edge[8]].mean(), 1e-4)
     within = whole[edge[400] : edge[401], edge[400] : edge[401]]  # of a cell on the diagonal, its causal pairs
     close(pooled.maps[0].values[400, 400], within[np.tril_indices(len(within))].mean(), 1e-4)
-    remark = "with cells of 3 tokens, nothing nearer"
+    remark = "with cells of 3 tokens, they resolve"
     for view in (
         " ".join(str(implicit_attention(trace, layers=1)).split()),
         implicit_attention(trace, layers=1).to_html(),
@@ -410,7 +410,7 @@ def test_softmax_attention_is_in_rollouts_and_gradients(name):
 
 def test_maps_of_softmax_attention_that_are_too_large_are_left_out(monkeypatch):
     model = example("bamba")
-    monkeypatch.setattr("ssmscope.interp.attention.softmax.MOST", 2 * 7**2)
+    monkeypatch.setattr("ssmscope.interp.attention.softmax.MAX_MAP_WEIGHTS", 2 * 7**2)
     found = implicit_attention(model, model.encode(ids=IDS))
     assert [each.layer for each in found[0].maps] == ["0", "2"]
     assert [each.layer for each in found[1].maps] == ["0", "1 attention", "2"]

@@ -138,7 +138,7 @@ def test_every_map_has_its_title_and_limits():
 
 
 def test_figures_hold_so_many_maps_and_4_texts_and_say_so(monkeypatch):
-    monkeypatch.setattr(views, "MAPS", 8)
+    monkeypatch.setattr(views, "MAPS_PER_FIGURE", 8)
     shown = labels(make(make_text(6, maps=10)).figure())
     assert "layer 7" in shown and "layer 8" not in shown and any("2 more maps" in text for text in shown)
     result = make(*[make_text(4, maps=3)] * 6)

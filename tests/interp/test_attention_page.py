@@ -13,7 +13,7 @@ from attended import HOSTILE, IMAGE, make, make_text
 from ssmscope.api.results import TABLE_ROWS
 from ssmscope.interp.attention import page as attention_page
 from ssmscope.interp.attention import views
-from ssmscope.interp.attention.maps import averaged, limit, row_limits, strongest, telling
+from ssmscope.interp.attention.maps import limit, mean_map, most_telling_row, row_limits, strongest
 from ssmscope.interp.attention.result import AttendedText
 
 
@@ -43,13 +43,13 @@ def test_embedded_maps_are_the_weights_in_eight_bits(options):
     text.maps[0].values[0] = 0
     (found,) = data_of(make(text)._repr_html_())["texts"]
     (packed,) = found["maps"]
-    assert found["opens"] == telling(text.maps[0], text)
+    assert found["opens"] == most_telling_row(text.maps[0], text)
     ends = np.frombuffer(base64.b64decode(packed["ends"]), "<f4")
     np.testing.assert_allclose(ends, row_limits(text.maps[0], text), rtol=1e-6)
     named = np.frombuffer(base64.b64decode(packed["keys"]), "<i4").reshape(len(text.queries), -1)
     exact = np.frombuffer(base64.b64decode(packed["weights"]), "<f4").reshape(named.shape)
     for row in range(len(named)):  # as they are, not in eight bits
-        wanted = strongest(text.maps[0], row, text, views.STRONGEST)
+        wanted = strongest(text.maps[0], row, text, views.NAMED_KEYS)
         kept = named[row] > -2
         assert [*zip(named[row][kept].tolist(), exact[row][kept].tolist())] == wanted
     whole = np.frombuffer(base64.b64decode(packed["rows"]), np.int8).astype(float)
@@ -85,33 +85,35 @@ def test_the_page_opens_on_the_mean_of_several_maps():
     page = make(text)._repr_html_()
     (found,) = data_of(page)["texts"]
     assert [one["name"] for one in found["maps"]] == ["mean of |weight| over 3 maps", "layer 0", "layer 1", "layer 2"]
-    mean = averaged(text)
-    assert found["opens"] == telling(mean, text) and found["maps"][0]["largest"] == float(np.abs(mean.values).max())
+    mean = mean_map(text)
+    assert found["opens"] == most_telling_row(mean, text) and found["maps"][0]["largest"] == float(
+        np.abs(mean.values).max()
+    )
     assert 'type="checkbox" checked' in page
 
 
 def test_page_keeps_to_its_budget_and_says_what_is_left_out(monkeypatch):
     result = make(make_text(150, maps=5), make_text(150, maps=2))
     rest = len(attention_page.fragment(make(make_text(150), make_text(150))))
-    monkeypatch.setattr(attention_page, "BUDGET", rest + 210_000)
+    monkeypatch.setattr(attention_page, "MAX_FRAGMENT_BYTES", rest + 210_000)
     full = attention_page.fragment(result)
     assert len(full.encode()) < rest + 210_000 and "Left out" not in full
-    monkeypatch.setattr(attention_page, "BUDGET", len(full) - 60_000)
+    monkeypatch.setattr(attention_page, "MAX_FRAGMENT_BYTES", len(full) - 60_000)
     page = attention_page.fragment(result)
     assert len(page.encode()) <= len(full) - 60_000
     first, second = (len(text["maps"]) for text in data_of(page)["texts"])
     assert 2 <= first < 6 and first - second <= 1  # in turns
     named = ", ".join(f"layer {layer}" for layer in range(first - 1, 5))
-    assert f"Left out here for the size of the page: {named}. The .json file has them." in page
+    assert f"Left out to limit the size of the page: {named}. The .json file has them." in page
     for option in range(1, first):
         assert f'<option value="{option}">layer {option - 1}</option>' in page
 
 
 def test_long_texts_are_only_in_the_picture(monkeypatch):
-    monkeypatch.setattr(attention_page, "TEXT_TOKENS", 20)
+    monkeypatch.setattr(attention_page, "MAX_PAGE_TOKENS", 20)
     page = make(make_text(21), make_text(20))._repr_html_()
     assert data_of(page)["texts"][0] is None and data_of(page)["texts"][1]["length"] == 20
-    assert "A text of 21 tokens is too long to be written out here" in page
+    assert "A text of 21 tokens is too long to be shown token by token" in page
     assert page.count('class="tokens"') == 1 and "As a picture" not in page and page.count("data:image/png") == 1
     assert "As a picture" in make(make_text(20))._repr_html_()  # folded away where the view has all
 
@@ -141,7 +143,7 @@ def test_images_are_written_as_pixels_in_their_places():
 
 
 def test_the_table_of_readouts_is_there_and_bounded(monkeypatch):
-    monkeypatch.setattr(views, "MAPS", 2)  # of the picture
+    monkeypatch.setattr(views, "MAPS_PER_FIGURE", 2)  # of the picture
     text = make_text(9, maps=TABLE_ROWS + 1)
     page = make(text)._repr_html_()
     found = text.maps[1].readouts

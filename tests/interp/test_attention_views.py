@@ -17,8 +17,8 @@ from ssmscope.errors import InputError
 from ssmscope.interp.attention import page as attention_page
 from ssmscope.interp.attention import result as attention
 from ssmscope.interp.attention import triangles, views
-from ssmscope.interp.attention.maps import averaged, causal, limit, row_limits, telling, title
-from ssmscope.interp.attention.result import KEYS, AttendedText, AttentionMap, ImplicitAttention
+from ssmscope.interp.attention.maps import causal, limit, mean_map, most_telling_row, row_limits, title
+from ssmscope.interp.attention.result import KEYS_PER_QUERY, AttendedText, AttentionMap, ImplicitAttention
 from ssmscope.render.numbers import number
 from ssmscope.render.signed import SIGNED, SIGNED_ON_DARK, STEPS, levels, shades
 from ssmscope.render.tokens import ink
@@ -27,7 +27,7 @@ from ssmscope.render.tokens import ink
 @pytest.mark.parametrize("sink", [False, True])
 @pytest.mark.parametrize("options", [{}, {"rows": [3, 11]}, {"cells": 5}])
 def test_the_frame_is_the_strongest_keys_of_every_query(monkeypatch, sink, options):
-    monkeypatch.setattr(attention, "KEYS", 4)
+    monkeypatch.setattr(attention, "KEYS_PER_QUERY", 4)
     result = make(make_text(12, maps=2, sink=sink, **options), make_text(5, part="conv", head="3"))
     frame = result.to_frame()
     rows = []
@@ -53,9 +53,9 @@ def test_the_frame_is_the_strongest_keys_of_every_query(monkeypatch, sink, optio
 
 
 def test_the_frame_holds_no_more_than_it_says():
-    frame = make(make_text(KEYS + 10)).to_frame()
+    frame = make(make_text(KEYS_PER_QUERY + 10)).to_frame()
     counts = frame.groupby("query").size()
-    assert counts.tolist() == [min(query + 1, KEYS) for query in range(KEYS + 10)]
+    assert counts.tolist() == [min(query + 1, KEYS_PER_QUERY) for query in range(KEYS_PER_QUERY + 10)]
     assert (frame["key"] <= frame["query"]).all()
     assert make().to_frame().empty
 
@@ -200,13 +200,13 @@ def test_terminal_colours_what_the_last_query_takes(text, coloured):
 
 def test_the_mean_of_several_maps_is_of_absolute_values():
     text = make_text(12, maps=3, sink=True)
-    mean = averaged(text)
+    mean = mean_map(text)
     np.testing.assert_allclose(mean.values, sum(np.abs(each.values) for each in text.maps) / 3, rtol=1e-6)
     np.testing.assert_allclose(mean.sink, sum(np.abs(each.sink) for each in text.maps) / 3, rtol=1e-6)
-    assert averaged(make_text(12)) is None
+    assert mean_map(make_text(12)) is None
     parts = [*make_text(12, maps=2).maps, make_map(12, text.queries, None, part="kept")]
     with_parts = AttendedText(**{**vars(text), "maps": tuple(parts)})
-    np.testing.assert_allclose(averaged(with_parts).values, sum(np.abs(each.values) for each in parts[:2]) / 2)
+    np.testing.assert_allclose(mean_map(with_parts).values, sum(np.abs(each.values) for each in parts[:2]) / 2)
 
 
 def test_the_row_that_tells_most():
@@ -216,11 +216,14 @@ def test_the_row_that_tells_most():
     values[3, :] = (0.1, 0.1, 0.1, 1)
     text = make_text(4)
     only = AttentionMap("0", "", "mean", values, None, text.maps[0].readouts)
-    assert telling(only, text) == 2
-    assert telling(AttentionMap("0", "", "mean", values * 0, None, only.readouts), text) == 3
+    assert most_telling_row(only, text) == 2
+    assert most_telling_row(AttentionMap("0", "", "mean", values * 0, None, only.readouts), text) == 3
     sink = np.array([0, 0, 0, 5], dtype=np.float32)
     assert (
-        telling(AttentionMap("0", "", "mean", values * np.array([1, 1, 0, 1])[:, None], sink, only.readouts), text) == 3
+        most_telling_row(
+            AttentionMap("0", "", "mean", values * np.array([1, 1, 0, 1])[:, None], sink, only.readouts), text
+        )
+        == 3
     )
     large = make_text(300, sink=True)
     limits = row_limits(large.maps[0], large)
@@ -248,5 +251,5 @@ def test_results_without_texts_maps_or_queries_still_show(tmp_path):
 
 
 def test_views_know_their_limits():
-    assert (views.MAPS, views.TEXTS, triangles.LABELLED_TOKENS) == (48, 4, 60)
-    assert attention_page.BUDGET == 12_000_000
+    assert (views.MAPS_PER_FIGURE, views.TEXTS_PER_FIGURE, triangles.MAX_LABELLED_TOKENS) == (48, 4, 60)
+    assert attention_page.MAX_FRAGMENT_BYTES == 12_000_000

@@ -13,7 +13,7 @@ import ssmscope
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import baseline_embeddings
-from ssmscope.interp.methods import METHODS, NAMES, OF_CAPTUM, method
+from ssmscope.interp.methods import CAPTUM_PREFIX, METHODS, NAMES, bind_method
 from ssmscope.interp.methods.captum_names import CAPTUM
 from ssmscope.interp.methods.from_captum import attributed
 from ssmscope.interp.objective import objective
@@ -32,7 +32,9 @@ def explained(model):
 
 
 def test_a_hidden_token_is_occlusion(explained):
-    theirs, ours = (method(name, {"baseline": "mean"})(explained) for name in ("captum:FeatureAblation", "occlusion"))
+    theirs, ours = (
+        bind_method(name, {"baseline": "mean"})(explained) for name in ("captum:FeatureAblation", "occlusion")
+    )
     for row, words in enumerate(explained.batch.words):
         text = [place for place, word in enumerate(words) if word is not None]
         torch.testing.assert_close(theirs.scores[row, text], ours.scores[row, text], rtol=1e-4, atol=1e-5)
@@ -42,8 +44,8 @@ def test_a_hidden_token_is_occlusion(explained):
 
 def test_integrated_gradients_are_ours(model):
     explained = objective(model, model.encode("Gripping, but long."))
-    theirs = method("captum:IntegratedGradients", {"n_steps": 300, "method": "gausslegendre"})(explained)
-    ours = method("ig")(explained)
+    theirs = bind_method("captum:IntegratedGradients", {"n_steps": 300, "method": "gausslegendre"})(explained)
+    ours = bind_method("ig")(explained)
     assert bool(ours.converged.all()) and float(theirs.delta.max()) < 1e-3
     torch.testing.assert_close(theirs.scores, ours.scores, rtol=0, atol=0.01 * float(ours.scores.abs().max()))
 
@@ -51,7 +53,7 @@ def test_integrated_gradients_are_ours(model):
 def test_shapley_values_are_the_mean_over_all_subsets(model):
     """v_t = Σ_S |S|! (n − 1 − |S|)! / n! (f(S ∪ t) − f(S)); their sum is f(text) − f(baseline)."""
     of = objective(model, model.encode(ids=[[1500, 77, 900, 2000]]))
-    found = method("captum:ShapleyValues", {"baseline": "mean"})(of)
+    found = bind_method("captum:ShapleyValues", {"baseline": "mean"})(of)
     whole, hidden = of.embeddings()[0], baseline_embeddings(of, "mean")[0]
     n = len(whole)
     worth = {}
@@ -73,17 +75,17 @@ def test_shapley_values_are_the_mean_over_all_subsets(model):
 
 @pytest.mark.parametrize("name", ["GradientShap", "KernelShap", "Lime", "NoiseTunnel", "ShapleyValueSampling"])
 def test_what_draws_hangs_on_seed_and_text_alone(model, explained, name):
-    both = method(f"captum:{name}", seed=3)(explained)
+    both = bind_method(f"captum:{name}", seed=3)(explained)
     state = torch.get_rng_state()
-    alone = method(f"captum:{name}", seed=3)(objective(model, model.encode(TEXTS[1:])))
+    alone = bind_method(f"captum:{name}", seed=3)(objective(model, model.encode(TEXTS[1:])))
     assert torch.equal(state, torch.get_rng_state())
     torch.testing.assert_close(both.scores[1, : alone.scores.shape[1]], alone.scores[0], rtol=1e-3, atol=1e-5)
-    assert not torch.equal(both.scores, method(f"captum:{name}", seed=4)(explained).scores)
+    assert not torch.equal(both.scores, bind_method(f"captum:{name}", seed=4)(explained).scores)
 
 
 def test_every_one_answers(model):
     result = ssmscope.explain(model, TEXTS[0], methods=[f"captum:{name}" for name in CAPTUM if name != "ShapleyValues"])
-    found = {each.method.removeprefix(OF_CAPTUM): each for each in result[0].attributions}
+    found = {each.method.removeprefix(CAPTUM_PREFIX): each for each in result[0].attributions}
     assert list(found) == [name for name in CAPTUM if name != "ShapleyValues"]
     (text,) = result
     of = objective(model, model.encode(TEXTS[0]))
@@ -133,13 +135,13 @@ def test_an_instance_is_given_our_function(model, explained):
 
 
 def test_options_are_captums(explained):
-    few, many = (method("captum:KernelShap", {"n_samples": count}, seed=1)(explained).scores for count in (8, 64))
+    few, many = (bind_method("captum:KernelShap", {"n_samples": count}, seed=1)(explained).scores for count in (8, 64))
     assert not torch.allclose(few, many)
-    wide = method("captum:Occlusion", {"sliding_window_shapes": 3})(explained)
-    assert not torch.allclose(wide.scores, method("captum:Occlusion")(explained).scores)
+    wide = bind_method("captum:Occlusion", {"sliding_window_shapes": 3})(explained)
+    assert not torch.allclose(wide.scores, bind_method("captum:Occlusion")(explained).scores)
     repeated = {"attribution": "IntegratedGradients", "nt_samples": 2, "n_steps": 4, "stdevs": 0.0}
-    smooth = method("captum:NoiseTunnel", repeated)(explained)
-    plain = method("captum:IntegratedGradients", {"n_steps": 4})(explained)
+    smooth = bind_method("captum:NoiseTunnel", repeated)(explained)
+    plain = bind_method("captum:IntegratedGradients", {"n_steps": 4})(explained)
     torch.testing.assert_close(smooth.scores, plain.scores, rtol=1e-3, atol=1e-5)
 
 
@@ -155,7 +157,7 @@ def test_options_are_captums(explained):
 )
 def test_what_is_refused(explained, name, options, says):
     with pytest.raises(InputError, match=says) as caught:
-        method(name, options)(explained)
+        bind_method(name, options)(explained)
     assert "\n" not in str(caught.value)
 
 

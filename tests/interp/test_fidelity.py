@@ -17,7 +17,15 @@ from ssmscope.errors import InputError
 from ssmscope.interp.fidelity import fidelity_auc, perturbed
 from ssmscope.interp.fidelity.measure import measures, trapezoid
 from ssmscope.interp.fidelity.measures import MEASURES
-from ssmscope.interp.fidelity.perturbed import SHARES, counts, distinct, fill_of, hidden_sets, ranking, run_hidden
+from ssmscope.interp.fidelity.perturbed import (
+    SHARES,
+    counts,
+    distinct,
+    hidden_sets,
+    ranking,
+    replacement_vector,
+    run_hidden,
+)
 from ssmscope.interp.fidelity.result import Fidelity
 from ssmscope.interp.objective import objective
 
@@ -218,7 +226,7 @@ class TestReference:
 class TestHiding:
     def run(self, model, text, sets, **options):
         batch = model.encode([text])
-        fill = fill_of(model, options.pop("replacement", "zero"))
+        fill = replacement_vector(model, options.pop("replacement", "zero"))
         return run_hidden(model, batch, [1], [np.array(sets, dtype=bool)], fill=fill, value="logit", **options)[0]
 
     def test_what_tokens_become(self):
@@ -247,7 +255,9 @@ class TestHiding:
         model = bag({"a": 0.1, "b": 0.9}, ending=None)
         assert self.run(model, "a b", [[1, 1], [1, 0]], mode="delete", replacement="b") == pytest.approx([0.9, 0.9])
         batch, both = model.encode(["a b a", "a b"]), [np.ones((1, 3), dtype=bool), np.ones((1, 2), dtype=bool)]
-        found = run_hidden(model, batch, [1, 1], both, fill=fill_of(model, "b"), mode="delete", value="logit")
+        found = run_hidden(
+            model, batch, [1, 1], both, fill=replacement_vector(model, "b"), mode="delete", value="logit"
+        )
         assert found == [pytest.approx([0.9]), pytest.approx([0.9])]  # beside a longer text too
         kept = bag({"a": 0.1, "b": 0.9}, ending=0.25)
         assert self.run(kept, "a b", [[1, 1]], mode="delete", replacement="b") == pytest.approx([0.25])
@@ -258,7 +268,7 @@ class TestHiding:
     )
     def test_refuses_what_is_no_token(self, replacement, says):
         with pytest.raises(InputError, match=says):
-            fill_of(bag({"a": 0.1, "b": 0.2}), replacement)
+            replacement_vector(bag({"a": 0.1, "b": 0.2}), replacement)
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +306,7 @@ class TestPlanted:
         batch = model.encode(["a b c d e"])
         rankings = np.array(list(itertools.permutations(range(5))))
         hidden = hidden_sets(rankings, GRID)
-        (values,) = run_hidden(model, batch, [1], [hidden.sets], fill=fill_of(model, "zero"))
+        (values,) = run_hidden(model, batch, [1], [hidden.sets], fill=replacement_vector(model, "zero"))
         assert len(hidden.sets) == 2**5
         delta, morf, lerf, comprehensive, sufficient = measures(
             values[hidden.asked], values[hidden.without], values[hidden.only]

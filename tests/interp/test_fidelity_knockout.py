@@ -15,7 +15,7 @@ from ssmscope.core.cuts import cut_attention, cut_edges
 from ssmscope.data.text import text_data
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.fidelity import fidelity_auc
-from ssmscope.interp.fidelity.knocked import knocked_out
+from ssmscope.interp.fidelity.knocked import knockout_effects
 from ssmscope.interp.fidelity.measures import MEASURES
 
 
@@ -25,7 +25,7 @@ def demo():
 
 
 def effects_as_scores(model, goal, layer) -> Scores:
-    effects = knocked_out(model, goal.batch, [ids[0] for ids in goal.targets], layers=[layer])
+    effects = knockout_effects(model, goal.batch, [ids[0] for ids in goal.targets], layers=[layer])
     scores = torch.zeros(goal.batch.mask.shape)
     for row, (words, own) in enumerate(zip(goal.batch.words, effects)):
         scores[row, [at for at, word in enumerate(words) if word is not None]] = torch.from_numpy(own[0]).float()
@@ -37,7 +37,7 @@ def test_every_effect_is_a_run_of_its_own(demo):
     batch = model.encode(["A gripping, moving film.", "Dull."])
     probabilities = model.logits(batch).double().softmax(-1)
     targets = probabilities.argmax(-1).tolist()
-    effects = knocked_out(model, batch, targets, layers=[None, 1])
+    effects = knockout_effects(model, batch, targets, layers=[None, 1])
     for text, target in enumerate(targets):
         one = batch.rows([text])
         own = [at for at, word in enumerate(one.words[0]) if word is not None]
@@ -57,7 +57,7 @@ def test_of_a_hybrid_attention_is_cut_too():
     batch = model.encode(ids=[[5, 17, 3, 9, 22]])
     plain = model.logits(batch).double()[0, 0]
     numbers = [None, *attention_numbers(model.module)]
-    effects, attended, *_ = knocked_out(model, batch, [0], value="logit", layers=numbers)[0]
+    effects, attended, *_ = knockout_effects(model, batch, [0], value="logit", layers=numbers)[0]
     for at, effect in enumerate(effects):
         later = range(at + 1, 5)
         alone = float(plain - model.run(batch, edits=cut_attention([at], later, layers=[0])).logits.double()[0, 0])

@@ -155,9 +155,9 @@ class TestResult:
             ({"methods": ["ig", "ig"]}, "methods is ig, ig; name each once"),
             (
                 {"methods": ["ig", "random"], "option": {"random": {"seed": 1}}},
-                "options of 'random', which is not among",
+                "option is given for 'random', which is not among",
             ),
-            ({"option": {"owm": {}}}, "options of 'owm', which is not among the methods; did you mean 'own'?"),
+            ({"option": {"owm": {}}}, "option is given for 'owm', which is not among the methods; did you mean 'own'?"),
             ({"methods": {"own": lambda goal: Scores(torch.zeros(1, 2))}}, "gives scores of shape (1, 2)"),
             ({"methods": {"own": lambda goal: Scores(goal.batch.mask / 0.0)}}, "own are not finite"),
         ],

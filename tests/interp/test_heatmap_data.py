@@ -19,9 +19,10 @@ from ssmscope.core.model import Model
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import data_pair, over_data, selection_heatmap
-from ssmscope.interp.heatmap.over_data import HORIZON, medians
-from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup, KeptLayer, KeptWord
-from ssmscope.interp.heatmap.words import tokens_of
+from ssmscope.interp.heatmap.kept import KeptGroup, KeptLayer
+from ssmscope.interp.heatmap.over_data import median_half_lives
+from ssmscope.interp.heatmap.result import DataHeatmap, KeptWord
+from ssmscope.interp.heatmap.words import MAX_HALF_LIFE, tokens_of
 from ssmscope.render.blocks import Prose, TokenRows
 from ssmscope.render.figure import COLOURS
 from ssmscope.render.table import Table
@@ -156,7 +157,7 @@ def test_half_lives_are_the_median_of_what_is_halved_in_time(model, result):
     for layer in result.by_layer:
         for head, shown in enumerate([layer.half_life, *layer.heads]):
             left, slow = 1.0, math.inf
-            for d in range(HORIZON):
+            for d in range(MAX_HALF_LIFE):
                 at_risk = sum(time >= d for time, _ in times[layer.number, head])
                 left *= 1 - sum(time == d and halved for time, halved in times[layer.number, head]) / max(at_risk, 1)
                 if left <= 0.5:
@@ -169,11 +170,11 @@ def test_half_lives_are_the_median_of_what_is_halved_in_time(model, result):
 def test_the_median_of_what_is_seen_to_its_end_is_the_median():
     halved = np.array([[0, 1, 1, 3, 0, 0], [0, 2, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]])
     ended = np.array([[0, 0, 0, 0, 0, 0], [0, 0, 3, 0, 0, 0], [4, 0, 0, 0, 0, 0]])
-    assert medians(halved, ended).tolist() == [3, np.inf, np.inf]
+    assert median_half_lives(halved, ended).tolist() == [3, np.inf, np.inf]
     ended[1, :2] = 3, 0  # were these seen for longer, they might not be halved: 2 of the 5 that are at risk are
-    assert medians(halved, ended)[1] == np.inf
+    assert median_half_lives(halved, ended)[1] == np.inf
     ended[1, 2] = 2
-    assert medians(halved, ended)[1] == 1
+    assert median_half_lives(halved, ended)[1] == 1
 
 
 def test_batches_and_layers_change_nothing(model, result, monkeypatch):
@@ -207,7 +208,7 @@ def test_its_views(result, tmp_path, painted):
 def test_a_word_needs_texts(model):
     data = made_up(3)
     result = selection_heatmap(model, data)
-    assert not result.words and "no word stands in enough" in result.verdict()
+    assert not result.words and "no word occurs in enough" in result.verdict()
     assert result.to_html() and str(result)
 
 
@@ -215,8 +216,8 @@ def test_a_word_needs_texts(model):
     ("arguments", "line"),
     [
         (["--text", "good"], "--data cannot be combined with --text"),
-        (["--at", "3"], "at is of texts; over a data set it is left out"),
-        (["--merge"], "merge is of texts"),
+        (["--at", "3"], "at applies to single texts; leave it out with a data set"),
+        (["--merge"], "merge applies to single texts"),
     ],
 )
 def test_refusals(arguments, line, capsys):
@@ -227,12 +228,12 @@ def test_refusals(arguments, line, capsys):
 def test_what_is_of_data_alone(model, capsys):
     assert cli.run(["heatmap", "demo/sst2-mamba2", "--text", "good", "--split", "test"]) == 2
     assert "--split is of --data" in capsys.readouterr().err
-    with pytest.raises(InputError, match="limit says how many texts of a data set"):
+    with pytest.raises(InputError, match="limit is the number of texts read from a data set"):
         selection_heatmap(model, "good film", limit=3)
-    with pytest.raises(InputError, match="heads is of texts"):
+    with pytest.raises(InputError, match="heads applies to single texts"):
         selection_heatmap(model, made_up(), heads="top")
     bare = Model(random_example("mamba2"))
-    with pytest.raises(InputError, match="read by a model with a tokenizer"):
+    with pytest.raises(InputError, match="need a model with a tokenizer"):
         selection_heatmap(bare, made_up())
 
 

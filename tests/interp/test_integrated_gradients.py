@@ -15,7 +15,7 @@ import ssmscope
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data
 from ssmscope.interp import meter
-from ssmscope.interp.baselines import baseline_embeddings, baseline_name, near_singular
+from ssmscope.interp.baselines import baseline_embeddings, baseline_name, singularity_note
 from ssmscope.interp.explain import explain
 from ssmscope.interp.explain.views import doubt
 from ssmscope.interp.fidelity import fidelity_auc
@@ -156,7 +156,7 @@ class Cliff:
 def test_a_cliff_between_the_nodes_is_no_convergence(monkeypatch):
     monkeypatch.setattr(integrated, "baseline_embeddings", lambda *_: torch.zeros(1, 2, 1))
     monkeypatch.setattr(integrated, "baseline_name", lambda *_: "")
-    monkeypatch.setattr(integrated, "near_singular", lambda *_: "")
+    monkeypatch.setattr(integrated, "singularity_note", lambda *_: "")
     result = ig(Cliff(), cap=500)
     assert not result.converged.any() and result.error[0] > 1 and 400 < int(result.steps) <= 500
 
@@ -170,9 +170,9 @@ def test_the_neutral_baseline_is_the_unknown_word(demo, found):
     unknown = demo.tokenizer.unk_token_id
     torch.testing.assert_close(baseline_embeddings(found), table[unknown] * mask)
     assert baseline_name(found) == f"the token {demo.tokenizer.unk_token}"
-    assert not near_singular(found, baseline_embeddings(found))
-    assert "near the point where norms are singular" in near_singular(found, baseline_embeddings(found, "mean"))
-    assert "size 0," in near_singular(found, baseline_embeddings(found, "zero"))
+    assert not singularity_note(found, baseline_embeddings(found))
+    assert "near the point where norms are singular" in singularity_note(found, baseline_embeddings(found, "mean"))
+    assert "size 0," in singularity_note(found, baseline_embeddings(found, "zero"))
 
 
 def test_without_a_trained_token_for_unknown_words_it_is_the_scaled_mean(demo, found):
@@ -181,7 +181,7 @@ def test_without_a_trained_token_for_unknown_words_it_is_the_scaled_mean(demo, f
     mean = table.mean(0)
     expected = mean / mean.square().mean().sqrt() * size
     torch.testing.assert_close(baseline_embeddings(found, "scaled-mean")[0, 0], expected)
-    assert not near_singular(found, baseline_embeddings(found, "scaled-mean"))
+    assert not singularity_note(found, baseline_embeddings(found, "scaled-mean"))
     without = replace(found, model=replace(demo, tokenizer=None))
     torch.testing.assert_close(baseline_embeddings(without)[0, 0], expected)
     untrained = ssmscope.load("demo/sst2-baleen-e")
@@ -217,8 +217,8 @@ def test_fidelity_says_where_it_is_circular(demo):
     assert not any("favours" in note for note in fidelity_auc(demo, data, **given).notes)
     circular = fidelity_auc(demo, data, replacement="[UNK]", **given).notes
     assert [note for note in circular if "favours" in note] == [
-        "ig compares with the very embedding that tokens are replaced by, which favours it: give another replacement "
-        "or baseline"
+        "the baseline of ig is the embedding that replaces tokens, which favours it: give another "
+        "replacement or baseline"
     ]
     both = fidelity_auc(demo, data, option={"ig": {"baseline": "mean"}}, **given).notes
     assert any("favours" in note for note in both) and any("singular" in note for note in both)
@@ -278,8 +278,8 @@ def test_what_is_quick_is_not_announced(found):
 
 
 def test_explain_says_it_on_stderr(demo, monkeypatch, capsys):
-    monkeypatch.setattr(meter, "WORTH_SAYING", 0.0)
-    monkeypatch.setattr(meter, "SURE", 0.0)
+    monkeypatch.setattr(meter, "MIN_REPORTED_SECONDS", 0.0)
+    monkeypatch.setattr(meter, "WARMUP_SECONDS", 0.0)
     explain(demo, TEXTS[:2], methods=["ig"])
     answer = capsys.readouterr()
     assert "ig: 2 texts take 72 to 3,000 gradients, about" in answer.err and not answer.out
@@ -334,7 +334,7 @@ def test_rounding_is_told_from_a_bend(bend, monkeypatch):
     larger than that of rounding. The stated error is at least the true one."""
     for name, given in (("embeddings", torch.zeros(1, 24, 1)), ("name", "")):
         monkeypatch.setattr(integrated, f"baseline_{name}", lambda *_, given=given: given)
-    monkeypatch.setattr(integrated, "near_singular", lambda *_: "")
+    monkeypatch.setattr(integrated, "singularity_note", lambda *_: "")
     f = Rounded(bend)
     found, end = ig(f, special=True, tolerance=1e-5), f.embeddings().double()
     expected = end**3 + bend * end * (1 - 0.3 * float(f.end.sum() / end.sum()))

@@ -17,7 +17,7 @@ from ssmscope.core.edits import edited
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.knockout.result import Cut, Knockout
-from ssmscope.interp.spans import named, positions_of
+from ssmscope.interp.spans import positions_of, words_at
 from ssmscope.render.table import Table
 
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60], [7, 8, 9, 2, 40]]
@@ -153,14 +153,14 @@ class TestSpans:
         }
         for span, places in found.items():
             assert positions_of(span, batch) == places
-        assert named((4, 5), batch) == "bad acting"
+        assert words_at((4, 5), batch) == "bad acting"
 
     @pytest.mark.parametrize(
         ("span", "says"),
         [
             ("zebra", "has no words 'zebra'"),
             ("oo", "has no words 'oo'"),
-            ("good", "stands in the text 2 times; give positions: it is at 1:2, 4:5"),
+            ("good", "occurs 2 times in the text; give positions: it is at 1:2, 4:5"),
             ("9:12", "has no positions 9:12; it has the tokens 0 to 5"),
             ("4:4", "has no positions 4:4"),
             ("-7", "has no positions -7"),
@@ -172,7 +172,7 @@ class TestSpans:
             positions_of(span, model.encode("a good film with good acting"))
 
     def test_a_word_that_is_there_often_is_named_at_its_first_places(self, model):
-        with pytest.raises(InputError, match=r"7 times; give positions: it is at 1:2, 2:3, 3:4, 4:5, 5:6$"):
+        with pytest.raises(InputError, match=r"7 times in the text; give positions: it is at 1:2, 2:3, 3:4, 4:5, 5:6$"):
             positions_of("good", model.encode("a " + "good " * 7))
 
     def test_the_verb(self, model, tmp_path):

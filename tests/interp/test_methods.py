@@ -24,8 +24,8 @@ from ssmscope.errors import InputError
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain import explain
 from ssmscope.interp.explain.result import UNSIGNED, Scores
-from ssmscope.interp.methods import METHODS, method
-from ssmscope.interp.methods.checks import drawn_from
+from ssmscope.interp.methods import METHODS, bind_method
+from ssmscope.interp.methods.checks import text_generator
 from ssmscope.interp.methods.gradients import output_gradients
 from ssmscope.interp.objective import objective
 
@@ -38,7 +38,7 @@ def example(name: str) -> Model:
 
 
 def run(name: str, found, **options):
-    return method(name, {**CHEAP.get(name, {}), **options})(found)
+    return bind_method(name, {**CHEAP.get(name, {}), **options})(found)
 
 
 def close(a, b, tolerance: float = 1e-4) -> None:
@@ -247,7 +247,7 @@ def test_smoothgrad_is_the_mean_over_noisy_copies(mamba):
     result = run("smoothgrad", found, samples=4, noise=0.2, seed=5).scores
     for text, ids in enumerate(TEXTS):
         e = found.embeddings()[text, : len(ids)]
-        draw, total = drawn_from(found, text, 5), torch.zeros(len(ids))
+        draw, total = text_generator(found, text, 5), torch.zeros(len(ids))
         for _ in range(4):
             noise = torch.from_numpy(draw.standard_normal(tuple(e.shape), dtype=np.float32))
             own = (e + 0.2 * (e.max() - e.min()) * noise).unsqueeze(0).requires_grad_()

@@ -23,7 +23,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import data_pair
 from ssmscope.interp.heatmap.data_pair import shared_words
 from ssmscope.interp.paired import Paired
-from ssmscope.interp.paired_rows import DIFFERENCE, SEEN
+from ssmscope.interp.paired_rows import DIFFERENCE, MIN_NAMED_SHARE
 from ssmscope.interp.pairing import pair
 
 TEXT = "A dull film , and good fun ."
@@ -76,7 +76,9 @@ def test_the_difference_is_that_of_both_results(models, analysis):
                     max(mine.ends[1], theirs.ends[1]),
                 )
             left = text.special if difference.outside is None else text.special | difference.outside
-            seen = [at for at, each in enumerate(difference.scores) if abs(each) >= SEEN * difference.ends[1]]
+            seen = [
+                at for at, each in enumerate(difference.scores) if abs(each) >= MIN_NAMED_SHARE * difference.ends[1]
+            ]
             seen = [at for at in seen if difference.scores[at] != 0 and not left[at]]
             seen.sort(key=lambda at: -abs(difference.scores[at]))
             assert difference.marked == [at for at in seen if difference.scores[at] > 0][:3]
@@ -99,7 +101,7 @@ def test_chosen_queries_are_compared(models, spelled):
     both = [models[0], spelled]
     text = ssmscope.implicit_attention(both, "A dull", rows=[0]).rows().texts[0]  # of both it is the first word
     assert [row.query for row in text.rows] == [0] * 3
-    with pytest.raises(InputError, match="text 0: the chosen rows are of other words"):
+    with pytest.raises(InputError, match="text 0: the chosen rows belong to different words"):
         ssmscope.implicit_attention(both, TEXT, rows=[3])
 
 
@@ -158,7 +160,7 @@ def test_over_a_data_set_tables_stand_side_by_side(models, monkeypatch):
     assert [each.difference for each in words] == sorted((each.difference for each in words), reverse=True)
     drawn = {each.get_text() for each in found.figure(size=(6, 4)).findobj(Text)}
     assert {each.word for each in words} <= drawn and {"demo/mamba2", "demo/mamba", "difference"} <= drawn
-    for name in ("HIGH", "LOW"):
+    for name in ("SHOWN_HIGHEST", "SHOWN_LOWEST"):
         monkeypatch.setattr(data_pair, name, 1)
     few = shared_words(found.results)  # those that lie furthest apart
     assert len(few) == 2 and min(each.gap for each in few) >= max(each.gap for each in words if each not in few)

@@ -20,7 +20,7 @@ from ssmscope.core.model import Model
 from ssmscope.core.states import mapped, tensors
 from ssmscope.errors import InputError
 from ssmscope.interp.patch.result import Patching
-from ssmscope.interp.resuming import Joining
+from ssmscope.interp.resuming import JoiningRun
 from ssmscope.render.table import Table
 
 CLEAN, CORRUPTED = [5, 17, 3, 9, 22, 1, 4, 60], [5, 17, 30, 9, 22, 7, 4, 60]
@@ -103,7 +103,7 @@ def test_everything_patched_is_the_other_run(models):
         ("mamba", {"corrupted": CLEAN}, "have the same tokens"),
         ("mamba", {"corrupted": [96 - i for i in CLEAN]}, "no token in common"),
         ("mamba", {"answer": 5, "contrast": 5}, "answer and contrast are both"),
-        ("mamba", {"positions": "last"}, "behind the last token no state is read"),
+        ("mamba", {"positions": "last"}, "after the last token no state is read"),
         ("mamba", {"positions": "99"}, "has no positions 99"),
         ("retnet", {"site": "convolution"}, "have no convolution"),
         ("mamba", {"site": "heads"}, "did you mean 'head'"),
@@ -239,7 +239,7 @@ def test_rows_join_where_they_differ(models, monkeypatch):
     """Below its layer a cell is not run, and what it gives is what it gives when it is."""
     for name, model in models.items():
         base = model.encode(ids=CORRUPTED)
-        joining = Joining(model, base)
+        joining = JoiningRun(model, base)
         assert joining.works == (name not in ("groupmamba", "bamba"))  # layers that read others, and attention
         if not joining.works:
             continue
@@ -251,8 +251,8 @@ def test_rows_join_where_they_differ(models, monkeypatch):
         assert seen == [2 + layer for layer in range(model.num_layers)]
     asked = dict(clean=CLEAN, corrupted=CORRUPTED, **ASKED)
     joined = ssmscope.patch(models["mamba2"], **asked)
-    monkeypatch.setattr(Joining, "works", property(lambda self: False, lambda self, value: None), raising=False)
-    assert not Joining(models["mamba2"], base).works
+    monkeypatch.setattr(JoiningRun, "works", property(lambda self: False, lambda self, value: None), raising=False)
+    assert not JoiningRun(models["mamba2"], base).works
     whole = ssmscope.patch(models["mamba2"], **asked)
     np.testing.assert_allclose(joined.values, whole.values, rtol=1e-4, atol=1e-5)
     assert np.abs(joined.values[:-1, FIRST:, 1] - joined.base[1]).max() > 1e-2

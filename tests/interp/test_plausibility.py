@@ -17,13 +17,13 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.text import load_text, text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
-from ssmscope.interp.plausibility.marked import marked_tokens
+from ssmscope.interp.labelled import marked_tokens
 from ssmscope.interp.plausibility.measure import (
     average_precision,
     chance_precision,
     iou_f1,
     plausibility_of,
-    size_of,
+    rationale_size,
     token_f1,
 )
 from ssmscope.interp.plausibility.measures import MEASURES
@@ -79,7 +79,9 @@ class TestMeasures:
         assert chance_precision(n, r) == pytest.approx(np.mean(every))
 
     def test_sizes(self):
-        assert [size_of(10, top) for top in (0.25, 0.28, 0.04, 3, 99)] == [2, 3, 1, 3, 10] and size_of(1, 0.3) == 1
+        assert [rationale_size(10, top) for top in (0.25, 0.28, 0.04, 3, 99)] == [2, 3, 1, 3, 10] and rationale_size(
+            1, 0.3
+        ) == 1
 
 
 SCORES = {

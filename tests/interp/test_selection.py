@@ -18,10 +18,10 @@ from ssmscope.core.model import Model
 from ssmscope.core.trace import Trace
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import selection_heatmap
-from ssmscope.interp.heatmap.measure import Averages, through_layers
+from ssmscope.interp.heatmap.measure import TokenAverages, through_layers
 from ssmscope.interp.heatmap.result import SelectionHeatmap
 from ssmscope.interp.heatmap.views import rows, scale, strongest
-from ssmscope.interp.heatmap.words import NOISE, is_punctuation, standing_out, varies, words_of
+from ssmscope.interp.heatmap.words import NOISE_VARIATION, is_punctuation, is_selective, standing_out, words_of
 from ssmscope.render.tokens import BLUES, BLUES_ON_DARK, CIVIDIS, bounds, ink, numbers, ramp, span_of, visible, written
 
 SENTENCE = (
@@ -171,15 +171,15 @@ class TestSurvival:
     def test_through_layers_of_attention_nothing_is_followed(self):
         hybrid = Model(random_example("bamba"))
         assert selection_heatmap(hybrid, hybrid.encode(ids=IDS)).attends
-        with pytest.raises(InputError, match="this model has others between them"):
+        with pytest.raises(InputError, match="this model has other layers between them"):
             selection_heatmap(hybrid, hybrid.encode(ids=IDS), through=True)
 
     @pytest.mark.parametrize(
         ("options", "line"),
         [
-            ({"score": "write", "at": 1}, "at is of survival"),
-            ({"score": "retention", "through": True}, "through is of survival"),
-            ({"score": "retention", "half_lives": True}, "half_lives is of survival"),
+            ({"score": "write", "at": 1}, "at applies to survival"),
+            ({"score": "retention", "through": True}, "through applies to survival"),
+            ({"score": "retention", "half_lives": True}, "half_lives applies to survival"),
             ({"through": True, "half_lives": True}, "give it without through"),
             ({"contrast": "sst2", "through": True}, "contrast compares whole layers"),
         ],
@@ -204,7 +204,7 @@ def test_a_contrast_is_to_the_tokens_own_average():
     trace = make_trace([("a", "b", "a", "c"), ("b", "a")], words=[(0, 1, 2, 3), (0, 1)], layers=1)
     trace = Trace(**{**vars(trace), "input_ids": torch.tensor([[0, 1, 0, 2], [1, 0, 0, 0]])})
     batch = trace
-    averages = Averages(Corpus(), ["one", "two"], "retention")
+    averages = TokenAverages(Corpus(), ["one", "two"], "retention")
     seen = {0: [], 1: [], 2: []}
     for row, length in enumerate((4, 2)):
         for at in range(length):
@@ -249,8 +249,10 @@ class TestWhatStandsOut:
     def test_noise_is_what_varies_by_less_than_a_tenth(self):
         noise = np.random.default_rng(0).normal(1, 1, 1000)
         noise = (noise - noise.mean()) / noise.std()
-        assert not varies(5 + 5 * 0.9 * NOISE * noise) and varies(5 + 5 * 1.1 * NOISE * noise)
-        assert not varies(np.zeros(4)) and not varies(np.zeros(0))
+        assert not is_selective(5 + 5 * 0.9 * NOISE_VARIATION * noise) and is_selective(
+            5 + 5 * 1.1 * NOISE_VARIATION * noise
+        )
+        assert not is_selective(np.zeros(4)) and not is_selective(np.zeros(0))
 
 
 def test_a_flat_row_is_drawn_flat_and_says_so(trace):
@@ -280,7 +282,7 @@ def test_one_scale_for_all_rows_and_texts(model):
         assert row.extent == span_of(low, high)
     own = selection_heatmap(model, model.encode(ids=IDS), scale="row")
     assert len({row.ends for text in rows(own).texts for row in text.rows}) == 6
-    assert rows(result).texts[0].span == (0, 3) and "the convolution reaches before" in str(result)
+    assert rows(result).texts[0].span == (0, 3) and "the convolution's window begins" in str(result)
 
 
 def test_the_verdict_names_words_and_numbers(model):

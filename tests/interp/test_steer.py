@@ -18,7 +18,7 @@ from ssmscope.core.edits import edited, recorded
 from ssmscope.core.model import Model
 from ssmscope.data.tokens import TokenData
 from ssmscope.errors import InputError
-from ssmscope.interp.steer.measure import difference, drawn_like, norm, steering
+from ssmscope.interp.steer.measure import draw_like, mean_difference, norm, steering_edit
 from ssmscope.render.table import as_share, digits_of
 
 TOWARD, AWAY, TEXTS = [[5, 17, 3], [9, 22, 1, 4]], [[60, 2, 7]], [[7, 8, 9, 2, 40], [30, 2, 7]]
@@ -58,16 +58,16 @@ def test_the_direction_and_its_doses(models, name, site):
     result = ssmscope.steer(model, model.encode(ids=TEXTS), **options, strengths=[0.0, 2.0, -1.0], data=DATA)
     expected = by_hand(model, site, 1)
     assert relative(torch.from_numpy(result.direction[0]), expected.double()) < 1e-5
-    direction = difference(model, TOWARD, AWAY, site, 1)
+    direction = mean_difference(model, TOWARD, AWAY, site, 1)
     assert result.norm == pytest.approx(norm(direction))
     for place, strength in enumerate((0.0, 2.0, -1.0)):
-        edit = steering(site, 1, direction, strength)
+        edit = steering_edit(site, 1, direction, strength)
         found = np.mean([probability(model, ids, 3, edit) for ids in TEXTS])
         assert result.probability[0, place, 0] == pytest.approx(found, rel=1e-3)
     assert (result.costs[0, 0] == result.costs[1, 0]).all() and (result.costs[2, 0] == 0).all()  # the plain run
     assert (result.by_direction[:, 0] == result.by_direction[0, 0]).all()
     assert not np.allclose(result.by_direction[0, 1:], result.by_direction[1, 1:], rtol=1e-4)
-    logits = model.run(model.encode(ids=IDS.tolist()), edits=steering(site, 1, direction, 2.0)).logits.double()
+    logits = model.run(model.encode(ids=IDS.tolist()), edits=steering_edit(site, 1, direction, 2.0)).logits.double()
     targets = torch.from_numpy(DATA.targets)
     loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets).item()
     assert result.held_out(metric="loss")[1].value == pytest.approx(loss, rel=1e-4)
@@ -77,15 +77,15 @@ def test_the_direction_and_its_doses(models, name, site):
 @pytest.mark.parametrize("site", ["residual", "state"])
 def test_nothing_added_is_the_plain_run_and_what_is_added_can_be_taken_away(models, site):
     for model in models.values():
-        direction, batch = difference(model, TOWARD, AWAY, site, 0), model.encode(ids=TEXTS)
+        direction, batch = mean_difference(model, TOWARD, AWAY, site, 0), model.encode(ids=TEXTS)
         plain = model.logits(batch)
-        with edited(model, steering(site, 0, direction, 0.0)):
+        with edited(model, steering_edit(site, 0, direction, 0.0)):
             nothing = model.logits(batch)
         if site == "residual":
             assert torch.equal(nothing, plain)  # states are added between two pieces of a scan
-        with edited(model, [steering(site, 0, direction, 1.0), steering(site, 0, direction, -1.0)]):
+        with edited(model, [steering_edit(site, 0, direction, 1.0), steering_edit(site, 0, direction, -1.0)]):
             both = model.logits(batch)
-        with edited(model, steering(site, 0, direction, 1.0)):
+        with edited(model, steering_edit(site, 0, direction, 1.0)):
             once = model.logits(batch)
         real = batch.mask
         assert relative(nothing[real], plain[real]) < 1e-5 and relative(both[real], plain[real]) < 1e-4
@@ -94,7 +94,7 @@ def test_nothing_added_is_the_plain_run_and_what_is_added_can_be_taken_away(mode
 
 def test_random_directions_have_the_norm():
     direction = (torch.ones(3, 4, dtype=torch.float64), 2 * torch.ones(5, dtype=torch.float64))
-    first, second = (drawn_like(direction, torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    first, second = (draw_like(direction, torch.Generator().manual_seed(seed)) for seed in (0, 1))
     assert norm(first) == pytest.approx(norm(direction)) == pytest.approx(32**0.5)
     assert not torch.allclose(first[0], second[0])
 

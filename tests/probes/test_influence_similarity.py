@@ -12,7 +12,7 @@ from loud import loud
 
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.methods.gradients import outputs_kept
+from ssmscope.interp.methods.gradients import keep_outputs
 from ssmscope.probes.influence.similarity import blocks_of, mean_cosine, similarity_of, spread
 
 
@@ -39,7 +39,7 @@ class TestSimilarity:
         for text in TEXTS:  # each alone, through the model's own forward pass
             one = model.encode(ids=[text])
             blocks, outs = {}, {}
-            with torch.no_grad(), outputs_kept(blocks_of(model.module), blocks), outputs_kept(model.mixers, outs):
+            with torch.no_grad(), keep_outputs(blocks_of(model.module), blocks), keep_outputs(model.mixers, outs):
                 base = model.module.base_model
                 run = base(input_ids=one.input_ids) if base is not model.module else None
                 if run is None:

@@ -86,7 +86,7 @@ class TestEveryModel:
 
     def test_layers_are_measured_in_groups_that_fit(self, model, monkeypatch):
         alone = influence(model, model.encode(ids=TEXTS[1:]), at="layers", positions="all")
-        monkeypatch.setattr(objective, "NUMBERS_AT_ONCE", 1)
+        monkeypatch.setattr(objective, "MAX_BACKWARD_NUMBERS", 1)
         again = influence(model, model.encode(ids=TEXTS[1:]), at="layers", positions="all")
         for a, b in zip(alone.layers, again.layers):
             np.testing.assert_allclose(a.norm, b.norm, rtol=1e-5)

@@ -322,7 +322,7 @@ class TestHeatmapData:
             "highest: “tears” 3.000 [2.750, 3.250] times an even share, then “joy”, “x”; lowest: “the” 0.500 "
             "[0.250, 0.750] (survival, 1,000 texts)"
         )
-        assert said(self.result()) == "survival over 1,000 texts; no word stands in enough of them"
+        assert said(self.result()) == "survival over 1,000 texts; no word occurs in enough of them"
 
     def test_beside(self) -> None:
         assert not beside(self.result(), self.result()).rows

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from ssmscope.interp.heatmap.views import FLAT
-from ssmscope.interp.heatmap.words import varies
+from ssmscope.interp.heatmap.views import FLAT_REMARK
+from ssmscope.interp.heatmap.words import is_selective
 from ssmscope.render.blocks import TokenRow, TokenText
 from ssmscope.render.figure import INK, SOFT, plain
 from ssmscope.render.token_figure import (
@@ -119,7 +119,7 @@ def ends(result: AttackEffect) -> tuple[float, float]:
     every = _ordinary(result)
     if not every.size:
         return 0.0, 0.0
-    return (float(every.min()), float(every.max())) if varies(1 - every) else (float(every.mean()),) * 2
+    return (float(every.min()), float(every.max())) if is_selective(1 - every) else (float(every.mean()),) * 2
 
 
 def span(result: AttackEffect) -> str:
@@ -127,7 +127,7 @@ def span(result: AttackEffect) -> str:
     every = _ordinary(result)
     if not every.size:
         return "no scores"
-    return span_of(float(every.min()), float(every.max())) + f", {FLAT}" * (not varies(1 - every))
+    return span_of(float(every.min()), float(every.max())) + f", {FLAT_REMARK}" * (not is_selective(1 - every))
 
 
 def _ordinary(result: AttackEffect) -> np.ndarray:

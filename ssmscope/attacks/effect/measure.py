@@ -19,7 +19,7 @@ from ssmscope.core.heads import hidden_vectors
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.interp.heatmap.result import SelectionHeatmap
-from ssmscope.interp.methods.gradients import outputs_kept
+from ssmscope.interp.methods.gradients import keep_outputs
 
 if TYPE_CHECKING:
     from ssmscope.core.encoding import Batch
@@ -151,6 +151,6 @@ def _read_by_head(model: Model, batch: Batch) -> Tensor:
     with torch.no_grad(), model.running(mask=batch.mask):
         if module.base_model is not module:
             return hidden_vectors(module, inputs_embeds=model.embed(batch), attention_mask=batch.mask.long())
-        with outputs_kept(model.mixers[-1:], kept):  # a model that is its own base has one bare layer
+        with keep_outputs(model.mixers[-1:], kept):  # a model that is its own base has one bare layer
             model.forward(batch, last_only=True)
     return kept[0]

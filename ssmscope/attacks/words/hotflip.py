@@ -27,7 +27,7 @@ from ssmscope.core.tokenizing import is_within_word, tokenize
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Template
 from ssmscope.evaluation.encoded import token_rows
-from ssmscope.interp.objective import room
+from ssmscope.interp.objective import tokens_that_fit
 
 SPARE = 3
 """How many times as many are spelled out: some are not read as the token that was meant."""
@@ -309,7 +309,7 @@ def loss_gradients(
     """∂(−log p(true))/∂embeddings of every row of token ids, in batches of alike length that suit the device."""
     found: dict[int, Tensor] = {}
     longer = max(map(len, label_ids)) - 1 if label_ids is not None else 0
-    most = room(model, gradients=True, every_position=longer > 0)
+    most = tokens_that_fit(model, gradients=True, every_position=longer > 0)
     for chosen in by_length([len(row) + longer for row in rows], most):
         ids = pad_sequence([torch.tensor(rows[row]) for row in chosen], batch_first=True).to(model.device)
         lengths = torch.tensor([len(rows[row]) for row in chosen], device=model.device)

@@ -1,4 +1,4 @@
-"""What a model can do without: heads, layers, recurrences, convolutions, gates and skips, ablated over a data set."""
+"""Ablation of heads, layers, recurrences, convolutions, gates and skips over a data set."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, Examples
 from ssmscope.api.options import Limit, Range, Seed
+from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
     from ssmscope.api.inputs import ExampleData
@@ -28,36 +29,36 @@ def ablate(
     *,
     what: Annotated[
         Literal["head", "layer", "recurrence", "convolution", "gate", "skip"],
-        "What is ablated: heads' outputs, mixers' outputs, a recurrence's output with all heads, what convolutions "
-        "read, output gates before their activation, or D x.",
+        "Part to ablate: heads' outputs, mixers' outputs, a recurrence's output with all heads, convolutions' inputs, "
+        "output gates before their activation, or the skip D x.",
     ] = "head",
     by: Annotated[
         Literal["zero", "mean", "resample"],
-        "Replaced by zero, by the mean over the data, or by another example's value.",
+        "Replace by zero, by the mean over the data, or by another example's value.",
     ] = "mean",
     metric: Annotated[
-        Literal["loss", "accuracy", "probability"], "Of the right answer; what importance is measured by."
+        Literal["loss", "accuracy", "probability"], "Measure of the right answer that defines importance."
     ] = "loss",
-    steps: Annotated[int, "Of the curve of parts ablated together.", Range(1, 1000)] = 12,
+    steps: Annotated[int, "Number of steps of the curve of parts ablated together.", Range(1, 1000)] = 12,
     limit: Limit = None,
     seed: Seed = 0,
 ) -> Ablation:
-    """What can it do without? Parts of a model replaced, one by one and together, over examples.
+    """Ablate parts of a model, one by one and together, over examples.
 
     Importance is how much worse the answers become: the loss −ln p of the right class, or of the right next token as a
     mean over a row, its probability, and accuracy, each less that of the plain run, example by example, with a 95 %
-    bootstrap interval over examples. A part can go whose whole interval lies below 0.02: alone, and on such data.
+    bootstrap interval over examples. A part whose whole interval lies below 0.02 can go, alone and on such data.
 
     A part is replaced at every token by zero, by its mean over all tokens of the data, or by what it is in another
     example, drawn once, at the same share of the length (resample ablation, Chan et al. 2022, causal scrubbing). Zero
     is far from anything that later layers have seen, the mean less so.
 
     Then parts are ablated together, the least important first. Their order is found on half of the examples and the
-    curve measured on the other half, beside one in an order drawn at random: a curve on the examples that chose its
-    order would be too good.
+    curve measured on the other half, together with one in random order: a curve on the examples that chose its order
+    would be too good.
 
-    A head is what shares one decay, as Mamba-2's heads; where these are single channels, as in most Mambas, there are
-    layers and recurrences to ablate. A layer is a mixer, whose output is replaced; of RWKV it is a block, with its
+    A head is a group of channels with one decay, as in Mamba-2; where heads are single channels, as in most Mambas,
+    ablate layers or recurrences. A layer is a mixer, whose output is replaced; of RWKV it is a block, with its
     channel mixing, and what entered it passes on. Layers below the ablated one are run once for each batch.
 
     Args:
@@ -67,6 +68,45 @@ def ablate(
         InputError: data of another kind than the model reads, fewer than two examples, heads that are single channels,
             or a part that the model's layers do not have.
     """
-    from ssmscope.interp.ablate.measure import ablation
+    import numpy as np
 
-    return ablation(model, data, what, by, metric, steps, limit, seed)
+    from ssmscope.api.results import record_provenance
+    from ssmscope.interp.ablate.measure import AblationRuns
+    from ssmscope.interp.ablate.parts import part_of, units_of
+    from ssmscope.interp.ablate.result import Ablation
+    from ssmscope.interp.interventions import means_with_intervals
+    from ssmscope.interp.scoring import HARM_SIGNS, MEASURES, scored_examples
+
+    data = data if limit is None else data.sample(limit, seed=seed)
+    if len(data) < 2:
+        raise InputError(f"{data.name} ({data.split}) has one example; an interval needs two or more")
+    examples = scored_examples(model, data)
+    part = part_of(model, what)
+    units = units_of(model, examples.batch.rows([0]), part)
+    options = {"what": what, "by": by, "metric": metric, "steps": steps, "limit": limit}
+    provenance = record_provenance(model.source, options=options, seed=seed, data=data)
+    runs = AblationRuns(examples, part, by, units, seed, provenance)
+    plain, single = runs.single(units)
+    halves = np.array_split(np.random.default_rng(seed).permutation(len(examples)), 2)
+    harms = (single - plain) * np.array(HARM_SIGNS)
+    at = MEASURES.index(metric)
+    order = np.argsort(harms[:, halves[0], at].mean(1), kind="stable").tolist()
+    drawn = np.random.default_rng(seed).permutation(len(units)).tolist()
+    counts = sorted({round(step * len(units) / steps) for step in range(steps + 1)})
+    sets = [[units[number] for number in own[:count]] for own in (order, drawn) for count in counts]
+    together = runs.together(sets, halves[1].tolist()).reshape(2, len(counts), len(halves[1]), len(MEASURES))
+    first, other = map(len, halves)
+    notes = (f"the curve's order is that of {first:,} examples, its values are those of the other {other:,}",)
+    return Ablation(
+        provenance=provenance,
+        what=what,
+        by=by,
+        metric=metric,
+        units=tuple(units),
+        plain=means_with_intervals(plain, seed),
+        harms=means_with_intervals(harms.transpose(1, 0, 2), seed),
+        order=tuple(order),
+        counts=tuple(counts),
+        curves=means_with_intervals(together.transpose(2, 0, 1, 3), seed),
+        notes=notes,
+    )

@@ -1,33 +1,32 @@
-"""Ablation as a picture: a map of heads, or a row for each part, and below it what becomes of many ablated together."""
+"""Figure of an ablation: a map of heads, or a row for each part, and below it curves of parts ablated together."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.colors import ListedColormap
 from matplotlib.ticker import MaxNLocator
 
+from ssmscope.interp.grids import draw_grid
 from ssmscope.render.figure import DASHED, INK, SOFT, Sheet, data_line, line, points, title
 from ssmscope.render.signed import SIGNED
-from ssmscope.render.tokens import ramp
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ssmscope.interp.ablate.result import Ablation
 
 WIDTH, LEFT, NAMES, NUMBERS, ROW, CURVE, GAP = 8.0, 0.85, 1.75, 2.0, 0.28, 2.2, 0.75
-MOST_ROWS = 24
-"""How many parts are shown by rows, the most important ones."""
+MAX_ROWS = 24
+"""Largest number of parts in rows, the most important ones."""
 
 
 def draw(result: Ablation) -> Figure:
-    """Orange where the ablation harms; on the map a dot marks a head that can go."""
+    """Draw the harm of each ablation, in orange on the map, where a dot marks a head that can go; and the curves
+    below."""
     heads = result.what == "head"
     layers = sorted({unit.layer for unit in result.units})
-    shown = result.ranked[:MOST_ROWS]
+    shown = result.ranked[:MAX_ROWS]
     high = float(np.clip(0.26 * len(layers), 0.8, 5.5)) if heads else ROW * len(shown)
     below = data_line(result, f"{result.metric} worse by" + ("; a dot: can go" if heads else ""))
     sheet = Sheet(WIDTH, Sheet.TOP + high + GAP + CURVE + GAP, title(result), below, left=LEFT)
@@ -51,21 +50,13 @@ def draw(result: Ablation) -> Figure:
 
 def _map(sheet: Sheet, result: Ablation, layers: list[int], high: float) -> None:
     wide = WIDTH - LEFT - 1.2
-    axes: Axes = sheet.panel(LEFT, sheet.top, wide, high, grid=None)
     grid = np.full((len(layers), 1 + max(unit.head or 0 for unit in result.units)), np.nan)
     for number, unit in enumerate(result.units):
         grid[layers.index(unit.layer), unit.head] = result.harm(number).value
     most = max(float(np.nanmax(np.abs(grid))), 1e-12)
-    colours = ListedColormap(ramp(SIGNED, 257)[::-1])
-    style: dict[str, Any] = dict(
-        cmap=colours, vmin=-most, vmax=most, aspect="auto", interpolation="nearest", origin="lower"
-    )
-    picture = axes.imshow(grid, **style)
+    place = (LEFT, sheet.top, wide, high)
+    axes, _ = draw_grid(sheet, place, grid, (-most, most), SIGNED[::-1], labels=("layer", "head"))
     go = [(result.units[n].head, layers.index(result.units[n].layer)) for n in result.can_go]
     axes.plot(*zip(*go), ".", color=INK, markersize=4) if go else None
     axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])
-    axes.set_ylabel("layer", color=SOFT, size=9)
-    axes.set_xlabel("head", color=SOFT, size=9)
     axes.xaxis.set_major_locator(MaxNLocator(16, integer=True))
-    bar = sheet.figure.colorbar(picture, cax=sheet.panel(LEFT + wide + 0.2, sheet.top, 0.13, high, frame_on=False))
-    bar.outline.set_visible(False)

@@ -1,4 +1,4 @@
-"""What of a layer is ablated: how it is read in a run, and how other values are put in its place."""
+"""Parts of a layer that can be ablated: how to read them in a run, and how to replace their values."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.ablate.result import Unit
+from ssmscope.interp.interventions import check_heads
 
 What = Literal["head", "layer", "recurrence", "convolution", "gate", "skip"]
 PLACES: dict[str, Place] = {
@@ -25,11 +26,9 @@ PLACES: dict[str, Place] = {
     "gate": "terms",
     "skip": "scans",
 }
-MOST_HEADS = 256
-"""Of a layer: with more they are channels, one by one."""
 
 Key = tuple[int, int]
-"""A layer, and which of its recurrences or convolutions."""
+"""Layer, and number of its recurrence or convolution."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +43,7 @@ class Part:
     whole: frozenset[int] = frozenset()
 
     def edits(self, change: Callable[[Key, Tensor], Tensor], layers: Sequence[int] | None = None) -> list[Edit]:
-        """Those under which `change` gives, of a part's value, the one that the run goes on with.
+        """Return the edits that replace a part's value by what `change` returns for it.
 
         A value is (runs, length, heads, width) of a recurrence's output or its D x, else (runs, length, channels).
         """
@@ -75,7 +74,7 @@ class Part:
         return [Edit("input kept", "input", enter, own), *found] if self.whole else found
 
     def recorded(self, into: dict[Key, Tensor]) -> list[Edit]:
-        """Those that keep every part's value, and change nothing."""
+        """Return the edits that keep every part's value, and change nothing."""
 
         def keep(key: Key, value: Tensor) -> Tensor:
             into[key] = value
@@ -86,8 +85,8 @@ class Part:
     def ablated(
         self, values: Mapping[Key, Tensor], chosen: Mapping[int, Bool[Tensor, "runs parts heads"]]
     ) -> list[Edit]:
-        """Those that put `values` in the place of the chosen parts, by layer; the dimensions of parts and heads are 1
-        where all are meant, and values that are missing are zero."""
+        """Return the edits that put `values` in the place of the chosen parts, by layer; the dimensions of parts and
+        heads are 1 where all are meant, and missing values are zero."""
 
         def change(key: Key, value: Tensor) -> Tensor:
             layer, number = key
@@ -101,13 +100,13 @@ class Part:
 
 
 def _skip(y: Tensor, recurrence: Any) -> Tensor | None:
-    """D x of a recurrence, shaped as its output; None without D."""
+    """Return D x of a recurrence, shaped as its output; None without D."""
     D = recurrence.D
     return None if D is None else (recurrence.x * (D if D.ndim == 2 else D.unsqueeze(-1))).to(y)
 
 
 def part_of(model: Model, what: What) -> Part:
-    """A kind of part of this model's layers."""
+    """Return a kind of part of this model's layers."""
     names = {id(part): name for name, part in model.module.named_modules()}
     blocks = enumerate(zip(model.mixers, blocks_of(model.module)))
     own = {at for at, (mixer, block) in blocks if mixer is block and names[id(block)].rpartition(".")[2].isdigit()}
@@ -115,7 +114,7 @@ def part_of(model: Model, what: What) -> Part:
 
 
 def units_of(model: Model, batch: Batch, part: Part) -> list[Unit]:
-    """What is ablated, one after the other.
+    """Return the units to ablate one after another.
 
     Raises:
         InputError: heads that are channels, or a part that no layer of the model has.
@@ -127,10 +126,7 @@ def units_of(model: Model, batch: Batch, part: Part) -> list[Unit]:
         raise InputError(f"the layers of {model.name} have no {lacks}; ablate another part")
     if part.what == "head":
         heads = {layer: value.shape[2] for (layer, _), value in kept.items()}
-        if max(heads.values()) > MOST_HEADS:
-            raise InputError(
-                f"the {max(heads.values()):,} heads of {model.name} are single channels; ablate layers or another part"
-            )
+        check_heads(model, max(heads.values()), "ablate layers or another part")
         return [Unit(layer, head=head) for layer, count in sorted(heads.items()) for head in range(count)]
     if part.what != "recurrence":
         return [Unit(layer) for layer in sorted({layer for layer, _ in kept})]
@@ -140,7 +136,8 @@ def units_of(model: Model, batch: Batch, part: Part) -> list[Unit]:
 
 
 def chosen_of(sets: Sequence[Sequence[Unit]], copies: int, heads: int, parts: int) -> dict[int, Tensor]:
-    """`Part.ablated`'s choice for runs in which these sets of units are ablated, `copies` of each one after another.
+    """Return `Part.ablated`'s choice for runs in which these sets of units are ablated, `copies` of each one after
+    another.
 
     Args:
         heads, parts: the most that a layer has, of units that name some; else 1.

@@ -1,4 +1,4 @@
-"""The harm of ablating parts of a model, what can go, and how it is shown."""
+"""Harm of ablating parts of a model, the parts that can go, and their views."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ssmscope.render.table import Cell, Line, Table, table, written
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SHOWN = 12
-"""How many parts are named."""
-SMALL = 0.02
-"""Harm that does not matter: nats of loss, or so much probability or accuracy."""
+NAMED_PARTS = 12
+"""Number of parts that are named."""
+NEGLIGIBLE_HARM = 0.02
+"""Harm that does not matter: nats of loss, or probability or accuracy."""
 NAMES = {
     "head": ("head", "heads"),
     "layer": ("layer", "layers"),
@@ -35,7 +35,7 @@ BY = {"zero": "zero", "mean": "its mean over the data", "resample": "its value i
 
 @dataclass(frozen=True)
 class Unit:
-    """What was ablated: of a layer all, one recurrence (with its name, where there are several), or one head."""
+    """Ablated unit: a whole layer, one recurrence (with its name, where there are several), or one head."""
 
     layer: int
     part: int | None = None
@@ -50,7 +50,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Ablation(Result, kind="ablate"):
-    """The harm that every part's ablation does, over examples, and that of many together."""
+    """Harm that each part's ablation does, over examples, and that of many together."""
 
     what: str
     by: str
@@ -59,11 +59,11 @@ class Ablation(Result, kind="ablate"):
     plain: np.ndarray
     """(measures, 3): the mean of each of `MEASURES` with nothing ablated, and its interval."""
     harms: np.ndarray
-    """(units, measures, 3): how much worse each becomes with one unit ablated, and its interval."""
+    """(units, measures, 3): the harm to each measure with one unit ablated, and its interval."""
     order: tuple[int, ...]
-    """The units from the least important to the most, on one half of the examples."""
+    """Units from the least important to the most, on one half of the examples."""
     counts: tuple[int, ...]
-    """How many units are ablated together, along the curves."""
+    """Numbers of units ablated together, along the curves."""
     curves: np.ndarray
     """(2, counts, measures, 3): on the other half the mean with the first units of `order` ablated, and with as many in
     an order drawn at random."""
@@ -71,7 +71,7 @@ class Ablation(Result, kind="ablate"):
 
     @property
     def measure(self) -> int:
-        """The place of the metric in `MEASURES`."""
+        """Index of the metric in `MEASURES`."""
         return MEASURES.index(self.metric)
 
     @property
@@ -79,11 +79,11 @@ class Ablation(Result, kind="ablate"):
         return NAMES[self.what][1]
 
     def harm(self, unit: int, metric: str | None = None) -> Estimate:
-        """How much worse the metric becomes: the loss's rise, accuracy's or probability's fall."""
+        """Return the harm to the metric: the loss's rise, accuracy's or probability's fall."""
         return Estimate(*self.harms[unit, MEASURES.index(metric or self.metric)].tolist())
 
     def mean(self, metric: str | None = None) -> Estimate:
-        """The metric with nothing ablated."""
+        """Return the metric with nothing ablated."""
         return Estimate(*self.plain[MEASURES.index(metric or self.metric)].tolist())
 
     def curve(self, which: int = 0) -> list[Estimate]:
@@ -91,12 +91,12 @@ class Ablation(Result, kind="ablate"):
 
     @property
     def can_go(self) -> tuple[int, ...]:
-        """The units whose whole interval of harm lies below `SMALL`."""
-        return tuple(np.flatnonzero(self.harms[:, self.measure, 2] <= SMALL).tolist())
+        """Units whose whole interval of harm lies below `NEGLIGIBLE_HARM`."""
+        return tuple(np.flatnonzero(self.harms[:, self.measure, 2] <= NEGLIGIBLE_HARM).tolist())
 
     @property
     def ranked(self) -> list[int]:
-        """The units, the most important one first."""
+        """Units, the most important one first."""
         return np.argsort(-self.harms[:, self.measure, 0], kind="stable").tolist()
 
     @property
@@ -110,8 +110,8 @@ class Ablation(Result, kind="ablate"):
         return f"{start}; most harm: {self.units[most].name}, {self.metric} worse by {written(self.harm(most))}"
 
     def to_frame(self) -> DataFrame:
-        """A row per unit: layer, recurrence, head, how much worse each measure becomes with its interval, and whether
-        it can go."""
+        """Return a row per unit: layer, recurrence, head, the harm to each measure with its interval, and whether it
+        can go."""
         import pandas as pd
 
         rows = []
@@ -122,7 +122,8 @@ class Ablation(Result, kind="ablate"):
         return pd.DataFrame(rows).astype({"layer": "Int64", "recurrence": "Int64", "head": "Int64"})
 
     def together(self) -> DataFrame:
-        """A row per curve ("least important first", "random") and number of ablated units: every measure's mean."""
+        """Return a row per curve ("least important first", "random") and number of ablated units: every measure's
+        mean."""
         import pandas as pd
 
         rows = []
@@ -162,7 +163,7 @@ class Ablation(Result, kind="ablate"):
                 Line((self.units[number].name,), {**cells, "can go": Cell(text="yes" * (number in self.can_go))})
             )
         note = (
-            "How much worse each becomes, 95 % bootstrap intervals over examples; one can go whose whole interval of "
-            f"the {self.metric} lies below {SMALL}. Where that of another holds 0, more examples would tell."
+            "Harm to each measure, 95 % bootstrap intervals over examples; a part can go if its whole interval of the "
+            f"{self.metric} lies below {NEGLIGIBLE_HARM}. Where another part's contains 0, more examples would decide."
         )
-        yield table(("ablated",), lines, most=SHOWN, note=note)
+        yield table(("ablated",), lines, most=NAMED_PARTS, note=note)

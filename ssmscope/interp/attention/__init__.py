@@ -1,4 +1,4 @@
-"""What each position of a text takes from each other one: the implicit attention of a model's layers."""
+"""Implicit attention of a model's layers: what each position of a text takes from every other."""
 
 from __future__ import annotations
 
@@ -29,11 +29,7 @@ def check_attention(
     target: Any,
     **_: Any,
 ) -> None:
-    """Refuse options that contradict each other.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError if options contradict each other."""
     if target is not None and not gradient:
         raise InputError("target is the class or token of gradient; give gradient=… too")
     others = {"rollout": rollout, "parts": parts, "level ssm": level == "ssm", "no skip": not skip}
@@ -43,13 +39,13 @@ def check_attention(
     if gradient and heads == "abs":
         raise InputError("heads 'abs' has no sum over channels; allowed with gradient are 'mean' and 'all'")
     if parts and rollout:
-        raise InputError("parts and rollout cannot be combined: a rollout is of whole layers")
+        raise InputError("parts and rollout cannot be combined: a rollout uses whole layers")
     if rollout and heads == "all":
-        raise InputError("a rollout is of whole layers: give heads 'mean' or 'abs', not 'all'")
+        raise InputError("a rollout uses whole layers: give heads 'mean' or 'abs', not 'all'")
     if pool and heads == "abs" and not rollout:
         raise InputError("the mean of absolute values cannot be pooled; give heads 'mean', or pool 0 for a whole map")
     if pool and rows != "all":
-        raise InputError("pool is of whole maps: give it without rows")
+        raise InputError("pool averages whole maps: give it without rows")
 
 
 @analysis("attention", reads=Texts(), question="What does each output attend to?", pair=pair, check=check_attention)
@@ -57,49 +53,52 @@ def implicit_attention(
     model: Model | None,
     texts: TextsLike,
     *,
-    layers: Annotated[Literal["all"] | Sequence[int], "Of which layers.", Range(0)] = "all",
-    level: Annotated[Literal["ssm", "block"], "The recurrence, or the whole layer with its gates."] = "block",
+    layers: Annotated[Literal["all"] | Sequence[int], "Layers to show.", Range(0)] = "all",
+    level: Annotated[
+        Literal["ssm", "block"],
+        "The recurrence alone (ssm), or the whole layer with convolution, gate and norm (block).",
+    ] = "block",
     heads: Annotated[
-        Literal["mean", "abs", "all"], "The signed mean, that of absolute values (slow), or each."
+        Literal["mean", "abs", "all"], "Signed mean over channels, mean of absolute values (slow), or each."
     ] = "mean",
     rows: Annotated[
-        Literal["last", "all"] | Sequence[int], "Of which positions; negative ones count from the end."
+        Literal["last", "all"] | Sequence[int], "Positions of the queries; negative ones count from the end."
     ] = "all",
-    pool: Annotated[int | None, "In N × N cells; 0: whole; else 512 over 1024 tokens.", Range(0)] = None,
-    skip: Annotated[bool, "With D on the diagonal."] = True,
-    parts: Annotated[bool, "Also each part that a layer is the sum of."] = False,
-    rollout: Annotated[bool, "Their product over the layers instead, of |signed mean| or abs."] = False,
-    residual: Annotated[float, "The residual's share in a rollout.", Range(0, 1)] = 0.5,
-    gradient: Annotated[bool, "Attention × gradient of a class or next token instead."] = False,
+    pool: Annotated[int | None, "Average into N × N cells; 0: none; default 512 above 1024 tokens.", Range(0)] = None,
+    skip: Annotated[bool, "Include the skip D on the diagonal."] = True,
+    parts: Annotated[bool, "Also show each summand of a layer."] = False,
+    rollout: Annotated[bool, "Attention rollout: the product over layers, of |signed mean| or abs."] = False,
+    residual: Annotated[float, "Share of the residual stream in a rollout.", Range(0, 1)] = 0.5,
+    gradient: Annotated[bool, "Show attention × gradient of a class or next token."] = False,
     target: Annotated[
-        int | str | None, "The class, or token id, of the gradient; else the predicted one.", Metavar("NAME")
+        int | str | None, "Class, or token id, of the gradient; default the predicted one.", Metavar("NAME")
     ] = None,
-    span: Annotated[str | None, "Marks tokens, by position or as a piece of the text.", Metavar("A:B|TEXT")] = None,
-    top: Annotated[int, "How many tokens are recent, or first.", Range(1)] = 4,
+    span: Annotated[str | None, "Mark tokens, by position or as a piece of the text.", Metavar("A:B|TEXT")] = None,
+    top: Annotated[int, "Number of tokens that count as recent, or as first.", Range(1)] = 4,
 ) -> ImplicitAttention:
-    """What each position takes from each other one: the implicit attention of the layers, exact and signed.
+    """Compute the implicit attention of the layers, exact and signed: what each position takes from every other.
 
     Every layer is a linear map of its input once gates, steps and norms are frozen, and its matrix is exact
     (Differential Mamba, Eq. 8; Ali et al. 2024; Zimerman et al. 2024). Each map is (queries, keys); what is shown is a
     signed mean over channels unless `heads` says otherwise; see `ssmscope.core.linearized`. With `gradient` see
-    `attention_gradient`. A hybrid's layers of softmax attention stand beside these, named as "12 attention", with their
-    weights softmax(q kᵀ), of a trace where its model is given too.
+    `attention_gradient`. A hybrid's layers of softmax attention are shown too, named as "12 attention", with their
+    weights softmax(q kᵀ); for a trace this needs its model as well.
 
     Args:
         level: "ssm", the recurrence alone, or "block", with convolution, SiLU, gate and norm.
         heads: "mean", the signed mean over channels; "abs", the mean of absolute values, which takes many times longer;
             "all", the signed mean of each head, or of each group of neighbouring channels where there are more than 64.
-        pool: into how many cells a map's axes are divided. A cell is the mean over its pairs.
-        parts: also a map of each part that a layer is the sum of: what a differential layer keeps and subtracts, what
-            a GroupMamba takes from each module, the state groups of a GFSSM.
-        rollout: one map for all chosen layers instead: the product over layers of residual · I + (1 − residual) · A
+        pool: number of cells along a map's axes. A cell is the mean over its pairs.
+        parts: also a map of each summand of a layer: the two terms of a differential layer, the modules of a
+            GroupMamba, the state groups of a GFSSM.
+        rollout: one map for all chosen layers: the product over layers of residual · I + (1 − residual) · A
             (attention rollout, Abnar & Zuidema 2020). A is the absolute value of the signed mean with heads "mean", the
             mean of absolute values with "abs", its rows divided by their sums. The two differ: in the first, channels
-            of opposite sign have cancelled before the sign is dropped. Of softmax attention A is the mean over heads;
-            of a layer that has both, the mean of the two A.
+            of opposite sign have cancelled before the sign is dropped. For softmax attention A is the mean over heads;
+            for a layer that has both, the mean of the two A.
         span: marked tokens, as "first:last + 1" or a piece of the text; the readout `outside` is the share of the mass
-            that is not on them.
-        top: how many tokens the readouts `recent` and `sink` count.
+            off them.
+        top: number of tokens that the readouts `recent` and `sink` count.
 
     Raises:
         InputError: a trace without layers, a layer that the model does not have, a row or span that is not in a text,
@@ -112,23 +111,23 @@ def implicit_attention(
     from ssmscope.interp.attention.measure import add_maps, roll_out
     from ssmscope.interp.attention.result import ImplicitAttention
     from ssmscope.interp.attention.shown import ShownText
-    from ssmscope.interp.attention.softmax import add_softmax, divided, mean_weights, put_in_order
+    from ssmscope.interp.attention.softmax import add_softmax, mean_weights, sort_by_layer, split_layers
 
     options: dict[str, Any] = {
         **{"layers": layers if isinstance(layers, str) else list(layers), "heads": heads},
         **{"rows": rows if isinstance(rows, str) else list(rows), "pool": pool, "span": span, "top": top},
     }
     if gradient:
-        from ssmscope.interp.attention.gradients import add_contributions
+        from ssmscope.interp.attention.gradients import gradient_maps
 
         if model is None:
             raise InputError("gradient runs the model: give it before the texts")
-        trace, shown, names = add_contributions(model, texts, layers, heads, rows, pool, span, top, target)
+        trace, shown, names = gradient_maps(model, texts, layers, heads, rows, pool, span, top, target)
         options["target"] = names
     else:
         known = texts.layer_numbers if isinstance(texts, Trace) else () if model is None else model.layer_numbers
         softmax = () if model is None else attention_numbers(model.module)
-        asked, beside = divided(layers, known, softmax)
+        asked, beside = split_layers(layers, known, softmax)
         trace = as_trace(model, texts, keep_inputs=chosen_layers(asked, known) if known else True)
         if not len(trace.linearized):
             raise InputError("the trace has no layers: take it with keep_inputs=True")
@@ -147,7 +146,7 @@ def implicit_attention(
                     add_maps(text, one, str(trace.layer_numbers[index]), level, heads, skip, part, top)
         if beside and model is not None and not rollout:
             add_softmax(model, as_batch(model, texts), beside, shown, heads, top)
-            put_in_order(shown)
+            sort_by_layer(shown)
         options |= {"level": level, "skip": skip, "parts": parts, "rollout": rollout}
     return ImplicitAttention(
         provenance=record_provenance(trace.source, options=options),
@@ -159,7 +158,8 @@ def implicit_attention(
 
 
 def attention_gradient(model: Model, texts: TextsLike, **options: Any) -> ImplicitAttention:
-    """Attention × gradient: what each position contributes to a class's logit through each position of each layer.
+    """Compute attention × gradient: the contribution of each position to a class's logit through each position of each
+    layer.
 
     With M the block-level matrix of a channel, x its input and g the gradient of the logit at the layer's output, taken
     back through the projection, the entry [t, s] is Σ_channels g[t] M[t, s] x[s] (after Chefer et al. 2021, with the

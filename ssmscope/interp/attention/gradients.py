@@ -15,8 +15,8 @@ from ssmscope.core.model import as_batch
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.attention.measure import add_maps
 from ssmscope.interp.attention.shown import ShownText
-from ssmscope.interp.attention.softmax import add_weighed, divided, too_many
-from ssmscope.interp.methods.gradients import outputs_kept
+from ssmscope.interp.attention.softmax import add_gradient_products, exceeds_map_limit, split_layers
+from ssmscope.interp.methods.gradients import keep_outputs
 
 if TYPE_CHECKING:
     from ssmscope.core.encoding import Batch
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ssmscope.core.trace import Trace
 
 
-def target_of(model: Model, target: int | str | None) -> int | None:
-    """The number of a class, or a token's id, of what `target` names.
+def target_id(model: Model, target: int | str | None) -> int | None:
+    """Return the class number, or the token id, that `target` names.
 
     Raises:
         InputError: the model does not have it.
@@ -49,8 +49,9 @@ def target_of(model: Model, target: int | str | None) -> int | None:
 def output_gradients(
     model: Model, batch: Batch, target: int | None, chosen: Sequence[int], beside: Sequence[int] = ()
 ) -> tuple[dict[int, Tensor], dict[int, Tensor], list[str]]:
-    """The gradient of each text's target logit at the output of each layer, (batch, length, width), A ⊙ ∂f/∂A of the
-    softmax weights A (batch, heads, length, length) of the layers with the numbers `beside`, and the targets."""
+    """Return the gradient of each text's target logit at the output of each layer, (batch, length, width); A ⊙ ∂f/∂A of
+    the softmax weights A (batch, heads, length, length) of the layers numbered `beside`; and the names of the
+    targets."""
     kept: dict[int, Tensor] = {}
     weights: dict[int, Tensor] = {}
     layers, numbers = [model.mixers[index] for index in chosen], attention_numbers(model.module)
@@ -61,12 +62,12 @@ def output_gradients(
 
     with torch.no_grad():
         embeddings = model.embed(batch)
-    # Gradients come from the embeddings: weights may be frozen, as those under an adapter are.
+    # Gradients start at the embeddings: weights may be frozen, as under an adapter.
     embeddings = embeddings.detach().requires_grad_()
     with ExitStack() as around:
         around.enter_context(torch.enable_grad())
         around.enter_context(model.running(mask=batch.mask))
-        around.enter_context(outputs_kept(layers, kept))
+        around.enter_context(keep_outputs(layers, kept))
         if beside:
             around.enter_context(attending(model.module, mask=batch.mask, see=see))
         logits = model.forward_embeddings(embeddings, batch.mask)
@@ -79,7 +80,7 @@ def output_gradients(
     return dict(zip(chosen, found)), products, names
 
 
-def add_contributions(
+def gradient_maps(
     model: Model,
     texts: TextsLike,
     layers: str | Sequence[int],
@@ -90,14 +91,15 @@ def add_contributions(
     top: int,
     target: int | str | None,
 ) -> tuple[Trace, list[ShownText], list[str]]:
-    """The texts with a map of attention × gradient for each layer, (queries, keys), their trace, and the targets."""
+    """Return the texts with a map of attention × gradient for each layer, (queries, keys), their trace, and the
+    targets."""
     batch = as_batch(model, texts)
     trace = model.trace(batch)
-    asked, beside = divided(layers, trace.layer_numbers, attention_numbers(model.module))
+    asked, beside = split_layers(layers, trace.layer_numbers, attention_numbers(model.module))
     chosen = chosen_layers(asked, trace.layer_numbers)
-    beside = () if too_many(model, len(trace), max(batch.lengths)) else beside
+    beside = () if exceeds_map_limit(model, len(trace), max(batch.lengths)) else beside
     shown = [ShownText(trace, row, rows=rows, pool=pool, span=span) for row in range(len(trace))]
-    found, products, names = output_gradients(model, batch, target_of(model, target), chosen, beside)
+    found, products, names = output_gradients(model, batch, target_id(model, target), chosen, beside)
     for index in chosen:
         linearized = trace.linearized[index]
         weighed = linearized.contributions(found[index].to(linearized.u))
@@ -105,5 +107,5 @@ def add_contributions(
             one = weighed.of_text(row, text.length)
             channels = one.channels[0] * one.channels[1]
             add_maps(text, one, str(trace.layer_numbers[index]), "block", heads, True, None, top, channels)
-    add_weighed(products, shown, heads, top)
+    add_gradient_products(products, shown, heads, top)
     return trace, shown, names

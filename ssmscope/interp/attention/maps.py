@@ -1,4 +1,4 @@
-"""Where attention maps have weights, how far their colours reach, and how they are named in every view."""
+"""Attention maps in every view: their causal cells, the limits of their colours, and their names."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ssmscope.render.tokens import visible
 if TYPE_CHECKING:
     from ssmscope.interp.attention.result import AttendedText, AttentionMap, ImplicitAttention
 
-CLIPPED = 99.5
-"""The percentile of |weight| at which a map's colours end."""
-MEAN = "mean of |weight|"
-"""What stands in place of a layer's number where maps are averaged."""
+CLIP_PERCENTILE = 99.5
+"""Percentile of |weight| at which a map's colours end."""
+MEAN_MAP = "mean of |weight|"
+"""Name of the average of maps, in the place of a layer's number."""
 
 
 def causal(text: AttendedText) -> np.ndarray:
-    """(queries, keys) bool: the cells of the text's maps in which some key does not come after its query; where queries
-    look ahead, all."""
+    """Return (queries, keys) bool: the cells of the text's maps in which some key does not come after its query; all
+    cells where queries look ahead."""
     if text.bidirectional:
         return np.ones((len(text.queries), len(text)), dtype=bool)
     if text.edges is None:
@@ -30,7 +30,7 @@ def causal(text: AttendedText) -> np.ndarray:
 
 
 def limit(map_: AttentionMap, text: AttendedText) -> tuple[float, float]:
-    """Where a map's colours end, and its largest |weight|, the state before the first token included.
+    """Return the end of a map's colours and its largest |weight|, the state before the first token included.
 
     The end is the 99.5th percentile, or the largest where that is zero, which it is in a map of few weights.
     """
@@ -38,7 +38,7 @@ def limit(map_: AttentionMap, text: AttendedText) -> tuple[float, float]:
 
 
 def row_limits(map_: AttentionMap, text: AttendedText) -> np.ndarray:
-    """(queries,): where the colours of each row end on a scale of its own, as `limit` has it."""
+    """Return (queries,), the end of each row's colours on a scale of its own, defined as in `limit`."""
     sinks = [None] * len(map_.values) if map_.sink is None else map_.sink[:, None]
     rows = zip(map_.values, causal(text), sinks)
     return np.array([_end(values[seen], sink)[0] for values, seen, sink in rows], dtype=np.float64)
@@ -50,24 +50,24 @@ def _end(values: np.ndarray, sink: np.ndarray | None) -> tuple[float, float]:
         return 0.0, 0.0
     # "higher" leaves fewer than 200 weights as they are: the largest one is above the percentile by rounding.
     largest = float(weights.max())
-    return float(np.percentile(weights, CLIPPED, method="higher")) or largest, largest
+    return float(np.percentile(weights, CLIP_PERCENTILE, method="higher")) or largest, largest
 
 
-def averaged(text: AttendedText) -> AttentionMap | None:
-    """The mean of |weight| over a text's implicit maps of whole layers and their heads; None where there is one map
-    alone."""
+def mean_map(text: AttendedText) -> AttentionMap | None:
+    """Average |weight| over a text's implicit maps of whole layers and their heads; None where there is only one
+    map."""
     maps = [each for each in text.maps if not each.part and not each.softmax]
     if len(maps) < 2:
         return None
     values = np.mean([np.abs(each.values) for each in maps], axis=0)
     sinks = [np.abs(each.sink) for each in maps if each.sink is not None]
     sink = np.sum(sinks, axis=0) / len(maps) if sinks else None
-    return replace(maps[0], layer=MEAN, head=f"{len(maps)} maps", values=values, sink=sink)
+    return replace(maps[0], layer=MEAN_MAP, head=f"{len(maps)} maps", values=values, sink=sink)
 
 
-def telling(map_: AttentionMap, text: AttendedText) -> int:
-    """The row that shows most when each is coloured on its own scale: that of the largest sum of |weight| on keys other
-    than the query, in shares of where its colours end, at most 1 each; the last of equal ones."""
+def most_telling_row(map_: AttentionMap, text: AttendedText) -> int:
+    """Return the row that shows most when each is coloured on its own scale: that of the largest sum of |weight| on
+    keys other than the query, in shares of the end of its colours, at most 1 each; the last of equal ones."""
     seen, ends = causal(text), row_limits(map_, text)[:, None]
     weights = np.where(seen, np.abs(map_.values), 0.0)
     own = text.queries if text.bidirectional else seen.sum(axis=1) - 1
@@ -77,19 +77,19 @@ def telling(map_: AttentionMap, text: AttendedText) -> int:
 
 
 def title(map_: AttentionMap) -> str:
-    """ "layer 3 · head 5", or "rollout"; how channels were put together, `heads_name` says."""
+    """Name a map: "layer 3 · head 5", or "rollout"; `heads_name` says how channels were combined."""
     parts = [f"layer {map_.layer}" if map_.layer.isdigit() else visible(map_.layer)]
     if map_.part:
         parts.append(visible(map_.part))
-    if map_.layer == MEAN:
-        return f"{MEAN} over {map_.head}"
+    if map_.layer == MEAN_MAP:
+        return f"{MEAN_MAP} over {map_.head}"
     if map_.head not in ("mean", "abs"):
         parts.append(f"head {map_.head}" if map_.head.isdigit() else f"channels {visible(map_.head)}")
     return " · ".join(parts)
 
 
 def heads_name(result: ImplicitAttention) -> str:
-    """How the channels of a result's maps were put together, in words."""
+    """Describe how the channels of a result's maps were combined."""
     if result.heads == "all":
         return "each head or group of channels"
     if result.level == "gradient":
@@ -101,8 +101,8 @@ def heads_name(result: ImplicitAttention) -> str:
 
 
 def strongest(map_: AttentionMap, row: int, text: AttendedText, count: int) -> list[tuple[int, float]]:
-    """The `count` keys of the largest |weight| of a row, the strongest first, ties by position; the key −1 is the state
-    before the first token. Of a pooled map keys are numbers of cells."""
+    """Return the `count` keys of the largest |weight| of a row, the strongest first, ties by position; the key −1 is
+    the state before the first token. In a pooled map keys are numbers of cells."""
     keys = np.flatnonzero(causal(text)[row])
     weights = map_.values[row, keys]
     if map_.sink is not None:
@@ -112,19 +112,19 @@ def strongest(map_: AttentionMap, row: int, text: AttendedText, count: int) -> l
 
 
 def span_name(text: AttendedText) -> str:
-    """The marked tokens in words; "" where none are."""
+    """Name the marked tokens; "" where none are marked."""
     if text.span is None:
         return ""
     first, last = text.span[0], text.span[1] - 1
     return f"marked: token {first}" if first == last else f"marked: tokens {first}–{last}"
 
 
-def coarse(texts: Iterable[AttendedText]) -> str:
-    """What is to be said of readouts that come from cells; nothing where every map has single tokens."""
+def coarse_note(texts: Iterable[AttendedText]) -> str:
+    """Return a note on readouts that come from cells; "" where every map has single tokens."""
     sizes = [int(np.diff(text.edges).max()) for text in texts if text.edges is not None]
     if not sizes:
         return ""
     return (
-        f"Of maps in cells the readouts take a cell's mass as spread evenly: with cells of {max(sizes)} tokens, "
-        "nothing nearer than that is told apart. Single rows (option rows) are exact."
+        f"The readouts of pooled maps assume that a cell's mass is spread evenly: with cells of {max(sizes)} tokens, "
+        "they resolve no smaller distance. Single rows (option rows) are exact."
     )

@@ -1,4 +1,4 @@
-"""Maps of implicit attention: of each layer, and their product over layers."""
+"""Maps of implicit attention: those of single layers, and their product over layers."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from ssmscope.core.linearized import LinearizedLayer
     from ssmscope.core.trace import Trace
 
-SINGLE = 64
-"""Up to how many heads "all" gives each of them its map; more are put together in groups of neighbours."""
-GROUPS = 16
+MAX_SEPARATE_HEADS = 64
+"""Largest number of heads that "all" maps one by one; more are averaged in groups of neighbours."""
+MAX_HEAD_GROUPS = 16
 
 
-def groups_of(linearized: LinearizedLayer, heads: str) -> list[str]:
-    """The names of the maps that `heads` asks for."""
-    return grouped(linearized.channels[0], heads)
+def map_names(linearized: LinearizedLayer, heads: str) -> list[str]:
+    """Return the names of the maps of a layer that `heads` asks for."""
+    return head_names(linearized.channels[0], heads)
 
 
-def grouped(number: int, heads: str) -> list[str]:
-    """The names of the maps of so many heads."""
+def head_names(number: int, heads: str) -> list[str]:
+    """Return the names of the maps of a layer with so many heads."""
     if heads != "all":
         return [heads]
-    if number <= SINGLE:
+    if number <= MAX_SEPARATE_HEADS:
         return [str(head) for head in range(number)]
-    groups = next(g for g in range(GROUPS, 0, -1) if number % g == 0)
+    groups = next(g for g in range(MAX_HEAD_GROUPS, 0, -1) if number % g == 0)
     size = number // groups
     return [f"{g * size}–{(g + 1) * size - 1}" for g in range(groups)]
 
@@ -49,10 +49,10 @@ def add_maps(
     """Add a layer's maps, or those of one of its parts, to a text.
 
     Args:
-        channels: how many channels to sum over, where the map is their sum and not their mean.
+        channels: number of channels, for maps that are sums over channels instead of means.
     """
-    names = groups_of(linearized, heads)
-    scale = 1.0 if channels is None else channels / len(names)  # a sum over each group's channels
+    names = map_names(linearized, heads)
+    scale = 1.0 if channels is None else channels / len(names)  # Sums over each group's channels.
     how: Mapping[str, Any] = {"groups": len(names), "skip": skip, "part": part}
     absolute = heads == "abs"
     if text.edges is not None and not absolute:
@@ -79,11 +79,13 @@ def roll_out(
     top: int,
     beside: Sequence[Mapping[int, Tensor]],
 ) -> None:
-    """R ← R (residual · I + (1 − residual) A) from the last layer to the first, A being |signed mean| or, with heads
-    "abs", the mean of absolute values; what goes to a state before the first token stays there.
+    """Add the rollout of every text: R ← R (residual · I + (1 − residual) A) from the last layer to the first, A being
+    |signed mean| or, with heads "abs", the mean of absolute values. The share of a state before the first token stays
+    there.
 
     `beside` has every text's softmax weights (length, length), by the number of the layer: they are the A of a layer of
-    attention, and where a layer has both its A is the mean of the two."""
+    attention, and where a layer has both its A is the mean of the two.
+    """
     carried: list[tuple[Tensor, Tensor]] = []
     for text in texts:
         start = torch.eye(text.length, dtype=torch.float32)
@@ -101,7 +103,7 @@ def roll_out(
                 sink = one.sink(level, absolute=absolute)
                 sinks = sinks or sink is not None
                 column = torch.zeros_like(weights[0]) if sink is None else sink[0, 0].abs().float().cpu()
-                every.append(row_normalised(weights, column))
+                every.append(normalise_rows(weights, column))
             if number in beside[row]:
                 every.append((beside[row][number], torch.zeros_like(beside[row][number][0])))
             weights, column = (torch.stack(each).mean(0) for each in zip(*every))
@@ -115,8 +117,8 @@ def roll_out(
         text.add("rollout", "", heads, shown, gone if sinks else None, top)
 
 
-def row_normalised(weights: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows (length, length) and the sink column (length,), none negative, divided by their sums; a row of zeros becomes
+def normalise_rows(weights: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide rows (length, length) and the sink column (length,), none negative, by their sums; a row of zeros becomes
     the identity's."""
     total = weights.sum(-1) + sink
     empty = total == 0

@@ -1,8 +1,8 @@
-"""Attention maps as HTML: a text whose tokens show what they attend to, beside the map, in light and dark.
+"""Attention maps as HTML: a text whose tokens show what they attend to, next to the map, in light and dark.
 
-The page opens on the mean |weight| of a text's maps, and on the query that shows most, on its own scale. The one script
-fetches nothing and starts every piece that it has not started before, so that several results, or one shown twice, work
-beside each other. Where no script runs there is the picture.
+The page opens on the mean |weight| of a text's maps, and on the query that shows most, on its own scale. The script
+fetches nothing and starts every fragment that it has not started before, so that a page can hold several results, or
+one result twice. Without scripts there is the picture.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import numpy as np
 from markupsafe import Markup
 
 from ssmscope.interp.attention.maps import (
-    CLIPPED,
-    averaged,
+    CLIP_PERCENTILE,
     causal,
     heads_name,
     limit,
+    mean_map,
+    most_telling_row,
     row_limits,
     span_name,
     strongest,
-    telling,
     title,
 )
-from ssmscope.interp.attention.views import STRONGEST, query_rows
+from ssmscope.interp.attention.views import NAMED_KEYS, query_rows
 from ssmscope.render import token_rows
 from ssmscope.render.blocks import Block, Picture, TokenMaps
 from ssmscope.render.signed import SIGNED, SIGNED_ON_DARK, STEPS, shades
@@ -39,16 +39,16 @@ from ssmscope.render.tokens import visible, written
 if TYPE_CHECKING:
     from ssmscope.interp.attention.result import AttendedText, AttentionMap, ImplicitAttention
 
-BUDGET = 12_000_000
-"""How many bytes a fragment has about at most; maps that do not fit are listed."""
-TEXT_TOKENS = 1500
-"""How many tokens a text has at most that is written out; of longer ones there is the picture."""
-NAMED = 12
-"""How many of the maps that are left out are named."""
+MAX_FRAGMENT_BYTES = 12_000_000
+"""Approximate largest size of a fragment in bytes; maps that do not fit are listed."""
+MAX_PAGE_TOKENS = 1500
+"""Largest number of tokens of a text that is written out; longer ones are in the picture only."""
+MAX_NAMED_MAPS = 12
+"""Number of left-out maps that are named."""
 
 
 def blocks(result: ImplicitAttention) -> Iterator[Block]:
-    """What is pointed at, and the picture, which is folded away where that has every text."""
+    """Yield the interactive maps, and the picture, folded away where the maps cover every text."""
     yield TokenMaps(
         lambda colours: token_rows.terminal(query_rows(result), colours),
         lambda: fragment(result),
@@ -67,13 +67,13 @@ def _file(name: str) -> str:
 
 
 def _written_out(text: AttendedText) -> bool:
-    return len(text) <= TEXT_TOKENS and bool(text.maps) and bool(len(text.queries))
+    return len(text) <= MAX_PAGE_TOKENS and bool(text.maps) and bool(len(text.queries))
 
 
 def fragment(result: ImplicitAttention) -> Markup:
-    """The texts of a result with their maps as data; as many as fit."""
+    """Return the HTML of a result's texts with as many of their maps as fit, as data."""
     sections = [_Section(number, text) for number, text in enumerate(result)]
-    room = BUDGET - 5000
+    room = MAX_FRAGMENT_BYTES - 5000
     for section in sections:
         room -= section.enter(room)
     # In turns, so that every text has a map before one has two.
@@ -95,23 +95,23 @@ def _legend(result: ImplicitAttention) -> Markup:
         "<span>in the map rows are queries, columns keys</span>"
         '<span hidden class="live">point at a token, or move with the arrow keys, to see what it attends to; click or'
         " press Enter to keep it, Escape to let go</span></p>"
-        '<noscript><p class="note">Maps to point at need scripts; the picture is below.</p></noscript>'
-    ).format(heads_name(result), CLIPPED)
+        '<noscript><p class="note">The interactive maps need JavaScript; the picture is below.</p></noscript>'
+    ).format(heads_name(result), CLIP_PERCENTILE)
 
 
 class _Section:
-    """One text: what of it is in the page, and how long that is."""
+    """One text in the page: its tokens, its maps, and their size."""
 
     def __init__(self, number: int, text: AttendedText) -> None:
         self.number, self.text = number, text
         self.written = Markup("")
-        mean = averaged(text)
+        mean = mean_map(text)
         self.wanted = [*([] if mean is None else [mean]), *text.maps]
         self.maps: list[dict[str, Any]] = []
         self.left_out: list[AttentionMap] = []
 
     def enter(self, room: int) -> int:
-        """Write the tokens out, if they fit, and return how many bytes they take."""
+        """Write the tokens out, if they fit, and return their size in bytes."""
         if not _written_out(self.text):
             return 0
         flow = _pixels(self.text) if self.text.pixels is not None else _tokens(self.text)
@@ -122,11 +122,11 @@ class _Section:
         return size
 
     def add(self, index: int, room: int) -> int:
-        """Put the map of that number in, if there is one and it fits, and return how many bytes it takes."""
+        """Add the map of that number, if there is one and it fits, and return its size in bytes."""
         if index >= len(self.wanted):
             return 0
         map_ = self.wanted[index]
-        size = int(causal(self.text).sum()) * 4 // 3 + (22 + 11 * STRONGEST) * len(self.text.queries) + 300
+        size = int(causal(self.text).sum()) * 4 // 3 + (22 + 11 * NAMED_KEYS) * len(self.text.queries) + 300
         if not self.written or size > room:
             self.left_out.append(map_)
             return 0
@@ -134,12 +134,12 @@ class _Section:
         return size
 
     def data(self) -> dict[str, Any] | None:
-        """What the script needs to know; None for a text that is only in the picture."""
+        """Return the script's data; None for a text that is only in the picture."""
         if not self.maps:
             return None
         text, edges = self.text, None if self.text.edges is None else self.text.edges.tolist()
         about = {"length": len(text), "queries": text.queries.tolist(), "edges": edges, "maps": self.maps}
-        return {**about, "opens": telling(self.wanted[0], text)}
+        return {**about, "opens": most_telling_row(self.wanted[0], text)}
 
     def html(self) -> Markup:
         text = self.text
@@ -163,16 +163,16 @@ class _Section:
     def _absent(self) -> Markup:
         if not self.left_out:
             return Markup("")
-        names = ", ".join(title(map_) for map_ in self.left_out[:NAMED])
-        more = f" and {len(self.left_out) - NAMED} more" if len(self.left_out) > NAMED else ""
-        why = f"A text of {len(self.text)} tokens is too long to be written out here; its maps"
-        why = "Left out here for the size of the page" if self.written else why
+        names = ", ".join(title(map_) for map_ in self.left_out[:MAX_NAMED_MAPS])
+        more = f" and {len(self.left_out) - MAX_NAMED_MAPS} more" if len(self.left_out) > MAX_NAMED_MAPS else ""
+        why = f"A text of {len(self.text)} tokens is too long to be shown token by token; its maps"
+        why = "Left out to limit the size of the page" if self.written else why
         return Markup('<p class="absent">{}: {}{}. The .json file has them.</p>').format(why, names, more)
 
 
 def _packed(map_: AttentionMap, text: AttendedText) -> dict[str, Any]:
-    """One map for display: every row in 8 bits of its own scale, only the keys that do not come after the query; and
-    of every row its strongest keys (−1 for the state, −2 where there are fewer) with their weights as they are.
+    """Encode one map for display: every row in 8 bits on its own scale, without the keys after the query; and the
+    strongest keys of every row (−1 for the state, −2 where there are fewer) with their exact weights.
 
     A shown weight is off by at most 1/254 of the largest in its row; the result's other files hold the weights.
     """
@@ -181,10 +181,10 @@ def _packed(map_: AttentionMap, text: AttendedText) -> dict[str, Any]:
     scale = np.abs(values).max(axis=1, keepdims=True, initial=0.0)
     whole = np.rint(np.divide(values * 127, scale, out=np.zeros_like(values), where=scale > 0)).astype(np.int8)
     end, largest = limit(map_, text)
-    keys = np.full((len(values), STRONGEST), -2, dtype="<i4")
+    keys = np.full((len(values), NAMED_KEYS), -2, dtype="<i4")
     weights = np.zeros(keys.shape, dtype="<f4")
     for row in range(len(values)):
-        found = strongest(map_, row, text, STRONGEST)
+        found = strongest(map_, row, text, NAMED_KEYS)
         keys[row, : len(found)], weights[row, : len(found)] = zip(*found)
     return {
         "name": title(map_),
@@ -204,7 +204,7 @@ def _base64(values: np.ndarray) -> str:
 
 
 def _tokens(text: AttendedText) -> Markup:
-    """The text in its flow, every token a span with its position."""
+    """Return the running text, every token a span with its position."""
     asked = _asked(text)
     pieces = [_state(text)]
     for at, (gap, token) in enumerate(written(text.tokens, text.words)):
@@ -213,7 +213,7 @@ def _tokens(text: AttendedText) -> Markup:
 
 
 def _pixels(text: AttendedText) -> Markup:
-    """The image, and beside it its tokens in their places, those that are no pixels after them."""
+    """Return the image, with its tokens as a grid of pixels next to it and the other tokens after that."""
     assert text.pixels is not None
     tall, wide = text.pixels.shape[:2]
     asked, special = _asked(text), [word is None for word in text.words]
@@ -247,12 +247,12 @@ def _state(text: AttendedText) -> Markup:
 
 
 def _flow(text: AttendedText) -> str:
-    """The class of what holds the tokens: "few" where only some have a row, which are then underlined."""
+    """Return the class of the element that holds the tokens: "few" where only some have a row and are underlined."""
     return "tokens" if len(_asked(text)) == len(text) else "tokens few"
 
 
 def _asked(text: AttendedText) -> set[int]:
-    """The tokens that have a row: the queries, or all of a cell."""
+    """Return the tokens that have a row: the queries, or all tokens of pooled maps."""
     return set(range(len(text))) if text.edges is not None else set(text.queries.tolist())
 
 

@@ -1,4 +1,4 @@
-"""What an attention map says in one number: how far back it reaches, and on what its mass lies."""
+"""Single numbers read off an attention map: its mean distance, and the shares of its mass."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from jaxtyping import Float, Int
 
 @dataclass(frozen=True)
 class Readouts:
-    """Means over the queries of a map of where the mass |weight| of each row lies; NaN where that is not defined.
+    """Means over the queries of a map of where the mass |weight| of each row lies; NaN where undefined.
 
     p(t, s) = |w(t, s)| / Σ_s |w(t, s)|, where the sum has the state before the first token too. Rows without any mass
     are left out.
     """
 
     distance: float
-    """Mean attention distance, Σ_s p(t, s) (t − s), in tokens; the state before the first token is left out."""
+    """Mean attention distance, Σ_s p(t, s) (t − s), in tokens, without the state before the first token."""
     recent: float
-    """The share on the query itself and the k − 1 tokens before it."""
+    """Share on the query itself and the k − 1 tokens before it."""
     sink: float
-    """The share on the first k tokens and on the state before them."""
+    """Share on the first k tokens and on the state before them."""
     outside: float
-    """The share on what lies outside the marked span, of the queries after it: irrelevant context."""
+    """Share outside the marked span, over the queries after it: irrelevant context."""
 
 
 def read(
@@ -35,7 +35,7 @@ def read(
     span: tuple[int, int] | None,
     top: int,
 ) -> Readouts:
-    """The readouts of one map, of a whole one as of one with chosen rows.
+    """Compute the readouts of one map, whole or with chosen rows.
 
     A pooled map stands for the map of single tokens that has in every causal pair of a cell the cell's mean: its mass
     is |mean| × pairs, and where the window, the first tokens or the span cut a cell, its share is that of its pairs.
@@ -43,10 +43,10 @@ def read(
     seen than there is. A row of cells is one distribution, and counts as often as it has queries.
 
     Args:
-        values: the weights, zero where the key comes after the query; of a pooled map means over causal pairs.
-        sink: what comes from the state before the first token; of a pooled map the mean over the cell's queries.
-        queries: the position of each row; of a pooled map any position in its cell.
-        edges: where the cells of a pooled map begin, and the length; None for a map of single tokens.
+        values: the weights, zero where the key comes after the query; in a pooled map means over causal pairs.
+        sink: weight of the state before the first token; in a pooled map the mean over the cell's queries.
+        queries: the position of each row; in a pooled map any position in its cell.
+        edges: first positions of the cells of a pooled map, and the length; None for a map of single tokens.
         span: the marked tokens, from the first to the one after the last. Without it `outside` is NaN.
         top: the k of `recent` and `sink`, from 1 on.
     """
@@ -60,13 +60,14 @@ def read(
 def _of_tokens(
     mass: np.ndarray, state: np.ndarray, queries: np.ndarray, span: tuple[int, int] | None, top: int
 ) -> Readouts:
-    """The readouts of a map of single tokens: the sums of the definitions, row by row."""
+    """Compute the readouts of a map of single tokens by their definitions, row by row."""
     keys = np.arange(mass.shape[1])
     rows = np.arange(len(queries))
     ones = np.ones(len(queries))
     own = mass.sum(axis=1)
     total = own + state
-    before = np.concatenate([np.zeros((len(mass), 1)), mass.cumsum(axis=1)], axis=1)  # mass on the keys before each
+    # Mass on the keys before each key.
+    before = np.concatenate([np.zeros((len(mass), 1)), mass.cumsum(axis=1)], axis=1)
     recent = before[rows, queries + 1] - before[rows, np.maximum(queries + 1 - top, 0)]
     outside = math.nan
     if span is not None:
@@ -88,10 +89,10 @@ def _of_cells(
     span: tuple[int, int] | None,
     top: int,
 ) -> Readouts:
-    """The readouts of a pooled map: `mass` is per causal pair of a cell, `state` per query of a cell."""
+    """Compute the readouts of a pooled map: `mass` is per causal pair of a cell, `state` per query of a cell."""
     cell = np.searchsorted(edges, queries, side="right") - 1
-    first, last = edges[cell][:, None], edges[cell + 1][:, None]  # a column: the queries of each row
-    begin, end = edges[:-1][None], edges[1:][None]  # a row: the keys of each column
+    first, last = edges[cell][:, None], edges[cell + 1][:, None]  # A column: the queries of each row.
+    begin, end = edges[:-1][None], edges[1:][None]  # A row: the keys of each column.
     height = (last - first)[:, 0].astype(np.float64)
     pairs = _pairs(first, last, begin, end)
     # In a cell off the diagonal the mean of t − s is that of the means; in one on it, Σ d (h − d) / (h (h + 1) / 2).
@@ -103,7 +104,7 @@ def _of_cells(
     outside = math.nan
     if span is not None:
         start, stop = span
-        rest = np.clip(stop, first, last)  # of a cell that the span's end cuts only the queries after it
+        rest = np.clip(stop, first, last)  # In a cell cut by the span's end only later queries count.
         after = (last - rest)[:, 0].astype(np.float64)
         inside = _pairs(rest, last, np.clip(start, begin, end), np.clip(stop, begin, end))
         whole = (mass * _pairs(rest, last, begin, end)).sum(axis=1) + state * after
@@ -117,7 +118,7 @@ def _of_cells(
 
 
 def _pairs(first: np.ndarray, last: np.ndarray, begin: np.ndarray, end: np.ndarray, lag: int = 0) -> np.ndarray:
-    """How many pairs have a query t in [first, last), a key s in [begin, end), and t − s ≥ lag.
+    """Count the pairs with a query t in [first, last), a key s in [begin, end), and t − s ≥ lag.
 
     The query t has min(max(t − lag + 1 − begin, 0), end − begin) such keys.
     """
@@ -132,7 +133,7 @@ def _pairs(first: np.ndarray, last: np.ndarray, begin: np.ndarray, end: np.ndarr
 
 
 def _mean(part: np.ndarray, total: np.ndarray, weight: np.ndarray) -> float:
-    """The mean of part / total over the rows that have a total, by weight; NaN if no such row weighs anything."""
+    """Return the weighted mean of part / total over the rows that have a total; NaN if no such row has weight."""
     there = (total > 0) & (weight > 0)
     if not there.any():
         return math.nan

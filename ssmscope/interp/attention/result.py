@@ -1,4 +1,4 @@
-"""The implicit attention of a model's layers on texts: maps, their readouts, and the result that holds them.
+"""Implicit attention of a model's layers on texts: maps, their readouts, and the result that holds them.
 
 Once its gates are known, a layer of a state-space model is linear in its input, and so an attention map without a
 softmax: what its output at query t takes from key s, with a sign, and zero where s comes after t. A result holds the
@@ -34,41 +34,41 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 LEVELS = {"ssm": "the recurrence alone", "block": "the whole layer: convolution, SiLU, gate and norm frozen"}
-"""The levels by name, and what they hold."""
+"""Levels by name, with what they contain."""
 
 SOFTMAX = "attention"
-"""What stands behind the number of a layer of softmax attention."""
+"""Suffix of the number of a softmax attention layer."""
 
 SOFTMAX_NOTE = (
-    "A hybrid's layers of attention stand beside the others, as in “12 attention”: their softmax weights, which are "
-    "positive and add up to 1, before values and projection. The implicit maps of the other layers have signs, and are "
-    "not on the same scale."
+    "A hybrid's layers of attention are shown too, as in “12 attention”: their softmax weights, which are positive and "
+    "add up to 1, before values and projection. The implicit maps of the other layers have signs, and are on another "
+    "scale."
 )
 
-KEYS = 64
-"""How many of a query's strongest keys the table holds."""
+KEYS_PER_QUERY = 64
+"""Number of a query's strongest keys in the table."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
-    """One map of one text: what the layer's output at each query takes from each key."""
+    """One map of one text: the weight of each key in the layer's output at each query."""
 
     layer: str
-    """The layer's number, of softmax attention "12 attention"; or "rollout"."""
+    """Number of the layer ("12 attention" for softmax attention), or "rollout"."""
     part: str
-    """"" for the whole layer, else the name of one of the parts that it is the sum of."""
+    """ "" for the whole layer, else the name of one of its summands."""
     head: str
     """"mean" (the signed mean), "abs" (the mean of absolute values), "3" for a head, "0–95" for a group of channels."""
     values: np.ndarray
-    """(queries, keys) float32. Zero where the key comes after the query. Of a pooled map the mean over the pairs of a
-    cell, of those in which the key does not come after the query."""
+    """(queries, keys) float32, zero where the key comes after the query. In a pooled map the mean over the pairs of a
+    cell in which the key does not come after the query."""
     sink: np.ndarray | None
-    """(queries,) float32: what comes from the state before the first token, where that is not zero."""
+    """(queries,) float32: the weight of the state before the first token, where that is not zero."""
     readouts: Readouts
 
     @property
     def softmax(self) -> bool:
-        """Whether it is of softmax attention: none of its weights is negative, and those of a query add up to 1."""
+        """True for softmax attention: weights are not negative, and those of a query sum to 1."""
         return self.layer.endswith(f" {SOFTMAX}")
 
 
@@ -78,33 +78,33 @@ class AttendedText:
 
     tokens: tuple[str, ...]
     words: tuple[int | None, ...]
-    """Per token the word it belongs to; None marks a special token."""
+    """Word index of each token; None for special tokens."""
     queries: np.ndarray
-    """(queries,) int64: the position that each row of a map belongs to; of a pooled map the last one of the cell."""
+    """(queries,) int64: the position of each row of a map; in a pooled map the last one of the cell."""
     edges: np.ndarray | None
-    """(cells + 1,) int64: where the cells of a pooled map begin, and the length; None for a map of single tokens."""
+    """(cells + 1,) int64: first positions of the cells of a pooled map, and the length; None for single tokens."""
     span: tuple[int, int] | None
-    """The marked tokens, from the first to the one after the last."""
+    """Marked tokens, from the first to the one after the last."""
     maps: tuple[AttentionMap, ...]
     answer: str
     probability: float
     pixels: np.ndarray | None = None
-    """(height, width, channels) float32, of an image whose pixels are the tokens."""
+    """(height, width, channels) float32 for an image whose pixels are the tokens."""
     bidirectional: bool = False
-    """Whether queries read keys that come after them."""
+    """True if queries read keys that come after them."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def whole(self) -> bool:
-        """Whether the maps have a row and a column for every token."""
+        """True if the maps have a row and a column for every token."""
         return self.edges is None and len(self.queries) == len(self.tokens)
 
 
 @dataclass(frozen=True)
 class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
-    """The implicit attention of one or several texts."""
+    """Implicit attention of one or several texts."""
 
     texts: tuple[AttendedText, ...]
     level: str
@@ -112,10 +112,11 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
     heads: str
     """"mean", "abs" or "all"."""
     top: int
-    """How many tokens `recent` and `sink` of the readouts count."""
+    """Number of tokens that the readouts `recent` and `sink` count."""
 
     def token_rows(self) -> TokenRows:
-        """The chosen queries of every text, of whole maps the last one: in colours, what they take from each token."""
+        """Return the chosen queries of every text (of whole maps the last one), coloured by what they take from each
+        token."""
         from ssmscope.interp.attention.views import query_rows
 
         return query_rows(self)
@@ -130,7 +131,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
 
     @property
     def level_name(self) -> str:
-        """The level as the views call it."""
+        """Level, as the views call it."""
         return "attention × gradient" if self.level == "gradient" else f"{self.level} level"
 
     def verdict(self, at: int = 0) -> str:
@@ -158,7 +159,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
     def map(
         self, text: int = 0, *, layer: int | str | None = None, head: int | str | None = None, part: str = ""
     ) -> np.ndarray:
-        """The values (queries, keys) of one map; the first that fits what is named.
+        """Return the values (queries, keys) of the first map that fits the given names.
 
         Raises:
             InputError: when there is no such text or map.
@@ -182,7 +183,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         )
 
     def to_frame(self) -> DataFrame:
-        """A row per text, map, query and key: the `KEYS` keys of the largest absolute weight of every query.
+        """Return a row per text, map, query and key, with the `KEYS_PER_QUERY` strongest keys of every query.
 
         Columns model, text, layer, part, head, query, query_token, key, key_token, weight; the key −1 is the state
         before the first token, which has no token. Of a pooled map queries and keys are the first positions of their
@@ -192,7 +193,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
 
         parts = []
         for number, text in enumerate(self.texts):
-            tokens = np.array([*text.tokens, None], dtype=object)  # the last one is what −1 finds
+            tokens = np.array([*text.tokens, None], dtype=object)  # The index −1 finds the last.
             seen = causal(text)
             for each in text.maps:
                 rows, found, weights = _strongest(each, seen)
@@ -216,8 +217,8 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=names)
 
     def summary(self) -> DataFrame:
-        """A row per text and map: columns model, text, layer, part, head and the readouts distance, recent, sink,
-        outside."""
+        """Return a row per text and map: columns model, text, layer, part, head and the readouts distance, recent,
+        sink, outside."""
         import pandas as pd
 
         read = ["distance", "recent", "sink", "outside"]
@@ -229,8 +230,8 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         return pd.DataFrame(rows, columns=["model", "text", "layer", "part", "head", *read])
 
     def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
-        """The maps as triangles, in the colours of their signs; of chosen queries each row over the text, or beside
-        the image. One figure holds 4 texts, from number `start` on, and 48 maps."""
+        """Draw the maps as triangles, coloured by sign; chosen queries over the text, or next to the image. One figure
+        holds 4 texts, from number `start` on, and 48 maps."""
         from ssmscope.interp.attention.views import draw
 
         return sized(draw(self, start), size)
@@ -247,7 +248,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
 
 
 def _strongest(map_: AttentionMap, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each query its `KEYS` strongest keys: numbers of rows, of columns (−1: the state), and the weights.
+    """Return the `KEYS_PER_QUERY` strongest keys of each query: rows, columns (−1: the state) and weights.
 
     `seen` (queries, keys) bool: which keys a query can attend to. A row of fewer keys gives fewer: the others, all zero
     and after them, never come before one of them.
@@ -256,7 +257,7 @@ def _strongest(map_: AttentionMap, seen: np.ndarray) -> tuple[np.ndarray, np.nda
     if map_.sink is not None:
         values, shift = np.concatenate([map_.sink[:, None], values], axis=1), 1
         seen = np.concatenate([np.ones((len(seen), 1), dtype=bool), seen], axis=1)
-    order = np.argsort(-np.abs(values), axis=1, kind="stable")[:, :KEYS]
+    order = np.argsort(-np.abs(values), axis=1, kind="stable")[:, :KEYS_PER_QUERY]
     kept = np.take_along_axis(seen, order, axis=1)
     rows = np.broadcast_to(np.arange(len(order))[:, None], order.shape)[kept]
     columns = order[kept]

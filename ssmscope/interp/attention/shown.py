@@ -1,4 +1,4 @@
-"""The texts of a trace as attention maps show them: which rows or cells, the marked span, and the maps so far."""
+"""Texts in an attention analysis: the rows or cells shown, the marked span, and the maps so far."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ssmscope.ops.pooled import causal_pairs, edges
 if TYPE_CHECKING:
     from ssmscope.core.trace import Trace
 
-WHOLE = 1024
-"""Up to how many tokens a map is whole by default; longer texts are shown in `CELLS` cells."""
-CELLS = 512
-MOST = 8192
-"""The longest text, in tokens, of a rollout, which needs whole maps."""
+MAX_WHOLE_TOKENS = 1024
+"""Largest number of tokens whose map is whole by default; longer texts are pooled to `DEFAULT_CELLS` cells."""
+DEFAULT_CELLS = 512
+MAX_ROLLOUT_TOKENS = 8192
+"""Largest number of tokens of a text in a rollout, which needs whole maps."""
 
 
 class ShownText:
-    """One text of a trace, which rows and cells it is shown in, and the maps that it has so far.
+    """One text of a trace, its rows or cells, and the maps added so far.
 
     Raises:
-        InputError: a row or a span that the text does not have, or more than `MOST` tokens for a rollout.
+        InputError: a row or a span that the text does not have, or more than `MAX_ROLLOUT_TOKENS` tokens for a rollout.
     """
 
     def __init__(
@@ -48,9 +48,10 @@ class ShownText:
         self.chosen = self._rows(rows)
         cells = self._cells(pool)
         self.edges = None if cells is None else edges(self.length, cells)
-        if rollout and self.length > MOST:
+        if rollout and self.length > MAX_ROLLOUT_TOKENS:
             raise InputError(
-                f"text {row} has {self.length:,} tokens: a rollout needs whole maps, of at most {MOST:,} tokens"
+                f"text {row} has {self.length:,} tokens: a rollout needs whole maps, of at most {MAX_ROLLOUT_TOKENS:,} "
+                "tokens"
             )
         self.span = self._span(span)
         self.maps: list[AttentionMap] = []
@@ -64,9 +65,9 @@ class ShownText:
         return [row % self.length for row in rows]
 
     def _cells(self, pool: int | None) -> int | None:
-        if self.chosen is not None or pool == 0 or (pool is None and self.length <= WHOLE):
+        if self.chosen is not None or pool == 0 or (pool is None and self.length <= MAX_WHOLE_TOKENS):
             return None
-        cells = CELLS if pool is None else pool
+        cells = DEFAULT_CELLS if pool is None else pool
         return None if cells >= self.length else cells
 
     def _span(self, span: str | None) -> tuple[int, int] | None:
@@ -92,26 +93,26 @@ class ShownText:
         return np.array(self.chosen if self.chosen is not None else range(self.length), dtype=np.int64)
 
     def add(self, layer: str, part: str, head: str, values: Tensor, sink: Tensor | None, top: int) -> None:
-        """A map of the rows or cells that are shown."""
+        """Add a map of the rows or cells that are shown."""
         shown = values.detach().float().cpu().numpy()
         if not np.isfinite(shown).all():
             raise InputError(f"the attention of text {self.row} is not finite at layer {layer}: the model is damaged")
         column = None if sink is None else sink.detach().float().cpu().numpy()
         edge = None if self.edges is None else self.edges.numpy()
         if self.trace.bidirectional:
-            readouts = Readouts(*[math.nan] * 4)  # what is back, and first, has no meaning
+            readouts = Readouts(*[math.nan] * 4)  # Neither distances back nor first tokens have a meaning.
         else:
             readouts = read(shown, column, self.queries, edge, self.span, top)
         self.maps.append(AttentionMap(layer, part, head, shown, column, readouts))
 
     def shown(self, matrix: Tensor) -> Tensor:
-        """The rows or cells of a whole map (length, length) that are shown."""
+        """Return the rows or cells of a whole map (length, length) that are shown."""
         if self.chosen is not None:
             return matrix[self.chosen]
         return matrix if self.edges is None else pooled(matrix, self.edges)
 
     def shown_column(self, column: Tensor) -> Tensor:
-        """The same of a column (length,)."""
+        """Return the entries of a column (length,) that are shown, averaged over cells."""
         if self.chosen is not None:
             return column[self.chosen]
         if self.edges is None:
@@ -119,7 +120,7 @@ class ShownText:
         return torch.stack([part.mean() for part in column.split(self.edges.diff().tolist())])
 
     def finished(self) -> AttendedText:
-        """The text with its maps as the result holds it."""
+        """Return the text with its maps as the result holds it."""
         answer, probability = self.trace.answers[self.row]
         pixels = self.trace.pixels
         return AttendedText(
@@ -137,7 +138,7 @@ class ShownText:
 
 
 def pooled(matrix: Tensor, edge: Tensor) -> Tensor:
-    """The mean over the pairs of each cell in which the key does not come after the query."""
+    """Average each cell over its pairs in which the key does not come after the query."""
     place = torch.repeat_interleave(torch.arange(len(edge) - 1), edge.diff()).to(matrix.device)
     cells = len(edge) - 1
     rows = matrix.new_zeros(cells, matrix.shape[1]).index_add_(0, place, matrix)

@@ -1,4 +1,4 @@
-"""Whole attention maps as a figure: triangles of queries and keys, each on its own scale around zero."""
+"""Figure of whole attention maps: triangles of queries and keys, each on its own scale around zero."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
 
     from ssmscope.interp.attention.result import AttendedText, AttentionMap
 
-LABELLED_TOKENS = 60
-"""Up to how many tokens the axes of a map have the tokens themselves, of up to `LARGE` maps."""
-LARGE = 4
-"""Up to how many maps of a text are drawn large, each with a colour bar."""
-LEGEND_TOKENS = 240
-"""Up to how many tokens a text is written above maps too small for labels."""
-LABEL = 14
-"""As many characters of a token as an axis has room for."""
-DOTS = 150
-"""How many cells an inch of a map shows; of longer texts several weights share one."""
-GAP = 0.2
-"""In inches, between maps."""
+MAX_LABELLED_TOKENS = 60
+"""Largest number of tokens that are written along the axes of a map, if there are up to `MAX_LARGE_MAPS` maps."""
+MAX_LARGE_MAPS = 4
+"""Largest number of maps of a text that are drawn large, each with a colour bar."""
+MAX_LEGEND_TOKENS = 240
+"""Largest number of tokens of a text that is written above maps too small for labels."""
+LABEL_CHARACTERS = 14
+"""Characters of a token that fit along an axis."""
+DOTS_PER_INCH = 150
+"""Cells per inch of a map; in longer texts several weights share one."""
+GAP_INCHES = 0.2
+"""Inches between maps."""
 
 _COLOURS = ListedColormap(ramp(SIGNED, 257)).with_extremes(bad="#ffffff")
 
 
 class Triangles(Panel):
-    """The maps of a text, side by side under its tokens."""
+    """Maps of a text next to each other, under its tokens."""
 
     def __init__(self, number: int, shown: TokenText, text: AttendedText, maps: Sequence[AttentionMap]) -> None:
         super().__init__(number, shown)
         self.attended, self.maps = text, maps
         count, cells = len(maps), len(text.queries)
-        self.large = count <= LARGE
-        limited = LABELLED_TOKENS if self.large else 12
+        self.large = count <= MAX_LARGE_MAPS
+        limited = MAX_LABELLED_TOKENS if self.large else 12
         self.labelled = text.edges is None and cells <= limited and count <= 12
         self.across = next(n for most, n in ((1, 1), (4, 2), (6, 3), (12, 4), (24, 6), (48, 8)) if count <= most)
         if self.labelled:
@@ -58,25 +58,25 @@ class Triangles(Panel):
             self.side = 5.2 if count == 1 else 3.6 if self.large else {3: 2.4, 4: 2.1, 6: 1.5, 8: 1.2}[self.across]
         if count == 3 and self.side < 2.6:
             self.across = 3
-        self.fold = 1 if text.edges is not None else max(1, math.ceil(cells / (self.side * DOTS)))
+        self.fold = 1 if text.edges is not None else max(1, math.ceil(cells / (self.side * DOTS_PER_INCH)))
         self.size = min(7.0, self.side / max(cells, 1) * 72 * 0.9) if self.labelled else 6.0
-        self.names = [drawable(short_token(t, LABEL)) for t in text.tokens if self.labelled]
+        self.names = [drawable(short_token(t, LABEL_CHARACTERS)) for t in text.tokens if self.labelled]
         label = max([5, *map(letters, self.names)]) * self.size / 72 * 0.62 + 0.1
         # Where the axes begin and end, in positions: a token lies around its position, a cell between its edges.
         edges = text.edges
         self.first, self.last = (-0.5, len(text) - 0.5) if edges is None else (float(edges[0]), float(edges[-1]))
         long = self.last - self.first
         sink = any(map_.sink is not None for map_ in maps)
-        self.unit = max(1.0, 0.03 * long)  # how wide the column of the state is, in positions
+        self.unit = max(1.0, 0.03 * long)  # The state's column, in positions.
         self.extra = 1.5 * self.unit if sink else 0.0
         self.wide = self.side * (long + self.extra) / long
         self.above, named = 0.36 + 0.14 * sink, 0.2 * self.large
         self.before = label + named
-        self.step = self.before + self.wide + (0.95 if self.large else GAP)
-        written = not self.labelled and edges is None and len(text) <= LEGEND_TOKENS
+        self.step = self.before + self.wide + (0.95 if self.large else GAP_INCHES)
+        written = not self.labelled and edges is None and len(text) <= MAX_LEGEND_TOKENS
         self.lines = wrap(text.tokens, text.words) if written else []
         self.head = len(self.lines) * (BOX + 0.05) + 0.15 * written
-        self.each = self.above + self.side + (label if self.labelled else 0.2) + named + GAP
+        self.each = self.above + self.side + (label if self.labelled else 0.2) + named + GAP_INCHES
         self.height = 0.3 + self.head + math.ceil(count / self.across) * self.each + 0.2
         text_wide = max((boxes[-1].left + boxes[-1].width for boxes in self.lines), default=0.0)
         self.width = max(self.step * self.across, text_wide + 0.4)
@@ -95,7 +95,7 @@ class Triangles(Panel):
         end, largest = limit(map_, text)
         shown, clipped = number(end), largest > end
         caption = f"±{shown}" + f", largest {number(largest)}" * clipped if largest else "all weights are 0"
-        room = self.step - 0.08  # up to the next map's
+        room = self.step - 0.08  # The next map begins there.
         write(sheet.paper, left, top, shorten(title(map_), int(room / 0.065)), size=7.5, va="top")
         write(sheet.paper, left, top + 0.16, shorten(caption, int(room / 0.052)), size=6.5, color=SOFT, va="top")
         axes = sheet.panel(left, top + self.above, self.wide, self.side, grid=None)
@@ -114,7 +114,7 @@ class Triangles(Panel):
             _bar(bar, end or 1.0, [f"{less}−{number(end or 1.0)}", "0", f"{more}{number(end or 1.0)}"])
 
     def _cells(self, axes: Axes, values: np.ndarray, end: float, column: tuple[float, float] | None = None) -> None:
-        """The weights (queries, keys) as coloured cells, keys along the axis or all in one column."""
+        """Draw the weights (queries, keys) as coloured cells, keys along the axis or all in one column."""
         edges = self.attended.edges
         style: dict[str, Any] = dict(cmap=_COLOURS, vmin=-end, vmax=end)
         if edges is not None:
@@ -127,7 +127,7 @@ class Triangles(Panel):
         axes.imshow(np.ma.masked_invalid(shown), extent=extent, aspect="auto", interpolation="nearest", **style)
 
     def _frame(self, axes: Axes) -> None:
-        """Ticks, the names of the axes where there is room, and the marked span along both."""
+        """Draw ticks, the names of the axes where there is room, and the marked span along both."""
         text, first, last = self.attended, self.first, self.last
         span = range(*text.span) if text.span is not None else range(0)
         style: dict[str, Any] = dict(fontsize=self.size, family=families(), parse_math=False, usetex=False)
@@ -159,7 +159,7 @@ class Triangles(Panel):
 
 
 def _bar(axes: Axes, end: float, names: list[str]) -> None:
-    """The scale of one map, upright."""
+    """Draw the colour bar of one map."""
     scale = axes.figure.colorbar(
         ScalarMappable(norm=Normalize(-end, end), cmap=_COLOURS), cax=axes, orientation="vertical", ticks=[-end, 0, end]
     )
@@ -169,7 +169,7 @@ def _bar(axes: Axes, end: float, names: list[str]) -> None:
 
 
 def strongest_of_blocks(values: np.ndarray, tall: int, wide: int) -> np.ndarray:
-    """Of every block of `tall` × `wide` weights the one of the largest absolute value; NaN where all are NaN.
+    """Return the weight of the largest absolute value in every block of `tall` × `wide` weights; NaN where all are NaN.
 
     A mean would let a thin diagonal fade, and weights of both signs cancel.
     """

@@ -1,4 +1,4 @@
-"""How attention maps are shown: what the last query takes from each token, readouts, and pictures of whole maps."""
+"""Views of attention maps: the last query's weights over the tokens, readouts, and figures of whole maps."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.attention.maps import (
-    CLIPPED,
-    MEAN,
-    averaged,
-    coarse,
+    CLIP_PERCENTILE,
+    MEAN_MAP,
+    coarse_note,
     heads_name,
+    mean_map,
     row_limits,
     span_name,
     strongest,
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
     from ssmscope.interp.attention.result import AttendedText, AttentionMap, ImplicitAttention
 
-TEXTS, MAPS = 4, 48
-"""How many texts one figure holds, and how many maps; of chosen queries, how many rows of maps."""
-STRONGEST = 5
-"""How many keys of a query are named."""
+TEXTS_PER_FIGURE, MAPS_PER_FIGURE = 4, 48
+"""Number of texts in one figure, and of maps (or of rows, with chosen queries)."""
+NAMED_KEYS = 5
+"""Number of keys of a query that are named."""
 
 
 def query_rows(result: ImplicitAttention) -> TokenRows:
-    """What the chosen queries of each text take from each token, of whole maps the last one: of several maps the mean
-    |weight|."""
+    """Return the weights of each text's chosen queries over the tokens, of whole maps those of the last query; with
+    several maps their mean |weight|."""
     texts, alone = [], True
     for text in result:
-        shown = averaged(text) or next(iter(text.maps), None)
+        shown = mean_map(text) or next(iter(text.maps), None)
         chosen = [-1] if text.whole or text.edges is not None else range(len(text.queries))
         rows = [_row(shown, at, text) for at in chosen] if shown is not None and len(text.queries) else []
         last = len(rows) == 1 and int(text.queries[-1]) == len(text) - 1
@@ -51,7 +51,7 @@ def query_rows(result: ImplicitAttention) -> TokenRows:
         about = "; ".join(filter(None, (f"last query: {query_name(text, -1)}" if last else "", span_name(text))))
         texts.append(_text(text, rows, about))
     name = "what the last query takes from each token" if alone else "what each chosen query takes from each token"
-    marked = f"its {STRONGEST} strongest keys"
+    marked = f"its {NAMED_KEYS} strongest keys"
     return TokenRows(tuple(texts), "map", "weight", name, marked, ("negative", "positive"))
 
 
@@ -61,14 +61,14 @@ def _text(text: AttendedText, rows: Sequence[TokenRow], about: str) -> TokenText
 
 
 def _row(map_: AttentionMap, row: int, text: AttendedText) -> TokenRow:
-    """A row of a map over the tokens, on its own scale; every token of a cell has the cell's weight."""
+    """Return a row of a map over the tokens, on its own scale; every token of a cell has the cell's weight."""
     query, values = int(text.queries[row]), map_.values[row]
     if text.edges is not None:
         values = np.repeat(values, np.diff(text.edges))
     state = None if map_.sink is None else float(map_.sink[row])
     end = float(row_limits(map_, text)[row])
-    signed = map_.layer != MEAN
-    found = [key for key, weight in strongest(map_, row, text, STRONGEST) if key >= 0 and weight]
+    signed = map_.layer != MEAN_MAP
+    found = [key for key, weight in strongest(map_, row, text, NAMED_KEYS) if key >= 0 and weight]
     return TokenRow(
         f"{title(map_)}\nquery {query_name(text, row)}",
         values,
@@ -82,13 +82,13 @@ def _row(map_: AttentionMap, row: int, text: AttendedText) -> TokenRow:
 
 
 def query_name(text: AttendedText, row: int) -> str:
-    """A query by its position and its token."""
+    """Name a query by its position and its token."""
     query = int(text.queries[row])
     return f"{query} “{short_token(text.tokens[query], 20)}”"
 
 
 def key_name(key: int, text: AttendedText) -> str:
-    """A key by its token, or a cell by its positions."""
+    """Name a key by its token, or a cell by its positions."""
     if key < 0:
         return "[state]"
     return (
@@ -97,7 +97,7 @@ def key_name(key: int, text: AttendedText) -> str:
 
 
 def readouts(result: ImplicitAttention) -> Table:
-    """A row per text and map: how far back it reaches, on what its mass lies, and the last query's strongest keys."""
+    """Return a row per text and map: the readouts, and the last query's strongest keys."""
     lines = []
     for at, text in enumerate(result):
         for each in text.maps:
@@ -105,10 +105,10 @@ def readouts(result: ImplicitAttention) -> Table:
             shares = {f"last {top}": found.recent, f"first {top}": found.sink}
             shares |= {"off the mark": found.outside} if text.span is not None else {}
             cells = {}
-            if not text.bidirectional:  # a layer that reads both ways looks ahead too
+            if not text.bidirectional:  # Distances back are undefined for layers that look ahead.
                 cells["tokens back"] = bare(_estimate(found.distance), 1)
                 cells |= {name: bare(_estimate(share)) for name, share in shares.items()}
-            keys = strongest(each, -1, text, STRONGEST) if len(text.queries) else []
+            keys = strongest(each, -1, text, NAMED_KEYS) if len(text.queries) else []
             named = " · ".join(f"{key_name(key, text)} {number(weight)}" for key, weight in keys)
             cells["strongest for the last query"] = Cell(text=named)
             lines.append(Line((str(at), title(each)), cells))
@@ -119,7 +119,7 @@ def readouts(result: ImplicitAttention) -> Table:
             " Means over the queries of where |weight| lies: how many tokens back, and its shares on the query and the "
             f"{result.top - 1} tokens before it, on the first {result.top} and the state before them{off}."
         )
-    return table(("text", "map"), lines, note=" ".join(filter(None, (note, coarse(result)))))
+    return table(("text", "map"), lines, note=" ".join(filter(None, (note, coarse_note(result)))))
 
 
 def _estimate(value: float) -> Estimate:
@@ -127,20 +127,20 @@ def _estimate(value: float) -> Estimate:
 
 
 def draw(result: ImplicitAttention, start: int) -> Figure:
-    """The maps of up to 4 texts, from number `start` on, as triangles; chosen queries over the text, or beside the
-    image. Up to 48 maps.
+    """Draw the maps of up to 4 texts, from number `start` on, as triangles; chosen queries over the text, or next to
+    the image. Up to 48 maps.
 
     Raises:
         InputError: there is no such text.
     """
-    texts = chosen_texts(result.texts, start, TEXTS)
-    panels = [_panel(at, text, MAPS // max(len(texts), 1)) for at, text in enumerate(texts, start=start)]
+    texts = chosen_texts(result.texts, start, TEXTS_PER_FIGURE)
+    panels = [_panel(at, text, MAPS_PER_FIGURE // max(len(texts), 1)) for at, text in enumerate(texts, start=start)]
     whole = any(isinstance(one, Triangles) for one in panels)
-    below = f"limit: the {CLIPPED:g}th percentile of |weight| of each {'map' if whole else 'row'}; "
+    below = f"limit: the {CLIP_PERCENTILE:g}th percentile of |weight| of each {'map' if whole else 'row'}; "
     if whole:
         below = f"rows are queries, columns keys; {below}"
     elif any(text.pixels is None for text in texts):
-        below += f"underlined: the {STRONGEST} strongest"
+        below += f"underlined: the {NAMED_KEYS} strongest"
     if any(isinstance(one, Triangles) and one.fold > 1 for one in panels):
         below += "several weights share a dot, which shows the strongest of them"
     named = ("Implicit attention of ", result.model_name, f": {result.level_name}")

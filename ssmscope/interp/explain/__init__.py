@@ -1,4 +1,4 @@
-"""Which tokens a model's output rests on, by one or several methods of explanation beside each other."""
+"""Token attributions: which tokens a model's output rests on, by one or several methods."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     reads=Texts(),
     question="Which tokens does an answer rest on?",
     pair=pair,
-    dtype="float32",  # gradients need the digits
+    dtype="float32",  # Gradients need the precision.
     check=check_methods,
 )
 def explain(
@@ -31,28 +31,28 @@ def explain(
     methods: Methods = None,
     target: Annotated[
         int | str | Sequence[int | str | Sequence[int]] | None,
-        "A class, a next token or a continuation, or one for each text; else what is predicted.",
+        "Class, next token or continuation, or one for each text; default the predicted one.",
         REPEATED,
         Metavar("NAME"),
     ] = None,
-    contrast: Annotated[int | str | None, "A class or token whose logit is subtracted.", Metavar("NAME")] = None,
+    contrast: Annotated[int | str | None, "Class or token whose logit is subtracted.", Metavar("NAME")] = None,
     top: Top = 5,
     option: MethodOptions = None,
     seed: Seed = 0,
 ) -> Explanation:
-    """Which tokens an output rests on, by one or several methods side by side.
+    """Attribute an output to the tokens of its text, by one or several methods compared.
 
     Every method scores the tokens of every text, or the pixels of every image, for the same number f: the logit of a
     class or of the next token, less that of `contrast`, or the log-probability of a continuation (see
-    `ssmscope.interp.objective`). Where Integrated Gradients takes more than two seconds, stderr says beforehand how
-    many gradients they are and how long that takes, and then how far it is.
+    `ssmscope.interp.objective`). Where Integrated Gradients takes more than two seconds, stderr announces the
+    number of gradients and the time they take, and then reports progress.
 
     Args:
         methods: names of `ssmscope.interp.methods.METHODS`, or functions by name: each gets an `Objective` and gives
             `Scores`.
         target: a class's number or name; a token's id or text, or a continuation as a text or as a list of ids. A list
             has one for each text, or a single one for all.
-        option: of methods, by their names: {"ig": {"baseline": "pad"}}.
+        option: options of methods, by name: {"ig": {"baseline": "pad"}}.
 
     Raises:
         InputError: an unknown option, target or contrast, or scores that are not finite.
@@ -61,13 +61,12 @@ def explain(
 
     from ssmscope.api.results import record_provenance
     from ssmscope.core.model import as_batch
-    from ssmscope.interp.explain.measure import attribution
-    from ssmscope.interp.explain.result import ExplainedText, Explanation
+    from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
     from ssmscope.interp.meter import Meter
-    from ssmscope.interp.methods import settled
+    from ssmscope.interp.methods import bind_methods
     from ssmscope.interp.objective import last_logits, objective
 
-    named = settled(methods, option, model=model, seed=seed)
+    named = bind_methods(methods, option, model=model, seed=seed)
     batch = as_batch(model, texts)
     logits = last_logits(model, batch)
     if target is None:
@@ -88,7 +87,7 @@ def explain(
                 probability=float(answers[row][1]),
                 target=explained.names[row],
                 value=float(values[row]),
-                attributions=tuple(attribution(name, scores, row, length) for name, scores in found.items()),
+                attributions=tuple(Attribution.of(name, scores, row, length) for name, scores in found.items()),
                 pixels=None if pixels is None else pixels[row].float().cpu().numpy(),
             )
         )

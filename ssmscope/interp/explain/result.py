@@ -1,4 +1,4 @@
-"""Explanations of a model's output by its tokens: what every method gives, and the result that holds them.
+"""Explanations of a model's output by its tokens: scores of every method, and the result that holds them.
 
 result[0].attributions[0].scores      # of the first text by the first method, one per token
 result.summary()                      # a row per text and method: delta, steps, converged
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective
 
 UNSIGNED = frozenset({"gradcam", "attention-rollout", "survival", "self-retention", "self-write", "random"})
-"""The methods whose scores say how much, and not for or against; views colour them from lowest to highest."""
+"""Methods whose scores have a size and no direction; views colour them from lowest to highest."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What a method gives for all texts of an objective.
+    """Scores of a method for all texts of an objective.
 
     Attributes:
         scores: (texts, length), the relevance of every token; signed where the method is. Zero at padding.
         delta: (texts,), |Σ scores − (f(x) − f(baseline))| / |f(x) − f(baseline)|, for methods whose scores should add
             up to that; None for the others.
-        steps: (texts,), how many evaluations of the gradient it took; None where that has no meaning.
-        converged: (texts,) bool, whether `error`, or without one `delta`, is within the tolerance; None as for `delta`.
+        steps: (texts,), number of evaluations of the gradient; None where that has no meaning.
+        converged: (texts,) bool, True where `error`, or without one `delta`, is within the tolerance; None as for
+        `delta`.
         error: (texts,), the largest error of a token's score as a share of the largest |score|, estimated; infinite
             where nothing was checked, None for methods without one.
-        rounding: of every text the type whose rounding more gradients do not help against, for a method that stopped
-            there; nothing for other texts.
-        baseline: what a text is compared with, in words; nothing for methods without a baseline.
-        note: what has to be said of that baseline.
+        rounding: for every text the type whose rounding limits the error, where the method stopped for that; else "".
+        baseline: description of what a text is compared with; "" for methods without a baseline.
+        note: note on that baseline.
     """
 
     scores: Float[Tensor, "texts length"]
@@ -61,7 +61,7 @@ class Scores:
 
 
 Method = Callable[["Objective"], Scores]
-"""A method of explanation with its options settled."""
+"""Method of explanation with its options bound."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,18 +76,33 @@ class Attribution:
     steps: int | None
     converged: bool | None
     error: float | None = None
-    """The largest error of a token's score, estimated, as a share of the largest |score|; infinite where it was not
-    checked, None for methods that don't estimate it."""
+    """Estimated largest error of a token's score, as a share of the largest |score|; infinite where it was not checked,
+    None for methods that do not estimate it."""
     rounding: str = ""
-    """The type whose rounding is what is left of the error, where the method stopped for that."""
+    """Type whose rounding limits the error, where the method stopped for that."""
     baseline: str = ""
-    """What the text is compared with, in words."""
+    """Description of what the text is compared with."""
     note: str = ""
-    """What has to be said of that baseline."""
+    """Note on that baseline."""
+
+    @staticmethod
+    def of(name: str, found: Scores, row: int, length: int) -> Attribution:
+        """Return the scores of one text of a batch, of so many tokens, by a method.
+
+        Raises:
+            InputError: a score that is not finite.
+        """
+        scores = found.scores[row, :length].detach().float().cpu().numpy()
+        if not np.isfinite(scores).all():
+            raise InputError(f"the scores of {name} for text {row} are not finite: the model is damaged")
+        measured = {"delta": found.delta, "steps": found.steps, "converged": found.converged, "error": found.error}
+        own: dict[str, Any] = {key: None if each is None else each[row].item() for key, each in measured.items()}
+        rounding = found.rounding[row] if found.rounding else ""
+        return Attribution(name, scores, **own, rounding=rounding, baseline=found.baseline, note=found.note)
 
     @property
     def signed(self) -> bool:
-        """Whether the scores are for (positive) or against (negative) what is explained."""
+        """True if scores are for (positive) or against (negative) what is explained."""
         return self.method not in UNSIGNED
 
 
@@ -97,16 +112,16 @@ class ExplainedText:
 
     tokens: tuple[str, ...]
     words: tuple[int | None, ...]
-    """Per token the word it belongs to; None marks a special token."""
+    """Word index of each token; None for special tokens."""
     answer: str
     probability: float
     target: str
-    """What is explained, in words: a class, a token, "a − b"."""
+    """Explained class, token, or difference "a − b"."""
     value: float
     """f(x)."""
     attributions: tuple[Attribution, ...]
     pixels: np.ndarray | None = None
-    """(height, width, channels) float32, of an image whose pixels are the tokens."""
+    """(height, width, channels) float32 for an image whose pixels are the tokens."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -117,14 +132,14 @@ class ExplainedText:
         return np.array([word is None for word in self.words], dtype=bool)
 
     def top(self, attribution: Attribution, k: int) -> list[int]:
-        """Positions of at most k ordinary tokens of the highest scores above zero, the highest first, ties by
+        """Return positions of at most k ordinary tokens of the highest scores above zero, the highest first, ties by
         position."""
         found = [at for at, word in enumerate(self.words) if word is not None and attribution.scores[at] > 0]
         return sorted(found, key=lambda position: (-attribution.scores[position], position))[:k]
 
     def against(self, attribution: Attribution, k: int) -> list[int]:
-        """Positions of at most k ordinary tokens whose scores are most against what is explained, the strongest first;
-        none of a method without signs."""
+        """Return positions of at most k ordinary tokens whose scores are most against what is explained, the strongest
+        first; none for a method without signs."""
         found = [at for at, word in enumerate(self.words) if word is not None and attribution.scores[at] < 0]
         found.sort(key=lambda position: (attribution.scores[position], position))
         return found[:k] if attribution.signed else []
@@ -137,15 +152,15 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
     texts: tuple[ExplainedText, ...]
     methods: tuple[str, ...]
     top: int
-    """How many tokens the views name."""
+    """Number of tokens that the views name."""
 
     @property
     def of_images(self) -> bool:
-        """Whether the tokens are pixels of images whose size is known, and the views are maps."""
+        """True if the tokens are pixels of images whose size is known, and the views are maps."""
         return any(text.pixels is not None for text in self.texts)
 
     def token_rows(self) -> TokenRows:
-        """The texts in their colours."""
+        """Return the texts in their colours."""
         from ssmscope.interp.explain.views import rows
 
         return rows(self)
@@ -169,7 +184,7 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         return table(("model", "text", "method"), lines, most=ROWS)
 
     def attribution(self, text: int = 0, method: str | None = None) -> Attribution:
-        """One text by one method; by default the first.
+        """Return the attribution of one text by one method; by default the first.
 
         Raises:
             InputError: when there is no such text or method.
@@ -183,7 +198,7 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         raise InputError(f"there is no method {method!r} in this result; allowed are {', '.join(self.methods)}{hint}")
 
     def to_frame(self) -> DataFrame:
-        """A row per text, method and token: columns model, text, position, token, word, method, score, in_top.
+        """Return a row per text, method and token: columns model, text, position, token, word, method, score, in_top.
 
         `text` and `position` count from 0. `word` is missing for special tokens, which are never in the top.
         """
@@ -206,7 +221,8 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         return pd.concat(parts, ignore_index=True)
 
     def summary(self) -> DataFrame:
-        """A row per text and method: columns model, text, target, value (f), method, delta, steps, converged, error."""
+        """Return a row per text and method: columns model, text, target, value (f), method, delta, steps, converged,
+        error."""
         import pandas as pd
 
         rows = [
@@ -219,8 +235,8 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         return frame.astype({"delta": "float64", "steps": "Int64", "converged": "boolean", "error": "float64"})
 
     def highest(self, k: int | None = None) -> DataFrame:
-        """At most k tokens (by default `top`) of the highest scores above zero of every text and method: columns model,
-        text, method, rank, position, token, score."""
+        """Return at most k tokens (by default `top`) of the highest scores above zero of every text and method: columns
+        model, text, method, rank, position, token, score."""
         import pandas as pd
 
         rows = [
@@ -232,8 +248,8 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         return pd.DataFrame(rows, columns=["model", "text", "method", "rank", "position", "token", "score"])
 
     def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
-        """Every text with a row of coloured tokens per method; of long texts a strip over positions per method, of
-        images a map beside each of them. One figure holds 8 texts, from number `start` on."""
+        """Draw every text with a row of coloured tokens per method; long texts as a strip over positions per method,
+        images as a map next to each. One figure holds 8 texts, from number `start` on."""
         from ssmscope.interp.explain.views import draw
 
         return sized(draw(self, start), size)

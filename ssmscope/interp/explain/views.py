@@ -1,4 +1,4 @@
-"""How explanations are shown: the tokens in the colours of every method, the strongest words, what is to be said."""
+"""Views of explanations: tokens in the colours of every method, the strongest words, and notes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
 
 NAMED = 8
-"""How many words of each side a table names at most."""
+"""Largest number of words of each sign that a table names."""
 
 
 def rows(result: Explanation) -> TokenRows:
-    """Every text with a row per method."""
+    """Return every text with a row per method."""
     return TokenRows(
         texts=tuple(_text(text, result.top) for text in result),
         of="method",
@@ -42,9 +42,10 @@ def _text(text: ExplainedText, top: int) -> TokenText:
 def _row(each: Attribution, text: ExplainedText, top: int) -> TokenRow:
     strongest = [*text.top(each, top), *text.against(each, top)]
     strongest.sort(key=lambda at: (-abs(each.scores[at]), at))
-    marked = strongest[: min(top, max(int((~text.special).sum()) // 2, 1))]  # where all are marked, none stands out
+    # If all tokens were marked, none would stand out.
+    marked = strongest[: min(top, max(int((~text.special).sum()) // 2, 1))]
     kept, against = ([at for at in marked if (each.scores[at] > 0) == above] for above in (True, False))
-    nothing = None if each.scores.any() else np.ones(len(text), dtype=bool)  # zeros are neither high nor low
+    nothing = None if each.scores.any() else np.ones(len(text), dtype=bool)  # Zeros have no rank.
     said = "; ".join(filter(None, (doubt(each), "every score is 0" * (nothing is not None))))
     return TokenRow(each.method, each.scores, ends(each, text), each.signed, nothing, kept, against, remark=said)
 
@@ -58,7 +59,7 @@ def ends(each: Attribution, text: ExplainedText) -> tuple[float, float]:
 
 
 def doubt(each: Attribution) -> str:
-    """What has to be said where scores have not converged, or do not add up; else nothing."""
+    """Return a remark where scores have not converged, or do not add up; else ""."""
     if each.converged is None or each.converged:
         return ""
     if each.rounding:
@@ -71,8 +72,8 @@ def doubt(each: Attribution) -> str:
 
 
 def baselines(result: Explanation) -> list[str]:
-    """Per method with a baseline, what it compares every text with, and what has to be said of that; and how many
-    gradients methods took."""
+    """Return a note per method with a baseline, on what it compares every text with; and on the number of gradients
+    that methods took."""
     found: dict[str, None] = {}
     for each in (each for text in result for each in text.attributions if each.baseline):
         found[f"{each.method} compares with {'; '.join(filter(None, (each.baseline, each.note)))}."] = None
@@ -85,14 +86,14 @@ def baselines(result: Explanation) -> list[str]:
 
 
 def about(text: ExplainedText) -> str:
-    """What is explained, and its value."""
+    """Describe what is explained, and its value."""
     return f"explained: {shorten(visible(text.target), 48)}, f = {number(text.value, significant=4)}"
 
 
 def strongest(result: Explanation, label: str = "") -> Iterator[Line]:
-    """A row per text and method: the words of the highest scores, of a signed method those most against what is
-    explained, special tokens, and how far they add up. Beside other models, whose label stands first, also what is
-    explained."""
+    """Yield a row per text and method: the words of the highest scores, for a signed method those most against what is
+    explained, special tokens, and the error of the sum. In a comparison of models, whose label comes first, also what
+    is explained."""
     for at, text in enumerate(result):
         for each in text.attributions:
             cells = {"of": Cell(text=text.target), "f": plain(text.value)} if label else {}
@@ -110,7 +111,7 @@ def strongest(result: Explanation, label: str = "") -> Iterator[Line]:
 
 
 def _special(each: Attribution, text: ExplainedText) -> str:
-    """The special tokens with the largest |score|, and the share of Σ |score| that all special tokens have."""
+    """Return the special tokens with the largest |score|, and the share of Σ |score| that all special tokens have."""
     places, sizes = np.flatnonzero(text.special), np.abs(each.scores.astype(np.float64))
     strongest = places[np.argsort(-sizes[places], kind="stable")][:NAMED].tolist()
     share = 100 * float(sizes[places].sum() / sizes.sum()) if sizes.any() else 0.0
@@ -118,5 +119,5 @@ def _special(each: Attribution, text: ExplainedText) -> str:
 
 
 def draw(result: Explanation, start: int) -> Figure:
-    """Rows of coloured tokens, strips of long texts, maps of images."""
+    """Draw rows of coloured tokens, strips of long texts, or maps of images."""
     return draw_rows(rows(result), ("Explanation of ", result.model_name, ""), start=start)

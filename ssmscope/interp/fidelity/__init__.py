@@ -1,4 +1,4 @@
-"""Can explanations be trusted? What hiding the tokens that they name does to a model's output."""
+"""Fidelity of explanations: the effect of hiding the tokens that they name on a model's output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ssmscope.api.inputs import TEXT_CLASSIFIER, Data
 from ssmscope.api.options import Limit, Metavar, Range, Seed
 from ssmscope.errors import InputError
 from ssmscope.interp.fidelity.measures import RANDOM
-from ssmscope.interp.methods import METHODS, MethodOptions, Methods, check_methods, named
+from ssmscope.interp.methods import METHODS, MethodOptions, Methods, check_methods, method_names
 
 if TYPE_CHECKING:
     from ssmscope.api.sharding.parts import Columns
@@ -18,19 +18,16 @@ if TYPE_CHECKING:
     from ssmscope.data.text import TextData
     from ssmscope.interp.fidelity.result import Fidelity
 
-TOKENS_A_TEXT = 128
-"""For how many of the tokens that run together a batch has one text at most: each has hundreds of copies."""
+MIN_TOKENS_PER_TEXT = 128
+"""Tokens of a batch per text in it at least, since each text has hundreds of copies."""
 
 
 def check_fidelity(*, methods: Any, option: Any, **_: Any) -> None:
-    """As `check_methods`, of the methods that do not stand for the random rankings, which are there in any case.
-
-    Raises:
-        InputError: also where there is no other method, or a function of that name.
-    """
+    """Raise InputError if methods or options do not fit, as in `check_methods`, if "random" is the only method, or if a
+    function has that name."""
     if isinstance(methods, Mapping) and RANDOM in methods:
         raise InputError(f"the method {RANDOM!r} is always there, as random rankings; give your function another name")
-    names = [name for name in named(methods) if name != RANDOM]
+    names = [name for name in method_names(methods) if name != RANDOM]
     if not names:
         raise InputError(f"no method was given but {RANDOM}, which is always there; allowed are {', '.join(METHODS)}")
     check_methods(methods=methods if isinstance(methods, Mapping) else names, option=option)
@@ -41,7 +38,7 @@ def check_fidelity(*, methods: Any, option: Any, **_: Any) -> None:
     reads=Data("texts", leaves_out=True),
     question="Which explanation can be trusted?",
     models=(TEXT_CLASSIFIER,),
-    dtype="float32",  # gradients need the digits
+    dtype="float32",  # Gradients need the precision.
     check=check_fidelity,
     sharded=True,
 )
@@ -52,24 +49,22 @@ def fidelity_auc(
     methods: Methods = None,
     limit: Limit = None,
     max_tokens: Annotated[int | None, "Leave out longer texts.", Range(1)] = None,
-    mode: Annotated[Literal["replace", "delete"], "What is done with a token that is hidden."] = "replace",
-    replacement: Annotated[
-        str, "The embedding that replaces a hidden token's.", Metavar("mean|zero|pad|TOKEN")
-    ] = "mean",
-    value: Annotated[Literal["probability", "logit"], "Of the class that is predicted."] = "probability",
-    steps: Annotated[int, "Into how many the share of tokens is divided.", Range(1, 10_000)] = 20,
+    mode: Annotated[Literal["replace", "delete"], "Replace a hidden token, or delete it."] = "replace",
+    replacement: Annotated[str, "Embedding that replaces a hidden token's.", Metavar("mean|zero|pad|TOKEN")] = "mean",
+    value: Annotated[Literal["probability", "logit"], "Quantity f of the predicted class."] = "probability",
+    steps: Annotated[int, "Number of steps from no hidden token to all.", Range(1, 10_000)] = 20,
     knockout: Annotated[
         bool, "Also correlate scores with the exact effect of knocking each token out, in all layers."
     ] = False,
     knockout_layers: Annotated[
         bool, "Also correlate scores with the exact effect of knocking each token out in each layer alone."
     ] = False,
-    random_rankings: Annotated[int, "To compare with; 20 or more.", Range(20, 100_000)] = 20,
+    random_rankings: Annotated[int, "Number of random rankings to compare with, 20 or more.", Range(20, 100_000)] = 20,
     option: MethodOptions = None,
-    batch_size: Annotated[int | None, "Copies that are run together.", Range(1, 2**16)] = None,
+    batch_size: Annotated[int | None, "Number of copies that run together.", Range(1, 2**16)] = None,
     seed: Seed = 0,
 ) -> Fidelity:
-    """Can explanations be trusted? The fidelity AUC of methods over a data set, beside random rankings.
+    """Measure the fidelity AUC of methods of explanation over a data set, compared with random rankings.
 
     f is the probability of the class that the model predicts on the clean text (Baleen, Table 2). Each method explains
     that class's logit; its signed scores rank the n non-special tokens, ties by position. For q = 0, 1/steps, …, 1 the
@@ -80,18 +75,18 @@ def fidelity_auc(
     - A_MoRF and A_LeRF are the areas under f over q, by trapezoids; ΔA = A_LeRF − A_MoRF, the higher the better.
     - Comprehensiveness is f(x) − f(x without the top tokens), sufficiency f(x) − f(the top tokens alone, the others
       hidden), each the mean over the top round(q n) tokens for q = 0.05, 0.1, 0.2, 0.5 (DeYoung et al. 2020, ERASER,
-      without its share of 0.01, which is no token of a short text).
+      without its share of 0.01, which rounds to no token in a short text).
 
     - ρ knockout, on request, is Spearman's correlation over a text's tokens of the scores with f(x) − f(x without the
       edges from the token to all later ones), cut in all layers (attention knockout, Geva et al. 2023): an intervention
-      that hides no token and replaces nothing by what the model has not seen. A hybrid's softmax attention is cut too;
-      a token's own position keeps it. Texts whose output no knockout changes are left out of it. In a table of its
-      own, on request, are the correlations with the effect of the same edges cut in one layer and in no other.
+      that hides no token and puts in nothing that the model has not seen. A hybrid's softmax attention is cut too; a
+      token's own position keeps it. Texts whose output no knockout changes are left out. A further table, on request,
+      has the correlations with the effect of the same edges cut in one layer only.
 
     Every number has a 95 % bootstrap interval over texts, and so have the differences between any two methods, and
     between a method and the random rankings (whose mean is taken text by text): all come from the same resamples. Texts
     of one token have no ranking and are left out. Where people marked the texts' rationales, the methods' agreement
-    with them (`ssmscope.plausibility`) is measured beside it.
+    with them (`ssmscope.plausibility`) is measured too.
 
     Args:
         model: a classifier of texts.
@@ -115,23 +110,23 @@ def fidelity_auc(
     from ssmscope.api.results import record_provenance
     from ssmscope.api.sharding.parts import over
     from ssmscope.core.batching import by_length, tokens_at_once
-    from ssmscope.interp.fidelity.knocked import correlations, knocked_out
-    from ssmscope.interp.fidelity.measure import Measured, circular_notes, summarised, tied_share
-    from ssmscope.interp.fidelity.measures import KNOCKOUT, in_layer
-    from ssmscope.interp.fidelity.perturbed import fill_of, hidden_sets, ranking, run_hidden
+    from ssmscope.interp.fidelity.knocked import correlations, knockout_effects
+    from ssmscope.interp.fidelity.measure import Measured, circular_notes, summarise, tied_share
+    from ssmscope.interp.fidelity.measures import KNOCKOUT, layer_measure
+    from ssmscope.interp.fidelity.perturbed import hidden_sets, ranking, replacement_vector, run_hidden
     from ssmscope.interp.knockout.measure import roads_of
-    from ssmscope.interp.labelled import check_classifier, read_texts, scored
-    from ssmscope.interp.methods import settled
+    from ssmscope.interp.labelled import check_classifier, read_texts, token_scores
+    from ssmscope.interp.methods import bind_methods
     from ssmscope.interp.objective import objective
     from ssmscope.interp.plausibility.measure import marked_share
 
     check_classifier(model, data, "fidelity")
     if methods is not None and not isinstance(methods, Mapping):
-        methods = [name for name in named(methods) if name != RANDOM]
-    ready = settled(methods, option, model=model, seed=seed)
+        methods = [name for name in method_names(methods) if name != RANDOM]
+    ready = bind_methods(methods, option, model=model, seed=seed)
     if limit is not None:
         data = data.sample(limit, seed=seed)
-    fill = fill_of(model, replacement)
+    fill = replacement_vector(model, replacement)
     lengths, sizes, masks = read_texts(model, data)
     long = sum(max_tokens is not None and length > max_tokens for length in lengths)
     used = [row for row, size in enumerate(sizes) if size > 1 and (max_tokens is None or lengths[row] <= max_tokens)]
@@ -142,7 +137,7 @@ def fidelity_auc(
     share = marked_share(marked) if any(mask is not None for mask in marked) else None
     grid = [Fraction(step, steps) for step in range(steps + 1)]
     where: dict[str, int | None] = {KNOCKOUT: None} if knockout else {}
-    where |= {in_layer(number): number for number in roads_of(model)} if knockout_layers else {}
+    where |= {layer_measure(number): number for number in roads_of(model)} if knockout_layers else {}
     shape = len(ready), random_rankings, steps + 1, len(where)
 
     def measure(rows: Sequence[int]) -> Columns:
@@ -150,7 +145,7 @@ def fidelity_auc(
         batch = model.encode([data.texts[row] for row in rows])
         goal = objective(model, batch)
         given = {name: method(goal) for name, method in ready.items()}
-        scores = {name: scored(name, each, batch) for name, each in given.items()}
+        scores = {name: token_scores(name, each, batch) for name, each in given.items()}
         part.said.update({f"{name}: {each.note}": None for name, each in given.items() if each.note})
         drawn = [np.random.default_rng([seed, row]).random((random_rankings, sizes[row])) for row in rows]
         every = [
@@ -164,7 +159,7 @@ def fidelity_auc(
         effects = None
         if where:
             cuts = list(where.values())
-            effects = knocked_out(model, batch, targets, layers=cuts, value=value, batch_size=batch_size)
+            effects = knockout_effects(model, batch, targets, layers=cuts, value=value, batch_size=batch_size)
         for text, row in enumerate(rows):
             part.put(text, hidden[text], values[text], targets[text])
             part.tied[text] = [tied_share(own) for own in every[text][: len(ready)]]
@@ -194,11 +189,11 @@ def fidelity_auc(
     found = Measured.empty(len(used), *shape)
     line_of = {row: line for line, row in enumerate(used)}
     room = tokens_at_once(model.device)
-    most = room // TOKENS_A_TEXT
+    most = room // MIN_TOKENS_PER_TEXT
     batches = list(by_length(lengths, room, rows=used, size=batch_size, most=most, longest_first=True))
     for rows, part in over(model, batches, measure, provenance=provenance):
         found.take([line_of[row] for row in rows], part)
     if mode == "replace" and not isinstance(methods, Mapping):
         goal = objective(model, model.encode(data.texts[batches[0][0]]))
         found.said.update({note: None for note in circular_notes(goal, list(ready), option or {}, fill)})
-    return summarised(provenance, tuple(ready), data, found, grid, np.array(used), share, seed, long, tuple(where))
+    return summarise(provenance, tuple(ready), data, found, grid, np.array(used), share, seed, long, tuple(where))

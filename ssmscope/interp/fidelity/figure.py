@@ -1,4 +1,4 @@
-"""Fidelity as a picture: ΔA with its interval, and what the output becomes as more and more tokens are hidden."""
+"""Figure of fidelity: ΔA with its interval, and the output as more and more tokens are hidden."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ ORDERS: tuple[tuple[int, dict[str, Any], str], ...] = (
     (LERF, {"color": COLOURS[0], "linestyle": DASHED}, "least relevant first (LeRF)"),
 )
 CHANCE: dict[str, Any] = {"color": SOFT, "linestyle": DOTTED}
-"""Of random rankings, whose two orders are alike."""
+"""Style of random rankings, whose two orders are alike."""
 
 WIDTH, ROW, AXIS = 8.6, 0.3, 0.55
-"""In inches: the figure, a row of points, and what an axis needs below it."""
+"""Width of the figure, height of a row of points, and room for an axis, in inches."""
 NAMES, NUMBERS, LEFT = 1.55, 2.0, 0.75
-"""Left and right of the points, and left of the curves."""
+"""Room left and right of the points, and left of the curves, in inches."""
 ACROSS, CURVE, TITLE, GAP = 3, 1.65, 0.36, 0.25
-"""Curves side by side, the height of one, what stands above it, and what is between two."""
+"""Curves in a row, and in inches their height, the room for a title, and the gap between two."""
 
 
 def draw(result: Fidelity) -> Figure:
-    """ΔA of every method and of the random rankings with intervals; below, the mean of f along each method's rankings,
-    most relevant first and least relevant first, beside those of the random rankings."""
+    """Draw ΔA of every method and of the random rankings with intervals; below, the mean of f along each method's
+    rankings, most relevant first and least relevant first, with those of the random rankings."""
     high = ROW * len(result.rows)
     lines = math.ceil(len(result.methods) / ACROSS)
     options, data = result.provenance["options"], result.provenance["data"]
@@ -61,7 +61,7 @@ def draw(result: Fidelity) -> Figure:
 
 
 def _curves(sheet: Sheet, result: Fidelity, top: float) -> None:
-    """A panel per method, all on the same scale."""
+    """Draw a panel per method, all on the same scale."""
     low, high = result.curve[..., 1].min(), result.curve[..., 2].max()
     room = 0.04 * max(high - low, 1e-9)
     wide = (WIDTH - LEFT - GAP * ACROSS) / ACROSS

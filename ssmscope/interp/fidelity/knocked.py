@@ -1,4 +1,4 @@
-"""What knocking a token out does to a classifier, exactly: what its scores are compared with."""
+"""Exact effect of knocking a token out on a classifier, which scores are compared with."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ssmscope.core.edits import edited
 from ssmscope.core.encoding import Batch
 from ssmscope.core.mixers import is_bidirectional
 from ssmscope.core.model import Model
-from ssmscope.interp.fidelity.perturbed import of_target
+from ssmscope.interp.fidelity.perturbed import target_values
 from ssmscope.interp.knockout.measure import roads_of
 from ssmscope.interp.sanity.measure import spearman
 
 
-def knocked_out(
+def knockout_effects(
     model: Model,
     batch: Batch,
     targets: Sequence[int],
@@ -29,18 +29,18 @@ def knocked_out(
     value: str = "probability",
     batch_size: int | None = None,
 ) -> list[Float[np.ndarray, "cuts _"]]:
-    """f(x) − f(x with the edges from token i to all later tokens cut), for every non-special token of every text.
+    """Return f(x) − f(x with the edges from token i to all later tokens cut) for every non-special token of every text.
 
-    They are cut with all that comes of the token behind the convolution (level "block" of `cut_edges`):
-    no later position reads it in these layers' recurrences, nor in their softmax attention; where layers look ahead, no
-    other position does. The token's own position keeps it, so that the effect of a text's last token is 0 where a model
+    The cut covers everything that the token becomes after the convolution (level "block" of `cut_edges`): no later
+    position reads it in these layers' recurrences, nor in their softmax attention; where layers look ahead, no other
+    position does. The token's own position keeps it, so that the effect of a text's last token is 0 where a model
     reads there.
 
     Args:
         targets: per text the class.
-        layers: where they are cut, one after the other: a layer by the model's own number, or None for all at once.
-        value: what f is of it, "probability" or "logit".
-        batch_size: runs that go together; by default as many as suit the device.
+        layers: layers of each cut, by the model's own number, or None for all layers at once.
+        value: the quantity f, "probability" or "logit".
+        batch_size: number of runs that go together; by default as many as suit the device.
     """
     own = [[at for at, word in enumerate(words) if word is not None] for words in batch.words]
     runs = [
@@ -66,7 +66,7 @@ def knocked_out(
         with edited(model, cuts), torch.no_grad(), model.running(mask=part.mask):
             logits = model.forward(part)
         wanted = torch.tensor([targets[runs[run][0]] for run in chosen], device=logits.device)
-        found[chosen] = of_target(model, logits, wanted, value)
+        found[chosen] = target_values(model, logits, wanted, value)
     each = np.split(found, np.cumsum([1 + len(layers) * len(places) for places in own])[:-1])
     return [(values[0] - values[1:]).reshape(len(layers), -1) for values in each]
 
@@ -74,6 +74,6 @@ def knocked_out(
 def correlations(
     scores: Float[np.ndarray, "rankings n"], effects: Float[np.ndarray, "cuts n"]
 ) -> Float[np.ndarray, "rankings cuts"]:
-    """Spearman's correlation of the signed scores of one text's tokens with these effects; NaN where either is
+    """Return Spearman's correlation of the signed scores of one text's tokens with these effects; NaN where either is
     constant."""
     return np.array([[spearman(own, effect) for effect in effects] for own in scores])

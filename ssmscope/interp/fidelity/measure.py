@@ -1,4 +1,4 @@
-"""The measures of fidelity: from the curves of hidden tokens to means and differences with their intervals."""
+"""Measures of fidelity: from the curves of hidden tokens to means and differences with their intervals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ssmscope.data.text import TextData
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.fidelity.measures import LERF, MEASURES, MORF, layer_of
 from ssmscope.interp.fidelity.result import Fidelity
-from ssmscope.interp.plausibility.measure import agreement, size_of
+from ssmscope.interp.plausibility.measure import agreement, rationale_size
 from ssmscope.interp.plausibility.measures import MEASURES as AGREEMENT
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective
 
 
-KNOCKED = len(MEASURES) + len(AGREEMENT)
-"""Behind which columns those of knockouts stand."""
+FIRST_KNOCKOUT_COLUMN = len(MEASURES) + len(AGREEMENT)
+"""First column of the correlations with knockouts."""
 
 
 def trapezoid(curve: Float[np.ndarray, "... points"]) -> np.ndarray:
-    """The area under values at evenly spaced points of [0, 1], by trapezoids."""
+    """Return the area under values at evenly spaced points of [0, 1], by trapezoids."""
     return (curve[..., :-1] + curve[..., 1:]).mean(-1) / 2
 
 
@@ -42,7 +42,7 @@ def measures(
     without: Float[np.ndarray, "... shares"],
     only: Float[np.ndarray, "... shares"],
 ) -> Float[np.ndarray, "... measures"]:
-    """All measures, in the order of `MEASURES`.
+    """Compute all measures, in the order of `MEASURES`.
 
     Args:
         curve: f along MoRF and along LeRF, from the clean text on.
@@ -56,29 +56,26 @@ def measures(
 
 @dataclass(eq=False)
 class Measured:
-    """What is known of every text; the rankings of a text are those of the methods and then the random ones."""
+    """Measurements of every text; the rankings of a text are those of the methods followed by the random ones."""
 
     values: np.ndarray
-    """(methods, texts, measures), those of plausibility behind those of fidelity, NaN where there is no rationale, and
-    last the correlations with what knocking tokens out does, NaN where they are not defined."""
-    random: np.ndarray
-    """(texts, rankings, measures)."""
+    """(texts, rankings, measures): fidelity, then plausibility, NaN where there is no rationale, then the correlations
+    with the effects of knocking tokens out, NaN where undefined."""
     curves: np.ndarray
-    """(texts, methods + 1, 2, points), the mean of the random ones last."""
+    """(texts, methods + 1, 2, points), with the mean of the random ones last."""
     targets: np.ndarray
     tied: np.ndarray
     """(texts, methods)."""
     unconverged: np.ndarray
-    """(methods,), on how many texts."""
+    """(methods,), numbers of texts."""
     said: dict[str, None] = field(default_factory=dict)
-    """What has to be said of methods' baselines, each once."""
+    """Notes on methods' baselines, each once."""
 
     @staticmethod
     def empty(texts: int, methods: int, rankings: int, points: int, knocked: int) -> Measured:
-        width = KNOCKED + knocked
+        width = FIRST_KNOCKOUT_COLUMN + knocked
         return Measured(
-            values=np.full((methods, texts, width), np.nan),
-            random=np.full((texts, rankings, width), np.nan),
+            values=np.full((texts, methods + rankings, width), np.nan),
             curves=np.empty((texts, methods + 1, 2, points)),
             targets=np.empty(texts, dtype=np.int64),
             tied=np.empty((texts, methods)),
@@ -86,43 +83,36 @@ class Measured:
         )
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All of it, for `take`."""
+        """Return all measurements, for `take`."""
         return {**vars(self), "said": np.array(list(self.said), dtype=str)}
 
     def take(self, lines: Sequence[int], part: Mapping[str, np.ndarray]) -> None:
-        """Put what was measured of some texts in their lines."""
-        self.values[:, lines] = part["values"]
-        for name in ("random", "curves", "targets", "tied"):
+        """Store the measurements of some texts in their lines."""
+        for name in ("values", "curves", "targets", "tied"):
             getattr(self, name)[lines] = part[name]
         self.unconverged += part["unconverged"]
         self.said.update(dict.fromkeys(part["said"].tolist()))
 
     def put(self, line: int, hidden: Hidden, values: np.ndarray, target: int) -> None:
-        methods = len(self.values)
-        curves = values[hidden.asked]
-        measured = measures(curves, values[hidden.without], values[hidden.only])
-        self.values[:, line, : len(MEASURES)] = measured[:methods]
-        self.random[line, :, : len(MEASURES)] = measured[methods:]
+        methods, curves = len(self.unconverged), values[hidden.asked]
+        self.values[line, :, : len(MEASURES)] = measures(curves, values[hidden.without], values[hidden.only])
         self.curves[line, :methods], self.curves[line, methods] = curves[:methods], curves[methods:].mean(0)
         self.targets[line] = target
 
     def agree(self, line: int, scores: np.ndarray, mask: np.ndarray | None, share: float) -> None:
-        if mask is None:
-            return
-        methods = len(self.values)
-        top = size_of(scores.shape[1], share)
-        measured = np.array([agreement(own, mask, top) for own in scores])
-        self.values[:, line, len(MEASURES) : KNOCKED] = measured[:methods]
-        self.random[line, :, len(MEASURES) : KNOCKED] = measured[methods:]
+        if mask is not None:
+            top = rationale_size(scores.shape[1], share)
+            measured = [agreement(own, mask, top) for own in scores]
+            self.values[line, :, len(MEASURES) : FIRST_KNOCKOUT_COLUMN] = measured
 
     def correlate(self, line: int, found: np.ndarray) -> None:
-        """Keep the correlations (methods and random rankings, cuts) with what knocking a text's tokens out does."""
-        methods = len(self.values)
-        self.values[:, line, KNOCKED:], self.random[line, :, KNOCKED:] = found[:methods], found[methods:]
+        """Store the correlations (methods and random rankings, cuts) with the effects of knocking a text's tokens
+        out."""
+        self.values[line, :, FIRST_KNOCKOUT_COLUMN:] = found
 
 
 def tied_share(scores: np.ndarray) -> float:
-    """The share of tokens whose score another one has."""
+    """Return the share of tokens whose score another token also has."""
     _, times = np.unique(scores, return_counts=True)
     return float(times[times > 1].sum()) / len(scores)
 
@@ -133,22 +123,22 @@ def circular_notes(
     option: Mapping[str, Mapping[str, Any]],
     fill: Float[Tensor, " width"],
 ) -> Iterator[str]:
-    """Of every method of ours whose baseline is the vector that tokens are replaced by: that this is circular."""
-    from ssmscope.interp.methods import METHODS
+    """Yield a note for every built-in method whose baseline is the vector that tokens are replaced by."""
+    from ssmscope.interp.methods import method_function
 
     for name in methods:
-        known = inspect.signature(METHODS[name]).parameters.get("baseline")
+        known = inspect.signature(method_function(name)).parameters.get("baseline")
         if known is None:
             continue
         start = baseline_embeddings(goal.rows([0]), option.get(name, {}).get("baseline", known.default))[0, 0]
         if torch.allclose(start.to(fill), fill, rtol=1e-5, atol=1e-8):
             yield (
-                f"{name} compares with the very embedding that tokens are replaced by, which favours it: give another "
+                f"the baseline of {name} is the embedding that replaces tokens, which favours it: give another "
                 "replacement or baseline"
             )
 
 
-def summarised(
+def summarise(
     provenance: dict[str, Any],
     methods: tuple[str, ...],
     data: TextData,
@@ -160,12 +150,12 @@ def summarised(
     long: int,
     knocked: Sequence[str],
 ) -> Fidelity:
-    """The result of what was measured text by text: means and paired differences with their intervals, and notes.
+    """Summarise the measurements of texts: means and paired differences with their intervals, and notes.
 
     Args:
         used: the numbers of the texts that are measured.
         share: the mean share of tokens that people marked; None without rationales.
-        long: how many texts are left out for their length.
+        long: number of texts left out for their length.
         knocked: the names of the correlations with knockouts.
     """
     every = (*MEASURES, *AGREEMENT, *knocked)
@@ -173,7 +163,8 @@ def summarised(
     names = tuple(name for name in every if name in asked)
     width, number = len(names), len(methods)
     places = [every.index(name) for name in names]
-    values, random = found.values[..., places], found.random[..., places]
+    values, random = np.split(found.values[..., places], [number], axis=1)
+    values = values.transpose(1, 0, 2)
     beside = random.mean(1)
     columns = np.concatenate([values, beside[None]]).transpose(1, 0, 2)
     rows = resampled_means(columns.reshape(len(used), -1), seed=seed).reshape(-1, number + 1, width)
@@ -181,11 +172,11 @@ def summarised(
     paired = [rows[:, a] - rows[:, b] for a, b in itertools.combinations(range(number + 1), 2)]
     short = len(data) - len(used) - long
     notes = [f"{short:,} of {len(data):,} texts have a single token and are left out"] if short else []
-    notes += [f"{long:,} of {len(data):,} texts are longer than asked for and are left out"] if long else []
+    notes += [f"{long:,} of {len(data):,} texts are longer than max_tokens and are left out"] if long else []
     for name, tied in zip(methods, found.tied.mean(0)):
         if tied > 0.05:
             notes.append(
-                f"{name} gives {100 * tied:.0f} % of the tokens a score that another one has: position decides"
+                f"{name} gives {100 * tied:.0f} % of the tokens a score that another one has too: position decides"
             )
     notes += list(found.said)
     for name, failed in zip(methods, found.unconverged):
@@ -195,7 +186,7 @@ def summarised(
     for name in knocked:
         flat, layer = int(np.isnan(beside[:, names.index(name)]).sum()), layer_of(name)
         where = "" if layer is None else f" in layer {layer}"
-        notes += [f"of {flat:,} of {len(used):,} texts no knockout{where} changes the output"] if flat else []
+        notes += [f"in {flat:,} of {len(used):,} texts no knockout{where} changes the output"] if flat else []
     if unmarked:
         notes.append(f"{unmarked:,} of {len(used):,} texts have no rationale; plausibility leaves them out")
     return Fidelity(
@@ -219,6 +210,6 @@ def summarised(
 
 
 def _mean_of_defined(values: Float[np.ndarray, "texts rankings measures"]) -> Float[np.ndarray, "rankings measures"]:
-    """The mean over the texts of which a number is defined; NaN where there is none."""
+    """Return the mean over the texts for which a number is defined; NaN where there is none."""
     defined = ~np.isnan(values)
     return ratio(np.where(defined, values, 0.0).sum(0), defined.sum(0))

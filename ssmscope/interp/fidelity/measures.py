@@ -1,4 +1,4 @@
-"""The measures of fidelity by name: how the views call them, and which way is better."""
+"""Measures of fidelity by name: their names in the views, and the direction that is better."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ MEASURES = {
     "comprehensiveness": ("comprehensiveness", True),
     "sufficiency": ("sufficiency", False),
 }
-"""The measures by name, how the views call them, and whether more is better."""
+"""Measures by name, with their names in the views and True where more is better."""
 
 KNOCKOUT = "knockout"
-"""The name of the correlation with the exact effect of knocking tokens out in all layers, and of that in one layer with
-the layer's number behind it."""
+"""Name of the correlation with the exact effect of knocking tokens out in all layers; followed by a layer's number, in
+that layer."""
 
 MORF, LERF = 0, 1
 
 RANDOM = "random"
-"""The name of the random rankings beside the methods'."""
+"""Name of the random rankings."""
 
 
 def more_is_better(measure: str) -> bool:
     return MEASURES[measure][1] if measure in MEASURES else True
 
 
-def in_layer(layer: int) -> str:
-    """The name of the correlation with the exact effect of knocking tokens out in one layer."""
+def layer_measure(layer: int) -> str:
+    """Return the name of the correlation with the exact effect of knocking tokens out in one layer."""
     return f"{KNOCKOUT}-{layer}"
 
 
 def layer_of(measure: str) -> int | None:
-    """The layer in which a measure knocks tokens out; None of all others."""
+    """Return the layer in which a measure knocks tokens out; None for all other measures."""
     name, _, layer = measure.partition("-")
     return int(layer) if name == KNOCKOUT and layer else None
 
 
-def name_of(measure: str) -> str:
-    """How the views call a measure."""
+def display_name(measure: str) -> str:
+    """Return the name of a measure in the views."""
     if (layer := layer_of(measure)) is not None:
         return f"layer {layer}"
     if measure == KNOCKOUT:

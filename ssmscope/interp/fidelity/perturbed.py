@@ -1,4 +1,4 @@
-"""A classifier on texts some of whose tokens are hidden: which tokens, and what it then says.
+"""Runs of a classifier on texts with hidden tokens.
 
 Every set of hidden tokens is run once, however many rankings and shares ask for it.
 """
@@ -25,16 +25,16 @@ from ssmscope.errors import InputError, did_you_mean
 REPLACEMENTS = ("mean", "zero", "pad")
 
 SHARES = (Fraction(1, 20), Fraction(1, 10), Fraction(1, 5), Fraction(1, 2))
-"""The shares of tokens that comprehensiveness and sufficiency are the means over (ERASER)."""
+"""Shares of tokens that comprehensiveness and sufficiency are averaged over (ERASER)."""
 
 
 def counts(shares: Sequence[Fraction], n: int) -> Int[np.ndarray, " shares"]:
-    """round(q n) for every share q, halves to the even number; exact, as no share is a float."""
+    """Return round(q n) for every share q, halves to the even number; exact, as no share is a float."""
     return np.array([round(share * n) for share in shares], dtype=np.int64)
 
 
 def ranking(scores: Float[np.ndarray, "rankings n"]) -> Int[np.ndarray, "rankings n"]:
-    """The place of every token in its ranking: 0 for the highest signed score, ties by position."""
+    """Return the place of every token in its ranking: 0 for the highest signed score, ties by position."""
     order = np.argsort(-scores, axis=1, kind="stable")
     places = np.empty_like(order)
     np.put_along_axis(places, order, np.broadcast_to(np.arange(scores.shape[1]), order.shape), axis=1)
@@ -43,7 +43,7 @@ def ranking(scores: Float[np.ndarray, "rankings n"]) -> Int[np.ndarray, "ranking
 
 @dataclass(frozen=True, eq=False)
 class Hidden:
-    """The sets of tokens of one text that rankings ask to hide, each once.
+    """Distinct sets of tokens of one text that rankings ask to hide.
 
     Attributes:
         sets: (sets, n) bool over the text's non-special tokens, True where one is hidden.
@@ -60,7 +60,7 @@ class Hidden:
 
 
 def hidden_sets(places: Int[np.ndarray, "rankings n"], grid: Sequence[Fraction]) -> Hidden:
-    """What to hide of a text with these rankings, for the shares of `grid` and of `SHARES`.
+    """Return the sets to hide in a text with these rankings, for the shares of `grid` and of `SHARES`.
 
     Both orders are of one ranking: least relevant first begins at its end.
     """
@@ -77,7 +77,8 @@ def hidden_sets(places: Int[np.ndarray, "rankings n"], grid: Sequence[Fraction])
 
 
 def distinct(sets: Bool[np.ndarray, "asked n"]) -> tuple[list[int], Int[np.ndarray, " asked"]]:
-    """The rows of the distinct sets, in the order of their first mention, and for every row the number of its set."""
+    """Return the rows of the distinct sets, in the order of their first occurrence, and for every row the number of its
+    set."""
     seen: dict[bytes, int] = {}
     inverse = [seen.setdefault(row.tobytes(), len(seen)) for row in np.packbits(sets, axis=1)]
     chosen: list[int] = []
@@ -87,9 +88,9 @@ def distinct(sets: Bool[np.ndarray, "asked n"]) -> tuple[list[int], Int[np.ndarr
     return chosen, np.array(inverse, dtype=np.int64)
 
 
-def fill_of(model: Model, replacement: str) -> Float[Tensor, " width"]:
-    """The vector that hidden tokens' embeddings become: the mean of the embedding table, zeros, or the embedding of the
-    padding token or of any other.
+def replacement_vector(model: Model, replacement: str) -> Float[Tensor, " width"]:
+    """Return the vector that replaces hidden tokens' embeddings: the mean of the embedding table, zeros, or the
+    embedding of the padding token or of any other.
 
     Raises:
         InputError: a token that the model does not have, or a text of several.
@@ -132,13 +133,13 @@ def run_hidden(
     value: str = "probability",
     batch_size: int | None = None,
 ) -> list[Float[np.ndarray, " _"]]:
-    """The probability or logit of each text's target with each of its sets of tokens hidden.
+    """Return the probability or logit of each text's target with each of its sets of tokens hidden.
 
     Args:
         batch: the texts.
         targets: per text the class.
         hidden: per text its sets (sets, n) over the non-special tokens.
-        fill: what the embeddings of hidden tokens become. Of a text of which nothing is left it is the only token.
+        fill: embedding of hidden tokens, and of the only token of a text whose tokens are all deleted.
         mode: "replace" keeps the length; with "delete" the tokens that are left close up.
         batch_size: copies that run together; by default as many as suit the device.
 
@@ -173,7 +174,7 @@ def run_hidden(
             copies = torch.where(hides[:, :width, None], fill, embeddings[index, :width])
         with torch.no_grad(), model.running(mask=mask):
             logits = model.forward_embeddings(copies, mask)
-        found[rows] = of_target(model, logits, torch.from_numpy(wanted[rows]).to(logits.device), value)
+        found[rows] = target_values(model, logits, torch.from_numpy(wanted[rows]).to(logits.device), value)
     if not np.isfinite(found).all():
         raise InputError("the model's logits are not finite: it is damaged, or overflows on these inputs")
     return np.split(found, np.cumsum(numbers)[:-1])
@@ -186,7 +187,7 @@ def _closed_up(
     width: int,
     fill: Float[Tensor, " width"],
 ) -> Float[Tensor, "runs shorter width"]:
-    """The embeddings of the tokens that are left, moved to the front; `fill` at the first place where none is."""
+    """Move the embeddings of the remaining tokens to the front; `fill` stands at the first place where none remains."""
     kept = real & ~hides
     order = torch.argsort((~kept).int(), dim=1, stable=True)[:, :width]
     moved = torch.take_along_dim(embeddings, order.unsqueeze(-1), dim=1)
@@ -196,10 +197,10 @@ def _closed_up(
     return moved
 
 
-def of_target(
+def target_values(
     model: Model, logits: Float[Tensor, "runs classes"], targets: Int[Tensor, " runs"], value: str
 ) -> np.ndarray:
-    """The probability or logit of every run's own target, float64."""
+    """Return the probability or logit of every run's own target, float64."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     values = model.probabilities(logits) if value == "probability" else logits
     return values.gather(1, targets.unsqueeze(1)).squeeze(1).double().cpu().numpy()

@@ -1,4 +1,4 @@
-"""What a measurement of fidelity gives: numbers per method with their intervals, curves, differences, tables."""
+"""Result of a measurement of fidelity: numbers per method with their intervals, curves, differences, tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.interp.fidelity.measures import RANDOM, layer_of, more_is_better, name_of
+from ssmscope.interp.fidelity.measures import RANDOM, display_name, layer_of, more_is_better
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted, told_apart
 from ssmscope.render.table import Cell, Line, Table, table, written
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fidelity(Result, kind="fidelity"):
-    """What hiding the tokens that each method names does to the output, text by text and on average."""
+    """Effect of hiding the tokens that each method names on the output, text by text and on average."""
 
     methods: tuple[str, ...]
     measures: tuple[str, ...]
     value: str
-    """What f is: "probability" or "logit"."""
+    """Quantity f: "probability" or "logit"."""
     texts: np.ndarray
-    """(texts,) int64: which of the data's texts are measured, those left out being too short."""
+    """(texts,) int64: numbers of the measured texts in the data; texts that are too short are left out."""
     predicted: np.ndarray
     """(texts,) int64: the class predicted on the clean text."""
     clean: np.ndarray
@@ -41,7 +41,7 @@ class Fidelity(Result, kind="fidelity"):
     random: np.ndarray
     """(texts, measures), the mean over the random rankings."""
     rankings: np.ndarray
-    """(rankings, measures): each random ranking's mean over the texts."""
+    """(rankings, measures): the mean over the texts for each random ranking."""
     estimates: np.ndarray
     """(methods + 1, measures, 3): mean, low and high end of its interval; the random rankings last."""
     paired: np.ndarray
@@ -51,22 +51,22 @@ class Fidelity(Result, kind="fidelity"):
     curve: np.ndarray
     """(methods + 1, 2, points, 3): mean f along MoRF and LeRF with its interval; the random rankings last."""
     marked: float | None
-    """The mean share of tokens that people marked; None without rationales."""
+    """Mean share of tokens that people marked; None without rationales."""
     notes: tuple[str, ...]
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """The methods, and the random rankings behind them."""
+        """Methods, followed by the random rankings."""
         return (*self.methods, RANDOM)
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """What `paired` holds the differences of, first − second."""
+        """Pairs whose differences, first − second, are in `paired`."""
         return tuple(itertools.combinations(self.rows, 2))
 
     @property
     def data(self) -> str:
-        """The name of the data."""
+        """Name of the data."""
         return str(self.provenance["data"]["name"])
 
     @property
@@ -85,7 +85,8 @@ class Fidelity(Result, kind="fidelity"):
         return f"ΔA {written(self.estimate(best[0]))} of {' and '.join(best)}, {clearly}the best of {len(self.methods)}"
 
     def _best_named(self) -> str:
-        """The method with the largest ΔA, as far as paired differences tell it from others; nothing where none is."""
+        """Name the method with the largest ΔA, with the methods that paired differences do not tell from it; "" where
+        too many."""
         first = max(self.methods, key=lambda name: self.estimate(name).value)
         alike = [name for name in self.methods if name != first and not self.difference(first, name).low > 0]
         return told_apart([first, *alike], len(self.methods))
@@ -101,7 +102,7 @@ class Fidelity(Result, kind="fidelity"):
         return table(("model", "data", "method"), lines, **_directions(measures))
 
     def estimate(self, method: str, measure: str = "delta") -> Estimate:
-        """A measure of a method, or of "random", with its interval.
+        """Return a measure of a method, or of "random", with its interval.
 
         Raises:
             InputError: when there is no such method or measure.
@@ -110,7 +111,7 @@ class Fidelity(Result, kind="fidelity"):
         return Estimate(*self.estimates[tuple(place)].tolist())
 
     def difference(self, method: str, other: str = RANDOM, measure: str = "delta") -> Estimate:
-        """A measure of a method minus that of another, paired, with its interval.
+        """Return a measure of a method minus that of another, paired, with its interval.
 
         Raises:
             InputError: when there is no such method or measure.
@@ -126,15 +127,15 @@ class Fidelity(Result, kind="fidelity"):
         return ("method", method, self.rows), ("measure", measure, self.measures)
 
     def best(self, measure: str) -> tuple[str, ...]:
-        """The methods of the best mean, several where they are equal; the random rankings take no part."""
+        """Return the methods with the best mean, several where they are equal; never the random rankings."""
         place = _place("measure", measure, self.measures)
         means = self.estimates[:-1, place, 0]
         top = np.nanmax(means) if more_is_better(measure) else np.nanmin(means)
         return tuple(name for name, mean in zip(self.methods, means) if mean == top)
 
     def to_frame(self) -> DataFrame:
-        """A row per method (and "random") and measure: columns method, measure, value, low, high (the 95 % interval),
-        texts, and, of the random rankings, spread: the standard deviation of their own means."""
+        """Return a row per method (and "random") and measure: columns method, measure, value, low, high (the 95 %
+        interval), texts, and, for the random rankings, spread: the standard deviation of their own means."""
         import pandas as pd
 
         spread = self.rankings.std(0, ddof=1)
@@ -147,7 +148,7 @@ class Fidelity(Result, kind="fidelity"):
         return pd.DataFrame(rows, columns=["method", "measure", "value", "low", "high", "texts", "spread"])
 
     def curves(self) -> DataFrame:
-        """A row per method, ranking ("MoRF", "LeRF") and share q of hidden tokens: mean f with its interval."""
+        """Return a row per method, ranking ("MoRF", "LeRF") and share q of hidden tokens: mean f with its interval."""
         import pandas as pd
 
         rows = [
@@ -159,7 +160,8 @@ class Fidelity(Result, kind="fidelity"):
         return pd.DataFrame(rows, columns=["method", "ranking", "q", "mean", "low", "high"])
 
     def differences(self) -> DataFrame:
-        """A row per pair of methods ("random" is the second) and measure: the paired difference, first − second."""
+        """Return a row per pair of methods ("random" is the second) and measure: the paired difference, first −
+        second."""
         import pandas as pd
 
         rows = [
@@ -170,8 +172,8 @@ class Fidelity(Result, kind="fidelity"):
         return pd.DataFrame(rows, columns=["method", "other", "measure", "difference", "low", "high"])
 
     def per_text(self) -> DataFrame:
-        """A row per text and method (and "random"): columns text (its number in the data), predicted, clean (f of it),
-        method, and a column for every measure."""
+        """Return a row per text and method (and "random"): columns text (its number in the data), predicted, clean (f
+        of it), method, and a column for every measure."""
         import pandas as pd
 
         parts = []
@@ -182,7 +184,7 @@ class Fidelity(Result, kind="fidelity"):
         return pd.concat(parts, ignore_index=True)
 
     def table(self, *, style: str = "markdown") -> str:
-        """Methods × measures with the best of each marked, as "markdown", "latex" or "csv"."""
+        """Return methods × measures with the best of each marked, as "markdown", "latex" or "csv"."""
         from ssmscope.interp.fidelity.tables import measure_table
 
         return measure_table(self, style)
@@ -218,14 +220,14 @@ class Fidelity(Result, kind="fidelity"):
         return table(("method",), self._lines(intervals=intervals), **_directions(self._shown()))
 
     def _shown(self) -> list[str]:
-        """The measures of the whole model, which tables have side by side."""
+        """Return the measures of the whole model, which share one table."""
         return [measure for measure in self.measures if layer_of(measure) is None]
 
     def _lines(self, measures: Sequence[str] | None = None, *, intervals: bool = True) -> list[Line]:
-        """A line per method, of which the random rankings are no peer."""
+        """Return a line per method; the random rankings are not compared with the methods."""
         lines, peers = [], object()
         for method in self.rows:
-            found = {name_of(measure): self.estimate(method, measure) for measure in measures or self._shown()}
+            found = {display_name(measure): self.estimate(method, measure) for measure in measures or self._shown()}
             if not intervals:
                 found = {name: Estimate(one.value, math.nan, math.nan) for name, one in found.items()}
             cells = {name: Cell(one) for name, one in found.items()}
@@ -234,8 +236,8 @@ class Fidelity(Result, kind="fidelity"):
 
 
 def _directions(measures: Iterable[str]) -> dict[str, Any]:
-    """The columns of `table` in which more is better, and those in which less is."""
-    more, less = ([name_of(one) for one in measures if more_is_better(one) == better] for better in (True, False))
+    """Return the columns of `table` in which more is better, and those in which less is."""
+    more, less = ([display_name(one) for one in measures if more_is_better(one) == better] for better in (True, False))
     return {"more": more, "less": less}
 
 
@@ -251,8 +253,9 @@ def _place(what: str, name: str, known: Sequence[str]) -> int:
 
 
 def fidelity_table(results: Sequence[Fidelity], *, measure: str = "delta", style: str = "markdown") -> str:
-    """A measure of methods × data sets, as in Baleen's Table 2: a row per method and model, a column per data set and
-    their average, the best method of each model and data set marked. The random rankings stand below the methods.
+    """Return a measure of methods × data sets, as in Baleen's Table 2: a row per method and model, a column per data
+    set and their average, the best method of each model and data set marked. The random rankings stand below the
+    methods.
 
     Args:
         results: one per model and data set. A model column comes in when there are several models.

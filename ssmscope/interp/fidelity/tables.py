@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.interp.fidelity.measures import more_is_better, name_of
+from ssmscope.interp.fidelity.measures import display_name, more_is_better
 from ssmscope.render.markup import to_latex, to_markdown
 from ssmscope.render.table import Cell, Table
 
@@ -22,17 +22,17 @@ UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
 
 def measure_table(result: Fidelity, style: str) -> str:
-    """Methods × measures of one result."""
+    """Return methods × measures of one result."""
     _check(style)
     rows = [((name,), tuple(_cell(result, name, measure) for measure in result.measures)) for name in result.rows]
     if style == "csv":
         return _csv(Table(("method",), tuple(result.measures), tuple(rows)))
-    columns = tuple(f"{name_of(one)} {'↑' if more_is_better(one) else '↓'}" for one in result.measures)
+    columns = tuple(f"{display_name(one)} {'↑' if more_is_better(one) else '↓'}" for one in result.measures)
     return _written(Table(("Method",), columns, tuple(rows)), style)
 
 
 def data_table(results: Sequence[Fidelity], measure: str, style: str) -> str:
-    """Methods × data sets of one measure, for one or several models."""
+    """Return methods × data sets of one measure, for one or several models."""
     _check(style)
     if not results:
         raise InputError("no result was given; give at least one that fidelity_auc made")
@@ -41,7 +41,7 @@ def data_table(results: Sequence[Fidelity], measure: str, style: str) -> str:
         place = (result.model_name, result.data)
         if place in found:
             raise InputError(f"two results are of {place[0]} on {place[1]}; give one for each model and data set")
-        result.best(measure)  # names the measures if this is none
+        result.best(measure)  # This raises for an unknown measure.
         found[place] = result
     models, sets = (list(dict.fromkeys(place[i] for place in found)) for i in (0, 1))
     rows = []
@@ -72,7 +72,7 @@ def _cell(result: Fidelity, method: str, measure: str) -> Cell:
 
 
 def _average(own: dict[str, Fidelity], sets: Sequence[str], method: str, measure: str) -> float | None:
-    """A method's mean over the data sets, of a model that was measured on all of them."""
+    """Return a method's mean over the data sets, for a model that was measured on all of them."""
     if any(name not in own or method not in own[name].rows for name in sets):
         return None
     return sum(own[name].estimate(method, measure).value for name in sets) / len(sets)
@@ -84,7 +84,8 @@ def _check(style: str) -> None:
 
 
 def _csv(table: Table) -> str:
-    """Plain numbers, each with the ends of its interval, and in the last column where the row is best."""
+    """Write plain numbers, each with the ends of its interval, and in the last column the columns in which the row is
+    best."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*table.heads, *(name + end for name in table.columns for end in ("", "_low", "_high")), "best_in"])

@@ -1,4 +1,4 @@
-"""What is in a model's memory: which tokens its states still hold, keep, or are replaced at."""
+"""Contents of a model's memory: the tokens that its states still hold, keep, or are overwritten at."""
 
 from __future__ import annotations
 
@@ -19,33 +19,25 @@ if TYPE_CHECKING:
 def check_heatmap(
     *, score: str, at: int | None, contrast: Any, through: bool, half_lives: bool, heads: Any, **_: Any
 ) -> None:
-    """Refuse options that contradict each other.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError if options contradict each other."""
     asked = {"at": at is not None, "through": through, "half_lives": half_lives}
     if score != "survival" and any(asked.values()):
         named = next(name for name, given in asked.items() if given)
-        raise InputError(f"{named} is of survival, what is left of a token; not of {score}")
+        raise InputError(f"{named} applies to survival only, not to {score}")
     if through and half_lives:
-        raise InputError("half_lives are of what each layer writes itself; give it without through")
+        raise InputError("half_lives concern each layer's own writes; give it without through")
     if contrast is not None and (at is not None or through or heads is not None):
         raise InputError("contrast compares whole layers at the end of texts; give it without at, through and heads")
 
 
 def check_reads(of_data: bool, *, limit: int | None, **options: Any) -> None:
-    """Refuse options of single texts where a data set is read, and of data sets where texts are.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError for options of single texts with a data set, or of data sets with texts."""
     if not of_data and limit is not None:
-        raise InputError("limit says how many texts of a data set are read; give data, or leave it out")
+        raise InputError("limit is the number of texts read from a data set; give data, or leave it out")
     alone = {"at": None, "heads": None, "through": False, "contrast": None, "scale": None, "merge": False}
     given = [name for name, default in alone.items() if options[name] != default]
     if of_data and given:
-        raise InputError(f"{given[0]} is of texts; over a data set it is left out")
+        raise InputError(f"{given[0]} applies to single texts; leave it out with a data set")
 
 
 @analysis(
@@ -63,44 +55,42 @@ def selection_heatmap(
     *,
     score: Annotated[
         Literal["survival", "retention", "write"],
-        "A token's share of what the states hold; the share of what it already had that is kept when it reads the "
-        "token (Eq. 10), or replaced.",
+        "Share of the state written at a token; or share of the old state kept (Eq. 10), or overwritten, at the token.",
     ] = "survival",
-    at: Annotated[int | None, "Look into the states after this token, from 0; else at the end.", Range(0)] = None,
+    at: Annotated[int | None, "Examine the states after this token, from 0; default the end.", Range(0)] = None,
     layers: Layers = "all",
-    heads: Annotated[Literal["all", "top"] | None, "Also show every head, or the eight most selective ones."] = None,
-    through: Annotated[bool, "Follow deep layers' memory through those below to the tokens of the input."] = False,
-    half_lives: Annotated[
-        bool, "Also after how many tokens half of what is written is left; over a data set always."
-    ] = False,
+    heads: Annotated[Literal["all", "top"] | None, "Also show all heads, or the eight most selective ones."] = None,
+    through: Annotated[bool, "Follow the memory of deep layers through the layers below to the input tokens."] = False,
+    half_lives: Annotated[bool, "Also show half-lives, in tokens, of what is written; always over a data set."] = False,
     contrast: Annotated[
-        str | None, "z-scores against each token's own average over these texts.", Reads("data"), Metavar("DATA")
+        str | None, "Show z-scores against each token's own average over these texts.", Reads("data"), Metavar("DATA")
     ] = None,
     scale: Annotated[
-        Literal["shared", "row"] | None, "Colour all rows on one scale, or each on its own; else texts on one."
+        Literal["shared", "row"] | None,
+        "Colour all rows on one scale, or each on its own; default: texts on one.",
     ] = None,
     top: Top = 5,
-    punctuation: Annotated[bool, "Name punctuation too."] = False,
-    merge: Annotated[bool, "Put the tokens of a word together."] = False,
+    punctuation: Annotated[bool, "Also name punctuation."] = False,
+    merge: Annotated[bool, "Merge the tokens of a word."] = False,
     limit: Limit = None,
     seed: Seed = 0,
 ) -> SelectionHeatmap | DataHeatmap:
-    """What a model's states hold of each token of a text, and the words that stand out.
+    """Compute the share of each token of a text in a model's states, and the words that stand out.
 
     Survival, the default: a layer writes W_s at token s, and R_s = (∏ of the transitions after s) W_s is left of it.
     Its share is ‖R_s‖ / Σ_s' ‖R_s'‖ in every head, averaged over heads weighted by Σ ‖R‖, then over layers.
-    Retention: (1 / ND) Σ_d Σ_n E[A_t]^(n, d) (Baleen, Eq. 10), the share of what a layer
-    already had that is kept when it reads token t: one that is strongly written scores low. Write is 1 − retention.
+    Retention: (1 / ND) Σ_d Σ_n E[A_t]^(n, d) (Baleen, Eq. 10), the share of its old state that a layer keeps when
+    it reads token t: a strongly written token scores low. Write is 1 − retention.
 
-    The rationale is of whole words that stand out, at most `top` and at most a third of them: those with 1.5 times
-    their even share of the state, or a standard deviation above the mean of other scores. A row whose coefficient of
-    variation over tokens is below 0.1 is noise, and shown flat; of an image it is drawn, and says that the model hardly
-    selects.
+    The rationale consists of whole words that stand out, at most `top` and at most a third of them: those with 1.5
+    times their even share of the state, or, for other scores, a standard deviation above the mean. A row whose
+    coefficient of variation over tokens is below 0.1 is noise, and shown flat; image maps keep their own range,
+    labelled "hardly selects".
 
-    Over labelled texts (`TextData`) it says which words, parts of a text and classes are kept, whether answers
-    that are right differ from wrong ones, and the half-lives of layers and heads: a `DataHeatmap`. A word's score is
-    its share of the state times the number of words in its text, 1 for an even spread; its mean over the word's
-    occurrences has a 95 % bootstrap interval over texts.
+    Over labelled texts (`TextData`) the result is a `DataHeatmap`: the kept words, parts of a text and classes, right
+    answers compared with wrong ones, and the half-lives of layers and heads. A word's score is its share of the state
+    times the number of words in its text, 1 for an even spread; its mean over the word's occurrences has a 95 %
+    bootstrap interval over texts.
 
     Raises:
         InputError: a layer or position that is not there, a score that is not finite, options that contradict each

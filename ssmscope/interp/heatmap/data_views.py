@@ -1,4 +1,4 @@
-"""How the heatmap over a data set is shown: words, groups of texts, layers, and texts at the extremes."""
+"""Views of the heatmap over a data set: words, groups of texts, layers, and texts at the extremes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmscope.interp.heatmap.views import rows
-from ssmscope.interp.heatmap.words import HIGH, LOW, tokens_of
+from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, SHOWN_LOWEST, format_half_life
 from ssmscope.render.blocks import Block, Prose
-from ssmscope.render.figure import COLOURS, INK, SOFT, Sheet, data_line, handle, line, points, title
+from ssmscope.render.figure import COLOURS, DOTTED, INK, SOFT, Sheet, data_line, handle, line, points, title
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import Cell, Line, Table, bare, table
 from ssmscope.render.tokens import evenly_apart, visible
@@ -20,22 +20,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup
+    from ssmscope.core.bootstrap import Estimate
+    from ssmscope.interp.heatmap.kept import KeptGroup
+    from ssmscope.interp.heatmap.result import DataHeatmap
 
-LAYERS = 6
-"""How many layers a terminal shows."""
-NAMED = 3
-"""How many words a table names of some texts, or of a layer."""
-CURVES = 5
-"""Of how many layers the picture has a curve, the average apart."""
+BRIEF_LAYERS = 6
+"""Number of layers in a terminal."""
+NAMED_WORDS = 3
+"""Number of words that a table names for a group of texts, or for a layer."""
+MAX_LAYER_CURVES = 5
+"""Number of layers with a curve in the picture, in addition to the average."""
 
 
 def blocks(result: DataHeatmap) -> Iterator[Block]:
-    """The verdict and the picture, words, groups, layers, and examples."""
+    """Yield the verdict and the picture, words, groups, layers, and examples."""
     yield from result.opening(f"{result.verdict()[0].upper()}{result.verdict()[1:]}.")
     yield words(result)
     yield groups(result)
-    yield replace(layers(result), brief=LAYERS)
+    yield replace(layers(result), brief=BRIEF_LAYERS)
     for shown in result.examples:
         yield Prose("Texts at the extremes", "heading")
         made = rows(shown)
@@ -46,7 +48,7 @@ def blocks(result: DataHeatmap) -> Iterator[Block]:
 
 
 def words(result: DataHeatmap) -> Table:
-    """A row per word from both ends."""
+    """Return a row per word from both ends of the ranking."""
     lines = [
         Line(
             (visible(each.word),),
@@ -54,26 +56,26 @@ def words(result: DataHeatmap) -> Table:
         )
         for each in result.shown_words
     ]
-    from_both = f"The {HIGH} highest and {LOW} lowest of" if len(lines) < len(result.words) else "Of"
+    from_both = f"The {SHOWN_HIGHEST} highest and {SHOWN_LOWEST} lowest of" if len(lines) < len(result.words) else "Of"
     note = (
-        f"{from_both} {result.named:,} words in at least {result.least} texts, by the nearer end of their interval, in "
+        f"{from_both} {result.named:,} words in at least {result.least} texts, ranked by the inner end of their "
+        f"interval and ordered by their means over occurrences, in {result.unit}."
     )
-    note += f"the order of their means over occurrences, in {result.unit}."
     return table(("word",), lines, note=note)
 
 
 def group_cells(group: KeptGroup) -> dict[str, Cell]:
-    """The row of some texts in a table."""
+    """Return the cells of a group of texts."""
     cells = {"number": Cell(text=f"{group.texts:,}"), "highest word": Cell(group.strongest, digits=2)}
     cells |= {"punctuation": Cell(group.punctuation, digits=2), "last quarter": Cell(group.end, digits=2)}
     cells["spread"] = bare(group.spread, 2)
-    return {**cells, "its highest words": Cell(text=" · ".join(map(visible, group.words[:NAMED])) or "–")}
+    return {**cells, "its highest words": Cell(text=" · ".join(map(visible, group.words[:NAMED_WORDS])) or "–")}
 
 
 def groups(result: DataHeatmap) -> Table:
-    """A row per group of texts."""
+    """Return a row per group of texts."""
     what = (
-        "Shares of the state: of a text's highest word, of all its punctuation, of the last quarter of its words"
+        "Shares of the state held by a text's highest word, all its punctuation, the last quarter of its words"
         if result.survives
         else "Means over words: a text's highest, its punctuation, the last quarter"
     )
@@ -82,16 +84,16 @@ def groups(result: DataHeatmap) -> Table:
 
 
 def layers(result: DataHeatmap) -> Table:
-    """A row per layer."""
+    """Return a row per layer."""
     lines = []
     for each in result.by_layer:
         cells = {}
         if result.timed:
             shown = np.quantile(each.heads, [0.05, 0.5, 0.95], method="nearest") if each.heads.size else np.empty(0)
-            cells["half-life"] = Cell(text=tokens_of(each.half_life))
-            cells["heads 5, 50, 95 %"] = Cell(text=", ".join(map(tokens_of, shown.tolist())))
+            cells["half-life"] = Cell(text=format_half_life(each.half_life))
+            cells["heads 5, 50, 95 %"] = Cell(text=", ".join(map(format_half_life, shown.tolist())))
         cells |= {"first tenth": Cell(each.tenths[0], digits=2), "last tenth": Cell(each.tenths[-1], digits=2)}
-        cells["highest words"] = Cell(text=" · ".join(map(visible, each.words[:NAMED])))
+        cells["highest words"] = Cell(text=" · ".join(map(visible, each.words[:NAMED_WORDS])))
         lines.append(Line((str(each.number),), cells))
     return table(
         ("layer",),
@@ -101,66 +103,63 @@ def layers(result: DataHeatmap) -> Table:
 
 
 def notes(result: DataHeatmap) -> list[str]:
-    """What has to be said of the numbers."""
+    """Return the notes on the numbers."""
     found = []
     if result.timed:
         found.append(
-            "Half-lives: of what a layer, or a head, writes at a token, over the tokens of "
-            f"{counted(result.timed, 'text')}; the median of Kaplan and Meier, since what is written often "
-            "outlives its text."
+            "Half-lives of what a layer, or a head, writes at a token, over the tokens of "
+            f"{counted(result.timed, 'text')}: the Kaplan–Meier median, since what is written often outlives its text."
         )
     return [*found, *result.notes]
 
 
 def draw(result: DataHeatmap) -> Figure:
-    """Words at the left, parts of a text and half-lives at the right."""
+    """Draw words on the left, parts of a text and half-lives on the right."""
     shown, timed = result.shown_words, bool(result.timed)
     tall = max(0.26 * len(shown), 4.6)
     curves = [("mean", result.tenths)]
     chosen = result.by_layer if len(result.by_layer) > 1 else ()
-    step = evenly_apart(len(chosen), CURVES) if chosen else []
+    step = evenly_apart(len(chosen), MAX_LAYER_CURVES) if chosen else []
     curves += [(f"layer {chosen[at].number}", chosen[at].tenths) for at in step]
     legend = [(handle(number), name) for number, (name, _) in enumerate(curves)]
     below = data_line(result)
     sheet = Sheet(10.2, Sheet.TOP + tall + 0.6, title(result), below, legend, left=5.9, across=min(len(legend), 3))
     axes = sheet.panel(1.75, sheet.top, 2.1, tall)
-    colours = [COLOURS[0] if at < HIGH else COLOURS[1] for at in range(len(shown))]
+    colours = [COLOURS[0] if at < SHOWN_HIGHEST else COLOURS[1] for at in range(len(shown))]
     if shown:
         points(axes, [each.word for each in shown], [each.kept for each in shown], colours)
     axes.set_xlabel(f"{result.score}, {result.unit}" if result.survives else result.score, color=SOFT, size=9)
     high = (tall - 0.75) / 2 if timed else tall
     parts = sheet.panel(6.1, sheet.top, 3.8, high)
-    for number, (_, tenths) in enumerate(curves):
-        line(parts, range(1, len(tenths) + 1), tenths, number)
-    if result.survives:
-        axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
-        parts.axhline(1, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
-        parts.set_ylim(bottom=0)
-    parts.set_xticks(range(1, len(result.tenths) + 1))
-    parts.set_xlabel("tenth of the text", color=SOFT, size=9)
-    parts.set_ylabel(result.unit, color=SOFT, size=9)
+    draw_tenths(axes, parts, [tenths for _, tenths in curves], result)
     if timed:
         _half_lives(sheet.panel(6.1, sheet.top + high + 0.75, 3.8, high), result)
     return sheet.figure
 
 
+def draw_tenths(words: Axes, axes: Axes, curves: Sequence[Sequence[Estimate]], result: DataHeatmap) -> None:
+    """Draw scores by tenth of the text, and lines at an even share here and in the panel of words."""
+    for number, tenths in enumerate(curves):
+        line(axes, range(1, len(tenths) + 1), tenths, number)
+    if result.survives:
+        for even in (words.axvline, axes.axhline):
+            even(1, color=INK, linewidth=0.8, linestyle=DOTTED)
+        axes.set_ylim(bottom=0)
+    axes.set_xticks(range(1, len(result.tenths) + 1))
+    axes.set_xlabel("tenth of the text", color=SOFT, size=9)
+    axes.set_ylabel(result.unit, color=SOFT, size=9)
+
+
 def _half_lives(axes: Axes, result: DataHeatmap) -> None:
-    """A dot per head and layer, and the layer as a whole; what is longer than what is looked at lies at the top."""
+    """Draw a dot per head and layer, and a line for the layer as a whole; half-lives above the horizon lie at the
+    top."""
     longest = 2.0 * max([value for each in result.by_layer for value in _finite([each.half_life, *each.heads])] or [8])
     random = np.random.default_rng(0)
     for at, each in enumerate(result.by_layer):
         heads = np.where(np.isfinite(each.heads), each.heads, longest)
         place = at + random.uniform(-0.22, 0.22, len(heads))
-        axes.plot(
-            place,
-            heads,
-            "o",
-            color=SOFT,
-            markersize=3 if len(heads) > 40 else 5,
-            alpha=0.5,
-            markeredgewidth=0,
-            rasterized=True,
-        )
+        size = 3 if len(heads) > 40 else 5
+        axes.plot(place, heads, "o", color=SOFT, markersize=size, alpha=0.5, markeredgewidth=0, rasterized=True)
         whole = each.half_life if np.isfinite(each.half_life) else longest
         axes.plot([at - 0.32, at + 0.32], [whole, whole], color=COLOURS[1], linewidth=2)
     axes.set_yscale("log", base=2)

@@ -1,5 +1,5 @@
-"""The heatmap over a data set: what is kept of its words, positions and classes. Texts are run a batch at a time, and
-of each only sums are held; no map is."""
+"""Heatmap over a data set: what is kept of its words, positions and classes. Texts run a batch at a time, and only sums
+are held."""
 
 from __future__ import annotations
 
@@ -16,9 +16,17 @@ from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import estimate, ratio, resampled_means, resampled_sums
 from ssmscope.errors import InputError
 from ssmscope.interp.classes import class_ids
-from ssmscope.interp.heatmap.measure import Layers, Score
-from ssmscope.interp.heatmap.result import KeptGroup, KeptLayer, KeptWord
-from ssmscope.interp.heatmap.words import HIGH, HORIZON, LOW, grouped, is_punctuation, joined
+from ssmscope.interp.heatmap.kept import KeptGroup, KeptLayer, KeptWord
+from ssmscope.interp.heatmap.measure import LayerScores, Score
+from ssmscope.interp.heatmap.words import (
+    MAX_HALF_LIFE,
+    SHOWN_HIGHEST,
+    SHOWN_LOWEST,
+    is_punctuation,
+    word_groups,
+    word_scores,
+    word_text,
+)
 from ssmscope.interp.labelled import read_texts
 
 if TYPE_CHECKING:
@@ -28,31 +36,31 @@ if TYPE_CHECKING:
     from ssmscope.data.text import TextData
 
 TENTHS = 10
-"""Into how many parts of equal length a text is divided."""
+"""Number of parts of equal length that a text is divided into."""
 COLUMNS = ("answers", "measures", "tenths", "sizes")
 TABLES = ("halved", "ended")
 MEASURES = ("strongest", "punctuation", "end", "spread")
-END = 0.25
-"""The share of a text's words that is its end."""
+END_SHARE = 0.25
+"""Share of a text's words that is its end."""
 LEAST_TEXTS = (5, 1 / 500)
-"""In how many texts a word stands at least that is named, and in which share of them."""
+"""Smallest number of texts, and smallest share of them, in which a named word occurs."""
 HIGHEST, LOWEST, OF_GROUP = 40, 20, 5
-"""How many words are given intervals, from both ends, and how many a group and a layer name."""
-MOST_CLASSES = 6
-"""Of how many classes, the most frequent ones, there is a group."""
-TIMED = 200
-"""Over how many texts, drawn by the seed, half-lives are taken."""
-SHOWN_WORDS = (8, 60)
-"""From how many words to how many texts have that are shown as examples."""
+"""Number of words with intervals from the top and from the bottom, and number of words named per group and layer."""
+MAX_CLASSES = 6
+"""Largest number of classes, the most frequent ones, that form a group."""
+MAX_TIMED_TEXTS = 200
+"""Largest number of texts, drawn by the seed, whose half-lives are measured."""
+EXAMPLE_WORDS = (8, 60)
+"""Smallest and largest number of words in a text that is shown as an example."""
 
 
 @dataclass(eq=False)
-class Words:
+class WordSums:
     """Sums over the occurrences of words, text by text.
 
     Attributes:
-        number: of every word, lower case, in the order in which they came.
-        layers: per layer the sums of a word's scores.
+        number: index of every word, lower case, by first occurrence.
+        layers: (layers, words), the sums of each word's scores.
         entries: per batch (word, text, sum of its scores averaged over layers, occurrences), a row for each word of a
             text.
     """
@@ -62,7 +70,7 @@ class Words:
     entries: list[np.ndarray] = field(default_factory=list)
 
     def add(self, text: int, words: Sequence[str], scores: np.ndarray) -> None:
-        """The scores (layers, words) of a text."""
+        """Add the scores (layers, words) of a text."""
         ids = np.array([self.number.setdefault(word, len(self.number)) for word in words], dtype=np.int64)
         if len(self.number) > self.layers.shape[1]:
             room = 2 * len(self.number) - self.layers.shape[1]
@@ -75,15 +83,15 @@ class Words:
 
 
 @dataclass(eq=False)
-class Measured:
-    """What is held of the texts of a data set.
+class TextMeasures:
+    """Measurements of the texts of a data set.
 
     Attributes:
-        rows: (texts,), of the data.
-        answers: (texts,), the class that a classifier predicts; −1 of another model.
+        rows: (texts,), numbers of the texts in the data.
+        answers: (texts,), the class that a classifier predicts; −1 for other models.
         measures: (texts, `MEASURES`).
         tenths: (texts, 1 + layers, `TENTHS`) float32, the average first: mean scores of the words in each part.
-        sizes: (texts,), how many words.
+        sizes: (texts,), numbers of words.
     """
 
     rows: np.ndarray
@@ -91,10 +99,10 @@ class Measured:
     measures: np.ndarray
     tenths: np.ndarray
     sizes: np.ndarray
-    words: Words
+    words: WordSums
 
     @classmethod
-    def empty(cls, rows: Sequence[int], layers: int) -> Measured:
+    def empty(cls, rows: Sequence[int], layers: int) -> TextMeasures:
         n = len(rows)
         shape = (n, 1 + layers, TENTHS)
         return cls(
@@ -103,28 +111,28 @@ class Measured:
             measures=np.full((n, len(MEASURES)), np.nan),
             tenths=np.full(shape, np.nan, dtype=np.float32),
             sizes=np.zeros(n, dtype=np.int64),
-            words=Words(np.zeros((layers, 0))),
+            words=WordSums(np.zeros((layers, 0))),
         )
 
     def put(
         self, text: int, tokens: Sequence[str], words: Sequence[int | None], scores: np.ndarray, of: Score
     ) -> tuple[list[str], np.ndarray]:
-        """Take what is held of a text, and give its words with their scores (layers, words).
+        """Measure a text, and return its words with their scores (layers, words).
 
         Args:
             text: its place among the texts.
             scores: (layers, tokens).
         """
-        groups = [group for group in grouped(words) if words[group[0]] is not None]
-        names = [joined(tokens, group).strip().lower() for group in groups]
-        whole = of_words(scores, groups, summed=of == "survival")
+        groups = [group for group in word_groups(words) if words[group[0]] is not None]
+        names = [word_text(tokens, group).strip().lower() for group in groups]
+        whole = word_scores(scores, groups, summed=of == "survival")
         share, even = whole.mean(0), whole * (len(groups) if of == "survival" else 1)
         marks = np.array([is_punctuation(name) for name in names])
-        end = np.arange(len(groups)) >= (1 - END) * len(groups)
+        end = np.arange(len(groups)) >= (1 - END_SHARE) * len(groups)
         self.measures[text] = [
             share[~marks].max() if not marks.all() else np.nan,
-            held(share, marks, of),
-            held(share, end, of),
+            share_held(share, marks, of),
+            share_held(share, end, of),
             share.std() / share.mean() if share.mean() else 0.0,
         ]
         self.sizes[text] = len(groups)
@@ -134,13 +142,13 @@ class Measured:
         return names, even
 
     def columns(self, texts: Sequence[tuple[list[str], np.ndarray]]) -> dict[str, np.ndarray]:
-        """All of it, and the words of these texts with their scores, for `take`."""
+        """Return all measurements, and the words of these texts with their scores, for `take`."""
         own = {name: getattr(self, name) for name in COLUMNS}
         names = np.array([name for names, _ in texts for name in names], dtype=str)
         return {**own, "names": names, "scores": np.concatenate([scores for _, scores in texts], axis=1)}
 
     def take(self, lines: Sequence[int], part: Mapping[str, np.ndarray]) -> None:
-        """Put what is held of some texts in their lines."""
+        """Store the measurements of some texts in their lines."""
         for name in COLUMNS:
             getattr(self, name)[lines] = part[name]
         ends = np.cumsum(part["sizes"])[:-1]
@@ -149,32 +157,24 @@ class Measured:
             self.words.add(line, names.tolist(), scores)
 
 
-def of_words(scores: np.ndarray, groups: Sequence[Sequence[int]], *, summed: bool) -> np.ndarray:
-    """Scores (layers, tokens) of neighbouring tokens as those of words, (layers, words): their sums, or their means."""
-    sizes = np.array([len(group) for group in groups])
-    places = np.concatenate([np.asarray(group) for group in groups])
-    sums = np.add.reduceat(scores[:, places], np.concatenate([[0], np.cumsum(sizes)[:-1]]), axis=1)
-    return sums if summed else sums / sizes
-
-
-def held(share: np.ndarray, of: np.ndarray, score: Score) -> float:
-    """What some of a text's words hold together of its states; of scores that are no shares, their mean."""
+def share_held(share: np.ndarray, of: np.ndarray, score: Score) -> float:
+    """Return the share of the states that some of a text's words hold together; for scores that are no shares, their
+    mean."""
     if score == "survival":
         return float(share[of].sum())
     return float(share[of].mean()) if of.any() else np.nan
 
 
 class HalfLives:
-    """The half-lives of what layers and heads write, over the tokens of many texts: the median of Kaplan and Meier
-    (1958).
+    """Half-lives of what layers and heads write, over the tokens of many texts: the median of Kaplan and Meier (1958).
 
-    What is written at s is seen for T − s tokens alone, and often outlives its text: such a token is censored. S(d),
+    What is written at s is observed for T − s tokens only, and often outlives its text: such a token is censored. S(d),
     the share that has more than half left after d tokens, is ∏_{j ≤ d} (1 − halved after j / seen and not halved before
-    j); the half-life is the first d at which S(d) ≤ ½. Infinite where there is none up to `HORIZON`.
+    j); the half-life is the first d at which S(d) ≤ ½. Infinite where there is none up to `MAX_HALF_LIFE`.
 
     Attributes:
-        halved, ended: per layer (1 + heads, HORIZON + 1), the layer as a whole first: how many tokens were halved after
-            so many, or seen for so many alone.
+        halved, ended: per layer (1 + heads, HORIZON + 1), the layer as a whole first: numbers of tokens that were
+            halved after d tokens, or observed for only d.
     """
 
     def __init__(self) -> None:
@@ -182,16 +182,16 @@ class HalfLives:
         self.ended: dict[int, np.ndarray] = {}
 
     def visit(self, index: int, layer: LayerTrace, batch: Batch) -> None:
-        """Take the tokens of a layer on a batch."""
+        """Count the tokens of a layer on a batch."""
         whole, heads = layer.half_lives(), layer.half_lives(per_head=True)
         every = torch.cat([whole.unsqueeze(2), heads], dim=2).cpu().numpy()
         series = np.arange(every.shape[2])[None, :]
         for tables in (self.halved, self.ended):
-            tables.setdefault(index, np.zeros((every.shape[2], HORIZON + 1), dtype=np.int64))
+            tables.setdefault(index, np.zeros((every.shape[2], MAX_HALF_LIFE + 1), dtype=np.int64))
         for found, words in zip(every, batch.words):
             ordinary = np.array([word is not None for word in words])
             found = found[: len(words)][ordinary]
-            seen = np.minimum((len(words) - 1 - np.flatnonzero(ordinary))[:, None], HORIZON)
+            seen = np.minimum((len(words) - 1 - np.flatnonzero(ordinary))[:, None], MAX_HALF_LIFE)
             done = found <= seen
             np.add.at(self.halved[index], (np.where(done, series, 0), np.where(done, found, 0).astype(int)), done)
             np.add.at(
@@ -199,7 +199,7 @@ class HalfLives:
             )
 
     def columns(self) -> dict[str, np.ndarray]:
-        """All counts, for `take`."""
+        """Return all counts, for `take`."""
         return {f"{name} {index}": each for name in TABLES for index, each in getattr(self, name).items()}
 
     def take(self, part: Mapping[str, np.ndarray]) -> None:
@@ -210,12 +210,12 @@ class HalfLives:
             tables[int(index)] = tables.get(int(index), 0) + each
 
     def of(self, index: int) -> np.ndarray:
-        """The half-lives of a layer, (1 + heads,) float64."""
-        return medians(self.halved[index], self.ended[index])
+        """Return the half-lives of a layer, (1 + heads,) float64."""
+        return median_half_lives(self.halved[index], self.ended[index])
 
 
-def medians(halved: np.ndarray, ended: np.ndarray) -> np.ndarray:
-    """The first d with S(d) ≤ ½, of counts (series, 1 + longest) by time, see `HalfLives`."""
+def median_half_lives(halved: np.ndarray, ended: np.ndarray) -> np.ndarray:
+    """Return the first d with S(d) ≤ ½ from counts (series, 1 + longest) by time, see `HalfLives`."""
     both = halved + ended
     at_risk = both[:, ::-1].cumsum(1)[:, ::-1]
     left = np.cumprod(1 - np.divide(halved, at_risk, out=np.zeros(halved.shape), where=at_risk > 0), axis=1)
@@ -232,11 +232,11 @@ def measure(
     half_lives: bool,
     seed: int,
     provenance: Mapping[str, Any],
-) -> tuple[Measured, HalfLives | None, int]:
-    """Run the texts, those of alike length together, and take what is held of each; then some again for half-lives.
+) -> tuple[TextMeasures, HalfLives | None, int]:
+    """Run the texts in batches of similar length and measure each; then run some again for half-lives.
 
     Returns:
-        also over how many texts half-lives are.
+        the measurements, the half-lives, and the number of texts that these are taken over.
 
     Raises:
         InputError: no text with an ordinary token, one that cannot be read, or scores that are not finite.
@@ -245,18 +245,18 @@ def measure(
     used = [row for row, size in enumerate(sizes) if size]
     if not used:
         raise InputError(f"no text of {data.name} ({data.split}) has a token that is not special")
-    found, line_of = Measured.empty(used, len(places)), {row: line for line, row in enumerate(used)}
+    found, line_of = TextMeasures.empty(used, len(places)), {row: line for line, row in enumerate(used)}
     random = np.random.default_rng(seed)
-    timed = np.sort(random.permutation(used)[:TIMED]).tolist() if half_lives else []
+    timed = np.sort(random.permutation(used)[:MAX_TIMED_TEXTS]).tolist() if half_lives else []
     lives = HalfLives() if half_lives else None
     room = tokens_at_once(model.device)
 
     def look(rows: Sequence[int]) -> Columns:
         batch = model.encode([data.texts[row] for row in rows])
-        taken = Layers(model.num_layers, batch.mask, score, None)
+        taken = LayerScores(model.num_layers, batch.mask, score, None)
         trace = model.trace(batch, keep_inputs=False, visit=taken.visit, on_idle=taken.on_idle)
         values = taken.of(trace)[list(places)]
-        part, texts = Measured.empty(rows, len(places)), []
+        part, texts = TextMeasures.empty(rows, len(places)), []
         for at, row in enumerate(rows):
             own = values[:, at, : len(batch.words[at])]
             if not np.isfinite(own).all():
@@ -294,7 +294,7 @@ def _predicted(trace: Trace) -> np.ndarray:
 def summarise(
     model: Model,
     data: TextData,
-    found: Measured,
+    found: TextMeasures,
     lives: HalfLives | None,
     places: Sequence[int],
     numbers: Sequence[int],
@@ -302,7 +302,7 @@ def summarise(
     punctuation: bool,
     seed: int,
 ) -> dict[str, Any]:
-    """The fields of a `DataHeatmap` that are numbers, with 95 % bootstrap intervals over texts, all of one set of
+    """Return the numerical fields of a `DataHeatmap`, with 95 % bootstrap intervals over texts from one set of
     resamples."""
     groups, notes = _groups(model, data, found)
     columns = [np.where(chosen[:, None], found.measures, np.nan) for chosen in groups.values()]
@@ -311,14 +311,16 @@ def summarise(
     estimates = [estimate(column) for column in rows.T]
     width = len(MEASURES)
     names = np.array(list(found.words.number))
-    entries, least = np.concatenate(found.words.entries, axis=1), least_texts(len(found.rows))
+    entries, least = np.concatenate(found.words.entries, axis=1), min_texts(len(found.rows))
     if not punctuation:
         marks = np.array([is_punctuation(name) for name in names])
         entries = entries[:, ~marks[entries[0].astype(int)]]
     kept = []
     for at, (name, chosen) in enumerate(groups.items()):
         own = entries[:, chosen[entries[1].astype(int)]]
-        highest = names[_chosen(own, len(names), least_texts(int(chosen.sum())), HIGH, LOW)[:OF_GROUP]].tolist()
+        highest = names[
+            _chosen(own, len(names), min_texts(int(chosen.sum())), SHOWN_HIGHEST, SHOWN_LOWEST)[:OF_GROUP]
+        ].tolist()
         means = dict(zip(MEASURES, estimates[width * at : width * (at + 1)]))
         kept.append(KeptGroup(name=name, texts=int(chosen.sum()), **means, words=tuple(highest)))
     tenths = estimates[width * len(groups) :]
@@ -351,16 +353,16 @@ def summarise(
     }
 
 
-def least_texts(texts: int) -> int:
-    """In how many of some texts a word stands at least that is named."""
+def min_texts(texts: int) -> int:
+    """Return the smallest number of texts, out of so many, in which a named word occurs."""
     return max(LEAST_TEXTS[0], math.ceil(LEAST_TEXTS[1] * texts))
 
 
-def _groups(model: Model, data: TextData, found: Measured) -> tuple[Mapping[str, np.ndarray], list[str]]:
-    """All texts, those of each class, and those answered right and wrong, as masks by name; and what has to be said."""
+def _groups(model: Model, data: TextData, found: TextMeasures) -> tuple[Mapping[str, np.ndarray], list[str]]:
+    """Return masks by name of all texts, those of each class, and those answered right and wrong; and notes."""
     labels = np.asarray(data.labels)[found.rows]
     made, notes = {"all": np.ones(len(labels), dtype=bool)}, []
-    order = np.argsort(-np.bincount(labels, minlength=len(data.label_names)), kind="stable")[:MOST_CLASSES]
+    order = np.argsort(-np.bincount(labels, minlength=len(data.label_names)), kind="stable")[:MAX_CLASSES]
     for label in sorted(order.tolist()):
         if (labels == label).any():
             made[f"class {data.label_names[label]}"] = labels == label
@@ -374,9 +376,9 @@ def _groups(model: Model, data: TextData, found: Measured) -> tuple[Mapping[str,
 
 
 def _chosen(entries: np.ndarray, words: int, least: int, highest: int, lowest: int) -> np.ndarray:
-    """Words that stand in enough texts, from the largest mean to the smallest: so many of the highest lower ends of the
-    mean's interval, and of the lowest upper ends, so that a rare word is not there by chance. Ends are two standard
-    errors away, with texts as what is drawn."""
+    """Return words that occur in enough texts, by falling mean: so many with the highest lower ends of the mean's
+    interval, and so many with the lowest upper ends, so that a rare word is not there by chance. Ends are two standard
+    errors away, over texts."""
     number, _, sums, count = entries
     at = number.astype(int)
     total = np.bincount(at, count, minlength=words)
@@ -393,7 +395,7 @@ def _chosen(entries: np.ndarray, words: int, least: int, highest: int, lowest: i
 def _with_intervals(
     entries: np.ndarray, chosen: Sequence[int], names: np.ndarray, texts: int, seed: int
 ) -> tuple[KeptWord, ...]:
-    """The mean scores of words over their occurrences, with intervals."""
+    """Return the mean scores of words over their occurrences, with intervals."""
     columns = np.zeros((texts, 2 * len(chosen)))
     stands = []
     for at, word in enumerate(chosen):
@@ -409,11 +411,11 @@ def _with_intervals(
     )
 
 
-def extremes(found: Measured) -> list[tuple[int, str]]:
-    """Texts that are shown, with what they are: two in which what is kept is spread most unevenly, and two most evenly,
+def extremes(found: TextMeasures) -> list[tuple[int, str]]:
+    """Return example texts with a description: the two whose scores are spread most unevenly, and the two most even,
     among those of few enough words."""
     spread = found.measures[:, MEASURES.index("spread")]
-    low, high = SHOWN_WORDS
+    low, high = EXAMPLE_WORDS
     allowed = np.flatnonzero((found.sizes >= low) & (found.sizes <= high) & np.isfinite(spread))
     order = allowed[np.argsort(-spread[allowed], kind="stable")]
     picked = [(int(at), "among the most uneven") for at in order[:2]]

@@ -1,4 +1,4 @@
-"""The heatmap of texts: scored tokens, the words that stand out, and how both are shown."""
+"""Heatmaps of texts and of data sets: scored tokens, the words that stand out, and their views."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import numpy as np
 
 from ssmscope.api.results import OverTexts, Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
-from ssmscope.interp.heatmap.words import HIGH, LOW, grouped, half_life, joined, tokens_of
+from ssmscope.interp.heatmap.kept import KeptGroup, KeptLayer, KeptWord
+from ssmscope.interp.heatmap.words import (
+    SHOWN_HIGHEST,
+    SHOWN_LOWEST,
+    format_half_life,
+    median_half_life,
+    word_groups,
+    word_text,
+)
 from ssmscope.render.numbers import counted
 from ssmscope.render.pictures import sized
 from ssmscope.render.table import ROWS, Cell, Line, Table, table, written
@@ -26,25 +34,24 @@ if TYPE_CHECKING:
 
 SCORES = {
     "survival": "survival: the share of the state that was written at each token",
-    "retention": "retention E[A_t]: the share of what it already had that is kept when it reads the token",
-    "write": "write 1 − E[A_t]: the share of what it had that is replaced when it reads the token",
+    "retention": "retention E[A_t]: the share of its old state that a layer keeps when it reads the token",
+    "write": "write 1 − E[A_t]: the share of its old state that a layer overwrites when it reads the token",
 }
-"""The scores by name, and how the views call them."""
+"""Scores by name, with their names in the views."""
 
 
 def ranked(scores: np.ndarray, words: Sequence[int | None]) -> list[int]:
-    """Positions of the non-special tokens from the highest score to the lowest, ties by position."""
+    """Return positions of the non-special tokens from the highest score to the lowest, ties by position."""
     return sorted((i for i, word in enumerate(words) if word is not None), key=lambda i: (-scores[i], i))
 
 
 @dataclass(frozen=True, eq=False)
 class ScoredText:
-    """One text and its scores. After merging, the tokens are words; `rationale` counts in what `tokens`
-    holds."""
+    """One text and its scores. After merging, the tokens are words, and `rationale` counts in them."""
 
     tokens: tuple[str, ...]
     words: tuple[int | None, ...]
-    """Per token the word it belongs to; None marks a special token."""
+    """Word index of each token; None for special tokens."""
     scores: np.ndarray
     """(layers, tokens) float32."""
     mean: np.ndarray
@@ -54,16 +61,16 @@ class ScoredText:
     answer: str
     probability: float
     pixels: np.ndarray | None = None
-    """(height, width, channels) float32, of an image whose pixels are the tokens."""
+    """(height, width, channels) float32 for an image whose pixels are the tokens."""
     half_lives: np.ndarray | None = None
-    """(layers, tokens) float32, of survival: after how many tokens half of what was written at a token is left;
-    infinite where that is not reached in the text."""
+    """(layers, tokens) float32, with survival: number of tokens after which half of what was written at a token is
+    left; infinite where that is not reached in the text."""
     flat: tuple[bool, ...] = ()
-    """Whether the spread of the average, and of each layer, is noise; empty for none."""
+    """True where the spread of the average, and of each layer, is noise; empty if none is."""
     standing: tuple[tuple[int, ...], ...] = ()
-    """Per layer the positions of the words that stand out."""
+    """Positions of the words that stand out, per layer."""
     heads: np.ndarray | None = None
-    """(heads, tokens) float32, of the heads that are shown."""
+    """(heads, tokens) float32 of the heads that are shown."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -74,28 +81,28 @@ class ScoredText:
         return np.array([word is None for word in self.words], dtype=bool)
 
     def top(self, k: int, scores: np.ndarray | None = None) -> list[tuple[int, str, float]]:
-        """(position, token, score) of the k highest tokens by the average, or by the given scores, highest
+        """Return (position, token, score) of the k highest tokens by the average, or by the given scores, highest
         first."""
         values = self.mean if scores is None else scores
         return [(i, self.tokens[i], float(values[i])) for i in ranked(values, self.words)[:k]]
 
     def named(self, scores: np.ndarray, places: Sequence[int], *, summed: bool) -> list[tuple[str, float]]:
-        """The words at some places, in their order, with their scores: the sum of their tokens' or their mean."""
+        """Return the words at some places, in their order, with their scores: the sum or the mean of their tokens'."""
         found = []
         for at in places:
-            group = next(group for group in grouped(self.words) if at in group)
+            group = next(group for group in word_groups(self.words) if at in group)
             if group[0] == at:
                 values = scores[group].astype(np.float64)
                 found.append(
-                    (visible(joined(self.tokens, group)).strip(), float(values.sum() if summed else values.mean()))
+                    (visible(word_text(self.tokens, group)).strip(), float(values.sum() if summed else values.mean()))
                 )
         return found
 
 
 @dataclass(frozen=True)
 class Head:
-    """A head that is shown: its layer, its number there, and its selectivity, the coefficient of variation over tokens
-    of what it replaces, averaged over the texts."""
+    """Head that is shown: its layer, its number there, and its selectivity, the coefficient of variation over tokens of
+    what it overwrites, averaged over the texts."""
 
     layer: int
     head: int
@@ -104,7 +111,7 @@ class Head:
 
 @dataclass(frozen=True)
 class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
-    """The heatmap of one or several texts. `len`, iteration and `[i]` are over the texts."""
+    """Heatmap of one or several texts. `len`, iteration and `[i]` are over the texts."""
 
     vector: ClassVar[bool] = False
 
@@ -112,63 +119,67 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
     score: str
     """"survival", "retention" or "write"."""
     layers: tuple[int, ...]
-    """The layer numbers that the rows of every text's `scores` belong to, and that its `mean` averages."""
+    """Numbers of the layers in the rows of every text's `scores`, which its `mean` averages."""
     size: int
-    """How many words a rationale has at most."""
+    """Largest number of words in a rationale."""
     by_layer: bool
-    """Whether table and terminal show every layer, or only the average."""
+    """True if table and terminal show every layer, not only the average."""
     at: int | None = None
-    """The position whose states are looked into, of survival; None for the end."""
+    """Position whose states are examined, with survival; None for the end."""
     contrast: str | None = None
-    """The data over which every token's own average was taken: scores are z-scores then."""
+    """Data over which every token's own average was taken: scores are z-scores then."""
     through: bool = False
-    """Whether survival is followed through the layers below to the tokens of the input."""
+    """True if survival is followed through the layers below to the tokens of the input."""
     reach: int = 1
-    """How many positions what is written at one comes from, by convolutions."""
+    """Number of positions that contribute to what is written at one, by convolutions."""
     shared: bool = True
-    """Whether all rows of all texts are coloured on one scale."""
+    """True if all rows of all texts are coloured on one scale."""
     heads: tuple[Head, ...] = ()
-    """The heads that are shown, the most selective first."""
+    """Heads that are shown, the most selective first."""
     attends: bool = False
-    """Whether the model has layers of attention too, which keep no state."""
+    """True if the model also has layers of attention, which keep no state."""
 
     @property
     def of_images(self) -> bool:
-        """Whether the tokens are pixels of images whose size is known, and the views are maps."""
+        """True if the tokens are pixels of images whose size is known, and the views are maps."""
         return any(text.pixels is not None for text in self.texts)
 
     def token_rows(self) -> TokenRows:
-        """The texts in their colours."""
+        """Return the texts in their colours."""
         from ssmscope.interp.heatmap.views import rows
 
         return rows(self)
 
     @property
     def summed(self) -> bool:
-        """Whether the scores of a word's tokens add up."""
+        """True if the scores of a word's tokens add up."""
         return self.score == "survival" and self.contrast is None
 
     @property
     def score_name(self) -> str:
-        """The score with its formula, as the views call it."""
+        """Score with its formula, as the views call it."""
         name = SCORES[self.score]
         if self.score == "survival" and self.at is not None:
             name = name.replace("the state", f"the state after token {self.at}")
-        return f"{name}, in spreads above the token's own average over {self.contrast}" if self.contrast else name
+        return (
+            f"{name}, in standard deviations above the token's own average over {self.contrast}"
+            if self.contrast
+            else name
+        )
 
     @property
     def layers_name(self) -> str:
-        """The layers that are averaged, in words."""
+        """Names of the averaged layers."""
         return f"layer {self.layers[0]}" if len(self.layers) == 1 else f"mean of layers {numbers(self.layers)}"
 
     def written(self, score: float) -> str:
-        """A score in figures: shares in percent."""
+        """Format a score: shares in percent."""
         if self.summed:
             return f"{100 * score:.0f} %" if score >= 0.1 else f"{100 * score:.1f} %"
         return f"{score:+.1f}".replace("-", "−") if self.contrast else f"{score:.3f}"
 
     def said(self, text: ScoredText, most: int = 3) -> str:
-        """The words of a text that stand out, with their scores."""
+        """List the words of a text that stand out, with their scores."""
         words = text.named(text.mean, text.rationale, summed=self.summed)[:most]
         return ", ".join(f"“{word}” {self.written(score)}" for word, score in words) or "nothing stands out"
 
@@ -176,7 +187,7 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         if not len(self) or self.of_images:
             hardly = ", which hardly selects" * any(text.flat[:1] == (True,) for text in self)
             return f"{self.score} of {counted(len(self), 'image')}, {self.layers_name}{hardly}"
-        where = {"survival": "of the states", "retention": "kept at", "write": "replaced at"}[self.score]
+        where = {"survival": "of the states", "retention": "kept at", "write": "overwritten at"}[self.score]
         where = f"{where} {'at the end' if self.at is None else f'after token {self.at}'}" * (self.score == "survival")
         if len(self) == 1:
             text = self[0]
@@ -198,7 +209,7 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
     def _half_life(self, text: ScoredText) -> str:
         if text.half_lives is None:
             return ""
-        found = [half_life(row[~text.special], len(text)) for row in text.half_lives]
+        found = [median_half_life(row[~text.special], len(text)) for row in text.half_lives]
         each = found[0] if len(set(found)) == 1 else " and ".join([", ".join(found[:-1]), found[-1]][: len(found)])
         return (
             f"; half of what is written is left after {each} tokens" if len(found) <= 3 or len(set(found)) == 1 else ""
@@ -222,7 +233,7 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         return f"Memory of {model}: {self.score}, {self.layers_name}"
 
     def top(self, k: int) -> DataFrame:
-        """The k highest tokens of every text: columns text, rank, position, token, score."""
+        """Return the k highest tokens of every text: columns text, rank, position, token, score."""
         import pandas as pd
 
         rows = [
@@ -233,11 +244,11 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         return pd.DataFrame(rows, columns=["text", "rank", "position", "token", "score"])
 
     def to_frame(self) -> DataFrame:
-        """A row per text, layer and token: columns model, text, position, token, word, layer, head, score, half_life
-        (of survival, infinite where the text is too short for it), in_rationale.
+        """Return a row per text, layer and token: columns model, text, position, token, word, layer, head, score,
+        half_life (with survival, infinite where the text is too short for it), in_rationale.
 
         `layer` is "mean" for the average; the layers follow if they were asked for, and the heads. `text` and
-        `position` count from 0. `word` is missing for special tokens, `head` and `half_life` where they are not of one.
+        `position` count from 0. `word` is missing for special tokens, `head` and `half_life` where not defined.
         """
         import pandas as pd
 
@@ -269,8 +280,8 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         return pd.concat(parts, ignore_index=True)
 
     def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
-        """Every text in the colours of its average, its layers and its heads; of long texts a strip over positions for
-        each, of images a map. One figure holds 8 texts, from number `start` on."""
+        """Draw every text in the colours of its average, its layers and its heads; long texts as strips over positions,
+        images as maps. One figure holds 8 texts, from number `start` on."""
         from ssmscope.interp.heatmap.views import draw
 
         return sized(draw(self, start), size)
@@ -282,78 +293,34 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
 
 
 @dataclass(frozen=True)
-class KeptWord:
-    """A word of a data set, lower case, and its mean score over its occurrences."""
-
-    word: str
-    texts: int
-    """In how many it stands."""
-    count: int
-    kept: Estimate
-    """Of survival in units of an even share: a word's share times the number of words in its text."""
-
-
-@dataclass(frozen=True)
-class KeptGroup:
-    """What is kept of some of the texts: shares of the states, summed over words; of other scores means over words."""
-
-    name: str
-    """"all", "class NAME", "answered right" or "answered wrong"."""
-    texts: int
-    strongest: Estimate
-    """The score of the highest word of a text that is no punctuation."""
-    punctuation: Estimate
-    end: Estimate
-    """Of the last quarter of the words."""
-    spread: Estimate
-    """The coefficient of variation over the words of a text."""
-    words: tuple[str, ...]
-    """The highest words."""
-
-
-@dataclass(frozen=True)
-class KeptLayer:
-    """What a layer keeps."""
-
-    number: int
-    half_life: float
-    """In tokens, see `HalfLives`; NaN where it was not taken, infinite where it is longer than what is looked at."""
-    heads: np.ndarray
-    """(heads,) float64: those of each head, or channel."""
-    words: tuple[str, ...]
-    tenths: tuple[Estimate, ...]
-    """The mean score of the words in each tenth of a text; of survival in units of an even share."""
-
-
-@dataclass(frozen=True)
 class DataHeatmap(Result, kind="heatmap-data"):
-    """What is in a model's memory over a data set: which words, positions, classes and answers are kept."""
+    """Contents of a model's memory over a data set: which words, positions, classes and answers are kept."""
 
     score: str
     """"survival", "retention" or "write"."""
     layers: tuple[int, ...]
-    """The layers that are averaged."""
+    """Layers that are averaged."""
     texts: int
     words: tuple[KeptWord, ...]
-    """Those whose intervals begin highest, and those whose intervals end lowest, from the largest mean on."""
+    """Words with the highest lower ends and with the lowest upper ends of their intervals, by falling mean."""
     least: int
-    """In how many texts a word stands at least that is among them."""
+    """Smallest number of texts in which one of these words occurs."""
     named: int
-    """How many do."""
+    """Number of words that occur in as many texts."""
     groups: tuple[KeptGroup, ...]
     tenths: tuple[Estimate, ...]
-    """As those of a layer, averaged over the layers."""
+    """Mean score of the words in each tenth of a text, averaged over the layers."""
     by_layer: tuple[KeptLayer, ...]
     timed: int
-    """Over how many texts half-lives are."""
+    """Number of texts whose half-lives were measured."""
     examples: tuple[SelectionHeatmap, ...]
-    """Texts at the extremes, as one heatmap; none where no text is short enough to be shown."""
+    """Texts at the extremes, as one heatmap; empty where no text is short enough to be shown."""
     picked: tuple[str, ...]
-    """What each of them is."""
+    """Description of each of them."""
     notes: tuple[str, ...]
 
     def token_rows(self) -> None:
-        """There are none of a data set."""
+        """Return None: a data set has no rows of tokens."""
 
     @property
     def survives(self) -> bool:
@@ -361,16 +328,18 @@ class DataHeatmap(Result, kind="heatmap-data"):
 
     @property
     def shown_words(self) -> tuple[KeptWord, ...]:
-        """The words that views show, from the largest mean on: those whose intervals begin highest or end lowest."""
-        if len(self.words) <= HIGH + LOW:
+        """Words that views show, by falling mean: those whose intervals begin highest or end lowest."""
+        if len(self.words) <= SHOWN_HIGHEST + SHOWN_LOWEST:
             return self.words
-        upper = sorted(self.words, key=lambda each: -each.kept.low)[:HIGH]
-        lower = sorted((each for each in self.words if each not in upper), key=lambda each: each.kept.high)[:LOW]
+        upper = sorted(self.words, key=lambda each: -each.kept.low)[:SHOWN_HIGHEST]
+        lower = sorted((each for each in self.words if each not in upper), key=lambda each: each.kept.high)[
+            :SHOWN_LOWEST
+        ]
         return tuple(each for each in self.words if each in upper or each in lower)
 
     @property
     def unit(self) -> str:
-        """What scores of words and parts are in."""
+        """Unit of the scores of words and parts."""
         return "times an even share" if self.survives else self.score
 
     @property
@@ -381,7 +350,7 @@ class DataHeatmap(Result, kind="heatmap-data"):
 
     def verdict(self, at: int = 0) -> str:
         if not self.words:
-            return f"{self.score} over {counted(self.texts, 'text')}; no word stands in enough of them"
+            return f"{self.score} over {counted(self.texts, 'text')}; no word occurs in enough of them"
         unit = f" {self.unit}" * self.survives
         words = self.shown_words
         first, last = words[0], words[-1]
@@ -390,11 +359,11 @@ class DataHeatmap(Result, kind="heatmap-data"):
         said += f"; lowest: “{visible(last.word)}” {written(last.kept)}" * (len(words) > 1)
         known = [each.half_life for each in self.by_layer if not math.isnan(each.half_life)]
         if known and len(known) <= 4:
-            said += f"; half of what is written is left after {', '.join(map(tokens_of, known))} tokens"
+            said += f"; half of what is written is left after {', '.join(map(format_half_life, known))} tokens"
         return f"{said} ({self.score}, {counted(self.texts, 'text')})"
 
     def to_frame(self) -> DataFrame:
-        """A row per word, group, tenth of a text, layer and head.
+        """Return a row per word, group, tenth of a text, layer and head.
 
         Columns: of ("word", "group", "part", "half-life"), name (the word, group or tenth, from 1), layer and head
         where it is of one, measure ("score", "strongest", "punctuation", "end", "spread" or "tokens"), texts, count
@@ -437,20 +406,20 @@ class DataHeatmap(Result, kind="heatmap-data"):
 
     @classmethod
     def draw_pair(cls, results: Sequence[DataHeatmap], names: Sequence[str], title: tuple[str, str, str]) -> Figure:
-        """Two models in one picture: the words of which one keeps more, the parts of a text, half-lives of layers."""
+        """Draw two models in one picture: words, parts of a text, half-lives of layers."""
         from ssmscope.interp.heatmap.data_pair import draw
 
         return draw(results, names, title)
 
     @classmethod
     def differences(cls, results: Sequence[DataHeatmap], names: Sequence[str]) -> Table:
-        """A row per word that both models' results name."""
+        """Return a row per word that both models' results name."""
         from ssmscope.interp.heatmap.data_pair import differences
 
         return differences(results, names)
 
     def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
-        """The highest and the lowest words with their intervals, the parts of a text, and half-lives of heads."""
+        """Draw the highest and the lowest words with their intervals, the parts of a text, and half-lives of heads."""
         from ssmscope.interp.heatmap.data_views import draw
 
         return sized(draw(self), size)

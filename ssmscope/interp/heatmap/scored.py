@@ -1,4 +1,4 @@
-"""The heatmap of texts, from what is taken of each layer."""
+"""Heatmaps of texts and of data sets from the measurements of each layer."""
 
 from __future__ import annotations
 
@@ -15,22 +15,31 @@ from ssmscope.core.attention_layers import attention_modules
 from ssmscope.core.model import as_batch
 from ssmscope.core.trace import LayerTrace, Trace, check_recurrent_state
 from ssmscope.errors import InputError
-from ssmscope.interp.heatmap.measure import Averages, Layers, Score, of_trace, through_layers
+from ssmscope.interp.heatmap.measure import LayerScores, Score, TokenAverages, through_layers, visit_trace
 from ssmscope.interp.heatmap.over_data import extremes, measure, summarise
 from ssmscope.interp.heatmap.result import DataHeatmap, Head, ScoredText, SelectionHeatmap
-from ssmscope.interp.heatmap.words import Kind, Words, grouped, joined, standing_out, together, varies, words_of
+from ssmscope.interp.heatmap.words import (
+    Kind,
+    Words,
+    is_selective,
+    standing_out,
+    word_groups,
+    word_scores,
+    word_text,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from ssmscope.core.encoding import Batch
     from ssmscope.core.model import Model, TextsLike
     from ssmscope.data.text import TextData
 
-SHOWN_HEADS = 8
-"""How many heads "top" shows."""
-MOST_HEADS = 256
-"""How many heads "all" shows at most."""
-CORPUS = 2000
-"""Up to how many texts averages are taken over, drawn by seed 0."""
+TOP_HEADS = 8
+"""Number of heads that "top" shows."""
+MAX_HEADS = 256
+"""Largest number of heads that "all" shows."""
+MAX_CORPUS_TEXTS = 2000
+"""Largest number of texts, drawn by seed 0, that averages are taken over."""
 
 
 def scored(
@@ -38,18 +47,18 @@ def scored(
     texts: TextsLike,
     *,
     score: Score,
-    at: int | None,
     layers: Any,
-    heads: str | None,
-    through: bool,
-    half_lives: bool,
-    contrast: str | None,
-    scale: str | None,
     top: int,
     punctuation: bool,
-    merge: bool,
+    at: int | None = None,
+    heads: str | None = None,
+    through: bool = False,
+    half_lives: bool = False,
+    contrast: str | None = None,
+    scale: str | None = None,
+    merge: bool = False,
 ) -> SelectionHeatmap:
-    """`selection_heatmap`."""
+    """Compute the heatmap of single texts, see `selection_heatmap`."""
     kind: Kind = "z" if contrast is not None else "share" if score == "survival" else "mean"
     rows = _Rows(kind, top, punctuation, at)
     early = rows if kind == "share" and not through and not merge else None
@@ -59,10 +68,10 @@ def scored(
     places = chosen_layers(layers, trace.layer_numbers)
     chosen = tuple(trace.layer_numbers[place] for place in places)
     values = found.of(trace)
-    # what the test for noise looks at: what is left or, of retention, what is replaced
+    # The test for noise reads what is left or, for retention, what is overwritten.
     written = values if score != "retention" else 1.0 - values
     if through and list(trace.layer_numbers) != list(range(len(trace.layer_numbers))):
-        raise InputError("through follows state-space layers alone, and this model has others between them")
+        raise InputError("through follows state-space layers only, and this model has other layers between them")
     if through:
         values = through_layers(trace, np.nan_to_num(values))
         written = values
@@ -78,7 +87,7 @@ def scored(
         scores = _columns(values[:, row], real)
         quantity = scores if written is values else _columns(written[:, row], real)
         _check_finite(_columns(scores, words), row, chosen)
-        scores = np.where(np.isnan(scores), 0, scores)  # the z-scores of special tokens
+        scores = np.where(np.isnan(scores), 0, scores)  # Special tokens have no z-scores.
         mean = scores.mean(axis=0)
         looked = [rows.early.get((place, row)) for place in places]
         flat = [rows.flat(quantity.mean(axis=0), words)]
@@ -87,15 +96,14 @@ def scored(
         by_head = np.array([found.by_head[head.layer][row, real, head.head] for head in shown], dtype=np.float32)
         lives = None if found.half_lives is None else found.half_lives[list(places)][:, row, real]
         if merge:
-            groups = grouped(word_of)
-            tokens, word_of = [joined(tokens, group) for group in groups], [word_of[group[0]] for group in groups]
-            scores, mean = (together(each, groups, summed=kind == "share") for each in (scores, mean))
-            by_head = together(by_head, groups, summed=kind == "share") if shown else by_head
-            lives = None if lives is None else together(lives, groups, summed=False)
+            groups = word_groups(word_of)
+            tokens, word_of = [word_text(tokens, group) for group in groups], [word_of[group[0]] for group in groups]
+            scores, mean = (word_scores(each, groups, summed=kind == "share") for each in (scores, mean))
+            by_head = word_scores(by_head, groups, summed=kind == "share") if shown else by_head
+            lives = None if lives is None else word_scores(lives, groups, summed=False)
         pixels = None if trace.pixels is None else trace.pixels[row].float().cpu().numpy()
 
         named = words_of(tuple(tokens), tuple(word_of), punctuation=punctuation or pixels is not None)
-
         made.append(
             ScoredText(
                 tokens=tuple(tokens),
@@ -116,16 +124,10 @@ def scored(
             )
         )
     options = {"score": score, "at": at, "layers": layers if isinstance(layers, str) else list(chosen), "heads": heads}
-    options |= {
-        "through": through,
-        "half_lives": half_lives,
-        "contrast": contrast,
-        "scale": scale,
-        "top": top,
-        "punctuation": punctuation,
-    }
+    options |= {"through": through, "half_lives": half_lives, "contrast": contrast, "scale": scale}
+    options |= {"top": top, "punctuation": punctuation, "merge": merge}
     return SelectionHeatmap(
-        provenance=record_provenance(trace.source, options={**options, "merge": merge}),
+        provenance=record_provenance(trace.source, options=options),
         texts=tuple(made),
         score=score,
         layers=chosen,
@@ -142,8 +144,8 @@ def scored(
 
 
 class _Rows:
-    """Whether rows of scores are noise, and the words that stand out in them; `early`, by layer and text, of those that
-    were looked at while a GPU still ran."""
+    """Judgements on rows of scores: noise or not, and the words that stand out; `early` has those, by layer and text,
+    that were made while a GPU still ran."""
 
     def __init__(self, kind: Kind, top: int, punctuation: bool, at: int | None) -> None:
         self.kind, self.top, self.punctuation, self.at = kind, top, punctuation, at
@@ -151,16 +153,16 @@ class _Rows:
         self._words: dict[int, tuple[np.ndarray, Words]] = {}
 
     def flat(self, quantity: np.ndarray, words: np.ndarray) -> bool:
-        """Whether a row is noise; `words` are True at tokens of words."""
+        """Return True if a row is noise; `words` are True at tokens of words."""
         words = words if self.at is None else words & (np.arange(len(words)) <= self.at)
-        return not varies(_columns(quantity, words))
+        return not is_selective(_columns(quantity, words))
 
     def standing(self, scores: np.ndarray, noise: bool, named: Words) -> tuple[int, ...]:
-        """The positions of the words that stand out, none of noise."""
+        """Return the positions of the words that stand out, none of noise."""
         return () if noise else sum(standing_out(named, scores, self.kind, self.top), ())
 
     def look(self, batch: Batch, index: int, row: int, scores: np.ndarray) -> None:
-        """Look at a layer's shares of a text, (length,)."""
+        """Judge a layer's shares of a text, (length,)."""
         if row not in self._words:
             named = words_of(tuple(batch.tokens[row]), tuple(batch.words[row]), punctuation=self.punctuation)
             self._words[row] = np.array([word is not None for word in batch.words[row]]), named
@@ -180,9 +182,9 @@ def scored_data(
     limit: int | None,
     seed: int,
 ) -> DataHeatmap:
-    """`selection_heatmap` of a data set."""
+    """Compute the heatmap of a data set, see `selection_heatmap`."""
     if model is None or model.tokenizer is None:
-        raise InputError("labelled texts are read by a model with a tokenizer; give one, or name one with tokenizer")
+        raise InputError("labelled texts need a model with a tokenizer; give one, or name one with tokenizer")
     model.check_recurrent_state("a heatmap")
     places = chosen_layers(layers, model.layer_numbers)
     data = data if limit is None else data.sample(limit, seed=seed)
@@ -196,8 +198,7 @@ def scored_data(
     summary = summarise(model, data, found, lives, places, numbers, punctuation=punctuation, seed=seed)
     picked = extremes(found)
     shown = [data.texts[found.rows[at]] for at, _ in picked]
-    alone: Any = {"at": None, "heads": None, "through": False, "contrast": None, "scale": None, "merge": False}
-    alone |= {"score": score, "layers": layers, "half_lives": False, "top": top, "punctuation": punctuation}
+    alone: Any = {"score": score, "layers": layers, "top": top, "punctuation": punctuation}
     return DataHeatmap(
         provenance=provenance,
         score=score,
@@ -219,27 +220,27 @@ def _taken(
     through: bool,
     early: _Rows | None,
     **wanted: bool,
-) -> tuple[Trace, Layers]:
-    """The trace of the texts, and what was taken of its layers as they ran, at which `early` looks; of a trace that
-    there is already, what is recomputed."""
+) -> tuple[Trace, LayerScores]:
+    """Return the trace of the texts, and the measurements of its layers as they ran, which `early` sees; for an
+    existing trace, layers are recomputed."""
     if isinstance(texts, Trace):
         _check_position(texts.mask.sum(1).tolist(), at)
-        found = Layers(len(texts.retention), texts.mask, score, at, **wanted)
+        found = LayerScores(len(texts.retention), texts.mask, score, at, **wanted)
         found.attends = model is not None and bool(attention_modules(model.module))
         if score == "survival" or any(wanted.values()):
             every = range(len(texts.retention))
-            of_trace(texts, found, every if through else chosen_layers(layers, texts.layer_numbers))
+            visit_trace(texts, found, every if through else chosen_layers(layers, texts.layer_numbers))
         return texts, found
     batch = as_batch(model, texts)
     assert model is not None
     _check_position(batch.lengths, at)
-    found = Layers(model.num_layers, batch.mask, score, at, **wanted)
+    found = LayerScores(model.num_layers, batch.mask, score, at, **wanted)
     if early is not None and batch.values is None:
         found.seen = partial(early.look, batch)
 
     def visit(index: int, rows: Sequence[int], layer: LayerTrace) -> None:
         if index == 0:
-            found.attends = bool(attention_modules(model.module))  # here: a GPU runs meanwhile
+            found.attends = bool(attention_modules(model.module))  # A GPU runs meanwhile.
         found.visit(index, rows, layer)
 
     asked: Any = {"keep_inputs": through, "retention": score != "survival"}
@@ -247,7 +248,7 @@ def _taken(
 
 
 def _columns(scores: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """The chosen of the last dimension; as they are where all are."""
+    """Select entries of the last dimension; return the array itself where all are chosen."""
     return scores if chosen.all() else scores[..., chosen]
 
 
@@ -262,8 +263,8 @@ def _check_finite(scores: np.ndarray, row: int, chosen: Sequence[int]) -> None:
         raise InputError(f"the scores of text {row} are not finite at layer {layer}; the model is damaged")
 
 
-def _heads(found: Layers, places: Sequence[int], heads: str | None) -> tuple[Head, ...]:
-    """The heads that are shown, the most selective first.
+def _heads(found: LayerScores, places: Sequence[int], heads: str | None) -> tuple[Head, ...]:
+    """Return the heads that are shown, the most selective first.
 
     Raises:
         InputError: for all heads of a model that has too many.
@@ -272,17 +273,17 @@ def _heads(found: Layers, places: Sequence[int], heads: str | None) -> tuple[Hea
         return ()
     means = {layer: found.selectivity[layer].mean(0) for layer in places}
     every = [Head(layer, head, float(value)) for layer, of in means.items() for head, value in enumerate(of)]
-    if heads == "all" and len(every) > MOST_HEADS:
-        raise InputError(f"there are {len(every):,} heads; give heads 'top', or layers with up to {MOST_HEADS} heads")
+    if heads == "all" and len(every) > MAX_HEADS:
+        raise InputError(f"there are {len(every):,} heads; give heads 'top', or layers with up to {MAX_HEADS} heads")
     every.sort(key=lambda head: (-head.selectivity, head.layer, head.head))
-    return tuple(every if heads == "all" else every[:SHOWN_HEADS])
+    return tuple(every if heads == "all" else every[:TOP_HEADS])
 
 
-def _averages(model: Model | None, data: str, score: Score) -> Averages:
+def _averages(model: Model | None, data: str, score: Score) -> TokenAverages:
     from ssmscope.data.text import load_text
 
     if model is None:
-        raise InputError("contrast needs the model that averages are taken of; give the model first")
+        raise InputError("contrast needs the model, to average over texts; give the model first")
     texts = load_text(data, None, label_names=model.labels).texts
-    drawn = np.random.default_rng(0).permutation(len(texts))[:CORPUS]
-    return Averages(model, [texts[at] for at in sorted(drawn.tolist())], score)
+    drawn = np.random.default_rng(0).permutation(len(texts))[:MAX_CORPUS_TEXTS]
+    return TokenAverages(model, [texts[at] for at in sorted(drawn.tolist())], score)

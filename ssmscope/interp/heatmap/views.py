@@ -1,4 +1,4 @@
-"""How the heatmap is shown: the tokens in the colours of the average, of every layer and head; what stands out."""
+"""Views of the heatmap: tokens in the colours of the average, of every layer and head, and the words that stand out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmscope.api.results import TABLE_ROWS
-from ssmscope.interp.heatmap.words import half_life
+from ssmscope.interp.heatmap.words import median_half_life
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.render.table import ROWS, Cell, Line, table
 from ssmscope.render.token_figure import draw_rows
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
     from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
 
-NAMED = 8
-"""How many words a table names at most."""
-FLAT = "flat: noise"
-HARDLY = "hardly selects"
-"""What is said of a flat row of an image; it is drawn all the same, for neighbouring pixels show what is no noise."""
-WARM = "; in italics, or underlined in orange: the convolution is not yet full"
+MAX_NAMED_WORDS = 8
+"""Largest number of words that a table names."""
+FLAT_REMARK = "flat: noise"
+IMAGE_REMARK = "hardly selects"
+"""Remark on a flat row of an image; it is drawn all the same, since neighbouring pixels show what is no noise."""
+CONVOLUTION_REMARK = "; in italics, or underlined in orange: the convolution is not yet full"
 
 
 def blocks(result: SelectionHeatmap) -> Iterator[Block]:
-    """The verdict, the coloured texts with their picture, what stands out row by row, and notes."""
+    """Yield the verdict, the coloured texts with their picture, a table of what stands out, and notes."""
     yield Prose(result.headline, "title")
     yield Prose(f"{result.verdict()[0].upper()}{result.verdict()[1:]}.")
     yield rows(result)
@@ -40,8 +40,8 @@ def blocks(result: SelectionHeatmap) -> Iterator[Block]:
 
 
 def rows(result: SelectionHeatmap, *, every: bool = True) -> TokenRows:
-    """Every text with a row for the average and, with `every`, for each layer and each head; a terminal has those where
-    they were asked for."""
+    """Return every text with a row for the average and, with `every`, for each layer and each head; a terminal shows
+    those only where they were requested."""
     shared = scale(result) if result.shared else None
     of_heads = _ends(result, [heads for text in result if (heads := _heads(text)) is not None])
     return TokenRows(
@@ -51,19 +51,20 @@ def rows(result: SelectionHeatmap, *, every: bool = True) -> TokenRows:
         name=result.score_name,
         around=("below its average", "above"),
         marked=f"up to {result.size} {'places' if result.of_images else 'words'} that stand out"
-        + WARM * (result.reach > 1 and not result.of_images),
+        + CONVOLUTION_REMARK * (result.reach > 1 and not result.of_images),
         first=None if result.by_layer else 1,
         summed=result.summed,
     )
 
 
 def scale(result: SelectionHeatmap) -> tuple[float, float]:
-    """Where the colours of all averages and layers of all texts begin and end."""
+    """Return the ends of the colours that averages and layers of all texts share."""
     return _ends(result, [np.vstack([text.mean[None], text.scores])[:, ~text.special] for text in result])
 
 
 def _ends(result: SelectionHeatmap, scores: Sequence[np.ndarray]) -> tuple[float, float]:
-    """From 0 to the largest share; from the lowest to the highest of other scores; around zero of z-scores."""
+    """Return the ends of a colour scale: 0 to the largest share; lowest to highest of other scores; symmetric for
+    z-scores."""
     every = np.concatenate([each.ravel() for each in scores]) if scores else np.zeros(0)
     if not every.size:
         return 0.0, 0.0
@@ -104,7 +105,7 @@ def _text(
             outside,
             marked,
             (),
-            remark=FLAT * hidden or HARDLY * flat,
+            remark=FLAT_REMARK * hidden or IMAGE_REMARK * flat,
             own=(float(seen.min()), float(seen.max())) if seen.size and (ends or hidden) else None,
         )
 
@@ -130,7 +131,8 @@ def _about(text: ScoredText, result: SelectionHeatmap) -> str:
 
 
 def strongest(result: SelectionHeatmap) -> Iterator[Line]:
-    """A row per text and layer, the average first, then heads: what stands out, the half-life, the range of scores."""
+    """Yield a row per text and layer, the average first, then heads: what stands out, the half-life, the range of
+    scores."""
     single = len(result.layers) == 1
     names = [result.layers_name] if single else ["mean", *(f"layer {layer}" for layer in result.layers)]
     of_heads = [f"layer {head.layer} head {head.head}" for head in result.heads]
@@ -139,10 +141,10 @@ def strongest(result: SelectionHeatmap) -> Iterator[Line]:
         shown = len(names) if result.by_layer else 1
         for at, (name, row, places) in enumerate(zip(names[:shown], scores, standing)):
             flat = text.flat[at] if text.flat else False
-            cells = {"stands out": Cell(text=_words(text, row, places, result) or (FLAT if flat else "nothing"))}
+            cells = {"stands out": Cell(text=_words(text, row, places, result) or (FLAT_REMARK if flat else "nothing"))}
             if text.half_lives is not None and (at or single):
                 life = text.half_lives[max(at - 1, 0)]
-                cells["half-life in tokens"] = Cell(text=half_life(life[~text.special], len(text)))
+                cells["half-life in tokens"] = Cell(text=median_half_life(life[~text.special], len(text)))
             yield Line((str(number), name), cells | _range(text, row, result))
         for name, row in zip(of_heads, () if text.heads is None else text.heads):
             highest = [at for at, *_ in text.top(3, row)]
@@ -153,11 +155,11 @@ def strongest(result: SelectionHeatmap) -> Iterator[Line]:
 def _words(
     text: ScoredText, row: np.ndarray, places: Sequence[int], result: SelectionHeatmap, *, whole: bool = True
 ) -> str:
-    """Words with their scores, or single tokens."""
+    """List words with their scores, or single tokens."""
     found = (
         text.named(row, places, summed=result.summed) if whole else [(text.tokens[p].strip(), row[p]) for p in places]
     )
-    return " · ".join(f"{word} {result.written(float(score))}" for word, score in found[:NAMED])
+    return " · ".join(f"{word} {result.written(float(score))}" for word, score in found[:MAX_NAMED_WORDS])
 
 
 def _range(text: ScoredText, row: np.ndarray, result: SelectionHeatmap) -> dict[str, Cell]:
@@ -166,44 +168,46 @@ def _range(text: ScoredText, row: np.ndarray, result: SelectionHeatmap) -> dict[
 
 
 def notes(result: SelectionHeatmap) -> list[str]:
-    """What has to be said of the scores."""
+    """Return the notes on the scores."""
     found = []
     if result.score == "survival":
         found.append(
-            "Survival: what was written at a token and is left in the states, as a share of all that is left, exact in "
-            "every head, heads weighted by what they hold."
-            + " Half-life: after how many tokens half of what was written is left, the median over the text's tokens."
+            "Survival: what is left in the states of what was written at a token, as a share of all that is left, "
+            "exact in every head, heads weighted by what they hold."
+            + " Half-life: tokens after which half of what was written is left, the median over the text."
             * any(text.half_lives is not None for text in result)
         )
     if result.contrast is not None:
         of = "the logarithm of a token's share, in units of an even spread" if result.score == "survival" else "scores"
         found.append(
             f"z-scores of {of}: how far it lies above the token's own average over {result.contrast}, in standard "
-            "deviations of tokens about theirs. Rare tokens' averages are drawn to that of all."
+            "deviations of tokens around theirs. Averages of rare tokens are shrunk towards the overall average."
         )
     if result.through:
-        found.append(
-            "Followed through the layers below to the tokens of the input, half of each by the residual stream."
-        )
+        found.append("Followed through the layers below to the input tokens, half of each step by the residual stream.")
     elif len(result.layers) > 1 and result.score == "survival":
-        found.append("What a deeper layer writes at a token, earlier layers have moved there; see the option through.")
+        found.append(
+            "Earlier layers have mixed other tokens into what a deeper layer writes at a token; see the option through."
+        )
     if any(any(text.flat) for text in result):
-        by = "by less than a tenth of its mean (of what is replaced, for retention)"
+        by = "by less than a tenth of its mean (of what is overwritten, for retention)"
         if result.of_images:
-            found.append(f"“{HARDLY.capitalize()}”: a map varies over the image {by}, and its colours magnify that.")
+            found.append(
+                f"“{IMAGE_REMARK.capitalize()}”: a map varies over the image {by}, and its colours exaggerate that."
+            )
         else:
             found.append(f"A flat row varies over the tokens {by}: that is noise, and is not coloured.")
     if result.reach > 1 and not result.of_images:
         found.append(
-            f"The first {result.reach - 1} tokens, in italics or underlined in orange: the convolution reaches before "
-            "the text, and what is written there is of fewer tokens."
+            f"The first {result.reach - 1} tokens, in italics or underlined in orange: the convolution's window "
+            "begins before the text, and what is written there comes from fewer tokens."
         )
     if result.attends:
-        found.append("Layers of attention keep no state, and have no row.")
+        found.append("Layers of attention keep no state and have no row.")
     return found
 
 
 def draw(result: SelectionHeatmap, start: int) -> Figure:
-    """Rows of coloured tokens, strips of long texts, maps of images."""
+    """Draw rows of coloured tokens, strips of long texts, or maps of images."""
     before, model, after = result.headline.partition(result.model_name)
     return draw_rows(rows(result), (before, model, after), start=start)

@@ -1,9 +1,9 @@
-"""Which road an answer's information takes: edges between tokens cut, layer by layer."""
+"""Attention knockout: edges between tokens cut, layer by layer, to find the route of an answer's information."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
@@ -27,52 +27,52 @@ def knockout(
     *,
     from_: Annotated[
         Sequence[str | int | list[int] | slice],
-        "Words of the text, positions (3 or 3:5) or last, whose edges are cut; may be repeated, one after the other.",
+        "Sources of the cut edges: words of the text, positions (3 or 3:5) or last; may be repeated.",
         REPEATED,
         Metavar("SPAN"),
     ],
-    to: Annotated[str | int | list[int] | slice, "Where they are not read any more.", Metavar("SPAN")] = "last",
+    to: Annotated[str | int | list[int] | slice, "Targets of the cut edges.", Metavar("SPAN")] = "last",
     by: Annotated[
         Literal["window", "part", "head"],
-        "Cut windows of layers, each of the recurrences that layers are made of (of a hybrid states and attention), or "
-        "head by head.",
+        "Cut windows of layers, the parts of layers (recurrences; in a hybrid states and attention), or single heads.",
     ] = "window",
     level: Annotated[
         Literal["ssm", "block"],
-        "Cut what is written at a source, or all that comes of it behind the convolution, at later tokens too.",
+        "Cut what is written at a source, or everything that depends on it after the convolution.",
     ] = "block",
     roads: Annotated[
         Literal["states", "convolution", "both"],
-        "Cut what is read of states (and in a hybrid by attention), what the convolution carries from a source to the "
-        "tokens behind it, or both.",
+        "Cut reads of states (and of attention in a hybrid), the convolution from a source to the tokens after it, or "
+        "both.",
     ] = "states",
-    window: Annotated[int | None, "How many layers are cut at once; by default a fifth of them.", Range(1)] = None,
+    window: Annotated[int | None, "Number of layers cut at once; default a fifth of them.", Range(1)] = None,
     answer: Annotated[
-        int | str | None, "The class or next token that is asked after; else what is predicted.", Metavar("NAME")
+        int | str | None, "Class or next token in question; default the predicted one.", Metavar("NAME")
     ] = None,
     seed: Seed = 0,
 ) -> Knockout:
-    """Which road does the information take? The edges from some tokens to others are cut in windows of layers.
+    """Knock out the edges from some tokens to others, in windows of layers.
 
     Every layer's recurrence reads the tokens before by its implicit attention, y_t = Σ_s α[t, s] x_s + D x_t
-    (Differential Mamba, Eq. 8). The terms of the sources are taken from y_t at the targets, in every window of layers
-    and in all layers at once, and everything behind computed from what is left (attention knockout, Geva et al. 2023;
-    of Mamba, Endy et al. 2025): the change of the answer's probability and logit. This is exact, no matrix is made,
-    and nothing is masked or trained: what the sources wrote is scanned by itself.
+    (Differential Mamba, Eq. 8). The terms of the sources are subtracted from y_t at the targets, in every window of
+    layers and in all layers at once, and everything after it is computed from the rest (attention knockout, Geva et al.
+    2023; for Mamba, Endy et al. 2025): the change of the answer's probability and logit. This is exact, without
+    materializing
+    the matrix or training anything: what the sources wrote is scanned by itself.
 
     A layer's convolution, where it has one, mixes each token into the few after it before anything is written. At the
-    level "block" a source is what the convolution reads, so that all that came of the token is cut; at "ssm" it is what
-    the recurrence reads at its position, and what was written of it with later tokens stays.
+    level "block" a source is the convolution's input, so that everything that depends on the token is cut; at "ssm" it
+    is the recurrence's input at its position, and what was written of it with later tokens stays.
 
-    The other road is the convolution itself: it brings a source into x, B, C and Δ of the few tokens behind it, which
-    may be all that the answer needs of it. It is cut by zeros in the taps of later tokens, as far as the last target.
+    The other route is the convolution itself: it brings a source into x, B, C and Δ of the few tokens after it, which
+    may be all that the answer needs. It is cut by zeros in the taps of later tokens, as far as the last target.
 
     In a hybrid's layers of softmax attention sources are masked at the targets, and the softmax is over what is left; a
     token still reads itself. Over several texts the change is a mean with a 95 % bootstrap interval.
 
     Args:
-        from_: each is cut by itself; in Python also positions as numbers, lists of them and slices. Words must stand in
-            every text once.
+        from_: each is cut by itself; in Python also positions as numbers, lists of them and slices. Words must occur
+            once in every text.
         roads: "convolution" and "both" cut windows of layers.
         by: "part" cuts windows in each part of its layers alone, such as what a Diff-Mamba keeps and what it subtracts,
             or the states and the attention of a hybrid; "head" every head of every layer.
@@ -83,8 +83,77 @@ def knockout(
             window of more layers than there are, "part" for a model whose layers have one recurrence, "head" where
             heads are single channels, either with the convolution, or the convolution of a layer that has none.
     """
+    import numpy as np
+    import torch
+
+    from ssmscope.api.results import record_provenance
+    from ssmscope.core.edits import edited
+    from ssmscope.core.mixers import is_bidirectional
     from ssmscope.core.model import as_batch
-    from ssmscope.interp.knockout.measure import sweep
+    from ssmscope.errors import InputError
+    from ssmscope.interp.interventions import answer_ids, means_with_intervals, probability_and_logit
+    from ssmscope.interp.knockout.measure import (
+        cuts_of,
+        edits_of,
+        last_logits,
+        others_have_attention,
+        parts_of,
+        roads_of,
+    )
+    from ssmscope.interp.knockout.result import Knockout
+    from ssmscope.interp.spans import positions_of, span_name, words_at
 
     sources = tuple(from_) if isinstance(from_, list | tuple) else (from_,)
-    return sweep(model, as_batch(model, texts), sources, to, by, level, roads, window, answer, seed)
+    batch = as_batch(model, texts)
+    count, layers = len(batch.tokens), len(roads_of(model))
+    window = max(1, layers // 5) if window is None else window
+    if window > layers:
+        raise InputError(f"window is {window}; {model.name} has {layers} layers")
+    if roads != "states" and by != "window":
+        raise InputError(f"the convolution is cut in windows of layers; leave out by {by!r} or roads {roads!r}")
+    if not sources:
+        raise InputError("from_ is empty; give words of the text, positions such as 3 or 3:5, or last")
+    targets = [positions_of(to, batch, text) for text in range(count)]
+    spans = [[positions_of(span, batch, text) for text in range(count)] for span in sources]
+    names, goal = [span_name(span) for span in sources], span_name(to)
+    for name, places in zip(names, spans):
+        for text, (own, read) in enumerate(zip(places, targets)):
+            if min(own) > max(read) and not is_bidirectional(model.module):
+                which = f" of text {text + 1}" if count > 1 else ""
+                raise InputError(f"no edge leads from {name!r}{which} back to {goal!r}: a token reads those before it")
+    cuts = list(cuts_of(model, batch, by, window))
+    parts = parts_of(model, batch) if by == "part" else {}
+    ids, said = answer_ids(model, batch, answer)
+    values = np.empty((2, count, len(sources), len(cuts)))
+    plain = np.empty((2, count))
+    for text in range(count):
+        one = batch.rows([text])
+        plain[:, text] = [float(each) for each in probability_and_logit(model, last_logits(model, one), ids[text])]
+        for number, places in enumerate(spans):
+            length = len(one.tokens[0])
+            for chosen, edits in edits_of(model, cuts, parts, places[text], targets[text], level, roads, length):
+                with edited(model, edits):
+                    logits = last_logits(model, one.rows([0] * len(chosen)))
+                found = probability_and_logit(model, logits, ids[text])
+                values[:, text, number, chosen] = torch.stack(found).cpu().numpy()
+    change = values[0] / plain[0][:, None, None] - 1
+    options: dict[str, Any] = {"from": names, "to": goal, "by": by, "level": level, "roads": roads}
+    options |= {"window": window, "answer": answer}
+    return Knockout(
+        provenance=record_provenance(model.source, options=options, seed=seed),
+        tokens=batch.tokens,
+        answers=tuple(said),
+        sources=tuple(names) if count > 1 else tuple(words_at(each[0], batch) for each in spans),
+        spans=tuple(tuple(each) for each in spans),
+        target=goal if count > 1 else words_at(targets[0], batch),
+        targets=tuple(targets),
+        by=by,
+        roads=roads,
+        cuts=tuple(cuts),
+        probability=plain[0],
+        logit=plain[1],
+        probabilities=values[0],
+        logits=values[1],
+        changes=means_with_intervals(change, seed),
+        attends=others_have_attention(model),
+    )

@@ -1,4 +1,4 @@
-"""Knockout as a picture: the relative change of the answer's probability by where edges are cut."""
+"""Figure of a knockout: the relative change of the answer's probability by where edges are cut."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.colors import ListedColormap
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.interp.grids import draw_grid
 from ssmscope.render.figure import COLOURS, DASHED, SOFT, Sheet, handle, line, title
 from ssmscope.render.numbers import counted
 from ssmscope.render.signed import SIGNED
-from ssmscope.render.tokens import ramp, shorten, visible
+from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,8 @@ CHANGE = "relative change of probability"
 
 
 def draw(result: Knockout) -> Figure:
-    """Lines against the middle of the window, dashed for all layers at once, a panel per part; or maps of heads."""
+    """Draw lines against the middle of the window, dashed for all layers at once, a panel per part; or maps of
+    heads."""
     below = f"from each source to “{shorten(visible(result.target), 30)}”; dashed: in all layers at once"
     if len(result.answers) > 1:
         below += f"; {counted(len(result.answers), 'text')}, 95 % bootstrap intervals"
@@ -70,7 +71,7 @@ def _lines(axes: Axes, result: Knockout, part: str) -> None:
 
 
 def _numbered(layers: Sequence[int]) -> FuncFormatter:
-    """Ticks named by these numbers in their order."""
+    """Format ticks as these numbers in their order."""
     return FuncFormatter(lambda at, _: str(layers[int(at)]) if 0 <= at < len(layers) else "")
 
 
@@ -90,18 +91,13 @@ def _heads(result: Knockout, below: str, names: list[str]) -> Figure:
             grid = np.full((count, len(layers)), np.nan)
             for at in cuts:
                 grid[result.cuts[at].head, layers.index(result.cuts[at].first)] = result.changes[number, at, 0]
-            axes = sheet.panel(LEFT, top, WIDTH - LEFT - 1.3, high, grid=None)
-            colours = ListedColormap(ramp(SIGNED, 257))
-            picture = axes.imshow(grid, cmap=colours, vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
+            place, labels = (LEFT, top, WIDTH - LEFT - 1.35, high), ("head", "layer")
+            axes, bar = draw_grid(sheet, place, grid, (-most, most), SIGNED, labels=labels, origin="upper")
             axes.set_title(f"from “{name}”" + f", {part}" * bool(part), loc="left", size=9.5)
             axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
             axes.xaxis.set_major_formatter(_numbered(layers))
             axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))
-            axes.set_xlabel("layer", color=SOFT, size=9)
-            axes.set_ylabel("head", color=SOFT, size=9)
-            bar = sheet.figure.colorbar(picture, cax=sheet.panel(WIDTH - 1.15, top, 0.13, high, frame_on=False))
             bar.ax.yaxis.set_major_formatter(PercentFormatter(1))
-            bar.outline.set_visible(False)
             bar.set_label(CHANGE, color=SOFT, size=9)
             top += high + GAP
     return sheet.figure

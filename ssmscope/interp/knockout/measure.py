@@ -1,102 +1,25 @@
-"""Edges cut in every window of layers, part or head: the answer's probability and logit."""
+"""Cuts of edges in every window of layers, part or head."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
-import numpy as np
 import torch
 
-from ssmscope.api.results import record_provenance
 from ssmscope.core.attention_layers import attention_layers, attention_modules, attention_numbers
 from ssmscope.core.batching import TOKENS_AT_ONCE
-from ssmscope.core.bootstrap import estimates, resampled_means
 from ssmscope.core.cuts import cut_attention, cut_convolution, cut_edges
-from ssmscope.core.edits import Edit, edited
+from ssmscope.core.edits import Edit
 from ssmscope.core.encoding import Batch
-from ssmscope.core.mixers import is_bidirectional
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.answers import answers, measured
-from ssmscope.interp.knockout.result import Cut, Knockout
-from ssmscope.interp.spans import Span, named, positions_of, span_name
-
-MOST_HEADS = 256
-"""Of a layer: with more they are channels, one by one."""
+from ssmscope.interp.interventions import check_heads
+from ssmscope.interp.knockout.result import Cut
 
 
-def sweep(
-    model: Model,
-    batch: Batch,
-    sources: Sequence[Span],
-    target: Span,
-    by: str,
-    level: str,
-    roads: str,
-    window: int | None,
-    answer: int | str | None,
-    seed: int,
-) -> Knockout:
-    """See `ssmscope.knockout`."""
-    texts, layers = len(batch.tokens), len(roads_of(model))
-    window = max(1, layers // 5) if window is None else window
-    if window > layers:
-        raise InputError(f"window is {window}; {model.name} has {layers} layers")
-    if roads != "states" and by != "window":
-        raise InputError(f"the convolution is cut in windows of layers; leave out by {by!r} or roads {roads!r}")
-    if not sources:
-        raise InputError("from_ is empty; give words of the text, positions such as 3 or 3:5, or last")
-    to = [positions_of(target, batch, text) for text in range(texts)]
-    spans = [[positions_of(span, batch, text) for text in range(texts)] for span in sources]
-    names, goal = [span_name(span) for span in sources], span_name(target)
-    for name, places in zip(names, spans):
-        for text, (own, read) in enumerate(zip(places, to)):
-            if min(own) > max(read) and not is_bidirectional(model.module):
-                which = f" of text {text + 1}" if texts > 1 else ""
-                raise InputError(f"no edge leads from {name!r}{which} back to {goal!r}: a token reads those before it")
-    cuts = list(cuts_of(model, batch, by, window))
-    parts = parts_of(model, batch) if by == "part" else {}
-    ids, said = answers(model, batch, answer)
-    values = np.empty((2, texts, len(sources), len(cuts)))
-    plain = np.empty((2, texts))
-    for text in range(texts):
-        one = batch.rows([text])
-        plain[:, text] = [float(each) for each in measured(model, _last(model, one), ids[text])]
-        for number, places in enumerate(spans):
-            for chosen, edits in _edits(model, cuts, parts, places[text], to[text], level, roads, len(one.tokens[0])):
-                with edited(model, edits):
-                    logits = _last(model, one.rows([0] * len(chosen)))
-                values[:, text, number, chosen] = torch.stack(measured(model, logits, ids[text])).cpu().numpy()
-    change = values[0] / plain[0][:, None, None] - 1
-    rows = resampled_means(change.reshape(texts, -1), seed=seed)
-    ends = estimates(rows.reshape(len(rows), len(sources), len(cuts)))
-    if texts == 1:
-        ends[..., 1:] = np.nan
-    options: dict[str, Any] = {"from": names, "to": goal, "by": by, "level": level, "roads": roads}
-    options |= {"window": window, "answer": answer}
-    return Knockout(
-        provenance=record_provenance(model.source, options=options, seed=seed),
-        tokens=batch.tokens,
-        answers=tuple(said),
-        sources=tuple(names) if texts > 1 else tuple(named(each[0], batch) for each in spans),
-        spans=tuple(tuple(each) for each in spans),
-        target=goal if texts > 1 else named(to[0], batch),
-        targets=tuple(to),
-        by=by,
-        roads=roads,
-        cuts=tuple(cuts),
-        probability=plain[0],
-        logit=plain[1],
-        probabilities=values[0],
-        logits=values[1],
-        changes=ends,
-        attends=_others_have_attention(model),
-    )
-
-
-def _others_have_attention(model: Model) -> bool:
-    """Whether something looks back that is not cut: attention without a cache, or the convolution before attention."""
+def others_have_attention(model: Model) -> bool:
+    """Return True if parts that are not cut look back: attention without a cache, or the convolution before
+    attention."""
     cut = attention_layers(model.module)
     return cut.keys() != attention_modules(model.module).keys() or any(
         getattr(part, "taps", 0) for part in cut.values()
@@ -104,12 +27,11 @@ def _others_have_attention(model: Model) -> bool:
 
 
 STATES, ATTENTION = "states", "attention"
-"""The parts of a hybrid: what goes through states, and what through softmax attention."""
+"""Parts of a hybrid: reads of states, and reads by softmax attention."""
 
 
 def roads_of(model: Model) -> dict[int, tuple[list[int], list[int]]]:
-    """Through what a token can read others, by the model's own layer numbers in their order: which of its state-space
-    layers, and which of its layers of attention."""
+    """Return the state-space layers and the attention layers at each of the model's own layer numbers, in order."""
     found: dict[int, tuple[list[int], list[int]]] = {}
     for kind, numbers in enumerate((model.layer_numbers, attention_numbers(model.module))):
         for index, number in enumerate(numbers):
@@ -118,7 +40,7 @@ def roads_of(model: Model) -> dict[int, tuple[list[int], list[int]]]:
 
 
 def cuts_of(model: Model, batch: Batch, by: str, window: int) -> Iterator[Cut]:
-    """What is cut, one after the other; the first is all of it in all layers.
+    """Yield the cuts one after another; the first is everything in all layers.
 
     Raises:
         InputError: for parts of a model whose layers have one, and for heads that are channels.
@@ -141,8 +63,7 @@ def cuts_of(model: Model, batch: Batch, by: str, window: int) -> Iterator[Cut]:
     else:
         trace = model.trace(batch.rows([0]))
         heads = [layer.recurrences[0].shape[2] for layer in trace.layers]
-        if max(heads) > MOST_HEADS:
-            raise InputError(f"the {max(heads):,} heads of {model.name} are single channels; leave out by 'head'")
+        check_heads(model, max(heads), "leave out by 'head'")
         attending = [part.config.num_attention_heads for part in attention_layers(model.module).values()]
         kinds = (heads, STATES if attending else ""), (attending, ATTENTION)
         for number, own in roads.items():
@@ -151,8 +72,8 @@ def cuts_of(model: Model, batch: Batch, by: str, window: int) -> Iterator[Cut]:
 
 
 def parts_of(model: Model, batch: Batch) -> dict[int, tuple[str, ...]]:
-    """The names of the recurrences of every layer, by its number, in their order; none for a layer that has one. Of a
-    hybrid what it reads by."""
+    """Return the names of the recurrences of every layer, by its number, in order; none for a layer with one
+    recurrence. In a hybrid the names of the ways it reads."""
     if attention_layers(model.module):
         roads = roads_of(model).items()
         return {at: (STATES,) * bool(states) + (ATTENTION,) * bool(reads) for at, (states, reads) in roads}
@@ -164,7 +85,7 @@ def parts_of(model: Model, batch: Batch) -> dict[int, tuple[str, ...]]:
     return found
 
 
-def _edits(
+def edits_of(
     model: Model,
     cuts: Sequence[Cut],
     parts: Mapping[int, Sequence[str]],
@@ -174,7 +95,8 @@ def _edits(
     roads: str,
     length: int,
 ) -> Iterator[tuple[list[int], list[Edit]]]:
-    """Numbers of cuts that are run together, a row each, with the edits that make them; `parts` as `parts_of`."""
+    """Yield numbers of cuts that run together, a row each, with the edits that make them; `parts` as from
+    `parts_of`."""
     heads: dict[tuple[int, str], int] = {}
     for cut in cuts:
         if cut.head is not None:
@@ -211,6 +133,7 @@ def _edits(
             yield chosen, edits
 
 
-def _last(model: Model, batch: Batch) -> torch.Tensor:
+def last_logits(model: Model, batch: Batch) -> torch.Tensor:
+    """Return the logits at the end of every text of a batch, run at once under the edits in force."""
     with torch.no_grad(), model.running(mask=batch.mask):
         return model.forward(batch, last_only=True)

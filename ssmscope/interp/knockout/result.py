@@ -1,4 +1,4 @@
-"""The answer with edges cut: probabilities and logits by window of layers, part or head, and how they are shown."""
+"""Answers with edges cut: probabilities and logits by window of layers, part or head, and their views."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.render.blocks import Block, Picture, Prose
-from ssmscope.render.pictures import sized
+from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.table import Cell, Line, Table, in_percent, table
 from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
-SHOWN = 12
-"""How many heads are named."""
+NAMED_HEADS = 12
+"""Number of heads that are named."""
+NAMED_ANSWERS = 3
+"""Number of texts whose answers are named."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """In which layers, first to last by the model's own numbers, edges were cut; of which head and part alone."""
+    """Layers, first to last by the model's own numbers, in which edges are cut; optionally one head and part only."""
 
     first: int
     last: int
@@ -41,20 +41,20 @@ class Cut:
 
 @dataclass(frozen=True)
 class Knockout(Result, kind="knockout"):
-    """The answer's probability and logit with edges cut, for every text, source and cut."""
+    """Answer's probability and logit with edges cut, for every text, source and cut."""
 
     tokens: tuple[tuple[str, ...], ...]
     answers: tuple[str, ...]
-    """Per text."""
+    """One per text."""
     sources: tuple[str, ...]
     spans: tuple[tuple[tuple[int, ...], ...], ...]
-    """For every source its positions in every text."""
+    """Positions of every source in every text."""
     target: str
     targets: tuple[tuple[int, ...], ...]
     by: str
     roads: str
     cuts: tuple[Cut, ...]
-    """The first is in all layers."""
+    """Cuts, the first in all layers."""
     probability: np.ndarray
     """(texts,), with nothing cut."""
     logit: np.ndarray
@@ -64,11 +64,11 @@ class Knockout(Result, kind="knockout"):
     changes: np.ndarray
     """(sources, cuts, 3): the mean over texts of the probability's relative change, p_cut / p − 1, and its interval."""
     attends: bool
-    """Whether the model has attention of which nothing is cut."""
+    """True if the model has attention of which nothing is cut."""
 
     @property
     def knocked_out(self) -> str:
-        """What was cut, in words."""
+        """Name of what was cut."""
         names = {"states": "edges", "convolution": "the convolution", "both": "edges and the convolution"}
         return names[self.roads]
 
@@ -91,15 +91,15 @@ class Knockout(Result, kind="knockout"):
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The numbers of the layers in which edges were cut."""
+        """Numbers of the layers in which edges were cut."""
         return tuple(sorted({end for cut in self.cuts for end in (cut.first, cut.last)}))
 
     def change(self, source: int, cut: int) -> Estimate:
-        """The mean relative change of the answer's probability, −1 where nothing of it is left."""
+        """Return the mean relative change of the answer's probability, −1 where nothing of it is left."""
         return Estimate(*map(float, self.changes[source, cut]))
 
     def _largest(self, source: int) -> int:
-        """The number of the cut, that in all layers aside, which changes the most."""
+        """Return the number of the cut with the largest change, apart from the one in all layers."""
         inner = [at for at, cut in enumerate(self.cuts) if at and not (cut.part and self._whole(cut))]
         return max(inner, key=lambda at: abs(self.changes[source, at, 0]))
 
@@ -107,17 +107,15 @@ class Knockout(Result, kind="knockout"):
         return (cut.first, cut.last) == (self.cuts[0].first, self.cuts[0].last) and len(self.cuts) > 2
 
     def to_frame(self) -> DataFrame:
-        """A row per text, source and cut: the layers from first to last, head and part; the answer's probability and
-        logit before and after."""
+        """Return a row per text, source and cut: the layers from first to last, head and part; the answer's probability
+        and logit before and after."""
         import pandas as pd
 
         rows = []
         for (text, source, at), after in np.ndenumerate(self.probabilities):
             cut = self.cuts[at]
-            before, logits = (
-                float(self.probability[text]),
-                (float(self.logit[text]), float(self.logits[text, source, at])),
-            )
+            before = float(self.probability[text])
+            logits = float(self.logit[text]), float(self.logits[text, source, at])
             rows.append(
                 (text, self.answers[text], self.sources[source], cut.first, cut.last, cut.head, cut.part)
                 + (before, float(after), float(after) / before - 1, *logits)
@@ -125,12 +123,6 @@ class Knockout(Result, kind="knockout"):
         columns = ["text", "answer", "source", "first", "last", "head", "part"]
         columns += ["probability", "probability_cut", "change", "logit", "logit_cut"]
         return pd.DataFrame(rows, columns=columns)
-
-    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
-        """The change of the answer's probability by window of layers, a line per source; of heads a map per source."""
-        from ssmscope.interp.knockout.figure import draw
-
-        return sized(draw(self), size)
 
     @classmethod
     def compare(cls, results: Sequence[Knockout], labels: Sequence[Sequence[str]]) -> Table:
@@ -146,16 +138,13 @@ class Knockout(Result, kind="knockout"):
         return table(("model", "from"), lines)
 
     def blocks(self) -> Iterable[Block]:
-        yield Prose(self.headline, "title")
-        for text, (answer, before) in enumerate(zip(self.answers, self.probability)):
-            if text < 3:
-                yield Prose(f"“{visible(answer)}” has the probability {before:.3f} with nothing cut.")
-        yield Picture(self.figure, self.headline)
+        answers = [*zip(self.answers, self.probability)][:NAMED_ANSWERS]
+        yield from self.opening(*(f"“{visible(a)}” has the probability {p:.3f} with nothing cut." for a, p in answers))
         rows = [at for at, cut in enumerate(self.cuts) if cut.head is None]
         if self.by == "head":
             largest = np.abs(self.changes[..., 0]).max(0)
             largest[rows] = -math.inf
-            rows += [int(at) for at in np.argsort(-largest, kind="stable")[:SHOWN] if largest[at] >= 0]
+            rows += [int(at) for at in np.argsort(-largest, kind="stable")[:NAMED_HEADS] if largest[at] >= 0]
         lines = [
             Line((self.cuts[at].name,), {s: _percent(self.change(n, at)) for n, s in enumerate(self.sources)})
             for at in rows
@@ -166,7 +155,7 @@ class Knockout(Result, kind="knockout"):
         )
         yield table(("cut in",), lines, note=note)
         if self.attends:
-            yield Prose("Other parts of the model look back too: of these nothing is cut.", "note")
+            yield Prose("Other parts of the model also read earlier tokens; these are not cut.", "note")
 
 
 def _percent(found: Estimate) -> Cell:

@@ -1,4 +1,4 @@
-"""The methods of explanation by name: each a function of an `Objective` and keyword options that gives `Scores`.
+"""Methods of explanation by name: each is a function of an `Objective` and keyword options that returns `Scores`.
 
 captum's attributions are methods too, as "captum:KernelShap", or as instances in Python.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,67 +21,59 @@ if TYPE_CHECKING:
     from ssmscope.interp.explain.result import Method, Scores
 
 
-class _Methods(Mapping[str, "Callable[..., Scores]"]):
-    """Names, and functions that are imported when they are asked for."""
+METHOD_FUNCTIONS = {
+    "ig": "integrated:ig",
+    "gradxinput": "gradients:gradxinput",
+    "smoothgrad": "gradients:smoothgrad",
+    "gradcam": "gradients:gradcam",
+    "lrp": "lrp:lrp",
+    "occlusion": "occlusion:occlusion",
+    "attention-rollout": "attention:attention_rollout",
+    "attention-gradient": "attention:attention_gradient",
+    "survival": "selection:survival",
+    "self-retention": "selection:self_retention",
+    "self-write": "selection:self_write",
+    "random": "random:random",
+}
+"""Modules and functions of the built-in methods."""
+METHODS = tuple(METHOD_FUNCTIONS)
+"""Names of the built-in methods."""
 
-    def __init__(self, homes: Mapping[str, str]) -> None:
-        self._homes = dict(homes)
+DEFAULT_METHODS = ("lrp", "gradxinput", "survival")
+"""Methods used by default, except those that a model refuses."""
 
-    def __getitem__(self, name: str) -> Callable[..., Scores]:
-        if name.startswith(OF_CAPTUM) and name in self:
-            return importlib.import_module(f"{__name__}.from_captum").named(name.removeprefix(OF_CAPTUM))
-        module, _, function = self._homes[name].partition(":")
-        return getattr(importlib.import_module(f"{__name__}.{module}"), function)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._homes or name in NAMES
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._homes)
-
-    def __len__(self) -> int:
-        return len(self._homes)
-
-
-METHODS: Mapping[str, Callable[..., Scores]] = _Methods(
-    {
-        "ig": "integrated:ig",
-        "gradxinput": "gradients:gradxinput",
-        "smoothgrad": "gradients:smoothgrad",
-        "gradcam": "gradients:gradcam",
-        "lrp": "lrp:lrp",
-        "occlusion": "occlusion:occlusion",
-        "attention-rollout": "attention:attention_rollout",
-        "attention-gradient": "attention:attention_gradient",
-        "survival": "selection:survival",
-        "self-retention": "selection:self_retention",
-        "self-write": "selection:self_write",
-        "random": "random:random",
-    }
-)
-"""Every method of ours by name; captum's are found by theirs."""
-
-USUAL = ("lrp", "gradxinput", "survival")
-"""The methods that are asked where none is named, but for those that a model refuses."""
-
-OF_CAPTUM = "captum:"
-NAMES = (*METHODS, *(f"{OF_CAPTUM}{each}" for each in CAPTUM))
-"""Every method by name, captum's too."""
+CAPTUM_PREFIX = "captum:"
+NAMES = (*METHODS, *(f"{CAPTUM_PREFIX}{each}" for each in CAPTUM))
+"""Names of all methods, captum's included."""
 
 
-def method(name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> Method:
-    """A method with its options settled.
+def method_function(name: str) -> Callable[..., Scores]:
+    """Import the function of a method.
+
+    Raises:
+        InputError: for an unknown method.
+    """
+    if name not in NAMES:
+        raise InputError(f"unknown method {name!r}; allowed are {', '.join(NAMES)}{did_you_mean(str(name), NAMES)}")
+    if name.startswith(CAPTUM_PREFIX):
+        from ssmscope.interp.methods.from_captum import captum_method
+
+        return captum_method(name.removeprefix(CAPTUM_PREFIX))
+    module, _, function = METHOD_FUNCTIONS[name].partition(":")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), function)
+
+
+def bind_method(name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> Method:
+    """Return a method with its options bound.
 
     Args:
-        options: of the method, by their names.
-        seed: of methods that draw, unless it is among the options.
+        options: options of the method, by name.
+        seed: seed of methods that draw, unless it is among the options.
 
     Raises:
         InputError: for an unknown method or option.
     """
-    if name not in METHODS:
-        raise InputError(f"unknown method {name!r}; allowed are {', '.join(NAMES)}{did_you_mean(str(name), NAMES)}")
-    function = METHODS[name]
+    function = method_function(name)
     known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     given = dict(options or {})
     for option in given:
@@ -97,8 +89,8 @@ def method(name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0
 
 Methods = Annotated[
     Sequence[str] | Mapping[str, Callable[..., Any]] | None,
-    f"Methods of explanation: {', '.join(METHODS)}, and captum's as captum:KernelShap; else those of {','.join(USUAL)} "
-    "that can be asked of the model.",
+    f"Methods of explanation: {', '.join(METHODS)}, and captum's as captum:KernelShap; by default those of "
+    f"{','.join(DEFAULT_METHODS)} that fit the model.",
     OneOf("interp.methods:NAMES"),
     Metavar("A,B,…"),
 ]
@@ -108,36 +100,32 @@ MethodOptions = Annotated[
 
 
 def check_methods(*, methods: Any, option: Any, **_: Any) -> None:
-    """Refuse methods that are named twice, and options that no chosen method has.
-
-    Raises:
-        InputError: as said.
-    """
-    names = named(methods)
+    """Raise InputError if a method is named twice, or an option belongs to no chosen method."""
+    names = method_names(methods)
     if len(set(names)) < len(names):
         raise InputError(f"methods is {', '.join(names)}; name each once")
     for name, given in (option or {}).items():
         if name not in names:
-            raise InputError(f"options of {name!r}, which is not among the methods{did_you_mean(name, names)}")
+            raise InputError(f"option is given for {name!r}, which is not among the methods{did_you_mean(name, names)}")
         if not isinstance(methods, Mapping):
-            method(name, given)
+            bind_method(name, given)
 
 
-def named(methods: str | Sequence[str] | Mapping[str, Any] | None) -> list[str]:
-    """The names of methods; None stands for `USUAL`.
+def method_names(methods: str | Sequence[str] | Mapping[str, Any] | None) -> list[str]:
+    """Return the names of methods; None stands for `DEFAULT_METHODS`.
 
     Raises:
         InputError: there is none.
     """
-    names = [methods] if isinstance(methods, str) else list(USUAL if methods is None else methods)
+    names = [methods] if isinstance(methods, str) else list(DEFAULT_METHODS if methods is None else methods)
     if not names:
         raise InputError(f"no method was given; allowed are {', '.join(METHODS)}, or functions of your own by name")
     return names
 
 
 def _refused(name: str, model: Model) -> bool:
-    """Whether a method cannot be asked of a model, which is said on stderr."""
-    check = getattr(importlib.import_module(METHODS[name].__module__), f"check_{name}", None)
+    """Return True if a method cannot explain a model, and say so on stderr."""
+    check = getattr(importlib.import_module(method_function(name).__module__), f"check_{name}", None)
     try:
         if check is not None:
             check(model)
@@ -148,7 +136,7 @@ def _refused(name: str, model: Model) -> bool:
 
 
 def _own(given: Any, options: Mapping[str, Any], seed: int) -> Method:
-    """A function of the caller's own, or an attribution of captum's, with its options settled."""
+    """Bind the options of a function of the caller's own, or of an attribution of captum's."""
     if type(given).__module__.startswith("captum."):
         from ssmscope.interp.methods.from_captum import attributed
 
@@ -156,20 +144,20 @@ def _own(given: Any, options: Mapping[str, Any], seed: int) -> Method:
     return partial(given, **options) if options else given
 
 
-def settled(
+def bind_methods(
     methods: str | Sequence[str] | Mapping[str, Callable[..., Any]] | None,
     option: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     model: Model,
     seed: int = 0,
 ) -> dict[str, Method]:
-    """Methods by name with their options settled; those of ours that draw get the seed.
+    """Return methods by name with their options bound; built-in methods that draw get the seed.
 
-    None stands for those of `USUAL` that can be asked of the model; what is left out, and why, is said on stderr.
+    None stands for those of `DEFAULT_METHODS` that fit the model; stderr names those left out, and why.
     """
     given = option or {}
     if methods is None:
-        methods = [name for name in USUAL if not _refused(name, model)]
+        methods = [name for name in DEFAULT_METHODS if not _refused(name, model)]
     if isinstance(methods, Mapping):
         return {name: _own(each, given.get(name, {}), seed) for name, each in methods.items()}
-    return {name: method(name, given.get(name), seed=seed) for name in named(methods)}
+    return {name: bind_method(name, given.get(name), seed=seed) for name in method_names(methods)}

@@ -1,4 +1,4 @@
-"""Methods that read the implicit attention of the layers: rollout, and attention × gradient."""
+"""Methods based on the implicit attention of the layers: rollout, and attention × gradient."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
-from ssmscope.interp.attention.softmax import too_many
+from ssmscope.interp.attention.softmax import exceeds_map_limit
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.gradients import output_gradients
 
@@ -57,7 +57,7 @@ def attention_gradient(objective: Objective) -> Scores:
     model = objective.model
     scores = torch.zeros_like(embeddings[..., 0], dtype=torch.promote_types(embeddings.dtype, torch.float32))
     longest = max(objective.lengths)
-    if too_many(model, 1, longest):
+    if exceeds_map_limit(model, 1, longest):
         raise InputError(f"a text has {longest:,} tokens, too many for whole maps of the layers of attention")
     for chosen in objective.batches(range(len(objective)), gradients=True):
         longest = max(objective.lengths[text] for text in chosen)
@@ -73,8 +73,8 @@ def attention_gradient(objective: Objective) -> Scores:
 def column_sums(
     linearized: LinearizedLayer, gradient: Float[Tensor, "batch length width"]
 ) -> Float[Tensor, "batch length"]:
-    """What every position contributes to Σ gradient ⊙ output through the layer: the sums of the columns, and over
-    channels, of the maps of `linearized.contributions(gradient)`, in the time of a backward pass."""
+    """Return the contribution of every position to Σ gradient ⊙ output through the layer: the sums over columns and
+    channels of the maps of `linearized.contributions(gradient)`, in the time of a backward pass."""
     total = torch.zeros_like(gradient[..., 0])
     for path in linearized.paths:
         with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""Which of captum's attributions there are; apart, so that nothing heavy is imported for a list of names."""
+"""Names of captum's attributions, in a module without heavy imports."""
 
 CAPTUM = (
     "DeepLift",
@@ -14,4 +14,4 @@ CAPTUM = (
     "ShapleyValueSampling",
     "ShapleyValues",
 )
-"""captum's attributions of inputs that can be asked of any function."""
+"""captum's attributions of inputs that work for any function."""

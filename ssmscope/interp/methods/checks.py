@@ -1,4 +1,4 @@
-"""What the methods check of their options, and the source of their random numbers."""
+"""Checks of the methods' options, and the source of their random numbers."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective
 
 
-def whole(name: str, value: int, least: int) -> None:
-    """Raises InputError unless the option is a whole number from `least` on."""
+def check_whole(name: str, value: int, least: int) -> None:
+    """Raise InputError unless the option is a whole number from `least` on."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise InputError(f"{name} is {value!r}; allowed is a whole number from {least} on")
 
 
-def number(name: str, value: float, least: float) -> None:
-    """Raises InputError unless the option is a finite number from `least` on."""
+def check_number(name: str, value: float, least: float) -> None:
+    """Raise InputError unless the option is a finite number from `least` on."""
     plain = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if not plain or not math.isfinite(value) or value < least:
         raise InputError(f"{name} is {value!r}; allowed is a number from {least} on")
 
 
-def drawn_from(objective: Objective, text: int, seed: int) -> np.random.Generator:
-    """A generator that depends on the seed and on the text's tokens or pixels alone, not on what else is in the batch.
+def text_generator(objective: Objective, text: int, seed: int) -> np.random.Generator:
+    """Return a generator that depends on the seed and on the text's tokens or pixels only, not on the rest of the
+    batch.
 
     Raises:
         InputError: for a negative seed.
     """
-    whole("seed", seed, 0)
+    check_whole("seed", seed, 0)
     batch = objective.batch
     if batch.values is not None:
         content = [zlib.crc32(batch.values[text].cpu().double().numpy().tobytes())]

@@ -1,4 +1,4 @@
-"""captum's attributions (Kokhlikyan et al., Captum, 2020) of the same f on the same fast forward pass: one adapter."""
+"""Adapter to captum's attributions (Kokhlikyan et al., Captum, 2020) of the same f."""
 
 from __future__ import annotations
 
@@ -16,26 +16,36 @@ from torch import Tensor, nn
 from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.mixers import weights_constant
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary
+from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary_tokens
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.captum_names import CAPTUM
-from ssmscope.interp.methods.checks import drawn_from
+from ssmscope.interp.methods.checks import text_generator
 
 if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective
 
-OURS = {"self", "inputs", "target", "additional_forward_args", "forward_func", "model", "baselines", "feature_mask"} | {
+ADAPTER_PARAMETERS = {
+    "self",
+    "inputs",
+    "target",
+    "additional_forward_args",
+    "forward_func",
+    "model",
+    "baselines",
+    "feature_mask",
+} | {
     "return_convergence_delta",
     "return_input_shape",
     "show_progress",
     "kwargs",
     "args",
 }
-"""Parameters of captum's that the adapter gives itself."""
+"""Parameters of captum's that the adapter sets itself."""
 
 
-def named(name: str) -> Callable[..., Scores]:
-    """captum's attribution of this name as a method; its options are those of its constructor and of `attribute`."""
+def captum_method(name: str) -> Callable[..., Scores]:
+    """Return captum's attribution of this name as a method; its options are those of its constructor and of
+    `attribute`."""
 
     def attribute(objective: Objective, **options: Any) -> Scores:
         return attributed(objective, name, **options)
@@ -52,25 +62,25 @@ def named(name: str) -> Callable[..., Scores]:
 def attributed(
     objective: Objective, which: Any, *, baseline: str | int | float = NEUTRAL, seed: int = 0, **options: Any
 ) -> Scores:
-    """The scores of tokens by one of captum's attributions, text by text.
+    """Compute the scores of tokens by one of captum's attributions, text by text.
 
-    Methods that hide features hide whole tokens; those that give a number for each component of an embedding are summed
-    over a token's. What captum draws hangs on the seed and the text alone.
+    Methods that hide features hide whole tokens; scores of the components of an embedding are summed over the token.
+    captum's random numbers depend only on the seed and the text.
 
     Args:
-        which: a name in `captum.attr`, or an instance made with any function: f takes that function's place.
-        baseline: what hidden tokens are replaced by and paths begin at, see `baseline_embeddings`. Special tokens keep
+        which: a name in `captum.attr`, or an instance made with any function, which f replaces.
+        baseline: embedding of hidden tokens and start of paths, see `baseline_embeddings`. Special tokens keep
             their own embedding.
-        seed: of methods that draw.
-        options: of captum's constructor and of its `attribute`, by name; of NoiseTunnel also `attribution`, the name of
-            what it repeats, and the options of that.
+        seed: seed of methods that draw.
+        options: options of captum's constructor and of its `attribute`, by name; for NoiseTunnel also `attribution`,
+            the name of what it repeats, and the options of that.
 
     Raises:
         InputError: for what captum refuses, in its words.
     """
     embeddings, lengths = objective.embeddings(), objective.lengths
     start = torch.where(
-        ordinary(objective).unsqueeze(-1), baseline_embeddings(objective, baseline).to(embeddings), embeddings
+        ordinary_tokens(objective).unsqueeze(-1), baseline_embeddings(objective, baseline).to(embeddings), embeddings
     )
     scores = torch.zeros_like(embeddings[..., 0], dtype=torch.promote_types(embeddings.dtype, torch.float32))
     delta, adds_up, compared = torch.full(scores.shape[:1], float("nan"), dtype=torch.float32), False, False
@@ -78,7 +88,7 @@ def attributed(
         inputs, zero = embeddings[text : text + 1, :length], start[text : text + 1, :length]
         method = _made(which, objective.function(text), options)
         given = _arguments(method, inputs, zero, {k: v for k, v in options.items() if k != "attribution"})
-        draws = int(drawn_from(objective, text, seed).integers(2**31))
+        draws = int(text_generator(objective, text, seed).integers(2**31))
         with _drawing(draws), weights_constant(objective.model.module), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Setting forward, backward hooks")
             try:
@@ -98,11 +108,11 @@ def attributed(
         scores,
         delta=delta if adds_up else None,
         baseline=baseline_name(objective, baseline) if compared else "",
-        note=DEEPLIFT if isinstance(which, str) and which == "DeepLift" else "",
+        note=DEEPLIFT_NOTE if isinstance(which, str) and which == "DeepLift" else "",
     )
 
 
-DEEPLIFT = "DeepLift's rules need modules that it can put hooks on: here it is gradient × (input − baseline)"
+DEEPLIFT_NOTE = "DeepLift's rules need modules with hooks: here it is gradient × (input − baseline)"
 
 
 def _class(name: str) -> type:
@@ -115,14 +125,14 @@ def _options(name: str) -> list[str]:
     kind: Any = _class(name)
     known = [*inspect.signature(kind.__init__).parameters, *inspect.signature(kind.attribute).parameters]
     more = ["baseline"] if "baselines" in known else []
-    if name == "NoiseTunnel":  # takes those of what it repeats
+    if name == "NoiseTunnel":  # It also takes the options of what it repeats.
         more = ["attribution", *(option for each in CAPTUM if each != name for option in _options(each))]
-    found = [each for each in [*known, *more] if each not in OURS | {"attribution_method", "seed"}]
+    found = [each for each in [*known, *more] if each not in ADAPTER_PARAMETERS | {"attribution_method", "seed"}]
     return [*dict.fromkeys(found), "seed"]
 
 
 def _made(which: Any, f: nn.Module, options: dict[str, Any]) -> Any:
-    """An attribution of f; what of the options its constructor takes is taken."""
+    """Construct an attribution of f, with those options that its constructor takes."""
     if not isinstance(which, str):
         made = copy.copy(which)
         inner = getattr(made, "attribution_method", None)
@@ -142,12 +152,12 @@ def _made(which: Any, f: nn.Module, options: dict[str, Any]) -> Any:
                 f"{did_you_mean(str(repeated), allowed)}"
             )
         return kind(_made(repeated, f, options))
-    known = set(inspect.signature(kind.__init__).parameters) - OURS
+    known = set(inspect.signature(kind.__init__).parameters) - ADAPTER_PARAMETERS
     return kind(f, **{name: value for name, value in options.items() if name in known})
 
 
 def _arguments(method: Any, inputs: Tensor, zero: Tensor, options: dict[str, Any]) -> dict[str, Any]:
-    """What `attribute` is given: the options that it takes, and the baseline, features and batch sizes."""
+    """Return the arguments of `attribute`: the options that it takes, the baseline, features and batch sizes."""
     inner = getattr(method, "attribution_method", None)
     known = set(inspect.signature(method.attribute).parameters)
     built = set(inspect.signature(type(method).__init__).parameters) | (
@@ -172,7 +182,7 @@ def _arguments(method: Any, inputs: Tensor, zero: Tensor, options: dict[str, Any
 
 @contextmanager
 def _drawing(seed: int) -> Iterator[None]:
-    """torch's and numpy's random numbers begin at the seed, and go on as before afterwards."""
+    """Seed torch's and numpy's random numbers within the context, and restore them afterwards."""
     state = np.random.get_state()  # noqa: NPY002  # captum draws from it
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Methods that read gradients of f: Gradient × Input, SmoothGrad, Grad-CAM on tokens."""
+"""Methods based on gradients of f: Gradient × Input, SmoothGrad, Grad-CAM on tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ssmscope.core.intercept import After, observe
 from ssmscope.core.mixers import weights_constant
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
-from ssmscope.interp.methods.checks import drawn_from, number, whole
+from ssmscope.interp.methods.checks import check_number, check_whole, text_generator
 
 if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective
@@ -43,19 +43,19 @@ def smoothgrad(objective: Objective, *, samples: int = 25, noise: float = 0.15, 
     Args:
         samples: n.
         noise: σ as a share of max − min over the embeddings of the text.
-        seed: of the noise; it is drawn for each text by itself, whatever the batch.
+        seed: seed of the noise, which is drawn for each text by itself, in any batch.
 
     Raises:
         InputError: for options out of range.
     """
-    whole("samples", samples, 1)
-    number("noise", noise, 0)
+    check_whole("samples", samples, 1)
+    check_number("noise", noise, 0)
     embeddings, lengths = objective.embeddings(), objective.lengths
-    draws = [drawn_from(objective, text, seed) for text in range(len(objective))]
+    draws = [text_generator(objective, text, seed) for text in range(len(objective))]
     spread = [float(embeddings[text, :n].max() - embeddings[text, :n].min()) for text, n in enumerate(lengths)]
     total = torch.zeros_like(embeddings[..., 0], dtype=torch.promote_types(embeddings.dtype, torch.float32))
     runs = [text for text in range(len(objective)) for _ in range(samples)]
-    for part in objective.batches(runs, gradients=True):  # of one text its copies come in order
+    for part in objective.batches(runs, gradients=True):  # The copies of a text stay in order.
         texts = [runs[place] for place in part]
         longest = max(lengths[text] for text in texts)
         points = embeddings[texts, :longest]
@@ -71,10 +71,10 @@ def gradcam(objective: Objective, *, layer: int = -1) -> Scores:
     """Grad-CAM on tokens: score_t = ReLU(Σ_d w_d a_{t,d}), w_d the mean of ∂f/∂a_{t,d} over the real tokens, a the
     output of a state-space layer before it is added to the residual stream (Selvaraju et al., 2017, Eq. 1 and 2).
 
-    Behind the last layer only the last token is read, so that its w is that token's gradient over their number.
+    After the last layer only the last token is read, so that its w is that token's gradient over their number.
 
     Args:
-        layer: whose output; negative numbers count from the last.
+        layer: layer whose output is read; negative numbers count from the last.
 
     Raises:
         InputError: for a layer that the model does not have.
@@ -88,7 +88,7 @@ def gradcam(objective: Objective, *, layer: int = -1) -> Scores:
         longest = max(objective.lengths[text] for text in chosen)
         ((a, gradient),) = output_gradients(objective, embeddings[chosen, :longest], chosen, [mixers[layer]])
         mask = objective.batch.mask[chosen, :longest].unsqueeze(-1).to(a.device)
-        a, gradient = a[:, :longest], gradient[:, :longest]  # a continuation's tokens follow
+        a, gradient = a[:, :longest], gradient[:, :longest]  # A continuation's tokens follow.
         w = (gradient * mask).sum(1) / mask.sum(1)
         scores[chosen, :longest] = torch.einsum("btd,bd->bt", a * mask, w).relu().to(scores)
     return Scores(scores)
@@ -102,13 +102,13 @@ def output_gradients(
     *,
     attention: bool = False,
 ) -> list[tuple[Tensor, Tensor]]:
-    """The output of each of these layers and the gradient of f there, (runs, length, width) each; with `attention` also
-    the weights of every layer of softmax attention, (runs, heads, queries, keys)."""
+    """Return the output of each of these layers and the gradient of f there, (runs, length, width) each; with
+    `attention` also the weights of every layer of softmax attention, (runs, heads, queries, keys)."""
     kept: dict[int, Tensor] = {}
     weights: dict[int, Tensor] = {}
     module = objective.model.module
     see = attending(module, see=weights.__setitem__) if attention else nullcontext()
-    with weights_constant(module), torch.enable_grad(), outputs_kept(layers, kept), see:
+    with weights_constant(module), torch.enable_grad(), keep_outputs(layers, kept), see:
         values = objective(embeddings.detach().requires_grad_(), texts)
         outputs = [*(kept[index] for index in range(len(layers))), *weights.values()]
         gradients = torch.autograd.grad(values.sum(), outputs)
@@ -116,7 +116,7 @@ def output_gradients(
 
 
 @contextmanager
-def outputs_kept(layers: list[nn.Module], kept: dict[int, Tensor]) -> Iterator[None]:
+def keep_outputs(layers: list[nn.Module], kept: dict[int, Tensor]) -> Iterator[None]:
     """Within the context `kept` receives the output of each of these layers, by its place, when it has run."""
 
     def keep(index: int) -> After:

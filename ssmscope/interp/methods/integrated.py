@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ssmscope.errors import InputError
-from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, near_singular, ordinary
+from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary_tokens, singularity_note
 from ssmscope.interp.explain.result import Scores
-from ssmscope.interp.methods.checks import number, whole
+from ssmscope.interp.methods.checks import check_number, check_whole
 
 if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective
@@ -34,7 +34,7 @@ def ig(
     """Integrated Gradients: score_t = Σ_d (e − e')_{t,d} ∫₀¹ ∂f/∂e_{t,d}(e' + α (e − e')) dα (Sundararajan et al.,
     2017, Eq. 1).
 
-    The scores add up to f(e) − f(e') (completeness), which says little of any of them: the errors of tokens and of
+    The scores add up to f(e) − f(e') (completeness), which does not bound any single one: the errors of tokens and of
     pieces of the path cancel in the sum. So every piece of the path, at first the whole, is integrated by a
     Gauss–Legendre quadrature twice, in one and in two halves; the difference is the error of each token's score there,
     and what the halves miss of f(end) − f(beginning) is that of the sum. Pieces with the largest errors are halved
@@ -52,7 +52,7 @@ def ig(
         baseline: e', see `baseline_embeddings`: "neutral" (the token for unknown words where there is a trained one,
             else the scaled mean), "scaled-mean", "mean", "zero", a token or a token's id; of pixels a grey. A path from
             where norms are singular (zero; the mean of a small model) takes several times as many gradients, and its
-            scores hang on how near it begins: the result says so.
+            scores depend on how near to that point it begins: the result says so.
         special: special tokens move too. Otherwise they keep their own embedding on the whole path, and score 0: they
             say nothing of the text and would take the largest share.
         steps: nodes of the quadrature of a piece.
@@ -62,9 +62,9 @@ def ig(
     Raises:
         InputError: for an unknown baseline, or options out of range.
     """
-    whole("steps", steps, 1)
-    number("tolerance", tolerance, 0)
-    whole("cap", cap, 1)
+    check_whole("steps", steps, 1)
+    check_number("tolerance", tolerance, 0)
+    check_whole("cap", cap, 1)
     if not isinstance(special, bool):
         raise InputError(f"special is {special!r}; allowed is true or false")
     if cap < steps:
@@ -72,7 +72,7 @@ def ig(
     end = objective.embeddings()
     start = baseline_embeddings(objective, baseline).to(end)
     if not special:
-        start = torch.where(ordinary(objective).unsqueeze(-1), start, end)
+        start = torch.where(ordinary_tokens(objective).unsqueeze(-1), start, end)
     path = _Path(objective, start, end, steps)
     checked = cap >= 3 * steps
     if objective.meter is not None:
@@ -95,17 +95,17 @@ def ig(
         error=torch.tensor([each.error for each in found], dtype=torch.float64),
         rounding=tuple(kind if left and each.error > tolerance else "" for left, each in zip(rounded, found)),
         baseline=baseline_name(objective, baseline),
-        note=near_singular(objective, start),
+        note=singularity_note(objective, start),
     )
 
 
-TINY = 1e-30
+SMALLEST_DIVISOR = 1e-30
 
 
 @dataclass(eq=False)
 class _Piece:
-    """From `first` to `last` (of 0 to 1) on the path of a text, f at both ends, and what the tokens give there by one
-    quadrature, (length,) float64."""
+    """Piece from `first` to `last` (of 0 to 1) of a text's path, with f at both ends, and the tokens' scores there by
+    one quadrature, (length,) float64."""
 
     text: int
     first: float
@@ -114,19 +114,19 @@ class _Piece:
     after: float
     scores: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     size: float = 0.0
-    """Of the tokens' integrands, their root mean square."""
+    """Root mean square of the tokens' integrands."""
     rough: float = 0.0
-    """What that of their rounding would be, by their highest coefficients."""
+    """Root mean square that their rounding would have, judged by their highest coefficients."""
 
     @property
     def missed(self) -> float:
-        """What the sum of the scores misses of the change of f."""
+        """Difference between the sum of the scores and the change of f."""
         return abs(float(self.scores.sum()) - (self.after - self.before))
 
 
 @dataclass(eq=False)
 class _Halved:
-    """A piece in two halves, and how far the whole is from them."""
+    """A piece in two halves, and its difference from them."""
 
     whole: _Piece
     halves: tuple[_Piece, _Piece]
@@ -142,7 +142,7 @@ class _Halved:
 
 @dataclass(eq=False)
 class _Sum:
-    """Of the pieces of a text: the scores, their largest error and what they miss of f's change, as shares."""
+    """Sum over the pieces of a text: the scores, their largest error and the missing change of f, as shares."""
 
     scores: Tensor
     error: float
@@ -150,16 +150,16 @@ class _Sum:
 
     @classmethod
     def of(cls, scores: Tensor, error: float, before: float, after: float) -> _Sum:
-        """`error` is in units of the scores. Where nothing has moved there is nothing to miss."""
+        """Sum a text up; `error` is in units of the scores. Where nothing has moved, nothing is missing."""
         missed, largest = abs(float(scores.sum()) - (after - before)), float(scores.abs().max())
-        share = 0.0 if error == 0 else error / max(largest, TINY)
-        return cls(scores, share, 0.0 if missed == 0 else missed / max(abs(after - before), TINY))
+        share = 0.0 if error == 0 else error / max(largest, SMALLEST_DIVISOR)
+        return cls(scores, share, 0.0 if missed == 0 else missed / max(abs(after - before), SMALLEST_DIVISOR))
 
 
 def _refined(
     path: _Path, once: list[_Piece], steps: int, tolerance: float, cap: int
 ) -> tuple[list[_Sum], list[int], list[bool]]:
-    """Every text's sum, how many gradients it took, and whether it was left for its rounding."""
+    """Return every text's sum, its number of gradients, and True where it was left because of rounding."""
     pieces: dict[int, list[_Halved]] = defaultdict(list)
     used, rounded = [3 * steps] * len(once), [False] * len(once)
     half = path.end.dtype in (torch.float16, torch.bfloat16)
@@ -174,12 +174,12 @@ def _refined(
             worst = _worst(pieces[text], tolerance)
             if half and worst:
                 share = _rounding(pieces[text])
-                sure = share <= LIKELY or share > shares[text] / 2
+                sure = share <= MAX_LIKELY_ROUNDING or share > shares[text] / 2
                 settled = _at_rounding(pieces[text], path.noise * share) if sure else []
                 shares[text] = share
                 others = [piece for piece in pieces[text] if piece not in settled]
                 left = not others or (bool(settled) and 2 * _error(others) <= _error(settled))
-                rounded[text] = left or since[text] == THRICE
+                rounded[text] = left or since[text] == MAX_FRUITLESS_HALVINGS
                 worst = [] if rounded[text] else [piece for piece in worst if piece not in settled] or others
             worst = worst[: (cap - used[text]) // (4 * steps)]
             if not worst:
@@ -206,57 +206,61 @@ def _refined(
     return found, used, rounded
 
 
-THRICE = 3
-"""Halvings in a row after which a text is left whose error they have not lowered."""
-FAR = 4
-"""How many times as large as expected what is called rounding may be."""
+MAX_FRUITLESS_HALVINGS = 3
+"""Halvings in a row without a lower error after which a text is left."""
+ROUNDING_MARGIN = 4
+"""Factor by which what counts as rounding may exceed its expected size."""
 
 
-LIKELY = 0.1
-"""Of an integrand, what its rounding may be without further ado. More may be what no quadrature resolves yet, as long
-as halving lowers it."""
+MAX_LIKELY_ROUNDING = 0.1
+"""Largest rounding, as a share of an integrand, that needs no further evidence. More may be what no quadrature resolves
+yet, as long as halving lowers it."""
 
 
 def _rounding(pieces: list[_Halved]) -> float:
-    """The rounding of a text's integrand, as a share of it.
+    """Estimate the rounding of a text's integrand, as a share of it.
 
     The coefficients of an integrand by Legendre polynomials fall with their degree where a quadrature resolves it, but
     not those of rounding. What the highest ones say of it is about the same share everywhere on a path; what is not
     resolved yet is in some places. So it is that of the halves with small ones.
     """
-    shares = sorted(half.rough / max(half.size, TINY) for piece in pieces for half in piece.halves)
+    shares = sorted(half.rough / max(half.size, SMALLEST_DIVISOR) for piece in pieces for half in piece.halves)
     return shares[(len(shares) - 1) // 4]
 
 
 def _at_rounding(pieces: list[_Halved], noise: float) -> list[_Halved]:
-    """The pieces of a text whose errors are what its rounding alone makes them, a whole as far from its halves as it is
-    to be, or nearer than what they miss of f's change. That is the rounding of f, alike in all such pieces; a peak
-    between the nodes is in one.
+    """Return the pieces of a text whose errors are explained by its rounding alone: the whole is as far from its halves
+    as expected, or nearer than the change of f that they miss. That is the rounding of f, alike in all such pieces; a
+    peak between the nodes is in one.
 
     Args:
-        noise: how far a whole is to be from its halves, as a share of the integrand.
+        noise: expected distance of a whole from its halves, as a share of the integrand.
     """
-    expected = FAR * noise
-    found = [each for each in pieces if each.typical <= expected * each.scale or FAR * each.largest <= each.missed]
+    expected = ROUNDING_MARGIN * noise
+    found = [
+        each
+        for each in pieces
+        if each.typical <= expected * each.scale or ROUNDING_MARGIN * each.largest <= each.missed
+    ]
     missed = sorted(each.missed for each in found)
-    bearable = FAR * missed[(len(missed) - 1) // 2] if len(missed) > 1 else 0.0
+    bearable = ROUNDING_MARGIN * missed[(len(missed) - 1) // 2] if len(missed) > 1 else 0.0
     return [each for each in found if each.missed <= bearable]
 
 
 def _total(pieces: Sequence[_Halved]) -> Tensor:
-    """The scores of a text, of all its pieces."""
+    """Return the scores of a text, summed over its pieces."""
     return torch.stack([piece.scores for piece in pieces]).sum(0)
 
 
 def _error(pieces: Sequence[_Halved]) -> float:
-    """The largest of the tokens' errors and of what the sums miss; nothing cancels."""
+    """Return the largest of the tokens' errors and of the missing changes of f; nothing cancels."""
     tokens = torch.stack([piece.errors for piece in pieces]).sum(0)
     return max(float(tokens.max()), sum(piece.missed for piece in pieces))
 
 
 def _worst(pieces: list[_Halved], tolerance: float) -> list[_Halved]:
-    """The pieces that have to be halved again, the worst first: as many as leave others whose errors together are
-    below half of what is allowed; none where all errors together are within it."""
+    """Return the pieces that have to be halved again, the worst first: as many as leave others whose errors together
+    are below half of the allowed error; none where all errors together are within it."""
     bearable = tolerance * float(_total(pieces).abs().max())
     if _error(pieces) <= bearable:
         return []
@@ -268,29 +272,29 @@ def _worst(pieces: list[_Halved], tolerance: float) -> list[_Halved]:
 
 
 class _Path:
-    """The straight paths of an objective's texts from `start` to `end`, (texts, length, width)."""
+    """Straight paths of an objective's texts from `start` to `end`, (texts, length, width)."""
 
     def __init__(self, objective: Objective, start: Tensor, end: Tensor, steps: int) -> None:
         self.objective, self.start, self.end = objective, start, end
         wide = torch.promote_types(end.dtype, torch.float32)
         self.difference = end.to(wide) - start.to(wide)
         self.nodes, self.weights, self.highest = _quadrature(steps)
-        # of numbers of variance 1 the variance of a quadrature is Σ w², that of two halves' sum half of it
+        # The variance of a quadrature of numbers of variance 1 is Σ w², that of two halves' sum half of it.
         self.noise = math.sqrt(1.5 * float((self.weights**2).sum()))
         self.done = 0
         self._timed = objective.meter is None
 
     def points(self, texts: list[int], places: list[float]) -> Tensor:
-        """(runs, longest of them, width)."""
+        """Return points on the paths, (runs, longest of them, width)."""
         longest = max(self.objective.lengths[text] for text in texts)
         start, end = (t[texts, :longest].to(self.difference) for t in (self.start, self.end))
         alpha = torch.tensor(places, dtype=torch.float64).to(start.dtype).to(start.device).view(-1, 1, 1)
-        return torch.lerp(start, end, alpha).to(self.end.dtype)  # places in half precision would be others
+        return torch.lerp(start, end, alpha).to(self.end.dtype)  # Half precision would round the places.
 
     def integrated(self, pieces: list[_Piece]) -> list[_Piece]:
-        """The same with their `scores`: Σ_width (end − start) · the integral of the gradient along each."""
+        """Set the pieces' `scores`: Σ_width (end − start) · the integral of the gradient along each."""
         runs = [(piece, step) for piece in range(len(pieces)) for step in range(len(self.nodes))]
-        values = torch.zeros(len(runs), self.end.shape[1], dtype=torch.float64)  # not every device has it
+        values = torch.zeros(len(runs), self.end.shape[1], dtype=torch.float64)  # Not every device has float64.
         for part in self._parts([pieces[piece].text for piece, _ in runs]):
             owners = [pieces[runs[place][0]] for place in part]
             texts = [piece.text for piece in owners]
@@ -310,7 +314,8 @@ class _Path:
         return pieces
 
     def _parts(self, texts: list[int]) -> Iterator[list[int]]:
-        """Places in batches. At the very first a single run, so that a meter knows early what a gradient takes."""
+        """Yield places in batches. The very first is a single run, so that a meter knows early how long a gradient
+        takes."""
         for part in self.objective.batches(texts, gradients=True):
             if not self._timed and len(part) > 1:
                 yield part[:1]
@@ -319,7 +324,7 @@ class _Path:
             yield part
 
     def halved(self, pieces: list[_Piece]) -> list[_Halved]:
-        """Every piece with its halves, which are integrated, and f between them."""
+        """Return every piece with its two integrated halves."""
         texts, middles = [piece.text for piece in pieces], [(piece.first + piece.last) / 2 for piece in pieces]
         between = [0.0] * len(pieces)
         for part in self.objective.batches(texts):
@@ -338,8 +343,9 @@ class _Path:
 
 @lru_cache(maxsize=16)
 def _quadrature(steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Nodes in (0, 1), weights that sum to 1 (Gauss–Legendre), and weights of each node in the highest quarter of the
-    coefficients by Legendre polynomials, (degrees, nodes), which of numbers of variance 1 have variance 1."""
+    """Return nodes in (0, 1), weights that sum to 1 (Gauss–Legendre), and weights of each node in the highest quarter
+    of the coefficients by Legendre polynomials, (degrees, nodes), scaled so that numbers of variance 1 give variance
+    1."""
     nodes, weights = np.polynomial.legendre.leggauss(steps)
     degrees = range(max(3, 3 * steps // 4), steps)
     highest = [weights * np.polynomial.legendre.Legendre.basis(k)(nodes) for k in degrees]

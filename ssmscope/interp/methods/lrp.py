@@ -1,7 +1,7 @@
 """Layer-wise relevance propagation for state-space models (Jafari et al., MambaLRP, 2024).
 
-The relevance of a token is gradient × input of a network of the same value in which whatever bends is frozen, so that
-it is linear in its input and in its constants:
+The relevance of a token is gradient × input of a network of the same value in which everything non-linear is frozen,
+so that it is linear in its input and in its constants:
 
     activations: act(c) is c [act(c) / c], that is c [σ(c)] for SiLU,
     recurrences: decays, steps, B and C are frozen, and y is linear in x,
@@ -10,9 +10,10 @@ it is linear in its input and in its constants:
 
 [·] being frozen: MambaLRP's three rules, and that of the norms (Ali et al., XAI for Transformers, 2022). The half rule
 is for gates that are a product with z, of mixers and of SwiGLU feed-forward blocks. RWKV's receptances σ(z), a
-DeltaNet's β and GLA's and Baleen's gates of the memory are none and are frozen, as are a GroupMamba's attention weights
-and all that makes queries and keys. An mLSTM's normaliser is frozen as the denominator of a softmax is. `lrp_blocks`
-has what stands beside the mixers of hybrids. With biases, learnt initial states and the like as the constants,
+DeltaNet's β and GLA's and Baleen's gates of the memory are no such products and are frozen, as are a GroupMamba's
+attention weights and everything that determines queries and keys. An mLSTM's normaliser is frozen as the denominator of
+a softmax is. `lrp_blocks` covers the other layers of hybrids. With biases, learnt initial states and the like as the
+constants,
 
     f(x) = Σ_t relevance_t + the relevance of the constants.
 """
@@ -53,44 +54,40 @@ from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.lrp_blocks import (
-    caps_frozen,
-    frozen_parts,
+    freeze_soft_caps,
     gated,
+    is_family_block,
     is_family_norm,
-    of_families,
+    part_handlers,
     runs_its_parts,
 )
-from ssmscope.interp.objective import Objective, kept_of_each, memory_for
+from ssmscope.interp.objective import Objective, backward_bytes, kept_bytes_per_token
 from ssmscope.interp.objective import objective as asked_of
 
-TOLERANCE = 1e-4  # of `Scores.delta`
-MOST = 2**33
-"""Bytes that a backward pass keeps before blocks are run again instead."""
+MAX_DELTA = 1e-4  # Largest `Scores.delta` of a converged text.
+MAX_BACKWARD_BYTES = 2**33
+"""Largest number of bytes that a backward pass keeps; beyond it blocks are run again."""
 
 RMS_NORMS = (MambaRMSNorm, Mamba2RMSNorm, FalconMambaRMSNorm, nn.RMSNorm)
 BLOCKS = (
     *(MambaBlock, Mamba2Block, FalconMambaBlock),
     *(GroupMambaBlock, GroupMamba2Block, Block, Mamba2AttnBlock, RWKV7Block),
 )
-LINEAR = (*BLOCKS, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential, LowerBounds)
-"""What is linear, only adds and passes on what its parts give, or is passed by nothing."""
-MODELS = (
+LINEAR_MODULES = (*BLOCKS, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential, LowerBounds)
+"""Modules that are linear, that only add and pass on their parts' outputs, or that nothing passes through."""
+MODEL_PACKAGES = (
     "ssmscope.architectures.",
     *(f"transformers.models.{name}." for name in ("mamba", "mamba2", "falcon_mamba", "rwkv")),
 )
-"""Where the models are defined whose own forward passes are known to add nothing."""
+"""Packages of models whose own forward passes add nothing."""
 
 
-ADDS_UP = 1e-3
+MAX_SUM_ERROR = 1e-3
 """Largest error of the sum of relevance in a user's own module, relative to the sum of absolute terms."""
 
 
 def check_lrp(model: Model) -> None:
-    """Refuse a model that has a module whose rule is not known, or a forward pass of a user's own that bends.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError if a model has a module without a rule, or a non-linear forward pass of the user's own."""
     with relevance_rules(model.module, torch.ones(1, dtype=torch.float32)):
         pass
     if isinstance(model.module, OwnModel):
@@ -98,14 +95,14 @@ def check_lrp(model: Model) -> None:
 
 
 def lrp(objective: Objective, *, half: bool = True) -> Scores:
-    """The relevance of every token of an objective's texts (MambaLRP; see the module's text for the rules).
+    """Return the relevance of every token of an objective's texts (MambaLRP; the rules are in the module's docstring).
 
     `delta` is |Σ relevance + the constants' relevance − f(x)| / |f(x)|, with f(x) from the model itself: rounding, as
     long as the rules hold for the model. Probabilities and continuations are no logits: their relevance is that of the
     logits weighted by the gradient of f by them; it adds up to no value, and the batch has no `delta`.
 
     Args:
-        half: the half rule at output gates; else they are frozen, and all of the relevance goes through y.
+        half: apply the half rule at output gates; else they are frozen, and all of the relevance goes through y.
 
     Raises:
         InputError: for a model with a module whose rule is not known.
@@ -121,19 +118,19 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
     missing = (scores.sum(1) + constants - value).abs()
     if isinstance(objective.model.module, OwnModel):
         missed = missing / (scores.abs().sum(1) + constants.abs() + value.abs())
-        if bool((missed > ADDS_UP).any()):
+        if bool((missed > MAX_SUM_ERROR).any()):
             raise InputError(
                 f"the relevance of tokens and constants misses the logits of {objective.model.name} by "
-                f"{float(missed.max()):.1%} of what is added: its own forward pass bends what passes it; lrp reads "
-                "heads that are linear, or norms and linear layers"
+                f"{float(missed.max()):.1%} of what is added: its own forward pass is not linear; lrp reads heads that "
+                "are linear, or norms and linear layers"
             )
     delta = missing / value.abs().clamp(min=torch.finfo(value.dtype).tiny)
-    return Scores(scores, delta=delta, converged=delta <= TOLERANCE)
+    return Scores(scores, delta=delta, converged=delta <= MAX_DELTA)
 
 
 def bias_relevance(objective: Objective, *, half: bool = True) -> Float[Tensor, " texts"]:
-    """The summed relevance of everything that is constant in `lrp`'s network: of every bias of a convolution,
-    projection, norm or head, and of learnt initial states, gradient × value. (Not of a continuation's own tokens.)
+    """Return the summed relevance of all constants in `lrp`'s network: of every bias of a convolution, projection, norm
+    or head, and of learnt initial states, gradient × value. (A continuation's own tokens are not included.)
 
     Raises:
         InputError: as `lrp`.
@@ -142,7 +139,7 @@ def bias_relevance(objective: Objective, *, half: bool = True) -> Float[Tensor, 
 
 
 def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts length"], Float[Tensor, " texts"]]:
-    """The tokens' relevance and the constants'.
+    """Return the tokens' relevance and the constants'.
 
     Every constant is multiplied by a 1 that the text has of its own: the derivative of f by it is the sum of
     gradient × value over the constants.
@@ -150,7 +147,7 @@ def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts 
     embeddings = objective.embeddings()
     wide = at_least_float32(embeddings)
     scores, constants = wide.new_zeros(wide.shape[:2]), wide.new_zeros(len(wide))
-    # Rows of a user's own module run apart, and each is multiplied by its own 1.
+    # Rows of a user's own module run one at a time, each multiplied by its own 1.
     apart = isinstance(objective.model.module, OwnModel)
     for texts in ([text] for text in range(len(wide))) if apart else by_length(objective.lengths):
         longest = objective.lengths[texts[-1]]
@@ -158,9 +155,10 @@ def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts 
         one = wide.new_ones(len(texts)).requires_grad_()
         module = objective.model.module
         rules = relevance_rules(module, one, half=half)
-        with torch.enable_grad(), evaluating(module), rules, objective.model.running():  # until blocks have run again
+        # The contexts last until blocks have run again.
+        with torch.enable_grad(), evaluating(module), rules, objective.model.running():
             total = replace(objective, recomputes=not _fits(objective, x))(x, texts).sum()
-            by_x, by_one = torch.autograd.grad(total, (x, one), allow_unused=True)  # a network may have no constants
+            by_x, by_one = torch.autograd.grad(total, (x, one), allow_unused=True)  # A network may have no constants.
         if by_x is not None:
             scores[texts, :longest] = at_least_float32(by_x * x.detach()).sum(-1)
         if by_one is not None:
@@ -169,11 +167,13 @@ def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts 
 
 
 def _fits(objective: Objective, x: Tensor) -> bool:
-    """Whether there is room for what the backward pass keeps: what each layer does with the tokens, and copies of the
-    weights that are not in float32."""
+    """Return True if there is room for what the backward pass keeps: the layers' intermediate values of all tokens, and
+    copies of the weights that are not in float32."""
     weights, tokens = objective.model.module.parameters(), x.shape[0] * x.shape[1]
     copies = sum(weight.numel() for weight in weights if at_least_float32(weight[:0]).dtype != weight.dtype)
-    return tokens * kept_of_each(objective.model) + 4 * copies <= min(memory_for(objective.model), MOST)
+    return tokens * kept_bytes_per_token(objective.model) + 4 * copies <= min(
+        backward_bytes(objective.model), MAX_BACKWARD_BYTES
+    )
 
 
 # ---- the rules
@@ -182,7 +182,7 @@ def _fits(objective: Objective, x: Tensor) -> bool:
 def through_layer(
     layer: LinearizedLayer, u: Float[Tensor, "batch length width"], one: Float[Tensor, " batch"], half: bool
 ) -> Float[Tensor, "batch length width"]:
-    """A state-space layer's output with relevance as derivative, constants multiplied by `one`.
+    """Compute a state-space layer's output with relevance as derivative, constants multiplied by `one`.
 
     Its paths are linear as they are (`LinearizedLayer.matvec`). Under the half rule half of an output
     project(shown(y) ⊙ opened) comes through y and half through the gate, with shown(y) frozen (MambaLRP, the rule of
@@ -191,7 +191,7 @@ def through_layer(
     constant = one.to(u.device).view(-1, 1, 1)
     nothing = torch.zeros_like(layer.u)
     output_maps: dict[int, list[Path]] = {}
-    for path in layer.paths:  # those with one exit meet before it
+    for path in layer.paths:  # Paths with the same output map add up before it.
         output_maps.setdefault(id(path.output_map), []).append(path)
     rest = layer.rest
     outputs = []
@@ -207,7 +207,7 @@ def through_layer(
                 shown = path.shown(y.detach())
             opened = output_map.opening(u, False) + constant * shut
             output = (output + output_map.project(shown * opened)) / 2
-            if output_map.shift is not None and rest is not None:  # half of what the norm adds goes with the gate
+            if output_map.shift is not None and rest is not None:  # Half of what the norm adds goes with the gate.
                 rest = rest - output_map.project(output_map.shift * opened.detach()) / 2
         outputs.append(output)
     total = torch.stack(outputs).sum(0)
@@ -223,8 +223,8 @@ def _read(path: Path, u: Tensor, biased: bool) -> Tensor:
 
 
 def through_norm(norm: NormTerms, x: Tensor, one: Tensor, *, centred: bool) -> Tensor:
-    """A norm with its scale frozen (XAI for Transformers), its bias multiplied by `one`: by the root mean square or,
-    `centred`, a layer norm."""
+    """Apply a norm with its scale frozen (XAI for Transformers), its bias multiplied by `one`: by the root mean square
+    or, `centred`, a layer norm."""
     wide = at_least_float32(x)
     wide = wide - wide.mean(-1, keepdim=True) if centred else wide
     eps = torch.finfo(wide.dtype).eps if norm.eps is None else norm.eps
@@ -234,19 +234,19 @@ def through_norm(norm: NormTerms, x: Tensor, one: Tensor, *, centred: bool) -> T
 
 
 def through_linear(layer: nn.Linear, x: Tensor, one: Tensor) -> Tensor:
-    """A plain linear layer, its bias multiplied by `one`."""
+    """Apply a plain linear layer, its bias multiplied by `one`."""
     y = linear(x, layer.weight)
     return y if layer.bias is None else y + _beside(one, y) * layer.bias
 
 
 def through_affine(layer: nn.Module, constant: Tensor | None, x: Tensor, one: Tensor) -> Tensor:
-    """Any other linear layer by what it computes; its `constant`, what it gives for zeros, multiplied by `one`."""
+    """Apply any other linear layer; its `constant`, its output for zeros, is multiplied by `one`."""
     y = layer(x)
     return y if constant is None else y + (_beside(one, y) - 1) * constant.to(y)
 
 
 def through_feed_forward(block: FeedForward, x: Tensor, half: bool) -> Tensor:
-    """W₃ (SiLU(g) ⊙ h) with the half rule (MambaLRP), or W₂ (h [gelu(h) / h])."""
+    """Compute W₃ (SiLU(g) ⊙ h) with the half rule (MambaLRP), or W₂ (h [gelu(h) / h])."""
     h = block.up(x)
     if block.gate is None:
         return block.down(h * as_diagonal(gelu, h.detach()))
@@ -262,8 +262,8 @@ def through_attention(
     position_ids: Tensor,
     padding_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """A layer of softmax attention with its weights frozen (XAI for Transformers), linear in what its values read, and
-    its constants multiplied by `one`; and the weights."""
+    """Apply a layer of softmax attention with its weights frozen (XAI for Transformers), linear in the input of its
+    values, with constants multiplied by `one`; return the weights too."""
     constant = _beside(one, x) - 1
     with torch.no_grad():
         q, k, _ = part.heads_of(x, position_ids, padding_mask)
@@ -291,10 +291,10 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
     """
     found = mixers(module)
     if any(parameter.is_meta for parameter in module.parameters()):
-        raise InputError("lrp needs every weight of a layer at hand, and some are offloaded: load the model whole")
+        raise InputError("lrp needs every weight of a layer in memory, and some are offloaded: load the whole model")
     attention = [part for part in module.modules() if isinstance(part, RotaryAttention)]
     read = {id(part) for part in (*found, *attention, module.get_input_embeddings())}
-    others = [each for part in _blocks(module, read) for each in frozen_parts(part, half)]
+    others = [each for part in _blocks(module, read) for each in part_handlers(part, half)]
     handled = read | {id(part) for part, handler in others if not runs_its_parts(handler)}
     rules = _rules(module, handled, one, half, _around_backbone(module))
     handlers = [(mixer, _through_mixer(mixer, one, half)) for mixer in found]
@@ -305,9 +305,10 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
         for reader in dict.fromkeys(map(adapter_for, found)):
             if hasattr(reader, "reading"):
                 around.enter_context(reader.reading(module))
-        around.enter_context(unhooked(part for part, _ in rules if not isinstance(part, FeedForward)))  # in the rules
-        around.enter_context(caps_frozen(module))
-        around.enter_context(override_forward(handlers, kept=True))  # `fast_scan` within leaves the mixers alone
+        # The rules themselves include these modules' hooks.
+        around.enter_context(unhooked(part for part, _ in rules if not isinstance(part, FeedForward)))
+        around.enter_context(freeze_soft_caps(module))
+        around.enter_context(override_forward(handlers, kept=True))  # `fast_scan` leaves the mixers alone.
         yield
 
 
@@ -316,9 +317,9 @@ def _apply(rule: Callable[[Tensor], Tensor], below: Callable[..., Any], x: Tenso
 
 
 def _blocks(module: nn.Module, read: set[int]) -> Iterator[nn.Module]:
-    """Other libraries' blocks and parts of blocks outside of those that are `read`."""
+    """Yield other libraries' blocks and parts of blocks outside those in `read`."""
     if id(module) not in read:
-        if of_families(module):
+        if is_family_block(module):
             yield module
         for part in module.children():
             yield from _blocks(part, read)
@@ -339,7 +340,7 @@ def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., A
 
 
 def _around_backbone(module: nn.Module) -> set[int]:
-    """The parts of a user's own module that have parts themselves, outside of its backbone."""
+    """Return the parts of a user's own module that have parts themselves, outside its backbone."""
     if not isinstance(module, OwnModel):
         return set()
     inside = {id(part) for part in module.base_model.modules()}
@@ -347,14 +348,14 @@ def _around_backbone(module: nn.Module) -> set[int]:
 
 
 def _is_model(kind: type[nn.Module]) -> bool:
-    return issubclass(kind, PreTrainedModel) and kind.__module__.startswith(MODELS)
+    return issubclass(kind, PreTrainedModel) and kind.__module__.startswith(MODEL_PACKAGES)
 
 
 def _rules(
     module: nn.Module, read: set[int], one: Tensor, half: bool, passing: Set[int] = frozenset()
 ) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
-    """The parts outside of those that are `read` (mixers, embeddings) that have a rule, with it; those
-    that are `passing` what their parts give, as far as anybody knows, need none.
+    """Return the parts with a rule, and the rule, outside those in `read` (mixers, embeddings); parts in `passing` only
+    pass on what their parts give, and need none.
 
     Raises:
         InputError: for a part whose rule is not known, and for one that is not what its class says.
@@ -378,9 +379,11 @@ def _rules(
         return [(module, lambda x: through_norm(measured, x, one, centred=False))]
     if issubclass(kind, FeedForward):
         rules.append((module, lambda x: through_feed_forward(module, x, half)))
-    elif not (kind in LINEAR or of_families(module) or _is_model(kind) or id(module) in passing):
-        known = ", ".join(sorted(cls.__name__ for cls in (nn.Linear, nn.LayerNorm, *RMS_NORMS, FeedForward, *LINEAR)))
-        raise InputError(f"lrp has no rule for {kind.__name__}, which may bend what passes it; it has for {known}")
+    elif not (kind in LINEAR_MODULES or is_family_block(module) or _is_model(kind) or id(module) in passing):
+        known = ", ".join(
+            sorted(cls.__name__ for cls in (nn.Linear, nn.LayerNorm, *RMS_NORMS, FeedForward, *LINEAR_MODULES))
+        )
+        raise InputError(f"lrp has no rule for {kind.__name__}, which may not be linear; it has rules for {known}")
     for part in module.children():
         rules += _rules(part, read, one, half, passing)
     return rules

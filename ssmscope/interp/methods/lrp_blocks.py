@@ -1,13 +1,13 @@
 """Relevance through the attention, feed-forward parts and experts of other libraries' blocks, which run as they are.
 
-    attention: softmax(q kᵀ) is frozen, and the output is linear in v (XAI for Transformers, Ali et al. 2022); of what
-        latent attention makes its keys and values of, what becomes keys is,
+    attention: softmax(q kᵀ) is frozen, and the output is linear in v (XAI for Transformers, Ali et al. 2022); in
+        latent attention the part that becomes keys is frozen,
     feed-forward: W₃ (act(g) ⊙ h) has the half rule of output gates, W₂ act(h) is W₂ (h [act(h) / h]),
-    experts: which of them run, and by what each is weighted, is frozen,
+    experts: their choice and their weights are frozen,
     soft caps of logits: cap tanh(l / cap) is l [cap tanh(l / cap) / l], as an activation.
 
-Nothing of it is written out: outputs of the projections of q and k and of routers are constants, an activation is its
-factor, and the gradient of a gated part is halved, as both of its factors carry all of it.
+The blocks are not rewritten: outputs of the projections of q and k and of routers are constants, an activation is its
+factor, and the gradient of a gated part is halved, since both of its factors carry all of it.
 """
 
 from __future__ import annotations
@@ -30,72 +30,72 @@ from ssmscope.errors import InputError
 Handler = Callable[..., Any]
 
 FAMILIES = tuple(f"transformers.models.{name}." for name in LATER)
-ADDING = re.compile(
+LINEAR_CLASSES = re.compile(
     r"(Layer|Block|MLP|Mlp|FeedForward|MoE|Moe|Experts|Attention|Attention2|RotaryEmbedding|Router|Gating|Model|"
     r"ForCausalLM|ForSequenceClassification)$"
 )
-"""Classes of these families that are linear in what passes them once the rules for their parts hold."""
-CONSTANT = ("q_proj", "q_b_proj", "k_proj", "g_proj", "router", "gate", "shared_expert_gate")
+"""Names of classes in these families that are linear once the rules for their parts hold."""
+FROZEN_OUTPUTS = ("q_proj", "q_b_proj", "k_proj", "g_proj", "router", "gate", "shared_expert_gate")
 """Parts of attention and experts whose output is frozen."""
-ADAPTERS = ("linear_q_adapter_list", "linear_k_adapter_list")
+QUERY_KEY_ADAPTERS = ("linear_q_adapter_list", "linear_k_adapter_list")
 """Lists of parts that add to q and k (Zamba2)."""
-ACTIVATIONS = ("act_fn", "activation")
-GATED = ("gate_proj", "gate_up_proj", "input_linear", "w1", "proj_up_gate")
-OUT = ("down_proj", "output_linear", "w2", "proj_down")
+ACTIVATION_NAMES = ("act_fn", "activation")
+GATE_NAMES = ("gate_proj", "gate_up_proj", "input_linear", "w1", "proj_up_gate")
+OUTPUT_NAMES = ("down_proj", "output_linear", "w2", "proj_down")
 WRITTEN_OUT = {
     "Lfm2MLP": ("w1", "w3", "w2"),
     "Lfm2MoeMLP": ("w1", "w3", "w2"),
     "Lfm3MLP": ("w1", "w3", "w2"),
     "RecurrentGemmaMlp": ("gate_proj", "up_proj", "down_proj"),
 }
-"""Feed-forward parts W₃ (act(g) ⊙ h) whose activation is a function, or that have a bias behind their product, by their
-class, with the names of what makes g and h, and of W₃."""
-CAPS = ("output_logit_soft_cap", "logits_soft_cap")
+"""Feed-forward parts W₃ (act(g) ⊙ h) whose activation is a function, or that have a bias after their product, by class,
+with the names of the layers that compute g and h, and of W₃."""
+SOFT_CAP_FIELDS = ("output_logit_soft_cap", "logits_soft_cap")
 """Fields of configurations with the soft cap of logits."""
 
 
-def of_families(module: nn.Module) -> bool:
-    """Whether a module is one of another library's blocks for whose parts there are rules."""
+def is_family_block(module: nn.Module) -> bool:
+    """Return True if a module is another library's block with rules for its parts."""
     kind = type(module)
-    return kind.__module__.startswith(FAMILIES) and bool(ADDING.search(kind.__name__))
+    return kind.__module__.startswith(FAMILIES) and bool(LINEAR_CLASSES.search(kind.__name__))
 
 
 def is_family_norm(module: nn.Module) -> bool:
-    """Whether a module is such a block's norm by the root mean square."""
+    """Return True if a module is such a block's norm by the root mean square."""
     return type(module).__module__.startswith(FAMILIES) and type(module).__name__.endswith("RMSNorm")
 
 
-def frozen_parts(module: nn.Module, half: bool) -> list[tuple[nn.Module, Handler]]:
-    """The parts of such a block, itself among them, that are run otherwise than as they are, with their handlers.
+def part_handlers(module: nn.Module, half: bool) -> list[tuple[nn.Module, Handler]]:
+    """Return the parts of such a block, itself included, that need a handler, with their handlers.
 
     Raises:
-        InputError: for a gated feed-forward part with a bias behind its product, and for latent attention with biases.
+        InputError: for a gated feed-forward part with a bias after its product, and for latent attention with biases.
     """
     parts = dict(module.named_children())
     found: list[tuple[nn.Module, Handler]] = _latent(module, parts) if "kv_b_proj" in parts else []
-    found += [(parts[name], _constant) for name in CONSTANT if name in parts]
-    found += [(each, _constant) for name in ADAPTERS if name in parts for each in parts[name].children()]
-    activation = next((parts[name] for name in ACTIVATIONS if name in parts), None)
+    found += [(parts[name], _constant) for name in FROZEN_OUTPUTS if name in parts]
+    found += [(each, _constant) for name in QUERY_KEY_ADAPTERS if name in parts for each in parts[name].children()]
+    activation = next((parts[name] for name in ACTIVATION_NAMES if name in parts), None)
     if type(module).__name__ in WRITTEN_OUT:
         found += [] if activation is None else [(activation, lambda below, c: below(c))]
         return [*found, (module, partial(_through_gated, module, activation or silu, half))]
-    if activation is None and any(callable(getattr(module, name, None)) for name in ACTIVATIONS):
+    if activation is None and any(callable(getattr(module, name, None)) for name in ACTIVATION_NAMES):
         raise InputError(f"lrp has no rule for a {type(module).__name__}, whose activation is no module")
     if activation is None:
         return found
-    gated = any(hasattr(module, name) for name in GATED)
+    gated = any(hasattr(module, name) for name in GATE_NAMES)
     found.append((activation, partial(_bent, half or not gated)))
     if gated and half:
-        if any(getattr(parts.get(name), "bias", None) is not None for name in OUT):
+        if any(getattr(parts.get(name), "bias", None) is not None for name in OUTPUT_NAMES):
             raise InputError(
-                f"lrp has no half rule for a {type(module).__name__} with a bias behind its gate: half=False"
+                f"lrp has no half rule for a {type(module).__name__} with a bias after its gate: give half=False"
             )
         found.append((module, halved))
     return found
 
 
 def _latent(attention: Any, parts: dict[str, nn.Module]) -> list[tuple[nn.Module, Handler]]:
-    """What freezes the keys of latent attention, and its keys alone."""
+    """Return handlers that freeze the keys of latent attention, and only the keys."""
     rank, key = attention.kv_lora_rank, attention.qk_nope_head_dim
     latent, split = parts["kv_a_proj_with_mqa"], parts["kv_b_proj"]
     if any(getattr(part, "bias", None) is not None for part in (latent, split)):
@@ -113,11 +113,11 @@ def _latent(attention: Any, parts: dict[str, nn.Module]) -> list[tuple[nn.Module
 
 
 @contextmanager
-def caps_frozen(module: Any) -> Iterator[None]:
-    """Within, logits behind a soft cap (xLSTM, RecurrentGemma) are the head's, each times what the cap makes of it,
-    frozen."""
+def freeze_soft_caps(module: Any) -> Iterator[None]:
+    """Within the context logits after a soft cap (xLSTM, RecurrentGemma) are the head's logits, each times the frozen
+    factor of the cap."""
     heads = [part for part in module.modules() if hasattr(part, "lm_head")]
-    heads = [part for part in heads if any(getattr(part.config, name, None) for name in CAPS)]
+    heads = [part for part in heads if any(getattr(part.config, name, None) for name in SOFT_CAP_FIELDS)]
     if not heads:
         yield
         return
@@ -141,12 +141,12 @@ def _constant(below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def halved(below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A part's output with half of its gradient."""
+    """Return a part's output with half of its gradient."""
     return _mapped(below(*args, **kwargs), lambda y: (y + y.detach()) / 2)
 
 
 def _bent(carries: bool, below: Callable[..., Any], c: Tensor) -> Tensor:
-    """act(c) as c [act(c) / c], or all of it frozen."""
+    """Return act(c) as c [act(c) / c], or entirely frozen."""
     c_frozen = c.detach()
     return c * as_diagonal(below, c_frozen) if carries else below(c_frozen)
 
@@ -157,13 +157,13 @@ def _through_gated(module: Any, act: Callable[[Tensor], Tensor], half: bool, bel
 
 
 def gated(act: Callable[[Tensor], Tensor], g: Tensor, h: Tensor, half: bool) -> Tensor:
-    """act(g) ⊙ h with the half rule (MambaLRP), or with its gate frozen."""
+    """Return act(g) ⊙ h with the half rule (MambaLRP), or with its gate frozen."""
     y = h * act(g.detach())
     return (y + h.detach() * g * as_diagonal(act, g.detach())) / 2 if half else y
 
 
 def runs_its_parts(handler: Handler) -> bool:
-    """Whether a handler of `frozen_parts` runs the parts of its module, which have rules of their own."""
+    """Return True if a handler of `part_handlers` runs the parts of its module, which have rules of their own."""
     return getattr(handler, "func", handler) in (halved, _through_gated)
 
 

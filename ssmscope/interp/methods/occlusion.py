@@ -8,7 +8,7 @@ import torch
 
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain.result import Scores
-from ssmscope.interp.methods.checks import whole
+from ssmscope.interp.methods.checks import check_whole
 
 if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective
@@ -18,14 +18,14 @@ def occlusion(objective: Objective, *, baseline: str | int | float = "mean", win
     """score_t = f(e) − f(e with the baseline's embedding at t) (after Zeiler & Fergus, 2014).
 
     Args:
-        baseline: what stands at a hidden token, see `baseline_embeddings`.
-        window: how many neighbouring tokens are hidden at a time; a token's score is the mean over the windows that it
+        baseline: embedding of hidden tokens, see `baseline_embeddings`.
+        window: number of neighbouring tokens hidden at a time; a token's score is the mean over the windows that it
             is in. A window is at most as long as the text.
 
     Raises:
         InputError: for an unknown baseline or a window below 1.
     """
-    whole("window", window, 1)
+    check_whole("window", window, 1)
     embeddings = objective.embeddings()
     hidden = baseline_embeddings(objective, baseline).to(embeddings)
     whole_texts = objective.values(embeddings)

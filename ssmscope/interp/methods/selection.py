@@ -1,4 +1,4 @@
-"""What the memory itself says: what is left of every token, and what is kept or written when it is read."""
+"""Methods that read the memory itself: what is left of every token, and what is kept or written at it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def check_survival(model: Model) -> None:
-    """Raises InputError where a model has no memory in which something could be left."""
+    """Raise InputError if a model has no memory in which something could be left."""
     model.check_recurrent_state("the method survival")
 
 
 def survival(objective: Objective) -> Scores:
-    """score_t = the share of token t in the states after the text's last token, its mean over layers: see
+    """Share of token t in the states after the text's last token, averaged over layers: see
     `ssmscope.ops.survival.shares`.
 
     It is of the text alone, whatever the target: what the model still has of a token, and not what it makes of it.
@@ -39,7 +39,7 @@ def survival(objective: Objective) -> Scores:
 
 
 def self_retention(objective: Objective) -> Scores:
-    """score_t = E[A_t], the mean of the retention gate over layers, channels (or heads) and states (Baleen, Eq. 10).
+    """E[A_t], the mean of the retention gate over layers, channels (or heads) and states (Baleen, Eq. 10).
 
     It is of the text alone, whatever the target: the average of `selection_heatmap`.
     """
@@ -49,6 +49,6 @@ def self_retention(objective: Objective) -> Scores:
 
 
 def self_write(objective: Objective) -> Scores:
-    """score_t = 1 − E[A_t]: how much of the memory is written anew."""
+    """1 − E[A_t]: the share of the memory that is overwritten."""
     kept = self_retention(objective).scores
     return Scores((1 - kept).masked_fill(~objective.batch.mask.cpu(), 0))

@@ -1,8 +1,8 @@
-"""Where an answer comes from: what one run had is put into another, layer by layer and token by token."""
+"""Activation patching: values of one run are put into another, layer by layer and token by token."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL
@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_method(*, method: str, metric: str, **_: object) -> None:
-    """Refuse a probability of the gradient's approximation, which is of logits.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError for probabilities with the gradient's approximation, which is of logits."""
     if method == "gradient" and metric == "probability":
         raise InputError("the gradient approximates logits, not probabilities; give metric difference or normalised")
 
@@ -36,55 +32,55 @@ def patch(
     *,
     clean: Annotated[
         str | list[int],
-        "The text with the answer; token ids for a model without a tokenizer.",
+        "Text with the answer; token ids for a model without a tokenizer.",
     ],
-    corrupted: Annotated[str | list[int], "One of as many tokens that has another answer."],
+    corrupted: Annotated[str | list[int], "Text of as many tokens with another answer."],
     site: Annotated[
         Literal["state", "output", "residual", "convolution", "head"],
-        "What is patched: the memory behind a token, a mixer's output, the residual stream that a block reads, what a "
-        "convolution reads, or single heads' outputs.",
+        "Value to patch: the memory after a token, a mixer's output, a block's input (the residual stream), a "
+        "convolution's input, or single heads' outputs.",
     ] = "state",
     direction: Annotated[
         Literal["denoise", "noise"],
-        "Put what is clean into the corrupted run, or what is corrupted into the clean one.",
+        "Put clean values into the corrupted run, or corrupted values into the clean run.",
     ] = "denoise",
     metric: Annotated[
         Literal["normalised", "difference", "probability"],
-        "What is shown: the difference of logits from 0 (nothing) to 1 (the other run's), itself, or the answer's "
-        "probability.",
+        "Quantity shown: the difference of logits scaled from 0 (no change) to 1 (the other run), that difference, or "
+        "the answer's probability.",
     ] = "normalised",
     positions: Annotated[
         str | int | list[int] | slice | None,
-        "Words, positions (3 or 3:5) or last; else all of the tokens.",
+        "Words, positions (3 or 3:5) or last; default all tokens.",
         Metavar("SPAN"),
     ] = None,
     method: Annotated[
         Literal["exact", "gradient", "both"],
-        "Run every cell, or approximate all of them by one gradient (attribution patching), or both, with their "
+        "Run every cell, approximate all of them by one gradient (attribution patching), or both, with their "
         "correlation.",
     ] = "exact",
     answer: Annotated[
-        int | str | None, "The clean text's class or next token; else what is predicted.", Metavar("NAME")
+        int | str | None, "Class or next token of the clean text; default the predicted one.", Metavar("NAME")
     ] = None,
     contrast: Annotated[
-        int | str | None, "The corrupted text's; else what is predicted of it.", Metavar("NAME")
+        int | str | None, "Class or next token of the corrupted text; default the predicted one.", Metavar("NAME")
     ] = None,
 ) -> Patching:
-    """Where does the answer come from? What a run on one text had is put into a run on another, cell by cell.
+    """Patch activations of the run on one text into the run on another, cell by cell.
 
     Activation patching (Meng et al. 2022, causal tracing; Zhang & Nanda 2024): of two texts with as many tokens and
-    different answers, one is run with a single activation, of one layer at one token, taken from the other. Of every
-    cell it has the answer's probability and the difference of the logits of answer and contrast, normalised as (m −
-    m_base) / (m_other − m_base); and, in a row of its own, those of all layers patched at that token together.
+    different answers, one is run with a single activation, of one layer at one token, taken from the other. Every
+    cell has the answer's probability and the difference of the logits of answer and contrast, normalised as (m −
+    m_base) / (m_other − m_base); a further row has those of all layers patched at that token together.
 
-    The state, which recurrences alone have, is patched behind a token: all that the layer keeps of the tokens up to it,
+    The state, which only recurrences have, is patched after a token: all that the layer keeps of the tokens up to it,
     the last inputs of its convolution included. The token's own output is already computed then, and later ones
     continue from it; all layers together are the whole memory, and the run is that of the other text's tokens followed
     by this one's. Heads are patched at all chosen tokens at once.
 
-    Runs begin behind what they share: at the states before the first token that is patched, where the model can
-    continue from states, and at the layer that is patched, where layers read the residual stream and nothing else; all
-    layers of a token are one batch. Before the first token that differs nothing is run.
+    Runs begin after what they share: at the states before the first token that is patched, where the model can
+    continue from states, and at the layer that is patched, where layers read only the residual stream; all layers
+    of a token are one batch. Before the first token that differs nothing is run.
 
     The method "gradient" is for large models: two forward passes and a backward one give (a_other − a_base) · ∂m/∂a of
     every cell, m the difference of the logits (attribution patching, Nanda 2023; Syed et al. 2023, Eq. 2). It is
@@ -96,6 +92,71 @@ def patch(
             answer of several tokens, positions that are not there, a convolution in a model that has none, heads that
             are single channels, or the probability as the metric of the method "gradient".
     """
-    from ssmscope.interp.patch.measure import patched
+    import numpy as np
 
-    return patched(model, clean, corrupted, site, direction, metric, positions, method, answer, contrast)
+    from ssmscope.api.inputs import one_text
+    from ssmscope.api.results import record_provenance
+    from ssmscope.interp.patch.attribution import agreement, attributed
+    from ssmscope.interp.patch.measure import PatchRuns, answer_pair, first_difference, measure
+    from ssmscope.interp.patch.result import Patching
+    from ssmscope.interp.spans import positions_of, span_name
+
+    pair = one_text(model, clean), one_text(model, corrupted)
+    first = first_difference(*pair)
+    length = pair[0].input_ids.shape[1]
+    chosen = list(range(length)) if positions is None else list(positions_of(positions, pair[0]))
+    if site == "state":
+        chosen = [place for place in chosen if place < length - 1]
+        if not chosen:
+            raise InputError("after the last token no state is read; give positions before it")
+    ids, names = answer_pair(model, pair, answer, contrast)
+    runs = PatchRuns(model, *(pair[::-1] if direction == "denoise" else pair))
+    plain = np.array(
+        [measure(model, model.run(batch, last_only=True).logits, ids)[0] for batch in (runs.base, runs.source)]
+    )
+    later = [place for place in chosen if place >= first]
+    if site == "head":
+        shape = (model.num_layers, runs.heads())
+        found, columns = runs.of_heads(later), list(range(shape[1]))
+    else:
+        shape = (model.num_layers + 1, len(chosen))
+        found, columns = runs.of_states(later) if site == "state" else runs.of_positions(site, later), chosen
+    # Before the first difference both runs are the same.
+    values = np.broadcast_to(plain[0], (*shape, 2)).copy()
+    column = {place: number for number, place in enumerate(columns)}
+    exact = method != "gradient"
+    for cells, logits in found if exact else ():
+        rows = [model.num_layers if layer is None else layer for layer, _ in cells]
+        values[rows, [column[place] for _, place in cells]] = measure(model, logits, ids)
+    approximate, agree = np.zeros((0, 0)), (np.nan, np.nan)
+    if method != "exact":
+        approximate = np.zeros((model.num_layers, len(columns)))
+        own = slice(None) if site == "head" else [column[place] for place in later]
+        if later:
+            approximate[:, own] = attributed(runs, site, later, ids)
+        if exact and later:
+            agree = agreement(approximate[:, own], values[: model.num_layers, own, 1] - plain[0, 1])
+        elif not exact:
+            values[...] = np.nan
+            values[: model.num_layers, :, 1] = plain[0, 1] + approximate
+    texts = [text if isinstance(text, str) else list(text) for text in (clean, corrupted)]
+    options: dict[str, Any] = {"clean": texts[0], "corrupted": texts[1]}
+    options |= {"site": site, "direction": direction, "metric": metric}
+    options |= {"positions": None if positions is None else span_name(positions)}
+    options |= {"method": method, "answer": answer, "contrast": contrast}
+    return Patching(
+        provenance=record_provenance(model.source, options=options),
+        clean=pair[0].tokens[0],
+        corrupted=pair[1].tokens[0],
+        site=site,
+        direction=direction,
+        metric=metric,
+        positions=tuple(chosen),
+        answer=names[0],
+        contrast=names[1],
+        base=plain[0],
+        other=plain[1],
+        values=values,
+        attributed=approximate,
+        agreement=agree,
+    )

@@ -20,15 +20,15 @@ from ssmscope.errors import InputError
 from ssmscope.interp.sanity.measure import spearman
 
 if TYPE_CHECKING:
-    from ssmscope.interp.patch.measure import Runs
+    from ssmscope.interp.patch.measure import PatchRuns
 
-Kept = dict[tuple[int, int], list[Tensor]]
-"""What a run had: by layer, and by the token behind which a state is, or the convolution or recurrence."""
+Recorded = dict[tuple[int, int], list[Tensor]]
+"""Values of a run, by layer, and by the token after which a state is, or the convolution or recurrence."""
 
 
-def attributed(runs: Runs, site: str, positions: Sequence[int], ids: tuple[int, int]) -> np.ndarray:
-    """(layers, positions), or (layers, heads): (a_source − a_base) · ∂m/∂a, m the difference of the logits of answer
-    and contrast in the base run (attribution patching, Nanda 2023; Syed et al. 2023, Eq. 2).
+def attributed(runs: PatchRuns, site: str, positions: Sequence[int], ids: tuple[int, int]) -> np.ndarray:
+    """Return (layers, positions), or (layers, heads): (a_source − a_base) · ∂m/∂a, m the difference of the logits of
+    answer and contrast in the base run (attribution patching, Nanda 2023; Syed et al. 2023, Eq. 2).
 
     Two forward passes and a backward one stand for all cells. It is what patching does where m is linear in a between
     the two runs, and misses what saturates.
@@ -36,7 +36,7 @@ def attributed(runs: Runs, site: str, positions: Sequence[int], ids: tuple[int, 
     Raises:
         InputError: a site that the layers do not have.
     """
-    kept: tuple[Kept, Kept] = ({}, {})
+    kept: tuple[Recorded, Recorded] = ({}, {})
     with torch.no_grad():
         _logits(runs.model, runs.source, _edits(site, positions, kept[1]))
     with torch.enable_grad(), weights_constant(runs.model.module):
@@ -54,7 +54,7 @@ def attributed(runs: Runs, site: str, positions: Sequence[int], ids: tuple[int, 
             gradient = next(gradients)
             if gradient is None:
                 continue
-            # where both are the same infinity, as of memories that are empty still, nothing changes
+            # Where both are the same infinity, as in empty memories, nothing changes.
             change = torch.where(point == other, 0.0, other.double() - point.detach().double())
             effect = (change * gradient.double())[0].cpu()
             if site == "state":
@@ -68,7 +68,7 @@ def attributed(runs: Runs, site: str, positions: Sequence[int], ids: tuple[int, 
 
 
 def agreement(attributed: np.ndarray, exact: np.ndarray) -> tuple[float, float]:
-    """Pearson's and Spearman's correlation over the cells of both grids; NaN where one grid is constant."""
+    """Return Pearson's and Spearman's correlation over the cells of both grids; NaN where one grid is constant."""
     first, second = attributed.ravel(), exact.ravel()
     constant = first.std() == 0 or second.std() == 0
     return (np.nan if constant else float(np.corrcoef(first, second)[0, 1])), spearman(first, second)
@@ -79,8 +79,8 @@ def _logits(model: Model, batch: Batch, edits: Sequence[Edit]) -> Tensor:
         return model.forward(batch, last_only=True)
 
 
-def _edits(site: str, positions: Sequence[int], into: Kept) -> list[Edit]:
-    """Edits that keep what is there, and go on from it as from a leaf of the gradient's graph."""
+def _edits(site: str, positions: Sequence[int], into: Recorded) -> list[Edit]:
+    """Return edits that record a site's values, and continue from them as from leaves of the gradient's graph."""
     if site == "state":
         return [new_state(place, partial(_states, into, place)) for place in positions]
     places: dict[str, Place] = {"head": "scans", "output": "output", "residual": "residual"}
@@ -88,18 +88,18 @@ def _edits(site: str, positions: Sequence[int], into: Kept) -> list[Edit]:
     return [Edit(f"{site} kept", place, partial(_values, into))]
 
 
-def _values(into: Kept, value: Any, site: Site) -> Any:
+def _values(into: Recorded, value: Any, site: Site) -> Any:
     if isinstance(value, tuple):
         return tuple(scan._replace(y=_leaf(into, (site.layer, n), scan.y)) for n, scan in enumerate(value))
     return _leaf(into, (site.layer, site.part), value)
 
 
-def _states(into: Kept, place: int, state: LayerState, site: Site) -> LayerState:
+def _states(into: Recorded, place: int, state: LayerState, site: Site) -> LayerState:
     return mapped(state, partial(_leaf, into, (site.layer, place)))
 
 
-def _leaf(into: Kept, key: tuple[int, int], value: Tensor) -> Tensor:
-    """The value, on a path of its own, so that the gradient by it is that of what comes behind."""
+def _leaf(into: Recorded, key: tuple[int, int], value: Tensor) -> Tensor:
+    """Return the value on a path of its own, so that its gradient covers only what comes after it."""
     if not value.is_floating_point():
         return value
     point = value + torch.zeros_like(value).requires_grad_(torch.is_grad_enabled())

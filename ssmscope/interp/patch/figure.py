@@ -1,18 +1,17 @@
-"""Patching as a picture: a map of layers and tokens with a line of all layers above it, or a map of heads."""
+"""Figure of patching: a map of layers and tokens with a line for all layers above it, or a map of heads."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.colors import ListedColormap
 from matplotlib.ticker import MaxNLocator
 
-from ssmscope.interp.patch.names import METRICS
+from ssmscope.interp.grids import draw_grid
 from ssmscope.render.figure import COLOURS, DASHED, SOFT, Sheet, title
 from ssmscope.render.signed import SIGNED
 from ssmscope.render.token_figure import drawable, families
-from ssmscope.render.tokens import BLUES, ramp
+from ssmscope.render.tokens import BLUES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,14 +20,15 @@ if TYPE_CHECKING:
     from ssmscope.interp.patch.result import Patching
 
 LEFT, RIGHT, LINE, GAP, LETTER = 0.85, 1.3, 1.1, 0.25, 0.088
-"""In inches: beside the map, the height of the line's panel, what is between the two, and a letter of a token below."""
-NAMED = 60
-"""Up to how many tokens are written below the map."""
+"""Room left and right of the map, height of the line's panel, gap between the two, and width of a token's character
+below, in inches."""
+MAX_LABELLED_TOKENS = 60
+"""Largest number of tokens that are written below the map."""
 
 
 def draw(result: Patching, approximated: bool = False) -> Figure:
-    """Blue where the run goes the way of the other one, orange where it goes away from it; the exact grid, or the
-    gradient's approximation."""
+    """Draw the exact grid, or the gradient's approximation: blue where the run moves towards the other one, orange
+    where it moves away from it."""
     found = result.approximated() if approximated else result.effects()
     grid, columns = found[: result.layers], found.shape[1]
     wide = float(np.clip(0.24 * columns, 5.6, 12.0))
@@ -37,31 +37,26 @@ def draw(result: Patching, approximated: bool = False) -> Figure:
     lined = not heads and not approximated and result.is_exact
     above = LINE + GAP if lined else 0.0
     source, into = ("clean", "corrupted") if result.direction == "denoise" else ("corrupted", "clean")
-    below = f"{METRICS[result.metric]}; {source} patched into {into}"
+    below = f"{result.metric_name}; {source} patched into {into}"
     below += "; approximated by a gradient" if approximated or not result.is_exact else ""
-    names = [] if heads or columns > NAMED else [drawable(result.token(column, 9)) for column in range(columns)]
+    names = (
+        []
+        if heads or columns > MAX_LABELLED_TOKENS
+        else [drawable(result.token(column, 9)) for column in range(columns)]
+    )
     labels = 0.55 if not names else 0.2 + LETTER * max(map(len, names))
     sheet = Sheet(LEFT + wide + RIGHT, Sheet.TOP + above + high + labels, title(result), below, left=LEFT)
     low, most = _ends(result, found)
     if lined:
         axes = sheet.panel(LEFT, sheet.top, wide, LINE)
         _line(axes, result, found[-1])
-    axes = sheet.panel(LEFT, sheet.top + above, wide, high, grid=None)
-    colours = ListedColormap(ramp(BLUES if low == 0 else SIGNED, 257))
-    picture = axes.imshow(
-        grid, cmap=colours, vmin=low, vmax=most, aspect="auto", interpolation="nearest", origin="lower"
-    )
-    axes.set_ylabel("layer", color=SOFT, size=9)
+    place, stops = (LEFT, sheet.top + above, wide, high), BLUES if low == 0 else SIGNED
+    axes, _ = draw_grid(sheet, place, grid, (low, most), stops, labels=("layer", "head" if heads else ""))
     axes.yaxis.set_major_locator(MaxNLocator(12, integer=True))
     if heads:
-        axes.set_xlabel("head", color=SOFT, size=9)
         axes.xaxis.set_major_locator(MaxNLocator(16, integer=True))
     else:
         _tokens(axes, result, names)
-    bar = sheet.figure.colorbar(
-        picture, cax=sheet.panel(LEFT + wide + 0.2, sheet.top + above, 0.13, high, frame_on=False)
-    )
-    bar.outline.set_visible(False)
     return sheet.figure
 
 

@@ -1,4 +1,4 @@
-"""A grid of patched runs: every cell's logits, from runs that begin behind what they share."""
+"""Grid of patched runs: every cell's logits, from runs that start after what they share."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssmscope.api.inputs import one_text
-from ssmscope.api.results import record_provenance
 from ssmscope.core.batching import TOKENS_AT_ONCE
 from ssmscope.core.edits import Edit, Site, edited, new_state, recorded, replaced
 from ssmscope.core.encoding import Batch
@@ -20,103 +18,21 @@ from ssmscope.core.model import Model
 from ssmscope.core.states import States, gathered, tensors
 from ssmscope.core.trace import LayerState
 from ssmscope.errors import InputError
-from ssmscope.interp.answers import answers, measured
-from ssmscope.interp.patch.attribution import agreement, attributed
-from ssmscope.interp.patch.result import Patching
-from ssmscope.interp.resuming import Joining, pieces
-from ssmscope.interp.spans import Span, positions_of, span_name
+from ssmscope.interp.interventions import answer_ids, check_heads, probability_and_logit
+from ssmscope.interp.resuming import JoiningRun, token_windows
 
-ENDS = 8
-"""Behind how many tokens states are kept at once."""
-NUMBERS = 2**21
-"""How many numbers of the residual stream are run at once, where that is more than `TOKENS_AT_ONCE` tokens: in narrow
-models a call costs more than its tokens."""
-MOST_HEADS = 256
-"""Of a layer: with more they are channels, one by one."""
+MAX_STATE_ENDS = 8
+"""Number of tokens after which states are kept at once."""
+STREAM_NUMBERS_AT_ONCE = 2**21
+"""Numbers of the residual stream that run at once, where that is more than `TOKENS_AT_ONCE` tokens: in narrow models a
+call costs more than its tokens."""
 
 Cells = list[tuple[int | None, int]]
 """Layers, None for all together, and positions (or heads)."""
 
 
-def patched(
-    model: Model,
-    clean: str | Sequence[int],
-    corrupted: str | Sequence[int],
-    site: str,
-    direction: str,
-    metric: str,
-    positions: Span | None,
-    method: str,
-    answer: int | str | None,
-    contrast: int | str | None,
-) -> Patching:
-    """See `ssmscope.patch`."""
-    pair = one_text(model, clean), one_text(model, corrupted)
-    first = first_difference(*pair)
-    length = pair[0].input_ids.shape[1]
-    chosen = list(range(length)) if positions is None else list(positions_of(positions, pair[0]))
-    if site == "state":
-        chosen = [place for place in chosen if place < length - 1]
-        if not chosen:
-            raise InputError("behind the last token no state is read any more; give positions before it")
-    ids, names = asked(model, pair, answer, contrast)
-    runs = Runs(model, *(pair[::-1] if direction == "denoise" else pair))
-    plain = np.array([_measure(model, _last(model, batch), ids)[0] for batch in (runs.base, runs.source)])
-    if site == "head":
-        shape = (model.num_layers, runs.heads())
-        found: Iterator[tuple[Cells, Tensor]] = runs.of_heads([place for place in chosen if place >= first])
-        columns = list(range(shape[1]))
-    else:
-        shape = (model.num_layers + 1, len(chosen))
-        later = [place for place in chosen if place >= first]
-        found = runs.of_states(later) if site == "state" else runs.of_positions(site, later)
-        columns = chosen
-    values = np.broadcast_to(plain[0], (*shape, 2)).copy()  # before the first difference both runs are one
-    column = {place: number for number, place in enumerate(columns)}
-    exact = method != "gradient"
-    for cells, logits in found if exact else ():
-        rows = [model.num_layers if layer is None else layer for layer, _ in cells]
-        values[rows, [column[place] for _, place in cells]] = _measure(model, logits, ids)
-    approximate, agree = np.zeros((0, 0)), (np.nan, np.nan)
-    if method != "exact":
-        later = [place for place in chosen if place >= first]
-        approximate = np.zeros((model.num_layers, len(columns)))
-        own = slice(None) if site == "head" else [column[place] for place in later]
-        if later:
-            approximate[:, own] = attributed(runs, site, later, ids)
-        if exact and later:
-            agree = agreement(approximate[:, own], values[: model.num_layers, own, 1] - plain[0, 1])
-        elif not exact:
-            values[...] = np.nan
-            values[: model.num_layers, :, 1] = plain[0, 1] + approximate
-    given = [each if isinstance(each, str) else list(each) for each in (clean, corrupted)]
-    options: dict[str, Any] = dict(zip(("clean", "corrupted"), given)) | {
-        "site": site,
-        "direction": direction,
-        "metric": metric,
-    }
-    options |= {"positions": None if positions is None else span_name(positions)}
-    options |= {"method": method, "answer": answer, "contrast": contrast}
-    return Patching(
-        provenance=record_provenance(model.source, options=options),
-        clean=pair[0].tokens[0],
-        corrupted=pair[1].tokens[0],
-        site=site,
-        direction=direction,
-        metric=metric,
-        positions=tuple(chosen),
-        answer=names[0],
-        contrast=names[1],
-        base=plain[0],
-        other=plain[1],
-        values=values,
-        attributed=approximate,
-        agreement=agree,
-    )
-
-
 def first_difference(clean: Batch, corrupted: Batch) -> int:
-    """The first position at which two texts differ.
+    """Return the first position at which two texts differ.
 
     Raises:
         InputError: they have different lengths, do not differ, or have no token in common.
@@ -130,20 +46,20 @@ def first_difference(clean: Batch, corrupted: Batch) -> int:
     if not bool(differ.any()):
         raise InputError("the clean and the corrupted text have the same tokens; give two that differ")
     if bool(differ.all()):
-        raise InputError("the clean and the corrupted text have no token in common; change the words that matter alone")
+        raise InputError("the clean and the corrupted text have no token in common; change only the words that matter")
     return int(differ.nonzero()[0])
 
 
-def asked(
+def answer_pair(
     model: Model, pair: tuple[Batch, Batch], answer: int | str | None, contrast: int | str | None
 ) -> tuple[tuple[int, int], tuple[str, str]]:
-    """The answer and its contrast.
+    """Return the ids and the names of the answer and its contrast.
 
     Raises:
         InputError: they are the same.
     """
-    (right, *_), (name, *_) = answers(model, pair[0], answer)
-    (wrong, *_), (other, *_) = answers(model, pair[1], contrast)
+    (right, *_), (name, *_) = answer_ids(model, pair[0], answer)
+    (wrong, *_), (other, *_) = answer_ids(model, pair[1], contrast)
     if right == wrong:
         both = answer is None and contrast is None
         how = f"both texts have the answer {name!r}" if both else f"answer and contrast are both {name!r}"
@@ -151,14 +67,16 @@ def asked(
     return (right, wrong), (name, other)
 
 
-class Runs:
-    """Runs of one text, `base`, with what the run of another, `source`, had."""
+class PatchRuns:
+    """Runs of one text, `base`, with values of the run of another, `source`."""
 
     def __init__(self, model: Model, base: Batch, source: Batch) -> None:
         self.model, self.base, self.source = model, base, source
         self.layers, self.length = range(model.num_layers), base.input_ids.shape[1]
-        self.joining = Joining(model, base)
-        self.at_once = max(TOKENS_AT_ONCE, NUMBERS // self.joining.width) if self.joining.works else TOKENS_AT_ONCE
+        self.joining = JoiningRun(model, base)
+        self.at_once = (
+            max(TOKENS_AT_ONCE, STREAM_NUMBERS_AT_ONCE // self.joining.width) if self.joining.works else TOKENS_AT_ONCE
+        )
         both = (base, source)
         self.pair = Batch(
             torch.cat([each.input_ids for each in both]),
@@ -168,7 +86,7 @@ class Runs:
         )
 
     def heads(self) -> int:
-        """The most heads of a layer.
+        """Return the largest number of heads of a layer.
 
         Raises:
             InputError: they are single channels.
@@ -176,12 +94,11 @@ class Runs:
         kept: dict[Any, Tensor] = {}
         self.model.run(self.base, edits=recorded("scans", kept), last_only=True)
         heads = max(y.shape[2] for y in kept.values())
-        if heads > MOST_HEADS:
-            raise InputError(f"the {heads:,} heads of {self.model.name} are single channels; patch another site")
+        check_heads(self.model, heads, "patch another site")
         return heads
 
     def of_states(self, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
-        """Cells with their logits, the state of a layer patched behind a token."""
+        """Yield cells with their logits, the state of a layer patched after a token."""
         layers: list[int | None] = [None, *self.layers]
         for places, states in self._groups(sorted(positions)):
             cells = sorted(((layer, place) for place in places for layer in layers), key=_layer_of)
@@ -192,7 +109,8 @@ class Runs:
             if states is not None:
                 counts = self._counts(cells)
                 mixed = tuple(gathered((state,), row[:count])[0] for state, row, count in zip(states, rows, counts))
-                mixed += gathered(states[len(rows) :], torch.zeros(len(cells), dtype=torch.long))  # of attention
+                # Attention keeps the base run's keys and values.
+                mixed += gathered(states[len(rows) :], torch.zeros(len(cells), dtype=torch.long))
                 yield cells, self._logits(cells, [place + 1 for _, place in cells], mixed, [])
             else:
                 kept: dict[int, Any] = {}
@@ -202,20 +120,20 @@ class Runs:
                 yield cells, self._logits(cells, [0] * len(cells), None, [put])
 
     def _groups(self, positions: Sequence[int]) -> Iterator[tuple[Sequence[int], States | None]]:
-        """Positions whose cells are run together, with the states behind them: of each the base run's and then the
-        source's; one by one and without states of a model that cannot continue from them.
+        """Yield positions whose cells run together, with the states after them: for each position the base run's, then
+        the source's; one by one and without states for a model that cannot continue from them.
 
-        The states behind several tokens come from one run, whose rows have different ends.
+        The states after several tokens come from one run, whose rows have different ends.
         """
         if not self.model.continues:
             yield from (([place], None) for place in positions)
             return
         before: States | None = None
         at = 0
-        for first in range(0, len(positions), ENDS):
-            chosen = positions[first : first + ENDS]
+        for first in range(0, len(positions), MAX_STATE_ENDS):
+            chosen = positions[first : first + MAX_STATE_ENDS]
             places = [place for place in chosen for _ in self.pair.tokens]
-            batch = pieces(self.pair, [0, 1] * len(chosen), [at] * len(places), [place + 1 for place in places])
+            batch = token_windows(self.pair, [0, 1] * len(chosen), [at] * len(places), [place + 1 for place in places])
             start = None if before is None else gathered(before, torch.tensor([0, 1] * len(chosen)))
             after = self.model.run(batch, start, last_only=True).states
             before, at = gathered(after, torch.tensor([-2, -1]) + len(places)), chosen[-1] + 1
@@ -227,7 +145,7 @@ class Runs:
                 done += len(group)
 
     def of_positions(self, site: Any, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
-        """Cells with their logits, what a layer has at `site` patched at a token."""
+        """Yield cells with their logits, a layer's value at `site` patched at a token."""
         kept: dict[Any, Tensor] = {}
         self.model.run(self.source, edits=recorded(site, kept), last_only=True)
         if not kept:
@@ -245,7 +163,7 @@ class Runs:
             yield chosen, self._logits(chosen, [start] * len(chosen), states, [replaced(site, values, rows=rows)])
 
     def of_heads(self, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
-        """Cells with their logits, what a head reads of the state patched at all of these tokens."""
+        """Yield cells with their logits, a head's output patched at all of these tokens."""
         if not positions:
             return
         kept: dict[Any, Tensor] = {}
@@ -264,12 +182,12 @@ class Runs:
             yield chosen, self._logits(chosen, [start] * len(chosen), states, [replaced("scans", values, rows=rows)])
 
     def _chunks(self, cells: Cells, begins: Sequence[int]) -> Iterator[tuple[Cells, int, States | None]]:
-        """Cells that are run together, where they begin, and the base run's state there; `begins` is sorted."""
+        """Yield cells that run together, their first position, and the base run's state there; `begins` is sorted."""
         at, done, states = 0, 0, None
         while done < len(cells):
             start = begins[done] if self.model.continues else 0
             if start > at:
-                states = self.model.run(pieces(self.base, [0], [at], [start]), states, last_only=True).states
+                states = self.model.run(token_windows(self.base, [0], [at], [start]), states, last_only=True).states
                 at = start
             count = max(1, self.at_once // (self.length - start))
             chosen = sorted(cells[done : done + count], key=_layer_of)
@@ -278,22 +196,22 @@ class Runs:
                 counts = self._counts(chosen)
                 own = [torch.zeros(n, dtype=torch.long) for n in counts]
                 begin = tuple(gathered((state,), rows)[0] for state, rows in zip(states, own))
-                begin += gathered(states[len(counts) :], torch.zeros(len(chosen), dtype=torch.long))  # of attention
+                begin += gathered(states[len(counts) :], torch.zeros(len(chosen), dtype=torch.long))
             yield chosen, start, begin
             done += count
 
     def _counts(self, cells: Cells) -> list[int]:
-        """How many of these cells' rows each layer runs; they are in the order of their layers."""
+        """Return the number of these cells' rows that each layer runs; cells are in the order of their layers."""
         layers = [_layer_of(cell) for cell in cells]
         return self.joining.counts(layers) if self.joining.works else [len(cells)] * len(self.layers)
 
     def _logits(self, cells: Cells, begins: Sequence[int], states: States | None, edits: Sequence[Edit]) -> Tensor:
-        """The last logits of runs of the base text from some token on, one for each cell, in the order of their
+        """Return the last logits of runs of the base text from some token on, one for each cell, in the order of their
         layers.
 
         Rows that begin later are padded on the right, where nothing of them is read any more: layers need no mask.
         """
-        batch = pieces(self.base, [0] * len(cells), begins, [self.length] * len(cells))
+        batch = token_windows(self.base, [0] * len(cells), begins, [self.length] * len(cells))
         with ExitStack() as around:
             if self.joining.works:
                 around.enter_context(self.joining.rows([_layer_of(cell) for cell in cells], begins))
@@ -305,7 +223,7 @@ class Runs:
 
 
 def _layer_of(cell: tuple[int | None, int]) -> int:
-    """From which layer on a cell's run differs from the base run; 0 where all layers are patched."""
+    """Return the layer from which on a cell's run differs from the base run; 0 where all layers are patched."""
     return cell[0] or 0
 
 
@@ -315,15 +233,11 @@ def _kept(into: dict[int, LayerState], state: LayerState, site: Site) -> LayerSt
 
 
 def _put(kept: Mapping[int, LayerState], rows: Sequence[Tensor], state: LayerState, site: Site) -> LayerState:
-    """The kept state of a layer, of the rows that it is patched in, of as many rows as the run has there."""
+    """Return the kept state of a layer for the rows in which it is patched, out of those that run there."""
     return gathered((kept[site.layer],), rows[site.layer][: len(tensors((state,))[0])])[0]
 
 
-def _last(model: Model, batch: Batch) -> Tensor:
-    return model.run(batch, last_only=True).logits
-
-
-def _measure(model: Model, logits: Tensor, ids: tuple[int, int]) -> np.ndarray:
-    """The answer's probability and the difference of the logits, (rows, 2)."""
-    probability, right = measured(model, logits, ids[0])
+def measure(model: Model, logits: Tensor, ids: tuple[int, int]) -> np.ndarray:
+    """Return the answer's probability and the difference of the logits, (rows, 2)."""
+    probability, right = probability_and_logit(model, logits, ids[0])
     return torch.stack([probability, right - logits[:, ids[1]].double()], dim=1).cpu().numpy()

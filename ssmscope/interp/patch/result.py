@@ -1,4 +1,4 @@
-"""A grid of patched runs: the answer by layer and token, or by head, and how it is shown."""
+"""Grid of patched runs: the answer by layer and token, or by head, and its views."""
 
 from __future__ import annotations
 
@@ -9,28 +9,38 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmscope.api.results import Result
-from ssmscope.interp.patch.names import METRICS, SITES
 from ssmscope.render.blocks import Block, Picture, Prose
 from ssmscope.render.numbers import number
-from ssmscope.render.pictures import sized
 from ssmscope.render.table import Cell, Line, Table, short, table
 from ssmscope.render.tokens import short_token, shorten, visible
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
-SHOWN = 10
-"""How many cells are named."""
+SITES = {
+    "state": "states after a token",
+    "output": "mixers' outputs",
+    "residual": "the residual stream before a block",
+    "convolution": "convolutions' inputs",
+    "head": "heads' outputs",
+}
+METRICS = {
+    "normalised": "share of the way to the other run",
+    "difference": "difference of logits",
+    "probability": "probability of the answer",
+}
+"""Sites and metrics by name, with their names in the views."""
+NAMED_CELLS = 10
+"""Number of cells that are named."""
 
 
 @dataclass(frozen=True)
 class Patching(Result, kind="patch"):
-    """The answer of one text's run with single activations of another's."""
+    """Answers of one text's run with single activations of another's."""
 
     clean: tuple[str, ...]
     corrupted: tuple[str, ...]
-    """Their tokens."""
+    """Tokens of the two texts."""
     site: str
     direction: str
     metric: str
@@ -38,17 +48,17 @@ class Patching(Result, kind="patch"):
     answer: str
     contrast: str
     base: np.ndarray
-    """(2,): the answer's probability and the difference of logits of the run that is patched, with nothing patched."""
+    """(2,): the answer's probability and the difference of logits in the run that is patched, with nothing patched."""
     other: np.ndarray
-    """(2,): those of the run that the patches are from."""
+    """(2,): the same in the run that the patches are from."""
     values: np.ndarray
-    """(layers + 1, positions, 2), the last row with all layers patched; of heads (layers, heads, 2). Of the method
+    """(layers + 1, positions, 2), the last row with all layers patched; for heads (layers, heads, 2). With the method
     "gradient" the approximation, without probabilities and without the last row."""
     attributed: np.ndarray
-    """(layers, positions or heads): by how much the gradient's approximation changes the difference of logits; of no
-    layer where it was not asked for."""
+    """(layers, positions or heads): the gradient's approximation of the change of the difference of logits; no layer
+    where it was not requested."""
     agreement: tuple[float, float]
-    """Pearson's and Spearman's correlation of `attributed` with what patching changes; NaN without both."""
+    """Pearson's and Spearman's correlation of `attributed` with the change by patching; NaN without both."""
 
     @property
     def headline(self) -> str:
@@ -60,21 +70,26 @@ class Patching(Result, kind="patch"):
         return f"“{shorten(visible(self.answer), 20)}” or “{shorten(visible(self.contrast), 20)}”"
 
     @property
+    def metric_name(self) -> str:
+        """Name of the metric in the views."""
+        return METRICS[self.metric]
+
+    @property
     def layers(self) -> int:
         return len(self.values) - (self.site != "head")
 
     @property
     def is_exact(self) -> bool:
-        """Whether cells were run, not approximated."""
+        """True if cells were run, not approximated."""
         return bool(np.isfinite(self.values[..., 0]).any())
 
     def approximated(self) -> np.ndarray:
-        """As `effects`, of the gradient's approximation."""
+        """Return the gradient's approximation, in the form of `effects`."""
         share = self.attributed / (self.other[1] - self.base[1])
         return share if self.metric == "normalised" else self.base[1] + self.attributed
 
     def effects(self, metric: str | None = None) -> np.ndarray:
-        """The values, (rows, columns), by a metric: "probability", "difference", or "normalised", (m − m_base) /
+        """Return the values, (rows, columns), by a metric: "probability", "difference", or "normalised", (m − m_base) /
         (m_other − m_base) of the difference: 0 where nothing changed, 1 for the other run's answer."""
         metric = metric or self.metric
         if metric == "probability":
@@ -84,10 +99,10 @@ class Patching(Result, kind="patch"):
 
     def verdict(self, at: int = 0) -> str:
         (row, column), value = self._top(1)[0]
-        return f"most in {self._name(row, column)}: {number(value)} ({METRICS[self.metric]})"
+        return f"most in {self._name(row, column)}: {number(value)} ({self.metric_name})"
 
     def _top(self, count: int) -> list[tuple[tuple[int, int], float]]:
-        """The cells of single layers that change the most."""
+        """Return the cells of single layers that change the most."""
         plain = {"probability": self.base[0], "difference": self.base[1], "normalised": 0.0}[self.metric]
         found = self.effects()[: self.layers]
         size = np.abs(found - plain)
@@ -102,14 +117,14 @@ class Patching(Result, kind="patch"):
         return f"layer {row}, {self.positions[column]} “{self.token(column, 20)}”"
 
     def token(self, column: int, width: int) -> str:
-        """The token of a column, both where the texts differ."""
+        """Return the token of a column, both where the texts differ."""
         place = self.positions[column]
         own = [short_token(tokens[place], width) for tokens in (self.clean, self.corrupted)]
         return own[0] if self.clean[place] == self.corrupted[place] else "/".join(own)
 
     def to_frame(self) -> DataFrame:
-        """A row per cell; layer is empty where all are patched together. `attributed` is the gradient's approximation
-        of the change of the difference of logits."""
+        """Return a row per cell; layer is empty where all are patched together. `attributed` is the gradient's
+        approximation of the change of the difference of logits."""
         import pandas as pd
 
         shares = self.effects("normalised")
@@ -125,38 +140,31 @@ class Patching(Result, kind="patch"):
         frame = pd.DataFrame(rows, columns=columns)
         return frame.astype({"layer": "Int64", "position": "Int64", "head": "Int64"})
 
-    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
-        """The grid, and above it a line with all layers patched."""
-        from ssmscope.interp.patch.figure import draw
-
-        return sized(draw(self), size)
-
     @classmethod
     def compare(cls, results: Sequence[Patching], labels: Sequence[Sequence[str]]) -> Table:
         lines = []
         for result, (label,) in zip(results, labels):
             (row, column), value = result._top(1)[0]
-            cells = {"most in": Cell(text=result._name(row, column)), METRICS[result.metric]: short(value)}
+            cells = {"most in": Cell(text=result._name(row, column)), result.metric_name: short(value)}
             lines.append(Line((label, result.site), cells))
         return table(("model", "site"), lines)
 
     def blocks(self) -> Iterable[Block]:
-        yield Prose(self.headline, "title")
         names = ("corrupted", "clean") if self.direction == "denoise" else ("clean", "corrupted")
         ends = (
             f"{name}: probability {value[0]:.3f}, difference of logits {number(value[1])}"
             for name, value in zip(names, (self.base, self.other))
         )
-        yield Prose(f"{self._asked}; {'; '.join(ends)}.")
+        said = [f"{self._asked}; {'; '.join(ends)}."]
         if not self.is_exact:
-            yield Prose("Approximated by a gradient, to first order: attribution patching.")
-        yield Picture(self.figure, self.headline)
+            said.append("Approximated by a gradient, to first order: attribution patching.")
+        yield from self.opening(*said)
         if self.is_exact and len(self.attributed):
             from ssmscope.interp.patch.figure import draw
 
             own, ranks = (f"{each:.3f}".replace("-", "−") for each in self.agreement)
-            yield Prose(f"The gradient's approximation correlates with it by {own} (Pearson), {ranks} (Spearman):")
+            yield Prose(f"Correlation of the gradient's approximation with it: {own} (Pearson), {ranks} (Spearman).")
             yield Picture(lambda: draw(self, approximated=True), f"{self.headline}, approximated")
-        lines = [Line((self._name(*cell),), {METRICS[self.metric]: short(value)}) for cell, value in self._top(SHOWN)]
-        into = f"What the {names[1]} run had, in the {names[0]} one; the cells of single layers that change the most."
+        lines = [Line((self._name(*cell),), {self.metric_name: short(value)}) for cell, value in self._top(NAMED_CELLS)]
+        into = f"Values of the {names[1]} run in the {names[0]} one; the cells of single layers that change the most."
         yield table(("patched",), lines, note=into)

@@ -1,4 +1,4 @@
-"""How far explanations agree with what people marked as the reason for a text's label."""
+"""Agreement of explanations with what people marked as the reason for a text's label."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_plausibility(*, top: float | None, **options: Any) -> None:
-    """As `check_methods`, and refuse a size of rationales that is neither a number of tokens nor a share of them.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError if methods or options do not fit, as in `check_methods`, or the size of rationales does not."""
     check_methods(**options)
     check_top(top)
 
@@ -34,7 +30,7 @@ def check_plausibility(*, top: float | None, **options: Any) -> None:
     reads=Data("texts", leaves_out=True),
     question="Do explanations agree with people?",
     models=(TEXT_CLASSIFIER,),
-    dtype="float32",  # gradients need the digits
+    dtype="float32",  # Gradients need the precision.
     check=check_plausibility,
     sharded=True,
 )
@@ -45,20 +41,20 @@ def plausibility(
     methods: Methods = None,
     top: Annotated[
         float | None,
-        "How many tokens a rationale has, or which share of them; else the mean share that people marked.",
+        "Number of tokens, or share of them, in a rationale; default the mean share that people marked.",
         Metavar("N|X"),
     ] = None,
     limit: Limit = None,
     max_tokens: Annotated[int | None, "Leave out longer texts.", Range(1)] = None,
     option: MethodOptions = None,
-    batch_size: Annotated[int | None, "Texts that are run together.", Range(1, 2**16)] = None,
+    batch_size: Annotated[int | None, "Number of texts that run together.", Range(1, 2**16)] = None,
     seed: Seed = 0,
 ) -> Plausibility:
-    """Do explanations agree with people? Methods' scores beside the rationales in a data set's column "rationale".
+    """Measure the agreement of methods' scores with the human rationales in a data set's column "rationale".
 
     Each method explains the logit of the class that the model predicts. Per text: token F1 and IOU F1 of its top tokens
-    as a rationale, and the area under the precision-recall curve of all scores (AUPRC), beside what random scores would
-    have (DeYoung et al. 2020, ERASER, section 4.1); their means have 95 % bootstrap intervals over texts. Agreement
+    as a rationale, and the area under the precision-recall curve of all scores (AUPRC), compared with that of random
+    scores (DeYoung et al. 2020, ERASER, section 4.1); their means have 95 % bootstrap intervals over texts. Agreement
     with people says whether an explanation convinces, not whether it is what the model does: that is `fidelity_auc`.
 
     Args:
@@ -67,7 +63,7 @@ def plausibility(
             `ssmscope.data.rationales`.
         methods: those of `explain`, or functions of your own by name: each gets the objective of a batch of texts and
             gives their `Scores`.
-        batch_size: by default as many texts as suit the device.
+        batch_size: number of texts that run together; by default as many as suit the device.
 
     Raises:
         InputError: the model is no classifier of texts, no text has a rationale, a tokenizer that does not say which
@@ -80,13 +76,13 @@ def plausibility(
     from ssmscope.api.results import record_provenance
     from ssmscope.api.sharding.parts import over
     from ssmscope.core.batching import by_length, tokens_at_once
-    from ssmscope.interp.labelled import check_classifier, read_texts, scored
-    from ssmscope.interp.methods import settled
+    from ssmscope.interp.labelled import check_classifier, read_texts, token_scores
+    from ssmscope.interp.methods import bind_methods
     from ssmscope.interp.objective import objective
     from ssmscope.interp.plausibility.measure import plausibility_of
 
     check_classifier(model, data, "plausibility")
-    ready = settled(methods, option, model=model, seed=seed)
+    ready = bind_methods(methods, option, model=model, seed=seed)
     if limit is not None:
         data = data.sample(limit, seed=seed)
     lengths, sizes, masks = read_texts(model, data)
@@ -101,7 +97,7 @@ def plausibility(
     def measure(rows: Sequence[int]) -> Columns:
         batch = model.encode([data.texts[row] for row in rows])
         goal = objective(model, batch)
-        every = [scored(name, method(goal), batch)[0] for name, method in ready.items()]
+        every = [token_scores(name, method(goal), batch)[0] for name, method in ready.items()]
         return {"scores": np.stack([np.concatenate(own) for own in every])}
 
     size = int(top) if top is not None and top >= 1 else top

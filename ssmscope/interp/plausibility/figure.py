@@ -1,4 +1,4 @@
-"""Plausibility as a picture: each measure of agreement by method, with its interval."""
+"""Figure of plausibility: each measure of agreement by method, with its interval."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from ssmscope.interp.plausibility.result import Plausibility
 
 WIDTH, NAMES, GAP, ROW, AXIS = 8.6, 1.55, 0.3, 0.3, 0.55
-"""In inches: the figure, what is left of the panels and between them, a row of points, and what an axis needs."""
+"""Width of the figure, room left of the panels and between them, height of a row of points, and room for an axis, in
+inches."""
 
 
 def draw(result: Plausibility) -> Figure:
-    """A panel of points with intervals for each measure of agreement with people."""
+    """Draw a panel of points with intervals for each measure of agreement with people."""
     high = ROW * len(result.methods)
     described = f"agreement with what people marked in {counted(len(result.texts), 'text')}, 95 % bootstrap intervals"
     model = result.model_name

@@ -1,4 +1,4 @@
-"""How far explanations agree with what people marked as the reason (DeYoung et al. 2020, ERASER), text by text and on
+"""Agreement of explanations with what people marked as the reason (DeYoung et al. 2020, ERASER), text by text and on
 average.
 
 Agreement with people says whether an explanation convinces, not whether it is what the model does: that is fidelity.
@@ -21,18 +21,19 @@ from ssmscope.interp.plausibility.result import Plausibility
 if TYPE_CHECKING:
     from ssmscope.interp.explain.result import Explanation
 
-OVERLAP = 0.5
-"""From how much intersection over union on two spans match."""
+MIN_OVERLAP = 0.5
+"""Smallest intersection over union of two matching spans."""
 
 
 def token_f1(chosen: Bool[np.ndarray, " n"], marked: Bool[np.ndarray, " n"]) -> float:
-    """F1 of the chosen tokens as a guess of the marked ones: 2 |both| / (|chosen| + |marked|)."""
+    """Return F1 of the chosen tokens as a guess of the marked ones: 2 |both| / (|chosen| + |marked|)."""
     total = int(chosen.sum()) + int(marked.sum())
     return 2 * int((chosen & marked).sum()) / total if total else 0.0
 
 
-def iou_f1(chosen: Bool[np.ndarray, " n"], marked: Bool[np.ndarray, " n"], threshold: float = OVERLAP) -> float:
-    """F1 of the chosen spans as a guess of the marked ones; a span is a run of tokens (DeYoung et al. 2020, sec. 4.1).
+def iou_f1(chosen: Bool[np.ndarray, " n"], marked: Bool[np.ndarray, " n"], threshold: float = MIN_OVERLAP) -> float:
+    """Return F1 of the chosen spans as a guess of the marked ones; a span is a run of tokens (DeYoung et al. 2020, sec.
+    4.1).
 
     Two spans match when their intersection has at least `threshold` of the tokens of their union.
     """
@@ -45,20 +46,20 @@ def iou_f1(chosen: Bool[np.ndarray, " n"], marked: Bool[np.ndarray, " n"], thres
 
 
 def average_precision(scores: Float[np.ndarray, " n"], marked: Bool[np.ndarray, " n"]) -> float:
-    """The area under the curve of precision over recall, Σ_k (R_k − R_{k−1}) P_k over the distinct scores from the
-    highest on; NaN where nothing is marked."""
+    """Return the area under the curve of precision over recall, Σ_k (R_k − R_{k−1}) P_k over the distinct scores from
+    the highest on; NaN where nothing is marked."""
     if not marked.any():
         return float("nan")
     order = np.argsort(-scores, kind="stable")
     ordered, hits = scores[order], np.cumsum(marked[order])
-    last = np.append(ordered[1:] != ordered[:-1], True)  # of tokens that share a score
+    last = np.append(ordered[1:] != ordered[:-1], True)  # The last of the tokens that share a score.
     precision = hits[last] / (np.flatnonzero(last) + 1)
     recall = hits[last] / hits[-1]
     return float((np.diff(recall, prepend=0.0) * precision).sum())
 
 
 def chance_precision(n: int, marked: int) -> float:
-    """The expected average precision of a random ranking of n tokens of which some are marked (Bestgen 2015):
+    """Return the expected average precision of a random ranking of n tokens of which some are marked (Bestgen 2015):
     ((r − 1) / (n − 1) · (n − H_n) + H_n) / n with r marked tokens and H_n = 1 + 1/2 + … + 1/n."""
     harmonic = sum(1 / place for place in range(1, n + 1))
     return ((marked - 1) / (n - 1) * (n - harmonic) + harmonic) / n if n > 1 else 1.0
@@ -75,19 +76,21 @@ def _overlap(a: tuple[int, int], b: tuple[int, int]) -> float:
 
 
 def agreement(scores: Float[np.ndarray, " n"], marked: Bool[np.ndarray, " n"], top: int) -> tuple[float, ...]:
-    """The measures of one text, in the order of `MEASURES`; the rationale is the `top` tokens, ties by position."""
+    """Return the measures of one text, in the order of `MEASURES`; the rationale is the `top` tokens, ties by
+    position."""
     chosen = np.zeros(len(scores), dtype=bool)
     chosen[np.argsort(-scores, kind="stable")[:top]] = True
     return token_f1(chosen, marked), iou_f1(chosen, marked), average_precision(scores, marked)
 
 
-def size_of(n: int, top: int | float) -> int:
-    """How many of n tokens a rationale has: `top`, or that share of them, rounded; at least 1 and at most n."""
+def rationale_size(n: int, top: int | float) -> int:
+    """Return the number of tokens, out of n, in a rationale: `top`, or that share of them, rounded; at least 1 and at
+    most n."""
     return min(n, max(1, round(top * n) if isinstance(top, float) else top))
 
 
 def marked_share(masks: Iterable[Bool[np.ndarray, " _"] | None]) -> float:
-    """The mean over texts of the share of tokens that is marked."""
+    """Return the mean over texts of the share of tokens that is marked."""
     shares = [float(mask.mean()) for mask in masks if mask is not None]
     return sum(shares) / len(shares)
 
@@ -99,18 +102,18 @@ def plausibility_of(
     top: int | float | None = None,
     seed: int = 0,
 ) -> Plausibility:
-    """How far the scores of each method agree with human rationales, token by token.
+    """Measure how far the scores of each method agree with human rationales, token by token.
 
     Per text: token F1 and IOU F1 of the top tokens as a rationale, and the area under the precision-recall curve of all
-    scores (AUPRC), beside what random scores would have; their means have 95 % bootstrap intervals over texts.
+    scores (AUPRC), compared with that of random scores; their means have 95 % bootstrap intervals over texts.
 
     Args:
         explained: texts that `explain` explained, whose special tokens are left out, or per method its scores of every
             text, without special tokens.
         rationales: per text a 0 or 1 for every token that its scores are of (`marked_tokens` makes them); None for a
             text that nobody marked, which is left out.
-        top: how many tokens a rationale has, or, as a number between 0 and 1, which share of each text's tokens. By
-            default the mean share that people marked.
+        top: number of tokens in a rationale, or, between 0 and 1, share of each text's tokens. By default the mean
+            share that people marked.
         seed: draws the resamples.
 
     Raises:
@@ -141,7 +144,7 @@ def plausibility_of(
             assert mask is not None
             if own.shape != mask.shape or not np.isfinite(own).all():
                 raise InputError(f"the scores that {method} gives text {row} are not {len(mask)} finite numbers")
-            values[number, line] = agreement(own, mask, size_of(len(own), share if top is None else top))
+            values[number, line] = agreement(own, mask, rationale_size(len(own), share if top is None else top))
     rows = resampled_means(values.transpose(1, 0, 2).reshape(len(used), -1), seed=seed)
     found = tuple(estimate(rows[:, column]) for column in range(rows.shape[1]))
     return Plausibility(
@@ -160,7 +163,7 @@ def plausibility_of(
 def _scores(
     explained: Any,
 ) -> tuple[dict[str, Sequence[np.ndarray]], list[np.ndarray] | None, dict[str, Any]]:
-    """Per method its scores of the non-special tokens, which tokens those are, and where it comes from."""
+    """Return each method's scores of the non-special tokens, masks of these tokens, and their provenance."""
     if isinstance(explained, Mapping):
         if not explained:
             raise InputError("no method was given; give at least one method's scores")

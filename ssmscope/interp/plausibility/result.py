@@ -1,4 +1,4 @@
-"""The agreement of explanations with human rationales: every text's measures, their means, and how they are shown."""
+"""Agreement of explanations with human rationales: every text's measures, their means, and their views."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Plausibility(Result, kind="plausibility"):
 
     methods: tuple[str, ...]
     values: np.ndarray
-    """(methods, texts, measures): every text's, in the order of `MEASURES`."""
+    """(methods, texts, measures): the measures of every text, in the order of `MEASURES`."""
     estimates: tuple[Estimate, ...]
-    """Their means over texts: method by method, measure by measure."""
+    """Means over texts, method by method, measure by measure."""
     texts: tuple[int, ...]
-    """Which texts have a rationale."""
+    """Numbers of the texts with a rationale."""
     share: float
-    """The mean share of tokens that is marked."""
+    """Mean share of tokens that is marked."""
     chance: float
-    """The expected AUPRC of random scores on these texts."""
+    """Expected AUPRC of random scores on these texts."""
     top: int | float
-    """How many tokens, or which share of them, a rationale has."""
+    """Number of tokens, or share of them, in a rationale."""
     left_out: int
-    """Texts without a rationale."""
+    """Number of texts without a rationale."""
 
     @property
     def headline(self) -> str:
@@ -59,14 +59,14 @@ class Plausibility(Result, kind="plausibility"):
         return table(("model", "method"), lines, more=MEASURES.values())
 
     def _lines(self) -> list[Line]:
-        """A line of the table per method."""
+        """Return a line of the table per method."""
         numbers, peers = iter(self.estimates), object()
         return [
             Line((method,), {name: Cell(next(numbers)) for name in MEASURES.values()}, peers) for method in self.methods
         ]
 
     def to_frame(self) -> DataFrame:
-        """A row per method and measure: columns method, measure, value, low, high (its 95 % interval), texts."""
+        """Return a row per method and measure: columns method, measure, value, low, high (its 95 % interval), texts."""
         import pandas as pd
 
         names = [(method, measure) for method in self.methods for measure in MEASURES]

@@ -1,4 +1,4 @@
-"""Do explanations depend on what a model learnt? Its parts are randomised one after the other (Adebayo et al. 2018).
+"""Sanity check of explanations: a model's parts are randomised one after another (Adebayo et al. 2018).
 
 Scores that stay what they were when the weights are gone describe the input or the architecture, not the model.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     "sanity",
     reads=Texts(),
     question="Do explanations depend on what the model learnt?",
-    dtype="float32",  # gradients need the digits
+    dtype="float32",  # Gradients need the precision.
     check=check_methods,
 )
 def cascading_randomisation(
@@ -33,27 +33,27 @@ def cascading_randomisation(
     *,
     methods: Methods = None,
     layers: Annotated[
-        Literal["all"] | Sequence[int], "Which are randomised below the head; with all the embeddings too.", Range(0)
+        Literal["all"] | Sequence[int], "Layers to randomise; `all` includes the embeddings.", Range(0)
     ] = "all",
     option: MethodOptions = None,
     seed: Seed = 0,
 ) -> SanityCheck:
-    """Do explanations depend on what the model learnt? Its parts are randomised one after the other, from the head
-    down, and the scores correlated with those of the trained model.
+    """Randomise a model's parts one after another, from the head down, and correlate the scores with those of the
+    trained model.
 
-    This is cascading randomisation (Adebayo et al. 2018). The parts are the head, what stands between the layers and
-    the head, the layers from the last to the first, and the embeddings; each stays random while the next one becomes
-    so. Every tensor of weights is drawn anew from a normal distribution of its own mean and standard deviation (so a
-    tensor of equal numbers stays as it is, and weights shared with the embeddings stay until these are reached). All
-    models are explained for what the trained one was.
+    This is cascading randomisation (Adebayo et al. 2018). The parts are the head, everything between the layers and the
+    head, the layers from the last to the first, and the embeddings; each stays random while the next one becomes so.
+    Every tensor of weights is drawn anew from a normal distribution of its own mean and standard deviation (so a tensor
+    of equal numbers stays as it is, and weights shared with the embeddings stay until these are reached). All models
+    are explained for what the trained one was.
 
     Per text: Spearman's rank correlation over the non-special tokens, equal scores sharing their mean rank, of signed
     scores and of absolute values; means over texts with 95 % bootstrap intervals. It is not defined where all scores of
     a text are equal, or not finite, or where the text has a single token.
 
     Args:
-        model: what is explained; it stays as it is.
-        texts: explained for what the model predicts; or an objective of this model.
+        model: the explained model, which is not changed.
+        texts: explained for the predicted answers; or an objective of this model.
         methods: those of `explain`, or functions of your own by name: each gets the objective of a batch of texts and
             gives their `Scores`.
         layers: all, or the numbers of the layers that are randomised after the head, from the highest to the lowest.
@@ -70,33 +70,33 @@ def cascading_randomisation(
     from ssmscope.api.results import record_provenance
     from ssmscope.core.bootstrap import RESAMPLES, estimate, resampled_means
     from ssmscope.core.model import Model, as_batch
-    from ssmscope.interp.methods import settled
+    from ssmscope.interp.methods import bind_methods
     from ssmscope.interp.objective import Objective, objective
-    from ssmscope.interp.sanity.measure import alike, parts_of, randomise, scores_at
+    from ssmscope.interp.sanity.measure import parts_of, randomise, scores_of_words, similarities
     from ssmscope.interp.sanity.result import MEASURES, TRAINED, SanityCheck
 
     goal = texts if isinstance(texts, Objective) else objective(model, as_batch(model, texts))
     if goal.model.module is not model.module:
         raise InputError("the objective is of another model; give one of the model whose weights are randomised")
-    ready = settled(methods, option, model=model, seed=seed)
+    ready = bind_methods(methods, option, model=model, seed=seed)
     changed = Model(copy.deepcopy(model.module), model.tokenizer, model.name)
     stages = parts_of(changed, layers)
     own = [[at for at, word in enumerate(row) if word is not None] for row in goal.batch.words]
-    trained = {name: scores_at(method(goal), own) for name, method in ready.items()}
+    trained = {name: scores_of_words(method(goal), own) for name, method in ready.items()}
     for name, scores in trained.items():
         if not all(np.isfinite(row).all() for row in scores):
             raise InputError(f"the scores of the method {name} are not finite: the model is damaged, or overflows")
     values = np.empty((len(ready), len(stages) + 1, len(goal), len(MEASURES)))
     for number, scores in enumerate(trained.values()):
-        values[number, 0] = [alike(row, row) for row in scores]
+        values[number, 0] = [similarities(row, row) for row in scores]
     for stage, tensors in enumerate(stages.values(), 1):
         randomise(tensors, seed)
         again = replace(goal, model=changed)
         for number, (name, method) in enumerate(ready.items()):
-            found = scores_at(method(again), own)
-            values[number, stage] = [alike(*pair) for pair in zip(trained[name], found, strict=True)]
+            found = scores_of_words(method(again), own)
+            values[number, stage] = [similarities(*pair) for pair in zip(trained[name], found, strict=True)]
     columns = values.transpose(2, 0, 1, 3)
-    resamples = RESAMPLES if len(goal) > 1 else 0  # one text says nothing of others
+    resamples = RESAMPLES if len(goal) > 1 else 0  # One text gives no interval.
     rows = resampled_means(columns.reshape(len(goal), -1), resamples=resamples, seed=seed)
     ends = [estimate(rows[:, column]) for column in range(rows.shape[1])]
     shape = (len(ready), len(stages) + 1, len(MEASURES), 3)

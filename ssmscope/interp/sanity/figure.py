@@ -1,13 +1,13 @@
-"""Sanity checks as a picture: how alike scores stay, by how many parts of the model are randomised."""
+"""Figure of a sanity check: the similarity of scores by the number of randomised parts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.interp.sanity.result import MEASURES
 from ssmscope.render.figure import COLOURS, DASHED, INK, SOFT, Sheet, handle, line
 from ssmscope.render.numbers import counted
 from ssmscope.render.tokens import shorten, visible
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 WIDTH, LEFT, HIGH, GAP = 8.6, 0.75, 2.4, 0.3
 
 
-def draw(result: SanityCheck, titles: Sequence[str]) -> Figure:
-    """The correlation of each method's scores with those of the trained model, by how many parts are randomised; a
+def draw(result: SanityCheck) -> Figure:
+    """Draw the correlation of each method's scores with those of the trained model against the randomised parts; a
     panel, with its title, for each measure."""
     names = [shorten(visible(name), 24) for name in result.parts]
     below = 0.3 + 0.062 * max(map(len, names)) + 0.25
@@ -33,7 +33,7 @@ def draw(result: SanityCheck, titles: Sequence[str]) -> Figure:
     sheet = Sheet(WIDTH, height, title, described, legend, left=LEFT, across=4)
     wide = (WIDTH - LEFT - 0.25 - GAP) / 2
     low = min(0.0, float(np.nanmin(result.estimates[..., :2]))) if np.isfinite(result.estimates).any() else 0.0
-    for place, name in enumerate(titles):
+    for place, name in enumerate(MEASURES.values()):
         axes = sheet.panel(LEFT + place * (wide + GAP), sheet.top + GAP, wide, HIGH)
         axes.axhline(0, color=SOFT, linewidth=0.8)
         for number in range(len(result.methods)):
@@ -49,5 +49,5 @@ def draw(result: SanityCheck, titles: Sequence[str]) -> Figure:
 
 
 def _style(number: int) -> dict[str, object]:
-    """Beyond as many methods as there are colours lines are dashed."""
+    """Return the line style of a method: dashed once the colours are used up."""
     return {"linestyle": "-" if number < len(COLOURS) else DASHED}

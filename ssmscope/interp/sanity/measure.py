@@ -1,4 +1,4 @@
-"""The parts of a model's weights, how they are drawn anew, and how alike scores stay."""
+"""Weights of a model by part, their randomisation, and the similarity of scores."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ssmscope.core.model import Model
 
 
 def parts_of(model: Model, layers: str | Sequence[int] = "all") -> dict[str, dict[str, nn.Parameter]]:
-    """The weights of every part by name, from the head down: "head", "norm" (between the layers and the head),
-    "layer 3" …, "embeddings". A part without weights is left out; a head's that are the embeddings' are of these.
+    """Return the weights of every part by name, from the head down: "head", "norm" (between the layers and the head),
+    "layer 3" …, "embeddings". A part without weights is left out; a head's that are the embeddings' count as these.
 
     Raises:
         InputError: for layers that the model does not have, or given twice.
@@ -56,7 +56,7 @@ def parts_of(model: Model, layers: str | Sequence[int] = "all") -> dict[str, dic
 
 
 def _block(name: str) -> str:
-    """The module of a mixer's layer: the innermost numbered one that holds it, or the mixer itself."""
+    """Name the module of a mixer's layer: the innermost numbered one that holds it, or the mixer itself."""
     parts = name.split(".")
     numbered = [at for at, part in enumerate(parts) if part.isdigit()]
     return ".".join(parts[: numbered[-1] + 1]) if numbered else name
@@ -76,8 +76,8 @@ def randomise(tensors: Mapping[str, Tensor], seed: int) -> None:
 
 
 def spearman(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> float:
-    """Spearman's rank correlation, equal numbers sharing their mean rank; NaN where one has equal numbers only, or a
-    number that is not finite."""
+    """Return Spearman's rank correlation, equal numbers sharing their mean rank; NaN where one has equal numbers only,
+    or a number that is not finite."""
     if len(a) < 2 or not (np.isfinite(a).all() and np.isfinite(b).all()):
         return math.nan
     ranks = [_ranks(numbers) - (len(numbers) - 1) / 2 for numbers in (a, b)]
@@ -91,12 +91,12 @@ def _ranks(numbers: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     return (ends - (times + 1) / 2)[inverse]
 
 
-def alike(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> tuple[float, float]:
-    """The correlation of signed scores, and that of their absolute values."""
+def similarities(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> tuple[float, float]:
+    """Return the correlation of signed scores, and that of their absolute values."""
     return spearman(a, b), spearman(np.abs(a), np.abs(b))
 
 
-def scores_at(found: Any, own: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """A method's scores of the positions `own` of every text."""
+def scores_of_words(found: Any, own: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """Return a method's scores at the positions `own` of every text."""
     values = found.scores.detach().double().cpu().numpy()
     return [row[list(places)] for row, places in zip(values, own, strict=True)]

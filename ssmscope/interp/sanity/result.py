@@ -1,4 +1,4 @@
-"""How alike scores stay while a model's weights are randomised: correlations part by part, and how they are shown."""
+"""Similarity of scores while a model's weights are randomised: correlations part by part, and their views."""
 
 from __future__ import annotations
 
@@ -14,30 +14,28 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted
-from ssmscope.render.pictures import sized
 from ssmscope.render.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 MEASURES = {"signed": "signed scores", "absolute": "absolute scores"}
-"""What is correlated, and how the views call it."""
+"""Measures of similarity, with their names in the views."""
 
 TRAINED = "trained"
-"""The name of the first point, at which nothing is randomised."""
+"""Name of the first point, with nothing randomised."""
 
 
 @dataclass(frozen=True)
 class SanityCheck(Result, kind="sanity"):
-    """The rank correlation of each method's scores with those of the trained model, part by part."""
+    """Rank correlation of each method's scores with those of the trained model, part by part."""
 
     methods: tuple[str, ...]
     parts: tuple[str, ...]
-    """"trained", and then the part that is randomised next."""
+    """ "trained", and then the part that is randomised next."""
     texts: int
     values: np.ndarray
-    """(methods, parts, texts, 2): of signed scores and of their absolute values; NaN where it is not defined."""
+    """(methods, parts, texts, 2): signed scores and their absolute values; NaN where undefined."""
     estimates: np.ndarray
     """(methods, parts, 2, 3): mean over texts, low and high end of its interval."""
 
@@ -51,7 +49,7 @@ class SanityCheck(Result, kind="sanity"):
         return f"correlation with all parts randomised: {', '.join(ends)}"
 
     def estimate(self, method: str, part: str, measure: str = "signed") -> Estimate:
-        """The mean correlation once this part and those above it are randomised.
+        """Return the mean correlation once this part and those above it are randomised.
 
         Raises:
             InputError: when there is no such method, part or measure.
@@ -70,8 +68,9 @@ class SanityCheck(Result, kind="sanity"):
         return Estimate(*self.estimates[tuple(places)].tolist())
 
     def to_frame(self) -> DataFrame:
-        """A row per method, part and measure: columns method, randomised (how many parts), part (the newest of them),
-        measure ("signed" or "absolute"), correlation, low, high (its 95 % interval), texts (where it is defined)."""
+        """Return a row per method, part and measure: columns method, randomised (how many parts), part (the newest of
+        them), measure ("signed" or "absolute"), correlation, low, high (its 95 % interval), texts (where it is
+        defined)."""
         import pandas as pd
 
         rows = [
@@ -83,12 +82,6 @@ class SanityCheck(Result, kind="sanity"):
         ]
         names = ["method", "randomised", "part", "measure", "correlation", "low", "high", "texts"]
         return pd.DataFrame(rows, columns=names)
-
-    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
-        """The correlation against the number of randomised parts, signed and absolute, a line per method."""
-        from ssmscope.interp.sanity.figure import draw
-
-        return sized(draw(self, list(MEASURES.values())), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.render.html import grid
@@ -106,7 +99,7 @@ class SanityCheck(Result, kind="sanity"):
         )
 
     def _table(self, measure: str = "signed", *, intervals: bool = True) -> Table:
-        """The mean correlations of a measure, a row per part and a column per method."""
+        """Return the mean correlations of a measure, a row per part and a column per method."""
         lines = []
         for part in self.parts[1:]:
             found = {method: self.estimate(method, part, measure) for method in self.methods}

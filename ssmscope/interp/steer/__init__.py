@@ -1,4 +1,4 @@
-"""Whether answers can be steered by a direction, and what that costs on other data."""
+"""Steering of answers by a direction, and its cost on other data."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_strengths(*, strengths: Sequence[float], **_: object) -> None:
-    """Refuse strengths that are given twice.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError if a strength is given twice."""
     if len(set(strengths)) < len(strengths):
         raise InputError(f"strengths has a number twice: {', '.join(f'{each:g}' for each in strengths)}")
 
@@ -43,45 +39,51 @@ def steer(
     *,
     toward: Annotated[
         Sequence[str | Sequence[int]],
-        "A text of what is steered to; may be repeated. Token ids for a model without a tokenizer.",
+        "Text to steer towards; may be repeated. Token ids for a model without a tokenizer.",
         REPEATED,
     ],
-    away: Annotated[Sequence[str | Sequence[int]], "A text of what is steered from; may be repeated.", REPEATED],
+    away: Annotated[Sequence[str | Sequence[int]], "Text to steer away from; may be repeated.", REPEATED],
     site: Annotated[
         Literal["residual", "state"],
-        "What the direction is added to: the residual stream that a block reads, at every token, or the layer's memory "
-        "behind a text's first token.",
+        "Value that the direction is added to: a block's input (the residual stream), at every token, or the layer's "
+        "memory after a text's first token.",
     ] = "residual",
-    layer: Annotated[int | None, "Of which state-space layer; by default the one in the middle.", Range(0)] = None,
-    strengths: Annotated[
-        Sequence[float], "By how much the direction is multiplied.", Range(-1000, 1000), Metavar("X,…")
-    ] = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0),
+    layer: Annotated[int | None, "State-space layer; default the one in the middle.", Range(0)] = None,
+    strengths: Annotated[Sequence[float], "Factors of the direction.", Range(-1000, 1000), Metavar("X,…")] = (
+        -2.0,
+        -1.0,
+        -0.5,
+        0.0,
+        0.5,
+        1.0,
+        2.0,
+    ),
     answer: Annotated[
-        int | str | None, "The class or next token that is asked after; else what is predicted.", Metavar("NAME")
+        int | str | None, "Class or next token in question; default the predicted one.", Metavar("NAME")
     ] = None,
     data: Annotated[
         str | TextData | PixelData | SequenceData | TokenData | None,
-        "Held-out examples or text, for what it costs; else what MODEL learnt from.",
+        "Held-out examples or text, to measure the cost; default the data that MODEL was trained on.",
         Reads("data"),
         Metavar("DATA"),
     ] = None,
-    split: Annotated[str | None, "Of a known data set; by default the one to test on.", Metavar("NAME")] = None,
-    length: Annotated[int, "Tokens of a row, of a language model's text.", Range(2, 2**17)] = 128,
+    split: Annotated[str | None, "Split of a known data set; default the test split.", Metavar("NAME")] = None,
+    length: Annotated[int, "Tokens per row of a language model's text.", Range(2, 2**17)] = 128,
     limit: Limit = 200,
-    random: Annotated[int, "Directions drawn at random, of the same norm.", Range(1, 1000)] = 5,
+    random: Annotated[int, "Number of random directions of the same norm.", Range(1, 1000)] = 5,
     seed: Seed = 0,
 ) -> Steering:
-    """Can its answers be steered, and at what cost? A direction is added at a layer, in several strengths.
+    """Steer answers by a direction that is added at a layer, in several strengths.
 
     The direction is the difference of means of contrasting texts (Rimsky et al. 2024, contrastive activation addition):
     of the residual stream that the layer's block reads at the texts' last tokens, which is then added, times its
-    strength, at every token; or of the layer's states behind the texts, added to the state behind the first token, as
-    if such texts had been read before. What a convolution keeps stays. Strength 1 is the difference itself.
+    strength, at every token; or of the layer's states after the texts, added to the state after the first token, as if
+    such texts had been read before. What a convolution keeps stays. Strength 1 is the difference itself.
 
     Measured are the answer's probability on the texts, and what the direction costs on held-out data: a classifier's
-    accuracy and loss, a language model's loss of the next token. Beside stand directions drawn at random (Gaussian,
-    each scaled to the same norm), and of both the mean with a 95 % bootstrap interval over texts or examples, paired:
-    a direction that does no more than random ones of its size steers nothing.
+    accuracy and loss, a language model's loss of the next token. They are compared with random directions
+    (Gaussian, each scaled to the same norm); both have a mean with a 95 % bootstrap interval over texts or examples,
+    paired: a direction that does no more than random ones of its size steers nothing.
 
     Args:
         data: examples themselves may be given; without any, and where the model's own are not known, costs are left
@@ -91,22 +93,55 @@ def steer(
         InputError: a layer that the model does not have, texts whose means are the same, an answer of several tokens, a
             text of one token with the site "state", or strengths that are given twice.
     """
-    from ssmscope.core.model import as_batch
-    from ssmscope.interp.steer.measure import steered
+    import numpy as np
+    import torch
 
-    return steered(
-        model,
-        as_batch(model, texts),
-        toward=toward,
-        away=away,
+    from ssmscope.api.results import record_provenance
+    from ssmscope.core.model import as_batch
+    from ssmscope.interp.interventions import answer_ids
+    from ssmscope.interp.scoring import MEASURES, scored_examples
+    from ssmscope.interp.steer.measure import (
+        SteeredRuns,
+        draw_like,
+        held_out_examples,
+        mean_difference,
+        norm,
+        summarise,
+    )
+    from ssmscope.interp.steer.result import Steering
+
+    batch, strengths = as_batch(model, texts), tuple(map(float, strengths))
+    layer = model.num_layers // 2 if layer is None else layer
+    if layer >= model.num_layers:
+        raise InputError(f"there is no layer {layer}; {model.name} has the layers 0 to {model.num_layers - 1}")
+    if site == "state":
+        model.check_recurrent_state("a state")
+    if site == "state" and min(batch.lengths) < 2:
+        raise InputError("a text has one token, after which no state is read; give longer texts, or another site")
+    direction = mean_difference(model, toward, away, site, layer)
+    generator = torch.Generator().manual_seed(seed)
+    directions = [direction, *(draw_like(direction, generator) for _ in range(random))]
+    ids, names = answer_ids(model, batch, answer)
+    held_out = held_out_examples(model, data, split, length, limit, seed)
+    runs = SteeredRuns(model, site, layer, directions, strengths)
+    found = runs.probabilities(batch, ids)
+    costs = np.empty((len(directions), len(strengths), 0, len(MEASURES)))
+    if held_out is not None:
+        costs = runs.costs(scored_examples(model, held_out))
+    options = {
+        **{"toward": list(toward), "away": list(away), "site": site, "layer": layer, "strengths": list(strengths)},
+        **{"answer": answer, "split": split, "length": length, "limit": limit, "random": random},
+    }
+    return Steering(
+        provenance=record_provenance(model.source, options=options, seed=seed, data=held_out),
         site=site,
         layer=layer,
-        strengths=tuple(map(float, strengths)),
-        answer=answer,
-        data=data,
-        split=split,
-        length=length,
-        limit=limit,
-        random=random,
-        seed=seed,
+        strengths=tuple(strengths),
+        answers=tuple(names),
+        norm=float(norm(direction)),
+        direction=tuple(part.double().cpu().numpy() for part in direction),
+        probability=summarise(found[..., None], seed)[..., 0, :],
+        by_direction=found.mean(-1),
+        costs=summarise(costs, seed) if costs.size else np.empty((3, len(strengths), 0, 3)),
+        classifies=model.is_classifier,
     )

@@ -1,4 +1,4 @@
-"""Steering as a picture: the answer's probability against the strength, and below it the cost on held-out data."""
+"""Figure of steering: the answer's probability against the strength, and below it the cost on held-out data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def draw(result: Steering) -> Figure:
-    """The direction and the mean of random ones; each of these as a thin line."""
+    """Draw the direction and the mean of random ones; each random direction as a thin line."""
     order = np.argsort(result.strengths)
     at = [result.strengths[place] for place in order]
     random = len(result.by_direction) - 1

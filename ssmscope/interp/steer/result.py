@@ -1,4 +1,4 @@
-"""What a direction does in every strength, beside random ones, and how it is shown."""
+"""Effects of a direction in every strength, compared with random ones, and their views."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ if TYPE_CHECKING:
 
 SITES = {"residual": "the residual stream before", "state": "the state of"}
 ROWS = ("direction", "random", "difference")
-"""What has a mean: the direction, the random ones, and the first less the second."""
+"""Rows with a mean: the direction, the random ones, and the first minus the second."""
 
 
 @dataclass(frozen=True)
 class Steering(Result, kind="steer"):
-    """The answer's probability and the cost on held-out data, by the strength of a direction."""
+    """Answer's probability and cost on held-out data, by the strength of a direction."""
 
     site: str
     layer: int
     strengths: tuple[float, ...]
     answers: tuple[str, ...]
-    """Per text."""
+    """One per text."""
     norm: float
-    """Of the direction."""
+    """Norm of the direction."""
     direction: tuple[np.ndarray, ...]
-    """(width,) of the residual stream; (heads, width, state) of every recurrence's state."""
+    """(width,) for the residual stream; (heads, width, state) for every recurrence's state."""
     probability: np.ndarray
-    """(3, strengths, 3): for every one of `ROWS` the mean over the texts and its interval."""
+    """(3, strengths, 3): the mean over the texts and its interval for each of `ROWS`."""
     by_direction: np.ndarray
     """(1 + random directions, strengths): the mean probability with each."""
     costs: np.ndarray
-    """(3, strengths, measures, 3) on the held-out data; of no measure without any."""
+    """(3, strengths, measures, 3) on the held-out data; without held-out data no measure."""
     classifies: bool
 
     @property
     def metric(self) -> str:
-        """What the cost is shown by."""
+        """Measure that the cost is shown by."""
         return "accuracy" if self.classifies else "loss"
 
     @property
@@ -60,11 +60,11 @@ class Steering(Result, kind="steer"):
         return self.costs.shape[2] > 0
 
     def means(self, row: int = 0) -> list[Estimate]:
-        """The answer's probability by strength, of one of `ROWS`."""
+        """Return the answer's probability by strength, for one of `ROWS`."""
         return [Estimate(*ends) for ends in self.probability[row].tolist()]
 
     def held_out(self, row: int = 0, metric: str | None = None) -> list[Estimate]:
-        """A measure on the held-out data by strength."""
+        """Return a measure on the held-out data by strength."""
         return [Estimate(*ends) for ends in self.costs[row, :, MEASURES.index(metric or self.metric)].tolist()]
 
     @property
@@ -84,7 +84,7 @@ class Steering(Result, kind="steer"):
 
     @property
     def strongest(self) -> int:
-        """The number of the strength at which the probability is farthest from that of the random directions."""
+        """Number of the strength at which the probability is farthest from that of the random directions."""
         return int(np.nanargmax(np.abs(self.probability[2, :, 0])))
 
     def verdict(self, at: int = 0) -> str:
@@ -99,7 +99,8 @@ class Steering(Result, kind="steer"):
         return line
 
     def to_frame(self) -> DataFrame:
-        """A row per strength and one of `ROWS`: the probability and every measure on held-out data, with intervals."""
+        """Return a row per strength and one of `ROWS`: the probability and every measure on held-out data, with
+        intervals."""
         import pandas as pd
 
         rows = []
@@ -133,7 +134,7 @@ class Steering(Result, kind="steer"):
             data = self.provenance["data"]
             said += f", and its cost on {counted(data['examples'], 'example')} of {data['name']} ({data['split']})"
         random = counted(len(self.by_direction) - 1, "random direction")
-        yield from self.opening(f"{said}, beside {random} of that norm.")
+        yield from self.opening(f"{said}, compared with {random} of that norm.")
         digits = digits_of(self.means() + self.means(1))
         lines = []
         for place, strength in enumerate(self.strengths):

@@ -80,7 +80,7 @@ def influence(
     from ssmscope.api.results import record_provenance
     from ssmscope.core.limits import refuse_reading
     from ssmscope.core.mixers import check_looks_back
-    from ssmscope.interp.objective import NUMBERS_AT_ONCE
+    from ssmscope.interp.objective import MAX_BACKWARD_NUMBERS
     from ssmscope.probes.influence.jacobian import Dependence, Probes, of_layer, of_output
     from ssmscope.probes.influence.measure import inputs_of, measured, notes_on, positions_of
     from ssmscope.probes.influence.reach import Reach
@@ -102,7 +102,7 @@ def influence(
     reaches = [reach("output", of_output(model, batch, of))]
     if at == "layers":
         size = batch.mask.numel() * model.width
-        together = max(1, NUMBERS_AT_ONCE // (4 * size))  # a GroupMamba's inputs are those of several modules
+        together = max(1, MAX_BACKWARD_NUMBERS // (4 * size))  # a GroupMamba's inputs are those of several modules
         for start in range(0, model.num_layers, together):
             group = range(start, min(start + together, model.num_layers))
             trace = model.trace(batch, keep_inputs=group)

@@ -18,8 +18,8 @@ from ssmscope.core.intercept import evaluating
 from ssmscope.core.mixers import adapter_for, head_logits, weights_constant
 from ssmscope.core.model import Model
 from ssmscope.errors import Unanswerable
-from ssmscope.interp.methods.gradients import outputs_kept
-from ssmscope.interp.objective import room
+from ssmscope.interp.methods.gradients import keep_outputs
+from ssmscope.interp.objective import tokens_that_fit
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def hidden(
     if module.base_model is not module:
         return hidden_vectors(module, inputs_embeds=embeddings, attention_mask=mask.long())
     kept: dict[int, Tensor] = {}  # a classifier in one piece: its head reads its only layer
-    with outputs_kept(model.mixers[-1:], kept):
+    with keep_outputs(model.mixers[-1:], kept):
         module(inputs_embeds=embeddings, attention_mask=mask.long())
     return kept[0]
 
@@ -152,7 +152,7 @@ def block_norms(
     count = probes.count(dependence.size)
     lengths = batch.lengths
     sums = [np.zeros((2, len(own), lengths[text])) for text, own in enumerate(positions)]
-    most = room(model, layers=dependence.layers, gradients=True) if chunk is None else chunk
+    most = tokens_that_fit(model, layers=dependence.layers, gradients=True) if chunk is None else chunk
     for chosen in by_length(lengths, most):
         longest = max(lengths[text] for text in chosen)
         products = max(len(positions[text]) for text in chosen) * count
