@@ -14,8 +14,8 @@ import ssmscope
 from ssmscope.core import batching
 from ssmscope.core.model import Model
 from ssmscope.probes.bound import generalization_bound
-from ssmscope.probes.bound.layers import measured
-from ssmscope.probes.stability.layers import run
+from ssmscope.probes.bound.layers import measure_terms
+from ssmscope.probes.stability.layers import record_layers
 
 NAMES = ["mamba", "rwkv", "gated-deltanet", "diff-mamba"]
 
@@ -33,12 +33,12 @@ def alone(monkeypatch: pytest.MonkeyPatch):
 
 def test_terms_of_the_bound(model, alone):
     batch = model.encode(ids=TEXTS)
-    together = measured(model, batch)
+    together = measure_terms(model, batch)
     alone()
-    for one, other in zip(measured(model, batch), together, strict=True):
+    for one, other in zip(measure_terms(model, batch), together, strict=True):
         assert dataclasses.astuple(one) == pytest.approx(dataclasses.astuple(other), rel=1e-5, nan_ok=True)
     # The extremes are those of all texts: each is one text's, and none exceeds them.
-    texts = [measured(model, model.encode(ids=row)) for row in TEXTS]
+    texts = [measure_terms(model, model.encode(ids=row)) for row in TEXTS]
     for part, whole in enumerate(together):
         largest = {name: max for name in ("B_x", "B_b", "B_c", "M_delta", "log_rho")}
         for name, pick in {**largest, "delta_min": min}.items():
@@ -48,9 +48,9 @@ def test_terms_of_the_bound(model, alone):
 
 def test_gains_of_states(model, alone):
     batch = model.encode(ids=TEXTS)
-    together = run(model, batch, [0, 2, 5])
+    together = record_layers(model, batch, [0, 2, 5])
     alone()
-    apart = run(model, batch, [0, 2, 5])
+    apart = record_layers(model, batch, [0, 2, 5])
     torch.testing.assert_close(apart.norms, together.norms, rtol=1e-5, atol=1e-6, equal_nan=True)
     for ours, theirs in zip(apart.layers, together.layers, strict=True):
         for one, other in zip(ours, theirs, strict=True):

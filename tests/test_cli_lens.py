@@ -206,7 +206,7 @@ class TestShow:
         given = ("lens", "show", folder / "mamba", "--text", "Alma went")
         for arguments, says in (
             ((*given, "--lens", fitted), "was fitted to another model"),
-            ((*given, "--lens", folder), "holds no lens: it has no config.json"),
+            ((*given, "--lens", folder), "has no lens: config.json is missing"),
             ((*given, "--statistic", "klm"), "did you mean 'kl'"),
             ((*given, "--positions", "first"), "unknown positions 'first'"),
             (given[:-2], "no text; give --text"),
@@ -286,7 +286,7 @@ class TestSNR:
             (["mamba", "--examples", "0"], "examples is 0"),
             (["mamba", "--filler", "wikitext"], "unknown text 'wikitext'"),
             (["mamba", "--questions", "absent.csv"], "there is no file of questions absent.csv"),
-            (["mamba", "--questions", "mine.jsonl", "--tasks", "qa1"], "tasks are of generated questions"),
+            (["mamba", "--questions", "mine.jsonl", "--tasks", "qa1"], "tasks applies to generated questions"),
             (["mamba", "--unit", "word"], "did you mean 'words'"),
             (["mamba", "--out", "text.txt"], "is a file; give a directory"),
             ([], "missing argument"),

@@ -132,7 +132,7 @@ class TestBound:
     def test_what_cannot_be_is_refused(self, refusal: Callable[..., str], models: Path) -> None:
         one = models / "sweep" / "a.pth"
         assert "is not recorded; give it, --examples" in refusal("bound", one, "--length", 20)
-        assert "is about all texts: leave them out" in refusal("bound", one, *IDS, "--examples", 9)
+        assert "holds for all texts: leave them out" in refusal("bound", one, *IDS, "--examples", 9)
         assert "delta is 2.0" in refusal("bound", one, "--length", 5, "--examples", 9, "--delta", 2)
         assert "examples is 0" in refusal("bound", one, "--length", 5, "--examples", 0)
         assert "lengths is 'z'" in refusal("bound", one, "--examples", 9, "--lengths", "3,z")

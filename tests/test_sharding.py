@@ -56,9 +56,9 @@ def model() -> Model:
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch) -> None:
     monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 8)
-    monkeypatch.setattr(evaluator, "BATCHES", 1)
-    monkeypatch.setattr(evaluator, "tokens_together", lambda model: 8)
-    monkeypatch.setattr(losses, "tokens_together", lambda model: 8)
+    monkeypatch.setattr(evaluator, "BATCHES_PER_CHUNK", 1)
+    monkeypatch.setattr(evaluator, "max_batch_tokens", lambda model: 8)
+    monkeypatch.setattr(losses, "max_batch_tokens", lambda model: 8)
     monkeypatch.setattr(objective, "tokens_at_once", lambda device: 8)
 
 

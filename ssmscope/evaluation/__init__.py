@@ -1,4 +1,4 @@
-"""Many short questions to one model, as fast as it can answer them: prompts, label words, scores."""
+"""Fast answers of one model to many short questions: prompts, label words and scores."""
 
 from ssmscope.evaluation.evaluator import Evaluator as Evaluator
 from ssmscope.evaluation.template import Template as Template

@@ -1,4 +1,4 @@
-"""Many texts as rows of token ids at once."""
+"""Tokenization of many texts at once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> list[list[int]]:
-    """The token ids of every text, as the model is to read them.
+    """Return the token ids of every text as the model reads them.
 
-    The tokenizer's special tokens are among them; for a language model not those that it puts at the end, which would
-    stand between the text and what is said next. With `blank` a text may have no token of its own.
+    They include the tokenizer's special tokens, except that a language model's rows drop those at the end, which would
+    come between the text and its continuation. With `blank` a text may have no token of its own.
 
     Raises:
         InputError: for a model without a tokenizer, a text without a token or with half of a surrogate pair, a symbol
@@ -29,10 +29,10 @@ def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> li
         return []
     for number, text in enumerate(texts):
         if not isinstance(text, str):
-            raise InputError(f"text {number} is {text!r:.40} ({type(text).__name__}), no text; give a list of texts")
+            raise InputError(f"text {number} is {text!r:.40} ({type(text).__name__}), not a text; give a list of texts")
         half = SURROGATE.search(text)
         if half is not None:
-            raise InputError(f"text {number} has U+{ord(half.group()):04X}, which is no character: remove it")
+            raise InputError(f"text {number} has U+{ord(half.group()):04X}, which is not a character: remove it")
     found = tokenize(model.tokenizer, list(texts), return_attention_mask=False, return_token_type_ids=False)
     rows: list[list[int]] = found["input_ids"]
     longest = max(range(len(rows)), key=lambda row: len(rows[row]))
@@ -46,16 +46,20 @@ def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> li
             )
     if end and not model.is_classifier:
         rows = [row[:-end] for row in rows]
-    beyond = max((max(row) for row in rows if row), default=0)
-    if beyond >= model.vocabulary:
-        raise InputError(
-            f"the tokenizer gives id {beyond}, outside the vocabulary 0…{model.vocabulary - 1} of {model.name}"
-        )
+    check_vocabulary(model, max((max(row) for row in rows if row), default=0))
     return rows
 
 
+def check_vocabulary(model: Model, highest: int) -> None:
+    """Raise InputError if the highest of some token ids is outside the model's vocabulary."""
+    if highest >= model.vocabulary:
+        raise InputError(
+            f"the tokenizer gives id {highest}, outside the vocabulary 0…{model.vocabulary - 1} of {model.name}"
+        )
+
+
 def _added(model: Model, text: str) -> tuple[int, int]:
-    """How many special tokens the tokenizer puts before a text and after it; as many as for any other."""
+    """Count the special tokens that the tokenizer puts before and after a text; the counts are the same for all."""
     special = tokenize(model.tokenizer, text, return_special_tokens_mask=True)["special_tokens_mask"]
     start = len(list(takewhile(bool, special)))
     return start, len(list(takewhile(bool, reversed(special[start:]))))

@@ -1,4 +1,4 @@
-"""Rows that share beginnings as a tree, and where a run forks: what is run once, and what continues from there."""
+"""Rows that share prefixes as a tree, and the positions at which a run forks to continue from a state."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
-APART = 8
-"""How many tokens lie between two forks at least, as every further one makes batches smaller, …"""
-SAVED = 256
-"""… unless so many tokens are saved; …"""
-CONTINUING = 2
-"""… to continue from a state costs a row about as much as so many tokens."""
-FEWER = 0.5, 1, 2, 4, 16, 64
-"""How many times as many tokens that are, of several ways to fork."""
-AT_ONCE = 2**22
-"""How many tokens are compared at a time."""
+MIN_FORK_DISTANCE = 8
+"""Minimum distance between two forks, because every further fork makes batches smaller, …"""
+MIN_TOKENS_SAVED = 256
+"""… unless it saves this many tokens."""
+RESUME_COST_TOKENS = 2
+"""Cost of resuming a row from a state, in tokens."""
+THRESHOLD_FACTORS = 0.5, 1, 2, 4, 16, 64
+"""Factors on these thresholds, one for each candidate plan of forks."""
+MAX_TOKENS_COMPARED = 2**22
+"""Tokens that are compared at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of token ids, one after the other.
+    """Rows of token ids, concatenated.
 
     Attributes:
         ids: (tokens,) int64.
-        starts: (rows + 1,), where each row begins in `ids`, and where the last one ends.
+        starts: (rows + 1,) offsets in `ids` at which each row begins, and the last one ends.
     """
 
     ids: Int[np.ndarray, " tokens"]
@@ -34,7 +34,7 @@ class Rows:
 
     @classmethod
     def of(cls, rows: Sequence[bytes]) -> Rows:
-        """Of rows written by `as_bytes`."""
+        """Return the rows that `as_bytes` wrote."""
         lengths = np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows)) // 4
         starts = np.concatenate([[0], lengths.cumsum()])
         return cls(np.frombuffer(b"".join(rows), dtype=">u4").astype(np.int64), starts)
@@ -47,15 +47,15 @@ class Rows:
         return np.diff(self.starts)
 
     def between(self, start: int, stop: int) -> Rows:
-        """The rows start ≤ i < stop."""
+        """Return the rows start ≤ i < stop."""
         bounds = self.starts[start : stop + 1]
         return Rows(self.ids[bounds[0] : bounds[-1]], bounds - bounds[0])
 
     def shared(self) -> Int[np.ndarray, " rows"]:
-        """How many tokens each row begins with as the row before it does; 0 for the first."""
+        """Return the length of the prefix that each row shares with the row before it; 0 for the first."""
         lengths = self.lengths
         found = np.zeros(len(self), dtype=np.int64)
-        step = max(2, AT_ONCE // max(1, int(lengths.max(initial=1))))
+        step = max(2, MAX_TOKENS_COMPARED // max(1, int(lengths.max(initial=1))))
         for first in range(0, len(self) - 1, step - 1):
             rows = np.arange(first, min(first + step, len(self)))
             ids, real = self.padded(rows, np.zeros_like(rows), lengths[rows])
@@ -66,7 +66,7 @@ class Rows:
     def padded(
         self, rows: Int[np.ndarray, " chosen"], start: Int[np.ndarray, " chosen"], stop: Int[np.ndarray, " chosen"]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens start ≤ t < stop of rows, padded on the right with 0, and True where there is a token."""
+        """Return the tokens start ≤ t < stop of rows, padded on the right with 0, and their mask (True at tokens)."""
         lengths = stop - start
         real = np.arange(lengths.max(initial=0)) < lengths[:, None]
         ids = np.zeros(real.shape, dtype=np.int64)
@@ -78,7 +78,7 @@ class Rows:
 
 
 def as_bytes(rows: Sequence[Sequence[int]]) -> list[bytes]:
-    """Rows of token ids as bytes that sort as the rows do."""
+    """Return rows of token ids as bytes that sort as the rows do."""
     lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     flat = np.fromiter((i for row in rows for i in row), dtype=">u4", count=int(lengths.sum())).tobytes()
     ends = (4 * lengths.cumsum()).tolist()
@@ -87,15 +87,15 @@ def as_bytes(rows: Sequence[Sequence[int]]) -> list[bytes]:
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """Pieces of rows, each run as a whole, those of one level after those of the level before.
+    """Pieces of rows, each of which runs as a whole, level after level.
 
-    Attributes, one entry a piece:
-        row: whose tokens it has; other rows may begin with the same.
-        start, stop: which tokens of that row, start ≤ t < stop.
+    Attributes, one entry per piece:
+        row: the row that it is cut from; other rows may share these tokens.
+        start, stop: its tokens within that row, start ≤ t < stop.
         above: the piece from whose end it continues; −1 at the beginning of a row.
-        level: how many pieces are above it.
-        kept: whether others continue from its end.
-        ends: whether the row ends with it.
+        level: number of pieces above it.
+        kept: True if other pieces continue from its end.
+        ends: True if the row ends with it.
     """
 
     row: Int[np.ndarray, " pieces"]
@@ -108,30 +108,30 @@ class Pieces:
 
     @property
     def tokens(self) -> int:
-        """How many tokens are run."""
+        """Number of tokens that run."""
         return int((self.stop - self.start).sum())
 
 
-def whole(rows: Rows) -> Pieces:
-    """Every row by itself."""
+def whole_rows(rows: Rows) -> Pieces:
+    """Return one piece per row."""
     zero, no = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=bool)
     return Pieces(np.arange(len(rows)), zero, rows.lengths, zero - 1, zero, no, ~no)
 
 
-def ways_to_fork(rows: Rows, fewer: Sequence[float] = FEWER) -> Iterator[Pieces]:
-    """Sorted, distinct rows with shared beginnings run once, where that saves enough; by the tree of the beginnings.
+def ways_to_fork(rows: Rows, factors: Sequence[float] = THRESHOLD_FACTORS) -> Iterator[Pieces]:
+    """Yield plans that run shared prefixes of sorted, distinct rows once where that saves enough, by their prefix tree.
 
-    A run forks where rows part, at least `APART` tokens after the fork before, and where a row ends that others go on
-    from, which is run to there anyway.
+    A run forks where rows diverge, at least `MIN_FORK_DISTANCE` tokens after the fork before, and where a row ends that
+    is a prefix of others.
 
     Args:
-        fewer: of each way, how many times as many tokens lie between two forks at least, and are saved where fewer do.
+        factors: for each plan, the factor on `MIN_FORK_DISTANCE` and `MIN_TOKENS_SAVED`.
     """
     lengths = rows.lengths.tolist()
     n = len(lengths)
-    # the tree of beginnings: node i < n is the end of row i, the others are where rows part, −1 is the root
+    # In the prefix tree node i < n is the end of row i, later nodes are where rows diverge, and −1 is the root.
     depth, parent, row = list(lengths), [-1] * n, list(range(n))
-    path: list[int] = []  # from the root to the end of the row before
+    path: list[int] = []  # The nodes from the root to the end of the previous row.
     for current, common in enumerate(rows.shared().tolist()):
         last = -1
         while path and depth[path[-1]] > common:
@@ -155,34 +155,27 @@ def ways_to_fork(rows: Rows, fewer: Sequence[float] = FEWER) -> Iterator[Pieces]
     for node in reversed(order):
         if parent[node] >= 0:
             below[parent[node]] += below[node]
-    inner = [False] * len(depth)
-    for upper in parent:
-        if upper >= 0:
-            inner[upper] = True
-    for times in fewer:
-        yield _chosen(depth, parent, row, below, inner, order, n, times)
+    for times in factors:
+        yield _plan(depth, parent, row, below, order, n, times)
 
 
-def _chosen(
-    depth: Sequence[int],
-    parent: Sequence[int],
-    row: Sequence[int],
-    below: Sequence[int],
-    inner: Sequence[bool],
-    order: Sequence[int],
-    n: int,
-    times: float,
+def _plan(
+    depth: list[int], parent: list[int], row: list[int], below: list[int], order: list[int], n: int, times: float
 ) -> Pieces:
-    """The pieces between the nodes of a tree at which a run forks, and its rows' ends, the first `n`."""
+    """Return the pieces between the nodes at which a run forks and the ends of rows, the first `n` nodes.
+
+    Args:
+        below: number of rows that each node is a prefix of; a node with more than one has others below it.
+    """
     nearest, above, level = list(range(len(depth))), [-1] * len(depth), [0] * len(depth)
     chosen = []
     for node in order:
         fork = nearest[parent[node]] if parent[node] >= 0 else -1
         length = depth[node] - (depth[fork] if fork >= 0 else 0)
-        if node < n or (inner[node] and _worth(below[node], length, times)):
+        if node < n or (below[node] > 1 and _worth(below[node], length, times)):
             above[node], level[node] = fork, level[fork] + 1 if fork >= 0 else 0
             chosen.append(node)
-        if not (inner[node] and chosen and chosen[-1] == node):
+        if not (below[node] > 1 and chosen and chosen[-1] == node):
             nearest[node] = fork
     chosen.sort(key=lambda node: (level[node], row[node]))
     place = {node: index for index, node in enumerate(chosen)}
@@ -192,11 +185,12 @@ def _chosen(
         stop=np.array([depth[node] for node in chosen], dtype=np.int64),
         above=np.array([place.get(above[node], -1) for node in chosen], dtype=np.int64),
         level=np.array([level[node] for node in chosen], dtype=np.int64),
-        kept=np.array([inner[node] for node in chosen], dtype=bool),
+        kept=np.array([below[node] > 1 for node in chosen], dtype=bool),
         ends=np.array([node < n for node in chosen], dtype=bool),
     )
 
 
 def _worth(rows: int, length: int, times: float) -> bool:
-    """Whether so many rows save enough by sharing so many tokens."""
-    return length >= APART * times or (rows - 1) * length - rows * CONTINUING >= SAVED * times
+    """Return True if this many rows save enough by sharing this many tokens."""
+    saved = (rows - 1) * length - rows * RESUME_COST_TOKENS
+    return length >= MIN_FORK_DISTANCE * times or saved >= MIN_TOKENS_SAVED * times

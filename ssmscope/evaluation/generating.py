@@ -1,4 +1,4 @@
-"""What a language model goes on to say, greedily, for many texts side by side."""
+"""Greedy continuations of many texts in a batch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ssmscope.core.model import Model
 
 
-class Speaker:
-    """Continues texts by the likeliest token, again and again, at most `new_tokens` times.
+class GreedyDecoder:
+    """Greedy decoding of at most `new_tokens` tokens after a text.
 
-    An answer stops at the tokenizer's end token, and at a line break once something was said. Of equally likely tokens
-    the one with the lowest id counts.
+    An answer stops at the tokenizer's end token, or at a line break after its first word. Of equally likely tokens the
+    one with the lowest id is taken.
     """
 
     def __init__(self, model: Model, new_tokens: int) -> None:
@@ -30,11 +30,11 @@ class Speaker:
         self._broken: dict[int, bool] = {}
 
     def answers(self, rows: Rows, chosen: Int[np.ndarray, " ends"], logits: Tensor, states: States = ()) -> list[str]:
-        """What is said after these rows.
+        """Generate the answers after these rows.
 
         Args:
             logits: after the rows, (ends, vocabulary).
-            states: after the rows; without, every step runs whole rows.
+            states: after the rows; without them, every step runs whole rows.
         """
         said: list[list[int]] = [[] for _ in chosen]
         going = list(range(len(chosen)))
@@ -60,14 +60,14 @@ class Speaker:
         return [self._text(ids).partition("\n")[0] for ids in said]
 
     def _text(self, ids: list[int]) -> str:
-        """What was said, from its first word on; the end token is not said."""
+        """Return the answer from its first word on, without the end token."""
         return self.model.tokenizer.decode(ids, skip_special_tokens=True).lstrip()
 
     def _finished(self, ids: list[int]) -> bool:
         return ids[-1] == self.end or (self._breaks(ids[-1]) and "\n" in self._text(ids))
 
     def _breaks(self, token: int) -> bool:
-        """Whether a token has a line break in it."""
+        """Return True if a token contains a line break."""
         if token not in self._broken:
             self._broken[token] = "\n" in self.model.tokenizer.decode([token])
         return self._broken[token]

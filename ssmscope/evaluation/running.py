@@ -1,4 +1,4 @@
-"""Rows through a model in full batches, shared beginnings once."""
+"""Runs of rows in full batches, with shared prefixes run once."""
 
 from __future__ import annotations
 
@@ -16,72 +16,74 @@ from ssmscope.core.mixers import is_bidirectional
 from ssmscope.core.model import Model, Run
 from ssmscope.core.states import States, gathered, joined, size
 from ssmscope.core.trace import LayerState
-from ssmscope.evaluation.forking import CONTINUING, Pieces, Rows, ways_to_fork, whole
+from ssmscope.evaluation.forking import RESUME_COST_TOKENS, Pieces, Rows, ways_to_fork, whole_rows
 
-NUMBERS_AT_ONCE = 2**19
-"""How many numbers, tokens times the model's width, are in a batch on a CPU: more fall out of its caches."""
-TOKENS_AT_ONCE = 512, 2048
-"""The fewest and the most tokens of a batch there."""
-ON_A_GPU = 32
-"""How many times as many run together there."""
-PADDING = {"cpu": (24, 2**24), "cuda": (768, 2**36)}
-"""How many tokens of padding a batch has at most, since to read the weights for one more batch takes as long, and what
-is added to them: so many weights over those of a layer, as long as it takes to start a layer's operations. On a GPU
-that is half a millisecond, in which an H200 multiplies a token by some 2³⁶ weights."""
-LOGITS_AT_ONCE = 2**26
-"""How many numbers the logits of a batch have: 256 MiB of float32."""
-STATES_AT_ONCE = 2**29
-"""How many bytes the states have that are held, or that a batch begins with, on a CPU; on a GPU a sixteenth of its
-memory."""
+MAX_BATCH_ACTIVATIONS = 2**19
+"""Maximum size of a batch on a CPU, tokens times the model's width; a larger one no longer fits its caches."""
+CPU_BATCH_TOKENS = 512, 2048
+"""Smallest and largest number of tokens in a batch on a CPU."""
+GPU_BATCH_FACTOR = 32
+"""Factor by which a batch on a GPU is larger."""
+BATCH_COST = {"cpu": (24, 2**24), "cuda": (768, 2**36)}
+"""Cost of one more batch by device, in tokens: a constant for reading the weights, and a number of weights to divide by
+those of a layer, for launching a layer's operations. On a GPU the latter takes half a millisecond, in which an H200
+multiplies a token by some 2³⁶ weights."""
+MAX_BATCH_LOGITS = 2**26
+"""Maximum number of logits in a batch: 256 MiB of float32."""
+MAX_STATE_BYTES = 2**29
+"""Maximum size on a CPU of the states that are held, or that a batch starts from; a GPU has a sixteenth of its memory
+for them."""
 
-TRIED = 8, 32
-"""How long the rows are, at least and at most, with which it is tried whether a model continues from its states."""
+TRIAL_LENGTHS = 8, 32
+"""Minimum and maximum length of the rows that test whether a model continues from its states."""
 
 Read = Callable[[Int[np.ndarray, " ends"], Tensor, States], None]
-"""Called with the numbers of rows, their logits (rows, …) and, where they are asked for, the states after them."""
+"""Callback that gets the indices of rows, their logits (rows, …) and, if requested, the states after them."""
 
 
-def tokens_together(model: Model) -> int:
-    """How many tokens suit the model's device at a time."""
-    fewest, most = TOKENS_AT_ONCE
-    return min(max(fewest, NUMBERS_AT_ONCE // model.width), most) * (1 if model.device.type == "cpu" else ON_A_GPU)
+def max_batch_tokens(model: Model) -> int:
+    """Return the number of tokens per batch that suits the model's device."""
+    fewest, most = CPU_BATCH_TOKENS
+    return min(max(fewest, MAX_BATCH_ACTIVATIONS // model.width), most) * (
+        1 if model.device.type == "cpu" else GPU_BATCH_FACTOR
+    )
 
 
-def padding_together(model: Model) -> int:
-    """How much padding costs the model's device no more than one more batch."""
+def max_batch_padding(model: Model) -> int:
+    """Return the number of padding tokens that cost the model's device no more than one more batch."""
     weights = sum(weight.numel() for mixer in model.mixers for weight in mixer.parameters())
-    reading, starting = PADDING["cpu" if model.device.type == "cpu" else "cuda"]
+    reading, starting = BATCH_COST["cpu" if model.device.type == "cpu" else "cuda"]
     return reading + starting * len(model.mixers) // max(1, weights)
 
 
-def states_together(model: Model, size: int) -> int:
-    """How many rows' states may be held at a time, of so many bytes each."""
+def max_held_states(model: Model, size: int) -> int:
+    """Return the number of states of `size` bytes that may be held at a time."""
     if model.device.type != "cuda":
-        return max(1, STATES_AT_ONCE // max(1, size))
+        return max(1, MAX_STATE_BYTES // max(1, size))
     return max(1, torch.cuda.get_device_properties(model.device).total_memory // 16 // max(1, size))
 
 
-def planned(model: Model, rows: Rows, tokens_at_once: int, states_at_once: int) -> Pieces:
-    """Sorted, distinct rows with shared beginnings run once, in the way that costs the model's device least: by the
-    tokens that are run, padding included, and by what every batch costs. For the numbers see `run_pieces`."""
-    batch, held = padding_together(model), rows_together(model, states_at_once)
+def plan_pieces(model: Model, rows: Rows, tokens_at_once: int, states_at_once: int) -> Pieces:
+    """Return the plan for sorted, distinct rows that is cheapest on the model's device, counting tokens (with padding)
+    and the cost of every batch. See `run_pieces` for the limits."""
+    batch, held = max_batch_padding(model), max_batch_rows(model, states_at_once)
 
     def cost(pieces: Pieces) -> int:
         lengths = pieces.stop - pieces.start
-        total = CONTINUING * int((pieces.above >= 0).sum())
-        together = groups(pieces)
+        total = RESUME_COST_TOKENS * int((pieces.above >= 0).sum())
+        together = batch_groups(pieces)
         for group in together:
             own = lengths[group].tolist()
             parts = by_length(own, tokens_at_once, most=None if group is together[-2] else held, padding=batch)
             total += sum(batch + len(part) * own[part[-1]] for part in parts)
         return total
 
-    return min((*ways_to_fork(rows), whole(rows)), key=cost)
+    return min((*ways_to_fork(rows), whole_rows(rows)), key=cost)
 
 
-def groups(pieces: Pieces) -> list[Int[np.ndarray, " chosen"]]:
-    """The pieces that run together, by length: those that others continue from, level after level, then the other
-    beginnings of rows, and the others."""
+def batch_groups(pieces: Pieces) -> list[Int[np.ndarray, " chosen"]]:
+    """Return the pieces that run together, sorted by length: those that others continue from, level after level, then
+    the remaining beginnings of rows, then all others."""
     ascending = np.argsort(pieces.stop - pieces.start, kind="stable")
     kept, first, level = (what[ascending] for what in (pieces.kept, pieces.above < 0, pieces.level))
     levels = [ascending[kept & (level == number)] for number in range(int(level[kept].max(initial=-1)) + 1)]
@@ -100,20 +102,20 @@ def run_pieces(
 ) -> None:
     """Run every piece once, and read the logits where a row ends.
 
-    Pieces from whose states others start are run level after level, then the others in full batches.
+    Pieces from whose states others start run level after level, then the others in full batches.
 
     Args:
         read: called with the rows that end in a batch; see `Read`.
-        tokens_at_once: how many tokens are run together, padding included.
-        states_at_once: how many rows are run together where they begin with states, or these are kept.
-        states: whether `read` is given the states.
+        tokens_at_once: maximum number of tokens in a batch, with padding.
+        states_at_once: maximum number of rows in a batch that starts from states or keeps them.
+        states: pass the states to `read`.
     """
-    padding = padding_together(model)
-    places = np.zeros(len(pieces.row), dtype=np.int64)  # of pieces among the states that others start from
+    padding = max_batch_padding(model)
+    places = np.zeros(len(pieces.row), dtype=np.int64)  # Indices of pieces among the states that others start from.
 
     def run(chosen: Int[np.ndarray, " chosen"], starts: States, keep: bool) -> States:
         ended: list[States] = []
-        most = rows_together(model, states_at_once if starts or keep else None)
+        most = max_batch_rows(model, states_at_once if starts or keep else None)
         lengths = (pieces.stop - pieces.start)[chosen].tolist()
         for part in by_length(lengths, tokens_at_once, most=most, padding=padding):
             batch = chosen[part]
@@ -129,7 +131,7 @@ def run_pieces(
             ended.append(after)
         return joined(ended)
 
-    *levels, first, others = groups(pieces)
+    *levels, first, others = batch_groups(pieces)
     left: list[States] = []
     held = 0
     for chosen in levels:
@@ -144,10 +146,10 @@ def run_pieces(
     run(others, everything, states)
 
 
-def rows_together(model: Model, states_at_once: int | None = None) -> int:
-    """How many rows' logits are held at a time, and states where so many of these may be."""
+def max_batch_rows(model: Model, states_at_once: int | None = None) -> int:
+    """Return the maximum number of rows in a batch, by their logits and, if given, by the limit on states."""
     numbers = len(model.labels) if model.labels is not None else model.vocabulary
-    most = max(1, LOGITS_AT_ONCE // numbers)
+    most = max(1, MAX_BATCH_LOGITS // numbers)
     return most if states_at_once is None else min(most, states_at_once)
 
 
@@ -159,10 +161,10 @@ def run_batch(
     *,
     keep: bool = False,
 ) -> Run:
-    """The logits at each row's last token, (rows, …), and with `keep` the states after it.
+    """Return the logits at each row's last token, (rows, …), and with `keep` the states after it.
 
-    The layers know of padding where states are kept, and where they read what comes after a token. Elsewhere padding
-    changes nothing that is read: it stands behind it.
+    Layers get the padding mask only where states are kept, or where they are bidirectional. Otherwise padding, which
+    comes after the last token, changes nothing that is read.
     """
     device = model.device
     batch = Batch(torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device), (), ())
@@ -173,18 +175,18 @@ def run_batch(
     return Run(logits, tuple(after))
 
 
-def continues(model: Model, rows: Rows) -> tuple[bool, int]:
-    """Whether a run in two parts is the whole run, as it is where nothing looks back that keeps no state, and how many
-    bytes a row's states have: with kept keys and values, the longest's.
+def try_resuming(model: Model, rows: Rows) -> tuple[bool, int]:
+    """Return whether a run in two parts equals a whole run, and the bytes of a row's states (with keys and values, of
+    the longest row's).
 
-    Tried with a few of the rows: long ones are cut, short ones repeated.
+    It is tested on a few of the rows; long ones are cut, short ones repeated.
     """
     if not model.continues:
         return False, 0
     ascending = np.argsort(rows.lengths, kind="stable")
     chosen = np.unique(ascending[np.linspace(0, len(rows) - 1, 3).astype(np.int64)])
     parts = [rows.ids[rows.starts[row] : rows.starts[row + 1]] for row in chosen]
-    parts = [np.resize(ids, min(max(len(ids), TRIED[0]), TRIED[1])) for ids in parts]
+    parts = [np.resize(ids, min(max(len(ids), TRIAL_LENGTHS[0]), TRIAL_LENGTHS[1])) for ids in parts]
     tried = Rows(np.concatenate(parts), np.cumsum([0, *map(len, parts)]))
     everything, none = np.arange(len(tried)), np.zeros(len(tried), dtype=np.int64)
     half = tried.lengths // 2

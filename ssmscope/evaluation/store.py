@@ -1,4 +1,4 @@
-"""Scores by row: in memory, and in an SQLite file from which a later process goes on."""
+"""Store of scores by row, in memory and in an SQLite file from which a later process continues."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from jaxtyping import Float
 
 from ssmscope.errors import InputError
 
-MARK = 0x73736D65
-"""What tells our files from other SQLite databases: their `application_id`, "ssme"."""
-PATIENCE = 10.0
-"""For how many seconds another process may hold the file."""
-LONGEST_NAME = 255
-"""How many bytes the name of a file has at most."""
-AT_ONCE = 500
-"""How many rows one query asks for."""
+APPLICATION_ID = 0x73736D65
+"""SQLite `application_id` of our files, "ssme"."""
+LOCK_TIMEOUT_SECONDS = 10.0
+"""Time for which another process may lock the file."""
+MAX_NAME_BYTES = 255
+"""Maximum length of a file name."""
+KEYS_PER_QUERY = 500
+"""Number of rows that one query looks up."""
 
 
 class Store:
     """Scores by the key of their row.
 
-    With a file, what is added is in it when `add` returns, all rows of a call or none, even where the process is killed
-    a moment later; several processes may share it. The file is made when there is something to keep.
+    With a file, `add` writes all rows of a call or none before it returns, so that they survive a kill; several
+    processes may share the file. It is created by the first `add`.
 
     Raises:
-        InputError: when the file cannot be opened or made, is none of ours, is damaged, or stays locked.
+        InputError: when the file cannot be opened or created, is not one of ours, is damaged, or stays locked.
     """
 
     def __init__(self, file: str | Path | None, width: int) -> None:
@@ -41,28 +41,28 @@ class Store:
         self._file = None if file is None else Path(file)
         self._connection: sqlite3.Connection | None = None
         if self._file is not None:
-            _check_place(self._file)
+            _check_file(self._file)
             self._open(make=False)
 
     def _open(self, *, make: bool) -> None:
-        """Connect to the file, which is only made if that is asked for."""
+        """Connect to the file; create it only with `make`."""
         assert self._file is not None
         if self._connection is None and (make or os.path.exists(self._file)):
-            self._connection = _opened(self._file)
+            self._connection = _connect(self._file)
             weakref.finalize(self, self._connection.close)
 
     def recall(self, keys: Sequence[bytes]) -> float:
-        """Bring what the file knows of these rows to memory; how many seconds it once took to run what is new there."""
+        """Load the scores of these rows from the file, and return the seconds that running the loaded rows took."""
         unknown = [key for key in keys if key not in self._places]
         seconds = 0.0
         if self._file is None or not unknown:
             return seconds
-        self._open(make=False)  # another process may have made it
+        self._open(make=False)  # Another process may have created the file.
         if self._connection is None:
             return seconds
-        with _reported(self._file):
-            for first in range(0, len(unknown), AT_ONCE):
-                part = unknown[first : first + AT_ONCE]
+        with _errors_told(self._file):
+            for first in range(0, len(unknown), KEYS_PER_QUERY):
+                part = unknown[first : first + KEYS_PER_QUERY]
                 marks = ",".join("?" * len(part))
                 found = self._connection.execute(
                     f"SELECT key, seconds, scores FROM rows WHERE key IN ({marks})", part
@@ -86,17 +86,17 @@ class Store:
         return key in self._places
 
     def scores(self, keys: Sequence[bytes]) -> Float[np.ndarray, "rows classes"]:
-        """The scores of rows that are all known."""
+        """Return the scores of rows that are all known."""
         return self._scores[[self._places[key] for key in keys]]
 
     def add(self, keys: Sequence[bytes], scores: Float[np.ndarray, "rows classes"], seconds: float) -> None:
-        """Keep the scores of rows that took so many seconds together."""
+        """Store the scores of rows that took `seconds` together."""
         if self._file is not None:
             self._open(make=True)
             assert self._connection is not None
             each = seconds / len(keys)
             rows = [(key, each, row.astype("<f8").tobytes()) for key, row in zip(keys, scores)]
-            with _reported(self._file), _transaction(self._connection):
+            with _errors_told(self._file), _transaction(self._connection):
                 self._connection.executemany("INSERT OR IGNORE INTO rows VALUES (?, ?, ?)", rows)
         self._remember(keys, scores)
 
@@ -111,46 +111,46 @@ class Store:
         self._count = needed
 
 
-def _check_place(file: Path) -> None:
-    """Refuse a file that is a directory, or that could not be made, before anything is run."""
+def _check_file(file: Path) -> None:
+    """Raise InputError for a directory, or a file that cannot be created, before anything runs."""
     if os.path.isdir(file):
         raise InputError(f"the cache {file} could not be used (it is a directory): give another file")
     if os.path.exists(file):
         return
     above = next(place for place in file.absolute().parents if os.path.lexists(place))
     if not os.path.isdir(above):
-        raise InputError(f"the cache {file} cannot be made: {above} is no directory")
+        raise InputError(f"the cache {file} cannot be created: {above} is not a directory")
     if not os.access(above, os.W_OK | os.X_OK):
-        raise InputError(f"the cache {file} cannot be made: {above} cannot be written to")
-    if any(len(os.fsencode(part)) > LONGEST_NAME for part in file.parts):
-        raise InputError(f"the cache {str(file)[:60]}… cannot be made: its name is too long")
+        raise InputError(f"the cache {file} cannot be created: {above} cannot be written to")
+    if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in file.parts):
+        raise InputError(f"the cache {str(file)[:60]}… cannot be created: its name is too long")
 
 
-def _opened(file: Path) -> sqlite3.Connection:
+def _connect(file: Path) -> sqlite3.Connection:
     new = not os.path.exists(file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"the cache {file} cannot be made: {error.strerror or error}") from error
-    with _reported(file):
-        connection = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None)
+        raise InputError(f"the cache {file} cannot be created: {error.strerror or error}") from error
+    with _errors_told(file):
+        connection = sqlite3.connect(file, timeout=LOCK_TIMEOUT_SECONDS, isolation_level=None)
         try:
             (mark,) = connection.execute("PRAGMA application_id").fetchone()
             (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if mark != MARK and (mark or tables):
-                raise InputError(f"{file} is a database of something else; give a new file, or one of this cache")
-            # commits that outlive the process without waiting for the disk
+            if mark != APPLICATION_ID and (mark or tables):
+                raise InputError(f"{file} is a database of another program; give a new file, or a cache of scores")
+            # With these pragmas commits survive a kill of the process without waiting for the disk.
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             with _transaction(connection):
-                connection.execute(f"PRAGMA application_id = {MARK}")
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(
                     "CREATE TABLE IF NOT EXISTS rows "
                     "(key BLOB PRIMARY KEY, seconds REAL NOT NULL, scores BLOB NOT NULL) "
                     "WITHOUT ROWID"
                 )
             if not new and _columns(connection) != ["key", "seconds", "scores"]:
-                raise InputError(f"{file} is no cache of scores: give another file, or delete it")
+                raise InputError(f"{file} is not a cache of scores: give another file, or delete it")
         except BaseException:
             connection.close()
             if new:
@@ -176,8 +176,8 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextmanager
-def _reported(file: Path) -> Iterator[None]:
-    """A database's errors in one line."""
+def _errors_told(file: Path) -> Iterator[None]:
+    """Raise errors of the database as an InputError of one line."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -185,5 +185,5 @@ def _reported(file: Path) -> Iterator[None]:
         if "locked" in reason or "busy" in reason:
             raise InputError(f"the cache {file} is in use by another process: wait, or give another file") from error
         if "not a database" in reason or "malformed" in reason:
-            raise InputError(f"{file} is no cache of scores ({reason}): give another file, or delete it") from error
+            raise InputError(f"{file} is not a cache of scores ({reason}): give another file, or delete it") from error
         raise InputError(f"the cache {file} could not be used ({reason}): give another file") from error

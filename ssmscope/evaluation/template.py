@@ -1,4 +1,4 @@
-"""A prompt with a place for the text that is asked about."""
+"""Prompt template with a placeholder for the text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FIELD = re.compile(r"\{[^{}]*\}?|\[[^\[\]]*\]|<[^<>]*>|[^\s{}]*\}")
 
 @dataclass(frozen=True)
 class Template:
-    """A prompt that holds `{content}` once; other braces are text like any other.
+    """Prompt that contains `{content}` once; other braces are plain text.
 
     Raises:
-        InputError: when `{content}` is absent, or there more than once.
+        InputError: when `{content}` is missing, or occurs more than once.
     """
 
     text: str
@@ -31,7 +31,7 @@ class Template:
         fields = _FIELD.findall(self.text)
         like = nearest(CONTENT, fields, n=1) or fields[:1]
         hint = f"; did you mean {CONTENT} by {like[0]!r}?" if like else ""
-        raise InputError(f"the template {shown!r} has no {CONTENT}, the place of the text that is asked about{hint}")
+        raise InputError(f"the template {shown!r} has no {CONTENT}, the placeholder for the text{hint}")
 
     @property
     def before(self) -> str:
@@ -42,5 +42,5 @@ class Template:
         return self.text.partition(CONTENT)[2]
 
     def fill(self, content: str) -> str:
-        """The prompt about one text."""
+        """Return the prompt with a text in it."""
         return self.text.replace(CONTENT, content)

@@ -1,4 +1,4 @@
-"""What a language model says for each class: the tokens of a label word, and which word comes first in an answer."""
+"""Label words of a language model: their tokens after a text, and the word that comes first in an answer."""
 
 from __future__ import annotations
 
@@ -16,37 +16,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LabelWords:
-    """A word for each class, in the order of the classes, and the tokens by which a text goes on with it."""
+    """Word of each class, in the order of the classes, and the tokens that it adds to a text."""
 
     words: tuple[str, ...]
     ids: tuple[tuple[int, ...], ...]
 
 
 def label_words(model: Model, words: Sequence[str], *, after: str) -> LabelWords:
-    """The tokens that each word adds to a text: those that `after + " " + word` has more than `after`.
+    """Return the tokens that each word adds to a text: those of `after + " " + word` that follow those of `after`.
 
-    No space is added where `after` ends in white space.
+    No space is added if `after` ends in white space.
 
     Args:
         model: a language model with a tokenizer.
         words: one for each class, in the order of the classes.
-        after: what the text ends with, e.g. the end of a template.
+        after: the end of the text, e.g. of a template.
 
     Raises:
         InputError: for a classifier or a model without a tokenizer; for no words; for a word that is empty, has no
-            token or an unknown one, or merges with the text before it; where two classes have the same tokens, or one
-            class's are the beginning of another's, whose likelihood could never be the higher one.
+            token or an unknown one, or merges with the text before it; if two classes have the same tokens, or one
+            class's are a prefix of another's, whose likelihood could then never be higher.
     """
     return label_words_after(model, words, [after])[0]
 
 
 def label_words_after(model: Model, words: Sequence[str], ends: Sequence[str]) -> list[LabelWords]:
-    """As `label_words`, of many ends of texts at once."""
+    """Return `label_words` for many ends of texts at once."""
     words = checked_words(words)
     if model.is_classifier:
-        raise InputError(
-            f"{model.name} is a classifier, whose classes are its own: label words are for language models"
-        )
+        raise InputError(f"{model.name} is a classifier with its own classes: label words are for language models")
     texts = [end + what for end in ends for what in ("", *(_joint(end) + word for word in words))]
     rows = token_rows(model, texts, blank=True)
     each = len(words) + 1
@@ -63,7 +61,7 @@ def _joint(end: str) -> str:
 def _added(
     model: Model, words: tuple[str, ...], before: list[int], longer: Sequence[list[int]], end: str
 ) -> tuple[tuple[int, ...], ...]:
-    """What the rows with a word have more than the row without, if all of it can be told apart."""
+    """Return the tokens that each word adds to the row without it; refuse words that cannot be told apart."""
     unknown = model.tokenizer.unk_token_id
     for word, row in zip(words, longer):
         own = row[len(before) :]
@@ -93,17 +91,13 @@ def _added(
             if first != second and one == other[: len(one)]:
                 raise InputError(
                     f"the tokens of the label word {words[first]!r} are the beginning of those of {words[second]!r}, "
-                    "which could never be the likelier: give words that begin differently"
+                    "which could then never be likelier: give words that begin differently"
                 )
     return ids
 
 
 def checked_words(words: Sequence[str]) -> tuple[str, ...]:
-    """The words, if there are any and none is empty.
-
-    Raises:
-        InputError: naming the class.
-    """
+    """Return the words as a tuple; raise InputError, naming the class, if there are none or one is empty."""
     if isinstance(words, str) or not words:
         raise InputError(f"{words!r} was given for label words; give a list with one word for each class")
     for number, word in enumerate(words):
@@ -112,13 +106,13 @@ def checked_words(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-class Named:
-    """Which class an answer names: the one whose word comes first in it as a whole word, case ignored.
+class WordMatcher:
+    """Matcher that finds the class an answer names: the one whose word comes first as a whole word, ignoring case.
 
-    Of two that begin at the same place the longer one counts.
+    Of two words that begin at the same position the longer one counts.
 
     Raises:
-        InputError: when two classes have the same word but for case and white space.
+        InputError: when the words of two classes differ only in case and white space.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -131,6 +125,6 @@ class Named:
         self._pattern = re.compile(rf"(?<!\w)(?:{'|'.join(f'({each})' for each in spelled)})(?!\w)", re.IGNORECASE)
 
     def __call__(self, answer: str) -> int | None:
-        """The class's number; None where no word is in the answer."""
+        """Return the index of the class, or None if no word is in the answer."""
         found = self._pattern.search(answer)
         return None if found is None or found.lastindex is None else self._order[found.lastindex - 1]

@@ -1,9 +1,10 @@
-"""Long rows through a language model in bounded memory: piece after piece, each from the states after the last."""
+"""Bounded-memory runs of long rows through a language model, piece by piece from the states after the last."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,24 +17,27 @@ from ssmscope.core.heads import hidden_vectors
 from ssmscope.core.model import Model
 from ssmscope.core.progress import count_tokens
 from ssmscope.core.states import States, gathered
+from ssmscope.core.tokenizing import tokenize
 from ssmscope.core.trace import LayerState
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
-from ssmscope.evaluation.running import continues, tokens_together
+from ssmscope.evaluation.running import max_batch_tokens, try_resuming
 
-PIECE = 2048
-"""How many tokens of a row run at once where a model continues from its states."""
+PIECE_TOKENS = 2048
+"""Tokens of a row that run at once in a model that continues from its states."""
+MAX_CACHED_LETTERS = 2000
+"""Longest text whose number of tokens is cached: sentences of filler recur in every context."""
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """The tokens of some rows from `start` on, and what the head reads there.
+    """Tokens of some rows from `start` on, and the hidden vectors that the head reads there.
 
     Attributes:
-        rows: (rows,) their numbers.
+        rows: (rows,) indices of the rows.
         start: the position of the piece's first token in every row.
-        lengths: (rows,) how many tokens each has in this piece.
-        ends: (rows,) True where the row's last token is in this piece.
+        lengths: (rows,) number of tokens of each row in this piece.
+        ends: (rows,) True if the row's last token is in this piece.
         hidden: (rows, width, model width), padded on the right.
     """
 
@@ -44,16 +48,16 @@ class Piece:
     hidden: Tensor
 
 
-def pieces_of(model: Model, rows: Rows, *, piece: int = PIECE) -> Iterator[Piece]:
-    """Run every row once, in batches of alike length, at most `piece` tokens of a row at a time.
+def pieces_of(model: Model, rows: Rows, *, piece: int = PIECE_TOKENS) -> Iterator[Piece]:
+    """Run every row once, in batches of similar length, at most `piece` tokens of a row at a time.
 
-    A model that does not continue from its states runs every row whole (`continues` tries it).
+    A model that does not continue from its states (tested by `try_resuming`) runs every row as a whole.
     """
     lengths = rows.lengths
     longest = int(lengths.max(initial=1))
-    width = piece if longest <= piece or continues(model, rows)[0] else longest
+    width = piece if longest <= piece or try_resuming(model, rows)[0] else longest
     ascending = np.argsort(lengths, kind="stable").tolist()
-    for chosen in by_length(np.minimum(lengths, width).tolist(), tokens_together(model), rows=ascending):
+    for chosen in by_length(np.minimum(lengths, width).tolist(), max_batch_tokens(model), rows=ascending):
         going, start, states = np.array(chosen), 0, None
         while len(going):
             stop = np.minimum(lengths[going], start + width)
@@ -79,35 +83,50 @@ def _run(
 
 
 def head_logits(model: Model, hidden: Tensor) -> Tensor:
-    """The logits (…, vocabulary) float32 of what the head reads, (…, model width)."""
+    """Return the logits (…, vocabulary), float32, of hidden vectors (…, model width)."""
     with torch.no_grad():
         return mixers.head_logits(model.module, hidden).float()
 
 
 def language_models(models: Model | Sequence[Model]) -> tuple[Model, ...]:
-    """One or several models of language with their tokenizers.
+    """Return one or several language models as a tuple.
 
     Raises:
-        InputError: for none, a classifier, or one without a tokenizer.
+        InputError: for no model, a classifier, or a model without a tokenizer.
     """
     every = (models,) if isinstance(models, Model) else tuple(models)
     if not every:
         raise InputError("no model was given; give one or several language models")
     for model in every:
         if model.is_classifier:
-            raise InputError(f"{model.name} is a classifier; give a language model, which says what comes next")
+            raise InputError(f"{model.name} is a classifier; give a language model")
         model.check_classes("what comes next")
         model.check_tokenizer()
     return every
 
 
-def own_names(models: Sequence[Model]) -> tuple[str, ...]:
-    """The models' names, numbered where one stands for several."""
-    names: list[str] = []
-    for model in models:
-        name, number = model.name, 1
-        while name in names:
+def distinct_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of models, numbered where several are the same."""
+    found: list[str] = []
+    for given in names:
+        name, number = given, 1
+        while name in found:
             number += 1
-            name = f"{model.name} ({number})"
-        names.append(name)
-    return tuple(names)
+            name = f"{given} ({number})"
+        found.append(name)
+    return tuple(found)
+
+
+def token_counter(tokenizer: Any) -> Callable[[str], int]:
+    """Return a function that counts the tokens of a text, with a cache for short ones."""
+    known: dict[str, int] = {}
+
+    def count(text: str) -> int:
+        if text not in known:
+            number = len(tokenize(tokenizer, text, add_special_tokens=False)["input_ids"])
+            if len(text) > MAX_CACHED_LETTERS:
+                return number
+            known[text] = number
+        return known[text]
+
+    return count

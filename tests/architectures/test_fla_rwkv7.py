@@ -129,7 +129,7 @@ def test_what_is_asked_of_any_model_is_answered(tmp_path):
     heat = ssmscope.selection_heatmap(model, batch)
     assert abs(heat[0].scores.sum(-1) - 1).max() < 1e-6
     assert [each.layer for each in ssmscope.implicit_attention(model, batch)[0].maps] == ["0", "1", "2"]
-    with pytest.raises(InputError, match="the largest gain of a step is not known of a delta rule with a decay per"):
+    with pytest.raises(InputError, match="the largest gain of a step is not known for a delta rule with a decay per"):
         ssmscope.stability(model, batch)
 
 

@@ -87,7 +87,7 @@ def test_the_answer_is_what_python_gives(verb, answered, reviews):
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_killed_run_continues(verb, analyze, reviews, tmp_path, monkeypatch):
     line = (verb, MODEL, "--data", reviews, *VERBS[verb], "--out", tmp_path / "out")
-    monkeypatch.setattr(evaluator, "BATCHES", 0.05)  # else a few texts are kept at once
+    monkeypatch.setattr(evaluator, "BATCHES_PER_CHUNK", 0.05)  # else a few texts are kept at once
     real = Store.add
 
     def killed(*args):

@@ -262,7 +262,7 @@ class Stop(Exception):
 def test_a_killed_run_goes_on(model, recipe, tmp_path, monkeypatch):
     data, cache = reviews(), tmp_path / "scores.sqlite"
     whole = word_attack(model, data, recipe=recipe, cache=tmp_path / "other.sqlite")
-    calls, run, wave = [0], [0], Evaluator._wave
+    calls, run, wave = [0], [0], Evaluator._run_new_rows
 
     def dies(evaluator, keys):
         calls[0] += 1
@@ -272,7 +272,7 @@ def test_a_killed_run_goes_on(model, recipe, tmp_path, monkeypatch):
         wave(evaluator, keys)
         run[0] += evaluator.run - before
 
-    monkeypatch.setattr(Evaluator, "_wave", dies)
+    monkeypatch.setattr(Evaluator, "_run_new_rows", dies)
     with pytest.raises(Stop):
         word_attack(model, data, recipe=recipe, cache=cache)
     first, run[0] = run[0], 0

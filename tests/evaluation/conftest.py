@@ -11,7 +11,7 @@ from ssmscope.evaluation.forking import ways_to_fork
 @pytest.fixture(autouse=True)
 def forks_wherever_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of models for which a batch more costs nothing beside its tokens: of small ones it costs most."""
-    monkeypatch.setattr(evaluator, "planned", lambda model, rows, **most: next(ways_to_fork(rows, (1,))))
+    monkeypatch.setattr(evaluator, "plan_pieces", lambda model, rows, **most: next(ways_to_fork(rows, (1,))))
 
 
 @pytest.fixture

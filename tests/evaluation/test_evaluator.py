@@ -102,7 +102,7 @@ def test_no_more_states_are_held_than_allowed(monkeypatch, words, scoring):
     model = language_model("rwkv")
     expected = Evaluator(model, words=words, scoring=scoring).scores(TEXTS)
     most, held, run_pieces, run_batch = 7, [], asking.run_pieces, running.run_batch
-    monkeypatch.setattr(asking, "states_together", lambda *_: most)
+    monkeypatch.setattr(asking, "max_held_states", lambda *_: most)
 
     def pieces_counted(model, rows, pieces, read, **options):
         held.append(pieces.kept.sum())
@@ -285,7 +285,7 @@ class TestRefused:
             (dict(words=ONE, new_tokens=0), "new_tokens is 0; allowed is a whole number from 1 on"),
             (dict(words=ONE, tokens_at_once=0), "tokens_at_once is 0"),
             (dict(words=[]), "give a list with one word for each class"),
-            (dict(words=ONE, scoring="generated", normalise=True), "only a likelihood is divided"),
+            (dict(words=ONE, scoring="generated", normalise=True), "normalise applies only to likelihoods"),
             (dict(words=["Good", "good"], scoring="generated"), "two classes have the label word 'good'"),
         ],
     )
@@ -298,7 +298,7 @@ class TestRefused:
         [
             (dict(words=ONE), "label words is for language models"),
             (dict(scoring="generated"), "the scoring 'generated' is for language models"),
-            (dict(normalise=True), "only a likelihood is divided"),
+            (dict(normalise=True), "normalise applies only to likelihoods"),
         ],
     )
     def test_options_of_a_classifier(self, options, words):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ssmscope.evaluation import forking, running
-from ssmscope.evaluation.forking import Pieces, Rows, as_bytes, ways_to_fork, whole
+from ssmscope.evaluation.forking import Pieces, Rows, as_bytes, ways_to_fork, whole_rows
 
 P, Q = list(range(100, 110)), list(range(200, 208))  # 10 and 8 tokens
 
@@ -32,7 +32,7 @@ def test_rows_are_what_they_were():
 
 @pytest.mark.parametrize("at_once", [1, 7, 2**22])
 def test_what_neighbours_share(monkeypatch, at_once):
-    monkeypatch.setattr(forking, "AT_ONCE", at_once)
+    monkeypatch.setattr(forking, "MAX_TOKENS_COMPARED", at_once)
     rows = rows_of([1, 2, 3], [1, 2, 3, 4], [1, 2, 5], [1, 2, 5, 0], [2], [2, 0, 0, 0, 0])
     assert rows.shared().tolist() == [0, 3, 2, 3, 0, 1]
     assert rows_of([1, 2], [1, 2], [1, 2, 3]).shared().tolist() == [0, 2, 2]
@@ -58,7 +58,7 @@ def test_what_neighbours_share(monkeypatch, at_once):
 )
 def test_trees_made_by_hand(rows, tokens):
     assert forked(rows_of(*rows)).tokens == tokens
-    assert whole(rows_of(*rows)).tokens == sum(map(len, rows))
+    assert whole_rows(rows_of(*rows)).tokens == sum(map(len, rows))
 
 
 def test_levels_and_what_is_kept():
@@ -84,19 +84,19 @@ def test_a_fork_costs_a_batch(monkeypatch):
     rows = rows_of(*[[*shared, end] for end in range(6)], [*shared, *P, 1], [*shared, *P, 2])
 
     def tokens(batch: int, held: int = 100) -> int:
-        monkeypatch.setattr(running, "padding_together", lambda model: batch)
+        monkeypatch.setattr(running, "max_batch_padding", lambda model: batch)
         model = SimpleNamespace(labels=("no", "yes"))
-        return running.planned(model, rows, tokens_at_once=10_000, states_at_once=held).tokens
+        return running.plan_pieces(model, rows, tokens_at_once=10_000, states_at_once=held).tokens
 
     assert tokens(0) == forked(rows).tokens == 40 + 6 + 10 + 2
     assert tokens(100) == forked(rows, fewer=4).tokens == 40 + 6 + 2 * 11
-    assert tokens(1000) == tokens(100, held=1) == whole(rows).tokens == 6 * 41 + 2 * 51
+    assert tokens(1000) == tokens(100, held=1) == whole_rows(rows).tokens == 6 * 41 + 2 * 51
 
 
 @pytest.mark.parametrize("apart, saved", [(1, 0), (3, 10), (8, 256)])
 def test_the_pieces_of_every_row_are_the_row(monkeypatch, apart, saved):
-    monkeypatch.setattr(forking, "APART", apart)
-    monkeypatch.setattr(forking, "SAVED", saved)
+    monkeypatch.setattr(forking, "MIN_FORK_DISTANCE", apart)
+    monkeypatch.setattr(forking, "MIN_TOKENS_SAVED", saved)
     draw = np.random.default_rng(3)
     for _ in range(60):
         alphabet = int(draw.integers(1, 4))
@@ -120,6 +120,6 @@ def test_the_pieces_of_every_row_are_the_row(monkeypatch, apart, saved):
             while at >= 0:
                 read, at = [*text[at], *read], int(pieces.above[at])
             assert read == written[pieces.row[piece]]
-        assert pieces.tokens <= whole(rows).tokens
+        assert pieces.tokens <= whole_rows(rows).tokens
         if apart == 1:  # every beginning once: as many tokens as the tree has edges
             assert pieces.tokens == len({row[:stop] for row in given for stop in range(1, len(row) + 1)})

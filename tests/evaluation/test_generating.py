@@ -13,7 +13,7 @@ from ssmscope.core.trace import LayerState
 from ssmscope.data.language import byte_tokenizer
 from ssmscope.evaluation import generating
 from ssmscope.evaluation.forking import Rows, as_bytes
-from ssmscope.evaluation.generating import Speaker
+from ssmscope.evaluation.generating import GreedyDecoder
 
 SCRIPTS = ["good film", "\n\n bad\nnever said", " \n \nso", "", "no\n", "and on and on"]
 END = 200
@@ -60,7 +60,7 @@ def test_answers_end_where_they_should(steps, from_states, new_tokens):
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"eos_token": tokenizer.convert_ids_to_tokens(END)})
     assert tokenizer.eos_token_id == END
-    speaker = Speaker(SimpleNamespace(tokenizer=tokenizer), new_tokens)
+    speaker = GreedyDecoder(SimpleNamespace(tokenizer=tokenizer), new_tokens)
     chosen = np.array([5, 0, 3, 1, 2, 4])
     rows = Rows.of(as_bytes([[number] for number in range(6)]))
     start = torch.zeros(6, dtype=torch.long)

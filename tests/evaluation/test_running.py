@@ -19,7 +19,7 @@ def test_a_rows_states_are_as_large_as_those_of_the_longest(name, lengths):
     model = Model(loud(random_example(name)), name=name)
     ids = np.random.default_rng(0).integers(1, 60, sum(lengths))
     rows = Rows(ids, np.cumsum([0, *lengths]))
-    continues, found = running.continues(model, rows)
+    continues, found = running.try_resuming(model, rows)
     longest = model.run(model.encode(ids=ids[: max(lengths)].tolist())).states
     assert continues and found == size(longest)
     shorter = model.run(model.encode(ids=ids[:5].tolist())).states
@@ -40,19 +40,19 @@ def test_one_logit_of_one_row_that_is_off_is_no_continuation(share, same, monkey
         return found
 
     monkeypatch.setattr(running, "run_batch", off)
-    assert running.continues(model, rows)[0] is same
+    assert running.try_resuming(model, rows)[0] is same
 
 
 def test_what_runs_together(monkeypatch):
     model = Model(random_example("mamba"))
-    monkeypatch.setattr(running, "NUMBERS_AT_ONCE", 1000 * model.width)
-    assert running.tokens_together(model) == 1000
-    monkeypatch.setattr(running, "TOKENS_AT_ONCE", (1200, 2048))
-    assert running.tokens_together(model) == 1200
-    monkeypatch.setattr(running, "TOKENS_AT_ONCE", (5, 700))
-    assert running.tokens_together(model) == 700
+    monkeypatch.setattr(running, "MAX_BATCH_ACTIVATIONS", 1000 * model.width)
+    assert running.max_batch_tokens(model) == 1000
+    monkeypatch.setattr(running, "CPU_BATCH_TOKENS", (1200, 2048))
+    assert running.max_batch_tokens(model) == 1200
+    monkeypatch.setattr(running, "CPU_BATCH_TOKENS", (5, 700))
+    assert running.max_batch_tokens(model) == 700
     weights = sum(weight.numel() for mixer in model.mixers for weight in mixer.parameters())
-    monkeypatch.setattr(running, "PADDING", {"cpu": (3, 10 * weights)})
-    assert running.padding_together(model) == 3 + 10 * len(model.mixers)
-    monkeypatch.setattr(running, "STATES_AT_ONCE", 1000)
-    assert [running.states_together(model, each) for each in (0, 1, 300, 2000)] == [1000, 1000, 3, 1]
+    monkeypatch.setattr(running, "BATCH_COST", {"cpu": (3, 10 * weights)})
+    assert running.max_batch_padding(model) == 3 + 10 * len(model.mixers)
+    monkeypatch.setattr(running, "MAX_STATE_BYTES", 1000)
+    assert [running.max_held_states(model, each) for each in (0, 1, 300, 2000)] == [1000, 1000, 3, 1]

@@ -30,7 +30,7 @@ class Stopped(Exception):
 
 @pytest.fixture
 def small_chunks(monkeypatch) -> None:
-    monkeypatch.setattr(evaluator, "BATCHES", 2)
+    monkeypatch.setattr(evaluator, "BATCHES_PER_CHUNK", 2)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def watched(monkeypatch):
     "chunks, fork, states", [(0, True, 2**29), (1, True, 2**29), (3, True, 2**29), (2, False, 0), (4, True, 2**15)]
 )
 def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, monkeypatch, watched, small_chunks, chunks, fork, states):
-    monkeypatch.setattr(running, "STATES_AT_ONCE", states)
+    monkeypatch.setattr(running, "MAX_STATE_BYTES", states)
     model = language_model("mamba2")
     unbroken = Evaluator(model, cache=tmp_path / "unbroken", fork=fork, **SMALL)
     expected = [unbroken.scores(WAVES[0])]
@@ -83,7 +83,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, monkeypatch, watched, 
 
 @pytest.mark.parametrize("words", [ONE, MANY], ids=["one token", "several tokens"])
 def test_where_a_chunk_begins_depends_on_no_row_before_it(monkeypatch, words):
-    monkeypatch.setattr(evaluator, "BATCHES", 1)
+    monkeypatch.setattr(evaluator, "BATCHES_PER_CHUNK", 1)
     asked = Evaluator(language_model("mamba2"), words=words)
     asked.scores(TEXTS[:1])
     draw = np.random.default_rng(0)
@@ -116,7 +116,7 @@ from evaluation.slow import language_model
 from evaluation.test_store import SMALL, WAVES
 from ssmscope.evaluation import Evaluator, evaluator, store
 
-evaluator.BATCHES = 2
+evaluator.BATCHES_PER_CHUNK = 2
 asked = Evaluator(language_model("mamba2"), cache={cache!r}, **SMALL)
 asked.scores(WAVES[0])
 transaction, chunks = store._transaction, []
@@ -136,7 +136,7 @@ asked.scores(WAVES[1])
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system kills otherwise")
 def test_a_killed_process_leaves_a_file_to_go_on_from(tmp_path, watched, small_chunks, monkeypatch):
-    monkeypatch.setattr(evaluator, "planned", running.planned)  # as the process has them
+    monkeypatch.setattr(evaluator, "plan_pieces", running.plan_pieces)  # as the process has them
     cache = tmp_path / "scores.sqlite"
     done = TRANSFORMERS.run(KILLED.format(tests=str(HERE.parent), cache=str(cache)), cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -216,7 +216,7 @@ class TestFiles:
         text = tmp_path / "notes.txt"
         text.write_text("Not a cache, but a page of notes. " * 40)
         with pytest.raises(
-            InputError, match=r"notes.txt is no cache of scores \(file is not a database\): give another"
+            InputError, match=r"notes.txt is not a cache of scores \(file is not a database\): give another"
         ):
             Store(text, 2)
         other = sqlite3.connect(tmp_path / "other.sqlite")
@@ -255,13 +255,13 @@ class TestFiles:
 
     def test_that_cannot_be(self, tmp_path):
         (tmp_path / "file").touch()
-        with pytest.raises(InputError, match=r"the cache .*file/scores cannot be made"):
+        with pytest.raises(InputError, match=r"the cache .*file/scores cannot be created"):
             Store(tmp_path / "file" / "scores", 2)
         with pytest.raises(InputError, match="could not be used"):
             Store(tmp_path, 2)
 
     def test_that_are_locked(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(store, "PATIENCE", 0.05)
+        monkeypatch.setattr(store, "LOCK_TIMEOUT_SECONDS", 0.05)
         held = Store(tmp_path / "scores", 2)
         other = sqlite3.connect(tmp_path / "scores", isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")

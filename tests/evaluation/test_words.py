@@ -13,7 +13,7 @@ from ssmscope.data.tokenizer import train_tokenizer
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Template, label_words
 from ssmscope.evaluation.encoded import token_rows
-from ssmscope.evaluation.verbalizer import Named
+from ssmscope.evaluation.verbalizer import WordMatcher
 
 SIZES = dict(hidden_size=16, state_size=4, num_heads=4, head_dim=8, n_groups=1, num_hidden_layers=1, expand=2)
 KEYS = dict(pad_token_id=0, bos_token_id=0, eos_token_id=0)
@@ -56,7 +56,7 @@ class TestTemplate:
             ("Say: {text}", r"'Say: {text}' has no {content}.*did you mean {content} by '{text}'\?"),
             ("A {b} of [contents]", r"did you mean {content} by '\[contents\]'\?"),
             ("Say: {content", r"did you mean {content} by '{content'\?"),
-            ("Say nothing", r"has no {content}, the place of the text that is asked about$"),
+            ("Say nothing", r"has no {content}, the placeholder for the text$"),
             ("{content} or {content}", "has {content} 2 times; it must have it once"),
             ("x" * 100, "'x{60}…' has no"),
         ],
@@ -152,7 +152,7 @@ class TestLabelWords:
 
     def test_are_for_language_models(self):
         tokenizer = word_tokenizer(["good bad"])
-        with pytest.raises(InputError, match="classifier is a classifier, whose classes are its own"):
+        with pytest.raises(InputError, match="classifier is a classifier with its own classes"):
             label_words(classifying(tokenizer), ["good", "bad"], after="good")
         with pytest.raises(InputError, match="has no tokenizer"):
             label_words(Model(reading(tokenizer).module), ["good", "bad"], after="good")
@@ -173,12 +173,12 @@ class TestLabelWords:
     ],
 )
 def test_the_word_that_an_answer_names_first(answer, label):
-    assert Named(["good", "bad", "not bad", "C++"])(answer) == label
+    assert WordMatcher(["good", "bad", "not bad", "C++"])(answer) == label
 
 
 def test_the_longer_word_counts_where_two_begin_alike():
     for words, expected in ((["not", "not bad"], 1), (["not bad", "not"], 0)):
-        assert Named(words)("Not bad") == expected
-        assert Named(words)("not badly") == 1 - expected
+        assert WordMatcher(words)("Not bad") == expected
+        assert WordMatcher(words)("not badly") == 1 - expected
     with pytest.raises(InputError, match="two classes have the label word 'NOT  bad'"):
-        Named(["not bad", "NOT  bad"])
+        WordMatcher(["not bad", "NOT  bad"])

@@ -22,7 +22,7 @@ from ssmscope.interp.heatmap import data_pair, over_data, selection_heatmap
 from ssmscope.interp.heatmap.kept import KeptGroup, KeptLayer
 from ssmscope.interp.heatmap.over_data import median_half_lives
 from ssmscope.interp.heatmap.result import DataHeatmap, KeptWord
-from ssmscope.interp.heatmap.words import MAX_HALF_LIFE, tokens_of
+from ssmscope.interp.heatmap.words import MAX_HALF_LIFE, format_half_life
 from ssmscope.render.blocks import Prose, TokenRows
 from ssmscope.render.figure import COLOURS
 from ssmscope.render.table import Table
@@ -403,8 +403,8 @@ def test_tables_have_every_number_in_its_place(result):
     }  # fmt: skip
     tenths = ["1.00 [1.00, 3.00]", "2.12 [1.00, 3.00]"]
     assert cells_of(made, "layer") == {
-        "3": [tokens_of(5.0), ", ".join(map(tokens_of, (2.0, 11.0, 20.0))), *tenths, "a · b · c"],
-        "7": [tokens_of(math.inf), ", ".join([tokens_of(math.inf)] * 3), *tenths, "good · bad"],
+        "3": [format_half_life(5.0), ", ".join(map(format_half_life, (2.0, 11.0, 20.0))), *tenths, "a · b · c"],
+        "7": [format_half_life(math.inf), ", ".join([format_half_life(math.inf)] * 3), *tenths, "good · bad"],
     }
     untimed = cells_of(made_by_hand(result, timed=0), "layer")
     assert untimed == {"3": [*tenths, "a · b · c"], "7": [*tenths, "good · bad"]}

@@ -14,9 +14,9 @@ from ssmscope import ops
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
-from ssmscope.probes.bound.layers import measured
+from ssmscope.probes.bound.layers import measure_terms
 from ssmscope.probes.stability.inputs import inputs_of
-from ssmscope.probes.stability.layers import run
+from ssmscope.probes.stability.layers import record_layers
 
 OUTSIDE = [name for name in FEW if not name.startswith("selective")]
 
@@ -26,9 +26,9 @@ class TestOtherArchitectures:
     def test_terms_are_the_largest_of_the_trace(self, name):
         model = Model(loud(random_example(name)))
         batch = model.encode(ids=TEXTS)
-        terms = measured(model, batch)
+        terms = measure_terms(model, batch)
         traces = [model.trace(ids=row) for row in TEXTS]
-        norms = run(model, batch, [10]).norms
+        norms = record_layers(model, batch, [10]).norms
         for one in terms:
             layers = [trace.layers[one.layer] for trace in traces]
             each = [layer.recurrences[one.part] for layer in layers]
@@ -52,7 +52,7 @@ class TestOtherArchitectures:
 
     def test_eq_14_with_measured_terms(self):
         model = Model(loud(random_example("mamba")))
-        (one, _) = measured(model, model.encode(ids=TEXTS))
+        (one, _) = measure_terms(model, model.encode(ids=TEXTS))
         each = [model.trace(ids=row).layers[0].recurrence for row in TEXTS]
         delta = torch.cat([r.delta[0] for r in each]).double()
         A = each[0].A.double()

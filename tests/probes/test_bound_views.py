@@ -95,7 +95,7 @@ class TestResult:
             (dict(lipschitz=math.inf), "lipschitz is inf"),
             (dict(lengths=[]), "lengths is empty"),
             (dict(lengths=[5, 0]), "lengths is 0"),
-            (dict(texts="a text"), "is about all texts: leave them out"),
+            (dict(texts="a text"), "holds for all texts: leave them out"),
             (dict(examples=None), "was trained on is not recorded; give it, examples=…"),
         ],
     )

@@ -114,7 +114,7 @@ class TestTable:
         found = stability_table([example("mamba2"), sweep[0]], length=20)
         assert found[0].norms is None and np.isnan(found.curves[0]).all() and found[0].behaviour == "stable"
         assert found[0].abscissa == pytest.approx(-1.0) and found[0].name == "mamba2"
-        assert "No capacity C and no bound of 1 checkpoint" in str(found)
+        assert "No capacity C and no bound for 1 checkpoint" in str(found)
         growth, abscissa, curves, marks, _ = found.figure().axes  # one has no bound, and still has its rows
         named = [label.get_text() for label in growth.get_yticklabels()]
         assert named[0] == "mamba2" and named[1].endswith("run0.pth")
@@ -135,7 +135,7 @@ class TestTable:
         assert [label.get_text() for label in growth.get_yticklabels()] == ["mamba2", "gla"]
         drawn = np.concatenate([marks.get_offsets() for marks in growth.collections])
         assert sorted(drawn[:, 0]) == pytest.approx(sorted(row.growth for row in alone))
-        assert "no bound of any checkpoint" in str(alone) and "--length" not in str(alone)
+        assert "no bound for any checkpoint" in str(alone) and "--length" not in str(alone)
         columns = [name for table in alone.tables() for name in table.columns]
         assert "s_A" in columns and "B_u" not in columns and "states" not in columns
         gated = stability_table(example("gla"))

@@ -101,7 +101,7 @@ def test_the_harness_knows_our_model_by_name(model, data):
 
 
 def test_what_is_refused(model, data):
-    with pytest.raises(InputError, match="'wnly' is no task of lm-eval; did you mean 'wnli'"):
+    with pytest.raises(InputError, match="'wnly' is not a task of lm-eval; did you mean 'wnli'"):
         ssmscope.evaluate(model, tasks=["wnly"])
     with pytest.raises(InputError, match="classifier"):
         ssmscope.evaluate(ssmscope.load("demo/sst2-mamba2"), tasks=["wnli"])

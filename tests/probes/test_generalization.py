@@ -23,7 +23,7 @@ from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSS
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
-from ssmscope.probes.bound.measure import grid_of
+from ssmscope.probes.bound.measure import curve_lengths
 from ssmscope.probes.bound.norms import norms_of, theorem_model, worst_row
 from ssmscope.probes.bound.terms import (
     LINEAR_P,
@@ -64,10 +64,10 @@ class TestSums:
             assert log_sums(log_rho, 1) == (0.0, -math.inf)
 
     def test_a_length_for_which_whole_numbers_have_no_64_bits_is_refused(self):
-        assert len(grid_of(None, 10**15)) > 30 and grid_of([5, 10**15], 3).tolist() == [5, 10**15]
+        assert len(curve_lengths(None, 10**15)) > 30 and curve_lengths([5, 10**15], 3).tolist() == [5, 10**15]
         for lengths, length in ((None, 10**18), ([1, 10**15 + 1], 5)):
-            with pytest.raises(InputError, match="the bound is evaluated at 1,000,000,000,000,000 at most"):
-                grid_of(lengths, length)
+            with pytest.raises(InputError, match="allowed are lengths up to 1,000,000,000,000,000"):
+                curve_lengths(lengths, length)
 
     def test_long_texts_do_not_overflow(self):
         """At ρ = 6/5 the sums are 5 (ρᵀ − 1) and 30 + (5T − 30) ρᵀ."""
@@ -303,7 +303,7 @@ class TestLinearAttention:
             model.module.ssm.q_delta.zero_()
             model.module.ssm.p_delta.fill_(LINEAR_P)
         found = generalization_bound(model, length=5, examples=10)
-        assert found.is_linear_attention and "Proposition 3.4 is about it" in str(found)
+        assert found.is_linear_attention and "which Proposition 3.4 covers" in str(found)
         ids = [3, 1, 8, 2, 2]
         u, W_B, W_C = (t.detach().double() for t in (model.module.embedding.weight[ids], *_projections(model)))
         y = sum(((W_C @ u[-1]) @ (W_B @ past)) * past for past in u)
@@ -351,7 +351,7 @@ class TestClasses:
             assert worst_row(parts, T) == int(np.argmax(logs))
         found = generalization_bound(model, length=20, examples=9)
         assert found.rows == 4 and found.row == worst_row(parts, 20)
-        assert f"row {found.row} of the 4 of W" in str(found)
+        assert f"row {found.row} of the 4 rows of W" in str(found)
         assert found.capacity == capacity(norms_of(parts, found.row), 20)
 
     def test_rows_that_none_exceeds(self):

@@ -19,7 +19,7 @@ from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp import objective
 from ssmscope.probes.influence import influence, measure
-from ssmscope.probes.influence.measure import named
+from ssmscope.probes.influence.measure import name_places
 from ssmscope.probes.influence.result import Influence
 from ssmscope.render.numbers import number
 
@@ -119,7 +119,7 @@ class TestOptions:
         assert kinds[None].exact and kinds[True].exact and not kinds[False].exact
         np.testing.assert_array_equal(kinds[None].norm, kinds[True].norm)
         assert not kinds[True].error.any() and kinds[False].error.all()
-        monkeypatch.setattr(measure, "EXACT", 23)  # the model is 24 wide
+        monkeypatch.setattr(measure, "MAX_EXACT_COMPONENTS", 23)  # the model is 24 wide
         assert not influence(model, batch).output.exact
         assert influence(model, batch, probes=24).output.exact
 
@@ -261,7 +261,7 @@ class TestResult:
             changed = dataclasses.replace(found, reaches=(own,))
             shown = " ".join(str(changed).split())
             assert f"Decay: {words}" in shown and "90 % in 5" in shown
-            for said in ("90 % not reached", "> not reached: too short", "not within the texts' length"):
+            for said in ("90 % not reached", "> not reached: at least half", "not within the texts' length"):
                 assert (said in shown) == (rate is growing)
             for said in ("Effective context: not defined", "half of it in the last 3 of 6 tokens, 90 % in the last 5"):
                 assert (said in shown) == (rate is nothing)
@@ -358,5 +358,5 @@ class TestResult:
         (["output", "1"], "the output and layer 1"),
     ],
 )
-def test_places_in_words(places, words):
-    assert named(places) == words
+def test_name_places(places, words):
+    assert name_places(places) == words

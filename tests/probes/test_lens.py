@@ -22,7 +22,6 @@ from ssmscope.core.model import Model  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.probes.lens.lenses import (
     SSMUnembed,
-    blocks_of,
     check_lens,
     chosen_states,
     final_norm_of,
@@ -31,6 +30,7 @@ from ssmscope.probes.lens.lenses import (
     load_lens,
     logit_lens,
     slices,
+    stream_blocks,
     translated,
 )
 
@@ -129,13 +129,13 @@ class TestUnembedding:
         backbone = model.module.backbone
         backbone.second = torch.nn.Identity()
         handle = backbone.norm_f.register_forward_hook(lambda module, inputs, output: backbone.second(output))
-        with pytest.raises(InputError, match="behind the last block of small run Identity, Mamba2RMSNorm; a lens"):
+        with pytest.raises(InputError, match="after the last block of small run Identity, Mamba2RMSNorm; a lens"):
             SSMUnembed(model)
         handle.remove()
         assert final_norm_of(model) is backbone.norm_f
         backbone.more = copy.deepcopy(backbone.layers)
         with pytest.raises(InputError, match="small has 2 lists of layers"):
-            blocks_of(model)
+            stream_blocks(model)
 
 
 class TestStream:
@@ -158,10 +158,10 @@ class TestStream:
         model = example(name)
         batch = model.encode(ids=[TEXTS[0]])
         states = hidden_states(model, batch)
-        assert len(states) == len(blocks_of(model)) + 1
+        assert len(states) == len(stream_blocks(model)) + 1
         assert torch.equal(states[0], model.embed(batch))
         with torch.no_grad():
-            for index, block in enumerate(blocks_of(model)):
+            for index, block in enumerate(stream_blocks(model)):
                 after = block(states[index])
                 after = after[0] if isinstance(after, tuple) else after
                 assert relative(states[index + 1], after) < 1e-5
@@ -221,7 +221,7 @@ class TestLens:
         assert torch.equal(found[2], hidden[2])
 
     def test_slices_are_the_whole(self, monkeypatch):
-        monkeypatch.setitem(ssmscope.probes.lens.lenses.NUMBERS_AT_ONCE, "cpu", 30)
+        monkeypatch.setitem(ssmscope.probes.lens.lenses.MAX_LOGITS, "cpu", 30)
         pieces = list(slices(10, 10, torch.device("cpu")))
         assert [(p.start, p.stop) for p in pieces] == [(0, 3), (3, 6), (6, 9), (9, 10)]
         assert [p.stop - p.start for p in slices(2, 1000, torch.device("cpu"))] == [1, 1]
@@ -267,12 +267,12 @@ class TestFiles:
             with pytest.raises(InputError, match=says) as caught:
                 load_lens(path, other)
             assert "\n" not in str(caught.value)
-        with pytest.raises(InputError, match="the logit lens is that of another model than small; fit one"):
+        with pytest.raises(InputError, match="the logit lens belongs to another model than small; fit one"):
             check_lens(logit_lens(model), small(seed=1))
 
     def test_absent_and_damaged_files_are_refused(self, saved, tmp_path):
         model, lens, path = saved
-        with pytest.raises(InputError, match="nowhere holds no lens: it has no config.json; fit one with fit_lens"):
+        with pytest.raises(InputError, match="nowhere has no lens: config.json is missing; fit one with fit_lens"):
             load_lens(tmp_path / "nowhere", model)
         whole = (path / "params.pt").read_bytes()
         for content in (b"", whole[: len(whole) // 2], b"not a file of torch"):
@@ -288,7 +288,7 @@ class TestFiles:
             load_lens(path, model)
         (path / "params.pt").write_bytes(whole)
         config = json.loads((path / "config.json").read_text())
-        for content, says in (("{", "is no JSON"), ("[]", "holds no JSON object")):
+        for content, says in (("{", "is not JSON"), ("[]", "is not a JSON object")):
             (path / "config.json").write_text(content)
             with pytest.raises(InputError, match=says):
                 load_lens(path, model)

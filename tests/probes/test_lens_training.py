@@ -27,7 +27,7 @@ from ssmscope.data.sequences import SequenceData  # noqa: E402
 from ssmscope.data.tokens import IGNORED, TokenData  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.probes.lens import fit_lens, training  # noqa: E402
-from ssmscope.probes.lens.data import Rows, divided, rows_of, shuffled  # noqa: E402
+from ssmscope.probes.lens.data import Rows, rows_of, shuffled_batches, split_rows  # noqa: E402
 from ssmscope.probes.lens.fitting import divergences, measure  # noqa: E402
 from ssmscope.probes.lens.lenses import chosen_states, load_lens, logit_lens  # noqa: E402
 from ssmscope.probes.lens.result import LensFit  # noqa: E402
@@ -125,7 +125,7 @@ class TestDivergences:
 
     @pytest.mark.parametrize("at_once", [1, 300, 10**6])
     def test_are_those_of_a_slow_loop(self, at_once, monkeypatch):
-        monkeypatch.setitem(lenses.NUMBERS_AT_ONCE, "cpu", at_once)
+        monkeypatch.setitem(lenses.MAX_LOGITS, "cpu", at_once)
         torch.manual_seed(0)
         head = torch.nn.Linear(6, 9).double()
         normed = torch.randn(4, 7, 6, dtype=torch.float64)
@@ -187,7 +187,7 @@ class TestRows:
 
     def test_what_is_refused(self, language):
         for given, says in (
-            ([], r"texts \(all\) holds nothing"),
+            ([], r"texts \(all\) is empty"),
             ("a text", "data is str; allowed are rows of tokens"),
             (5, "data is int; allowed are"),
             ([[1, 2], [99]], "token id 99, outside the model's 0…19"),
@@ -198,20 +198,20 @@ class TestRows:
 
     def test_batches(self):
         lengths = np.random.default_rng(0).integers(1, 30, 200).tolist()
-        first, again, second = (shuffled(lengths, 100, 5, epoch) for epoch in (0, 0, 1))
-        assert first == again != second != shuffled(lengths, 100, 6, 1)
+        first, again, second = (shuffled_batches(lengths, 100, 5, epoch) for epoch in (0, 0, 1))
+        assert first == again != second != shuffled_batches(lengths, 100, 6, 1)
         for order in (first, second):
             assert sorted(row for batch in order for row in batch) == list(range(200))
             assert all(sum(lengths[row] for row in batch) <= 100 for batch in order)
-        assert shuffled([500, 3], 100, 0, 0) in ([[0], [1]], [[1], [0]])
+        assert shuffled_batches([500, 3], 100, 0, 0) in ([[0], [1]], [[1], [0]])
 
     def test_division(self):
         rows = Rows("r", "all", tuple((i,) for i in range(20)))
-        train, held = divided(rows, 0.25, seed=3)
+        train, held = split_rows(rows, 0.25, seed=3)
         assert len(held) == 5 and sorted([*train.ids, *held.ids]) == list(rows.ids)
-        assert divided(rows, 0.25, seed=4)[1].ids != held.ids == divided(rows, 0.25, seed=3)[1].ids
+        assert split_rows(rows, 0.25, seed=4)[1].ids != held.ids == split_rows(rows, 0.25, seed=3)[1].ids
         with pytest.raises(InputError, match="has 2 rows; a lens needs at least 3, of which 2 held out"):
-            divided(rows.take([0, 1]), 0.25, seed=0)
+            split_rows(rows.take([0, 1]), 0.25, seed=0)
 
 
 class TestFit:
@@ -230,8 +230,8 @@ class TestFit:
 
     def test_numbers_are_those_of_the_lens_on_rows_left_out(self, fitted, language):
         result, lens = LensFit.load(fitted / "lens.json"), load_lens(fitted, language)
-        train, held = divided(rows_of(language, chain(160, 16, seed=1)), 0.3, 0)
-        choosing, measured = training.halves(held)
+        train, held = split_rows(rows_of(language, chain(160, 16, seed=1)), 0.3, 0)
+        choosing, measured = training.split_held_out(held)
         assert not {*train.ids} & {*measured.ids} and not {*choosing.ids} & {*measured.ids}
         assert result.provenance["data"]["measured"]["fingerprint"] == measured.fingerprint
         assert (result.rows, result.measured) == (24, 24 * 16)
@@ -323,7 +323,7 @@ class TestFit:
         with pytest.raises(InputError, match="with other weights; fit one to this model") as caught:
             load_lens(fitted, Model(changed))
         assert "\n" not in str(caught.value)
-        with pytest.raises(InputError, match="the tuned lens .*fitted is that of another model"):
+        with pytest.raises(InputError, match="the tuned lens .*fitted belongs to another model"):
             lenses.lens_of(load_lens(fitted, language), Model(changed))
 
 

@@ -139,7 +139,7 @@ class TestAgainstOneAtATime:
             assert found.log_probability[at] == pytest.approx(float(logits.log_softmax(-1)[answer]), abs=2e-4)
         from ssmscope.probes import long_rows
 
-        monkeypatch.setattr(long_rows, "continues", lambda model, rows: (True, 0))
+        monkeypatch.setattr(long_rows, "try_resuming", lambda model, rows: (True, 0))
         with pytest.raises(InputError, match="cannot continue from its states"):
             answers(model, data, piece=16)
 
@@ -315,7 +315,7 @@ class TestViews:
         assert f"{result.cells[0][0][0].accuracy.value:.2f}" in texts
         shown = str(result)
         assert "accuracy of mamba2 / accuracy of mamba2 (3)" in shown and "1,000" in shown
-        assert "12 questions a cell, test; filler given sentences" in shown
+        assert "12 questions per cell, test; filler given sentences" in shown
 
     def test_headings_of_long_names_end_within_the_figure(self, result):
         for models in (result.models, [f"runs/some-model-whose-name-is-long-{n}" for n in range(3)]):

@@ -28,7 +28,7 @@ from ssmscope.probes.lens.lenses import LOGIT, hidden_states, logit_lens  # noqa
 from ssmscope.probes.snr import needle_snr, reading  # noqa: E402
 from ssmscope.probes.snr.measure import METRICS, interpolation, measure  # noqa: E402
 from ssmscope.probes.snr.questions import ALL, lens_notes, unknown_notes  # noqa: E402
-from ssmscope.probes.snr.reading import NONE, Needles, prompts_of, read_needles  # noqa: E402
+from ssmscope.probes.snr.reading import NO_TOKEN, Needles, prompts_of, read_needles  # noqa: E402
 from ssmscope.probes.snr.result import NeedleSNR  # noqa: E402
 from ssmscope.render.table import Cell, written  # noqa: E402
 
@@ -99,7 +99,7 @@ class TestPrompts:
                     whole = tokenizer(f"{prompt} {word}", add_special_tokens=False)["input_ids"]
                     assert whole[:length] == list(row)
                     expected.append(whole[length])
-                assert [token for token in found.distractors[at].tolist() if token != NONE] == expected
+                assert [token for token in found.distractors[at].tolist() if token != NO_TOKEN] == expected
                 assert found.needles[at] not in expected
 
     def test_a_tokenizer_that_looks_far_back_is_asked_for_the_whole(self, model, monkeypatch):
@@ -114,11 +114,11 @@ class TestPrompts:
 
             def __call__(self, text, **options):
                 found = WORDS(text, **options)
-                if len(text) <= reading.TAIL + 20:
+                if len(text) <= reading.TAIL_LETTERS + 20:
                     found["input_ids"] = [*found["input_ids"][:-1], 3]
                 return found
 
-        monkeypatch.setattr(reading, "TAIL", 60)
+        monkeypatch.setattr(reading, "TAIL_LETTERS", 60)
         found = prompts_of(dataclasses.replace(model, tokenizer=Fickle()), data, PROMPT)
         assert (found.distractors == expected.distractors).all() and (found.needles == expected.needles).all()
 
@@ -156,7 +156,7 @@ class TestPrompts:
             needle_snr(dataclasses.replace(model, tokenizer=None), **QUICK)
         backbone = Mamba2Config(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_heads=2, head_dim=8, n_groups=1)
         labels = SSMForSequenceClassification(SSMClassifierConfig(backbone, num_labels=2))
-        with pytest.raises(InputError, match="is a classifier; a needle is a token that a language model should name"):
+        with pytest.raises(InputError, match="is a classifier; a needle is a token that a language model predicts"):
             needle_snr(Model(labels, WORDS), **QUICK)
         with pytest.raises(InputError, match="is no symbol of this tokenizer"):
             needle_snr(small(tokenizer=symbol_tokenizer(["a", "b"])), **QUICK)
@@ -199,7 +199,7 @@ class TestReading:
                     moved = states[layer] + (lens.tuned[layer](states[layer]) if layer < 3 else 0)
                     q = lens.tuned.unembed(moved).softmax(-1).double()
                     needle = q[prompts.needles[at]].item()
-                    against = [q[token].item() for token in prompts.distractors[at].tolist() if token != NONE]
+                    against = [q[token].item() for token in prompts.distractors[at].tolist() if token != NO_TOKEN]
                     assert math.exp(found.needle[at, layer]) == pytest.approx(needle, rel=1e-4)
                     assert math.exp(found.distractor[at, layer]) == pytest.approx(max(against), rel=1e-4)
                     assert found.candidate[at, layer] == pytest.approx(needle / (needle + sum(against)), rel=1e-4)
@@ -402,9 +402,7 @@ class TestNeedleSNR:
         lens = randomly_tuned(model)
         result = needle_snr([model, small(1)], lens=[lens, None], **QUICK)
         assert [one.lens for one in result.models] == ["tuned lens random", "logit lens"]
-        assert result.notes == (
-            "small1: read by the logit lens; below the last layer that is no match for a tuned lens",
-        )
+        assert result.notes == ("small1: read by the logit lens; below the last layer it is no match for a tuned lens",)
         plain = needle_snr(model, **QUICK)
         assert plain.notes == ()
         mine, theirs = result.curve(), plain.curve()
@@ -414,7 +412,7 @@ class TestNeedleSNR:
         lens.tuned.save(saved)
         again = needle_snr(model, lens=saved, **QUICK)
         assert again.curve() == mine and again.models[0].lens == f"tuned lens {saved}"
-        with pytest.raises(InputError, match="the tuned lens random is that of another model than small1"):
+        with pytest.raises(InputError, match="the tuned lens random belongs to another model than small1"):
             needle_snr(small(1), lens=lens, **QUICK)
         with pytest.raises(InputError, match="1 lenses were given for 2 models; give one for each"):
             needle_snr([model, small(1)], lens=lens, **QUICK)
@@ -442,7 +440,7 @@ class TestNeedleSNR:
         assert [result.curve(task=task).examples for task in result.tasks] == [3, 2, 1]
         assert needle_snr(model, questions=first, examples=1).curve().examples == 1
         bare = needle_snr(model, questions=own(where(distractors=())))
-        assert "no question has distractors: there is nothing to compare the needle with" in bare.notes
+        assert "no question has distractors to compare the needle with" in bare.notes
         assert "candidates" not in str(bare) and len(bare.figure().axes) == 1
 
     @pytest.mark.parametrize(
@@ -464,8 +462,8 @@ class TestNeedleSNR:
             (dict(questions="no.csv"), "there is no file of questions no.csv"),
             (dict(questions=[]), "questions is empty"),
             (dict(questions=[own(where()), own(where())]), "the name 'own' of a set of questions is taken"),
-            (dict(questions=own(where()), tasks=["qa1"]), "tasks are of generated questions, and yours were given"),
-            (dict(questions=own(where()), lengths=40), "lengths are of generated questions"),
+            (dict(questions=own(where()), tasks=["qa1"]), "tasks applies to generated questions, but yours were given"),
+            (dict(questions=own(where()), lengths=40), "lengths applies to generated questions"),
         ],
     )
     def test_what_is_refused(self, model, options, says):
@@ -595,7 +593,7 @@ def test_places_are_told_apart_by_their_first_byte():
 def test_models_under_another_lens_than_the_rest_are_named(names, noted):
     lenses = [SimpleNamespace(name=LOGIT if name == "logit" else "tuned lens") for name in names]
     notes = lens_notes(lenses, ["A", "B", "C"][: len(names)])
-    expected = f"{noted}: read by the logit lens; below the last layer that is no match for a tuned lens"
+    expected = f"{noted}: read by the logit lens; below the last layer it is no match for a tuned lens"
     assert notes == ([expected] if noted else [])
 
 

@@ -27,9 +27,16 @@ from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.stability import stability
-from ssmscope.probes.stability.inputs import LENGTH, inputs_of
-from ssmscope.probes.stability.layers import described, step_gains
-from ssmscope.probes.stability.measure import _gain, behaviour_of, half_lives, mean_norms, notes_on, places
+from ssmscope.probes.stability.inputs import DEFAULT_LENGTH, inputs_of
+from ssmscope.probes.stability.layers import recorded_limits, step_gains
+from ssmscope.probes.stability.measure import (
+    _gain,
+    behaviour_of,
+    half_lives,
+    mean_norms,
+    norm_positions,
+    notes_on,
+)
 from ssmscope.probes.stability.result import QUANTILES, Stability
 
 LN2 = math.log(2)
@@ -120,7 +127,7 @@ def test_long_texts_are_worked_in_pieces(monkeypatch):
     model = example("baleen-e-mamba")
     batch = model.encode(ids=TEXTS)
     whole = stability(model, batch, positions=[2, 7])
-    monkeypatch.setattr("ssmscope.probes.stability.layers.AT_ONCE", 3 * 48 * 5 * 2)
+    monkeypatch.setattr("ssmscope.probes.stability.layers.MAX_DECAYS", 3 * 48 * 5 * 2)
     monkeypatch.setattr("ssmscope.core.batching.TOKENS_AT_ONCE", 8)
     pieces = stability(model, batch, positions=[2, 7])
     for a, b in zip(whole.layers, pieces.layers):
@@ -371,7 +378,7 @@ class TestInputs:
         found = inputs_of(model, None, length=30, samples=3, seed=5)
         assert found.batch.input_ids.shape == (3, 30) and found.name == "3 random sequences of 30 tokens (seed 5)"
         assert found.batch.input_ids.unique().numel() > 50 and found.batch.input_ids.max() < 97
-        assert inputs_of(model, None, length=None, samples=1, seed=0).longest == LENGTH
+        assert inputs_of(model, None, length=None, samples=1, seed=0).longest == DEFAULT_LENGTH
         one, same = (stability(model, length=30, seed=5) for _ in range(2))
         assert one.norms.tolist() == same.norms.tolist() and not one.given
         assert one.norms.tolist() != stability(model, length=30, seed=6).norms.tolist()
@@ -422,7 +429,7 @@ class TestInputs:
             (dict(samples=0), "samples is 0"),
             (dict(seed=-1), "seed is -1"),
             (dict(positions=0), "positions is 0"),
-            (dict(positions=[5, 30], length=30), r"positions is \[5, 30\]; allowed are places from 0 to 29"),
+            (dict(positions=[5, 30], length=30), r"positions is \[5, 30\]; allowed are 0 to 29"),
             (dict(positions="all"), "positions is 'all'"),
             (dict(tolerance=-0.1), "tolerance is -0.1"),
             (dict(tolerance=math.nan), "tolerance is nan"),
@@ -438,7 +445,7 @@ class TestInputs:
         model = example("mamba")
         with pytest.raises(InputError, match="text 1 has one token"):
             stability(model, model.encode(ids=[[1, 2], [3]]))
-        with pytest.raises(InputError, match="length 9 was given beside texts"):
+        with pytest.raises(InputError, match="both texts and length 9 were given"):
             stability(model, model.encode(ids=[1, 2]), length=9)
         with pytest.raises(InputError, match="given without its model"):
             stability(model.trace(ids=[1, 2]))
@@ -522,7 +529,7 @@ def test_the_most_that_a_state_can_grow_in_a_step(limits, how):
     model = example("mamba2")
     model.mixers[0].time_step_limit = limits
     layer = model.trace(ids=TEXTS[:1]).layers[0]
-    found = described(model.mixers[0], layer, layer.recurrence, None)
+    found = recorded_limits(model.mixers[0], layer, layer.recurrence, None)
     s = layer.recurrence.A.double().amax(-1)
     assert found.bounded_by == how and (s < 0).all()
     torch.testing.assert_close(found.possible, s * limits[0])  # what decays decays least in the shortest step
@@ -581,10 +588,12 @@ def test_gains_are_factors_where_these_can_be_read(log_gain, said):
 
 
 def test_places_are_even_or_those_given():
-    assert places(5, 11) == [0, 2, 5, 8, 10] and places(1, 7) == [6] and places(99, 3) == [0, 1, 2]
-    assert places([3, 1, 3], 4) == [1, 3]
-    with pytest.raises(InputError, match="places from 0 to 3"):
-        places([4], 4)
+    assert (
+        norm_positions(5, 11) == [0, 2, 5, 8, 10] and norm_positions(1, 7) == [6] and norm_positions(99, 3) == [0, 1, 2]
+    )
+    assert norm_positions([3, 1, 3], 4) == [1, 3]
+    with pytest.raises(InputError, match=r"positions is \[4\]; allowed are 0 to 3"):
+        norm_positions([4], 4)
 
 
 def test_mean_norms_are_over_the_texts_that_have_one():

@@ -24,7 +24,7 @@ from ssmscope.probes import long_rows
 from ssmscope.probes.long_rows import pieces_of
 from ssmscope.probes.loss import measure as measuring
 from ssmscope.probes.loss import token_loss
-from ssmscope.probes.loss.measure import bins_of, slopes, smoothed, summarised, window_losses
+from ssmscope.probes.loss.measure import bins_of, slopes, smoothed, summarise, window_losses
 from ssmscope.probes.loss.result import Summary, TokenLoss, bin_name
 from ssmscope.render.table import Table
 
@@ -83,7 +83,7 @@ class TestLosses:
         windows = np.random.default_rng(0).integers(0, model.vocabulary, (3, 30))
         expected = slow_losses(model, windows)
         assert window_losses(model, windows, piece=7) == pytest.approx(expected, abs=1e-3)
-        monkeypatch.setattr(long_rows, "continues", lambda model, rows: (True, 0))
+        monkeypatch.setattr(long_rows, "try_resuming", lambda model, rows: (True, 0))
         with pytest.raises(InputError, match="cannot continue from its states"):
             window_losses(model, windows, piece=7)
 
@@ -93,9 +93,9 @@ class TestLosses:
         whole = window_losses(model, windows)
         sizes, hidden = [], []
         head, run = measuring.head_logits, long_rows._run
-        monkeypatch.setattr(measuring, "LOGITS_AT_ONCE", 6 * model.vocabulary)
+        monkeypatch.setattr(measuring, "MAX_LOGITS", 6 * model.vocabulary)
         monkeypatch.setattr(measuring, "head_logits", lambda *a: sizes.append(a[1].shape[0]) or head(*a))
-        monkeypatch.setattr(long_rows, "tokens_together", lambda model: 20)
+        monkeypatch.setattr(long_rows, "max_batch_tokens", lambda model: 20)
         monkeypatch.setattr(long_rows, "_run", lambda *a, **k: hidden.append(a[1].size) or run(*a, **k))
         assert window_losses(model, windows, piece=8) == pytest.approx(whole, abs=1e-4)
         assert max(sizes) == 6 and sum(sizes) == 7 * 40 and max(hidden) == 16
@@ -222,7 +222,7 @@ class TestWindows:
         stream = [i for line in lines for i in (*model.tokenizer(line)["input_ids"], 1)]
         windows, found = self.seen(model, ["\n".join(lines), text(5)], monkeypatch, length=12)
         assert len(stream) == 38 and windows.tolist() == [stream[a : a + 13] for a in (0, 12, 24)]
-        assert found.notes == ("1 document is shorter than a window, and not read",)
+        assert found.notes == ("1 document is shorter than a window and not read",)
 
     def test_the_last_token_is_asked_for_and_never_missing(self, monkeypatch):
         """Of 36 tokens a third window of 12 would have no token to ask for at its end."""
@@ -288,7 +288,7 @@ class TestViews:
     def test_every_number_stands_in_its_place(self):
         found = by_hand()
         (table,) = [block for block in found.blocks() if isinstance(block, Table)]
-        assert (table.heads, table.columns) == (("positions",), ("a", "b", "less b"))
+        assert (table.heads, table.columns) == (("positions",), ("a", "b", "minus b"))
         assert {label: [cell.value for cell in cells] for (label,), cells in table.rows} == {
             "1–128": ["3.500", "5.500", "−2.000"],
             "129–512": ["2.750", "3.750", "−1.125"],
@@ -320,7 +320,7 @@ class TestViews:
 
     def test_bins_are_means_of_their_own_positions(self):
         losses = np.broadcast_to(np.arange(1.0, 601), (1, 2, 600))
-        (one,) = summarised(losses, (1, 300), 1, 0)["summaries"]
+        (one,) = summarise(losses, (1, 300), 1, 0)["summaries"]
         assert [found.value for found in one.bins] == [64.5, 320.5, 556.5] and one.mean.value == 300.5
 
     def test_reads_and_draws(self, tmp_path):
@@ -360,11 +360,11 @@ class TestRefusals:
             (dict(unit="bit"), "unknown unit 'bit'; allowed are nats, bits; did you mean 'bits'?"),
             (dict(piece=-1), "piece is -1"),
             (dict(seed=-1), "seed is -1"),
-            (dict(length=100), "no document is long enough for a window of 100 tokens and the one after it"),
+            (dict(length=100), "no document is long enough for a window of 100 tokens and one more"),
             (dict(length=2**40), "no document is long enough for a window of 1,099,511,627,776 tokens"),
-            (dict(split="test"), "split 'test' means nothing for texts"),
+            (dict(split="test"), "split 'test' has no meaning for texts"),
             (dict(data=[]), "data holds no text"),
-            (dict(data=["a", 3]), "data holds no text, or something that is none"),
+            (dict(data=["a", 3]), "data holds no text, or something that is not a text"),
             (dict(data="wikitext3"), "did you mean 'wikitext2'?"),
         ],
     )
@@ -404,5 +404,5 @@ class TestRefusals:
         rows.write_text('{"text": "a b"}\n{"text": 3}\n')
         with pytest.raises(InputError, match="row 2 of .* has no text"):
             token_loss(speaker(), data=rows, **QUIET)
-        with pytest.raises(InputError, match="has none; give a file each"):
+        with pytest.raises(InputError, match="has no splits; give a file per split"):
             token_loss(speaker(), data=rows, split="test", **QUIET)

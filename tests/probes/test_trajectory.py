@@ -118,7 +118,7 @@ class TestNumbers:
         assert result.texts[1].cross_entropy[-1, 0] == pytest.approx(-own[0, after].item(), rel=1e-4)
 
     def test_texts_together_are_texts_alone(self, model, result, monkeypatch):
-        monkeypatch.setitem(lenses.NUMBERS_AT_ONCE, "cpu", 1)
+        monkeypatch.setitem(lenses.MAX_LOGITS, "cpu", 1)
         for line, text in zip(LINES, result.texts):
             (alone,) = trajectory(model, line, lens=tuned(model)).texts
             assert alone.tokens == text.tokens == tuple(line.split()) and alone.answers == text.answers
@@ -175,7 +175,7 @@ class TestNumbers:
         [
             (dict(statistic="entrpy"), "unknown statistic 'entrpy'; allowed are .* did you mean 'entropy'?"),
             (dict(positions="first"), "unknown positions 'first'; allowed are every, last"),
-            (dict(lens="nowhere"), "nowhere holds no lens"),
+            (dict(lens="nowhere"), "nowhere has no lens"),
         ],
     )
     def test_what_is_refused(self, model, options, says):
@@ -185,7 +185,7 @@ class TestNumbers:
     def test_other_refusals(self, model):
         with pytest.raises(InputError, match="judge is a classifier: there is no next token"):
             trajectory(classifier(), LINES, statistic="cross_entropy")
-        with pytest.raises(InputError, match="the tuned lens runs/lens is that of another model than speaker"):
+        with pytest.raises(InputError, match="the tuned lens runs/lens belongs to another model than speaker"):
             trajectory(language(layers=2), LINES, lens=tuned(model))
         damaged = language()
         lens = tuned(damaged)

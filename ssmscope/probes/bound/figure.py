@@ -1,4 +1,4 @@
-"""The generalisation bound as a picture: the capacity against the length of texts."""
+"""Figure of the generalisation bound: capacity against the length of texts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
     from ssmscope.probes.bound.result import GeneralizationBound
 
-LOOKS = (("#08306b", "-"), ("#4f97cb", "--"), ("#d1540a", ":"))
-"""Of the curves: two lie close together, so that they differ in their dashes too."""
+CURVE_STYLES = (("#08306b", "-"), ("#4f97cb", "--"), ("#d1540a", ":"))
+"""Colour and dashes of the curves, two of which lie close together."""
 WIDTH, HEIGHT = 8.0, 4.6
-"""In inches."""
+"""Size of the figure in inches."""
 
 
 def draw(result: GeneralizationBound) -> Figure:
-    """ln C against T by its three readings, the largest C that m allows, and T itself; of a model outside of the
-    theorem ln of every layer's largest output."""
+    """Draw ln C against T in its three readings, the largest C that m allows, and T itself; for a model outside the
+    theorem, ln of every layer's largest output."""
     sheet = Sheet(WIDTH, HEIGHT, title(result), _below(result))
     axes = sheet.panel(0.72, sheet.top, 5.28, HEIGHT - sheet.top - 0.6, xscale="log")
     axes.axvline(result.length, color=SOFT, linewidth=0.9, linestyle=DASHED)
@@ -52,7 +52,7 @@ def _below(result: GeneralizationBound) -> str:
 
 def _curves(axes: Axes, result: GeneralizationBound) -> None:
     assert result.examples is not None
-    for name, curve, (colour, style) in zip(CURVES, result.curves, LOOKS):
+    for name, curve, (colour, style) in zip(CURVES, result.curves, CURVE_STYLES):
         axes.plot(result.lengths, _drawn(curve), color=colour, linestyle=style, linewidth=1.7, label=name)
     most = math.log(result.loss_bound * math.sqrt(result.examples) / (3 * result.lipschitz))
     axes.axhline(most, color=SOFT, linewidth=1.1, linestyle="-.", label=f"vacuous above,\nm = {result.examples:,}")

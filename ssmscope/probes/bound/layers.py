@@ -1,4 +1,4 @@
-"""The bound's quantities of layers that are not the theorem's, as measured on inputs."""
+"""Terms of the bound measured on inputs, for layers that the theorem does not cover."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ssmscope import ops
 from ssmscope.core.batching import by_length
 from ssmscope.errors import InputError
 from ssmscope.probes.bound.terms import LayerTerms
-from ssmscope.probes.stability.layers import counts, step_gains
+from ssmscope.probes.stability.layers import step_gains, step_masks
 
 if TYPE_CHECKING:
     from ssmscope.core.encoding import Batch
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ssmscope.core.trace import LayerTrace
 
 
-def measured(model: Model, batch: Batch) -> tuple[LayerTerms, ...]:
-    """Every recurrence's terms on a batch.
+def measure_terms(model: Model, batch: Batch) -> tuple[LayerTerms, ...]:
+    """Measure every recurrence's terms on a batch.
 
     Raises:
         InputError: terms that are not finite.
@@ -45,7 +45,7 @@ def measured(model: Model, batch: Batch) -> tuple[LayerTerms, ...]:
 
 
 class _Extremes:
-    """The largest terms of one recurrence over batches."""
+    """Running extremes of one recurrence's terms over batches."""
 
     def __init__(self) -> None:
         self.norms = {"x": 0.0, "b": 0.0, "c": 0.0}
@@ -56,7 +56,7 @@ class _Extremes:
         self.shape: Sequence[int] = ()
 
     def add(self, layer: LayerTrace, place: int, recurrence: ops.Recurrence) -> None:
-        counted, stepping = counts(layer, place)
+        counted, stepping = step_masks(layer, place)
         self.shape, self.A = recurrence.shape[2:], recurrence.A
         real = torch.ones_like(counted) if layer.mask is None else layer.mask
         for name, term in (("x", recurrence.x.flatten(2).unsqueeze(2)), ("b", recurrence.b), ("c", recurrence.c)):
@@ -99,5 +99,5 @@ class _Extremes:
 
 
 def _inverse_softplus(step: Tensor) -> Tensor:
-    """x of softplus(x) = `step` > 0."""
+    """Return x with softplus(x) = `step` > 0."""
     return step + torch.log(-torch.expm1(-step))

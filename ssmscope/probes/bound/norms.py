@@ -1,4 +1,4 @@
-"""The norms of a selective SSM that the generalisation bound knows, from a model's weights."""
+"""Norms of a selective SSM's weights that enter the generalisation bound."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class TheoremModel(NamedTuple):
-    """A model of the theorem: one selective SSM between embeddings (tokens, channels) and a head (rows, channels)."""
+    """Model that the theorem covers: one selective SSM between embeddings (tokens, channels) and a head (rows,
+    channels)."""
 
     mixer: SelectiveSSM
     embeddings: Tensor
     head: Tensor
     bias: bool
-    """Whether the head has a bias, which the theorem's output wᵀy[T] has not."""
+    """True if the head has a bias, unlike the theorem's output wᵀy[T]."""
 
 
 def theorem_model(model: Model) -> TheoremModel | None:
-    """The model as the theorem's, None where it is another: several layers, another layer, or inputs that are no
-    tokens."""
+    """Return the parts of a model that the theorem covers; None for several layers, another layer or pixel inputs."""
     mixers = model.mixers
     head = linear_head(model.module)
     if len(mixers) != 1 or not isinstance(mixers[0], SelectiveSSM) or model.channels is not None or head is None:
@@ -40,14 +40,14 @@ def theorem_model(model: Model) -> TheoremModel | None:
 
 
 def norms_of(parts: TheoremModel, row: int) -> Norms:
-    """The norms (Assumptions 3.1, 3.2 and 3.4) with w = row `row` of the head; in float64.
+    """Compute the norms (Assumptions 3.1, 3.2 and 3.4) with w = row `row` of the head, in float64.
 
     Raises:
         InputError: weights that are not finite.
     """
     mixer = parts.mixer
     A, W_B, W_C, q, p, w, table = map(
-        _wide, (mixer.A, mixer.W_B, mixer.W_C, mixer.q_delta, mixer.p_delta, parts.head[row], parts.embeddings)
+        _to_double, (mixer.A, mixer.W_B, mixer.W_C, mixer.q_delta, mixer.p_delta, parts.head[row], parts.embeddings)
     )
     named = {"A": A, "W_B": W_B, "W_C": W_C, "q": q, "p": p, "the head": w, "the embedding": table}
     broken = next((name for name, t in named.items() if not bool(t.isfinite().all())), None)
@@ -73,8 +73,8 @@ def norms_of(parts: TheoremModel, row: int) -> Norms:
 
 
 def worst_row(parts: TheoremModel, length: int) -> int:
-    """The row of the head with which the capacity at `length` is the largest: the theorem is for scalar outputs."""
-    W = _wide(parts.head)
+    """Return the row of the head with the largest capacity at `length`; the theorem is for scalar outputs."""
+    W = _to_double(parts.head)
     if len(W) == 1:
         return 0
     candidates = largest_pairs(W.norm(dim=1).numpy(), W.abs().sum(1).numpy())
@@ -83,5 +83,5 @@ def worst_row(parts: TheoremModel, length: int) -> int:
     return max(candidates, key=lambda row: capacity(norms_of(parts, row), length).log)
 
 
-def _wide(t: Tensor | nn.Parameter) -> Tensor:
+def _to_double(t: Tensor | nn.Parameter) -> Tensor:
     return t.detach().cpu().double()

@@ -1,4 +1,4 @@
-"""The generalisation bound of a model with all of its terms, and how it is shown."""
+"""Result of the generalisation bound: all terms, tables and curves."""
 
 from __future__ import annotations
 
@@ -18,52 +18,52 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GeneralizationBound(Result, kind="bound"):
-    """The bound of a selective SSM with all of its terms; of another model the terms of its layers."""
+    """The bound of a selective SSM with all its terms; for any other model, the terms of its layers."""
 
     length: int
     """T."""
     examples: int | None
-    """m; None where it is not known and no bound needs it."""
+    """m; None if unknown and not needed for a bound."""
     delta: float
     loss_bound: float
     lipschitz: float
-    norms: Norms | None
-    """None where the model is not the theorem's; so are `capacity` and `gap`, and the numbers below are NaN."""
-    row: int
+    norms: Norms | None = None
+    """None if the theorem does not cover the model; then `capacity` and `gap` are None and the numbers below NaN."""
+    row: int = 0
     """The class whose row of W is w."""
-    rows: int
-    """How many rows W has."""
-    capacity: Capacity | None
-    gap: Gap | None
-    log_linear: float
+    rows: int = 0
+    """Number of rows of W."""
+    capacity: Capacity | None = None
+    gap: Gap | None = None
+    log_linear: float = math.nan
     """ln C of linear attention with these weights (Proposition 3.4)."""
-    log_lower: float
-    """ln of the lower bound on the Rademacher complexity (Eqs. 19 and 20); NaN where there is none, for s_A < 0."""
-    layers: tuple[LayerTerms, ...]
-    """Of a model that is not the theorem's."""
-    inputs: str
-    """What these were measured on, in words."""
+    log_lower: float = math.nan
+    """ln of the lower bound on the Rademacher complexity (Eqs. 19 and 20); NaN for s_A < 0, where there is none."""
+    layers: tuple[LayerTerms, ...] = ()
+    """Measured terms of a model outside the theorem."""
+    inputs: str = ""
+    """Description of the inputs that these were measured on."""
     lengths: np.ndarray
     """(lengths,) T of the curves."""
     curves: np.ndarray
-    """(3, lengths) ln C by `CURVES`; of another model (layers, lengths), ln of the largest output."""
-    notes: tuple[str, ...]
+    """(3, lengths) ln C by `CURVES`; outside the theorem (layers, lengths) ln of the largest output."""
+    notes: tuple[str, ...] = ()
 
     @property
     def applies(self) -> bool:
-        """Whether the model is the theorem's."""
+        """Return True if the theorem covers the model."""
         return self.norms is not None
 
     @property
     def vacuous(self) -> bool | None:
-        """Whether the bound says nothing at this m; None where the model is not the theorem's."""
+        """Return True if the bound says nothing at this m; None if the theorem does not cover the model."""
         return None if self.gap is None else self.gap.vacuous
 
     @property
     def is_linear_attention(self) -> bool:
-        """Whether the conditions of Proposition 3.4 hold: A = 0, q = 0 and a step of 1, within 1e-6."""
+        """Return True if the conditions of Proposition 3.4 hold: A = 0, q = 0 and a step of 1, within 1e-6."""
         n = self.norms
         return n is not None and n.B_A < 1e-6 and n.B_q < 1e-6 and abs(softplus(n.p) - 1) < 1e-6
 
@@ -92,9 +92,13 @@ class GeneralizationBound(Result, kind="bound"):
         return table(("model",), lines)
 
     def terms(self) -> list[tuple[int | None, str, float, str]]:
-        """(layer, symbol, value, meaning) of every term. Symbols that begin with ln are natural logarithms."""
+        """Return (layer, symbol, value, meaning) of every term. Symbols that begin with ln are natural logarithms."""
         if self.norms is None or self.capacity is None or self.gap is None:
-            return [(one.layer, *term) for one in self.layers for term in self._of_recurrence(one)]
+            return [
+                (one.layer, symbol, value, meaning if one.parts == 1 else f"{meaning} of recurrence {one.part}")
+                for one in self.layers
+                for symbol, value, meaning in self._layer_terms(one)
+            ]
         n, c, g = self.norms, self.capacity, self.gap
         S1, S2 = log_sums(n.log_rho, self.length)
         rows: list[tuple[str, float, str]] = [
@@ -105,34 +109,30 @@ class GeneralizationBound(Result, kind="bound"):
             *((name, getattr(n, name), meaning) for name, meaning in _NORMS.items()),
             ("Δ_min", n.delta_min, "softplus(p − B_q B_u): no step is smaller"),
             ("M_Δ", n.M_delta, "softplus(p + B_q B_u): no step is larger"),
-            ("ln ρ", n.log_rho, "the most that a state grows in a step: s_A Δ_min, for s_A > 0 s_A M_Δ"),
+            ("ln ρ", n.log_rho, "the largest growth of a state in a step: s_A Δ_min, for s_A > 0 s_A M_Δ"),
             ("ln ρ printed", n.log_rho_printed, "Eq. 15: s_A Δ_min at either sign"),
             ("ln S₁", S1, "Σ ρᵗ, t < T"),
             ("ln S₂", S2, "Σ t ρᵗ, t < T"),
             ("ln C", c.log, "the capacity with all constants"),
             *((f"share of {name}", share, f"of the cover of {name} in C^(2/3)") for name, share in c.shares.items()),
             ("ln C printed", c.log_printed, "the capacity by Eq. 14, up to constants"),
-            ("bound", g.bound, "on the difference of losses (Eq. 13); c_l where it is vacuous"),
-            ("vacuous", float(g.vacuous), "1 where 3 l C / √m > c_l"),
+            ("bound", g.bound, "on the difference of losses (Eq. 13); c_l if vacuous"),
+            ("vacuous", float(g.vacuous), "1 if 3 l C / √m > c_l"),
             ("ln m needed", g.log_examples, "the smallest m at which the bound is not vacuous"),
             ("ln C linear", self.log_linear, "linear attention with these W_B, W_C, w (Proposition 3.4)"),
-            ("p linear", LINEAR_P, "the p that Proposition 3.4 asks for, ln(e − 1)"),
+            ("p linear", LINEAR_P, "the p that Proposition 3.4 requires, ln(e − 1)"),
             ("ln lower", self.log_lower, "lower bound on the Rademacher complexity (Eqs. 19, 20), for s_A ≥ 0"),
         ]
         return [(None, symbol, float(value), meaning) for symbol, value, meaning in rows]
 
-    def _of_recurrence(self, one: LayerTerms) -> list[tuple[str, float, str]]:
-        name = "" if one.parts == 1 else f" of recurrence {one.part}"
-        return [(symbol, value, meaning + name) for symbol, value, meaning in self._of_layer(one)]
-
-    def _of_layer(self, one: LayerTerms) -> list[tuple[str, float, str]]:
+    def _layer_terms(self, one: LayerTerms) -> list[tuple[str, float, str]]:
         S1, S2 = one.sums(self.length)
-        rows: list[tuple[str, float, str]] = [
+        return [
             ("s_A", one.abscissa, "spectral abscissa, the largest entry of A"),
-            ("d", one.channels, "channels"),
-            ("N", one.state, "states per channel"),
+            ("d", float(one.channels), "channels"),
+            ("N", float(one.state), "states per channel"),
             ("B_A", one.B_A, "the largest |A|"),
-            ("‖x‖", one.B_x, "the largest norm of what a step reads, for B_u"),
+            ("‖x‖", one.B_x, "the largest norm of a step's input, for B_u"),
             ("‖b‖", one.B_b, "for B_B B_u"),
             ("‖c‖", one.B_c, "for B_C B_u"),
             ("Δ_min", one.delta_min, "the smallest step"),
@@ -145,12 +145,11 @@ class GeneralizationBound(Result, kind="bound"):
             ("ln ‖y‖", one.log_output(self.length), "the largest output"),
             ("ln C printed", one.log_capacity(self.length), "Eq. 14 with these terms and ‖w‖ = 1; no bound follows"),
         ]
-        return [(symbol, float(value), meaning) for symbol, value, meaning in rows]
 
     def to_frame(self) -> DataFrame:
-        """A row per term: columns layer (missing where the whole model is meant), symbol, value and meaning.
+        """Return a row per term: columns layer (missing for terms of the whole model), symbol, value and meaning.
 
-        Symbols that begin with ln are natural logarithms. Of a model outside of the theorem they are those of its
+        Symbols that begin with ln are natural logarithms. For a model outside the theorem the terms are those of its
         layers, the largest on the inputs.
         """
         import pandas as pd
@@ -159,8 +158,8 @@ class GeneralizationBound(Result, kind="bound"):
         return frame.astype({"layer": "Int64"})
 
     def curve(self) -> DataFrame:
-        """ln C against T, columns length, curve (one of `CURVES`) and log_capacity; of a model outside of the theorem
-        length, layer, part and log_output, ln of the largest output."""
+        """Return ln C against T: columns length, curve (one of `CURVES`) and log_capacity; for a model outside the
+        theorem length, layer, part and log_output, ln of the largest output."""
         import pandas as pd
 
         if self.applies:
@@ -174,9 +173,9 @@ class GeneralizationBound(Result, kind="bound"):
         return pd.DataFrame(found, columns=["length", "layer", "part", "log_output"])
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.probes.bound.words import in_words
+        from ssmscope.probes.bound.words import sentences
 
-        yield from self.opening(*in_words(self), notes=self.notes)
+        yield from self.opening(*sentences(self), notes=self.notes)
         if self.applies:
             rows = tuple(((symbol,), (plain(value), Cell(text=says))) for _, symbol, value, says in self.terms())
             yield Table(("symbol",), ("value", "meaning"), rows)
@@ -185,8 +184,8 @@ class GeneralizationBound(Result, kind="bound"):
             yield self._layer_table(slice(10, None))
 
     def _layer_table(self, chosen: slice) -> Table:
-        """A row per recurrence, and a column for each of the terms."""
-        terms = [self._of_layer(one)[chosen] for one in self.layers]
+        """Return a table with a row per recurrence and a column for each of the terms."""
+        terms = [self._layer_terms(one)[chosen] for one in self.layers]
         known = [at for at in range(len(terms[0])) if not all(math.isnan(row[at][1]) for row in terms)]
         symbols, _, meanings = zip(*(terms[0][at] for at in known))
         rows = tuple(((one.name,), tuple(plain(row[at][1]) for at in known)) for one, row in zip(self.layers, terms))

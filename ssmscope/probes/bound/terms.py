@@ -1,8 +1,8 @@
-"""The terms of the generalisation bound of selective SSMs, in logarithms, so that no length overflows.
+"""Terms of the generalisation bound of selective SSMs, in logarithms, so that no length overflows.
 
 Generalization Error Analysis for Selective State-Space Models (Honarpisheh et al.), Theorem 3.3 and its proof. Where a
-check refutes what is printed the difference is said where it is made: the growth rate ρ for s_A > 0, the sign in S₂
-(Eq. 15), and the first constant of the bound (Eq. 13).
+check refutes the printed formula, the docstring says so: the growth rate ρ for s_A > 0, the sign in S₂ (Eq. 15), and
+the first constant of the bound (Eq. 13).
 """
 
 from __future__ import annotations
@@ -14,37 +14,34 @@ from dataclasses import dataclass
 import numpy as np
 
 LINEAR_P = math.log(math.e - 1)
-"""The p at which softplus(p) = 1, which Proposition 3.4 asks for; printed is p = e, where the step is 2.78."""
-
-PARTS = ("W_B", "W_C", "w", "A", "q")
-"""What the capacity is the sum of: the covers of the parameters. That of p is left out, as in the proof."""
+"""The p with softplus(p) = 1, which Proposition 3.4 requires; it prints p = e, which gives a step of 2.78."""
 
 CURVES = ("with constants", "Eq. 14", "linear attention")
 """The readings of the capacity: with all constants, as printed, and of Proposition 3.4."""
 
-FLAT = 0.1
-"""Below this |T ln ρ| the mean index of the sums is that of ρ = 1 and a correction, else two digits would cancel."""
+SERIES_BELOW = 0.1
+"""|T ln ρ| below which the mean index of the sums is a series around ρ = 1; the closed form would lose two digits."""
 
 
 def softplus(x: float) -> float:
-    """ln(1 + eˣ)."""
+    """Return ln(1 + eˣ)."""
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 def log(x: float) -> float:
-    """ln x for x ≥ 0, −inf at 0."""
+    """Return ln x for x ≥ 0, −inf at 0."""
     return math.log(x) if x > 0 else -math.inf
 
 
 def log_sum(terms: Iterable[float]) -> float:
-    """ln Σ exp(terms)."""
+    """Return ln Σ exp(terms)."""
     terms = tuple(terms)
     top = max(terms)
     return top if math.isinf(top) else top + math.log(sum(math.exp(term - top) for term in terms))
 
 
 def log_sums(log_rho: float, length: int) -> tuple[float, float]:
-    """ln S₁ and ln S₂ of S₁ = Σ_{t<T} ρᵗ and S₂ = Σ_{t<T} t ρᵗ, T = `length` (Lemma E.6), to full precision at any ρ.
+    """Return ln S₁ and ln S₂, S₁ = Σ_{t<T} ρᵗ and S₂ = Σ_{t<T} t ρᵗ, T = `length` (Lemma E.6), precisely at any ρ.
 
     S₂ = S₁ times the mean index under the weights ρᵗ, whose closed form has no cancellation away from ρ = 1. (Eq. 15
     prints S₂ with another sign: at ρ = .5, T = 3 it must be 1.) ln S₂ is −inf at T = 1, where S₂ = 0.
@@ -52,26 +49,26 @@ def log_sums(log_rho: float, length: int) -> tuple[float, float]:
     r, T = abs(log_rho), length
     if r == 0:
         return math.log(T), log(T * (T - 1) / 2)
-    # The sums for ρ < 1; turned round, Σ_t ρᵗ = ρ^{T−1} Σ_t ρ^{−t}, they are those for ρ > 1.
+    # These are the sums for ρ < 1; reversed, Σ_t ρᵗ = ρ^{T−1} Σ_t ρ^{−t}, they give those for ρ > 1.
     falling = math.log(-math.expm1(-T * r)) - math.log(-math.expm1(-r))
     log_s1 = falling if log_rho < 0 else falling + (T - 1) * r
-    if T * r < FLAT:
+    if T * r < SERIES_BELOW:
         mean = (T - 1 + math.copysign(T * _langevin(T * r / 2) - _langevin(r / 2), log_rho)) / 2
         return log_s1, log_s1 + log(mean)
-    scaled = 1 / -math.expm1(-r) - T * math.exp(-(T - 1) * r) / -math.expm1(-T * r)  # the mean index · e^r
+    scaled = 1 / -math.expm1(-r) - T * math.exp(-(T - 1) * r) / -math.expm1(-T * r)  # This is the mean index times e^r.
     if log_rho < 0:
         return log_s1, log_s1 - r + log(scaled)
     return log_s1, log_s1 + log(T - 1 - math.exp(-r) * scaled)
 
 
 def _langevin(y: float) -> float:
-    """coth y − 1/y for 0 ≤ y ≤ 0.05, within 1e-16."""
+    """Return coth y − 1/y for 0 ≤ y ≤ 0.05, within 1e-16."""
     return y / 3 - y**3 / 45 + 2 * y**5 / 945 - y**7 / 4725
 
 
 @dataclass(frozen=True)
 class Norms:
-    """What the bound knows of a selective SSM: its sizes, p, and norms (Assumptions 3.1, 3.2 and 3.4).
+    """Sizes, p and norms of a selective SSM that the bound depends on (Assumptions 3.1, 3.2 and 3.4).
 
     `B_u` is the largest norm of an embedding; `B_B`, `B_C` are spectral norms, `B_w`, `B_q` Euclidean ones, `B_A` the
     largest |A|; each M is the sum of absolute values.
@@ -106,7 +103,7 @@ class Norms:
 
     @property
     def log_rho(self) -> float:
-        """ln ρ, the most that a state can grow in a step: s_A δ_min for s_A ≤ 0, else s_A M_Δ.
+        """ln ρ, the largest growth of a state in a step: s_A δ_min for s_A ≤ 0, else s_A M_Δ.
 
         Eq. 15 has δ_min at either sign, which is no upper bound for s_A > 0: see `log_rho_printed`.
         """
@@ -125,13 +122,14 @@ class Capacity:
     log: float
     log_printed: float
     shares: Mapping[str, float]
-    """The parts' shares in γ = Σ α^{1/3} β^{2/3}, C = γ^{3/2}, by the parameter that is covered (`PARTS`)."""
+    """Share of each parameter's cover (W_B, W_C, w, A, q) in γ = Σ α^{1/3} β^{2/3}, C = γ^{3/2}."""
 
 
 def capacity(norms: Norms, length: int) -> Capacity:
-    """C = (Σ α^{1/3} β^{2/3})^{3/2} over the covers of W_B, W_C, w, A and q (Eqs. 72 to 79, Lemma C.9), and Eq. 14.
+    """Compute C = (Σ α^{1/3} β^{2/3})^{3/2} over the covers of W_B, W_C, w, A, q (Eqs. 72–79, Lemma C.9), and Eq. 14.
 
-    α is what a cover costs and β how far the output moves with it (Lemma E.7).
+    α is the cost of a cover and β the sensitivity of the output to it (Lemma E.7). That of p is left out, as in the
+    proof.
     """
     n, N, d = norms, norms.state, norms.channels
     S1, S2 = log_sums(n.log_rho, length)
@@ -157,7 +155,7 @@ def capacity(norms: Norms, length: int) -> Capacity:
 
 
 def log_linear_capacity(norms: Norms, length: int) -> float:
-    """ln(T B_w B_B B_C B_u³), the capacity of linear attention with these weights (Proposition 3.4)."""
+    """Return ln(T B_w B_B B_C B_u³), the capacity of linear attention with these weights (Proposition 3.4)."""
     n = norms
     return math.log(length) + log(n.B_w) + log(n.B_B) + log(n.B_C) + 3 * log(n.B_u)
 
@@ -167,23 +165,23 @@ class Gap:
     """The bound on the difference between expected and training loss."""
 
     bound: float
-    """The right side of Eq. 13; where that is vacuous c_l, by which no two losses differ more."""
+    """The right side of Eq. 13; if vacuous c_l, the largest possible difference of two losses."""
     vacuous: bool
-    """Whether 3 l C / √m > c_l: the bound then does not hold, and the right side may even be negative."""
+    """True if 3 l C / √m > c_l: the bound then does not hold, and the right side may even be negative."""
     log_examples: float
-    """ln m of the smallest m at which it is not vacuous."""
+    """ln of the smallest m at which it is not vacuous."""
 
 
 def gap(log_capacity: float, *, examples: int, delta: float, loss_bound: float, lipschitz: float) -> Gap:
-    """Eq. 13 with m = `examples`, c_l = `loss_bound`, l = `lipschitz`, at probability 1 − `delta`:
+    """Evaluate Eq. 13 with m = `examples`, c_l = `loss_bound`, l = `lipschitz`, at probability 1 − `delta`:
 
     24 l C / √m · (1 + ln(c_l √m / (3 l C))) + 3 c_l √(ln(2/δ) / 2m).
 
-    Printed is 12, since the 2 before the Rademacher complexity in Eq. 48 was dropped, and no l in the logarithm, where
-    the minimum of Eq. 45 at α = 3 l C / √m has one.
+    The paper prints 12, having dropped the 2 before the Rademacher complexity in Eq. 48, and has no l in the logarithm,
+    although the minimum of Eq. 45 at α = 3 l C / √m has one.
     """
     needed = math.log(3 * lipschitz / loss_bound) + log_capacity
-    x = needed - math.log(examples) / 2  # ln(3 l C / (c_l √m))
+    x = needed - math.log(examples) / 2  # This is ln(3 l C / (c_l √m)).
     if x > 0:
         return Gap(loss_bound, True, 2 * needed)
     dudley = 8 * loss_bound * math.exp(x) * (1 - x) if x > -math.inf else 0.0
@@ -191,10 +189,10 @@ def gap(log_capacity: float, *, examples: int, delta: float, loss_bound: float, 
 
 
 def log_lower_bound(abscissa: float, B_w: float, *, length: int, examples: int) -> float:
-    """ln of the lower bound on the Rademacher complexity, as printed: B_w ((1 + s_A)ᵀ − 1) / s_A · √(2 / πm) for
+    """Return ln of the lower bound on the Rademacher complexity, as printed: B_w ((1 + s_A)ᵀ − 1) / s_A · √(2 / πm) for
     s_A > 0 (Eq. 19), B_w T √(2 / πm) for s_A = 0 (Eq. 20); NaN for s_A < 0, where the theorem says nothing.
 
-    It is about inputs in [−1, 1] and a class of scalar models (d = N = 1).
+    It holds for inputs in [−1, 1] and a class of scalar models (d = N = 1).
     """
     if abscissa < 0:
         return math.nan
@@ -207,8 +205,8 @@ def log_lower_bound(abscissa: float, B_w: float, *, length: int, examples: int) 
 
 
 def largest_pairs(first: np.ndarray, second: np.ndarray) -> list[int]:
-    """The places (rows,) of the pairs that no other pair exceeds in both numbers: the worst by anything that grows with
-    both is among them."""
+    """Return the indices of the pairs that no other pair exceeds in both numbers. The maximum of any function that
+    grows with both is among them."""
     order = np.lexsort((-second, -first))
     above = np.maximum.accumulate(second[order])
     return [int(place) for at, place in enumerate(order) if at == 0 or second[place] > above[at - 1]]
@@ -216,49 +214,48 @@ def largest_pairs(first: np.ndarray, second: np.ndarray) -> list[int]:
 
 @dataclass(frozen=True)
 class LayerTerms:
-    """What stands for the bound's quantities in one recurrence of a layer that is not the theorem's: the largest on the
-    inputs that it was measured on."""
+    """Terms of the bound in one recurrence of a layer outside the theorem, the largest on the inputs."""
 
     layer: int
     part: int
-    """Its number among the layer's recurrences, from 0."""
+    """Index among the layer's recurrences."""
     parts: int
     channels: int
     """Heads × their width."""
     state: int
     abscissa: float
-    """s_A, the largest entry of A; NaN where there is no continuous A."""
+    """s_A, the largest entry of A; NaN without a continuous A."""
     B_A: float
-    """The largest |A|; NaN where there is none."""
+    """The largest |A|; NaN without a continuous A."""
     B_x: float
-    """The largest norm of what a step reads, ‖x_t‖₂ over all channels: B_u."""
+    """The largest norm of a step's input, ‖x_t‖₂ over all channels: B_u."""
     B_b: float
     """The largest ‖b_t‖₂ of a group: B_B B_u."""
     B_c: float
     """The largest ‖c_t‖₂ of a group: B_C B_u."""
     delta_min: float
-    """The smallest Δ; 1 where there is none, a delta rule's β."""
+    """The smallest Δ (a delta rule's β); 1 without a Δ."""
     M_delta: float
-    """The largest."""
+    """The largest Δ."""
     half_range: float
-    """Half the range of a head's softplus⁻¹(Δ), the largest: B_q B_u; NaN where there is no Δ."""
+    """Half the range of softplus⁻¹(Δ), the largest of all heads: B_q B_u; NaN without a Δ."""
     log_rho: float
     """ln ρ, the largest log-gain of a step."""
 
     def sums(self, length: int) -> tuple[float, float]:
-        """ln S₁ and ln S₂."""
+        """Return ln S₁ and ln S₂."""
         return log_sums(self.log_rho, length)
 
     def log_state(self, length: int) -> float:
-        """ln(M_Δ ‖b‖ ‖x‖ S₁): no state that starts at 0 becomes larger on inputs of these norms (Lemma E.4)."""
+        """Return ln(M_Δ ‖b‖ ‖x‖ S₁), which bounds a state that starts at 0 on inputs of these norms (Lemma E.4)."""
         return log(self.M_delta) + log(self.B_b) + log(self.B_x) + self.sums(length)[0]
 
     def log_output(self, length: int) -> float:
-        """ln(‖c‖ M_Δ ‖b‖ ‖x‖ S₁), the most that the recurrence can put out."""
+        """Return ln(‖c‖ M_Δ ‖b‖ ‖x‖ S₁), which bounds the recurrence's output."""
         return log(self.B_c) + self.log_state(length)
 
     def log_capacity(self, length: int) -> float:
-        """The right side of Eq. 14 with these quantities and a readout of norm 1, as ln; NaN where there is no A."""
+        """Return ln of the right side of Eq. 14 with these terms and a readout of norm 1; NaN without an A."""
         if math.isnan(self.B_A) or math.isnan(self.half_range):
             return math.nan
         delta = log(self.M_delta)
@@ -268,5 +265,5 @@ class LayerTerms:
 
     @property
     def name(self) -> str:
-        """As "3", or "3.1" for the second of several recurrences."""
+        """Layer number, "3", or "3.1" for the second of several recurrences."""
         return str(self.layer) if self.parts == 1 else f"{self.layer}.{self.part}"

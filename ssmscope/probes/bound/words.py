@@ -1,4 +1,4 @@
-"""What the generalisation bound of a model says, in sentences."""
+"""Sentences on the generalisation bound of a model."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from ssmscope.probes.bound.terms import Capacity, Gap, Norms
 
 
-def in_words(result: GeneralizationBound) -> Iterator[str]:
-    """What the bound says, as sentences."""
+def sentences(result: GeneralizationBound) -> Iterator[str]:
+    """Describe the bound in sentences."""
     n, c = result.norms, result.capacity
     if n is None or c is None or result.gap is None:
         yield (
-            "Outside the theorem's assumptions: Theorem 3.3 is about one selective SSM on bounded inputs, with nothing "
+            "Outside the theorem's assumptions: Theorem 3.3 covers one selective SSM on bounded inputs, with nothing "
             f"between its output and the answer. These are the largest terms on {result.inputs}, at T = "
             f"{result.length:,}; no bound on the loss follows from them."
         )
         yield (
-            "‖H‖ and ‖y‖: no state and no output of the layer's recurrence is larger on inputs of these norms and "
-            "gains (Lemma E.4). C is the right side of Eq. 14 for a readout of norm 1."
+            "‖H‖ and ‖y‖ bound the states and outputs of the layer's recurrence on inputs of these norms and gains "
+            "(Lemma E.4). C is the right side of Eq. 14 for a readout of norm 1."
         )
         return
     yield (
@@ -36,7 +36,7 @@ def in_words(result: GeneralizationBound) -> Iterator[str]:
     yield from _growth(n, result)
     yield _linear(n, result)
     if result.rows > 1:
-        yield f"w is row {result.row} of the {result.rows} of W, that with the largest C."
+        yield f"w is row {result.row} of the {result.rows} rows of W, the one with the largest C."
 
 
 def _largest(c: Capacity) -> str:
@@ -51,20 +51,20 @@ def _loss(result: GeneralizationBound, gap: Gap) -> str:
     )
     if gap.vacuous:
         return (
-            f"The bound is vacuous: 3 l C / √m is above c_l = {result.loss_bound:g} at m = {result.examples:,}, so all "
-            f"that is known is that losses differ by at most c_l. It begins to hold at m = {needed}."
+            f"The bound is vacuous: 3 l C / √m exceeds c_l = {result.loss_bound:g} at m = {result.examples:,}, so "
+            f"losses are only known to differ by at most c_l. It begins to hold at m = {needed}."
         )
     says = f"Expected and training loss differ by at most {gap.bound:.3g} {level}, m = {result.examples:,} (Eq. 13)"
     if gap.bound >= result.loss_bound:
-        return f"{says}, which is no less than c_l = {result.loss_bound:g}, by which any two losses differ at most."
+        return f"{says}, which is no less than c_l = {result.loss_bound:g}, the largest possible difference."
     return f"{says}."
 
 
 def _growth(n: Norms, result: GeneralizationBound) -> Iterator[str]:
     if n.abscissa < 0:
         yield (
-            f"s_A < 0: no state can grow, ln ρ = {number(n.log_rho)}, and C is bounded at every length, though only "
-            f"beyond about {tokens(-1 / n.log_rho)} tokens does it stop growing."
+            f"s_A < 0: no state can grow, ln ρ = {number(n.log_rho)}, and C is bounded at every length; it grows up to "
+            f"about {tokens(-1 / n.log_rho)} tokens."
         )
     elif n.abscissa == 0:
         yield "s_A = 0: no state grows, and C grows as T²."
@@ -80,9 +80,9 @@ def _growth(n: Norms, result: GeneralizationBound) -> Iterator[str]:
 
 def _linear(n: Norms, result: GeneralizationBound) -> str:
     if result.is_linear_attention:
-        return "A = 0, q = 0 and Δ = 1: the model is linear attention, and Proposition 3.4 is about it."
+        return "A = 0, q = 0 and Δ = 1: the model is linear attention, which Proposition 3.4 covers."
     return (
-        "It is no linear attention (Proposition 3.4): that asks for A = 0, q = 0 and softplus(p) = 1, "
-        f"p = {LINEAR_P:.3f} (printed is p = e); here |A| ≤ {n.B_A:.3g}, ‖q‖ = {n.B_q:.3g}, "
+        "It is not linear attention (Proposition 3.4), which requires A = 0, q = 0 and softplus(p) = 1, "
+        f"p = {LINEAR_P:.3f} (the paper prints p = e); here |A| ≤ {n.B_A:.3g}, ‖q‖ = {n.B_q:.3g}, "
         f"softplus(p) = {softplus(n.p):.3g}."
     )

@@ -1,4 +1,4 @@
-"""Many checkpoints side by side: how stable each is, its norms, and the capacity in the generalisation bound.
+"""Comparison of many checkpoints: stability, norms, and the capacity in the generalisation bound.
 
 Generalization Error Analysis for Selective State-Space Models (Honarpisheh et al.), Experiments 1 and 2, for the
 checkpoints of a sweep.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ssmscope.api.analysis import analysis
 from ssmscope.api.options import Range, Seed
 from ssmscope.errors import InputError
-from ssmscope.probes.bound.options import Delta, Lengths, Lipschitz, LossBound
+from ssmscope.probes.bound import Delta, Lengths, Lipschitz, LossBound
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -31,10 +31,10 @@ def stability_table(
     checkpoints: str | os.PathLike[str] | Model | Sequence[str | os.PathLike[str] | Model],
     *,
     length: Annotated[
-        int | Sequence[int] | None, "T at which C is given, of all, or of each; else C is in the curves only.", Range(1)
+        int | Sequence[int] | None, "T for C, one for all or one each (default: C is in the curves only).", Range(1)
     ] = None,
     examples: Annotated[
-        int | None, "m, how many examples the models were trained on; without it there is no bound.", Range(1)
+        int | None, "m, the number of training examples; without it there is no bound.", Range(1)
     ] = None,
     delta: Delta = 0.05,
     loss_bound: LossBound = 1.0,
@@ -42,16 +42,15 @@ def stability_table(
     lengths: Lengths = None,
     seed: Seed = 0,
 ) -> StabilityTable:
-    """Checkpoints in one table: spectral abscissa, growth, norms and capacity of each; a directory stands for those in
-    it.
+    """Compare checkpoints in one table: spectral abscissa, growth, norms and capacity of each.
 
-    How each behaves is what `stability` finds on 4 random sequences of `length` tokens, at most 512; norms, ln ρ, C and
-    the bound are those of `generalization_bound`, of selective SSMs alone. The curves have ln C at 41 lengths up to
-    10,000 or 10 times the largest `length`. Checkpoints are loaded one after the other, and one that cannot be read
-    gets a row that says why.
+    The behaviour of each is measured as in `stability`, on 4 random sequences of `length` tokens, at most 512; norms,
+    ln ρ, C and the bound are those of `generalization_bound`, for selective SSMs only. The curves show ln C at 41
+    lengths up to 10,000 or 10 times the largest `length`. Checkpoints are loaded one after the other; one that cannot
+    be read gets a row with the reason.
 
     Args:
-        checkpoints: anything that `load` takes, a directory of such, or models; one or several.
+        checkpoints: anything that `load` takes, a directory of them, or models; one or several.
 
     Raises:
         InputError: no checkpoint, none that can be read, or another number of lengths than of checkpoints.
@@ -59,18 +58,24 @@ def stability_table(
     import numpy as np
 
     from ssmscope.api.results import record_provenance
-    from ssmscope.probes.bound.measure import grid_of
-    from ssmscope.probes.checkpoints.measure import checkpoint, expanded, length_of_each, name_of, sources_of
+    from ssmscope.probes.bound.measure import curve_lengths
+    from ssmscope.probes.checkpoints.measure import (
+        expand_directories,
+        length_of_each,
+        measure_checkpoint,
+        name_of,
+        sources_of,
+    )
     from ssmscope.probes.checkpoints.result import StabilityTable
 
     given = sources_of(checkpoints)
-    sources = expanded(given)
+    sources = expand_directories(given)
     each = length_of_each(length, len(sources))
-    grid = grid_of(lengths, max((T for T in each if T is not None), default=1))
+    grid = curve_lengths(lengths, max((T for T in each if T is not None), default=1))
     setting: dict[str, Any] = dict(delta=delta, loss_bound=loss_bound, lipschitz=lipschitz)
     rows, curves = [], []
     for source, T in zip(sources, each):
-        row, curve = checkpoint(source, T, examples, setting, grid, seed)
+        row, curve = measure_checkpoint(source, T, examples, setting, grid, seed)
         rows.append(row)
         curves.append(curve)
     if all(row.reason for row in rows):

@@ -1,4 +1,4 @@
-"""Many checkpoints as a picture: capacity against length, and against the spectral abscissa."""
+"""Figure of many checkpoints: capacity against length, and against the spectral abscissa."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
     from ssmscope.probes.checkpoints.result import Checkpoint, StabilityTable
 
-SIGNED = ("#08306b", "#4f97cb", "#949ca5", "#e69f00", "#a50026")
-"""From s_A < 0 to s_A > 0; blue and red are told apart by every kind of colour vision."""
+ABSCISSA_COLOURS = ("#08306b", "#4f97cb", "#949ca5", "#e69f00", "#a50026")
+"""Colours from s_A < 0 to s_A > 0; blue and red are distinct in every kind of colour vision."""
 MARKS = {"stable": "o", "marginal": "s", "unstable": "^"}
-WIDTH, BELOW = 10.0, 3.95
-"""In inches, the sheet's width and the height of the panels of selective SSMs."""
-ROW, LEAST, UNNAMED, NAMED = 0.27, 1.2, 5.0, 40
-"""In inches, a checkpoint's row, the smallest height of their panels, and that of more than `NAMED`, which are not
-named."""
+WIDTH, CAPACITY_HEIGHT = 10.0, 3.95
+"""Width of the figure and height of the panels of selective SSMs, in inches."""
+ROW_HEIGHT, MIN_HEIGHT, UNNAMED_HEIGHT, MAX_NAMED = 0.27, 1.2, 5.0, 40
+"""Height of a checkpoint's row and of the panels, in inches; more than `MAX_NAMED` checkpoints are not named."""
 
 
 def draw(result: StabilityTable) -> Figure:
-    """A row per checkpoint that could be read, with its growth and s_A. Below, of selective SSMs alone: left ln C
-    against T, a line each coloured by s_A, and right a mark each, ln C against s_A."""
+    """Draw growth and s_A of every readable checkpoint in rows; below, for selective SSMs only, ln C against T as lines
+    coloured by s_A, and ln C against s_A as marks."""
     rows = [(name, row) for name, row in zip(result.names, result.rows) if not row.reason]
     bounded = [at for at, row in enumerate(result.rows) if row.norms is not None]
     others = len(rows) - len(bounded)
     inside = [counted(len(bounded), "selective SSM")] if bounded else []
-    outside = [f"{others} outside of the generalisation theorem"] if others else []
-    tall = max(ROW * len(rows), LEAST) if len(rows) <= NAMED else UNNAMED
-    sheet = Sheet(WIDTH, 1.1 + tall + 0.7 + BELOW * bool(bounded), title(result), "; ".join(inside + outside))
+    outside = [f"{others} outside the generalisation theorem"] if others else []
+    tall = max(ROW_HEIGHT * len(rows), MIN_HEIGHT) if len(rows) <= MAX_NAMED else UNNAMED_HEIGHT
+    height = 1.1 + tall + 0.7 + CAPACITY_HEIGHT * bool(bounded)
+    sheet = Sheet(WIDTH, height, title(result), "; ".join(inside + outside))
     _rows(sheet, rows, tall)
     if not bounded:
         return sheet.figure
@@ -50,7 +50,7 @@ def draw(result: StabilityTable) -> Figure:
     abscissae = np.array([row.abscissa for row in result.rows])
     known = np.abs(abscissae[np.isfinite(abscissae)])
     reach = float(np.quantile(known, 0.95)) if known.size and known.max() > 0 else 1.0
-    colours = ScalarMappable(Normalize(-reach, reach), ListedColormap(ramp(SIGNED, 256)))
+    colours = ScalarMappable(Normalize(-reach, reach), ListedColormap(ramp(ABSCISSA_COLOURS, 256)))
     _curves(left, result, bounded, colours)
     _marks(right, result, colours)
     bar = sheet.figure.colorbar(colours, cax=sheet.panel(9.1, top, 0.14, 3.1, frame_on=False), extend="both")
@@ -60,7 +60,7 @@ def draw(result: StabilityTable) -> Figure:
 
 
 def _rows(sheet: Sheet, rows: Sequence[tuple[str, Checkpoint]], tall: float) -> None:
-    """A panel for the growth of every checkpoint and one for s_A, where any has one."""
+    """Draw a panel of every checkpoint's growth, and one of s_A if any has one."""
     measures = [("growth, log-gain a token", [row.growth for _, row in rows])]
     if any(math.isfinite(row.abscissa) for _, row in rows):
         measures.append(("spectral abscissa s_A", [row.abscissa for _, row in rows]))
@@ -79,7 +79,7 @@ def _rows(sheet: Sheet, rows: Sequence[tuple[str, Checkpoint]], tall: float) -> 
         axes.set_xlabel(name, color=SOFT, size=9)
         if not number:
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=8, frameon=False)
-            if len(rows) <= NAMED:
+            if len(rows) <= MAX_NAMED:
                 axes.set_yticks(place, [shorten(visible(name), 24) for name, _ in rows], parse_math=False)
 
 
@@ -96,7 +96,7 @@ def _curves(axes: Axes, result: StabilityTable, bounded: list[int], colours: Sca
 
 
 def _marks(axes: Axes, result: StabilityTable, colours: ScalarMappable) -> None:
-    default = len(result.lengths) // 2  # where no length is given, that in the middle of the curves
+    default = len(result.lengths) // 2  # Without a length, C is read in the middle of the curves.
     places = [
         curve[default] if row.length is None else row.log_capacity for row, curve in zip(result.rows, result.curves)
     ]

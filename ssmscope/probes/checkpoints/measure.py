@@ -1,4 +1,4 @@
-"""The rows of a table of checkpoints: each is loaded and measured by itself."""
+"""Rows of a table of checkpoints, each of which is loaded and measured on its own."""
 
 from __future__ import annotations
 
@@ -19,20 +19,16 @@ from ssmscope.probes.bound.result import GeneralizationBound
 from ssmscope.probes.bound.terms import CURVES
 from ssmscope.probes.checkpoints.result import Checkpoint
 from ssmscope.probes.stability import stability
-from ssmscope.probes.stability.inputs import LENGTH
+from ssmscope.probes.stability.inputs import DEFAULT_LENGTH
 
 SUFFIXES = (".pth", ".pt")
-"""How files of weights end that are looked for in a directory of checkpoints."""
+"""Suffixes of weight files that a directory of checkpoints is searched for."""
 
 Source = str | os.PathLike[str] | Model
 
 
 def sources_of(checkpoints: Source | Iterable[Source]) -> list[Source]:
-    """What was given, one or several.
-
-    Raises:
-        InputError: nothing.
-    """
+    """Return one or several checkpoints as a list; raise InputError if there are none."""
     one = isinstance(checkpoints, str | os.PathLike | Model)
     sources = [checkpoints] if one else list(checkpoints)  # type: ignore[arg-type]
     if not sources:
@@ -44,8 +40,8 @@ def name_of(source: Source) -> str:
     return source.name if isinstance(source, Model) else str(source)
 
 
-def expanded(sources: Sequence[Source]) -> list[Source]:
-    """The checkpoints; in place of a directory that is none itself, those in it, in the order of their names.
+def expand_directories(sources: Sequence[Source]) -> list[Source]:
+    """Replace every directory that is not a checkpoint itself by the checkpoints in it, sorted by name.
 
     Raises:
         InputError: a directory that cannot be read.
@@ -63,14 +59,15 @@ def expanded(sources: Sequence[Source]) -> list[Source]:
     return found
 
 
-def checkpoint(
+def measure_checkpoint(
     source: Any, length: int | None, examples: int | None, setting: dict[str, Any], grid: np.ndarray, seed: int
 ) -> tuple[Checkpoint, np.ndarray]:
-    """A row of the table, and ln C at the lengths of `grid`, NaN where there is none; what cannot be read says why."""
+    """Return a row of the table (with the reason if the checkpoint cannot be read), and ln C at the lengths of `grid`,
+    NaN without one."""
     curve, bounded = np.full(len(grid), math.nan), {}
     try:
         model = source if isinstance(source, Model) else load(source)
-        probe = None if model.channels is not None else min(max(length or LENGTH, 2), LENGTH)
+        probe = None if model.channels is not None else min(max(length or DEFAULT_LENGTH, 2), DEFAULT_LENGTH)
         found = stability(model, length=probe, positions=1, seed=seed)
         if theorem_model(model) is not None:
             at = length or int(grid[-1])
@@ -95,31 +92,24 @@ def checkpoint(
 
 
 def _bounded(bound: GeneralizationBound, at_length: bool, at_examples: bool) -> dict[str, Any]:
-    """The fields of a checkpoint that the bound gives, as far as a length and a number of examples are known."""
+    """Return the fields that the bound gives, as far as a length and a number of examples are known."""
     assert bound.capacity is not None and bound.gap is not None
     found: dict[str, Any] = {"norms": bound.norms}
     if at_length:
-        found |= {
-            "length": bound.length,
-            "log_capacity": bound.capacity.log,
-            "log_capacity_printed": bound.capacity.log_printed,
-        }
+        found |= {"length": bound.length, "log_capacity": bound.capacity.log}
+        found["log_capacity_printed"] = bound.capacity.log_printed
         if at_examples:
             found |= {"bound": bound.gap.bound, "vacuous": bound.gap.vacuous}
     return found
 
 
 def _largest(values: Iterable[float]) -> float:
-    """The largest that is a number; NaN where none is."""
+    """Return the largest value that is a number; NaN if there is none."""
     return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 def length_of_each(length: int | Sequence[int] | None, number: int) -> list[int | None]:
-    """T of each checkpoint: one for all, or one for each.
-
-    Raises:
-        InputError: another number of lengths than of checkpoints.
-    """
+    """Return T of each checkpoint; raise InputError if the numbers of lengths and checkpoints differ."""
     if length is None or isinstance(length, int):
         return [length] * number
     if len(length) != number:

@@ -1,4 +1,4 @@
-"""Checkpoints side by side: what is known of each, and how the table is shown."""
+"""Result of comparing checkpoints: measures of each, and tables."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 NORMS = ("p", "B_u", "B_B", "B_C", "B_w", "B_q", "B_A", "M_B", "M_C", "M_w", "M_q", "M_A")
-"""Of a theorem model, in the table."""
+"""Columns of the norms of a model that the theorem covers."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is known of one checkpoint. Numbers that it has not are NaN."""
+    """Measures of one checkpoint; NaN where it has none."""
 
     name: str
     reason: str
-    """Why it could not be read; empty where it could."""
+    """Why it could not be read; empty if it could."""
     architecture: str = ""
     fingerprint: str = ""
     behaviour: str = ""
-    """One of `BEHAVIOURS`; empty where it could not be read."""
+    """One of `BEHAVIOURS`; empty if it could not be read."""
     abscissa: float = math.nan
-    """s_A, the largest of all layers'."""
+    """s_A, the largest of all layers."""
     largest_gain: float = math.nan
     """The largest log-gain of a step on random tokens."""
     possible_gain: float = math.nan
-    """The largest log-gain of a step over all inputs, of a selective SSM ln ρ of the bound."""
+    """The largest log-gain of a step over all inputs; for a selective SSM, ln ρ of the bound."""
     growth: float = math.nan
-    """The mean log-gain of the state that grows most, on random tokens."""
+    """The mean log-gain of the fastest-growing state, on random tokens."""
     norms: Norms | None = None
-    """None where the model is not the theorem's."""
+    """None if the theorem does not cover the model."""
     length: int | None = None
     log_capacity: float = math.nan
     log_capacity_printed: float = math.nan
@@ -55,13 +55,13 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class StabilityTable(Result, kind="stability-table"):
-    """Checkpoints side by side. `len`, iteration and `[i]` are over the rows."""
+    """Table of checkpoints. `len`, iteration and `[i]` are over its rows."""
 
     rows: tuple[Checkpoint, ...]
     lengths: np.ndarray
     """(lengths,) T of the curves."""
     curves: np.ndarray
-    """(checkpoints, lengths) ln C with all constants; NaN where there is none."""
+    """(checkpoints, lengths) ln C with all constants; NaN without one."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -71,7 +71,7 @@ class StabilityTable(Result, kind="stability-table"):
 
     @property
     def names(self) -> list[str]:
-        """The checkpoints' names without the folder that all are in."""
+        """Names of the checkpoints without their common folder."""
         names = [row.name for row in self.rows]
         folder = os.path.commonpath(names) if len({os.path.isabs(name) for name in names}) == 1 else ""
         if len(set(names)) == 1:
@@ -80,11 +80,11 @@ class StabilityTable(Result, kind="stability-table"):
 
     @property
     def read(self) -> list[Checkpoint]:
-        """The checkpoints that could be read."""
+        """Checkpoints that could be read."""
         return [row for row in self.rows if not row.reason]
 
     def verdict(self, at: int = 0) -> str:
-        if len(self.provenance["given"]) != len(self.rows):  # a directory stands for several
+        if len(self.provenance["given"]) != len(self.rows):  # A given directory holds several.
             return Result.verdict(self, at)
         row = self.rows[at]
         if row.reason:
@@ -100,19 +100,18 @@ class StabilityTable(Result, kind="stability-table"):
         return f"Stability of {self.provenance.get('model', 'checkpoints')}: {listed}"
 
     def to_frame(self) -> DataFrame:
-        """A row per checkpoint, in the order given.
+        """Return a row per checkpoint, in the order given.
 
         Columns: model, reason (why it could not be read, else empty), architecture, behaviour, spectral_abscissa,
         log_rho (the largest log-gain of a step over all inputs), largest_gain and growth (on random tokens); length,
-        log_capacity (ln C with all constants), log_capacity_printed (Eq. 14), bound (Eq. 13; c_l where vacuous) and
-        vacuous; p, states (N), channels (d), the norms B_u to M_A; fingerprint. What a checkpoint has not is missing.
+        log_capacity (ln C with all constants), log_capacity_printed (Eq. 14), bound (Eq. 13; c_l if vacuous) and
+        vacuous; p, states (N), channels (d), the norms B_u to M_A; fingerprint. Unknown values are missing.
         """
         import pandas as pd
 
         rows = []
         for row in self.rows:
             norms = {name: math.nan if row.norms is None else getattr(row.norms, name) for name in NORMS}
-            sizes = {"states": row.norms.state, "channels": row.norms.channels} if row.norms is not None else {}
             rows.append(
                 {
                     "model": row.name,
@@ -128,8 +127,8 @@ class StabilityTable(Result, kind="stability-table"):
                     "log_capacity_printed": row.log_capacity_printed,
                     "bound": row.bound,
                     "vacuous": row.vacuous,
-                    "states": sizes.get("states"),
-                    "channels": sizes.get("channels"),
+                    "states": None if row.norms is None else row.norms.state,
+                    "channels": None if row.norms is None else row.norms.channels,
                     **norms,
                     "fingerprint": row.fingerprint,
                 }
@@ -138,7 +137,7 @@ class StabilityTable(Result, kind="stability-table"):
         return pd.DataFrame(rows).astype(types)
 
     def curve(self) -> DataFrame:
-        """A row per checkpoint and length: columns model, length, log_capacity (with all constants)."""
+        """Return a row per checkpoint and length: columns model, length, log_capacity (with all constants)."""
         import pandas as pd
 
         found = [
@@ -161,7 +160,7 @@ class StabilityTable(Result, kind="stability-table"):
         yield replace(folded(frame, heads=["model"], limit=TABLE_ROWS), wide=True, note=note)
 
     def _table(self) -> Table:
-        """A row per checkpoint, with what the columns mean."""
+        """Return the main table, a row per checkpoint, with a note on its columns."""
         lines = []
         bounded = any(row.length is not None for row in self.rows)
         continuous = not all(math.isnan(row.abscissa) for row in self.rows)
@@ -180,22 +179,20 @@ class StabilityTable(Result, kind="stability-table"):
         note = (
             "s_A: the spectral abscissa, the largest entry of the continuous A; "
             * continuous
-            + "ln ρ: the largest log-gain of a step over all inputs; growth: the mean log-gain of the state that grows "
-            "most, on random tokens"
+            + "ln ρ: the largest log-gain of a step over all inputs; growth: the mean log-gain of the fastest-growing "
+            "state, on random tokens"
         )
         if bounded:
             note += "; ln C: the capacity with all constants, and by Eq. 14"
         elif theirs:
-            note += ". The bound needs the option length"
+            note += ". The bound requires a length"
         return table(("checkpoint",), lines, note=f"{note}.")
 
     def _remarks(self) -> Iterable[str]:
-        """What could not be read, or has no bound."""
+        """Yield remarks on checkpoints that could not be read or have no bound."""
         outside = sum(row.norms is None for row in self.read)
         if outside:
-            of = "any checkpoint" if outside == len(self.rows) else counted(outside, "checkpoint")
-            yield (
-                f"No capacity C and no bound of {of}: the theorem is about one selective SSM between embeddings and a "
-                "head."
-            )
+            which = "any checkpoint" if outside == len(self.rows) else counted(outside, "checkpoint")
+            reason = "the theorem covers one selective SSM between embeddings and head"
+            yield f"No capacity C and no bound for {which}: {reason}."
         yield from (f"{name}: {row.reason}" for name, row in zip(self.names, self.rows) if row.reason)

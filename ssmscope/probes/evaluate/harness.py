@@ -1,6 +1,6 @@
-"""A model as EleutherAI's lm-evaluation-harness asks for one.
+"""Adapter that runs our models in EleutherAI's lm-evaluation-harness.
 
-In the harness's own programs the class is there once this module is imported:
+The harness's own programs find it once this module is imported:
 
     import lm_eval, ssmscope.probes.evaluate.harness
     lm_eval.simple_evaluate(model="ssmscope", model_args="pretrained=demo/books-mamba2", tasks=["wnli"])
@@ -22,7 +22,7 @@ from ssmscope.errors import InputError
 
 @register_model("ssmscope")
 class HarnessModel(HFLM):
-    """The harness's model of Hugging Face's, run as an analysis runs one: with our scans, in evaluation.
+    """Hugging Face model of the harness that runs with our scans, in evaluation mode.
 
     Raises:
         InputError: a tokenizer without an end token, or what `load` refuses.

@@ -1,4 +1,4 @@
-"""What the harness says of a model: its numbers as scores with intervals, its failures in one line."""
+"""Scores of the harness with intervals, and its failures as errors of one line."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean, extra
 from ssmscope.probes.evaluate.result import Score
 
-UNREADABLE = (OSError, ValueError, KeyError, UndefinedError, DatasetsError)
-"""What the harness and its readers raise at data that is not there, or has other columns than a task asks for."""
+DATA_ERRORS = (OSError, ValueError, KeyError, UndefinedError, DatasetsError)
+"""Errors that the harness raises for missing data, or data without a task's columns."""
 SPLITS = ("train", "validation", "test")
-NORMAL = 1.96
-"""Standard errors on each side of a 95 % interval."""
+STANDARD_ERRORS_95 = 1.96
+"""Half-width of a 95 % interval in standard errors."""
 
 
 def measure(
@@ -43,7 +43,7 @@ def measure(
     seed: int,
     progress: bool,
 ) -> tuple[list[Score], dict[str, str]]:
-    """The scores of every task, and the versions of the harness and of the tasks.
+    """Return the scores of every task, and the versions of the harness and of the tasks.
 
     Raises:
         InputError: as `evaluate`.
@@ -61,12 +61,12 @@ def measure(
         manager, specs = task_manager(include) if include else own_tasks(), []
         for task in tasks:
             if task not in manager.all_tasks:
-                raise InputError(f"{task!r} is no task of lm-eval{did_you_mean(task, manager.all_tasks)}")
+                raise InputError(f"{task!r} is not a task of lm-eval{did_you_mean(task, manager.all_tasks)}")
             entry, files = manager.task_index[task], local_files(task)
             if files and entry.yaml_path is not None:
                 file = Path(folder, f"{task}.yaml")
                 local = {"task": task, "include": str(entry.yaml_path), **files}
-                file.write_text(json.dumps(local), encoding="utf-8")  # JSON is YAML
+                file.write_text(json.dumps(local), encoding="utf-8")  # Every JSON file is also YAML.
                 specs.append(str(file))
             else:
                 specs.append(task)
@@ -80,7 +80,7 @@ def measure(
                 log_samples=False,
                 **dict.fromkeys(("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), seed),
             )
-        except UNREADABLE as error:
+        except DATA_ERRORS as error:
             raise InputError(
                 f"{', '.join(tasks)}: the data cannot be read ({reason(error.__cause__ or error)})"
             ) from error
@@ -90,18 +90,18 @@ def measure(
 
 
 def task_manager(include: str | None = None) -> Any:
-    """The harness' index of its tasks, and of the user's own in the folder `include`: thousands of files are read."""
+    """Build the harness' index of its tasks and of those in the folder `include`, which reads thousands of files."""
     from lm_eval.tasks import TaskManager
 
     return TaskManager(include_path=include)
 
 
 own_tasks = cache(task_manager)
-"""Once for all calls: the harness' own files stay as they are."""
+"""Cached index of the harness' own tasks, whose files do not change."""
 
 
 def local_files(task: str) -> dict[str, Any]:
-    """What has a task read `$SSMSCOPE_DATA/TASK/SPLIT.parquet`; nothing where there is no such file."""
+    """Return the settings that make a task read `$SSMSCOPE_DATA/TASK/SPLIT.parquet`; empty without such a file."""
     folder = Path(os.environ.get("SSMSCOPE_DATA", ""), task)
     files = {split: str(path) for split in SPLITS if (path := folder / f"{split}.parquet").is_file()}
     if "SSMSCOPE_DATA" not in os.environ or not files:
@@ -110,7 +110,7 @@ def local_files(task: str) -> dict[str, Any]:
 
 
 def scores_of(found: Mapping[str, Any]) -> list[Score]:
-    """A score for each number that the harness has, of tasks and of groups."""
+    """Return a score for each number of the harness, of tasks and of groups."""
     scores = []
     for task, numbers in found["results"].items():
         for name, value in numbers.items():
@@ -118,7 +118,7 @@ def scores_of(found: Mapping[str, Any]) -> list[Score]:
             if not kind or measure.endswith("_stderr") or not isinstance(value, (int, float)):
                 continue
             error = numbers.get(f"{measure}_stderr,{kind}")
-            half = NORMAL * error if isinstance(error, (int, float)) else math.nan
+            half = STANDARD_ERRORS_95 * error if isinstance(error, (int, float)) else math.nan
             scores.append(
                 Score(
                     task=task,
@@ -134,7 +134,7 @@ def scores_of(found: Mapping[str, Any]) -> list[Score]:
 
 @contextmanager
 def _quiet(progress: bool) -> Iterator[None]:
-    """The harness says on its log what our views say, and draws its bars for people who watch alone."""
+    """Silence the harness' log, and its progress bars unless someone watches a terminal."""
     log = logging.getLogger("lm_eval")
     before = log.level
     log.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""What a language model scores on benchmarks, and how it is shown."""
+"""Result of benchmarks: the scores of a language model."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class Score:
     task: str
     measure: str
     estimate: Estimate
-    """With the harness's standard error: value ± 1.96 of them; NaN where it gives none."""
+    """Value ± 1.96 of the harness's standard errors; NaN ends if it gives none."""
     higher: bool
-    """Whether more is better."""
+    """True if higher is better."""
     shots: int
     examples: int
-    """How many were asked; 0 of a group."""
+    """Number of examples; 0 for a group."""
 
     @property
     def cell(self) -> Cell:
-        """Its value as the views show it: a share in three digits behind the point, a perplexity in four in all."""
+        """Cell of the value: a share with three decimal places, other numbers with four significant digits."""
         return Cell(self.estimate, digits=3 if abs(self.estimate.value) <= 1 else None)
 
 
 @dataclass(frozen=True)
 class Benchmarks(Result, kind="evaluate"):
-    """A model's scores on tasks of lm-evaluation-harness. `len` and iteration are over the scores."""
+    """Scores of a model on tasks of lm-evaluation-harness. `len` and iteration are over the scores."""
 
     scores: tuple[Score, ...]
 
@@ -55,7 +55,7 @@ class Benchmarks(Result, kind="evaluate"):
         return ", ".join(" ".join(filter(None, (name, it.value, it.interval, "on", task))) for name, it, task in told)
 
     def _firsts(self) -> list[Score]:
-        """The first measure of every task."""
+        """Return the first measure of every task."""
         return list({score.task: score for score in reversed(self.scores)}.values())[::-1]
 
     @classmethod
@@ -71,17 +71,13 @@ class Benchmarks(Result, kind="evaluate"):
         return [
             Line(
                 (one.task, one.measure),
-                {
-                    "value": one.cell,
-                    "shots": short(one.shots),
-                    "examples": short(one.examples or math.nan),
-                },
+                {"value": one.cell, "shots": short(one.shots), "examples": short(one.examples or math.nan)},
             )
             for one in self.scores
         ]
 
     def to_frame(self) -> DataFrame:
-        """A row per score: columns task, measure, value, low, high (95 %), higher_is_better, shots, examples."""
+        """Return a row per score: columns task, measure, value, low, high (95 %), higher_is_better, shots, examples."""
         import pandas as pd
 
         names = ["task", "measure", "value", "low", "high", "higher_is_better", "shots", "examples"]

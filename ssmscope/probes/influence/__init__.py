@@ -1,9 +1,9 @@
-"""How far back an output depends on its input (recency), and how alike tokens become (over-smoothing).
+"""Dependence of outputs on distant inputs (recency), and similarity of tokens by layer (over-smoothing).
 
-State-space models forget: with every state decaying, |∂y_t/∂x_s| falls exponentially in t − s, and with states that
-hardly decay all tokens come to look alike (Wang et al., Understanding and mitigating bottlenecks of state space models
-through the lens of recency and over-smoothing, arXiv 2501.00658). Both are measured here on the trained model itself,
-with nothing frozen or linearised beyond the derivative.
+State-space models forget: if every state decays, |∂y_t/∂x_s| falls exponentially in t − s, and if states hardly decay,
+all tokens become similar (Wang et al., Understanding and mitigating bottlenecks of state space models through the lens
+of recency and over-smoothing, arXiv 2501.00658). Both are measured on the trained model itself, with no linearisation
+beyond the derivative.
 """
 
 from __future__ import annotations
@@ -25,54 +25,55 @@ if TYPE_CHECKING:
     "influence",
     reads=Texts(instead="length"),
     question="How far back does an output depend on its input?",
-    dtype="float32",  # gradients need the digits
+    dtype="float32",  # Gradients need this precision.
 )
 def influence(
     model: Model,
     texts: TextsLike | None = None,
     *,
     length: Annotated[
-        int | None, "Instead of texts, random sequences of N tokens, or of pixels with the class token.", Range(1)
+        int | None, "Length of random sequences instead of texts; of pixels with the class token.", Range(1)
     ] = None,
-    sequences: Annotated[int, "How many of these.", Range(1)] = 8,
+    sequences: Annotated[int, "Number of random sequences.", Range(1)] = 8,
     positions: Annotated[
-        Literal["last", "all"] | Sequence[int], "Of which outputs; -1 is a text's last.", Metavar("last|all|0,-1")
+        Literal["last", "all"] | Sequence[int], "Output positions; -1 is a text's last.", Metavar("last|all|0,-1")
     ] = "last",
-    at: Annotated[Literal["output", "layers"], "The whole model alone, or each layer's mixer too."] = "output",
+    at: Annotated[Literal["output", "layers"], "Only the whole model, or each layer's mixer too."] = "output",
     of: Annotated[
-        Literal["hidden", "logits"], "What the head reads, or the logits, of a classifier at the last position only."
+        Literal["hidden", "logits"], "The head's input, or the logits (of a classifier at the last position only)."
     ] = "hidden",
     exact: Annotated[
-        bool | None, "Exact norms, or estimated; by default exact up to 64 components of what is measured."
+        bool | None, "Exact or estimated norms (default: exact for outputs of up to 64 components)."
     ] = None,
-    probes: Annotated[int, "Random vectors of an estimate: as many backward passes.", Range(2)] = 8,
-    vectors: Annotated[Literal["signs", "normal"], "What these are drawn from: ±1, or N(0, 1)."] = "signs",
+    probes: Annotated[int, "Random vectors of an estimate, each a backward pass.", Range(2)] = 8,
+    vectors: Annotated[Literal["signs", "normal"], "Distribution of the random vectors: ±1, or N(0, 1)."] = "signs",
     fit_from: Annotated[
-        int, "The least distance of the fitted line; at 0 an output also reads its own token past the memory.", Range(0)
+        int, "Smallest distance of the fit; at 0 an output also reads its own token past the memory.", Range(0)
     ] = 1,
-    fit_to: Annotated[int | None, "The largest; else as far as the texts and the noise allow.", Range(0)] = None,
-    recent: Annotated[int, "How many last tokens are called recent.", Range(1)] = 8,
-    chunk: Annotated[int | None, "How many tokens run together; else as many as suit the device.", Range(1)] = None,
+    fit_to: Annotated[
+        int | None, "Largest distance of the fit (default: as far as the texts and the noise allow).", Range(0)
+    ] = None,
+    recent: Annotated[int, "Number of last tokens called recent.", Range(1)] = 8,
+    chunk: Annotated[int | None, "Tokens that run together (default: as many as suit the device).", Range(1)] = None,
     seed: Seed = 0,
 ) -> Influence:
-    """How far back an output depends on its input (recency), and how alike tokens become by layer (over-smoothing).
+    """Measure how far back an output depends on its input (recency), and how similar tokens become (over-smoothing).
 
-    Measures ‖∂y_t/∂x_s‖_F by distance t − s, its decay, the effective context, and the similarity of tokens by layer.
-    y_t is what the head reads at position t, or the logits; x_s is the embedding of token s; the norm is Frobenius' of
-    the whole Jacobian block. With the layers too, each mixer is also measured alone: its output against its own input,
-    through its gates and norms as they are. An exact norm takes a backward pass for every component of y.
+    Computes ‖∂y_t/∂x_s‖_F by distance t − s, its decay, the effective context, and the similarity of tokens by layer.
+    y_t is the head's input at position t, or the logits; x_s is the embedding of token s; the norm is the Frobenius
+    norm of the Jacobian block. With layers, each mixer is also measured alone: its output against its own input,
+    through its actual gates and norms. An exact norm takes a backward pass for every component of y.
 
-    By distance: the mean of ln‖J‖ over all (text, t), with a line ln‖J‖ = a − λ (t − s) through it by least squares,
-    weighted by how many (text, t) a distance has; 1/λ is the decay length. The range of the fit ends where norms
-    underflow. On each text's last measured position: the share of the influence that its last k tokens hold,
-    Σ_{s > t−k} ‖J_ts‖ / Σ_s ‖J_ts‖; and the effective context, the smallest k that holds 50, 90 and 95 % where the
-    influence goes on before the text's first token as the fitted line does: a text that is too short to hold the share
-    does not reach it. Where the line fits poorly (R² below 0.9) it says nothing of tokens before the text, and views
-    count the shares of the text's own tokens. Intervals are 95 % bootstrap intervals over texts; a single text has
-    none.
+    By distance: the mean of ln‖J‖ over all (text, t), and its least-squares line ln‖J‖ = a − λ (t − s), weighted by
+    the number of (text, t) at each distance; 1/λ is the decay length. The range of the fit ends where norms underflow.
+    At each text's last measured position: the share of the influence held by its last k tokens,
+    Σ_{s > t−k} ‖J_ts‖ / Σ_s ‖J_ts‖; and the effective context, the smallest k that holds 50, 90 and 95 % if the
+    influence continued before the text's first token along the fitted line. A text too short to hold the share does not
+    reach it. If the line fits poorly (R² below 0.9), the influence of tokens before the text is unknown, and views
+    show shares of the text's own tokens. Intervals are 95 % bootstrap intervals over texts; a single text has none.
 
     Raises:
-        InputError: texts beside a length, or neither; a position that a text does not have; logits of a classifier at
+        InputError: both texts and a length, or neither; a position that a text does not have; logits of a classifier at
             another position than the last; or gradients that are not finite.
     """
     import numpy as np
@@ -82,7 +83,7 @@ def influence(
     from ssmscope.core.mixers import check_looks_back
     from ssmscope.interp.objective import MAX_BACKWARD_NUMBERS
     from ssmscope.probes.influence.jacobian import Dependence, Probes, of_layer, of_output
-    from ssmscope.probes.influence.measure import inputs_of, measured, notes_on, positions_of
+    from ssmscope.probes.influence.measure import inputs_of, measure_reach, notes_on, positions_of
     from ssmscope.probes.influence.reach import Reach
     from ssmscope.probes.influence.result import Influence
     from ssmscope.probes.influence.similarity import similarity_of
@@ -97,12 +98,12 @@ def influence(
 
     def reach(place: str, dependence: Dependence) -> Reach:
         setting: dict[str, Any] = {"exact": exact, "probes": drawn, "fit": (fit_from, fit_to), "chunk": chunk}
-        return measured(model, batch, dependence, chosen, place=place, **setting)
+        return measure_reach(model, batch, dependence, chosen, place=place, **setting)
 
     reaches = [reach("output", of_output(model, batch, of))]
     if at == "layers":
         size = batch.mask.numel() * model.width
-        together = max(1, MAX_BACKWARD_NUMBERS // (4 * size))  # a GroupMamba's inputs are those of several modules
+        together = max(1, MAX_BACKWARD_NUMBERS // (4 * size))  # A GroupMamba has inputs of several modules.
         for start in range(0, model.num_layers, together):
             group = range(start, min(start + together, model.num_layers))
             trace = model.trace(batch, keep_inputs=group)

@@ -1,4 +1,4 @@
-"""Influence as a picture: against distance, as effective context, and how alike tokens become by layer."""
+"""Figure of influence: against distance, as effective context, and with the similarity of tokens by layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ssmscope.probes.influence.reach import SHARES, Reach
 from ssmscope.probes.influence.similarity import MEASURES
-from ssmscope.probes.influence.words import how
+from ssmscope.probes.influence.words import norms_in_words
 from ssmscope.render.figure import COLOURS, DASHED, INK, SOFT, Sheet, interval, title
 from ssmscope.render.numbers import number
 from ssmscope.render.tokens import CIVIDIS, ramp
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
     from ssmscope.probes.influence.result import Influence
 
-CONTEXT = ("#8fc0e0", "#2065a8", "#08306b")
-"""50, 90 and 95 %: one hue, darker for more."""
+SHARE_COLOURS = ("#8fc0e0", "#2065a8", "#08306b")
+"""Colours of 50, 90 and 95 %: one hue, darker for more."""
 NAMES = {"cosine": "mean cosine", "centred": "mean cosine, centred", "spread": "share of the norm that differs"}
 
 WIDTH, HEIGHT, TOP, BOTTOM, LEFT, PANEL, GAP = 13.2, 5.1, 1.0, 1.1, 0.75, 3.5, 0.8
-"""In inches."""
+"""Sizes in inches."""
 TICKS = tuple(digit * 10**power for power in range(5) for digit in (1, 2, 5))
-LAYERS = ramp(CIVIDIS[:-1], 256)
-"""From dark blue, the first, to yellow, the last."""
-MIXERS: dict[str, Any] = dict(linewidth=1, linestyle=(0, (2, 1.5)), marker="x", markersize=4)
+LAYER_COLOURS = ramp(CIVIDIS[:-1], 256)
+"""Colours from dark blue, the first layer, to yellow, the last."""
+MIXER_STYLE: dict[str, Any] = dict(linewidth=1, linestyle=(0, (2, 1.5)), marker="x", markersize=4)
 
 
 def draw(result: Influence) -> Figure:
-    """Three panels: the mean of ln‖J‖ against distance with its line, and the layers' in colours from first to last;
-    the effective context and the recency of every layer, or, of the output alone, the share of the last k tokens; and
-    the similarity of tokens from layer to layer."""
+    """Draw three panels: the mean of ln‖J‖ against distance with its fit, and that of the layers in colours from first
+    to last; effective context and recency of every layer or, without layers, the share of the last k tokens; and the
+    similarity of tokens by layer."""
     sheet = Sheet(WIDTH, HEIGHT, title(result), _described(result))
     first, second, third = (LEFT + panel * (PANEL + GAP) for panel in range(3))
     inside = HEIGHT - TOP - BOTTOM
@@ -62,7 +62,7 @@ def draw(result: Influence) -> Figure:
 def _described(result: Influence) -> str:
     where = {"last": "last position", "all": "all positions", "chosen": "chosen positions"}[result.positions]
     intervals = ", 95 % bootstrap intervals" if len(result.lengths) > 1 else ""
-    return f"{result.counted}, {where}; norms {how(result)}{intervals}"
+    return f"{result.counted}, {where}; norms {norms_in_words(result)}{intervals}"
 
 
 def _title(axes: Axes, text: str) -> None:
@@ -73,7 +73,9 @@ def _distances(axes: Axes, result: Influence) -> None:
     for layer, reach in enumerate(result.layers):
         usable = reach.noisy == 0
         mean = np.where(usable, np.exp(reach.log_norm[:, 0]), np.nan)
-        axes.plot(mean, color=LAYERS[round(255 * layer / max(1, len(result.layers) - 1))], linewidth=0.9, alpha=0.85)
+        axes.plot(
+            mean, color=LAYER_COLOURS[round(255 * layer / max(1, len(result.layers) - 1))], linewidth=0.9, alpha=0.85
+        )
     reach = result.output
     distances = np.arange(len(reach.pairs))
     mean, low, high = np.exp(reach.log_norm).T
@@ -100,13 +102,13 @@ def _distances(axes: Axes, result: Influence) -> None:
 
 
 def _colours(figure: Figure, beside: Axes, result: Influence) -> None:
-    """Which colour is which layer, in a narrow bar; nothing for a single layer."""
+    """Draw a narrow colour bar of the layers, unless there is only one."""
     if len(result.layers) < 2:
         return
     box = beside.get_position()
     bar = figure.add_axes((box.x1 + 0.1 / WIDTH, box.y0, 0.09 / WIDTH, box.height))
     scale = Normalize(0, len(result.layers) - 1)
-    shown = figure.colorbar(ScalarMappable(scale, ListedColormap(LAYERS)), cax=bar)
+    shown = figure.colorbar(ScalarMappable(scale, ListedColormap(LAYER_COLOURS)), cax=bar)
     shown.set_ticks([0, len(result.layers) - 1])
     shown.outline.set_visible(False)
     bar.tick_params(colors=SOFT, labelsize=8, length=2, pad=1)
@@ -114,7 +116,7 @@ def _colours(figure: Figure, beside: Axes, result: Influence) -> None:
 
 
 def _contexts(axes: Axes, result: Influence) -> None:
-    """Medians with quartiles; a triangle at the top where the texts do not reach the share."""
+    """Draw medians with quartiles, and a triangle at the top where the texts do not reach the share."""
     layers = np.arange(len(result.layers))
     most = float(result.lengths.max())
     top = most * 1.35
@@ -123,7 +125,7 @@ def _contexts(axes: Axes, result: Influence) -> None:
         low, middle, high = (_quantiles(result.layers, share, quantile, own) for quantile in (0.25, 0.5, 0.75))
         at = layers + 0.18 * (column - 1)
         reached = np.isfinite(middle)
-        colour = CONTEXT[column]
+        colour = SHARE_COLOURS[column]
         label = f"{100 * share:.0f} %"
         axes.plot(
             at, np.where(reached, middle, np.nan), color=colour, linewidth=0.8, marker="o", markersize=4, label=label
@@ -160,7 +162,7 @@ def _recency(axes: Axes, result: Influence) -> None:
     found = [reach.recent(result.recent) for reach in result.layers]
     layers = np.arange(len(found))
     values = [each.value for each in found]
-    axes.bar(layers, values, 0.6, color=CONTEXT[0])
+    axes.bar(layers, values, 0.6, color=SHARE_COLOURS[0])
     for layer, each in enumerate(found):
         interval(axes, layer, each)
     axes.set_ylim(0, 1)
@@ -170,22 +172,22 @@ def _recency(axes: Axes, result: Influence) -> None:
 
 
 def _within(axes: Axes, result: Influence) -> None:
-    """The share of the last k tokens, and on the axis the effective context."""
+    """Draw the share of the last k tokens, and the effective context on the axis."""
     reach = result.output
     tokens = 1 + np.arange(len(reach.within))
     value, low, high = reach.within.T
     if len(result.lengths) > 1:
-        axes.fill_between(tokens, low, high, color=CONTEXT[1], alpha=0.22, linewidth=0)
-    axes.plot(tokens, value, color=CONTEXT[1], linewidth=1.6)
+        axes.fill_between(tokens, low, high, color=SHARE_COLOURS[1], alpha=0.22, linewidth=0)
+    axes.plot(tokens, value, color=SHARE_COLOURS[1], linewidth=1.6)
     own = result.of_own_tokens
     for column, share in enumerate(SHARES):
         middle = reach.effective_context(share, within=own)
         if math.isnan(middle):
             continue
         text = f"{100 * share:.0f} %: " + ("not reached" if math.isinf(middle) else f"{middle:,.0f}")
-        axes.plot([], [], "^", color=CONTEXT[column], markersize=6, linestyle="none", label=text)
+        axes.plot([], [], "^", color=SHARE_COLOURS[column], markersize=6, linestyle="none", label=text)
         if math.isfinite(middle):
-            axes.plot([middle], [0], "^", color=CONTEXT[column], markersize=7, clip_on=False, zorder=3)
+            axes.plot([middle], [0], "^", color=SHARE_COLOURS[column], markersize=7, clip_on=False, zorder=3)
     axes.set_xscale("log")
     axes.set_xlim(1, max(2, len(tokens)))
     ticks = [tick for tick in TICKS if tick <= len(tokens)]
@@ -209,8 +211,8 @@ def _similarity(axes: Axes, result: Influence) -> None:
             axes.fill_between(stream, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.plot(stream, value, color=colour, linewidth=1.5, marker=".", markersize=5, label=NAMES[measure])
         mixer = similarity.mixer[:, place, 0]
-        axes.plot(own, mixer, color=colour, **MIXERS)
-    axes.plot([], [], color=SOFT, label="mixers' outputs", **MIXERS)
+        axes.plot(own, mixer, color=colour, **MIXER_STYLE)
+    axes.plot([], [], color=SOFT, label="mixers' outputs", **MIXER_STYLE)
     axes.axhline(0, color=SOFT, linewidth=0.8)
     layers = len(own)
     shown = [layer for layer in _every(layers, 6) if layers <= 6 or layers / 8 <= layer <= layers - layers / 8]
@@ -219,17 +221,17 @@ def _similarity(axes: Axes, result: Influence) -> None:
     axes.set_xlabel("layer (lines: after its block)", color=SOFT, size=9)
     low = float(np.nanmin([*similarity.stream[..., :2].ravel(), *similarity.mixer[..., 0].ravel(), -0.05]))
     axes.set_ylim(max(-1.02, low - 0.08), 1.02)
-    _title(axes, f"how alike the {result.unit} of {result.one} are")
+    _title(axes, f"similarity of the {result.unit} of {result.one}")
     _legend(axes, *axes.get_legend_handles_labels(), columns=2)
 
 
 def _legend(axes: Axes, handles: Sequence[Any], labels: Sequence[str], *, columns: int) -> None:
-    """Below the axes' label."""
+    """Draw a legend below the axes' label."""
     height = axes.get_position().height * HEIGHT
     style: dict[str, Any] = dict(ncols=columns, fontsize=8, frameon=False, columnspacing=1.2)
     axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(-0.04, -0.45 / height), **style)
 
 
 def _every(layers: int, most: int) -> list[int]:
-    """At most so many of the layers' numbers, evenly apart."""
+    """Return at most `most` of the layers' numbers, evenly spaced."""
     return [*range(0, layers, math.ceil(layers / most))]

@@ -1,4 +1,4 @@
-"""How strongly an output depends on each token: the sizes of Jacobian blocks, by vector–Jacobian products."""
+"""Norms of Jacobian blocks of an output by each token, from vector–Jacobian products."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ssmscope.interp.objective import tokens_that_fit
 
 @dataclass(frozen=True)
 class Probes:
-    """The vectors v of the products vᵀJ.
+    """Vectors v of the products vᵀJ.
 
     Attributes:
-        number: how many random ones; None for every unit vector, which is exact.
-        vectors: what random ones are drawn from: "signs", ±1, or "normal", N(0, 1).
-        seed: a vector depends on it, on what is measured, the text, the position and its own number alone.
+        number: number of random vectors; None for every unit vector, which is exact.
+        vectors: distribution of random vectors: "signs", ±1, or "normal", N(0, 1).
+        seed: a vector depends only on the seed, the measured place, the text, the position and its own number.
     """
 
     number: int | None
@@ -48,15 +48,15 @@ class Probes:
 
 @dataclass(frozen=True, eq=False)
 class Dependence:
-    """y at every position of a text as a differentiable function of one vector per token.
+    """Output y at every position of a text as a differentiable function of one vector per token.
 
     Attributes:
-        x: (texts, length, width), where it is taken.
-        size: how many components y has.
-        run: x (rows, length, width) and its mask → what `at` reads.
-        at: what `run` gave, and a position of each row → y (rows, size).
-        layers: how many layers it runs through, which says what memory a backward pass takes.
-        place: 0 for the whole model, 1 + i for layer i: they draw different probes.
+        x: (texts, length, width), the point at which the derivative is taken.
+        size: number of components of y.
+        run: maps x (rows, length, width) and its mask to the input of `at`.
+        at: maps the output of `run` and a position of each row to y (rows, size).
+        layers: number of layers that it runs through, which determines the memory of a backward pass.
+        place: 0 for the whole model, 1 + i for layer i, so that they draw different probes.
     """
 
     x: Float[Tensor, "texts length width"]
@@ -69,18 +69,18 @@ class Dependence:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """‖∂y_t/∂x_s‖_F for positions t of one text and all of its tokens s."""
+    """Norms ‖∂y_t/∂x_s‖_F for positions t of one text and all its tokens s."""
 
     positions: Int[np.ndarray, " positions"]
     norm: Float[np.ndarray, "positions length"]
     error: Float[np.ndarray, "positions length"]
-    """The standard error of an estimated norm; 0 where it is exact."""
+    """Standard error of an estimated norm; 0 if exact."""
 
 
 def of_output(model: Model, batch: Batch, of: str) -> Dependence:
-    """The whole model: the hidden vector before the head, or the logits, as a function of the token embeddings.
+    """Return the head's input, or the logits, of the whole model as a function of the token embeddings.
 
-    A classifier's logits are those at the last position, whichever is asked for.
+    A classifier's logits are always those at the last position.
     """
     with torch.no_grad():
         x = model.embed(batch).masked_fill(~batch.mask.unsqueeze(-1), 0)
@@ -105,7 +105,7 @@ def of_output(model: Model, batch: Batch, of: str) -> Dependence:
 
 
 def of_layer(model: Model, batch: Batch, index: int, u: Float[Tensor, "texts length width"]) -> Dependence:
-    """One mixer alone: its output as a function of its input, at the input `u` that it has in the model."""
+    """Return the output of one mixer as a function of its input, at the input `u` that it has in the model."""
     mixer = model.mixers[index]
     reader = adapter_for(mixer)
 
@@ -122,11 +122,11 @@ def of_layer(model: Model, batch: Batch, index: int, u: Float[Tensor, "texts len
 def hidden(
     model: Model, embeddings: Float[Tensor, "texts length width"], mask: Tensor
 ) -> Float[Tensor, "texts length width"]:
-    """What the head reads, at every position, in the caller's context."""
+    """Return the head's input at every position, in the caller's context."""
     module = model.module
     if module.base_model is not module:
         return hidden_vectors(module, inputs_embeds=embeddings, attention_mask=mask.long())
-    kept: dict[int, Tensor] = {}  # a classifier in one piece: its head reads its only layer
+    kept: dict[int, Tensor] = {}  # The head of a one-layer classifier reads its only mixer.
     with keep_outputs(model.mixers[-1:], kept):
         module(inputs_embeds=embeddings, attention_mask=mask.long())
     return kept[0]
@@ -140,14 +140,14 @@ def block_norms(
     probes: Probes,
     chunk: int | None = None,
 ) -> list[Blocks]:
-    """‖∂y_t/∂x_s‖_F of every text at its `positions` t, for all s.
+    """Compute ‖∂y_t/∂x_s‖_F of every text at its `positions` t, for all s.
 
-    ‖J‖_F² = Σ_i ‖Jᵀe_i‖² over unit vectors e_i, or E‖Jᵀv‖² over random v with E vvᵀ = I (Hutchinson 1990), of which the
-    mean over the probes has no bias; its root is the norm, on average a little too small, by about error² / (2 norm).
-    One product Jᵀv gives the blocks of a t with every s, so that the errors of neighbouring s go together.
+    ‖J‖_F² = Σ_i ‖Jᵀe_i‖² over unit vectors e_i, or E‖Jᵀv‖² over random v with E vvᵀ = I (Hutchinson 1990). The mean
+    over the probes is unbiased; its root, the norm, is on average too small by about error² / (2 norm). One product Jᵀv
+    gives the blocks of a t with every s, so that the errors of neighbouring s are correlated.
 
-    Texts, and copies of them where there is room, run forward once and backward as often as there are vectors, at most
-    `chunk` tokens at a time (but a whole text); by default as many as the device has memory for.
+    Texts, and copies of them if there is room, run forward once and backward once per vector, at most `chunk` tokens
+    at a time (but at least a whole text); by default as many as fit the device's memory.
     """
     count = probes.count(dependence.size)
     lengths = batch.lengths
@@ -159,50 +159,30 @@ def block_norms(
         copies = max(1, min(products, most // (len(chosen) * longest)))
         rows = [text for text in chosen for _ in range(copies)]
         x = dependence.x[rows, :longest].detach().requires_grad_()
-        # Parts that are run again for the backward pass find the weights as they were, so both passes are in here.
+        # Both passes are in this context, because recomputed parts of the backward pass need the same weights.
         with weights_constant(model.module), torch.enable_grad():
             found = dependence.run(x, batch.mask[rows, :longest])
             rounds = math.ceil(products / copies)
             for step in range(rounds):
-                jobs = [_job(text, step * copies + row % copies, positions, count) for row, text in enumerate(rows)]
-                v = _vectors(rows, jobs, positions, probes, dependence)
-                at = [0 if job is None else int(positions[text][job[0]]) for text, job in zip(rows, jobs)]
+                v, at, jobs = np.zeros((len(rows), dependence.size)), [0] * len(rows), []
+                for row, text in enumerate(rows):
+                    place, which = divmod(step * copies + row % copies, count)
+                    if place < len(positions[text]):
+                        at[row] = int(positions[text][place])
+                        v[row] = probes.vector(which, dependence.size, dependence.place, text, at[row])
+                        jobs.append((row, text, place))
                 y = dependence.at(found, torch.tensor(at, device=x.device))
                 weight = torch.from_numpy(v).to(torch.promote_types(y.dtype, torch.float32)).to(y.device)
                 (gradient,) = torch.autograd.grad((y * weight).sum(), x, retain_graph=step < rounds - 1)
                 squares = _squares(gradient)
-                for text, job, square in zip(rows, jobs, squares):
-                    if job is not None:
-                        square = square[: lengths[text]]
-                        sums[text][:, job[0]] += square, square**2
+                for row, text, place in jobs:
+                    square = squares[row, : lengths[text]]
+                    sums[text][:, place] += square, square**2
     return [_blocks(own, total, probes, count) for own, total in zip(positions, sums)]
 
 
-def _job(
-    text: int, number: int, positions: Sequence[Int[np.ndarray, " positions"]], count: int
-) -> tuple[int, int] | None:
-    """A text's product of this number: the place of its position, and which vector. None where it has no more."""
-    place, which = divmod(number, count)
-    return (place, which) if place < len(positions[text]) else None
-
-
-def _vectors(
-    rows: Sequence[int],
-    jobs: Sequence[tuple[int, int] | None],
-    positions: Sequence[Int[np.ndarray, " positions"]],
-    probes: Probes,
-    dependence: Dependence,
-) -> Float[np.ndarray, "rows size"]:
-    found = np.zeros((len(rows), dependence.size))
-    for row, (text, job) in enumerate(zip(rows, jobs)):
-        if job is not None:
-            place, which = job
-            found[row] = probes.vector(which, dependence.size, dependence.place, text, int(positions[text][place]))
-    return found
-
-
 def _squares(gradient: Float[Tensor, "rows length width"]) -> Float[np.ndarray, "rows length"]:
-    """Σ_width gradient², in float64 on the CPU: scaled before it is squared, as not every device has float64."""
+    """Return Σ_width gradient², in float64 on the CPU, scaled before squaring because not every device has float64."""
     gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
     scale = gradient.abs().amax(-1)
     unit = gradient / scale.where(scale > 0, 1).unsqueeze(-1)
@@ -218,7 +198,7 @@ def _blocks(
     if probes.number is None:
         return Blocks(positions, np.sqrt(sums[0]), np.zeros_like(sums[0]))
     mean, mean_square = sums / count
-    spread = np.maximum(mean_square - mean**2, 0) / (count - 1)  # the variance of the mean
+    spread = np.maximum(mean_square - mean**2, 0) / (count - 1)  # This is the variance of the mean.
     norm = np.sqrt(mean)
     error = np.divide(np.sqrt(spread), 2 * norm, out=np.zeros_like(norm), where=norm > 0)
     return Blocks(positions, norm, error)

@@ -1,4 +1,4 @@
-"""How far back an output reaches: influence by distance, its decay, and how much context holds most of it."""
+"""Reach of an output: influence by distance, its decay, and the context that holds most of it."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
     from ssmscope.probes.influence.jacobian import Blocks
 
 SHARES = (0.5, 0.9, 0.95)
-"""Of the influence, which the effective context holds."""
+"""Shares of the influence for which the effective context is measured."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-"""Of the norms at a distance."""
-NOISY = 0.05
-"""The share of norms below the noise beyond which a distance, and all after it, are left out of the fit."""
-FEWEST = 3
-"""Through how many distances a line is put at the least."""
-STRAIGHT = 0.9
-"""The R² from which on a line stands for the decay."""
-AT_ONCE = 512  # columns that are resampled together
+"""Quantiles of the norms at a distance."""
+MAX_NOISY_SHARE = 0.05
+"""Share of norms below the noise above which a distance, and all after it, are left out of the fit."""
+MIN_FIT_DISTANCES = 3
+MIN_R2 = 0.9
+"""R² from which on the fitted line describes the decay."""
+RESAMPLED_COLUMNS = 512
+"""Columns that are resampled together."""
 
 
 @dataclass(frozen=True)
 class Decay:
-    """ln‖J‖ = intercept − λ · distance over the distances `first` to `last`; NaN where there are fewer than three."""
+    """Fit ln‖J‖ = intercept − λ · distance over the distances `first` to `last`; NaN with fewer than three."""
 
     rate: Estimate
     """λ per token, with its bootstrap interval over texts."""
     length: Estimate
-    """1 / λ in tokens; infinite where λ is not positive."""
+    """1 / λ in tokens; infinite if λ is not positive."""
     intercept: float
     r2: float
     """R² of the mean ln‖J‖ by distance, weighted as the fit is."""
     first: int
     last: int
     ended: str
-    """What ends the range: "text", the beginning of the texts; "noise", of floats; "asked", what was asked for."""
+    """Reason for the end of the range: "text", the beginning of the texts; "noise", of floats; "asked", the option."""
 
     @property
     def defined(self) -> bool:
@@ -52,22 +52,22 @@ class Decay:
 
     @property
     def straight(self) -> bool:
-        """Whether the influence falls at one rate: R² is 0.9 or more."""
-        return self.defined and self.r2 >= STRAIGHT
+        """Return True if the influence falls at one rate: R² is 0.9 or more."""
+        return self.defined and self.r2 >= MIN_R2
 
 
 @dataclass(frozen=True)
 class Reach:
-    """How one output depends on its input by distance t − s, over all (text, t) that are measured."""
+    """Dependence of one output on its input by distance t − s, over all measured (text, t)."""
 
     place: str
     """"output", or a layer's number."""
     exact: bool
-    """Whether the norms are exact, not estimated with random vectors."""
+    """True if the norms are exact, False if estimated with random vectors."""
     pairs: np.ndarray
-    """(distances,) int64: how many (text, t) have this distance."""
+    """(distances,) int64: number of (text, t) with this distance."""
     log_norm: np.ndarray
-    """(distances, 3): the mean of ln‖J‖ over them with its interval; a norm below the noise counts as the noise."""
+    """(distances, 3): the mean of ln‖J‖ with its interval; a norm below the noise counts as the noise."""
     norm: np.ndarray
     """(distances, 3): the mean of ‖J‖."""
     share: np.ndarray
@@ -75,46 +75,46 @@ class Reach:
     quantiles: np.ndarray
     """(distances, 5): the 5, 25, 50, 75 and 95 % quantiles of ‖J‖."""
     error: np.ndarray
-    """(distances,): the relative standard error of a norm, the root of its mean square; 0 where they are exact."""
+    """(distances,): the relative standard error of a norm, as root mean square; 0 if exact."""
     noisy: np.ndarray
     """(distances,): the share of norms below the noise."""
     within: np.ndarray
-    """(distances, 3): the mean share of the last 1 + distance tokens, of each text's last measured position."""
+    """(distances, 3): the mean share of the last 1 + distance tokens at each text's last measured position."""
     decay: Decay
     context: np.ndarray
-    """(texts, 3): how many of the last tokens hold 50, 90 and 95 % of the influence on each text's last measured
-    position, what tokens before the text would add included; infinite where the text does not reach it, NaN where no
-    one rate says what they would add, or there is no influence."""
+    """(texts, 3): number of last tokens that hold 50, 90 and 95 % of the influence on each text's last measured
+    position, including what tokens before the text would add; infinite if the text does not reach it, NaN if the
+    fit is too poor to tell, or there is no influence."""
     held: np.ndarray
-    """(texts, 3): the same of the influence of the text's own tokens alone, so that a text always reaches it."""
+    """(texts, 3): the same for the influence of the text's own tokens alone, which a text always reaches."""
 
     @property
     def of_own_tokens(self) -> bool:
-        """True if only the shares of the texts' own tokens are known: no single rate says what others would add."""
+        """Return True if only shares of the texts' own tokens are known, because no single rate fits."""
         some = ~np.isnan(self.held[:, 0])
         return bool(some.any() and np.isnan(self.context[some, 0]).all())
 
     def recent(self, tokens: int) -> Estimate:
-        """The mean share of the influence on the last position that its last `tokens` tokens hold.
+        """Return the mean share of the influence on the last position that comes from the last `tokens` tokens.
 
         Raises:
-            InputError: when `tokens` is no whole number from 1 on.
+            InputError: when `tokens` is not a whole number from 1 on.
         """
         if isinstance(tokens, bool) or not isinstance(tokens, int | np.integer) or tokens < 1:
             raise InputError(f"tokens is {tokens!r}; allowed is a whole number from 1 on")
         return Estimate(*self.within[min(tokens, len(self.within)) - 1].tolist())
 
     def effective_context(self, share: float = 0.9, quantile: float = 0.5, *, within: bool = False) -> float:
-        """A quantile over texts of the effective context, by default the median, in tokens; infinite where that text
-        does not reach it. Nothing is interpolated: it is the number of one of the texts.
+        """Return a quantile over texts of the effective context in tokens, by default the median, not interpolated;
+        infinite if that text does not reach it.
 
         Args:
             share: of the influence; one of `SHARES`.
             quantile: from 0 to 1.
-            within: of the influence of the texts' own tokens alone.
+            within: count only the influence of the texts' own tokens.
 
         Raises:
-            InputError: for a share that is not measured, or no quantile.
+            InputError: for a share that is not measured, or a quantile outside 0 to 1.
         """
         if share not in SHARES or not 0 <= quantile <= 1:
             known = ", ".join(map(str, SHARES))
@@ -124,7 +124,7 @@ class Reach:
         return float(np.quantile(own, quantile, method="inverted_cdf")) if len(own) else math.nan
 
     def not_reached(self, share: float = 0.9) -> int:
-        """How many texts do not reach this share. Raises InputError for one that is not measured."""
+        """Count the texts that do not reach this share; raise InputError for a share that is not measured."""
         self.effective_context(share)
         return int(np.isinf(self.context[:, SHARES.index(share)]).sum())
 
@@ -139,12 +139,12 @@ def reach_of(
     fit_to: int | None = None,
     seed: int = 0,
 ) -> Reach:
-    """All numbers from the block norms of every text.
+    """Compute all numbers from the block norms of every text.
 
     Args:
-        noise: what is smaller is rounding, of norms up to 1; of larger ones in proportion, see `noise_of`.
-        fit_from, fit_to: the distances that the line is put through, where they are measured and above the noise.
-        seed: of the resamples.
+        noise: level below which norms are rounding, next to norms up to 1; it scales with larger ones (`noise_of`).
+        fit_from, fit_to: range of distances of the fit, where they are measured and above the noise.
+        seed: seed of the resamples.
     """
     table = _Table(blocks, noise)
     decay = _decay(table, fit_from, fit_to, seed)
@@ -160,22 +160,22 @@ def reach_of(
         noisy=table.noisy(),
         within=table.means(table.within(), seed),
         decay=decay,
-        context=np.array([_context(table, row, _beyond(table, row, decay)) for row in table.last_rows]),
+        context=np.array([_context(table, row, _influence_before_text(table, row, decay)) for row in table.last_rows]),
         held=np.array([_context(table, row, 0.0) for row in table.last_rows]),
     )
 
 
 def noise_of(dtype: torch.dtype) -> float:
-    """Where the norms of gradients of this dtype lose their digits, next to norms of 1.
+    """Return the level at which norms of gradients of this dtype lose precision, next to norms of 1.
 
-    A backward pass multiplies by decays, so that small gradients are as exact as large ones until numbers underflow:
-    on every architecture's random models those in float32 were within 1e-4 of those in float64 down to here, 1e-31.
+    A backward pass multiplies by decays, so that small gradients are as precise as large ones until they underflow: on
+    random models of every architecture, float32 agrees with float64 within 1e-4 down to this level, 1e-31.
     """
     return torch.finfo(dtype).tiny / torch.finfo(dtype).eps
 
 
 class _Table:
-    """The norms of all (text, t), a row each, by distance; NaN beyond a row's first token."""
+    """Norms of all (text, t), a row each, by distance; NaN beyond a row's first token."""
 
     def __init__(self, blocks: Sequence[Blocks], noise: float) -> None:
         self.texts = len(blocks)
@@ -197,29 +197,29 @@ class _Table:
 
     @property
     def last_rows(self) -> Int[np.ndarray, " texts"]:
-        """The row of each text's last measured position."""
+        """Row of each text's last measured position."""
         return np.array(
             [max(np.flatnonzero(self.text == text), key=lambda row: self.t[row]) for text in range(self.texts)]
         )
 
     def by_text(self, values: Float[np.ndarray, "rows columns"]) -> Float[np.ndarray, "texts columns"]:
-        """Sums over each text's rows."""
+        """Return sums over each text's rows."""
         found = np.zeros((self.texts, values.shape[1]))
         np.add.at(found, self.text, values)
         return found
 
     def means(self, values: Float[np.ndarray, "rows distances"], seed: int) -> Float[np.ndarray, "distances 3"]:
-        """The mean over the rows in which it is defined, distance by distance, with its interval over texts."""
+        """Return the mean over the rows in which it is defined by distance, with its interval over texts."""
         known = ~np.isnan(values)
         sums, counts = self.by_text(np.where(known, values, 0.0)), self.by_text(known.astype(np.float64))
         parts = []
-        for start in range(0, values.shape[1], AT_ONCE):
-            both = np.concatenate([part[:, start : start + AT_ONCE] for part in (sums, counts)], axis=1)
+        for start in range(0, values.shape[1], RESAMPLED_COLUMNS):
+            both = np.concatenate([part[:, start : start + RESAMPLED_COLUMNS] for part in (sums, counts)], axis=1)
             parts.append(intervals(ratio(*np.split(resampled_sums(both, seed=seed), 2, axis=1)), self.texts))
         return np.concatenate(parts)
 
     def within(self) -> Float[np.ndarray, "rows distances"]:
-        """Each text's last row: the share of the last 1 + distance tokens, 1 beyond its first token; else NaN."""
+        """Return, in each text's last row, the share of the last 1 + distance tokens (1 beyond its first); else NaN."""
         found = np.full_like(self.norm, np.nan)
         rows = self.last_rows
         total = np.minimum(np.nancumsum(self.share[rows], axis=1), 1.0)
@@ -230,13 +230,13 @@ class _Table:
         return ratio(self.low.sum(0), (self.there & self.alive).sum(0))
 
     def relative_error(self) -> Float[np.ndarray, " distances"]:
-        square = ratio(self.error, self.norm) ** 2  # NaN where the norm is 0, or there is none
+        square = ratio(self.error, self.norm) ** 2  # A norm that is 0 or missing gives NaN.
         known = ~np.isnan(square)
         return np.sqrt(ratio(np.where(known, square, 0.0).sum(0), known.sum(0)))
 
 
 def intervals(rows: Float[np.ndarray, "rows columns"], examples: int) -> Float[np.ndarray, "columns 3"]:
-    """As `estimate`, column by column. One example does not vary: its numbers have no interval."""
+    """Return `estimate` of every column; a single example has no intervals."""
     if examples < 2:
         return np.stack([rows[0], *np.full((2, rows.shape[1]), np.nan)], axis=1)
     value, spread = rows[0], rows[1:]
@@ -250,16 +250,16 @@ def intervals(rows: Float[np.ndarray, "rows columns"], examples: int) -> Float[n
 
 
 def _decay(table: _Table, fit_from: int, fit_to: int | None, seed: int) -> Decay:
-    """The line through the means of ln‖J‖ by distance, each weighted by how many (text, t) it is of."""
+    """Fit the line through the means of ln‖J‖ by distance, weighted by their number of (text, t)."""
     usable = (table.there & table.alive).any(0)
     distances = np.arange(len(usable))
     asked = distances[(distances >= fit_from) & (distances <= (fit_to if fit_to is not None else len(usable)))]
-    bad = [d for d in asked if not usable[d] or table.noisy()[d] > NOISY]
+    bad = [d for d in asked if not usable[d] or table.noisy()[d] > MAX_NOISY_SHARE]
     last = (bad[0] if bad else (asked[-1] + 1 if len(asked) else fit_from)) - 1
     ended = "noise" if bad else "asked" if fit_to is not None and fit_to < len(usable) - 1 else "text"
     chosen = distances[fit_from : last + 1]
     nothing = Estimate(math.nan, math.nan, math.nan)
-    if len(chosen) < FEWEST:
+    if len(chosen) < MIN_FIT_DISTANCES:
         return Decay(nothing, nothing, math.nan, math.nan, fit_from, int(last), ended)
 
     logs = table.log[:, chosen]
@@ -287,8 +287,8 @@ def _inverse(rate: float) -> float:
 
 
 def _context(table: _Table, row: int, beyond: float) -> list[float]:
-    """The smallest k whose last k tokens hold each of `SHARES` of the influence on a row's position, with `beyond` of
-    it before the text. Infinite where all the text's tokens do not hold the share, NaN where `beyond` is not known."""
+    """Return the smallest k whose last k tokens hold each of `SHARES` of the influence on a row's position, with
+    `beyond` of it before the text; infinite if the whole text does not hold the share, NaN if `beyond` is unknown."""
     if not table.alive[row, 0] or math.isnan(beyond):
         return [math.nan] * len(SHARES)
     held = np.cumsum(table.norm[row, : table.t[row] + 1])
@@ -296,10 +296,10 @@ def _context(table: _Table, row: int, beyond: float) -> list[float]:
     return [float(1 + np.searchsorted(held, each)) if each <= held[-1] else math.inf for each in wanted]
 
 
-def _beyond(table: _Table, row: int, decay: Decay) -> float:
-    """The influence that tokens before the text's first would have if the row went on at the fitted rate, from its own
-    level: Σ_{d > t} e^{a − λ d}. NaN where no one rate fits, and nothing is known of it; infinite without a decay."""
-    if not decay.defined:  # what is below the noise adds nothing; of a short text nothing is known
+def _influence_before_text(table: _Table, row: int, decay: Decay) -> float:
+    """Return the influence that tokens before the text would have if the row continued at the fitted rate from its own
+    level: Σ_{d > t} e^{a − λ d}. NaN if the fit is too poor to tell; infinite without a decay."""
+    if not decay.defined:  # Influence below the noise adds nothing; for a short text it is unknown.
         return 0.0 if decay.ended == "noise" else math.nan
     rate, t = decay.rate.value, int(table.t[row])
     chosen = np.arange(decay.first, min(decay.last, t) + 1)

@@ -1,4 +1,4 @@
-"""The influence of tokens on outputs by distance, the similarity of tokens by layer, and how both are shown."""
+"""Result of influence: its reach by distance, and the similarity of tokens by layer."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Influence(Result, kind="influence"):
-    """How far back the output, and each layer's, depends on the input, and how alike tokens become."""
+    """Reach of the output and of each layer, and similarity of tokens by layer."""
 
     of: str
-    """What y is: "hidden" or "logits"; of a layer it is its mixer's output."""
+    """The measured output y, "hidden" or "logits"; for a layer it is the mixer's output."""
     positions: str
-    """Which positions t are measured: "last", "all" or "chosen"."""
+    """Measured positions t: "last", "all" or "chosen"."""
     unit: str
     """ "tokens" or "pixels"."""
     lengths: np.ndarray
-    """(texts,) int64: their tokens."""
+    """(texts,) int64: number of tokens."""
     recent: int
-    """How many last tokens the views call recent."""
+    """Number of last tokens that the views call recent."""
     reaches: tuple[Reach, ...]
-    """Of the whole model, "output", and of each layer where layers are measured."""
+    """Reach of the whole model, "output", and of each measured layer."""
     similarity: Similarity
     notes: tuple[str, ...]
 
     @property
     def output(self) -> Reach:
-        """That of the whole model."""
+        """Reach of the whole model."""
         return self.reaches[0]
 
     @property
     def layers(self) -> tuple[Reach, ...]:
-        """Those of the layers' mixers; none unless they are measured."""
+        """Reach of each layer's mixer; empty unless layers are measured."""
         return self.reaches[1:]
 
     @property
     def of_own_tokens(self) -> bool:
-        """True if effective contexts count the texts' own tokens alone: for some place no more can be told."""
+        """Return True if effective contexts count only the texts' own tokens, because the fit is poor somewhere."""
         return any(reach.of_own_tokens for reach in self.reaches)
 
     @property
     def noun(self) -> str:
-        """What was read: "texts", "images", "random sequences" or "random images"."""
+        """Noun for the inputs: "texts", "images", "random sequences" or "random images"."""
         drawn = self.provenance["options"]["length"] is not None
         if self.unit == "pixels":
             return "random images" if drawn else "images"
@@ -65,12 +65,12 @@ class Influence(Result, kind="influence"):
 
     @property
     def one(self) -> str:
-        """One of them: "a text", "an image"."""
+        """Singular with its article: "a text", "an image"."""
         return "an image" if self.unit == "pixels" else "a text"
 
     @property
     def counted(self) -> str:
-        """How many, and how long they are."""
+        """Number and length of the inputs."""
         low, high, number = int(self.lengths.min()), int(self.lengths.max()), len(self.lengths)
         noun = self.noun if number > 1 else self.noun.removesuffix("s")
         length = f"{low:,}" if low == high else f"{low:,} to {high:,}"
@@ -89,7 +89,7 @@ class Influence(Result, kind="influence"):
             return f"half of it in the last {half:,.0f} of {length:,.0f} {self.unit}, 90 % in the last {most:,.0f}"
         context = self.output.effective_context(0.9)
         held = f"within {context:,.0f} {self.unit}" if math.isfinite(context) else "not within the texts' length"
-        return f"{falls(self.output)}, 90 % of it {held}"
+        return f"{decay_in_words(self.output)}, 90 % of it {held}"
 
     @classmethod
     def compare(cls, results: Sequence[Influence], labels: Sequence[Sequence[str]]) -> Table:
@@ -105,22 +105,21 @@ class Influence(Result, kind="influence"):
         return table(("model", "of"), lines, note=note + " Held: of the influence of the text's own tokens." * own)
 
     def summary(self) -> DataFrame:
-        """A row for the output and each layer.
+        """Return a row for the output and each layer.
 
         Columns: place, rate (λ per token), decay_length (tokens), r2, fit_from, fit_to (distances); recent (the share
-        of the last tokens); context_50, context_90, context_95 (tokens, medians over texts, infinite where not
-        reached, missing where no one rate says what tokens before the texts would add) and not_reached_50, … (texts);
-        error (the median relative standard error of a norm); the 95 % intervals of rate, decay_length and recent in
-        columns ending in _low and _high.
+        of the last tokens); context_50, context_90, context_95 (tokens, medians over texts, infinite if not reached,
+        missing if the fit is poor) and not_reached_50, … (texts); error (the median relative standard error of a norm);
+        the 95 % intervals of rate, decay_length and recent in columns ending in _low and _high.
         """
         import pandas as pd
 
         return pd.DataFrame([_summary(reach, self.recent) for reach in self.reaches])
 
     def distances(self, place: str | int = "output") -> DataFrame:
-        """A row per distance t − s of the output or of a layer: columns distance, pairs, log_norm, norm, share, within
-        (the share of the last 1 + distance tokens), each with _low and _high, the quantiles q05 … q95 of the norm, the
-        relative error of one norm, and noisy, the share of norms below the float noise.
+        """Return a row per distance t − s of the output or of a layer: columns distance, pairs, log_norm, norm, share,
+        within (the share of the last 1 + distance tokens), each with _low and _high, the quantiles q05 … q95 of the
+        norm, the relative error of one norm, and noisy, the share of norms below the float noise.
 
         Raises:
             InputError: when there is no such place.
@@ -136,12 +135,12 @@ class Influence(Result, kind="influence"):
         return pd.DataFrame({**columns, "error": reach.error, "noisy": reach.noisy})
 
     def to_frame(self) -> DataFrame:
-        """Everything as a row per number: columns part, place, distance, measure, value, low, high, count.
+        """Return everything as a row per number: columns part, place, distance, measure, value, low, high, count.
 
         First the parts "decay" (rate, decay_length, intercept, r2), "context" (the median of the effective context for
         each share, low and high being the quartiles over texts, count the texts that reach it), "recency" (the share of
         the last tokens) and "stream" and "mixer" (cosine, centred, spread); then "distance": log_norm, norm, share,
-        within, with `count` the (text, t) behind it.
+        within, with the number of (text, t) as count.
         """
         import pandas as pd
 
@@ -170,7 +169,7 @@ class Influence(Result, kind="influence"):
         yield replace(folded(self.to_frame(), limit=TABLE_ROWS), wide=True)
 
     def _table(self) -> Table:
-        """The output and the layers in rows: decay, recency, effective context and similarity."""
+        """Return a table of decay, recency, effective context and similarity of the output and the layers."""
         reaches, own = {reach.place: reach for reach in self.reaches}, self.of_own_tokens
         lines = []
         for place in self.similarity.places:
@@ -179,21 +178,21 @@ class Influence(Result, kind="influence"):
             )
             if place in reaches:
                 reach = reaches[place]
-                cells |= {"decay length": short(reach.decay.length.value), "R²": _three(reach.decay.r2)}
-                cells[f"last {self.recent}"] = _three(reach.recent(self.recent).value)
+                cells |= {"decay length": short(reach.decay.length.value), "R²": _three_decimals(reach.decay.r2)}
+                cells[f"last {self.recent}"] = _three_decimals(reach.recent(self.recent).value)
                 for share in SHARES:
                     context = reach.effective_context(share, within=own)
                     cells[f"{100 * share:.0f} %"] = short(np.rint(context), ">" if math.isinf(context) else "")
-            cells |= {name: _three(self.similarity.estimate(place, name).value) for name in MEASURES}
+            cells |= {name: _three_decimals(self.similarity.estimate(place, name).value) for name in MEASURES}
             if place.isdigit():
-                cells["mixer's cosine"] = _three(self.similarity.estimate(place, part="mixer").value)
+                cells["mixer's cosine"] = _three_decimals(self.similarity.estimate(place, part="mixer").value)
             lines.append(Line((f"layer {place}" if place.isdigit() else place,), cells))
         contexts = [reach.effective_context(share, within=own) for reach in self.reaches for share in SHARES]
         held = ", ".join(f"{100 * share:.0f} %" for share in SHARES)
         note = f"{held}: how many of the last {self.unit} hold that share of the influence"
         note += f" of {self.one}'s own {self.unit}." if own else "."
         if any(map(math.isinf, contexts)):
-            note += f" > not reached: too short for that share are at least half of the {self.noun}."
+            note += f" > not reached: at least half of the {self.noun} are too short for that share."
         return table(("place",), lines, note=note)
 
     def _reach(self, place: str | int) -> Reach:
@@ -206,13 +205,13 @@ class Influence(Result, kind="influence"):
         return known[str(place)]
 
 
-def _three(value: float) -> Cell:
-    """A number without an interval with three digits behind the point."""
+def _three_decimals(value: float) -> Cell:
+    """Return the cell of a number without an interval, with three decimal places."""
     return Cell(Estimate(value, math.nan, math.nan))
 
 
-def falls(reach: Reach) -> str:
-    """How fast the influence falls, in a few words."""
+def decay_in_words(reach: Reach) -> str:
+    """Describe the decay of the influence in a few words."""
     if not reach.decay.defined:
         return "no decay fitted"
     if math.isinf(reach.decay.length.value):

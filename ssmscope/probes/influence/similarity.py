@@ -1,4 +1,4 @@
-"""Over-smoothing: how alike the token vectors of a text become from layer to layer."""
+"""Over-smoothing: similarity of a text's token vectors from layer to layer."""
 
 from __future__ import annotations
 
@@ -27,27 +27,23 @@ PARTS = ("stream", "mixer")
 
 @dataclass(frozen=True)
 class Similarity:
-    """How alike the vectors of a text's tokens are, in the residual stream and in what each mixer adds to it.
+    """Similarity of the vectors of a text's tokens, in the residual stream and in each mixer's output.
 
-    Of x_1 … x_n, the vectors of one text: "cosine", the mean of cos(x_i, x_j) over pairs i ≠ j; "centred", the same of
+    For the vectors x_1 … x_n of one text: "cosine", the mean of cos(x_i, x_j) over pairs i ≠ j; "centred", the same for
     x_i − μ, with μ the mean over all tokens of all texts; "spread", ‖X − 1 x̄ᵀ‖_F / ‖X‖_F with x̄ the text's own mean,
-    the share of the norm in which its tokens differ, 0 where all are the same.
+    the share of the norm in which its tokens differ, 0 if all are equal.
     """
 
     places: tuple[str, ...]
-    """Of the stream: "embeddings", after each layer's block by the layer's number, and "output", what the head reads.
-    Of the mixers: the layers' numbers alone."""
+    """Places in the stream: "embeddings", the layers' numbers (after each block), and "output", the head's input. The
+    mixers have the layers' numbers only."""
     stream: np.ndarray
-    """(places, measures, 3): means over texts with their intervals; NaN where it is not defined."""
+    """(places, measures, 3): means over texts with their intervals; NaN if not defined."""
     mixer: np.ndarray
     """(layers, measures, 3)."""
 
     def estimate(self, place: str | int, measure: str = "cosine", part: str = "stream") -> Estimate:
-        """A measure at a place.
-
-        Raises:
-            InputError: when there is no such place, measure or part.
-        """
+        """Return a measure at a place; raise InputError if there is no such place, measure or part."""
         places = self.places if part == "stream" else self.places[1:-1]
         for what, name, known in (("part", part, PARTS), ("place", str(place), places), ("measure", measure, MEASURES)):
             if name not in known:
@@ -59,11 +55,11 @@ class Similarity:
 
 
 def similarity_of(model: Model, batch: Batch, *, at_once: int | None, seed: int = 0) -> Similarity:
-    """All measures at all places, of the real tokens of every text; two runs, the first for the means.
+    """Compute all measures at all places over the real tokens of every text, in two runs, the first for the means.
 
     Args:
-        at_once: how many tokens are run at a time.
-        seed: of the resamples.
+        at_once: tokens that run together.
+        seed: seed of the resamples.
     """
     layers = model.num_layers
     texts = len(batch.tokens)
@@ -87,9 +83,10 @@ def similarity_of(model: Model, batch: Batch, *, at_once: int | None, seed: int 
 
 
 def mean_cosine(x: Float[Tensor, "texts length width"], mask: Bool[Tensor, "texts length"]) -> Float[Tensor, " texts"]:
-    """The mean of cos(x_i, x_j) over pairs i ≠ j of real tokens: (‖Σ u_i‖² − n) / (n (n − 1)) of unit vectors u_i.
+    """Return the mean of cos(x_i, x_j) over pairs i ≠ j of real tokens, (‖Σ u_i‖² − n) / (n (n − 1)) with unit vectors
+    u_i.
 
-    Vectors of length 0 have no direction and are left out; NaN with fewer than two others.
+    Vectors of length 0 are left out; NaN with fewer than two others.
     """
     size = x.norm(dim=-1)
     real = mask & (size > 0)
@@ -100,7 +97,7 @@ def mean_cosine(x: Float[Tensor, "texts length width"], mask: Bool[Tensor, "text
 
 
 def spread(x: Float[Tensor, "texts length width"], mask: Bool[Tensor, "texts length"]) -> Float[Tensor, " texts"]:
-    """‖X − 1 x̄ᵀ‖_F / ‖X‖_F of the real tokens; NaN of a single token, or of zeros."""
+    """Return ‖X − 1 x̄ᵀ‖_F / ‖X‖_F of the real tokens; NaN for a single token or zeros."""
     real = mask.unsqueeze(-1)
     x = x * real
     n = mask.sum(1)
@@ -113,7 +110,7 @@ Reader = Callable[[tuple[str, int], Tensor, Tensor, "list[int]"], None]
 
 
 def _visit(model: Model, batch: Batch, at_once: int | None, read: Reader) -> None:
-    """Run the texts, and give `read` the vectors at every place, (texts, length, width), with their mask."""
+    """Run the texts, and call `read` with the vectors at every place, (texts, length, width), and their mask."""
     layers = model.num_layers
     for chosen in by_length(batch.lengths, at_once):
         part = batch.rows(chosen)
@@ -135,7 +132,7 @@ def _visit(model: Model, batch: Batch, at_once: int | None, read: Reader) -> Non
 
 @contextmanager
 def _outputs_shown(modules: list[nn.Module], show: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Within the context each module's output is shown when it has run; no output is kept."""
+    """Call `show` with each module's index and output when it runs; no output is kept."""
 
     def shown(index: int) -> After:
         return lambda module, output: show(index, output[0] if isinstance(output, tuple) else output)

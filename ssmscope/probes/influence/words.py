@@ -1,4 +1,4 @@
-"""Influence in words."""
+"""Sentences on influence."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def sentences(result: Influence) -> Iterable[str]:
-    """What was measured, the decay, recency, the effective context, and how alike tokens become."""
+    """Describe the measurement, decay, recency, effective context and similarity in sentences."""
     reach, unit, texts = result.output, result.unit, len(result.lengths)
-    y = "the vector that the head reads" if result.of == "hidden" else "the logits"
+    y = "the head's input" if result.of == "hidden" else "the logits"
     where = {"last": "the last position", "all": "every position", "chosen": "chosen positions"}[result.positions]
-    yield f"‖∂y/∂x‖ of y, {y} at {where}, by the embeddings x of {result.counted}; {how(result)}."
+    yield f"‖∂y/∂x‖ of y, {y} at {where}, by the embeddings x of {result.counted}; {norms_in_words(result)}."
 
     decay = reach.decay
     if not decay.defined:
@@ -38,19 +38,21 @@ def sentences(result: Influence) -> Iterable[str]:
     yield f"Recency: the last {result.recent} {unit} hold {100 * recent.value:.1f} %{ends} of the influence."
     if reach.of_own_tokens:
         yield (
-            f"Effective context: not defined, for the influence does not fall at one rate, and what {unit} before "
-            f"{result.one} would add is not known."
+            "Effective context: not defined, because the influence does not fall at one rate, so that the influence of "
+            f"{unit} before {result.one} is unknown."
         )
     else:
         parts = []
         for share in SHARES:
             middle, missed = reach.effective_context(share), reach.not_reached(share)
-            found = "not reached" if math.isinf(middle) else f"within {context(middle)}"
+            found = "not reached" if math.isinf(middle) else f"within {tokens_or_dash(middle)}"
             some = f" (not reached in {missed} of {texts})" if missed and math.isfinite(middle) else ""
             parts.append(f"{100 * share:.0f} % {found}{some}")
         yield f"Effective context in {unit}, median: {'; '.join(parts)}."
     if result.of_own_tokens or any(reach.not_reached(share) for share in SHARES):
-        held = ", ".join(f"{100 * s:.0f} % in {context(reach.effective_context(s, within=True))}" for s in SHARES)
+        held = ", ".join(
+            f"{100 * s:.0f} % in {tokens_or_dash(reach.effective_context(s, within=True))}" for s in SHARES
+        )
         yield f"Of the influence of {result.one}'s own {unit} alone, the last ones hold {held}."
     similarity = result.similarity
     cosines = similarity.estimate("embeddings"), similarity.estimate("output"), similarity.estimate("output", "centred")
@@ -61,8 +63,8 @@ def sentences(result: Influence) -> Iterable[str]:
     )
 
 
-def how(result: Influence) -> str:
-    """Whether the norms are exact, and how far they are off where they are not."""
+def norms_in_words(result: Influence) -> str:
+    """Return "exact", or the number of random vectors with the standard error of a norm."""
     reach = result.output
     if reach.exact:
         return "exact"
@@ -71,6 +73,6 @@ def how(result: Influence) -> str:
     return f"estimated with {result.provenance['options']['probes']} random vectors{error}"
 
 
-def context(tokens: float) -> str:
-    """An effective context; "–" where it is not defined."""
+def tokens_or_dash(tokens: float) -> str:
+    """Return an effective context in words; "–" if not defined."""
     return "–" if math.isnan(tokens) else "not reached" if math.isinf(tokens) else f"{tokens:,.0f}"

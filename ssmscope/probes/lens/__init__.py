@@ -1,8 +1,8 @@
-"""What a model would answer if it stopped after an earlier layer: fit a tuned lens, or show one's answers.
+"""Answers of a model at earlier layers: fit a tuned lens, or show the answers of a lens.
 
-A lens reads the residual stream on its way to the model's own answer (`ssmscope.probes.lens.lenses`): the logit lens as
-it is, a tuned lens after an affine translation that was fitted for each layer (Belrose et al., Eliciting latent
-predictions from transformers with the tuned lens, 2023).
+A lens reads the residual stream on its way to the model's own answer (`ssmscope.probes.lens.lenses`): the logit lens
+directly, a tuned lens after an affine translation fitted for each layer (Belrose et al., Eliciting latent predictions
+from transformers with the tuned lens, 2023).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def check_steps(*, steps: int, batch_tokens: int, **others: Any) -> None:
-    """Refuse a fit that would run for weeks."""
+    """Raise InputError for a fit that would run for weeks."""
     refuse_reading(steps * batch_tokens, f"{steps:,} steps of {batch_tokens:,} tokens", "take fewer")
 
 
@@ -45,52 +45,49 @@ def fit_lens(
     validation: LensData | None = None,
     *,
     held_out: Annotated[
-        float, "The share of DATA that is held out, where there is no other.", Range(0, 1, strict=True)
+        float, "Share of DATA that is held out if there is no validation data.", Range(0, 1, strict=True)
     ] = 0.1,
     positions: Annotated[
-        Literal["every", "last"] | None, "Where the lens reads; of a classifier by default last."
+        Literal["every", "last"] | None, "Positions that the lens reads (default: every; of a classifier last)."
     ] = None,
     optimizer: Annotated[Literal["sgd", "adam"], "sgd with Nesterov momentum, as in the paper, or adam."] = "sgd",
     learning_rate: Annotated[
-        float | None, "At the first step; 1 for sgd, 0.001 for adam.", Range(0, 10**6, strict=True)
+        float | None, "Initial learning rate (default: 1 for sgd, 0.001 for adam).", Range(0, 10**6, strict=True)
     ] = None,
-    steps: Annotated[int, "How many steps at most.", Range(1, 10**7)] = 250,
-    batch_tokens: Annotated[int, "Tokens of a step.", Range(1, 2**24)] = 4096,
-    weight_decay: Annotated[float, "Draws the lens towards the logit lens.", Range(0, 10**6)] = 1e-3,
-    clip: Annotated[float, "The gradient's largest norm, of all layers together.", Range(0, strict=True)] = 1.0,
-    patience: Annotated[
-        int | None, "Stop after so many evaluations without a better one; by default never.", Range(1)
-    ] = None,
+    steps: Annotated[int, "Maximum number of steps.", Range(1, 10**7)] = 250,
+    batch_tokens: Annotated[int, "Tokens per step.", Range(1, 2**24)] = 4096,
+    weight_decay: Annotated[float, "Weight decay, which pulls towards the logit lens.", Range(0, 10**6)] = 1e-3,
+    clip: Annotated[float, "Maximum gradient norm over all layers.", Range(0, strict=True)] = 1.0,
+    patience: Annotated[int | None, "Stop after N evaluations without improvement (default: never).", Range(1)] = None,
     look_every: Annotated[int, "Steps between evaluations on held-out rows.", Range(1)] = 10,
     seed: Seed = 0,
-    checkpoint_minutes: Annotated[float, "Between checkpoints, at most.", Range(0), NO_EFFECT] = 5.0,
+    checkpoint_minutes: Annotated[float, "Maximum minutes between checkpoints.", Range(0), NO_EFFECT] = 5.0,
     progress: Progress = True,
 ) -> LensFit:
     """Fit a tuned lens to a model's own answers, layer by layer. A killed run continues.
 
-    What is written to `out`: config.json and params.pt as the package tuned-lens has them (`ssmscope.load_lens`, or
+    Writes to `out` config.json and params.pt in the format of the package tuned-lens (`ssmscope.load_lens`, or
     tuned-lens with an unembedding, reads both), and lens.json, the `LensFit`, with its table, figure and page.
 
-    Every block i has one translator of what enters it (0: the embeddings); the last block's output needs none. From
-    W_i = 0, the logit lens, on it is moved towards the least KL(model ‖ lens_i), mean over positions, while the
-    learning rate falls linearly to 0 (Belrose et al., 2023). Half of the held-out rows choose the step whose weights
-    are kept, the logit lens being the first candidate; the other half, which took no part, gives the numbers of the
-    record.
+    Every block i has one translator of its input (0: the embeddings); the last block's output needs none. Starting from
+    W_i = 0, the logit lens, it minimises KL(model ‖ lens_i), averaged over positions, while the learning rate falls
+    linearly to 0 (Belrose et al., 2023). Half of the held-out rows choose the step whose weights are kept, with the
+    logit lens as the first candidate; the other half gives the numbers of the record.
 
-    A run can be killed at any moment and started again with the same call: it continues from its last checkpoint and,
-    on a CPU, ends with the very numbers of an unbroken run. A finished fit is left as it is.
+    A run can be killed at any time and started again with the same call: it continues from its last checkpoint and, on
+    a CPU, ends with exactly the numbers of an unbroken run. A finished fit is left as it is.
 
     Args:
         model: a language model, or a classifier, whose lens gives classes.
         data: rows of tokens (`ssmscope.data.language.language_data`), texts, labelled sequences or images, a list of
             texts, or a list of lists of token ids. Labels and targets are not read.
-        out: the directory; new, empty, or of the same fit, which is then continued.
+        out: a directory that is new, empty, or holds the same fit, which is then continued.
         validation: held-out data of the same kinds; by default a share of `data`, drawn by the seed.
         optimizer: sgd has Nesterov momentum 0.9, adam is AMSGrad.
-        learning_rate: for sgd in units in which momentum makes no step longer.
+        learning_rate: for sgd, in units in which momentum does not lengthen the steps.
         steps: data that is too short for them is read again.
-        weight_decay: of W_i and b_i.
-        checkpoint_minutes: a checkpoint is written at every evaluation, and between them after so many minutes.
+        weight_decay: applies to W_i and b_i.
+        checkpoint_minutes: a checkpoint is written at every evaluation, and in between after this time.
 
     Raises:
         InputError: data that the model cannot read or too little of it, another fit or something else in `out`, a model
@@ -132,30 +129,32 @@ def trajectory(
     *,
     lens: Annotated[
         str | Path | Lens | None,
-        "The directory of a tuned lens; else the logit lens.",
+        "Directory of a tuned lens (default: the logit lens).",
         Reads("folder"),
         Metavar("LENS"),
     ] = None,
-    positions: Annotated[Literal["every", "last"] | None, "By default where the lens was fitted."] = None,
+    positions: Annotated[
+        Literal["every", "last"] | None, "Positions to read (default: those the lens was fitted at)."
+    ] = None,
     statistic: Annotated[
         Literal["answer_probability", "top_probability", "entropy", "cross_entropy", "kl"],
-        "What is shown in colour: answer_probability, top_probability, entropy, cross_entropy or kl.",
+        "Statistic shown in colour: answer_probability, top_probability, entropy, cross_entropy or kl.",
         Metavar("NAME"),
     ] = "answer_probability",
 ) -> Trajectory:
-    """What the model would answer after each layer, token by token.
+    """Show the model's answers after each layer, token by token.
 
-    Layer i is what enters block i, 0 the embeddings; behind the last block (i = L) stands the model itself. With q_i
-    the lens's distribution and p = q_L the model's: entropy −Σ q_i log q_i, cross-entropy −log q_i(next token) and
+    Layer i is the input of block i, 0 the embeddings; after the last block (i = L) comes the model itself. With q_i the
+    lens's distribution and p = q_L the model's: entropy −Σ q_i log q_i, cross-entropy −log q_i(next token) and
     KL(p ‖ q_i), all in nats; the answer argmax q_i with its probability, and q_i of the final answer argmax p (Belrose
-    et al., 2023). An answer has settled at the first layer from which on the final one leads.
+    et al., 2023). An answer settles at the first layer from which on the final one leads.
 
-    A classifier's head was trained on the last position. What it says at an earlier one is its answer to the text cut
-    there, without the end token that it knows.
+    A classifier's head was trained on the last position. Its answer at an earlier one is that to the text cut there,
+    without the end token of its training.
 
     Args:
         model: a language model, or a classifier, whose answers are its classes.
-        lens: a lens in hand, or the directory of one.
+        lens: a `Lens`, or the directory of one.
         positions: the logit lens reads every position of a language model, the last of a classifier.
 
     Raises:

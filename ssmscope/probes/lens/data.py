@@ -1,4 +1,4 @@
-"""What a lens is fitted on: rows of token ids, or images, in batches whose order only the seed decides."""
+"""Data for fitting a lens: rows of token ids, or images, in batches whose order depends only on the seed."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from ssmscope.core.model import Model
 
 LensData = TokenData | TextData | SequenceData | PixelData | Sequence[str] | Sequence[Sequence[int]]
-"""What `rows_of` takes."""
+"""Data that `rows_of` accepts."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows that a model reads, one after the other.
+    """Rows that a model reads.
 
     Attributes:
-        name, split: of the data they come from.
+        name, split: name and split of the data.
         ids: token ids of every row, not padded; empty for images.
         pixels: (images, length, channels) uint8, or None.
     """
@@ -44,12 +44,12 @@ class Rows:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of every row; an image has one more than pixels, the class token."""
+        """Number of tokens of every row; an image has its pixels and the class token."""
         return [len(row) for row in self.ids] if self.pixels is None else [self.pixels.shape[1] + 1] * len(self)
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits of a hash over all rows."""
+        """Hash over all rows, 16 hexadecimal digits."""
         digest = hashlib.blake2b(digest_size=8)
         if self.pixels is not None:
             digest.update(f"{self.pixels.shape}".encode())
@@ -69,26 +69,23 @@ class Rows:
         return model.encode(ids=[list(self.ids[row]) for row in chosen])
 
     def described(self) -> dict[str, Any]:
-        """What a record says of them."""
-        tokens = sum(self.lengths)
-        return {
-            **{"name": self.name, "split": self.split, "fingerprint": self.fingerprint},
-            **{"rows": len(self), "tokens": tokens},
-        }
+        """Describe the rows for a record."""
+        about = {"name": self.name, "split": self.split, "fingerprint": self.fingerprint}
+        return {**about, "rows": len(self), "tokens": sum(self.lengths)}
 
 
 def rows_of(model: Model, data: LensData) -> Rows:
-    """The rows that the model reads of some data: rows of tokens as they are, texts with its own tokenizer.
+    """Return the rows that the model reads: rows of tokens as they are, texts by its own tokenizer.
 
     Raises:
-        InputError: for data of another kind than the model's, none at all, or a text that cannot be encoded.
+        InputError: for data that the model cannot read, no data, or a text that cannot be encoded.
     """
     if isinstance(data, PixelData):
         rows = Rows(data.name, data.split, pixels=data.pixels)
     elif isinstance(data, TokenData | SequenceData):
         ids = [tuple(row) for row in data.ids.tolist()]
         if isinstance(data, TokenData) and ids:
-            # the last row of a text that was cut into rows is padded, where nothing is asked
+            # The last row of a text cut into rows is padded at positions without a target.
             asked = np.flatnonzero(data.targets[-1] != IGNORED)
             ids[-1] = ids[-1][: int(asked[-1]) + 1] if len(asked) else ids[-1]
         rows = Rows(data.name, data.split, tuple(ids))
@@ -104,7 +101,7 @@ def rows_of(model: Model, data: LensData) -> Rows:
             "images, a list of texts and a list of lists of token ids"
         )
     if not len(rows):
-        raise InputError(f"{rows.name} ({rows.split}) holds nothing; give at least 4 texts or rows")
+        raise InputError(f"{rows.name} ({rows.split}) is empty; give at least 4 texts or rows")
     if (rows.pixels is None) != (model.channels is None):
         reads, holds = ("tokens", "images") if model.channels is None else ("pixels", "tokens")
         raise InputError(f"{model.name} reads {reads}, but {rows.name} holds {holds}")
@@ -125,8 +122,8 @@ def _encoded(model: Model, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     return tuple(found)
 
 
-def shuffled(lengths: Sequence[int], tokens: int, seed: int, epoch: int) -> list[list[int]]:
-    """The batches of one epoch: all rows in an order that the seed draws, cut where a batch has so many tokens."""
+def shuffled_batches(lengths: Sequence[int], tokens: int, seed: int, epoch: int) -> list[list[int]]:
+    """Return the batches of one epoch: all rows in an order drawn by the seed, with up to `tokens` tokens a batch."""
     batches: list[list[int]] = []
     room = 0
     for row in np.random.default_rng([seed, epoch]).permutation(len(lengths)).tolist():
@@ -138,11 +135,11 @@ def shuffled(lengths: Sequence[int], tokens: int, seed: int, epoch: int) -> list
     return batches
 
 
-def divided(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
-    """Rows to fit on, and a share of all rows that is held out, drawn by the seed; each in its own order.
+def split_rows(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
+    """Split rows into those to fit on and a held-out share drawn by the seed, each in the order of the rows.
 
     Raises:
-        InputError: for rows too few to hold out two of them.
+        InputError: for too few rows to hold out two of them.
     """
     held = max(round(share * len(rows)), 2)
     if len(rows) - held < 1:

@@ -1,4 +1,4 @@
-"""What a tuned lens is worth, as a picture: KL by layer beside the logit lens, and the progress of the fit."""
+"""Figure of a tuned lens: KL by layer compared with the logit lens, and the progress of the fit."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def draw(result: LensFit) -> Figure:
-    """At the left the KL of both lenses by layer with bands of 95 %, at the right that on the held-out rows which chose
-    the step, by step."""
+    """Draw at the left the KL of both lenses by layer with 95 % bands, at the right the KL by step on the held-out rows
+    that choose the step."""
     title = ("Tuned lens of ", result.model_name, "")
     below = f"{result.measured_on}, 95 % bootstrap intervals"
     sheet = Sheet(8.6, 3.9, title, below, [(handle(0), "tuned lens"), (handle(1), "logit lens")], left=0.22)
@@ -29,12 +29,12 @@ def draw(result: LensFit) -> Figure:
 
 def _layers(axes: Axes, result: LensFit) -> None:
     last = len(result.layers)
-    model = Estimate(0.0, 0.0, 0.0)  # behind the last block both are the model itself
+    model = Estimate(0.0, 0.0, 0.0)  # After the last block both lenses are the model itself.
     line(axes, range(last + 1), [*(one.tuned for one in result.layers), model], 0)
     line(axes, range(last + 1), [*(one.logit for one in result.layers), model], 1)
     axes.set(xlim=(-0.3, last + 0.3), ylim=(0, None))
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
-    axes.set_xlabel(f"layer: what enters block i (0 the embeddings; {last} the model)", color=SOFT, size=9)
+    axes.set_xlabel(f"layer: the input of block i (0 the embeddings; {last} the model)", color=SOFT, size=9)
     axes.set_ylabel("KL(model ‖ lens), nats", color=SOFT, size=9)
 
 
@@ -43,7 +43,7 @@ def _progress(axes: Axes, result: LensFit) -> None:
     axes.plot(steps, [each.held_out for each in result.history], color=COLOURS[0], linewidth=1.6)
     best = next(each for each in result.history if each.step == result.best_step)
     axes.plot([best.step], [best.held_out], "o", color=COLOURS[0], markersize=5, clip_on=False)
-    above = best.held_out < max(each.held_out for each in result.history) / 5  # else the curve would cross the words
+    above = best.held_out < max(each.held_out for each in result.history) / 5  # The label must not cross the curve.
     axes.annotate(
         f"kept: step {best.step}", (best.step, best.held_out), (0, 7 if above else -7), textcoords="offset points",
         ha="right" if best.step > max(steps) / 2 else "left", va="bottom" if above else "top", size=8, color=INK,

@@ -1,4 +1,4 @@
-"""The loop that fits a tuned lens: all layers at once, the model run once a batch, and checkpoints."""
+"""Fitting loop of a tuned lens: all layers at once, one model run per batch, and checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ssmscope.core import batching
 from ssmscope.errors import InputError
-from ssmscope.probes.lens.data import Rows, shuffled
+from ssmscope.probes.lens.data import Rows, shuffled_batches
 from ssmscope.probes.lens.lenses import chosen_states, slices, translated
 from ssmscope.training.checkpoint import load_state, save_state
 
@@ -26,13 +26,15 @@ if TYPE_CHECKING:
     from ssmscope.core.encoding import Batch
     from ssmscope.core.model import Model
 
-STATES_AT_ONCE = 2**28
-"""How many numbers of the residual stream are in memory at a time."""
+MAX_STREAM_VALUES = 2**28
+"""Maximum number of values of the residual stream in memory."""
 MOMENTUM = 0.9
+PROGRESS = ("step", "epoch", "place", "loss_sum", "best", "history")
+"""Attributes of a fit that its checkpoint keeps, besides the tensors."""
 
 
 class Divergences(NamedTuple):
-    """KL(model ‖ lens) in nats per layer and position, and its gradient by what the head reads."""
+    """KL(model ‖ lens) in nats per layer and position, and its gradient with respect to the head's input."""
 
     kl: Float[Tensor, "layers chosen"]
     gradient: Float[Tensor, "layers chosen width"] | None
@@ -41,11 +43,11 @@ class Divergences(NamedTuple):
 def divergences(
     normed: Float[Tensor, "streams chosen width"], head: nn.Linear, *, gradient: bool = False
 ) -> Divergences:
-    """KL(p ‖ q_i) = Σ_v p_v (log p_v − log q_iv) per position, p the model's own distribution, that of the last row,
-    which a tuned lens is fitted by (Belrose et al., 2023).
+    """Compute KL(p ‖ q_i) = Σ_v p_v (log p_v − log q_iv) per position, with p the model's own distribution, that of the
+    last row: the loss of a tuned lens (Belrose et al., 2023).
 
-    Its gradient by lens i's logits is q_i − p, and by what the head reads that times the head's weight. Logits exist
-    for a few positions at a time only.
+    Its gradient with respect to lens i's logits is q_i − p; times the head's weight, that with respect to the head's
+    input. Logits exist only for a few positions at a time.
     """
     rows, count, _ = normed.shape
     kl = normed.new_empty(rows - 1, count)
@@ -61,36 +63,35 @@ def divergences(
 
 
 def tokens_at_once(model: Model, layers: int) -> int:
-    """How many tokens run through the model together while the stream of all layers is kept."""
-    return max(1, min(batching.tokens_at_once(model.device), STATES_AT_ONCE // ((layers + 1) * model.width)))
+    """Return the number of tokens that run together while the stream of all layers is kept."""
+    return max(1, min(batching.tokens_at_once(model.device), MAX_STREAM_VALUES // ((layers + 1) * model.width)))
 
 
-def parts(model: Model, rows: Rows, chosen: Sequence[int], layers: int) -> Iterator[tuple[list[int], Batch]]:
-    """The chosen rows in batches that fit into memory."""
+def batches_of(model: Model, rows: Rows, chosen: Sequence[int], layers: int) -> Iterator[tuple[list[int], Batch]]:
+    """Yield the chosen rows in batches that fit into memory."""
     for together in batching.by_length(rows.lengths, tokens_at_once(model, layers), rows=chosen):
         yield together, rows.batch(model, together)
 
 
 class Sums(NamedTuple):
-    """Per row of some data: KL(model ‖ lens) summed over its positions, (rows, layers), and how many
-    these are, (rows,)."""
+    """KL(model ‖ lens) summed over each row's positions, (rows, layers), and the number of positions, (rows,)."""
 
     kl: np.ndarray
     asked: np.ndarray
 
     @property
     def means(self) -> np.ndarray:
-        """Per layer the mean over all positions."""
+        """Mean over all positions per layer."""
         return self.kl.sum(0) / self.asked.sum()
 
 
 def measure(
     model: Model, unembed: Any, rows: Rows, positions: str, lenses: Sequence[tuple[Tensor, Tensor]]
 ) -> list[Sums]:
-    """What each of these lenses (their weights and biases, all layers stacked) is worth on the rows."""
+    """Measure the KL of each lens, given by its weights and biases stacked over layers, on the rows."""
     layers = len(lenses[0][0])
     found = [Sums(np.zeros((len(rows), layers)), np.zeros(len(rows))) for _ in lenses]
-    for chosen, batch in parts(model, rows, range(len(rows)), layers):
+    for chosen, batch in batches_of(model, rows, range(len(rows)), layers):
         hidden = chosen_states(model, batch, positions)
         counts = np.array(batch.lengths if positions == "every" else [1] * len(chosen))
         owner = np.repeat(np.arange(len(chosen)), counts)
@@ -105,16 +106,16 @@ def measure(
 
 
 class LensFitting:
-    """One fit, which can be left at any step and taken up again from its checkpoint.
+    """Fit that can be interrupted at any step and resumed from its checkpoint.
 
     Args:
-        model: whose stream is read.
+        model: the model whose stream is read.
         unembed: its final norm and head.
-        layers: how many translators.
+        layers: number of translators.
         train, choosing: the rows to fit on, and those that choose the step.
         options: the keyword arguments of `fit_lens`.
-        checkpoint: the file to continue from, if it is there, and to write to.
-        console: for the progress bar and one line per evaluation.
+        checkpoint: the file to write to, and to continue from if it exists.
+        console: prints the progress bar and one line per evaluation.
     """
 
     def __init__(
@@ -133,15 +134,15 @@ class LensFitting:
         width = unembed.unembedding.in_features
         self.weight = nn.Parameter(torch.zeros(layers, width, width, dtype=torch.float32, device=model.device))
         self.bias = nn.Parameter(torch.zeros(layers, width, dtype=torch.float32, device=model.device))
-        # torch's momentum makes SGD's steps 1 / (1 − momentum) times as long as its learning rate says
+        # In torch, momentum makes SGD's steps 1 / (1 − momentum) times as long as the learning rate.
         self.rate = options["learning_rate"] * (1 if options["optimizer"] == "adam" else 1 - MOMENTUM)
-        self.optimizer = self._made()
+        self.optimizer = self._make_optimizer()
         self.step = self.epoch = self.place = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64)
         self.best: dict[str, Any] | None = None
         self.history: list[dict[str, Any]] = []
 
-    def _made(self) -> torch.optim.Optimizer:
+    def _make_optimizer(self) -> torch.optim.Optimizer:
         parameters, decay = [self.weight, self.bias], self.options["weight_decay"]
         if self.options["optimizer"] == "adam":
             return torch.optim.Adam(parameters, lr=self.rate, weight_decay=decay, betas=(MOMENTUM, 0.999), amsgrad=True)
@@ -179,10 +180,10 @@ class LensFitting:
         return self.best["weight"].to(self.weight.device), self.best["bias"].to(self.bias.device)
 
     def _order(self) -> list[list[int]]:
-        return shuffled(self.train.lengths, self.options["batch_tokens"], self.options["seed"], self.epoch)
+        return shuffled_batches(self.train.lengths, self.options["batch_tokens"], self.options["seed"], self.epoch)
 
     def _train_step(self, chosen: list[int]) -> None:
-        """One step down the sum over the layers of their mean KL; no two layers share a parameter."""
+        """Take one step on the sum of the layers' mean KL; no two layers share a parameter."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate * (1 - self.step / self.options["steps"])
         self.optimizer.zero_grad(set_to_none=True)
@@ -190,7 +191,7 @@ class LensFitting:
         count = sum(self.train.lengths[row] for row in chosen) if every else len(chosen)
         layers = len(self.weight)
         loss = 0.0
-        for _, batch in parts(self.model, self.train, chosen, layers):
+        for _, batch in batches_of(self.model, self.train, chosen, layers):
             hidden = chosen_states(self.model, batch, self.options["positions"])
             normed = self.unembed.final_norm(translated(hidden, self.weight, self.bias))
             kl, gradient = divergences(normed.detach(), self.unembed.unembedding, gradient=True)
@@ -207,7 +208,7 @@ class LensFitting:
         self.loss_sum += loss
 
     def _evaluate(self) -> None:
-        """What the lens is worth on the rows that choose the step; the best weights so far are kept."""
+        """Measure the lens on the rows that choose the step, and keep the best weights so far."""
         lens = (self.weight.detach(), self.bias.detach())
         (sums,) = measure(self.model, self.unembed, self.choosing, self.options["positions"], [lens])
         found = float(sums.means.mean())
@@ -233,22 +234,13 @@ class LensFitting:
         return sum(each["step"] > self.best["step"] for each in self.history) >= patience
 
     def _state(self) -> dict[str, Any]:
-        return {
-            "weight": self.weight.detach(),
-            "bias": self.bias.detach(),
-            "optimizer": self.optimizer.state_dict(),
-            "step": self.step,
-            "epoch": self.epoch,
-            "place": self.place,
-            "loss_sum": self.loss_sum,
-            "best": self.best,
-            "history": list(self.history),
-        }
+        tensors = {"weight": self.weight.detach(), "bias": self.bias.detach()}
+        return {**tensors, "optimizer": self.optimizer.state_dict(), **{name: getattr(self, name) for name in PROGRESS}}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         with torch.no_grad():
             self.weight.copy_(state["weight"])
             self.bias.copy_(state["bias"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.epoch, self.place = state["step"], state["epoch"], state["place"]
-        self.loss_sum, self.best, self.history = state["loss_sum"], state["best"], list(state["history"])
+        for name in PROGRESS:
+            setattr(self, name, state[name])

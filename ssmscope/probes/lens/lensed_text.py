@@ -1,4 +1,4 @@
-"""What a lens reads in one text, and the columns that the views make of it."""
+"""Readings of a lens in one text, and the columns that views make of them."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ STATISTICS = {
     "cross_entropy": "cross-entropy to the next token, nats",
     "kl": "KL(model ‖ lens), nats",
 }
-"""What is measured of every layer and position, and how the views call it."""
+"""Statistics of every layer and position, with their names in the views."""
 
 
 @dataclass(frozen=True)
 class LensedText:
-    """One text; arrays are (layers + 1, positions), the last row being the model itself."""
+    """Readings of one text; arrays are (layers + 1, positions), the last row being the model itself."""
 
     tokens: tuple[str, ...]
     words: tuple[int | None, ...]
     positions: np.ndarray
-    """Which tokens were asked at, (positions,)."""
+    """Positions that were read, (positions,)."""
     answer_probability: np.ndarray
     """q_i of the final answer."""
     top_probability: np.ndarray
     """q_i of the layer's own answer."""
     entropy: np.ndarray
     cross_entropy: np.ndarray
-    """To the next token; NaN at the last one, and everywhere of a classifier."""
+    """Cross-entropy to the next token; NaN at the last one, and everywhere for a classifier."""
     kl: np.ndarray
     """KL(p ‖ q_i)."""
     top: np.ndarray
-    """The layer's own answer, a token's id or a class's."""
+    """The layer's own answer, the id of a token or class."""
     answers: tuple[tuple[str, ...], ...]
-    """The same by name."""
+    """Names of these answers."""
 
     def __len__(self) -> int:
-        """The number of tokens."""
+        """Number of tokens."""
         return len(self.tokens)
 
     @property
     def final(self) -> tuple[str, ...]:
-        """The model's own answers by name."""
+        """Names of the model's own answers."""
         return self.answers[-1]
 
     @cached_property
     def agrees(self) -> np.ndarray:
-        """Where a layer's answer is the final one, (layers + 1, positions) bool."""
+        """True where a layer's answer is the final one, (layers + 1, positions)."""
         return self.top == self.top[-1]
 
     @cached_property
@@ -66,13 +66,13 @@ class LensedText:
 
 @dataclass(frozen=True)
 class Column:
-    """One position of a text: a column of the views, or in a terminal a line."""
+    """One position of a text: a column of the views, or a line in a terminal."""
 
     text: LensedText
     number: int
-    """The text's."""
+    """Index of the text."""
     at: int
-    """The column of its arrays."""
+    """Index of the position in the text's arrays."""
 
     @property
     def position(self) -> int:
@@ -97,7 +97,7 @@ class Column:
 
 
 def highest(columns: Iterable[Column], statistic: str) -> float:
-    """Where the colour scale of a statistic ends: at 1 of probabilities, else at the highest value of the columns."""
+    """Return the end of a statistic's colour scale: 1 for probabilities, else the highest value of the columns."""
     if statistic.endswith("probability"):
         return 1.0
     values = np.array([getattr(column.text, statistic)[:, column.at] for column in columns])
@@ -105,5 +105,5 @@ def highest(columns: Iterable[Column], statistic: str) -> float:
 
 
 def shade(value: float, high: float) -> int | None:
-    """The number of a value's shade on a scale from 0 to `high`; None for NaN."""
+    """Return the index of a value's shade on a scale from 0 to `high`; None for NaN."""
     return None if math.isnan(value) else round(min(max(value / high, 0.0), 1.0) * (SHADES - 1))

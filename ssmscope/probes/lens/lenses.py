@@ -1,16 +1,15 @@
-"""What a model would answer if it stopped after an earlier layer: the logit lens and the tuned lens.
+"""The logit lens and the tuned lens: a model's answer if it stopped after an earlier layer.
 
-A lens reads the residual stream h_i that enters block i as the model itself reads what leaves its last block, through
-the final norm and the head, after an affine translation of its own (Belrose et al., Eliciting latent predictions from
+A lens reads the residual stream h_i that enters block i as the model reads the output of its last block, through the
+final norm and the head, after an affine translation for the layer (Belrose et al., Eliciting latent predictions from
 transformers with the tuned lens, 2023; with W_i + 1 as the paper's matrix, as in the package tuned-lens):
 
     lens_i(h_i) = head(norm(h_i + W_i h_i + b_i)).
 
-i = 0 are the embeddings; behind the last of L blocks (i = L) nothing is translated, and a lens is the model itself. The
-logit lens has W_i = 0, b_i = 0 everywhere. A tuned lens is fitted (`ssmscope.fit_lens`). A
-classifier's lens speaks in classes.
+i = 0 are the embeddings; after the last of L blocks (i = L) nothing is translated, and the lens is the model itself.
+The logit lens has W_i = 0 and b_i = 0. A tuned lens is fitted (`ssmscope.fit_lens`). A classifier's lens gives classes.
 
-tuned-lens's own classes hold the translators, and its own files (config.json, params.pt) store them.
+Translators are objects of the package tuned-lens, stored in its format (config.json, params.pt).
 """
 
 from __future__ import annotations
@@ -47,37 +46,37 @@ if TYPE_CHECKING:
     from tuned_lens.plotting import PredictionTrajectory
 
 CONFIG, WEIGHTS = "config.json", "params.pt"
-"""The files of tuned-lens."""
+"""Files of tuned-lens."""
 
 RECORD = "lens.json"
-"""The file, written last, by which a lens is known to be fitted: a `LensFit`."""
+"""File of the `LensFit`, which is written last and marks a finished fit."""
 
 LOGIT = "logit lens"
 
-NUMBERS_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}
-"""How many logits are in memory at a time; more are slower on a CPU, whose cache they leave."""
+MAX_LOGITS = {"cpu": 2**22, "cuda": 2**27}
+"""Maximum number of logits in memory; on a CPU more would no longer fit the cache."""
 
 
-def blocks_of(model: Model) -> list[nn.Module]:
-    """The blocks between which the residual stream runs, first one first; of a model that is one layer, that layer.
+def stream_blocks(model: Model) -> list[nn.Module]:
+    """Return the blocks along the residual stream in order; for a model of one layer, that layer.
 
     Raises:
-        InputError: when the layers stand in several lists.
+        InputError: when the layers are in several lists.
     """
     backbone = model.module.base_model
     stacks = [part for part in backbone.children() if isinstance(part, nn.ModuleList) and mixers(part)]
     if len(stacks) > 1:
-        raise Unanswerable(f"{model.name} has {len(stacks)} lists of layers; a lens reads models of one")
+        raise Unanswerable(f"{model.name} has {len(stacks)} lists of layers; a lens reads models with one")
     return list(stacks[0]) if stacks else mixers(backbone)
 
 
 def final_norm_of(model: Model) -> nn.Module | None:
-    """The module of the backbone that runs after its last block, before the head; None where none does.
+    """Return the module of the backbone that runs between its last block and the head; None if there is none.
 
     Raises:
-        InputError: when several do.
+        InputError: when there are several.
     """
-    last, head = blocks_of(model)[-1], head_of(model)
+    last, head = stream_blocks(model)[-1], head_of(model)
     ran: list[nn.Module] = []
     others = [
         part
@@ -89,14 +88,12 @@ def final_norm_of(model: Model) -> nn.Module | None:
         model.logits(_few_tokens(model))
     if len(ran) > 1:
         names = ", ".join(type(module).__name__ for module in ran)
-        raise Unanswerable(
-            f"behind the last block of {model.name} run {names}; a lens reads models with one final norm"
-        )
+        raise Unanswerable(f"after the last block of {model.name} run {names}; a lens reads models with one final norm")
     return ran[0] if ran else None
 
 
 def head_of(model: Model) -> nn.Module:
-    """The linear map from the width to the vocabulary, or to a classifier's classes.
+    """Return the linear map from the width to the vocabulary, or to a classifier's classes.
 
     Raises:
         InputError: for a model without one, and for a classifier that gives no classes.
@@ -110,7 +107,7 @@ def head_of(model: Model) -> nn.Module:
 
 def _few_tokens(model: Model) -> Batch:
     if model.channels is not None:
-        tokens = math.prod(model.config.image_size or (2,))  # a model with learnt positions reads no other number
+        tokens = math.prod(model.config.image_size or (2,))  # Learnt positions allow no other number.
         return model.encode(
             values=torch.linspace(0, 1, tokens * model.channels, dtype=torch.float32).view(tokens, model.channels)
         )
@@ -118,20 +115,20 @@ def _few_tokens(model: Model) -> Batch:
 
 
 class SSMUnembed(Unembed):
-    """tuned-lens's unembedding of a state-space model: copies of its final norm and head, in float32 and frozen.
+    """Unembedding of a state-space model for tuned-lens: frozen copies of its final norm and head in float32.
 
-    A head of one row, the log-odds of class 1, becomes the two rows whose softmax it is, and a multiplier of the logits
-    behind the head (Falcon-H1, Granite) is in its weight.
+    A head of one row, the log-odds of class 1, becomes two rows with the same softmax, and a multiplier of the logits
+    after the head (Falcon-H1, Granite) is merged into its weight.
 
     Raises:
-        InputError: when norm and head, applied to what leaves the last block, do not give the model's own logits.
+        InputError: when norm and head, applied to the output of the last block, do not give the model's own logits.
     """
 
     def __init__(self, model: Model) -> None:
-        nn.Module.__init__(self)  # tuned-lens's own looks for the norm in a list of transformers
+        nn.Module.__init__(self)  # The constructor of `Unembed` only knows the norms of transformers.
         norm, head = final_norm_of(model), head_of(model)
         self.final_norm = nn.Identity() if norm is None else stayed(copy.deepcopy(norm))
-        self.unembedding = _plain(head)
+        self.unembedding = _plain_linear(head)
         self.float().to(model.device).eval().requires_grad_(False)
         self._check(model)
 
@@ -156,8 +153,8 @@ class SSMUnembed(Unembed):
             )
 
 
-def _plain(head: nn.Module) -> nn.Linear:
-    """A head, adapters and all, as a plain linear layer; one of a single row, log-odds, as two rows."""
+def _plain_linear(head: nn.Module) -> nn.Linear:
+    """Return a head with its adapters as a plain linear layer; a single row of log-odds becomes two rows."""
     weight, bias = matrix(head, "the head"), offset(head, "the head")
     if len(weight) == 1:
         weight = torch.cat([torch.zeros_like(weight), weight])
@@ -175,7 +172,7 @@ def _plain(head: nn.Module) -> nn.Linear:
 def _stream_kept(
     blocks: list[nn.Module], kept: list[Tensor], chosen: Callable[[Tensor], Tensor] = lambda stream: stream
 ) -> Iterator[None]:
-    """Within, `kept` receives what is chosen of what enters every block that runs, and of what leaves the last one."""
+    """Append what `chosen` selects of every block's input, and of the last one's output, to `kept`."""
 
     def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         kept.append(chosen(args[0] if args else kwargs["hidden_states"]).float())
@@ -188,17 +185,16 @@ def _stream_kept(
 
 
 def hidden_states(model: Model, batch: Batch) -> Float[Tensor, "streams batch length width"]:
-    """The residual stream that enters each block, the embeddings first, and what leaves the last one, not normed: one
-    stream more than there are blocks.
+    """Return the residual stream at the input of each block, the embeddings first, and at the output of the last one,
+    not normed, in float32.
 
-    In float32, whatever the model's dtype. The `hidden_states` of transformers' Mambas are others: they lack the
-    embeddings, and end with the normed stream.
+    The `hidden_states` of transformers' Mambas differ: they lack the embeddings, and end with the normed stream.
     """
     return _streams(model, batch, lambda stream: stream)
 
 
 def chosen_states(model: Model, batch: Batch, positions: str) -> Float[Tensor, "streams chosen width"]:
-    """`hidden_states` at the real positions, text after text, or at each text's last one."""
+    """Return `hidden_states` at the real positions, text after text, or at each text's last one."""
     if positions == "last":
         rows = torch.arange(len(batch.last), device=batch.last.device)
         return _streams(model, batch, lambda stream: stream[rows, batch.last])
@@ -208,22 +204,22 @@ def chosen_states(model: Model, batch: Batch, positions: str) -> Float[Tensor, "
 def _streams(model: Model, batch: Batch, chosen: Callable[[Tensor], Tensor]) -> Tensor:
     kept: list[Tensor] = []
     around = model.running(mask=batch.mask)
-    here = model.device  # that of the batch; a model over several has blocks elsewhere
-    with torch.no_grad(), around, _stream_kept(blocks_of(model), kept, lambda stream: chosen(stream.to(here))):
+    here = model.device  # The batch's device; a model over several devices has blocks elsewhere.
+    with torch.no_grad(), around, _stream_kept(stream_blocks(model), kept, lambda stream: chosen(stream.to(here))):
         model.forward(batch, last_only=True)
     return torch.stack(kept)
 
 
 @dataclass(frozen=True, eq=False)
 class Lens:
-    """A logit lens or a tuned lens of one model.
+    """Logit lens or tuned lens of one model.
 
     Attributes:
-        tuned: tuned-lens's object: a translator per block and the unembedding, on the model's device.
-        fingerprint: of the model.
-        positions: where it was fitted, `every` or `last`.
-        fit: how it was fitted and what it is worth on held-out text; None for a logit lens, and for a lens that
-            tuned-lens itself has fitted.
+        tuned: object of tuned-lens: a translator per block and the unembedding, on the model's device.
+        fingerprint: fingerprint of the model.
+        positions: positions at which it was fitted, `every` or `last`.
+        fit: record of the fit and its KL on held-out text; None for a logit lens, and for a lens fitted by the package
+            tuned-lens.
         name: "logit lens", or the directory that it was read from.
     """
 
@@ -234,12 +230,12 @@ class Lens:
     name: str = LOGIT
 
     def __len__(self) -> int:
-        """The number of translators, one per block."""
+        """Number of translators, one per block."""
         return len(self.tuned)
 
     @property
     def title(self) -> str:
-        """ "logit lens", or the tuned lens by its name."""
+        """Name for views: "logit lens", or "tuned lens" with its directory."""
         return self.name if self.name == LOGIT else f"tuned lens {self.name}"
 
     @cached_property
@@ -248,28 +244,28 @@ class Lens:
         return torch.stack([part.weight for part in layers]), torch.stack([part.bias for part in layers])
 
     def normed(self, hidden: Float[Tensor, "streams chosen width"]) -> Float[Tensor, "streams chosen width"]:
-        """What the head reads: every layer's stream translated, the last one's as it is, and all normed."""
+        """Return the head's input: every layer's stream translated, the last one as it is, and all normed."""
         with torch.no_grad():
             return self.tuned.unembed.final_norm(translated(hidden, *self._stacked))
 
     def log_probs(self, hidden: Float[Tensor, "streams chosen width"]) -> Float[Tensor, "streams chosen classes"]:
-        """The log-probabilities that the lens gives at every layer; the last row is the model's own answer.
+        """Return the lens's log-probabilities at every layer; the last row is the model's own answer.
 
-        `hidden` is as `chosen_states` gives it. Memory is that of all these numbers: see `slices`.
+        `hidden` comes from `chosen_states`; `slices` bounds the memory of the result.
         """
         with torch.no_grad():
             return self.tuned.unembed.unembedding(self.normed(hidden)).log_softmax(-1)
 
     def slices(self, chosen: int) -> Iterator[slice]:
-        """Positions that are read together, so that their log-probabilities at all layers fit into memory."""
+        """Yield slices of positions whose log-probabilities at all layers fit into memory."""
         head = self.tuned.unembed.unembedding
         return slices(chosen, (len(self) + 1) * head.out_features, head.weight.device)
 
     def prediction_trajectory(self, model: Model, text: str | list[int]) -> PredictionTrajectory:
-        """tuned-lens's own object with this lens's log-probabilities of a language model on a text or on token ids.
+        """Return an object of tuned-lens with this lens's log-probabilities on a text or on token ids.
 
-        It has every position but the last, which has no next token: the targets are the tokens that follow. tuned-lens
-        draws with plotly, of a version below 6; its numbers need none.
+        It has every position but the last, whose next token is unknown; the targets are the next tokens. tuned-lens
+        draws with plotly below version 6; its numbers need no plotly.
 
         Raises:
             InputError: for a classifier, a lens of another model, a text that cannot be encoded or of one token.
@@ -278,7 +274,7 @@ class Lens:
 
         check_lens(self, model)
         if model.is_classifier:
-            raise InputError(f"{model.name} is a classifier, and tuned-lens's trajectories are of next tokens")
+            raise InputError(f"{model.name} is a classifier, but tuned-lens's trajectories are of next tokens")
         batch = model.encode(text) if isinstance(text, str) else model.encode(ids=text)
         ids = batch.input_ids[0].cpu().numpy()
         if len(ids) < 2:
@@ -294,50 +290,50 @@ def translated(
     weight: Float[Tensor, "layers width width"],
     bias: Float[Tensor, "layers width"],
 ) -> Float[Tensor, "streams chosen width"]:
-    """h_i + W_i h_i + b_i for every layer in one product, and the last stream as it is."""
+    """Return h_i + W_i h_i + b_i for every layer, in one product, and the last stream as it is."""
     added = torch.baddbmm(bias.unsqueeze(1), hidden[:-1], weight.mT)
     return torch.cat([hidden[:-1] + added, hidden[-1:]])
 
 
 def slices(count: int, numbers: int, device: torch.device) -> Iterator[slice]:
-    """0 … `count` in pieces, each of so many positions that `numbers` of numbers a position fit into memory."""
-    step = max(1, NUMBERS_AT_ONCE["cuda" if device.type == "cuda" else "cpu"] // numbers)
+    """Yield slices of 0 … `count` such that `numbers` logits per position fit into memory."""
+    step = max(1, MAX_LOGITS["cuda" if device.type == "cuda" else "cpu"] // numbers)
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
 def logit_lens(model: Model) -> Lens:
-    """The lens without translation: every layer's stream through the model's own norm and head.
+    """Return the lens without translation: every layer's stream through the model's own norm and head.
 
-    A classifier's reads the last position, where its head reads too.
+    A classifier's lens reads the last position, as its head does.
 
     Raises:
-        InputError: for a model without one final norm or with several lists of layers.
+        InputError: for a model with several final norms or several lists of layers.
     """
-    return Lens(untrained(model), model.fingerprint, "last" if model.is_classifier else "every")
+    return Lens(untrained_lens(model), model.fingerprint, "last" if model.is_classifier else "every")
 
 
-def untrained(model: Model) -> TunedLens:
-    """tuned-lens's object with W_i = 0, b_i = 0, as it begins."""
+def untrained_lens(model: Model) -> TunedLens:
+    """Return an object of tuned-lens with W_i = 0 and b_i = 0."""
     unembed = SSMUnembed(model)
     width = unembed.unembedding.in_features
-    config = TunedLensConfig(model.name, d_model=width, num_hidden_layers=len(blocks_of(model)))
-    with torch.random.fork_rng(devices=[]):  # a linear layer is drawn when it is made, also one that begins at 0
+    config = TunedLensConfig(model.name, d_model=width, num_hidden_layers=len(stream_blocks(model)))
+    with torch.random.fork_rng(devices=[]):  # Even layers that start at 0 draw random weights.
         return TunedLens(unembed, config).to(model.device).requires_grad_(False).eval()
 
 
 def load_lens(path: str | Path, model: Model) -> Lens:
-    """The lens in a directory that `fit_lens`, or tuned-lens itself, wrote.
+    """Load a lens from a directory that `fit_lens` or tuned-lens wrote.
 
     Raises:
-        InputError: no lens there, an unfinished or damaged one, or one that was fitted to another model: of another
-            width or number of layers, or with other weights (of tuned-lens's own: with another head).
+        InputError: no lens, an unfinished or damaged one, or one fitted to another model: with another width or number
+            of layers, or other weights (for a lens of tuned-lens, another head).
     """
     path = Path(path)
     check_finished(path, str(path))
     missing = [name for name in (CONFIG, WEIGHTS) if not os.path.isfile(path / name)]
     if missing:
-        raise InputError(f"{path} holds no lens: it has no {missing[0]}; fit one with fit_lens (analyze lens fit)")
-    lens = untrained(model)
+        raise InputError(f"{path} has no lens: {missing[0]} is missing; fit one with fit_lens (analyze lens fit)")
+    lens = untrained_lens(model)
     config = _config(path / CONFIG)
     for field, what in (("d_model", "width"), ("num_hidden_layers", "number of layers")):
         mine, found = getattr(lens.config, field), config.get(field)
@@ -366,23 +362,23 @@ def _config(path: Path) -> dict[str, Any]:
     try:
         config = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} is no JSON ({error}); fit the lens again") from error
+        raise InputError(f"{path} is not JSON ({error}); fit the lens again") from error
     if not isinstance(config, dict):
-        raise InputError(f"{path} holds no JSON object; fit the lens again")
+        raise InputError(f"{path} is not a JSON object; fit the lens again")
     return config
 
 
 def check_lens(lens: Lens, model: Model) -> None:
-    """Raises InputError when the lens is that of another model."""
+    """Raise InputError if the lens belongs to another model."""
     if lens.fingerprint != model.fingerprint:
         raise InputError(
-            f"the {lens.title} is that of another model than {model.name}; "
+            f"the {lens.title} belongs to another model than {model.name}; "
             "fit one to this model with fit_lens (analyze lens fit), or use its logit lens"
         )
 
 
 def lens_of(lens: Lens | str | Path | None, model: Model) -> Lens:
-    """The lens that is meant: one in hand, a directory's, or for None the logit lens."""
+    """Return a given lens, the lens in a directory, or for None the logit lens."""
     if lens is None:
         return logit_lens(model)
     if isinstance(lens, Lens):

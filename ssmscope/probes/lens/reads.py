@@ -1,4 +1,4 @@
-"""What a tuned lens is fitted on, as somebody names it: rows of a language model's text, or a classifier's examples."""
+"""Data options for fitting a tuned lens: rows of a language model's text, or a classifier's examples."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from ssmscope.core.model import Model
 
 SPLITS = ("validation", "test", "train")
-"""A lens is fitted on the first of these splits that a known data set has: as in the paper, on no training text."""
+"""Splits in order of preference: as in the paper, a lens is not fitted on training text if possible."""
 
 
 def _options(
     *,
-    split: Annotated[str | None, "Of a known data set; by default validation, else test.", Metavar("NAME")] = None,
+    split: Annotated[str | None, "Split of a known data set (default: validation, else test).", Metavar("NAME")] = None,
     validation: Annotated[
-        str | None, "Held-out data; by default a share of DATA.", Reads("data"), Metavar("FILE")
+        str | None, "Held-out data (default: a share of DATA).", Reads("data"), Metavar("FILE")
     ] = None,
 ) -> None: ...
 
 
 @dataclass(frozen=True)
 class FitData(Examples):
-    """A language model's text in rows of tokens, or a classifier's labelled texts or images; and held-out data."""
+    """Text of a language model in rows of tokens, or a classifier's labelled texts or images; and held-out data."""
 
     prefer: tuple[str, ...] = SPLITS
 

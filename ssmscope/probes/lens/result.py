@@ -1,4 +1,4 @@
-"""A fitted lens as a result, and the answers that a lens reads layer by layer."""
+"""Results of a fitted lens, and of the answers that a lens reads layer by layer."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerFit:
-    """What the two lenses are worth at one layer: KL(model ‖ lens) in nats, mean over held-out positions."""
+    """KL(model ‖ lens) of both lenses at one layer in nats, mean over held-out positions."""
 
     layer: int
-    """i: what enters block i is read, 0 being the embeddings."""
+    """i: the input of block i is read, 0 being the embeddings."""
     tuned: Estimate
     logit: Estimate
     gained: Estimate
-    """logit − tuned, of the same resamples."""
+    """logit − tuned, from the same resamples."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The mean KL over all layers after so many steps: in training since the evaluation before, and on held-out
-    rows."""
+    """Mean KL over all layers after `step` steps: in training since the previous evaluation, and on held-out rows."""
 
     step: int
     training: float
@@ -45,19 +44,19 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class LensFit(Result, kind="lens-fit"):
-    """What a tuned lens is worth, beside the logit lens, on held-out rows that took no part in its fit."""
+    """KL of a tuned lens and of the logit lens on held-out rows that took no part in the fit."""
 
     positions: str
     layers: tuple[LayerFit, ...]
     tuned: Estimate
-    """The mean over the layers."""
+    """Mean over the layers."""
     logit: Estimate
     measured: int
-    """Positions that the numbers are means over."""
+    """Number of positions that the numbers are means over."""
     rows: int
-    """Rows that these stand in, which are what is resampled."""
+    """Number of rows with these positions, which are resampled."""
     best_step: int
-    """After which the weights were taken; 0: no step was better than the logit lens."""
+    """Step of the kept weights; 0 if none was better than the logit lens."""
     history: tuple[Evaluation, ...]
 
     def verdict(self, at: int = 0) -> str:
@@ -80,11 +79,8 @@ class LensFit(Result, kind="lens-fit"):
         )
 
     def to_frame(self) -> DataFrame:
-        """A row per layer.
-
-        Columns: layer (i: what enters block i), tuned, logit, gained (logit − tuned), in nats, each with the ends of
-        its 95 % interval in columns ending in _low and _high.
-        """
+        """Return a row per layer: columns layer (i: the input of block i), tuned, logit, gained (logit − tuned), in
+        nats, each with the ends of its 95 % interval in columns ending in _low and _high."""
         import pandas as pd
 
         return pd.DataFrame(
@@ -93,59 +89,54 @@ class LensFit(Result, kind="lens-fit"):
         )
 
     def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
-        """KL by layer of both lenses with their intervals; beside it, the fit's progress on held-out rows."""
+        """Draw KL by layer of both lenses with their intervals, and the fit's progress on held-out rows."""
         from ssmscope.probes.lens.fit_figure import draw
 
         return sized(draw(self), size)
 
     @property
     def measured_on(self) -> str:
-        """The held-out rows that the numbers are of."""
-        data, where = (
-            self.provenance["data"]["measured"],
-            "positions" if self.positions == "every" else "last positions",
-        )
+        """Description of the held-out rows."""
+        data = self.provenance["data"]["measured"]
+        where = "positions" if self.positions == "every" else "last positions"
         rows = f"{self.rows:,} rows of {data['name']} ({data['split']})"
         return f"{self.measured:,} {where} of {rows} that took no part in the fit"
 
     def blocks(self) -> Iterable[Block]:
         yield from self.opening()
-        lines = [
-            Line(
-                (str(one.layer),),
-                {"tuned lens": Cell(one.tuned), "logit lens": Cell(one.logit), "gained": Cell(one.gained)},
-            )
-            for one in self.layers
-        ]
+        lines = []
+        for one in self.layers:
+            cells = {"tuned lens": Cell(one.tuned), "logit lens": Cell(one.logit), "gained": Cell(one.gained)}
+            lines.append(Line((str(one.layer),), cells))
         lines.append(Line(("mean",), {"tuned lens": Cell(self.tuned), "logit lens": Cell(self.logit)}))
         note = (
-            f"KL(model ‖ lens) in nats over {self.measured_on}; 95 % bootstrap intervals over rows. Layer i reads what "
-            f"enters block i, 0 the embeddings. Weights of step {self.best_step}."
+            f"KL(model ‖ lens) in nats over {self.measured_on}; 95 % bootstrap intervals over rows. Layer i reads the "
+            f"input of block i, 0 the embeddings. Weights of step {self.best_step}."
         )
         yield table(("layer",), lines, note=note)
 
 
 @dataclass(frozen=True)
 class Trajectory(Result, kind="trajectory"):
-    """What a lens answers at every layer and position of some texts."""
+    """Answers of a lens at every layer and position of some texts."""
 
     lens: str
-    """ "logit lens", or the tuned lens by its directory."""
+    """Title of the lens: "logit lens", or "tuned lens" with its directory."""
     positions: str
     statistic: str
-    """What the views show in colour."""
+    """Statistic that the views show in colour."""
     classes: bool
-    """Whether answers are classes rather than tokens."""
+    """True if answers are classes rather than tokens."""
     texts: tuple[LensedText, ...]
 
     @property
     def layers(self) -> int:
-        """L: the rows are 0 … L."""
+        """Number of layers L; the rows are 0 … L."""
         return len(self.texts[0].top) - 1
 
     @cached_property
     def panels(self) -> tuple[tuple[Column, ...], ...]:
-        """What the views show side by side: the positions of every text, or of all texts the last ones."""
+        """Columns of each panel of the views: the positions of one text, or the last positions of all texts."""
         every = [
             tuple(Column(text, number, at) for at in range(len(text.positions)))
             for number, text in enumerate(self.texts)
@@ -164,7 +155,7 @@ class Trajectory(Result, kind="trajectory"):
         return f"Answers by layer of {self.model_name}: {self.verdict()}"
 
     def to_frame(self) -> DataFrame:
-        """A row per text, position and layer.
+        """Return a row per text, position and layer.
 
         Columns: text and position (from 0), token, layer (0 the embeddings, the last one the model), answer (the
         layer's own), top_probability (its), final (the model's answer), answer_probability (its), agrees, settled (the
@@ -198,10 +189,11 @@ class Trajectory(Result, kind="trajectory"):
     def figure(
         self, *, statistic: str | None = None, start: int = 0, size: tuple[float, float] | None = None
     ) -> Figure:
-        """Layers × tokens of up to 4 texts, the embeddings at the bottom and the model at the top, in every cell the
-        layer's own answer. 24 tokens are drawn, from token number `start` on, and 24 layers.
+        """Draw layers × tokens of up to 4 texts with the layer's own answer in every cell, the embeddings at the bottom
+        and the model at the top: 24 tokens, from number `start` on, and 24 layers.
 
-        Raises InputError for an unknown statistic, or when no text has a token number `start`.
+        Raises:
+            InputError: an unknown statistic, or no text has a token number `start`.
         """
         from ssmscope.probes.lens.show_figure import draw
 
@@ -212,6 +204,6 @@ class Trajectory(Result, kind="trajectory"):
         from ssmscope.probes.lens.show_terminal import TerminalView
 
         yield Prose(self.headline, "title")
-        yield Prose(f"Layer i reads what enters block i, 0 the embeddings; {self.layers} is the model itself.", "note")
+        yield Prose(f"Layer i reads the input of block i, 0 the embeddings; {self.layers} is the model itself.", "note")
         yield Picture(self.figure, self.headline, vector=False, folded=True)
         yield Custom(lambda colours: [TerminalView(self)], lambda: fragment(self), STYLE, on_request=True)

@@ -1,4 +1,4 @@
-"""Answers by layer as HTML: layers × tokens with all numbers in tooltips, no script, light and dark."""
+"""HTML view of answers by layer: layers × tokens with all numbers in tooltips, no script, light and dark."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from ssmscope.probes.lens.lensed_text import Column
     from ssmscope.probes.lens.result import Trajectory
 
-CELLS = 20_000
-"""How many cells of a text are shown; the files hold all."""
+MAX_CELLS = 20_000
+"""Maximum number of cells shown of a text; the files hold all."""
 
 
 def fragment(result: Trajectory) -> str:
-    """Every text of the trajectory, with what its colours mean."""
+    """Return every text of the trajectory as HTML, with a legend."""
     high = highest(chain(*result.panels), result.statistic)
     return (
         f'<div class="lensed"><p class="legend"><span>{escape(result.lens)}</span>'
@@ -31,7 +31,7 @@ def fragment(result: Trajectory) -> str:
 
 
 def _section(result: Trajectory, panel: Sequence[Column], high: float) -> str:
-    shown = panel[: max(CELLS // (result.layers + 1), 1)]
+    shown = panel[: max(MAX_CELLS // (result.layers + 1), 1)]
     lines = []
     for layer in range(result.layers, -1, -1):
         name = "model" if layer == result.layers else str(layer)

@@ -1,4 +1,4 @@
-"""Answers by layer in a terminal: a line per token with the answers of its layers."""
+"""Terminal view of answers by layer: a line per token with the answers of its layers."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from ssmscope.probes.lens.lensed_text import Column
     from ssmscope.probes.lens.result import Trajectory
 
-ROWS = 40
-"""How many tokens of a text the table has."""
-FIXED, COLUMN = 40, 12
-"""Characters that the other columns take, and that one layer's does."""
+MAX_TOKENS = 40
+"""Maximum number of tokens of a text in the table."""
+FIXED_WIDTH, LAYER_WIDTH = 40, 12
+"""Characters of all other columns, and of a layer's column."""
 
 
 @dataclass(frozen=True)
 class TerminalView:
-    """Per text a line per token: where its answer settled, the final answer, and the answers of as many layers as the
-    terminal is wide."""
+    """Table per text with a line per token: the layer at which its answer settled, the final answer, and the answers of
+    as many layers as fit the terminal."""
 
     result: Trajectory
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         every = self.result.positions == "every"
-        layers = evenly_apart(self.result.layers, max((options.max_width - FIXED) // COLUMN, 2))
+        layers = evenly_apart(self.result.layers, max((options.max_width - FIXED_WIDTH) // LAYER_WIDTH, 2))
         settled = "Settled: the layer from which on the final answer leads; bold, the layers that give it."
         yield Text(settled, style="dim")
         if len(layers) < self.result.layers:
@@ -40,14 +40,14 @@ class TerminalView:
             yield Text(cut, style="dim")
         for number, panel in enumerate(self.result.panels):
             yield Text(f"\ntext {number}" if len(self.result.panels) > 1 else "", style="dim")
-            shown = panel[:ROWS] if every else panel
+            shown = panel[:MAX_TOKENS] if every else panel
             yield _table(shown, layers, "" if every else "text")
             if len(shown) < len(panel):
                 yield Text(f"{len(shown)} of {len(panel)} tokens; the files have all", style="dim")
 
 
 def _table(columns: Iterable[Column], layers: Sequence[int], counted: str) -> Table:
-    """A line per column, by the number of its text where texts are counted, else by its position."""
+    """Return a table with a line per column, labelled by the number of its text or by its position."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in (counted, "token", "settled", *(f"layer {layer}" for layer in layers), "answer"):
         numeric = name in (counted, "settled")

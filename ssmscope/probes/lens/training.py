@@ -1,4 +1,4 @@
-"""One fit of a tuned lens in its directory: begun, continued or found finished, and what it is worth."""
+"""Fit of a tuned lens in its directory: started, continued or found finished, and measured."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ssmscope.api.writing import settle_all, write_whole
 from ssmscope.core.bootstrap import estimate, ratio, resampled_sums
 from ssmscope.core.progress import on_stderr, progress_bar
 from ssmscope.errors import InputError
-from ssmscope.probes.lens.data import LensData, Rows, divided, rows_of
+from ssmscope.probes.lens.data import LensData, Rows, rows_of, split_rows
 from ssmscope.probes.lens.fitting import LensFitting, Sums, measure
-from ssmscope.probes.lens.lenses import RECORD, untrained
+from ssmscope.probes.lens.lenses import RECORD, untrained_lens
 from ssmscope.probes.lens.result import Evaluation, LayerFit, LensFit
 from ssmscope.training.checkpoint import STATE, clear, continued, finish, is_new, read_json, write_json
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
 
-CLAIMED = Path("checkpoint", "plan.json")
-"""The plan of a fit that has begun."""
+PLAN = Path("checkpoint", "plan.json")
+"""File with the plan of a fit that has started."""
 
-CHOOSING_TOKENS = 16_384
-"""How many tokens, at most, of the held-out rows are read to choose the step; all others are kept for the numbers."""
+MAX_CHOOSING_TOKENS = 16_384
+"""Maximum number of held-out tokens that choose the step; the others give the numbers."""
 
 
 def fit(
@@ -45,18 +45,17 @@ def fit(
     checkpoint_minutes: float,
     progress: bool,
 ) -> LensFit:
-    """Fit a lens into `out`, or continue its fit there, and give its record; see `fit_lens`.
+    """Fit a lens into `out`, or continue its fit there, and return its record; see `fit_lens`.
 
     Args:
-        options: those that the numbers depend on, none of them None but `patience`, and `held_out` where there is
-            validation data.
+        options: options that the numbers depend on; only `patience`, and `held_out` with validation data, may be None.
     """
     rows = rows_of(model, data)
     if validation is None:
-        train, held = divided(rows, options["held_out"], seed)
+        train, held = split_rows(rows, options["held_out"], seed)
     else:
         train, held = rows, rows_of(model, validation)
-    choosing, measured = halves(held)
+    choosing, measured = split_held_out(held)
     plan = {
         "fingerprint": model.fingerprint,
         "options": dict(options),
@@ -65,18 +64,18 @@ def fit(
     }
     console = on_stderr(progress)
     if _is_finished(out, plan):
-        clear(out / CLAIMED)
-        console.print(f"{out} holds this very fit, finished: nothing to do")
+        clear(out / PLAN)
+        console.print(f"{out} already holds this fit, finished: nothing to do")
     else:
         settings = {**options, "seed": seed, "checkpoint_minutes": checkpoint_minutes}
-        with continued(out / CLAIMED):
-            if not _is_finished(out, plan):  # another process may have ended it just now
+        with continued(out / PLAN):
+            if not _is_finished(out, plan):  # Another process may have finished it.
                 _fit(model, train, choosing, measured, plan, settings, out, console)
     return _with_views(out)
 
 
 def _with_views(out: Path) -> LensFit:
-    """The record of a finished fit, once its table, figure and page lie beside it.
+    """Return the record of a finished fit, and write its table, figure and page if they are missing.
 
     Raises:
         InputError: they cannot be written.
@@ -91,8 +90,8 @@ def _with_views(out: Path) -> LensFit:
     return record
 
 
-def halves(held: Rows) -> tuple[Rows, Rows]:
-    """Held-out rows that choose the step, every second one up to `CHOOSING_TOKENS`, and all others.
+def split_held_out(held: Rows) -> tuple[Rows, Rows]:
+    """Split held-out rows into those that choose the step, every second one up to `MAX_CHOOSING_TOKENS`, and the rest.
 
     Raises:
         InputError: when there is only one.
@@ -100,7 +99,7 @@ def halves(held: Rows) -> tuple[Rows, Rows]:
     if len(held) < 2:
         raise InputError(f"{held.name} ({held.split}) has {len(held)} row; held out must be at least 2")
     chosen: list[int] = []
-    room, lengths = CHOOSING_TOKENS, held.lengths
+    room, lengths = MAX_CHOOSING_TOKENS, held.lengths
     for row in range(0, len(held), 2):
         if chosen and lengths[row] > room:
             break
@@ -110,23 +109,23 @@ def halves(held: Rows) -> tuple[Rows, Rows]:
 
 
 def _is_finished(out: Path, plan: Mapping[str, Any]) -> bool:
-    """Whether `out` holds this fit and it has ended; False for a new fit and for one to be continued.
+    """Return True if `out` holds this fit, finished; False for a new fit and for one to be continued.
 
     Raises:
         InputError: when `out` holds something else.
     """
     if out.is_dir():
         try:
-            settle_all(out)  # the record's figures may have been cut short
+            settle_all(out)  # A kill may have interrupted the writing of figures.
         except OSError as error:
             raise InputError(f"cannot write to {out}: {error.strerror or error}") from error
     if os.path.exists(out / RECORD):
         _compare(out, LensFit.load(out / RECORD).provenance, plan)
         return True
-    if os.path.exists(out / CLAIMED):
-        _compare(out, read_json(out / CLAIMED), plan)
+    if os.path.exists(out / PLAN):
+        _compare(out, read_json(out / PLAN), plan)
         return False
-    if not is_new(out, (out / CLAIMED).parent):
+    if not is_new(out, (out / PLAN).parent):
         raise InputError(f"{out} exists and holds no lens of ours; give a new or empty directory")
     return False
 
@@ -154,11 +153,11 @@ def _fit(
     out: Path,
     console: Console,
 ) -> None:
-    tuned = untrained(model)
-    if not (out / CLAIMED).exists():
-        write_json(out / CLAIMED, plan)
+    tuned = untrained_lens(model)
+    if not (out / PLAN).exists():
+        write_json(out / PLAN, plan)
     fitting = LensFitting(
-        model, tuned.unembed, len(tuned), train, choosing, settings, out / CLAIMED.parent / STATE, console
+        model, tuned.unembed, len(tuned), train, choosing, settings, out / PLAN.parent / STATE, console
     )
     with progress_bar(console) as bar:
         weight, bias = fitting.run(bar)
@@ -178,7 +177,7 @@ def _fit(
         positions=settings["positions"],
         best_step=fitting.best["step"],
         history=tuple(Evaluation(**each) for each in fitting.history),
-        **compared(*worth, seed=plan["seed"]),
+        **compare_lenses(*worth, seed=plan["seed"]),
     )
     for layer, translator in enumerate(tuned):
         translator.weight.copy_(weight[layer])
@@ -188,20 +187,20 @@ def _fit(
 
 
 def _save(out: Path, tuned: Any, record: LensFit) -> None:
-    """tuned-lens's files, then lens.json, each whole or absent."""
-    with tempfile.TemporaryDirectory(prefix="lens-", dir=out / CLAIMED.parent) as staging:
+    """Write the files of tuned-lens, then lens.json, each whole or absent."""
+    with tempfile.TemporaryDirectory(prefix="lens-", dir=out / PLAN.parent) as staging:
         try:
             tuned.save(staging)
-        except RuntimeError as error:  # as torch reports a disk that is full
+        except RuntimeError as error:  # torch reports a full disk this way.
             raise OSError(str(error).splitlines()[0]) from error
         write_whole(Path(staging, RECORD), record.to_json())
         for file in sorted(Path(staging).iterdir(), key=lambda file: file.name == RECORD):
             os.replace(file, out / file.name)
-    finish(out / CLAIMED.parent)
+    finish(out / PLAN.parent)
 
 
-def compared(tuned: Sums, logit: Sums, *, seed: int) -> dict[str, Any]:
-    """The numbers of a `LensFit` from what both lenses sum up to on the same rows."""
+def compare_lenses(tuned: Sums, logit: Sums, *, seed: int) -> dict[str, Any]:
+    """Return the numeric fields of a `LensFit` from the sums of both lenses on the same rows."""
     layers = tuned.kl.shape[1]
     columns = np.concatenate([tuned.kl, logit.kl, tuned.asked[:, None]], axis=1)
     sums = resampled_sums(columns, seed=seed)

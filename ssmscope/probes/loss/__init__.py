@@ -1,7 +1,7 @@
-"""How well a language model uses its context: the loss of every next token against its position in a long text.
+"""Loss of the next token against its position in a long text.
 
-Differential Mamba compares models so in its Figure 3 (a), after Lin et al. (2025, Forgetting Transformer): where the
-curve goes on falling, tokens far back still help; where it rises, the context is longer than the model can bear.
+Differential Mamba compares models this way in its Figure 3 (a), after Lin et al. (2025, Forgetting Transformer): while
+the curve falls, distant tokens still help; where it rises, the context is longer than the model can handle.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_smooth(*, smooth: int, **options: Any) -> None:
-    """Refuse to average over an even number of positions.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError for an even number of positions to average over."""
     if smooth % 2 == 0:
         raise InputError(f"smooth is {smooth}; allowed is an odd number of positions, as many on both sides")
 
@@ -44,38 +40,37 @@ def token_loss(
     *,
     data: Annotated[
         str | Path | list[str],
-        "wikitext2, books, a .txt file (one long document), or a file with a column text, a document each row.",
+        "wikitext2, books, a .txt file (one long document), or a file with a column text, one document per row.",
         Reads("lines"),
         Metavar("DATA"),
     ] = "wikitext2",
-    split: Annotated[str | None, "Of a known text; by default the one to test on.", Metavar("NAME")] = None,
-    length: Annotated[int, "Tokens of a window.", Range(1)] = 2048,
-    limit: Annotated[int | None, "Only so many windows, drawn by the seed.", Range(1)] = None,
-    smooth: Annotated[int, "Positions that the curve is averaged over; odd.", Range(1)] = 101,
-    unit: Annotated[Literal["nats", "bits"], "Of the loss."] = "nats",
+    split: Annotated[str | None, "Split of a known text (default: test).", Metavar("NAME")] = None,
+    length: Annotated[int, "Tokens per window.", Range(1)] = 2048,
+    limit: Annotated[int | None, "Use only N windows, drawn by the seed.", Range(1)] = None,
+    smooth: Annotated[int, "Positions of the moving average; odd.", Range(1)] = 101,
+    unit: Annotated[Literal["nats", "bits"], "Unit of the loss."] = "nats",
     piece: Piece = 2048,
     seed: Seed = 0,
     progress: Progress = True,
 ) -> TokenLoss:
-    """How well a model uses its context: the loss of the next token by its position in long texts.
+    """Measure how well a model uses its context: the loss of the next token by its position in long texts.
 
-    Measures −ln p(token | the i tokens before it) for i = 1 … `length`, on average over windows of long texts. Each
-    document is cut into windows of `length` tokens, one after the other; a model reads each from an empty state, and is
-    asked for the token after every one it has read. What is left of a document, or too short for a window, is not read.
-    All models read the same windows, so they must share their tokenizer: a token of one is no token of another.
+    The loss is −ln p(token | the i tokens before it) for i = 1 … `length`, averaged over windows of long texts. Each
+    document is cut into consecutive windows of `length` tokens, without the remainder; a model reads each from an empty
+    state and predicts every next token. All models read the same windows, so they must share a tokenizer.
 
-    At each position the losses are averaged over the windows, and over `smooth` positions around it (`smoothed`).
-    Summarised: the mean loss in bins of positions, and its slope, that of the least squares line of the loss on
-    log₂ position from position 101 on, what a doubling of the context adds to the loss. Intervals are 95 % bootstrap
-    intervals over windows. With a second model, each bin and the slope have the paired difference of the first model
-    less the other; all numbers share their resamples.
+    At each position the losses are averaged over the windows and over `smooth` positions around it (`smoothed`). The
+    summary has the mean loss in bins of positions and its slope, that of the least-squares line of the loss on log₂
+    position from position 101 on: the change of the loss when the context doubles. Intervals are 95 % bootstrap
+    intervals over windows. With several models, each bin and the slope also have the paired difference of the first
+    model minus another; all numbers share their resamples.
 
     Args:
-        data: texts may be given themselves, a document each.
+        data: may also be a list of texts, one document each.
 
     Raises:
-        InputError: no language model with a tokenizer, models that do not share one, texts without a window, or a loss
-            that is not finite.
+        InputError: a model that is not a language model with a tokenizer, models that do not share one, texts without a
+            window, or a loss that is not finite.
     """
     import hashlib
     import time
@@ -84,8 +79,8 @@ def token_loss(
 
     from ssmscope.api.results import record_provenance
     from ssmscope.core.progress import on_stderr
-    from ssmscope.probes.long_rows import language_models, own_names
-    from ssmscope.probes.loss.measure import UNITS, every_loss, notes_on, positions_of, summarised
+    from ssmscope.probes.long_rows import distinct_names, language_models
+    from ssmscope.probes.loss.measure import UNITS_PER_NAT, all_losses, notes_on, positions_of, summarise
     from ssmscope.probes.loss.result import TokenLoss
     from ssmscope.probes.loss.windows import documents, shared_windows
 
@@ -95,7 +90,7 @@ def token_loss(
     found = len(windows)
     if limit is not None and limit < found:
         windows = windows[np.sort(np.random.default_rng(seed).permutation(found)[:limit])]
-    names, places = own_names(every), positions_of(length)
+    names, places = distinct_names(model.name for model in every), positions_of(length)
     options: dict[str, Any] = {
         **{"data": name, "split": split, "length": length, "limit": limit},
         **{"smooth": smooth, "unit": unit, "piece": piece},
@@ -107,8 +102,8 @@ def token_loss(
         began = time.perf_counter()
         say(f"{names[number]}: {len(windows):,} windows of {length:,} tokens")
         provenance = record_provenance(model.source, options={**options, "windows": digest}, seed=seed)
-        nats = every_loss(model, windows, piece=piece, provenance=provenance, shown=progress)
-        losses[number] = nats * UNITS[unit]
+        nats = all_losses(model, windows, piece=piece, provenance=provenance, shown=progress)
+        losses[number] = nats * UNITS_PER_NAT[unit]
         if not np.isfinite(losses[number]).all():
             at = int((~np.isfinite(losses[number]).all(0)).argmax()) + 1
             raise InputError(
@@ -127,6 +122,6 @@ def token_loss(
         smooth=smooth,
         positions=places,
         losses=losses.astype(np.float64).mean(1),
-        **summarised(losses, places, smooth, seed),
+        **summarise(losses, places, smooth, seed),
         notes=tuple(notes_on(len(windows), left_out)),
     )

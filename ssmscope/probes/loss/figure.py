@@ -1,4 +1,4 @@
-"""The loss by position as a picture."""
+"""Figure of the loss by position."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from ssmscope.probes.loss.result import TokenLoss
 
 STYLES = ("-", (0, (6, 2)), (0, (1, 1)), (0, (5, 1, 1, 1)))
-"""Lines differ in lightness and in their dashes."""
-WIDTH, LEFT, CURVES, BETWEEN, BELOW, FOOTER = 8.0, 0.85, 2.9, 0.25, 1.7, 0.55
-"""In inches: the axis beside the panels, the panels and what is between them, and the axis below them."""
+"""Dashes of the lines, which also differ in lightness."""
+WIDTH, LEFT, CURVES_HEIGHT, GAP, DIFFERENCES_HEIGHT, FOOTER = 8.0, 0.85, 2.9, 0.25, 1.7, 0.55
+"""Sizes in inches: figure, left margin, heights of the panels and the gap between them, bottom margin."""
 
 
 def draw(result: TokenLoss) -> Figure:
-    """The smoothed loss of every model against how many tokens were read, with its interval; with several models, in a
-    panel below, the paired difference in each bin."""
+    """Draw the smoothed loss of every model with its interval against the number of tokens read; with several models,
+    the paired difference in each bin in a panel below."""
     several = bool(result.differences)
-    panels = CURVES + (BETWEEN + BELOW if several else 0)
+    panels = CURVES_HEIGHT + (GAP + DIFFERENCES_HEIGHT if several else 0)
     smooth = "not smoothed" if result.smooth == 1 else f"moving average over {result.smooth:,} positions"
     intervals = "; bands: 95 %, bootstrap over windows" if np.isfinite(result.curves[..., 1]).any() else ""
     legend = [
@@ -37,10 +37,11 @@ def draw(result: TokenLoss) -> Figure:
     what, below = ("Loss of the next token by its position", "", ""), f"{result.counted}; {smooth}{intervals}"
     sheet = Sheet(WIDTH, Sheet.TOP + panels + FOOTER, what, below, legend, left=LEFT)
     wide = WIDTH - LEFT - 0.25
-    upper = sheet.panel(LEFT, sheet.top, wide, CURVES)
+    upper = sheet.panel(LEFT, sheet.top, wide, CURVES_HEIGHT)
     _curves(upper, result)
     if several:
-        _differences(sheet.panel(LEFT, sheet.top + CURVES + BETWEEN, wide, BELOW, sharex=upper), result)
+        lower = sheet.panel(LEFT, sheet.top + CURVES_HEIGHT + GAP, wide, DIFFERENCES_HEIGHT, sharex=upper)
+        _differences(lower, result)
         upper.tick_params(labelbottom=False)
     sheet.figure.axes[-1].set_xlabel("tokens read", color=SOFT, size=9)
     return sheet.figure
@@ -79,7 +80,7 @@ def _differences(axes: Axes, result: TokenLoss) -> None:
     name = shorten(visible(result.models[0]), 40).replace("$", r"\$")
     axes.set_ylabel("difference", color=SOFT, size=9)
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.set_title(f"{name} less another, by bin: below 0 it is better", loc="left", size=8.5, color=SOFT, pad=3)
+    axes.set_title(f"{name} minus another, by bin: below 0 it is better", loc="left", size=8.5, color=SOFT, pad=3)
 
 
 def _scale(axes: Axes, length: int) -> None:

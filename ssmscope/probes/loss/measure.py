@@ -1,4 +1,4 @@
-"""The loss of every token of windows, and its numbers: bins, slopes and smoothed curves."""
+"""Loss of every token in windows, and its summary: bins, slopes and smoothed curves."""
 
 from __future__ import annotations
 
@@ -14,36 +14,32 @@ from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.core.bootstrap import estimate, resampled_sums
 from ssmscope.core.model import Model
 from ssmscope.evaluation.forking import Rows
-from ssmscope.evaluation.running import tokens_together
-from ssmscope.probes.long_rows import PIECE, head_logits, pieces_of
+from ssmscope.evaluation.running import max_batch_tokens
+from ssmscope.probes.long_rows import PIECE_TOKENS, head_logits, pieces_of
 from ssmscope.probes.loss.result import Summary
 
-UNITS = {"nats": 1.0, "bits": 1 / math.log(2)}
-"""How much of each a nat is."""
-EDGES = (0, 128, 512)
-"""Where bins of positions begin; the next ones at 1024, 2048, 4096, …"""
-SETTLED = 100
-"""How many first positions the slope leaves out."""
-POINTS = 240
-"""At how many positions, at most, the smoothed curve is kept with its interval."""
-LOGITS_AT_ONCE = 2**24
-"""How many logits there are at a time: 64 MiB of float32."""
+UNITS_PER_NAT = {"nats": 1.0, "bits": 1 / math.log(2)}
+FIRST_BIN_EDGES = (0, 128, 512)
+"""Starts of the first bins of positions; the next ones are 1024, 2048, 4096, …"""
+SLOPE_SKIPS = 100
+"""Number of first positions that the slope leaves out."""
+MAX_CURVE_POINTS = 240
+"""Maximum number of positions of a smoothed curve."""
+MAX_LOGITS = 2**24
+"""Maximum number of logits in memory: 64 MiB of float32."""
 
 
 def window_losses(
-    model: Model,
-    windows: Int[np.ndarray, "windows length+1"],
-    *,
-    piece: int = PIECE,
+    model: Model, windows: Int[np.ndarray, "windows length+1"], *, piece: int = PIECE_TOKENS
 ) -> Float[np.ndarray, "windows length"]:
-    """−ln p of every token of a window but the first, float32, from those before it.
+    """Compute −ln p of every token of a window but the first given those before it, float32.
 
-    There are never more than `LOGITS_AT_ONCE` logits in memory, nor hidden states of more than a batch of pieces.
+    At most `MAX_LOGITS` logits are in memory, and the hidden states of one batch of pieces.
     """
     number, length = windows.shape[0], windows.shape[1] - 1
     found = np.zeros((number, length), dtype=np.float32)
     rows = Rows(windows[:, :-1].ravel(), np.arange(number + 1) * length)
-    step = max(1, LOGITS_AT_ONCE // model.vocabulary)
+    step = max(1, MAX_LOGITS // model.vocabulary)
     for part in pieces_of(model, rows, piece=piece):
         stop = part.start + part.hidden.shape[1]
         targets = torch.from_numpy(windows[part.rows, part.start + 1 : stop + 1]).to(part.hidden.device).reshape(-1)
@@ -58,7 +54,7 @@ def window_losses(
     return found
 
 
-def every_loss(
+def all_losses(
     model: Model,
     windows: Int[np.ndarray, "windows length+1"],
     *,
@@ -66,18 +62,18 @@ def every_loss(
     provenance: Mapping[str, Any],
     shown: bool,
 ) -> Float[np.ndarray, "windows length"]:
-    """`window_losses`, batch by batch.
+    """Compute `window_losses` batch by batch.
 
     Args:
-        provenance: all that they depend on.
-        shown: whether progress is.
+        provenance: everything that the losses depend on.
+        shown: show progress.
     """
 
     def measure(rows: range) -> Columns:
         return {"losses": window_losses(model, windows[rows.start : rows.stop], piece=piece)}
 
     number, length = len(windows), windows.shape[1] - 1
-    size, numbers = max(1, tokens_together(model) // min(length, piece)), range(number)
+    size, numbers = max(1, max_batch_tokens(model) // min(length, piece)), range(number)
     batches = [numbers[first : first + size] for first in numbers[::size]]
     found = np.zeros((number, length), dtype=np.float32)
     for rows, part in over(model, batches, measure, provenance=provenance, what="windows" if shown else None):
@@ -86,13 +82,13 @@ def every_loss(
 
 
 def positions_of(length: int) -> tuple[int, ...]:
-    """Positions from 1 to `length`, evenly apart in their logarithm."""
-    return tuple(sorted({round(at) for at in np.geomspace(1, length, POINTS).tolist()}))
+    """Return positions from 1 to `length`, evenly spaced in their logarithm."""
+    return tuple(sorted({round(at) for at in np.geomspace(1, length, MAX_CURVE_POINTS).tolist()}))
 
 
 def bins_of(length: int) -> list[tuple[int, int]]:
-    """The bins of positions, (after, up to): (0, 128), (128, 512), (512, 1024), …; the last one ends at `length`."""
-    edges = [*EDGES]
+    """Return the bins of positions, (after, up to): (0, 128), (128, 512), (512, 1024), …, the last up to `length`."""
+    edges = [*FIRST_BIN_EDGES]
     while edges[-1] < length:
         edges.append(max(1024, 2 * edges[-1]))
     edges = [edge for edge in edges if edge < length] + [length]
@@ -102,8 +98,8 @@ def bins_of(length: int) -> list[tuple[int, int]]:
 def smoothed(
     losses: Float[np.ndarray, "rows length"], positions: Sequence[int], smooth: int
 ) -> Float[np.ndarray, "rows positions"]:
-    """The mean over `smooth` positions around each, counted from 1: near the start, where the curve is steep, over as
-    many after it as there are before; near the end over what there is."""
+    """Return the mean over `smooth` positions around each, counted from 1. The window shrinks symmetrically near the
+    start, where the curve is steep, and is cut off at the end."""
     at = np.asarray(positions)
     half = np.minimum(at - 1, smooth // 2)
     first, last = at - half, np.minimum(at + half, losses.shape[1])
@@ -112,19 +108,19 @@ def smoothed(
 
 
 def slopes(losses: Float[np.ndarray, "rows length"]) -> Float[np.ndarray, " rows"]:
-    """Σ (x − x̄) ℓ / Σ (x − x̄)² over the positions after `SETTLED`, x = log₂ position: the loss a doubling adds."""
-    positions = np.arange(SETTLED + 1, losses.shape[1] + 1)
+    """Return the slope Σ (x − x̄) ℓ / Σ (x − x̄)² over the positions after `SLOPE_SKIPS`, x = log₂ position."""
+    positions = np.arange(SLOPE_SKIPS + 1, losses.shape[1] + 1)
     if len(positions) < 2:
         return np.full(len(losses), np.nan)
     x = np.log2(positions)
     x -= x.mean()
-    return losses[:, SETTLED:].astype(np.float64) @ x / (x @ x)
+    return losses[:, SLOPE_SKIPS:].astype(np.float64) @ x / (x @ x)
 
 
-def summarised(
+def summarise(
     losses: Float[np.ndarray, "models windows length"], positions: Sequence[int], smooth: int, seed: int
 ) -> dict[str, Any]:
-    """The fields of a result that come from all losses."""
+    """Return the fields of a `TokenLoss` that summarise all losses."""
     models, windows, length = losses.shape
     bins = bins_of(length)
     columns = []
@@ -136,7 +132,7 @@ def summarised(
     wide = np.concatenate([*columns, *differences, *curves], axis=1)
     rows = resampled_sums(wide, seed=seed) / windows
     if windows == 1:
-        rows = rows[:1]  # one window has no interval
+        rows = rows[:1]  # A single window has no interval.
     summaries = [estimate(column) for column in rows.T]
     size = len(bins) + 2
 
@@ -154,8 +150,8 @@ def summarised(
 
 
 def notes_on(windows: int, left_out: int) -> Iterable[str]:
-    """What a reader must know of the windows."""
+    """Yield notes on the windows."""
     if windows == 1:
         yield "one window: no number has an interval"
     if left_out:
-        yield f"{left_out:,} document{'s are' if left_out > 1 else ' is'} shorter than a window, and not read"
+        yield f"{left_out:,} document{'s are' if left_out > 1 else ' is'} shorter than a window and not read"

@@ -1,11 +1,11 @@
-"""The loss of the next token by its position: curves, bins and slopes, and how they are shown."""
+"""Result of the loss by position: curves, bins and slopes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,42 +21,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Summary:
-    """The losses of a model, or those of the first model less another's, in few numbers."""
+    """Summary of a model's losses, or of the first model's minus another's."""
 
     mean: Estimate
-    """Over all positions: the model's cross-entropy on the windows."""
+    """Mean over all positions: the model's cross-entropy on the windows."""
     slope: Estimate
-    """Per doubling of the position, after the first 100; not defined where there are fewer than two more."""
+    """Slope per doubling of the position after the first 100; not defined with fewer than two more positions."""
     bins: tuple[Estimate, ...]
-    """The mean in each bin of positions."""
+    """Mean in each bin of positions."""
 
 
 @dataclass(frozen=True)
 class TokenLoss(Result, kind="loss"):
-    """The loss of the next token by its position, of one model or several on the same windows."""
+    """Loss of the next token by its position, of one or several models on the same windows."""
 
     models: tuple[str, ...]
     unit: str
     """"nats" or "bits"."""
     smooth: int
-    """Over how many positions the curves are averaged."""
+    """Number of positions in the moving average."""
     positions: tuple[int, ...]
-    """Those of the curves: how many tokens have been read."""
+    """Positions of the curves: the number of tokens read."""
     losses: np.ndarray
     """(models, length): the mean over the windows at every position, not smoothed."""
     bins: tuple[tuple[int, int], ...]
     """(after, up to) positions."""
     summaries: tuple[Summary, ...]
-    """Of each model."""
+    """Summary of each model."""
     differences: tuple[Summary, ...]
-    """Of the first model less each of the others, paired."""
+    """Paired differences of the first model minus each of the others."""
     curves: np.ndarray
     """(models, positions, 3): the smoothed loss and its interval."""
     notes: tuple[str, ...]
 
     @property
     def length(self) -> int:
-        """Tokens of a window."""
+        """Tokens per window."""
         return self.losses.shape[1]
 
     def verdict(self, at: int = 0) -> str:
@@ -81,46 +81,45 @@ class TokenLoss(Result, kind="loss"):
 
     @property
     def counted(self) -> str:
-        """What was read."""
+        """Description of the windows, such as "12 windows of 2,048 tokens of wikitext2"."""
         data = self.provenance["data"]
-        number = data["windows"]
-        return f"{counted(number, 'window')} of {self.length:,} tokens of {data['name']}"
+        return f"{counted(data['windows'], 'window')} of {self.length:,} tokens of {data['name']}"
 
     def summary(self) -> DataFrame:
-        """A row per model, then per difference, and quantity: name, quantity (mean, slope, or a bin as "129–512"),
-        value, low and high."""
+        """Return a row per quantity of each model and difference: columns name, quantity (mean, slope, or a bin such as
+        "129–512"), value, low and high."""
         import pandas as pd
 
         names = [*self.models, *(f"{self.models[0]} − {other}" for other in self.models[1:])]
-        rows = []
-        for name, one in zip(names, (*self.summaries, *self.differences)):
-            compute_terms = ["mean", "slope", *map(bin_name, self.bins)]
-            for quantity, found in zip(compute_terms, (one.mean, one.slope, *one.bins)):
-                row = {"name": name, "quantity": quantity, "value": found.value}
-                rows.append({**row, "low": found.low, "high": found.high})
-        return pd.DataFrame(rows)
+        quantities = ["mean", "slope", *map(bin_name, self.bins)]
+        rows = [
+            (name, quantity, found.value, found.low, found.high)
+            for name, one in zip(names, (*self.summaries, *self.differences))
+            for quantity, found in zip(quantities, (one.mean, one.slope, *one.bins))
+        ]
+        return pd.DataFrame(rows, columns=["name", "quantity", "value", "low", "high"])
 
     def to_frame(self) -> DataFrame:
-        """A row per model and position of its curve: model, position, loss (smoothed) with its 95 % interval in
-        loss_low and loss_high, and raw, the mean over windows at this position alone. `summary()` has the bins."""
+        """Return a row per model and position of its curve: columns model, position, loss (smoothed) with its 95 %
+        interval in loss_low and loss_high, and raw, the mean over windows at this position alone. `summary()` has the
+        bins."""
         import pandas as pd
 
-        rows = []
-        for number, name in enumerate(self.models):
-            for position, (value, low, high) in zip(self.positions, self.curves[number]):
-                row: dict[str, Any] = {"model": name, "position": position, "loss": value}
-                row |= {"loss_low": low, "loss_high": high, "raw": self.losses[number, position - 1]}
-                rows.append(row)
-        return pd.DataFrame(rows)
+        rows = [
+            (name, position, *found, losses[position - 1])
+            for name, curve, losses in zip(self.models, self.curves, self.losses)
+            for position, found in zip(self.positions, curve)
+        ]
+        return pd.DataFrame(rows, columns=["model", "position", "loss", "loss_low", "loss_high", "raw"])
 
     def blocks(self) -> Iterable[Block]:
         yield from self.opening(f"{self.counted}; {self.unit} a token.", notes=self.notes)
         yield self._table()
 
     def _table(self) -> Table:
-        """The bins, the mean and the slope in rows, with a column for every model and every difference."""
+        """Return a table of the bins, the mean and the slope, with a column for every model and difference."""
         every = (*self.summaries, *self.differences)
-        names = (*self.models, *(f"less {other}" for other in self.models[1:]))
+        names = (*self.models, *(f"minus {other}" for other in self.models[1:]))
         found = [(bin_name(edges), [one.bins[at] for one in every]) for at, edges in enumerate(self.bins)]
         found.append(("all", [one.mean for one in every]))
         note = "Intervals: 95 %, bootstrap over windows"
@@ -130,10 +129,10 @@ class TokenLoss(Result, kind="loss"):
         rows = tuple(((name,), tuple(map(Cell, row))) for name, row in found)
         note += "."
         if self.differences:
-            note = f"less: the loss of {self.models[0]} less that of another; below 0 it is the better one. {note}"
+            note = f"minus: the loss of {self.models[0]} minus that of another; below 0 it is better. {note}"
         return Table(("positions",), names, rows, note)
 
 
 def bin_name(edges: tuple[int, int]) -> str:
-    """The first and the last position of a bin; positions count from 1."""
+    """Name of a bin by its first and last position, counted from 1."""
     return f"{edges[0] + 1:,}–{edges[1]:,}" if edges[0] + 1 < edges[1] else f"{edges[1]:,}"

@@ -14,47 +14,44 @@ from ssmscope.data.language import load_lines, token_names
 from ssmscope.data.rows import SUFFIXES, checked_column, checked_string, read_rows
 from ssmscope.data.text import LINE_SOURCES
 from ssmscope.errors import InputError
+from ssmscope.evaluation.encoded import check_vocabulary
 
 
 def documents(data: str | Path | Sequence[str], split: str | None) -> tuple[list[Sequence[str]], str]:
-    """The lines of every document, and what they are called.
+    """Return the lines of every document, and a name for them.
 
     Args:
-        data: a known text or a .txt file, whose lines are one document; a file with a column `text`, a document each
-            row; or texts, a document each.
+        data: a known text or a .txt file, whose lines are one document; a file with a column `text`, one document per
+            row; or texts, one document each.
 
     Raises:
-        InputError: what cannot be read, or holds no text, or a split of what has none.
+        InputError: data that cannot be read or holds no text, or a split for data without splits.
     """
     if isinstance(data, str | Path):
         path = Path(data)
         if str(data) in LINE_SOURCES or path.suffix.lower() not in SUFFIXES:
             return [load_lines(data, split)], str(data)
         if split is not None:
-            raise InputError(f"split '{split}' was asked for, but file {path} has none; give a file each")
+            raise InputError(f"split '{split}' was given, but file {path} has no splits; give a file per split")
         rows = [checked_column(row, "text", number, path) for number, row in enumerate(read_rows(path), 1)]
         wrong = next((number for number, text in enumerate(rows, 1) if not isinstance(text, str)), None)
         if wrong is not None:
-            raise InputError(f"row {wrong} of {path} has no text; every row needs one, a document")
+            raise InputError(f"row {wrong} of {path} has no text; every row needs a document")
         for number, text in enumerate(rows, 1):
             checked_string(text, "text", number, path)
         return [text.split("\n") for text in rows], str(data)
     if split is not None:
-        raise InputError(f"split '{split}' means nothing for texts; leave it out")
+        raise InputError(f"split '{split}' has no meaning for texts; leave it out")
     texts = list(data)
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise InputError("data holds no text, or something that is none; give a name, a file, or texts")
+        raise InputError("data holds no text, or something that is not a text; give a name, a file, or texts")
     return [text.split("\n") for text in texts], "texts"
 
 
 def shared_windows(
     models: Sequence[Model], documents: Sequence[Sequence[str]], length: int
 ) -> tuple[Int[np.ndarray, "windows length+1"], int]:
-    """As `windows_of`, the same for all models.
-
-    Raises:
-        InputError: models that do not share their tokenizer.
-    """
+    """Return `windows_of` several models; raise InputError if they do not share a tokenizer."""
     first = models[0]
     windows, left_out = windows_of(first, documents, length)
     for other in models[1:]:
@@ -70,14 +67,15 @@ def shared_windows(
 def windows_of(
     model: Model, documents: Sequence[Sequence[str]], length: int
 ) -> tuple[Int[np.ndarray, "windows length+1"], int]:
-    """Windows of `length` + 1 tokens, of which the last is only asked for; and how many documents have none.
+    """Return windows of `length` + 1 tokens, the last of which is only predicted, and the number of documents without
+    one.
 
-    A line ends with a line end where the tokenizer knows one, else with its end-of-text token (`language_data`).
+    A line ends with a newline if the tokenizer has a token for it, else with its end-of-text token (`language_data`).
     """
     tokenizer = model.tokenizer
     try:
         newline = bool(tokenize(tokenizer, "\n", add_special_tokens=False)["input_ids"])
-    except InputError:  # an unknown character, for which it has no token
+    except InputError:  # The tokenizer has no token for a newline.
         newline = False
     tail = [] if newline or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     windows, longest, left_out = [], 0, 0
@@ -91,12 +89,9 @@ def windows_of(
             windows.append(stream[np.arange(number)[:, None] * length + np.arange(length + 1)])
     if not windows:
         raise InputError(
-            f"no document is long enough for a window of {length:,} tokens and the one after it: the longest has "
-            f"{longest:,}; give a smaller length, or longer texts"
+            f"no document is long enough for a window of {length:,} tokens and one more: the longest has {longest:,}; "
+            "give a smaller length, or longer texts"
         )
     found = np.concatenate(windows)
-    if found.max() >= model.vocabulary:
-        raise InputError(
-            f"the tokenizer gives id {found.max()}, outside the vocabulary 0…{model.vocabulary - 1} of {model.name}"
-        )
+    check_vocabulary(model, found.max())
     return found, left_out

@@ -1,8 +1,7 @@
-"""What a language model still finds in a long context: accuracy by task and length, of one model or of several.
+"""Retrieval from long contexts: accuracy by task and length, of one or several models.
 
-Questions about facts that are spread in filler (`ssmscope.data.babi`, BABILong's recipe; RULER's needles in
-`ssmscope.data.needles`), as Differential Mamba
-compares models on them (section 4.5): its Figure 8 is the accuracy of each model, its Figure 4 their ratio.
+Facts are spread in filler text (`ssmscope.data.babi`, BABILong's recipe; RULER's needles in `ssmscope.data.needles`).
+Differential Mamba (section 4.5) compares models on such questions: Figure 8 shows their accuracy, Figure 4 the ratio.
 """
 
 from __future__ import annotations
@@ -32,50 +31,44 @@ def retrieval(
     *,
     tasks: Annotated[
         Sequence[str],
-        "Of qa1 to qa5, needle, multi-key, multi-value, variables, common-words.",
+        "Tasks among qa1 to qa5, needle, multi-key, multi-value, variables, common-words.",
         OneOf("data.needles:TASKS"),
-    ] = (
-        "qa1",
-        "qa2",
-        "qa3",
-        "qa4",
-        "qa5",
-    ),
+    ] = ("qa1", "qa2", "qa3", "qa4", "qa5"),
     lengths: Annotated[
-        Sequence[int], "Tokens of the contexts at most, by the first tokenizer; at 0 the facts stand alone.", Range(0)
+        Sequence[int], "Maximum context lengths, in tokens of the first tokenizer; 0 for the facts alone.", Range(0)
     ] = (0, 1000, 2000, 4000, 8000, 16000),
-    examples: Annotated[int, "Questions of each task and length.", Range(1)] = 100,
+    examples: Annotated[int, "Questions per task and length.", Range(1)] = 100,
     filler: Annotated[
         str | Path | list[str],
-        "generated, wikitext2, or a file of text.",
+        "Text around the facts: generated, wikitext2, or a text file.",
         Reads("lines", ("generated",)),
         Metavar("NAME"),
     ] = "generated",
-    template: Annotated[str, "A prompt with {context} and {question} in it."] = "{context} {question}",
-    spaced: Annotated[bool, "A space before the facts' full stops and question marks."] = True,
-    split: Annotated[Literal["test", "validation", "train"], "Of the stories."] = "test",
+    template: Annotated[str, "Prompt that contains {context} and {question}."] = "{context} {question}",
+    spaced: Annotated[bool, "Put a space before the facts' full stops and question marks."] = True,
+    split: Annotated[Literal["test", "validation", "train"], "Split of the stories."] = "test",
     piece: Piece = 2048,
     seed: Seed = 0,
     progress: Progress = True,
 ) -> Retrieval:
-    """What a model still finds in a long context: accuracy by task and length; of several also their ratio.
+    """Measure what a model finds in a long context: accuracy by task and length, and the ratio of several models.
 
     All models get the same questions at every length. An answer is right if its first token has the largest logit of
-    the whole vocabulary after the prompt; *constrained*, if it has the largest among the first tokens of the task's
-    candidates. Chance is 1 / candidates: the answers are balanced. Logits with NaN or infinity in them give no answer.
+    the vocabulary after the prompt; *constrained* accuracy compares only the first tokens of the task's candidates.
+    Chance is 1 / candidates: the answers are balanced. Logits with NaN or infinity give no answer.
 
-    Accuracies have Wilson's 95 % interval, which is honest at 0 and 1 too; mean log-probabilities a bootstrap interval
-    over examples. With several models, the ratio accuracy of the first / accuracy of another (Figure 4) has a paired
-    bootstrap interval; it is not defined where the other is never right. Resamples in which only the other is never
+    Accuracies have Wilson's 95 % interval, which also holds at 0 and 1; mean log-probabilities have a bootstrap
+    interval over examples. With several models, the ratio of the first model's accuracy to another's (Figure 4) has a
+    paired bootstrap interval; it is not defined if the other is never right. Resamples in which only the other is never
     right count as infinite.
 
-    A model runs `piece` tokens at a time from its states, which is exact; one that does not continue from them is found
-    by a trial and runs whole. The question is not counted in a context's length. Tokenizers of whitespace words need
-    the space before full stops. The sentences of the filler may be given themselves.
+    A model runs `piece` tokens at a time from its states, which is exact; one that does not continue from them (which
+    is tested) runs every prompt whole. A context's length does not count the question. Tokenizers of whitespace words
+    need the space before full stops. The filler may also be a list of sentences.
 
     Raises:
-        InputError: no language model with a tokenizer, filler without a sentence, or a tokenizer that does not know the
-            words of the questions or does not tell the candidates apart.
+        InputError: a model that is not a language model with a tokenizer, filler without a sentence, or a tokenizer
+            that does not know the words of the questions or does not tell the candidates apart.
     """
     import hashlib
     import time
@@ -88,8 +81,8 @@ def retrieval(
     from ssmscope.data.babi import questions, refuse_contexts
     from ssmscope.data.filler import load_filler
     from ssmscope.data.needles import TASKS
-    from ssmscope.probes.long_rows import language_models, own_names
-    from ssmscope.probes.retrieval.measure import answers, compared, first_tokens, notes_on, token_counter
+    from ssmscope.probes.long_rows import distinct_names, language_models, token_counter
+    from ssmscope.probes.retrieval.measure import answers, compare_models, first_tokens, notes_on
     from ssmscope.probes.retrieval.result import Retrieval
 
     every = language_models(models)
@@ -97,17 +90,17 @@ def retrieval(
     refuse_above(HELD, examples=examples)
     reading = len(every) * len(chosen) * sum(steps) * examples
     refuse_reading(reading, f"{examples:,} questions of each task and length", "ask for fewer or shorter ones")
-    refuse_contexts(steps[-1], examples)  # before the shorter ones are asked
+    refuse_contexts(steps[-1], examples)  # The longest is refused before the shorter ones run.
     if isinstance(filler, str | Path):
         hay, name = load_filler(str(filler), split), str(filler)
     else:
         hay, name = tuple(filler), "given sentences"
     count = token_counter(every[0].tokenizer)
-    for task in chosen:  # what cannot be asked is refused before anything is
+    for task in chosen:  # Tasks that a model cannot read are refused before anything runs.
         first = questions(task, length=0, examples=1, split=split, seed=seed, spaced=spaced)
         for model in every:
             first_tokens(model, first, template)
-    names, digest = own_names(every), hashlib.sha256()
+    names, digest = distinct_names(model.name for model in every), hashlib.sha256()
     shape = (len(every), len(chosen), len(steps))
     right = np.zeros((*shape, examples), dtype=bool)
     among = np.zeros_like(right)
@@ -129,10 +122,9 @@ def retrieval(
                 tokens[at], unknown[at] = found.tokens.mean(), found.unknown
                 took = time.perf_counter() - began
                 say(f"  {names[number]}: accuracy {found.right.mean():.3f} in {took:.1f} s")
-    cells, ratios = compared(right, among, log_probability, tokens, seed)
+    cells, ratios = compare_models(right, among, log_probability, tokens, seed)
     options: dict[str, Any] = {
-        **{"tasks": list(chosen), "lengths": list(steps), "examples": examples},
-        **{"filler": name},
+        **{"tasks": list(chosen), "lengths": list(steps), "examples": examples, "filler": name},
         **{"template": template, "spaced": spaced, "split": split, "piece": piece},
     }
     return Retrieval(

@@ -1,4 +1,4 @@
-"""Retrieval as a picture: grids of tasks and context lengths."""
+"""Figure of retrieval: grids of tasks and context lengths."""
 
 from __future__ import annotations
 
@@ -21,32 +21,30 @@ if TYPE_CHECKING:
 
     from ssmscope.probes.retrieval.result import Ratio, Retrieval
 
-APART = ("#8c3b00", "#d1540a", "#f0b284", "#f7f7f7", "#8fc0e0", "#2065a8", "#08306b")
-"""From the other model, orange, to the first, blue: told apart by every kind of colour vision."""
-UNDEFINED = "#e3e6ea"
-FACTOR = 4.0
-"""The ratio at which the colours end, at least …"""
-MOST = 16.0
-"""… and at most."""
-CELL, ROW = 0.66, 0.44
-"""In inches: a cell's width and height."""
+RATIO_COLOURS = ("#8c3b00", "#d1540a", "#f0b284", "#f7f7f7", "#8fc0e0", "#2065a8", "#08306b")
+"""Colours from the other model, orange, to the first, blue; distinct in every kind of colour vision."""
+UNDEFINED_COLOUR = "#e3e6ea"
+MIN_COLOUR_RATIO, MAX_COLOUR_RATIO = 4.0, 16.0
+"""Bounds of the ratio at which the colour scale ends."""
+CELL_WIDTH, CELL_HEIGHT = 0.66, 0.44
+"""Size of a cell in inches."""
 LEFT, RIGHT, TOP, TITLE, BOTTOM = 0.62, 0.85, 0.72, 0.42, 0.5
-"""Of a panel: the tasks beside it at least, its bar of colours, the figure's heading, the panel's, and its axis."""
-LETTER = 0.08
-"""Of a task's name."""
-ABREAST = 3
-"""As many panels stand side by side."""
+"""Margins in inches: minimum width of the task names, colour bar, the figure's heading, the panel's, and the axis."""
+LETTER_WIDTH = 0.08
+"""Width of a letter of a task's name, in inches."""
+PANELS_PER_ROW = 3
 
 
 def draw(result: Retrieval) -> Figure:
-    """A panel for every model's accuracies with their intervals, and one for every ratio, whose colours are centred at
-    1 on a logarithmic scale; * where its interval excludes 1."""
+    """Draw a panel of every model's accuracies with their intervals, and one of every ratio, with colours centred at 1
+    on a logarithmic scale and * where the interval excludes 1."""
     tasks, lengths = len(result.tasks), len(result.lengths)
     panels = len(result.models) + len(result.ratios)
-    across = min(panels, ABREAST)
+    across = min(panels, PANELS_PER_ROW)
     down = math.ceil(panels / across)
-    left = max(LEFT, 0.2 + LETTER * max(map(len, result.tasks)))
-    wide, high = left + max(CELL * lengths, 2.6) + RIGHT, TITLE + max(ROW * tasks, 0.9) + BOTTOM
+    left = max(LEFT, 0.2 + LETTER_WIDTH * max(map(len, result.tasks)))
+    wide = left + max(CELL_WIDTH * lengths, 2.6) + RIGHT
+    high = TITLE + max(CELL_HEIGHT * tasks, 0.9) + BOTTOM
     width, height = max(across * wide, 5.2), TOP + down * high
     what = "Retrieval by context length" + (" and ratios" if result.ratios else "")
     sheet = Sheet(width, height, (what, "", ""), _below(result))
@@ -75,7 +73,7 @@ def draw(result: Retrieval) -> Figure:
                 _cell(axes, row, column, colour, cell.accuracy, number(cell.accuracy.value, 2))
         _bar(sheet, axes, share)
     reach = _reach(result.ratios)
-    steps = ScalarMappable(Normalize(-math.log(reach), math.log(reach)), ListedColormap(ramp(APART, 255)))
+    steps = ScalarMappable(Normalize(-math.log(reach), math.log(reach)), ListedColormap(ramp(RATIO_COLOURS, 255)))
     for at, name in enumerate(result.models[1:]):
         title = f"{visible(result.models[0])} / {visible(name)}"
         axes = panel(len(result.models) + at, title)
@@ -83,7 +81,7 @@ def draw(result: Retrieval) -> Figure:
             for column, one in enumerate(ratios):
                 value = one.value.value
                 factor = min(max(value, 1 / reach), reach)
-                colour = UNDEFINED if math.isnan(value) else _shade(steps, math.log(factor))
+                colour = UNDEFINED_COLOUR if math.isnan(value) else _shade(steps, math.log(factor))
                 _cell(axes, row, column, colour, one.value, one.written, bold=one.differs)
         ticks = [1 / reach, 1 / math.sqrt(reach), 1, math.sqrt(reach), reach]
         _bar(sheet, axes, steps, [math.log(tick) for tick in ticks], [f"{tick:.2g}" for tick in ticks])
@@ -124,10 +122,10 @@ def _bar(
 
 
 def _reach(ratios: Sequence[Sequence[Sequence[Ratio]]]) -> float:
-    """How far from 1 the farthest ratio is, as a factor."""
+    """Return the largest factor between a ratio and 1, within the bounds of the colour scale."""
     values = [one.value.value for grid in ratios for row in grid for one in row]
-    farthest = max((math.exp(abs(math.log(value))) for value in values if value > 0), default=FACTOR)
-    return min(max(farthest, FACTOR), MOST)
+    farthest = max((math.exp(abs(math.log(value))) for value in values if value > 0), default=MIN_COLOUR_RATIO)
+    return min(max(farthest, MIN_COLOUR_RATIO), MAX_COLOUR_RATIO)
 
 
 def _thousands(length: int) -> str:

@@ -1,56 +1,37 @@
-"""Answers of a model to questions in long contexts, and the statistics of their accuracy."""
+"""Answers of a model to questions in long contexts, and statistics of their accuracy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from ssmscope.core.bootstrap import Estimate, estimate, resampled_sums
 from ssmscope.core.model import Model
-from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.babi import PROMPT, QuestionData, question_tokens
-from ssmscope.errors import InputError
+from ssmscope.evaluation.encoded import check_vocabulary
 from ssmscope.evaluation.forking import Rows
-from ssmscope.probes.long_rows import PIECE, head_logits, pieces_of
+from ssmscope.probes.long_rows import PIECE_TOKENS, head_logits, pieces_of
 from ssmscope.probes.retrieval.result import Cell, Ratio
 from ssmscope.training.card import wilson_interval
 
-SHORT = 2000
-"""Texts of up to so many characters are counted once: sentences of filler come again in every cell."""
-UNKNOWN = 0.01
-"""A larger share of unknown tokens is told."""
-
-
-def token_counter(tokenizer: Any) -> Callable[[str], int]:
-    """Counts the tokens of texts."""
-    known: dict[str, int] = {}
-
-    def count(text: str) -> int:
-        if text not in known:
-            number = len(tokenize(tokenizer, text, add_special_tokens=False)["input_ids"])
-            if len(text) > SHORT:
-                return number
-            known[text] = number
-        return known[text]
-
-    return count
+NOTED_UNKNOWN_SHARE = 0.01
+"""Share of unknown tokens above which a note says so."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What a model answers to questions.
+    """Answers of a model to questions.
 
     Attributes:
-        right: (examples,) whether the answer's first token is the likeliest of the vocabulary.
-        among: (examples,) whether it is the likeliest of the candidates' first tokens.
-        log_probability: (examples,) of the answer's first token, in nats.
-        tokens: (examples,) of the prompts.
-        unknown: which share of these the tokenizer does not know.
+        right: (examples,) True if the answer's first token is the likeliest of the vocabulary.
+        among: (examples,) True if it is the likeliest of the candidates' first tokens.
+        log_probability: (examples,) log-probability of the answer's first token, in nats.
+        tokens: (examples,) number of tokens of the prompts.
+        unknown: share of these that the tokenizer does not know.
     """
 
     right: Bool[np.ndarray, " examples"]
@@ -60,11 +41,11 @@ class Answers:
     unknown: float
 
 
-def answers(model: Model, data: QuestionData, *, template: str = PROMPT, piece: int = PIECE) -> Answers:
+def answers(model: Model, data: QuestionData, *, template: str = PROMPT, piece: int = PIECE_TOKENS) -> Answers:
     """Ask a language model the questions.
 
     Raises:
-        InputError: as `question_tokens`, also where two candidates of the task begin with the same token.
+        InputError: as `question_tokens`, and if two candidates of the task begin with the same token.
     """
     rows, targets = prompts(model, data, template)
     choices = first_tokens(model, data, template)
@@ -77,7 +58,7 @@ def answers(model: Model, data: QuestionData, *, template: str = PROMPT, piece: 
         at, last = part.rows[ended], part.lengths[ended] - 1
         logits = head_logits(model, part.hidden[ended.tolist(), last.tolist()]).cpu().numpy()
         wanted = targets[at]
-        sound = (logits < np.inf).all(1)  # no NaN either; a token may be ruled out by −inf
+        sound = (logits < np.inf).all(1)  # This excludes NaN; −inf may rule out a token.
         right[at] = sound & (logits.argmax(1) == wanted)
         among[at] = sound & (choices[logits[:, choices].argmax(1)] == wanted)
         log_probability[at] = log_softmax(logits, wanted)
@@ -87,21 +68,17 @@ def answers(model: Model, data: QuestionData, *, template: str = PROMPT, piece: 
 
 
 def prompts(model: Model, data: QuestionData, template: str) -> tuple[Rows, Int[np.ndarray, " examples"]]:
-    """The prompts' tokens, and the first token of every answer."""
+    """Return the prompts' tokens, and the first token of every answer."""
     found = question_tokens(data, model.tokenizer, template=template)
     lengths = found.lengths
     ids = np.concatenate([row[:length] for row, length in zip(found.ids, lengths)])
     targets = found.targets[np.arange(len(lengths)), lengths - 1]
-    beyond = int(max(ids.max(), targets.max()))
-    if beyond >= model.vocabulary:
-        raise InputError(
-            f"the tokenizer gives id {beyond}, outside the vocabulary 0…{model.vocabulary - 1} of {model.name}"
-        )
+    check_vocabulary(model, max(ids.max(), targets.max()))
     return Rows(ids, np.concatenate([[0], lengths.cumsum()])), targets
 
 
 def first_tokens(model: Model, data: QuestionData, template: str) -> Int[np.ndarray, " candidates"]:
-    """The first token of every word that may be an answer, where the answer stands."""
+    """Return the first token of every candidate answer at the answer's position."""
     first = data.examples[0]
     short = replace(first, context=" ".join(fact.text for fact in first.facts))
     each = replace(data, examples=tuple(replace(short, answer=word) for word in data.candidates))
@@ -111,23 +88,20 @@ def first_tokens(model: Model, data: QuestionData, template: str) -> Int[np.ndar
 def log_softmax(
     logits: Float[np.ndarray, "rows vocabulary"], at: Int[np.ndarray, " rows"]
 ) -> Float[np.ndarray, " rows"]:
-    """The log-probability of one token a row, in float64; NaN where a logit is NaN or infinite."""
+    """Return the log-probability of one token per row, in float64; NaN if a logit is NaN or infinite."""
     wide = logits.astype(np.float64)
     with np.errstate(invalid="ignore"):
         wide -= wide.max(1, keepdims=True)
         return wide[np.arange(len(at)), at] - np.log(np.exp(wide).sum(1))
 
 
-# ---- numbers
-
-
 def wilson(successes: int, trials: int) -> Estimate:
-    """A share with Wilson's 95 % score interval."""
+    """Return a share with Wilson's 95 % score interval."""
     return Estimate(successes / trials, *wilson_interval(successes, trials))
 
 
 def sign_test(above: Bool[np.ndarray, " examples"], below: Bool[np.ndarray, " examples"]) -> float:
-    """The two-sided p of the exact sign test on the examples of which only one of two models is right."""
+    """Return the two-sided p of the exact sign test on examples that only one of two models gets right."""
     first, second = int((above & ~below).sum()), int((below & ~above).sum())
     number = first + second
     tail = sum(math.comb(number, k) for k in range(min(first, second) + 1))
@@ -135,26 +109,27 @@ def sign_test(above: Bool[np.ndarray, " examples"], below: Bool[np.ndarray, " ex
 
 
 def quotient(above: Float[np.ndarray, " rows"], below: Float[np.ndarray, " rows"]) -> Estimate:
-    """above / below of the first row with its interval from the others: x / 0 is infinite there, and 0 / 0 left out."""
+    """Return above / below of the first row with an interval from the others, where x / 0 is infinite and 0 / 0 is left
+    out."""
     if below[0] == 0:
         return Estimate(math.nan, math.nan, math.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         rows = above / below
     if not np.isinf(rows).any():
         return estimate(rows)
-    # no interpolation: between a number and infinity there is nothing
+    # The quantiles are not interpolated, because a resample may be infinite.
     low, high = np.quantile(rows[1:][~np.isnan(rows[1:])], [0.025, 0.975], method="inverted_cdf")
     return Estimate(float(rows[0]), float(low), float(high))
 
 
-def compared(
+def compare_models(
     right: Bool[np.ndarray, "models tasks lengths examples"],
     among: Bool[np.ndarray, "models tasks lengths examples"],
     log_probability: Float[np.ndarray, "models tasks lengths examples"],
     tokens: Float[np.ndarray, "models tasks lengths"],
     seed: int,
 ) -> tuple[tuple[tuple[tuple[Cell, ...], ...], ...], tuple[tuple[tuple[Ratio, ...], ...], ...]]:
-    """The cells of every model, and the ratios of the first to each of the others, [model][task][length]."""
+    """Return the cells of every model, and the ratios of the first to each of the others, [model][task][length]."""
     models, rows, columns, examples = right.shape
     cells: list[list[list[Cell]]] = [[[] for _ in range(rows)] for _ in range(models)]
     ratios: list[list[list[Ratio]]] = [[[] for _ in range(rows)] for _ in range(models - 1)]
@@ -185,7 +160,7 @@ def notes_on(
     unknown: Float[np.ndarray, "models tasks lengths"],
     log_probability: Float[np.ndarray, "models tasks lengths examples"],
 ) -> Iterable[str]:
-    """Logits that are not finite, and tokenizers that do not know the words."""
+    """Yield notes on logits that are not finite, and on tokenizers that do not know the words."""
     for number, name in enumerate(names):
         broken = np.isnan(log_probability[number]).any((0, 2))
         if broken.any():
@@ -194,5 +169,5 @@ def notes_on(
                 "answer"
             )
         share = float((unknown[number] * tokens[number]).sum() / tokens[number].sum())
-        if share > UNKNOWN:
+        if share > NOTED_UNKNOWN_SHARE:
             yield f"the tokenizer of {name} does not know {100 * share:.0f} % of the prompts' tokens"

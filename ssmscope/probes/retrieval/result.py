@@ -1,4 +1,4 @@
-"""Accuracy by task and context length, with ratios between models, and how both are shown."""
+"""Result of retrieval: accuracy by task and context length, and ratios between models."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ssmscope.render.table import Line, Table, folded, plain, shown_names, table
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-LEVEL = 0.05
-"""Two models differ in a cell where the interval of their ratio excludes 1 and the sign test's p is below this."""
+SIGNIFICANCE = 0.05
+"""Two models differ in a cell if the interval of their ratio excludes 1 and the sign test's p is below this."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One model at one task and length."""
+    """Accuracy of one model at one task and length."""
 
     tokens: float
-    """Of a prompt by the model's own tokenizer, on average; the question is counted."""
+    """Mean tokens of a prompt with its question, by the model's own tokenizer."""
     accuracy: Estimate
     """Wilson's interval."""
     constrained: Estimate
@@ -42,26 +42,26 @@ class Ratio:
     """Accuracy of the first model / accuracy of another on the same questions."""
 
     value: Estimate
-    """With its paired bootstrap interval, whose end can be infinite; not defined where the other is never right."""
+    """Ratio with a paired bootstrap interval, whose end can be infinite; not defined if the other is never right."""
     p: float
-    """Of the exact sign test on the questions of which only one of the two is right."""
+    """p of the exact sign test on the questions that only one of the two gets right."""
 
     @property
     def written(self) -> str:
-        """The ratio with two digits behind the point as long as it is small, marked where it differs from 1."""
+        """Ratio with two decimal places while it is small, and * if it differs from 1."""
         value = self.value.value
         return number(value, 2 if value < 100 else 0) + "*" * self.differs
 
     @property
     def differs(self) -> bool:
-        """Whether the interval excludes 1. The sign test guards it: a few questions alone show no difference, though
-        all resamples of them agree."""
-        return (self.value.low > 1 or self.value.high < 1) and self.p < LEVEL
+        """Return True if the interval excludes 1 and the sign test agrees; a few questions show no difference even if
+        all their resamples do."""
+        return (self.value.low > 1 or self.value.high < 1) and self.p < SIGNIFICANCE
 
 
 @dataclass(frozen=True)
 class Retrieval(Result, kind="retrieval"):
-    """Accuracy by task and context length, of one model or of several on the same questions."""
+    """Accuracy by task and context length, of one or several models on the same questions."""
 
     models: tuple[str, ...]
     tasks: tuple[str, ...]
@@ -71,26 +71,26 @@ class Retrieval(Result, kind="retrieval"):
     cells: tuple[tuple[tuple[Cell, ...], ...], ...]
     """[model][task][length]."""
     ratios: tuple[tuple[tuple[Ratio, ...], ...], ...]
-    """[other model][task][length]: of the first model to each of the others."""
+    """[other model][task][length]: ratio of the first model to each of the others."""
     right: np.ndarray
-    """(models, tasks, lengths, examples) bool: which questions are answered rightly."""
+    """(models, tasks, lengths, examples) bool: True where the answer is right."""
     log_probability: np.ndarray
-    """(models, tasks, lengths, examples) float32, of the answer's first token in nats."""
+    """(models, tasks, lengths, examples) float32: log-probability of the answer's first token, in nats."""
     notes: tuple[str, ...]
 
     @property
     def examples(self) -> int:
-        """Questions a cell."""
+        """Number of questions per cell."""
         return self.right.shape[-1]
 
     @property
     def counted(self) -> str:
-        """What was asked."""
+        """Description of the questions."""
         split, filler = self.provenance["data"]["split"], self.provenance["options"]["filler"]
-        return f"{counted(self.examples, 'question')} a cell, {split}; filler {filler}"
+        return f"{counted(self.examples, 'question')} per cell, {split}; filler {filler}"
 
     def mean(self, model: int, length: int) -> float:
-        """The mean accuracy over the tasks at one of the lengths."""
+        """Return the mean accuracy over the tasks at one of the lengths."""
         return float(self.right[model, :, self.lengths.index(length)].mean())
 
     def verdict(self, at: int = 0) -> str:
@@ -122,7 +122,7 @@ class Retrieval(Result, kind="retrieval"):
         return f"Retrieval, accuracy on {tasks} by context tokens: {'; '.join(found)}"
 
     def to_frame(self) -> DataFrame:
-        """A row per model, task and length.
+        """Return a row per model, task and length.
 
         Columns: model, task, length, tokens, examples, accuracy, constrained, log_probability, chance, and in the rows
         of the other models ratio (the first model's accuracy / theirs), p (of the sign test) and differs; the 95 %
@@ -149,7 +149,6 @@ class Retrieval(Result, kind="retrieval"):
         return pd.DataFrame(rows)
 
     def blocks(self) -> Iterable[Block]:
-
         yield from self.opening(f"{self.counted}; context tokens of the first model's tokenizer.", notes=self.notes)
         for name, rows in zip(self.models, self.cells):
             lines = []

@@ -1,10 +1,9 @@
-"""How early a model knows the answer: the needle's probability in every layer, read through a lens.
+"""Probability of the answer in every layer, read through a lens: how early a model knows it.
 
-Differential Mamba, section 4.6, appendix A.6 and Figure 6: facts stand in other text, a question about them follows,
-and a lens (`ssmscope.load_lens`) reads the residual stream behind the question's last token, layer by layer. The
-probability that it gives to the needle, the answer's first token, is what the paper calls the signal-to-noise ratio.
-The words of the context that might be taken for the answer, its distractors, say how much of that is more than knowing
-what kind of word is asked for.
+Differential Mamba, section 4.6, appendix A.6 and Figure 6: facts are hidden in other text, a question about them
+follows, and a lens (`ssmscope.load_lens`) reads the residual stream at the question's last token, layer by layer. The
+probability of the needle, the answer's first token, is what the paper calls the signal-to-noise ratio. Distractors,
+words of the context that could be taken for the answer, show how much of it goes beyond knowing the kind of word.
 """
 
 from __future__ import annotations
@@ -27,13 +26,14 @@ if TYPE_CHECKING:
     from ssmscope.probes.snr.result import NeedleSNR
 
 NO_LENS = "logit"
-"""What stands for the logit lens among several lenses; None does too."""
+"""Name of the logit lens among several lenses; None means it too."""
 
 
 def check_asked(
     *, models: int, names: Any, lens: Any, tasks: Any, lengths: Any, filler: Any, questions: Any, **others: Any
 ) -> None:
-    """Refuse another number of lenses or names than of models, and options of generated questions beside one's own."""
+    """Raise InputError if the numbers of lenses, names and models differ, or if options of generated questions are
+    given with the user's own."""
     for given, what, advice in (
         (lens, "lenses", f"give one for each, in their order ({NO_LENS} is the logit lens)"),
         (names, "names", "give one for each"),
@@ -45,101 +45,95 @@ def check_asked(
             raise InputError(f"{number} {what} were given for {models} models; {advice}")
     for name, value in (("tasks", tasks), ("lengths", lengths), ("filler", filler)):
         if questions is not None and value is not None:
-            raise InputError(f"{name} are of generated questions, and yours were given; leave out one of the two")
+            raise InputError(f"{name} applies to generated questions, but yours were given; leave out one of the two")
 
 
 @analysis(
-    "snr",
-    question="How early does it know the answer?",
-    several=True,
-    models=(LANGUAGE_MODEL,),
-    check=check_asked,
+    "snr", question="How early does it know the answer?", several=True, models=(LANGUAGE_MODEL,), check=check_asked
 )
 def needle_snr(
     models: Model | Sequence[Model],
     *,
     lens: Annotated[
         Sequence[Literal["logit"] | str | Path | Lens | None] | None,
-        "The tuned lens of each MODEL, in their order (logit: none); may be repeated.",
+        "Tuned lens of each MODEL, in their order (logit: the logit lens); may be repeated.",
         REPEATED,
         Reads("folder", (NO_LENS,)),
         Metavar("LENS"),
     ] = None,
     names: Annotated[
-        Sequence[str] | None, "What the models are called; by default what they were loaded as.", Metavar("A,B,…")
+        Sequence[str] | None, "Names of the models (default: the names they were loaded by).", Metavar("A,B,…")
     ] = None,
     tasks: Annotated[
         Sequence[Literal["qa1", "qa2", "qa3", "qa4", "qa5"]] | None,
-        "Of qa1 to qa5, by default all.",
+        "Tasks among qa1 to qa5 (default: all).",
         Metavar("A,B,…"),
     ] = None,
-    lengths: Annotated[int | Sequence[int] | None, "Of the contexts at most, by default 1000.", Range(0, ROW)] = None,
-    unit: Annotated[Literal["words", "tokens"], "Of lengths; tokens of the first model."] = "words",
-    examples: Annotated[
-        int | None, "Of each task, by default 200; of your own questions, by default all.", Range(1, HELD)
-    ] = None,
+    lengths: Annotated[int | Sequence[int] | None, "Maximum context lengths (default: 1000).", Range(0, ROW)] = None,
+    unit: Annotated[Literal["words", "tokens"], "Unit of lengths; tokens of the first model."] = "words",
+    examples: Annotated[int | None, "Questions per task (default: 200, or all of your own).", Range(1, HELD)] = None,
     filler: Annotated[
         str | Path | list[str] | None,
-        "Between the facts: generated, wikitext2, or a file of text; by default generated.",
+        "Text around the facts: generated (default), wikitext2, or a text file.",
         Reads("data", ("generated",)),
         Metavar("NAME"),
     ] = None,
     questions: Annotated[
         Sequence[str | Path | QuestionData] | None,
-        "Your own: columns context, question, answer and, if need be, distractors; may be repeated.",
+        "Your own questions: columns context, question, answer and optionally distractors; may be repeated.",
         REPEATED,
         Reads("file"),
         Metavar("FILE"),
     ] = None,
-    template: Annotated[str, "A prompt with {context} and {question} in it."] = "{context} {question}",
-    spaced: Annotated[bool, "A space before the full stops of generated facts."] = True,
-    split: Annotated[Literal["test", "validation", "train"], "Of the generated questions."] = "test",
+    template: Annotated[str, "Prompt that contains {context} and {question}."] = "{context} {question}",
+    spaced: Annotated[bool, "Put a space before the full stops of generated facts."] = True,
+    split: Annotated[Literal["test", "validation", "train"], "Split of the generated questions."] = "test",
     seed: Seed = 0,
 ) -> NeedleSNR:
-    """How early a model knows the answer: the probability of the needle token in every layer, and of distractors.
+    """Measure how early a model knows the answer: the probability of the needle and of distractors in every layer.
 
-    One or several language models (Differential Mamba, Figure 6). With q_i the distribution that the lens reads behind
-    the prompt's last token in what enters block i (0: the embeddings; i = L is the model itself), n the needle, the
-    answer's first token, and D the first tokens of the example's distractors, per example and layer:
+    Reproduces Differential Mamba's Figure 6 for one or several language models. Let q_i be the distribution that the
+    lens reads at the prompt's last token from the input of block i (0: the embeddings; i = L is the model itself), n
+    the needle, the answer's first token, and D the first tokens of the example's distractors. Per example and layer:
 
     - needle q_i(n), the paper's number; distractor max_{d ∈ D} q_i(d);
-    - log ratio ln q_i(n) − max_{d ∈ D} ln q_i(d), from log-probabilities, which are finite where probabilities are 0;
+    - log ratio ln q_i(n) − max_{d ∈ D} ln q_i(d), from log-probabilities, which stay finite when probabilities
+      underflow;
     - candidate q_i(n) / (q_i(n) + Σ_{d ∈ D} q_i(d)), with chance at 1 / (1 + |D|); beats: log ratio > 0;
     - rank of n in the vocabulary, from 1; leads: rank 1, which at i = L is the model's accuracy.
 
     Every number is a mean over examples with a 95 % bootstrap interval. The ratio is that of two means, mean q_i(n) /
-    mean max q_i(d), which the surest examples decide; the mean log ratio is the log of the geometric mean of the
-    examples' ratios, in which all count alike. Models read the same questions, and their differences are paired: per
-    layer, or with models of different depth at the layers of the one with fewer, the other's numbers interpolated
-    linearly over depth i / L.
+    mean max q_i(d), which confident examples dominate; the mean log ratio is the log of the geometric mean of the
+    examples' ratios, in which all count equally. Models read the same questions, and their differences are paired per
+    layer. If the models differ in depth, the numbers of the deeper one are interpolated linearly over depth i / L.
 
     Args:
         models: language models with tokenizers; the tokenizers may differ.
-        lens: for every model a tuned lens in hand, the directory of one, or None, the logit lens; None alone: for all.
-        examples: of each task and length; of a file's questions so many drawn by the seed.
-        filler: also sentences. WikiText's validation split stands in questions for training and validation, its test
-            split in those of the test.
-        questions: instead of generated ones (`ssmscope.data.babi`): a file (`load_questions`) or `QuestionData`, or
+        lens: for every model a `Lens`, the directory of one, or None for the logit lens; a single None for all.
+        examples: questions per task and length; drawn by the seed from a file's questions.
+        filler: may also be sentences. Questions of the test split use WikiText's test split, others its validation
+            split.
+        questions: replace generated ones (`ssmscope.data.babi`): a file (`load_questions`) or `QuestionData`, or
             several, each of them a task.
         spaced: as in WikiText; see `ssmscope.data.babi.questions`.
         seed: draws questions and resamples.
 
     Raises:
         InputError: a classifier, a model without a fast tokenizer or one that does not know the questions' words, an
-            answer that begins with the same token as one of its distractors, a lens of another model, another number of
-            lenses or names than models, no questions, or more than can be read.
+            answer that begins with the same token as one of its distractors, a lens of another model, numbers of lenses
+            or names that differ from that of models, no questions, or more than can be read.
     """
     from ssmscope.api.results import record_provenance
     from ssmscope.core.progress import progress_bar
     from ssmscope.probes.lens.lenses import lens_of
+    from ssmscope.probes.long_rows import distinct_names
     from ssmscope.probes.snr.measure import SNRCurve, SNRDifference, measure
     from ssmscope.probes.snr.questions import (
         asked_questions,
-        called,
-        described,
+        by_task,
+        data_record,
+        filler_record,
         lens_notes,
-        origin,
-        pooled,
         unknown_notes,
     )
     from ssmscope.probes.snr.reading import check_readable, prompts_of, read_needles
@@ -148,7 +142,7 @@ def needle_snr(
     every = list(models) if isinstance(models, Sequence) else [models]
     if not every:
         raise InputError("no model was given; give at least one language model")
-    shown = called(every, names)
+    shown = distinct_names(names or [model.name for model in every])
     for model in every:
         check_readable(model)
     given = [None] * len(every) if lens is None else list(lens) if isinstance(lens, list | tuple) else [lens]
@@ -182,24 +176,24 @@ def needle_snr(
                     bar.advance(line, number)
 
                 read.append([read_needles(model, one, part, done) for part in mine])
-            for task, numbers in pooled([part.name for part in parts], read):
+            for task, numbers in by_task([part.name for part in parts], read):
                 found, apart = measure(shown, numbers, seed)
                 curves += [SNRCurve(name, task, length, **one) for name, one in zip(shown, found)]
                 differences += [SNRDifference(*pair, task, length, **one) for pair, one in apart]
     if not any(part.distractors for parts in asked.values() for data in parts for part in data.examples):
-        notes.append("no question has distractors: there is nothing to compare the needle with")
+        notes.append("no question has distractors to compare the needle with")
     options: dict[str, Any] = {
         **{"lenses": [one.name for one in lenses], "tasks": [part.name for part in next(iter(asked.values()))]},
         **{"lengths": [n for n in asked if n is not None], "unit": unit, "examples": examples, "template": template},
     }
     if questions is None:
-        options |= {"filler": described(filler), "spaced": spaced, "split": split}
+        options |= {"filler": filler_record(filler), "spaced": spaced, "split": split}
     first = every[0].source if len(every) == 1 else {"model": ", ".join(shown)}
     return NeedleSNR(
         provenance={
             **record_provenance(first, options=options, seed=seed),
             "models": {name: model.source for name, model in zip(shown, every)},
-            "data": origin(asked),
+            "data": data_record(asked),
         },
         models=tuple(LensedModel(name, one.title, len(one)) for name, one in zip(shown, lenses)),
         unit=unit,

@@ -1,4 +1,4 @@
-"""The needle's probability by layer as a picture, as in Figure 6 of Differential Mamba."""
+"""Figure of the needle's probability by layer, as in Figure 6 of Differential Mamba."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
     from ssmscope.probes.snr.result import NeedleSNR
 
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
-"""Of the first six models, of the next six, and of all others."""
-LENGTHS = 4
-"""How many lengths are drawn."""
-ROW = 5
-"""How many tasks stand beside one another."""
+"""Dashes of the first six models, the next six, and all others."""
+MAX_LENGTHS = 4
+TASKS_PER_ROW = 5
 WIDTH, LEFT, RIGHT = 9.0, 0.75, 0.3
 HEAD, PANEL, FOOT, GAP = 0.42, 2.5, 0.62, 0.72
 SMALL, SMALL_HEAD, SMALL_GAP = 1.25, 0.3, 0.14
-"""In inches: above a block, its panels, what is below a row of panels, and between two panels; the same of the tasks'
-small ones."""
-NAME = 60
-"""As many characters as a name has."""
+"""Sizes in inches: margin above a block, panels, margin below them and gap between them; the same for the tasks' small
+panels."""
+MAX_NAME_LETTERS = 60
 
 
 def draw(result: NeedleSNR) -> Figure:
-    """A block for each length: over all tasks the needle's probability and its log ratio to the best distractor; below
-    them the tasks' probabilities, in panels that share their axes."""
-    lengths, several = result.lengths[:LENGTHS], len(result.models) > 1
+    """Draw a block per length: the needle's probability and its log ratio to the best distractor over all tasks, and
+    below them each task's probabilities in panels that share their axes."""
+    lengths, several = result.lengths[:MAX_LENGTHS], len(result.models) > 1
     tasks = result.tasks[1:] if len(result.tasks) > 1 else ()
-    rows = math.ceil(len(tasks) / ROW)
+    rows = math.ceil(len(tasks) / TASKS_PER_ROW)
     block = HEAD + PANEL + FOOT + rows * (SMALL_HEAD + SMALL) + (FOOT if rows else 0)
     title = (
         ("Needle probability by layer", "", "")
         if several
         else ("Needle probability by layer of ", result.models[0].name, "")
     )
-    listed = shorten(visible(", ".join(tasks or result.tasks)), NAME)
+    listed = shorten(visible(", ".join(tasks or result.tasks)), MAX_NAME_LETTERS)
     below = (
         f"{counted(result.curves[0].examples, 'question')} ({listed}), mean and 95 % bootstrap interval over questions"
     )
     legend = [
-        (handle(at, **_look(at)), f"{shorten(visible(model.name), NAME)}: {shorten(visible(model.lens), NAME)}")
+        (
+            handle(at, **_look(at)),
+            f"{shorten(visible(model.name), MAX_NAME_LETTERS)}: {shorten(visible(model.lens), MAX_NAME_LETTERS)}",
+        )
         for at, model in enumerate(result.models)
     ]
     sheet = Sheet(WIDTH, Sheet.TOP + block * len(lengths), title, below, legend, left=0.22)
@@ -79,7 +79,7 @@ def _look(number: int) -> dict[str, Any]:
 
 
 def _panel(axes: Axes, curves: Sequence[SNRCurve], metric: str, name: str, **style: Any) -> None:
-    """A line for each model, over layers where all models have as many, else over their depth."""
+    """Draw a line for each model over layers, or over depth if the models differ in layers."""
     alike = len({len(curve.layers) for curve in curves}) == 1
     for number, curve in enumerate(curves):
         at = [one.layer if alike else one.depth for one in curve.layers]
@@ -96,18 +96,18 @@ def _panel(axes: Axes, curves: Sequence[SNRCurve], metric: str, name: str, **sty
 
 
 def _tasks(sheet: Sheet, tasks: Sequence[Sequence[SNRCurve]], top: float) -> None:
-    """The tasks one by one, in rows of small panels with the same axes."""
-    columns = min(len(tasks), ROW)
+    """Draw the tasks in rows of small panels with the same axes."""
+    columns = min(len(tasks), TASKS_PER_ROW)
     wide = (WIDTH - LEFT - RIGHT - SMALL_GAP * (columns - 1)) / max(columns, 1)
     shared: dict[str, Any] = {}
     for number, curves in enumerate(tasks):
-        row, column = divmod(number, ROW)
+        row, column = divmod(number, TASKS_PER_ROW)
         y = top + row * (SMALL_HEAD + SMALL) + SMALL_HEAD
         axes = sheet.panel(LEFT + column * (wide + SMALL_GAP), y, wide, SMALL, **shared)
         shared = shared or {"sharex": axes, "sharey": axes}
         _panel(axes, curves, "needle", "needle probability" if column == 0 else "", markersize=0, linewidth=1.3)
         axes.set_title(shorten(visible(curves[0].task), 24), size=8.5, color=INK, loc="left", pad=3, parse_math=False)
-        alike, last_row = len({len(curve.layers) for curve in curves}) == 1, number + ROW >= len(tasks)
+        alike, last_row = len({len(curve.layers) for curve in curves}) == 1, number + TASKS_PER_ROW >= len(tasks)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=alike))
         axes.tick_params(labelleft=column == 0, labelbottom=last_row, labelsize=7.5)
         axes.set_xlabel(("layer" if alike else "depth") if last_row else "", size=8)

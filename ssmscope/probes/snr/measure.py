@@ -1,4 +1,4 @@
-"""The numbers of needle questions: means over examples in every layer, with intervals, and paired differences."""
+"""Means of needle questions over examples in every layer, with intervals, and paired differences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METRICS = {
     "rank": "rank of the needle",
     "leads": "needle above every token",
 }
-"""What is measured of every example and layer, and how the views call it."""
+"""Metrics of every example and layer, with their names in the views."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class LayerSNR:
     """Means over examples in one layer; NaN where no example has distractors. See `needle_snr`."""
 
     layer: int
-    """i: what enters block i is read, 0 being the embeddings; L, the last one, is the model itself."""
+    """i: the input of block i is read, 0 being the embeddings; L, the last one, is the model itself."""
     depth: float
     """i / L."""
     needle: Estimate
@@ -48,34 +48,34 @@ class LayerSNR:
 
 @dataclass(frozen=True)
 class SNRCurve:
-    """One model on the questions of one task and length."""
+    """Means of one model over the questions of one task and length, by layer."""
 
     model: str
     task: str
-    """ "all" for those of all tasks."""
+    """Name of the task, or "all"."""
     length: int | None
-    """None for questions that were not generated."""
+    """None for the user's own questions."""
     examples: int
     tokens: float
     """Mean number of tokens of a prompt."""
     chance: float
-    """What `candidate` is where all candidates are alike."""
+    """Value of `candidate` if all candidates are equally likely."""
     layers: tuple[LayerSNR, ...]
     average: Estimate
     """Mean needle probability over the layers 0 … L − 1."""
 
     @property
     def accuracy(self) -> Estimate:
-        """The share of examples in which the model itself gives the needle more than any other token."""
+        """Share of examples in which the model itself ranks the needle first."""
         return self.layers[-1].leads
 
 
 @dataclass(frozen=True)
 class LayerDifference:
-    """First model minus second in one layer, paired."""
+    """Paired difference of the first model minus the second in one layer."""
 
     layer: int
-    """Of the model with fewer layers."""
+    """Layer of the model with fewer layers."""
     depth: float
     needle: Estimate
     log_ratio: Estimate
@@ -83,7 +83,7 @@ class LayerDifference:
 
 @dataclass(frozen=True)
 class SNRDifference:
-    """Two models on the same questions, first minus second."""
+    """Difference of two models on the same questions, first minus second."""
 
     first: str
     second: str
@@ -91,12 +91,12 @@ class SNRDifference:
     length: int | None
     layers: tuple[LayerDifference, ...]
     average: Estimate
-    """Of the needle probability, mean over the layers below the models' own answers."""
+    """Difference of the needle probability, mean over the layers below the models' own answers."""
 
 
 def columns_of(read: Needles) -> Float[np.ndarray, "examples streams columns"]:
-    """Every metric of every example and layer, in the order of `METRICS`, and the needle's probability of examples with
-    distractors alone."""
+    """Return every metric of every example and layer, in the order of `METRICS`, then the needle's probability only of
+    examples with distractors."""
     alone = np.isnan(read.distractor)
     needle, apart = np.exp(read.needle), read.needle - read.distractor
     beats = np.where(alone, np.nan, apart > 0)
@@ -108,7 +108,7 @@ def columns_of(read: Needles) -> Float[np.ndarray, "examples streams columns"]:
 def measure(
     names: Sequence[str], read: Sequence[Needles], seed: int
 ) -> tuple[list[dict[str, Any]], list[tuple[tuple[str, str], dict[str, Any]]]]:
-    """The numbers of every model's curve, and of the difference of every two, all of the same resamples."""
+    """Return the fields of every model's curve, and of the difference of every two, all from the same resamples."""
     every = [columns_of(one) for one in read]
     flat = np.concatenate([columns.reshape(len(columns), -1) for columns in every], axis=1)
     rows = resampled_means(flat, seed=seed)
@@ -149,7 +149,7 @@ def _difference(
     second: Float[np.ndarray, "rows other columns"],
     wanted: Sequence[int],
 ) -> dict[str, Any]:
-    """First minus second, at the layers of the one with fewer."""
+    """Return the difference first minus second, at the layers of the model with fewer."""
     layers = min(first.shape[1], second.shape[1]) - 1
     one, other = (
         np.einsum("rsc,gs->rgc", mean[..., wanted], interpolation(mean.shape[1] - 1, layers))
@@ -166,6 +166,6 @@ def _difference(
 
 
 def interpolation(layers: int, onto: int) -> Float[np.ndarray, "grid streams"]:
-    """The matrix that takes numbers at i / `layers` to j / `onto`, linearly between neighbours."""
+    """Return the matrix that interpolates values at i / `layers` linearly to j / `onto`."""
     at = np.arange(onto + 1) * layers / onto
     return np.maximum(0.0, 1 - np.abs(at[:, None] - np.arange(layers + 1)))

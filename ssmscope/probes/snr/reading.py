@@ -1,4 +1,4 @@
-"""What a lens reads of an answer and of its distractors, in every layer, behind the last token of a prompt."""
+"""Probabilities of an answer and its distractors in every layer, read by a lens at the last token of a prompt."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ if TYPE_CHECKING:
     from ssmscope.data.babi import Question, QuestionData
     from ssmscope.probes.lens.lenses import Lens
 
-NONE = -1
-"""Stands for no token."""
-TAIL = 200
-"""From so many characters before its end on, at most, is a prompt read again with each distractor behind it."""
+NO_TOKEN = -1
+TAIL_LETTERS = 200
+"""Maximum length of the end of a prompt that is tokenized again with each distractor after it."""
 
 
 class Prompts(NamedTuple):
-    """Questions as one model's tokens.
+    """Questions as tokens of one model.
 
     Attributes:
         rows: the token ids of every prompt, not padded.
-        needles: (examples,), the first token of every answer.
-        distractors: (examples, most), the first tokens of every example's distractors, each once, then `NONE`.
-        unknown: how many of all rows' tokens are words that the tokenizer does not know.
+        needles: (examples,) first token of every answer.
+        distractors: (examples, most) distinct first tokens of every example's distractors, then `NO_TOKEN`.
+        unknown: number of tokens in all rows that stand for words unknown to the tokenizer.
     """
 
     rows: tuple[tuple[int, ...], ...]
@@ -46,8 +45,8 @@ class Prompts(NamedTuple):
 
 
 def prompts_of(model: Model, data: QuestionData, template: str) -> Prompts:
-    """The prompts as the model reads them, without special tokens, and the tokens that are looked for behind: those
-    that the answer, and each distractor in its place, begin with in the tokenizer's own segmentation of the whole.
+    """Tokenize the prompts without special tokens, and find the first token of the answer, and of each distractor in
+    its place, in the tokenizer's segmentation of prompt and word together.
 
     Raises:
         InputError: a word of a fact, question, answer or distractor that the tokenizer does not know, or an answer that
@@ -55,7 +54,7 @@ def prompts_of(model: Model, data: QuestionData, template: str) -> Prompts:
     """
     reader = _Reader(model.name, model.tokenizer)
     found = [reader.read(example, prompt) for example, prompt in zip(data.examples, data.prompts(template))]
-    distractors = np.full((len(found), max((len(one.distractors) for one in found), default=0)), NONE)
+    distractors = np.full((len(found), max((len(one.distractors) for one in found), default=0)), NO_TOKEN)
     for line, one in zip(distractors, found):
         line[: len(one.distractors)] = one.distractors
     return Prompts(
@@ -67,13 +66,13 @@ def prompts_of(model: Model, data: QuestionData, template: str) -> Prompts:
 
 
 def check_readable(model: Model) -> None:
-    """Raises InputError for a classifier, or without a tokenizer that says where in a text a token stands."""
+    """Raise InputError for a classifier, or a model without a tokenizer that gives the offsets of tokens."""
     if model.is_classifier:
-        raise InputError(f"{model.name} is a classifier; a needle is a token that a language model should name")
+        raise InputError(f"{model.name} is a classifier; a needle is a token that a language model predicts")
     model.check_classes("a needle")
     model.check_tokenizer("questions")
     if not getattr(model.tokenizer, "is_fast", False):
-        raise InputError(f"{model.name} needs a fast tokenizer: where an answer begins is read from its offsets")
+        raise InputError(f"{model.name} needs a fast tokenizer, whose offsets say where an answer begins")
 
 
 class _Read(NamedTuple):
@@ -84,7 +83,7 @@ class _Read(NamedTuple):
 
 
 class _Encoded(NamedTuple):
-    """A text that ends in a word: its ids and spans of characters, and which token the word begins with."""
+    """Tokens of a text that ends in a word: ids, spans of characters, and the index of the word's first token."""
 
     text: str
     ids: list[int]
@@ -93,7 +92,7 @@ class _Encoded(NamedTuple):
 
 
 class _Reader:
-    """One tokenizer, and what it has read before: the ends of prompts are few."""
+    """Reader of prompts with one tokenizer; it caches the ends of prompts, which are few."""
 
     def __init__(self, name: str, tokenizer: Any) -> None:
         self.name, self.tokenizer = name, tokenizer
@@ -103,11 +102,11 @@ class _Reader:
         whole = self._encode(prompt, example.answer)
         self._check_known(" ".join((*(fact.text for fact in example.facts), example.question)))
         needle = self._token(whole, example.answer)
-        tail = prompt[-TAIL:]
+        tail = prompt[-TAIL_LETTERS:]
         space = re.search(r"\s", tail)
         tail = tail[space.end() :] if space and space.end() < len(tail) else tail
         mine = self._at_end(tail, example.answer)
-        if self._token(mine, example.answer) != needle:  # a tokenizer that looks further back
+        if self._token(mine, example.answer) != needle:  # Some tokenizers look further back.
             tail, mine = prompt, whole
         named: dict[int, str] = {}
         for word in example.distractors:
@@ -115,7 +114,7 @@ class _Reader:
             token = self._token(other, word)
             if other.ids[: other.first] != mine.ids[: mine.first]:
                 raise InputError(
-                    f"{self.name}'s tokenizer reads the end of a prompt otherwise before {word!r:.40} than before "
+                    f"{self.name}'s tokenizer reads the end of a prompt differently before {word!r:.40} than before "
                     f"{example.answer!r:.40}; give a template with another end"
                 )
             named.setdefault(token, word)
@@ -160,7 +159,7 @@ class _Reader:
         )
 
     def _unknown(self, whole: _Encoded) -> int:
-        """Words of the prompt that are read as unknown, those that are written so left out."""
+        """Count the unknown words of the prompt, except those that spell the unknown token itself."""
         if self.tokenizer.unk_token_id is None:
             return 0
         at = np.flatnonzero(np.array(whole.ids[: whole.first]) == self.tokenizer.unk_token_id)
@@ -169,15 +168,15 @@ class _Reader:
 
 @dataclass(frozen=True)
 class Needles:
-    """What the lens says of every example in every layer, (examples, layers + 1), the model itself last.
+    """Readings of the lens for every example and layer, (examples, layers + 1), the model itself last.
 
     Attributes:
         needle: log-probability of the needle.
         distractor: the largest log-probability of a distractor; NaN without one.
         candidate: the needle's share of the probability of itself and all distractors; NaN without one.
-        rank: the needle's place in the vocabulary, 1 the best; equal tokens share the mean of theirs.
-        tokens: (examples,), of the prompts.
-        choices: (examples,), needle and distractors together.
+        rank: the needle's rank in the vocabulary, 1 the best; ties share their mean rank.
+        tokens: (examples,) tokens of the prompts.
+        choices: (examples,) number of candidates, needle and distractors.
     """
 
     needle: Float[np.ndarray, "examples streams"]
@@ -189,7 +188,7 @@ class Needles:
 
     @staticmethod
     def joined(parts: Sequence[Needles]) -> Needles:
-        """The examples of several, one after the other."""
+        """Concatenate the examples of several tasks."""
         names = [field.name for field in dataclasses.fields(Needles)]
         return Needles(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
@@ -198,7 +197,7 @@ class Needles:
 
 
 def read_needles(model: Model, lens: Lens, prompts: Prompts, done: Callable[[int], object]) -> Needles:
-    """Run the prompts, those of alike length together, and read their last positions in all layers.
+    """Run the prompts, those of similar length together, and read their last positions in all layers.
 
     Raises:
         InputError: an id outside the vocabulary, or probabilities that are not finite.
@@ -217,7 +216,7 @@ def read_needles(model: Model, lens: Lens, prompts: Prompts, done: Callable[[int
         done(len(chosen))
     if not np.isfinite(found["needle"]).all() or np.isinf(found["distractor"]).any():
         raise InputError(f"{model.name} gives log-probabilities that are not finite; its weights are damaged")
-    choices = 1 + (prompts.distractors != NONE).sum(1)
+    choices = 1 + (prompts.distractors != NO_TOKEN).sum(1)
     return Needles(**found, tokens=np.array(lengths), choices=choices)
 
 
@@ -232,7 +231,7 @@ def _read(
     needle = own.squeeze(-1).cpu().double()
     read = {"needle": needle, "rank": rank.cpu()}
     if distractors.shape[1]:
-        absent = torch.from_numpy(distractors == NONE).expand(len(logs), -1, -1)
+        absent = torch.from_numpy(distractors == NO_TOKEN).expand(len(logs), -1, -1)
         others = torch.from_numpy(distractors).to(logs.device).expand(len(logs), -1, -1)
         against = logs.gather(-1, others.clamp(min=0)).cpu().double().masked_fill(absent, -torch.inf)
         together = torch.cat([needle.unsqueeze(-1), against], dim=-1).logsumexp(-1)

@@ -1,4 +1,4 @@
-"""The needle's probability by layer as a result."""
+"""Result of the needle's probability by layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LensedModel:
-    """A model, the lens that it was read with, and its number of layers L."""
+    """Model with its lens and its number of layers L."""
 
     name: str
     lens: str
@@ -28,13 +28,13 @@ class LensedModel:
 
 @dataclass(frozen=True)
 class NeedleSNR(Result, kind="snr"):
-    """The needle's probability by layer."""
+    """Probability of the needle by layer."""
 
     models: tuple[LensedModel, ...]
     unit: str
-    """ "words" or "tokens", what lengths are in."""
+    """Unit of lengths, "words" or "tokens"."""
     curves: tuple[SNRCurve, ...]
-    """By length, then task (all first, where there are several), then model."""
+    """Curves by length, then task ("all" first if there are several), then model."""
     differences: tuple[SNRDifference, ...]
     notes: tuple[str, ...]
 
@@ -58,7 +58,7 @@ class NeedleSNR(Result, kind="snr"):
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The tasks, "all" first where there are several."""
+        """Names of the tasks, "all" first if there are several."""
         return tuple(dict.fromkeys(curve.task for curve in self.curves))
 
     @property
@@ -66,11 +66,8 @@ class NeedleSNR(Result, kind="snr"):
         return tuple(dict.fromkeys(curve.length for curve in self.curves))
 
     def curve(self, model: str | None = None, task: str | None = None, length: int | None = None) -> SNRCurve:
-        """One curve, by default of the first model, all tasks and the first length.
-
-        Raises:
-            InputError: when there is none.
-        """
+        """Return one curve, by default of the first model, all tasks and the first length; raise InputError if there is
+        none."""
         wanted = (model or self.models[0].name, task or self.tasks[0], self.lengths[0] if length is None else length)
         for curve in self.curves:
             if (curve.model, curve.task, curve.length) == wanted:
@@ -85,14 +82,14 @@ class NeedleSNR(Result, kind="snr"):
         return f"Needle probability: {'; '.join(f'{model.name} {self._known(model)}' for model in self.models)}"
 
     def _known(self, model: LensedModel) -> str:
-        """What the model gives the needle, and how early."""
+        """Describe the needle's final probability, and the layer from which on half of it is there."""
         needles = [one.needle.value for one in self.curve(model.name).layers]
         late = [at for at, value in enumerate(needles) if value < needles[-1] / 2]
         at = f" at {self.lengths[0]:,} {self.unit}" if len(self.lengths) > 1 else ""
         return f"{as_share(needles[-1])}{at}, half of it from layer {late[-1] + 1 if late else 0} of {model.layers} on"
 
     def to_frame(self) -> DataFrame:
-        """A row for every model, task, length and layer, and below them for every difference of two models.
+        """Return a row per model, task, length and layer, followed by those of the differences of two models.
 
         Columns: part (curve or difference), model ("first − second" of a difference), lens, task, length, examples,
         layer, depth, then needle, distractor, ratio, log_ratio, candidate, beats, rank and leads, each with the ends of
@@ -103,15 +100,10 @@ class NeedleSNR(Result, kind="snr"):
         lenses = {one.name: one.lens for one in self.models}
         rows: list[dict[str, Any]] = []
         for curve in self.curves:
-            about: dict[str, Any] = {
-                "part": "curve",
-                "model": curve.model,
-                "lens": lenses[curve.model],
-                "task": curve.task,
-            }
-            about |= {"length": curve.length, "examples": curve.examples}
-            for one in curve.layers:
-                rows.append({**about, **_cells(one, ("needle", "distractor", "ratio", *list(METRICS)[2:]))})
+            about: dict[str, Any] = {"part": "curve", "model": curve.model, "lens": lenses[curve.model]}
+            about |= {"task": curve.task, "length": curve.length, "examples": curve.examples}
+            names = ("needle", "distractor", "ratio", *list(METRICS)[2:])
+            rows += [{**about, **_cells(layer, names)} for layer in curve.layers]
         for two in self.differences:
             about = {"part": "difference", "model": f"{two.first} − {two.second}", "lens": None, "task": two.task}
             about |= {"length": two.length, "examples": self.curve(two.first, two.task, two.length).examples}

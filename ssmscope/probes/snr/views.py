@@ -1,4 +1,4 @@
-"""The needle's probability by layer as tables."""
+"""Tables of the needle's probability by layer."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ if TYPE_CHECKING:
     from ssmscope.probes.snr.measure import SNRCurve, SNRDifference
     from ssmscope.probes.snr.result import NeedleSNR
 
-LAYERS = 24
-"""How many layers below the model's own answer a table has."""
-BESIDE = 3
-"""How many models stand beside one another."""
-NAME = 20
-"""As many characters as a name has in a table."""
+MAX_LAYERS = 24
+"""Maximum number of layers in a table, without the model's own answer."""
+MODELS_PER_TABLE = 3
+MAX_NAME_LETTERS = 20
 
 
 def blocks(result: NeedleSNR) -> Iterator[Block]:
-    """For each length the needle's probability by layer over all tasks, with the difference of two models; then the
-    models' own answers, task by task."""
+    """Yield, for each length, the needle's probability by layer over all tasks, with the difference of two models, and
+    the models' own answers by task."""
     yield Prose(result.headline, "title")
     for model in result.models:
         yield Prose(f"{model.name}: {model.lens}, {model.layers} layers", "note")
@@ -40,14 +38,14 @@ def blocks(result: NeedleSNR) -> Iterator[Block]:
         for _, alike in groupby(curves, key=lambda curve: len(curve.layers)):
             deep = list(alike)
             apart = both if len(result.models) == len(deep) == 2 else []
-            for start in range(0, len(deep), BESIDE):
-                yield _layers(title, deep[start : start + BESIDE], apart)
+            for start in range(0, len(deep), MODELS_PER_TABLE):
+                yield _layers(title, deep[start : start + MODELS_PER_TABLE], apart)
                 title = continued
         yield _answers(result, length)
     yield Prose(
         f"Means over {counted(result.curves[0].examples, 'question')}"
         f"{' of all tasks' if len(result.tasks) > 1 else ''}; 95 % bootstrap intervals over "
-        "questions. Layer i reads what enters block i, 0 the embeddings; the last line is the model itself."
+        "questions. Layer i reads the input of block i, 0 the embeddings; the last line is the model itself."
     )
     for one in result.differences:
         if (one.task, one.length) == (result.tasks[0], result.lengths[0]):
@@ -62,10 +60,10 @@ def _layers(title: str, curves: Sequence[SNRCurve], apart: Sequence[SNRDifferenc
     layers = len(curves[0].layers) - 1
     digits = digits_of(layer.needle for one in curves for layer in one.layers)
     rows = []
-    for layer in (*evenly_apart(layers, LAYERS), layers):
+    for layer in (*evenly_apart(layers, MAX_LAYERS), layers):
         needles = [*(one.layers[layer].needle for one in curves), *(one.layers[layer].needle for one in apart)]
         rows.append((("model" if layer == layers else str(layer),), tuple(Cell(one, digits=digits) for one in needles)))
-    columns = (*(shorten(visible(curve.model), NAME) for curve in curves), *("difference" for _ in apart))
+    columns = (*(shorten(visible(curve.model), MAX_NAME_LETTERS) for curve in curves), *("difference" for _ in apart))
     return Table(("layer",), columns, tuple(rows), title=title)
 
 
@@ -76,6 +74,6 @@ def _answers(result: NeedleSNR, length: int | None) -> Table:
         columns["ln(needle / distractor)"] = [Cell(curve.layers[-1].log_ratio) for curve in curves]
         columns["among candidates"] = [Cell(curve.layers[-1].candidate) for curve in curves]
         columns["chance"] = [Cell(Estimate(curve.chance, math.nan, math.nan)) for curve in curves]
-    labels = [(shorten(visible(curve.task), 12), shorten(visible(curve.model), NAME)) for curve in curves]
+    labels = [(shorten(visible(curve.task), 12), shorten(visible(curve.model), MAX_NAME_LETTERS)) for curve in curves]
     title = "The models' own answers" if len(result.models) > 1 else "The model's own answer"
     return Table(("task", "model"), tuple(columns), tuple(zip(labels, zip(*columns.values()))), title=title)

@@ -1,4 +1,4 @@
-"""The stability of a model as a picture: half-lives by layer, and the states' norms over time."""
+"""Figure of a model's stability: half-lives by layer, and the states' norms over time."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from ssmscope.probes.stability.result import Stability
 
 COLOURS = {"stable": "#4f97cb", "marginal": "#e69f00", "unstable": "#a50026"}
-WIDTH, ROW, LEAST, MOST, HEADER, FOOTER = 10.0, 0.27, 2.6, 9.0, 0.95, 0.6
-"""In inches: a layer's row, the smallest and largest height of the panels, and what stands above and below them."""
-NAMED = 34
-"""Up to how many layers each is named on the axis."""
+WIDTH, ROW_HEIGHT, MIN_HEIGHT, MAX_HEIGHT, HEADER, FOOTER = 10.0, 0.27, 2.6, 9.0, 0.95, 0.6
+"""Sizes in inches: the figure, a layer's row, bounds on the height of the panels, and the margins above and below."""
+MAX_NAMED = 34
+"""Maximum number of layers that are named on the axis."""
 LEGEND: dict[str, Any] = dict(
     loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=8, frameon=False, borderaxespad=0.1
 )
 
 
 def draw(result: Stability) -> Figure:
-    """Left a line per layer: 5 % to 95 % of its states' half-lives (thick from 25 % to 75 %, the median a dot) beside
-    the text's length; right the norm of each layer's states at the positions."""
-    tall = min(max(ROW * len(result.layers) + 0.3, LEAST), MOST)
+    """Draw at the left a line per layer, 5 % to 95 % of its states' half-lives (thick from 25 % to 75 %, a dot at the
+    median) with the text's length; at the right the norm of each layer's states at the positions."""
+    tall = min(max(ROW_HEIGHT * len(result.layers) + 0.3, MIN_HEIGHT), MAX_HEIGHT)
     counts = ", ".join(f"{number} {name}" for name, number in result.counts().items() if number)
     below = f"on {result.inputs}; {result.unit}: {counts}"
     sheet = Sheet(WIDTH, HEADER + tall + FOOTER, title(result), below)
@@ -54,12 +54,12 @@ def _half_lives(axes: Axes, result: Stability) -> None:
         axes.plot([q5, q95], [row, row], color=colour, linewidth=1.2, solid_capstyle="butt")
         axes.plot([q25, q75], [row, row], color=colour, linewidth=5, solid_capstyle="butt")
         axes.plot([q50], [row], "o", color="white", markeredgecolor=INK, markersize=4.5, zorder=3)
-        if math.isinf(layer.quantiles[-1]):  # half-lives without end run out of the axis
+        if math.isinf(layer.quantiles[-1]):  # An arrow marks infinite half-lives.
             axes.plot([high], [row], ">", color=colour, markersize=6, clip_on=False, zorder=3)
-        if len(result.layers) <= NAMED:
+        if len(result.layers) <= MAX_NAMED:
             style: dict[str, Any] = dict(va="center", size=8, color=INK if layer.never else SOFT)
             axes.text(1.03, row, layer.outlasting, transform=axes.get_yaxis_transform(), **style)
-    if len(result.layers) <= NAMED:
+    if len(result.layers) <= MAX_NAMED:
         axes.set_yticks(range(len(result.layers)), [layer.name for layer in result.layers])
         axes.text(1.03, 1.02, "never", transform=axes.transAxes, size=8, color=SOFT)
     axes.set_ylim(len(result.layers) - 0.4, -0.6)
@@ -94,7 +94,7 @@ def _plainly(value: float, _: object) -> str:
 
 
 class _Between(LogFormatter):
-    """Names the ticks between powers of ten where the axis has few of these."""
+    """Labels for ticks between powers of ten on an axis with few of these."""
 
     def __call__(self, value: float, place: int | None = None) -> str:
         return _plainly(value, place) if super().__call__(value, place) else ""

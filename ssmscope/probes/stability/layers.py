@@ -1,7 +1,7 @@
-"""What a model's layers do to their states on a batch: gains of single steps, half-lives and the states' norms.
+"""Gains of single steps, and norms of the states, of a model's layers on a batch.
 
-One layer is worked at a time, within the forward pass that computes it; of its states and decays nothing is kept but
-sums, maxima and norms.
+Each layer is measured within the forward pass that computes it; only sums, maxima and norms of its states and decays
+are kept.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ if TYPE_CHECKING:
     from ssmscope.core.trace import LayerTrace
     from ssmscope.probes.bound.terms import Norms
 
-AT_ONCE = 2**22  # decays that are in memory at a time
-SMALLEST = -80.0  # the log-gain of a direction that a delta rule erases; the scans floor decays there, too
+MAX_DECAYS = 2**22
+"""Maximum number of decays in memory."""
+MIN_LOG_GAIN = -80.0
+"""Log-gain of a direction that a delta rule erases; the scans floor decays at the same value."""
 GATED: tuple[type[nn.Module], ...] = (GatedLinearAttention, Retention, DeltaMixer)
-"""Mixers without Δ and A whose transitions are at most 1 by their form; RWKV's are known by their extras."""
+"""Mixers without Δ and A whose transitions are at most 1 by construction; RWKV's are recognised by their extras."""
 
 
 class StepGains(NamedTuple):
-    """Log-gains of a recurrence's steps on a batch: their `sums` (heads, states) over all that is counted, the
-    `largest` of any step (heads,), and each text's `growth` (rows,), the mean log-gain of the state that grows most."""
+    """Log-gains of a recurrence's steps on a batch: `sums` (heads, states) over the counted steps, the `largest` of any
+    step (heads,), and each text's `growth` (rows,), the mean log-gain of the fastest-growing state."""
 
     sums: Tensor
     largest: Tensor
@@ -44,7 +46,7 @@ class StepGains(NamedTuple):
 
 @dataclass
 class Recorded:
-    """One recurrence of one layer, summed over batches; float64."""
+    """Measurements of one recurrence of a layer, summed over batches; float64."""
 
     abscissa: Tensor | None = None
     possible: Tensor | None = None
@@ -55,9 +57,9 @@ class Recorded:
     steps: int = 0
     growth: list[float] = field(default_factory=list)
     mixes: bool = False
-    """Whether its transition is a matrix, a delta rule's."""
+    """True if its transition is a matrix, a delta rule's."""
     bare: Tensor | None = None
-    """The decays of an RWKV's numerator and denominator by themselves, (channels,)."""
+    """Decays of an RWKV's numerator and denominator on their own, (channels,)."""
 
     def add(self, gains: StepGains, counted: Tensor) -> None:
         self.sums = gains.sums if self.sums is None else self.sums + gains.sums
@@ -67,14 +69,14 @@ class Recorded:
 
 
 class Run(NamedTuple):
-    """Every layer's recurrences, and the states' norms (layers, texts, positions), NaN behind a text's end."""
+    """Recurrences of every layer, and the states' norms (layers, texts, positions), NaN after a text's end."""
 
     layers: list[list[Recorded]]
     norms: Tensor
 
 
-def run(model: Model, batch: Batch, positions: Sequence[int]) -> Run:
-    """Run the model and record its layers; `positions` are 0-based and ascend.
+def record_layers(model: Model, batch: Batch, positions: Sequence[int]) -> Run:
+    """Run the model and record its layers; `positions` are 0-based and ascending.
 
     Raises:
         InputError: a log-decay that is no number.
@@ -91,8 +93,8 @@ def run(model: Model, batch: Batch, positions: Sequence[int]) -> Run:
             norms[index, rows] = state_norms(layer, positions).cpu()  # noqa: B023
             for place, recurrence in enumerate(layer.recurrences):
                 if len(layers[index]) == place:
-                    layers[index].append(described(mixer, layer, recurrence, known))
-                counted, stepping = counts(layer, place)
+                    layers[index].append(recorded_limits(mixer, layer, recurrence, known))
+                counted, stepping = step_masks(layer, place)
                 layers[index][place].add(step_gains(recurrence, counted, stepping), counted)
 
         with torch.no_grad(), model.running(mask=part.mask, visit=visit):
@@ -105,11 +107,11 @@ def run(model: Model, batch: Batch, positions: Sequence[int]) -> Run:
     return Run(layers, norms)
 
 
-def counts(layer: LayerTrace, place: int) -> tuple[Tensor, Tensor]:
-    """Which steps of a layer's recurrence count, and which of them are its own, (batch, length) bool.
+def step_masks(layer: LayerTrace, place: int) -> tuple[Tensor, Tensor]:
+    """Return two masks (batch, length): the steps of a layer's recurrence that count, and those that are its own.
 
-    All real positions count. Where recurrences take turns, those at which the state is held are not its own steps. The
-    first token of an RWKV fills an empty memory: its gate, 0, is no choice and does not count.
+    All real positions count. If recurrences take turns, positions at which one holds its state are not its own steps.
+    The first token of an RWKV fills an empty memory with a fixed gate of 0, which does not count.
     """
     shape, device = layer.u.shape[:2], layer.u.device
     counted = torch.ones(shape, dtype=torch.bool, device=device) if layer.mask is None else layer.mask.clone()
@@ -119,7 +121,7 @@ def counts(layer: LayerTrace, place: int) -> tuple[Tensor, Tensor]:
 
 
 def step_gains(recurrence: ops.Recurrence, counted: Tensor, stepping: Tensor) -> StepGains:
-    """The log-gains of a recurrence's steps, means over the steps `counted`, maxima over those `stepping`.
+    """Compute the log-gains of a recurrence's steps, with means over the steps `counted` and maxima over `stepping`.
 
     A diagonal transition's gains are its decays, log a_t. The delta rule's transition a (I − β b bᵀ) is symmetric, with
     eigenvalues a (state − 1 of them) and a (1 − β ‖b‖²): its largest singular value is the largest of these in size,
@@ -127,22 +129,22 @@ def step_gains(recurrence: ops.Recurrence, counted: Tensor, stepping: Tensor) ->
     exponent exactly, as determinants multiply.
 
     Raises:
-        InputError: for a delta rule with a decay per state or with keys of its own that are removed, whose transition
+        InputError: for a delta rule with a decay per state, or that removes other keys than it writes, whose transition
             is not symmetric.
     """
     steps = counted.sum(1).double().unsqueeze(-1)
     if isinstance(recurrence, ops.DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
         if recurrence.log_a.shape[-1] > 1 or recurrence.e is not None:
-            raise Unanswerable("the largest gain of a step is not known of a delta rule with a decay per state")
+            raise Unanswerable("the largest gain of a step is not known for a delta rule with a decay per state")
         b, _ = recurrence.by_head()
         log_a, state = recurrence.log_a.squeeze(-1).double(), b.shape[-1]
-        along = (1 - recurrence.beta.double() * b.double().square().sum(-1)).abs().log().clamp(min=SMALLEST)
+        along = (1 - recurrence.beta.double() * b.double().square().sum(-1)).abs().log().clamp(min=MIN_LOG_GAIN)
         mean = (log_a + along / state).masked_fill(~counted.unsqueeze(-1), 0).sum(1)
         top = log_a + (along.clamp(min=0) if state > 1 else along)
         largest = top.masked_fill(~stepping.unsqueeze(-1), -torch.inf).amax((0, 1))
         return StepGains(mean.sum(0).unsqueeze(-1), largest, (mean / steps).amax(-1))
-    if recurrence.A is not None and not recurrence.expected:  # log a = Δ A: sums and maxima of Δ are enough
+    if recurrence.A is not None and not recurrence.expected:  # With log a = Δ A, sums and maxima of Δ suffice.
         assert recurrence.delta is not None
         A, delta, own = recurrence.A.double(), recurrence.delta.double(), stepping.unsqueeze(-1)
         mean, top = delta.masked_fill(~counted.unsqueeze(-1), 0).sum(1), A.amax(-1)
@@ -153,7 +155,7 @@ def step_gains(recurrence: ops.Recurrence, counted: Tensor, stepping: Tensor) ->
             largest = torch.full_like(top, -torch.inf)
         return StepGains(mean.sum(0).unsqueeze(-1) * A, largest, (mean / steps * top).amax(-1))
     batch, length, heads, _, state = recurrence.shape
-    span = max(1, AT_ONCE // max(1, batch * heads * state))
+    span = max(1, MAX_DECAYS // max(1, batch * heads * state))
     sums, tops = [], []
     for start in range(0, length, span):
         log_a = recurrence.log_decay(start, start + span).double()
@@ -164,8 +166,8 @@ def step_gains(recurrence: ops.Recurrence, counted: Tensor, stepping: Tensor) ->
 
 
 def state_norms(layer: LayerTrace, positions: Sequence[int]) -> Tensor:
-    """‖H_t‖ (Frobenius) of all of a layer's states together at the positions, (batch, positions) float64: NaN behind a
-    text's last token, ∞ where the state overflows."""
+    """Compute ‖H_t‖ (Frobenius) of all of a layer's states together at the positions, (batch, positions) float64: NaN
+    after a text's last token, ∞ if the state overflows."""
     batch, length = layer.u.shape[:2]
     inside = [at for at in positions if at < length]
     squares = torch.zeros(batch, len(positions), dtype=torch.float64, device=layer.u.device)
@@ -184,12 +186,12 @@ def state_norms(layer: LayerTrace, positions: Sequence[int]) -> Tensor:
     return squares.sqrt()
 
 
-def described(mixer: nn.Module, layer: LayerTrace, recurrence: ops.Recurrence, norms: Norms | None) -> Recorded:
-    """What the weights alone say of a recurrence: each head's spectral abscissa, and the most that any input lets it
-    grow in a step. `norms` are those of a model of the generalisation theorem.
+def recorded_limits(mixer: nn.Module, layer: LayerTrace, recurrence: ops.Recurrence, norms: Norms | None) -> Recorded:
+    """Return what follows from a recurrence's weights alone: each head's spectral abscissa, and its largest possible
+    growth in a step. `norms` are those of a model that the generalisation theorem covers.
 
-    With s the abscissa of a head that is s Δ at Δ's lower end for s ≤ 0 and at its upper end for s > 0. Δ is a
-    softplus, from 0 to ∞, unless it is clamped, or bounded by the embeddings' norm.
+    With s the abscissa of a head, the latter is s Δ at the lower end of Δ for s ≤ 0, and at its upper end for s > 0. Δ
+    is a softplus, from 0 to ∞, unless it is clamped, or bounded by the embeddings' norm.
     """
     state = recurrence.shape[-1]
     if recurrence.A is None:
@@ -214,7 +216,7 @@ def described(mixer: nn.Module, layer: LayerTrace, recurrence: ops.Recurrence, n
 
 
 def step_limits(mixer: nn.Module) -> tuple[float, float]:
-    """Between which numbers a mixer clamps its Δ; (0, ∞) where it does not."""
+    """Return the limits to which a mixer clamps its Δ; (0, ∞) if it does not."""
     for part in (mixer, getattr(mixer, "m1", None), getattr(mixer, "sizes", None)):
         limits = getattr(part, "time_step_limit", None)
         if limits is not None:

@@ -1,4 +1,4 @@
-"""From the log-gains of a layer's steps to its half-lives, its growth and whether it is stable."""
+"""Half-lives, growth and stability of a layer from the log-gains of its steps."""
 
 from __future__ import annotations
 
@@ -17,20 +17,13 @@ if TYPE_CHECKING:
 
 
 def layer_stability(
-    layer: int,
-    part: int,
-    parts: int,
-    found: Recorded,
-    longest: int,
-    tolerance: float,
-    seed: int,
-    overflows: bool,
+    layer: int, part: int, parts: int, found: Recorded, longest: int, tolerance: float, seed: int, overflows: bool
 ) -> LayerStability:
-    """What is reported of a recurrence of a layer.
+    """Return the report on a recurrence of a layer.
 
     Args:
         found: its log-gains, summed over the inputs.
-        overflows: whether the layer's states did on the inputs.
+        overflows: True if the layer's states overflow on the inputs.
     """
     assert found.sums is not None and found.largest is not None
     mean = found.sums.cpu().numpy() / found.steps
@@ -52,37 +45,36 @@ def layer_stability(
         possible=possible,
         bounded_by=found.bounded_by,
         mean=mean.max(1),
-        half_life=np.array([_ranked(row, 0.5) for row in half]),
-        quantiles=tuple(_ranked(half.ravel(), q) for q in QUANTILES),
+        half_life=np.array([_quantile(row, 0.5) for row in half]),
+        quantiles=tuple(_quantile(half.ravel(), q) for q in QUANTILES),
         never=never,
         growth=growth,
     )
 
 
 def notes_on(found: Sequence[Recorded]) -> tuple[str, ...]:
-    """What is to be known of delta rules and RWKVs."""
+    """Return notes on delta rules and RWKVs."""
     notes = []
     if any(one.mixes for one in found):
         notes.append("a delta rule's half-lives are means over the directions of its memory")
     bare = [one.bare.log().cpu().numpy() for one in found if one.bare is not None]
     if bare:
-        low, median, high = (_ranked(half_lives(np.concatenate(bare)), q) for q in (0.05, 0.5, 0.95))
+        low, median, high = (_quantile(half_lives(np.concatenate(bare)), q) for q in (0.05, 0.5, 0.95))
         notes.append(
-            "an RWKV's memory is a weighted mean, which fades by what is added to it; its weights by themselves fade "
-            f"alike at every token, with half-lives of {median:.3g} tokens (median; 5 % to 95 %: {low:.3g} to "
-            f"{high:.3g})"
+            "an RWKV's memory is a weighted mean, which fades as values are added; its weights alone fade equally at "
+            f"every token, with half-lives of {median:.3g} tokens (median; 5 % to 95 %: {low:.3g} to {high:.3g})"
         )
     return tuple(notes)
 
 
 def half_lives(mean: np.ndarray) -> np.ndarray:
-    """ln 2 / −E[log a], in tokens, any shape; infinite where the mean log-gain is not negative."""
+    """Return ln 2 / −E[log a] in tokens, any shape; infinite where the mean log-gain is not negative."""
     fading = mean < 0
     return np.where(fading, math.log(2) / -np.where(fading, mean, -1.0), math.inf)
 
 
-def _ranked(values: np.ndarray, q: float) -> float:
-    """The smallest of the values that is at least as large as a share q of them: one of them, be they infinite."""
+def _quantile(values: np.ndarray, q: float) -> float:
+    """Return the quantile q without interpolation, so that infinite values are allowed."""
     return float(np.sort(values)[max(math.ceil(q * len(values)) - 1, 0)])
 
 
@@ -96,7 +88,7 @@ def behaviour_of(
     tolerance: float,
     overflows: bool,
 ) -> tuple[str, str]:
-    """One of `BEHAVIOURS`, and the number behind it in words; see `stability`."""
+    """Return one of `BEHAVIOURS` and its reason in words; see `stability`."""
     if largest.max() > tolerance:
         return "unstable", f"a step multiplies a state by {_gain(largest.max())} on the inputs"
     if possible is not None and possible.max() > tolerance:
@@ -120,32 +112,30 @@ def _gain(log_gain: float) -> str:
     return f"{factor:.4g}" if factor > 1.0005 and log_gain < 20 else f"e^{log_gain:.3g}"
 
 
-def places(positions: int | Sequence[int], longest: int) -> list[int]:
-    """The positions where norms are taken: so many, evenly from 0 to `longest` − 1, or those given, each once.
+def norm_positions(positions: int | Sequence[int], longest: int) -> list[int]:
+    """Return the positions of the norms: a number of evenly spaced ones from 0 to `longest` − 1, or those given.
 
     Raises:
-        InputError: none, or one beyond the longest text.
+        InputError: no position, or one beyond the longest text.
     """
     if isinstance(positions, int):
         if positions < 1:
-            raise InputError(f"positions is {positions}; allowed is how many, from 1 on, or a list of them")
+            raise InputError(f"positions is {positions}; allowed is a number of positions from 1 on, or a list of them")
         if positions == 1:
             return [longest - 1]
         return sorted(set(np.linspace(0, longest - 1, positions).round().astype(int).tolist()))
     if any(at >= longest for at in positions):
-        raise InputError(
-            f"positions is {list(positions)}; allowed are places from 0 to {longest - 1}, or how many of them"
-        )
+        raise InputError(f"positions is {list(positions)}; allowed are 0 to {longest - 1}, or a number of positions")
     return sorted(set(positions))
 
 
 def mean_norms(norms: np.ndarray, seed: int) -> np.ndarray:
-    """(positions, 3) from the norms of every text, (texts, positions)."""
+    """Return mean norms with intervals, (positions, 3), from those of every text, (texts, positions)."""
     return np.array([(e.value, e.low, e.high) for e in _mean(norms, seed)])
 
 
 def _mean(columns: np.ndarray, seed: int) -> list[Estimate]:
-    """The mean of each column (texts, columns) over the texts that have one, with its interval where there are two."""
+    """Return the mean of each column (texts, columns) over the texts that have one, with an interval from two on."""
     finite = np.where(np.isinf(columns), math.nan, columns)
     texts = (~np.isnan(finite)).sum(0)
     rows = resampled_means(finite, resamples=RESAMPLES if texts.max(initial=0) > 1 else 0, seed=seed)

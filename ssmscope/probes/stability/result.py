@@ -1,4 +1,4 @@
-"""The stability of every layer of a model: half-lives, growth, the norms of its states, and how it is shown."""
+"""Result of stability: half-lives, growth and norms of the states of every layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmscope.api.results import Result
-from ssmscope.core.bootstrap import Estimate
+from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import portion, tokens
 from ssmscope.render.table import Cell, Line, Table, plain, short, table
@@ -20,44 +20,42 @@ if TYPE_CHECKING:
 
 
 BEHAVIOURS = ("stable", "marginal", "unstable")
-"""From best to worst."""
-
-
+"""Behaviours from best to worst."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-"""Of the half-lives of a layer's states."""
+"""Quantiles of the half-lives of a layer's states."""
 
 
 @dataclass(frozen=True)
 class LayerStability:
-    """One recurrence of one layer; most layers have one."""
+    """Stability of one recurrence of a layer; most layers have one."""
 
     layer: int
     part: int
-    """Its number among the layer's recurrences, from 0."""
+    """Index among the layer's recurrences."""
     parts: int
-    """How many recurrences the layer has."""
+    """Number of the layer's recurrences."""
     states: int
-    """How many decays a head has, each with its half-life: as many as states, or one where all states decay alike."""
+    """Number of decays of a head, each with its half-life: the number of states, or 1 if all states share a decay."""
     behaviour: str
     """One of `BEHAVIOURS`."""
     why: str
-    """The number behind it, in words."""
+    """The reason in words, with its number."""
     abscissa: np.ndarray | None
-    """(heads,) spectral abscissae; None where there is no continuous A."""
+    """(heads,) spectral abscissae; None without a continuous A."""
     largest: np.ndarray
-    """(heads,) the largest log-gain of a step on the inputs; −∞ where a head makes no step."""
+    """(heads,) the largest log-gain of a step on the inputs; −∞ if a head makes no step."""
     possible: np.ndarray | None
-    """(heads,) the largest log-gain of a step over all inputs; None where no bound is known."""
+    """(heads,) the largest log-gain of a step over all inputs; None if no bound is known."""
     bounded_by: str
-    """Why it is no larger."""
+    """The reason for this bound."""
     mean: np.ndarray
     """(heads,) the mean log-gain of each head's slowest state."""
     half_life: np.ndarray
     """(heads,) the median half-life of each head's states, in tokens."""
     quantiles: tuple[float, ...]
-    """The `QUANTILES` of the half-lives of all heads and states; each is that of one of the states."""
+    """The `QUANTILES` of the half-lives of all heads and states, not interpolated."""
     never: int
-    """Of heads × states, how many have a half-life longer than the longest text."""
+    """Number of the heads × states whose half-life exceeds the longest text."""
     growth: Estimate
 
     @property
@@ -66,17 +64,17 @@ class LayerStability:
 
     @property
     def name(self) -> str:
-        """As "3", or "3.1" for the second of several recurrences."""
+        """Layer number, "3", or "3.1" for the second of several recurrences."""
         return str(self.layer) if self.parts == 1 else f"{self.layer}.{self.part}"
 
     @property
     def outlasting(self) -> str:
-        """How many of its states outlast the longest text, in percent."""
+        """Share of its states that outlast the longest text, in percent."""
         return portion(self.never, self.heads * self.states)
 
     @property
     def spectral_abscissa(self) -> float:
-        """s_A, the largest of all heads'; NaN where there is none."""
+        """s_A, the largest of all heads; NaN without a continuous A."""
         return math.nan if self.abscissa is None else float(self.abscissa.max())
 
     @property
@@ -86,26 +84,26 @@ class LayerStability:
 
     @property
     def possible_gain(self) -> float:
-        """The largest log-gain of a step over all inputs; NaN where no bound is known."""
+        """The largest log-gain of a step over all inputs; NaN if no bound is known."""
         return math.nan if self.possible is None else float(self.possible.max())
 
 
 @dataclass(frozen=True)
 class Stability(Result, kind="stability"):
-    """The stability of every layer, and the model's. `len`, iteration and `[i]` are over `layers`."""
+    """Stability of every layer and of the model. `len`, iteration and `[i]` are over `layers`."""
 
     inputs: str
-    """What the model was run on, in words."""
+    """Description of the inputs."""
     given: bool
-    """Whether these are the user's texts, and not random tokens."""
+    """True for the user's texts, False for random tokens."""
     texts: int
     longest: int
     """Tokens of the longest text."""
     behaviour: str
-    """That of the worst layer."""
+    """Behaviour of the worst layer."""
     layers: tuple[LayerStability, ...]
     positions: np.ndarray
-    """(positions,) at which norms were taken, from 0."""
+    """(positions,) positions of the norms, from 0."""
     norms: np.ndarray
     """(layers, positions, 3) mean norm over texts and the ends of its interval (NaN with one text)."""
     notes: tuple[str, ...]
@@ -118,15 +116,15 @@ class Stability(Result, kind="stability"):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Of the layers, as in `norms`; a layer may have several recurrences."""
+        """Layer numbers, in the order of `norms`; a layer may have several recurrences."""
         return tuple(dict.fromkeys(one.layer for one in self.layers))
 
     def last_norm(self, layer: int) -> float:
-        """The mean norm of a layer's states at the last position."""
+        """Return the mean norm of a layer's states at the last position."""
         return float(self.norms[self.numbers.index(layer), -1, 0])
 
     def counts(self) -> dict[str, int]:
-        """How many recurrences behave how."""
+        """Count the recurrences of each behaviour."""
         return {name: sum(layer.behaviour == name for layer in self.layers) for name in BEHAVIOURS}
 
     def verdict(self, at: int = 0) -> str:
@@ -159,18 +157,18 @@ class Stability(Result, kind="stability"):
 
     @property
     def _every(self) -> str:
-        """ "all 4 layers", "both layers"."""
+        """All layers in words: "all 4 layers", "both layers"."""
         return f"{'both' if len(self) == 2 else f'all {len(self)}'} {self.unit}"
 
     @property
     def unit(self) -> str:
-        """What `layers` are: layers, or recurrences where some layer has several."""
+        """Noun for `layers`: "layers", or "recurrences" if some layer has several."""
         return "recurrences" if any(layer.parts > 1 for layer in self.layers) else "layers"
 
     def to_frame(self) -> DataFrame:
-        """A row per layer (or recurrence of it).
+        """Return a row per layer, or per recurrence of it.
 
-        Columns: layer, part (of the layer's recurrences, from 0), heads, states (decays per head), behaviour,
+        Columns: layer, part (index among the layer's recurrences), heads, states (decays per head), behaviour,
         spectral_abscissa, largest_gain (of a step on the inputs), possible_gain (over all inputs), growth with its 95 %
         interval growth_low and growth_high: these are natural logarithms per token, spectral_abscissa per unit of Δ;
         half_life_5 … half_life_95 in tokens; never (states with a half-life longer than the longest text) and
@@ -189,9 +187,7 @@ class Stability(Result, kind="stability"):
                 "spectral_abscissa": one.spectral_abscissa,
                 "largest_gain": one.largest_gain,
                 "possible_gain": one.possible_gain,
-                "growth": one.growth.value,
-                "growth_low": one.growth.low,
-                "growth_high": one.growth.high,
+                **with_intervals(growth=one.growth),
             }
             row |= {f"half_life_{round(100 * q)}": value for q, value in zip(QUANTILES, one.quantiles)}
             share = one.never / (one.heads * one.states)
@@ -199,8 +195,8 @@ class Stability(Result, kind="stability"):
         return pd.DataFrame(rows)
 
     def heads(self) -> DataFrame:
-        """A row per head: columns layer, part, head, spectral_abscissa, largest_gain, possible_gain, mean_gain (of its
-        slowest state) and half_life (the median of its states), as in `to_frame`."""
+        """Return a row per head: columns layer, part, head, spectral_abscissa, largest_gain, possible_gain, mean_gain
+        (of its slowest state) and half_life (the median of its states), as in `to_frame`."""
         import pandas as pd
 
         parts = []
@@ -219,13 +215,12 @@ class Stability(Result, kind="stability"):
         return pd.concat(parts, ignore_index=True)
 
     def blocks(self) -> Iterable[Block]:
-
         yield from self.opening(f"On {self.inputs}. {self.in_words()}", notes=self.notes)
         yield self._gains()
         yield self._memory()
 
     def in_words(self) -> str:
-        """How the model behaves, as sentences."""
+        """Return sentences on the model's behaviour."""
         counts = {name: number for name, number in self.counts().items() if number}
         if len(self.layers) == 1:
             return f"The model is {self.behaviour}: {self.layers[0].why}."
@@ -240,7 +235,7 @@ class Stability(Result, kind="stability"):
         return f"The model is {self.behaviour} ({listed}). {some}, {worst.name}: {worst.why}."
 
     def _gains(self) -> Table:
-        """How much a step grows the states, with a row per recurrence."""
+        """Return the table of gains, a row per recurrence."""
         continuous = any(layer.abscissa is not None for layer in self.layers)
         lines = []
         for one in self.layers:
@@ -261,7 +256,7 @@ class Stability(Result, kind="stability"):
         return table(("layer",), lines, note=note)
 
     def _memory(self) -> Table:
-        """How long the states last, with a row per recurrence."""
+        """Return the table of half-lives, a row per recurrence."""
         lines = []
         for one in self.layers:
             q5, q25, median, q75, q95 = one.quantiles
@@ -272,7 +267,7 @@ class Stability(Result, kind="stability"):
             cells["never"] = short(one.never, one.outlasting)
             lines.append(Line((one.name,), {**cells, "norm": plain(self.last_norm(one.layer))}))
         note = (
-            "states: decays per head. Half-life: tokens until half of a state is gone, the median of the layer's "
+            "states: decays per head. Half-life: tokens until half of a state has decayed, the median of the layer's "
             f"states. never: states that keep half beyond the longest text ({self.longest:,} tokens). norm: of all the "
             "layer's states at the last token."
         )
