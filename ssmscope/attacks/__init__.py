@@ -1,1 +1,1 @@
-"""Attacks on trained models, and what they cost them."""
+"""Attacks on trained models: position, insertion, overflow, poisoning, prompts, words, and the effect of a change."""

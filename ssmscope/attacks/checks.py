@@ -1,4 +1,4 @@
-"""What attacks refuse of their options before anything is loaded."""
+"""Checks of the attacks' options, made before anything is loaded."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ from typing import Any
 
 
 def check_asked(**options: Any) -> None:
-    """Refuse templates without a place for the text, and label words that are none.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError if a template has no place for the text, or if label words are not usable."""
     given = options.get("template")
     if given:
         from ssmscope.evaluation.template import Template

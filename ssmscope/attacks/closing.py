@@ -1,4 +1,4 @@
-"""What the views of attacks on data end with."""
+"""Last blocks of the views of attacks on data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ssmscope.render.table import folded
 
 
 def closing(result: Result, notes: Iterable[str]) -> Iterator[Block]:
-    """What was measured on, the notes, and for pages, which have the room, the whole table folded away."""
+    """Yield the data, the notes and, on pages, the whole table folded away."""
     data = result.provenance["data"]
     yield Prose(
         f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']}); 95 % bootstrap intervals."

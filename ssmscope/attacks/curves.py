@@ -1,11 +1,11 @@
-"""What accuracy curves over changed texts have in common: the examples, what answers them, and its log-odds."""
+"""Examples as a model is asked about them, for all attacks that measure accuracy on changed texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Questions:
-    """Labelled texts, what they are wrapped in, and what answers them.
+    """Labelled texts, the template around them, and the evaluator that scores their classes.
 
     Attributes:
-        data: the examples that are used.
+        data: the examples.
         contents: their texts; within a template, pairs of a known data set have the names of their sentences.
-        labels: (examples,) int64, their classes as the evaluator numbers them.
-        classes: the classes' names in that order.
-        template: what a text is wrapped in; None for the text alone.
-        evaluator: gives the scores of the classes.
+        labels: (examples,) int64, class ids in the evaluator's numbering.
+        classes: names of the classes in that order.
+        template: the template around a text; None for the text alone.
+        evaluator: the scores of the classes.
     """
 
     data: TextData
@@ -42,14 +42,31 @@ class Questions:
     evaluator: Evaluator
 
     @property
+    def options(self) -> dict[str, Any]:
+        """Template and words as provenance records them."""
+        words = self.evaluator.words
+        return {
+            "template": None if self.template is None else self.template.text,
+            "words": None if words is None else list(words),
+        }
+
+    @property
     def before(self) -> str:
-        """What the template has before the text."""
+        """The template's part before the text."""
         return self.template.before if self.template is not None else ""
 
     @property
     def after(self) -> str:
-        """What the template has after the text."""
+        """The template's part after the text."""
         return self.template.after if self.template is not None else ""
+
+
+def check_data(data: Any) -> None:
+    """Raise InputError if data are no labelled texts, or have no example."""
+    if not isinstance(data, TextData):
+        raise InputError(f"data is {type(data).__name__}; allowed are labelled texts (load_text)")
+    if not len(data):
+        raise InputError(f"{data.name} ({data.split}) has no example")
 
 
 def questions(
@@ -63,20 +80,17 @@ def questions(
     cache: str | Path | None = None,
     seed: int = 0,
 ) -> Questions:
-    """The examples of `data` as a model is asked them.
+    """Return the examples of `data` with everything that a model needs to answer them.
 
-    A language model needs a template and a word for each class, in the order of the data's; of a known data set it has
-    the first one and the words of its own (`TASK_PROMPTS`) where none is given.
+    A language model needs a template and a word for each class, in the order of the data's classes. By default these
+    are the first template and the words of a known data set (`TASK_PROMPTS`).
 
     Raises:
         InputError: data of another kind or without examples, a model of pixels or without a tokenizer, a language model
             without a template or words, another number of words than classes, classes that do not match, and what
             `Template` and `Evaluator` refuse.
     """
-    if not isinstance(data, TextData):
-        raise InputError(f"data is {type(data).__name__}; allowed are labelled texts")
-    if not len(data):
-        raise InputError(f"{data.name} ({data.split}) has no example")
+    check_data(data)
     if model.channels is not None:
         raise InputError(f"{model.name} reads pixels, but {data.name} holds texts")
     model.check_classes(f"accuracy on {data.name}")
@@ -102,7 +116,7 @@ def questions(
 def _prompt(
     model: Model, data: TextData, own: TaskPrompts | None, template: str | None, words: Sequence[str] | None
 ) -> tuple[str, tuple[str, ...]]:
-    """A language model's template and words."""
+    """Return a language model's template and words."""
     if own is not None:
         template = own.templates[0] if template is None else template
         words = own.words if words is None else words
@@ -120,7 +134,7 @@ def _prompt(
 def true_log_odds(
     scores: Float[np.ndarray, "*settings examples classes"], labels: Int[np.ndarray, " examples"]
 ) -> Float[np.ndarray, "*settings examples"]:
-    """log p / (1 − p) of the true class, p = softmax(scores): its score less the log-sum-exp of the others'.
+    """Compute log p / (1 − p) of the true class, p = softmax(scores): its score minus the log-sum-exp of the others.
 
     The unit is the natural logarithm; `scores` are logits or log-likelihoods, `labels` the true classes.
     """
@@ -130,8 +144,7 @@ def true_log_odds(
 
 
 def unknown_tokens(model: Model, text: str) -> tuple[int, int]:
-    """How many tokens a text has for the model's tokenizer, special ones left out, and how many of them it does not
-    know."""
+    """Count a text's tokens, without special ones, and those of them that the tokenizer does not know."""
     ids = tokenize(model.tokenizer, text, add_special_tokens=False)["input_ids"]
     unknown = model.tokenizer.unk_token_id
     return len(ids), 0 if unknown is None else sum(i == unknown for i in ids)

@@ -1,4 +1,4 @@
-"""TextAttack, imported without its downloads and without what its import does to the process."""
+"""TextAttack, imported without downloads and without changes to the process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ INSTALL = "textattack.shared.utils.install"
 
 
 def stopwords() -> tuple[frozenset[str], str]:
-    """English stop words, and whose they are: NLTK's where its data is there, else `FUNCTION_WORDS`."""
+    """Return English stop words and the name of their source: NLTK if its data is installed, else `FUNCTION_WORDS`."""
     try:
         import nltk
 
@@ -53,14 +53,14 @@ def stopwords() -> tuple[frozenset[str], str]:
 
 
 def textattack() -> ModuleType:
-    """TextAttack's package.
+    """Import the package textattack and return it.
 
-    Its import downloads NLTK data, needs NLTK's stop words, turns off the loggers of others and sets where Hugging
-    Face keeps its files. None of this happens here: nothing is fetched or written, and environment and loggers are
-    afterwards as they were. Its own log lines below errors are not printed.
+    Its own import downloads NLTK data, needs NLTK's stop words, turns off other loggers and sets the cache directory of
+    Hugging Face. Here nothing is fetched or written, and environment and loggers are restored. Its log lines below
+    errors are not printed.
 
     Raises:
-        InputError: when it is not installed, or not beside libraries with which it works.
+        InputError: the package is missing, or installed with versions of libraries that it does not work with.
     """
     if sys.modules.get("textattack") is None:
         found = importlib.util.find_spec("textattack")
@@ -75,18 +75,18 @@ def textattack() -> ModuleType:
         except ImportError as error:
             reason = str(error).partition("\n")[0]
             raise InputError(
-                f"the package textattack cannot be imported ({reason}); install it {extra('attacks')}, which brings "
-                "libraries of versions that it works with"
+                f"the package textattack cannot be imported ({reason}); install it {extra('attacks')}, which selects "
+                "compatible versions of its libraries"
             ) from error
     logging.getLogger(INSTALL).setLevel(logging.ERROR)
-    logging.getLogger("jieba").setLevel(logging.ERROR)  # it parts words of Chinese texts
+    logging.getLogger("jieba").setLevel(logging.ERROR)  # TextAttack segments Chinese texts with it.
     return sys.modules["textattack"]
 
 
 def _import_without_installing(installer: Path) -> None:
-    """Import the package with its installer, a module that runs at import, told that everything is in place."""
+    """Import the package while its installer, which runs at import, finds everything in place."""
     spec = importlib.util.spec_from_file_location(INSTALL, installer)
-    if spec is None or spec.loader is None or not installer.is_file():  # another version of the package has none
+    if spec is None or spec.loader is None or not installer.is_file():  # Other versions of the package have none.
         importlib.import_module("textattack")
         return
     module = importlib.util.module_from_spec(spec)
@@ -114,9 +114,9 @@ def _import_without_installing(installer: Path) -> None:
 
 @contextmanager
 def _process_kept() -> Iterator[None]:
-    """Environment, logging and warnings come out as they went in."""
+    """Restore environment, logging and warnings on exit."""
     environment, configure = dict(os.environ), logging.config.dictConfig
-    logging.config.dictConfig = lambda config: None  # it would shut everybody's handlers
+    logging.config.dictConfig = lambda config: None  # It would close the handlers of other libraries.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -129,7 +129,7 @@ def _process_kept() -> Iterator[None]:
 
 @contextmanager
 def _stopwords_there() -> Iterator[None]:
-    """TextAttack builds a constraint from NLTK's stop words as it is imported: without them it reads ours."""
+    """Give TextAttack our stop words while it is imported, if NLTK's are not installed."""
     words, _ = stopwords()
     if words is not FUNCTION_WORDS:
         yield

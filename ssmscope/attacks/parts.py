@@ -1,14 +1,14 @@
-"""The parts that attacks are put together from, by name, made to work without downloads.
+"""Recipes of attacks built from TextAttack's parts without downloads.
 
-Two flavours: "prompt" is PromptBench's definition, for attacks on a task prompt; "words" is TextAttack's, for attacks
-on single texts. A part that needs what is not there runs on a stand-in or is left out, and the recipe says which.
+There are two flavours: "prompt" follows PromptBench, for attacks on a task prompt; "words" follows TextAttack, for
+attacks on single texts. A part whose resource is missing is replaced or left out, and the recipe says so.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,8 @@ class Recipe:
         constraints: TextAttack's.
         search: TextAttack's search method, or None.
         suffixes: what is appended, for an attack without a search.
-        ran: the parts that run, in words.
-        left_out: the parts of the definition that do not, and why.
+        ran: descriptions of the parts that run.
+        left_out: the parts of the definition that do not run, and why.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Recipe:
     suffixes: tuple[str, ...] = ()
 
     def attack(self, goal_function: Any, *more_constraints: Any) -> Any:
-        """TextAttack's `Attack` towards a goal, under more constraints."""
+        """Return TextAttack's `Attack` for a goal, with further constraints."""
         if self.transformation is None:
             raise TypeError(f"{self.name} tries its suffixes and has no search")
         constraints = [*self.constraints, *more_constraints]
@@ -51,9 +51,11 @@ class Recipe:
 
 
 def protect(words: Iterable[str], placeholder: str | None) -> Any:
-    """A constraint that keeps words as they are: every word of `words` (labels, as a rule) in whatever case and
-    punctuation, pieces of words that end at a combining mark, and the placeholder where it stands, though not another
-    word of its name."""
+    """Return a constraint that keeps some words unchanged.
+
+    It keeps every word of `words` (usually labels) in any case and punctuation, parts of words that end at a combining
+    mark, and the placeholder where it occurs, but not other words of its name.
+    """
     textattack()
     from ssmscope.attacks.swaps import Protected
 
@@ -69,7 +71,7 @@ def recipe(
     encoder: str | Path | None = None,
     synonyms: str | Path | None = None,
 ) -> Recipe:
-    """An attack by its name.
+    """Return the attack of this name.
 
     Args:
         name: one of `RECIPES[flavour]`.
@@ -95,22 +97,19 @@ def recipe(
     return _BUILDERS[name](_Resources(embeddings, masked_lm, encoder, synonyms), flavour == "prompt")
 
 
+@dataclass
 class _Resources:
-    """What a recipe may ask for, and its notes on what runs."""
+    """Resources that a recipe may use, and its notes on what runs."""
 
-    def __init__(
-        self,
-        embeddings: str | Path | None,
-        masked_lm: str | Path | None,
-        encoder: str | Path | None,
-        synonyms: str | Path | None,
-    ):
-        self.embeddings, self.masked_lm, self.encoder, self.synonyms = embeddings, masked_lm, encoder, synonyms
-        self.ran: list[str] = []
-        self.left_out: list[str] = []
+    embeddings: str | Path | None
+    masked_lm: str | Path | None
+    encoder: str | Path | None
+    synonyms: str | Path | None
+    ran: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     def kept_words(self, what: str = "") -> list[Any]:
-        """No word is changed twice, and no stop word is."""
+        """Return constraints that keep stop words, and words that were changed before."""
         from textattack.constraints.pre_transformation import RepeatModification, StopwordModification
 
         words, whose = stopwords()
@@ -120,7 +119,7 @@ class _Resources:
         return [RepeatModification(), StopwordModification(stopwords=words)]
 
     def neighbours(self, number: int) -> list[Any]:
-        """Swaps for the nearest words, where there are word vectors."""
+        """Return swaps for the nearest words, if there are word vectors."""
         if self.embeddings is None:
             self.left_out.append(f"{number} nearest neighbours of a word: they need word vectors (embeddings)")
             return []
@@ -133,7 +132,7 @@ class _Resources:
         return [WordSwapEmbedding(max_candidates=number, embedding=Vectors(vectors))]
 
     def similar(self, threshold: float, metric: str, **options: Any) -> list[Any]:
-        """A limit on the similarity of sentences, where there is an encoder."""
+        """Return a limit on the similarity of sentences, if there is an encoder."""
         described = f"sentence similarity ≥ {threshold:g} ({metric})"
         if self.encoder is None:
             self.left_out.append(f"{described}: it needs a sentence encoder (encoder)")
@@ -144,7 +143,7 @@ class _Resources:
         return [Similarity(Encoder(self.encoder), threshold=threshold, metric=metric, **options)]
 
     def part_of_speech(self) -> list[Any]:
-        """The same part of speech, where NLTK's tagger is there."""
+        """Return the constraint to the same part of speech, if NLTK's tagger is installed."""
         import nltk
         from textattack.constraints.grammaticality import PartOfSpeech
 
@@ -172,7 +171,7 @@ def _greedy(resources: _Resources, importance: str) -> Any:
 
 
 def _deepwordbug(resources: _Resources, prompt: bool) -> Recipe:
-    """Gao et al. 2018."""
+    """Build DeepWordBug (Gao et al. 2018)."""
     from textattack.constraints.overlap import LevenshteinEditDistance
     from textattack.transformations import (
         WordSwapNeighboringCharacterSwap,
@@ -194,7 +193,7 @@ def _deepwordbug(resources: _Resources, prompt: bool) -> Recipe:
 
 
 def _textbugger(resources: _Resources, prompt: bool) -> Recipe:
-    """Li et al. 2019."""
+    """Build TextBugger (Li et al. 2019)."""
     from textattack.transformations import (
         WordSwapNeighboringCharacterSwap,
         WordSwapRandomCharacterDeletion,
@@ -217,7 +216,7 @@ def _textbugger(resources: _Resources, prompt: bool) -> Recipe:
 
 
 def _textfooler(resources: _Resources, prompt: bool) -> Recipe:
-    """Jin et al. 2019. The least cosine of a swapped word is PromptBench's 0.6 or TextAttack's 0.5."""
+    """Build TextFooler (Jin et al. 2019). The minimum cosine of two words is PromptBench's 0.6 or TextAttack's 0.5."""
     from textattack.constraints.pre_transformation import InputColumnModification
     from textattack.constraints.semantics import WordEmbeddingDistance
 
@@ -238,7 +237,7 @@ def _textfooler(resources: _Resources, prompt: bool) -> Recipe:
 
 
 def _bertattack(resources: _Resources, prompt: bool) -> Recipe:
-    """Li et al. 2020, with its 48 candidates; the limits are PromptBench's or TextAttack's."""
+    """Build BERT-Attack (Li et al. 2020) with its 48 candidates; the limits are PromptBench's or TextAttack's."""
     from textattack.constraints.overlap import MaxWordsPerturbed
 
     from ssmscope.attacks.swaps import MaskedWords
@@ -255,7 +254,7 @@ def _bertattack(resources: _Resources, prompt: bool) -> Recipe:
 
 
 def _pwws(resources: _Resources, prompt: bool) -> Recipe:
-    """Ren et al. 2019."""
+    """Build PWWS (Ren et al. 2019)."""
     from ssmscope.attacks.swaps import Synonyms, WordNetSynonyms
 
     if resources.synonyms is not None:
@@ -278,7 +277,7 @@ def _pwws(resources: _Resources, prompt: bool) -> Recipe:
 
 
 def _checklist(resources: _Resources, prompt: bool) -> Recipe:
-    """Ribeiro et al. 2020."""
+    """Build CheckList (Ribeiro et al. 2020)."""
     from textattack.constraints.pre_transformation import RepeatModification
     from textattack.search_methods import GreedySearch
     from textattack.transformations import WordSwapExtend

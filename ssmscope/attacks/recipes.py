@@ -1,4 +1,4 @@
-"""The attacks that search prompts and words, by name, and the suffixes of those that try a list; quick to import."""
+"""Names of the attacks on prompts and words, and the suffixes of those that try a list; quick to import."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SUFFIXES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "checklist": tuple(RANDOM_STRINGS.split()),
     }
 )
-"""What PromptBench 0.0.4 appends to a prompt, with a space before it: sentences without meaning for the task (Naik et
+"""Suffixes that PromptBench 0.0.4 appends to a prompt after a space: sentences that mean nothing for the task (Naik et
 al. 2018), and 50 random strings (Ribeiro et al. 2020)."""
 
 SUFFIX_PARTS = {
     "stresstest": ("3 suffixes (true is true, false is not true, the first five times), all tried",),
     "checklist": ("50 random strings of 10 characters, all tried",),
 }
-"""What an attack that tries suffixes says of them."""
+"""Descriptions of the suffixes."""

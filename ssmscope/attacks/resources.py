@@ -1,6 +1,6 @@
-"""What attacks on words may need from outside: word vectors, synonyms, a masked language model, a sentence encoder.
+"""External resources of attacks on words: word vectors, synonyms, a masked language model, a sentence encoder.
 
-Each is a file or a transformers model that the user names; nothing is fetched but a model named by its hub id.
+Each is a file or a transformers model that the user names; only a model named by its hub id is downloaded.
 """
 
 from __future__ import annotations
@@ -28,17 +28,15 @@ from ssmscope.architectures.loading.tokenizers import FILES, fetched, read_token
 from ssmscope.core.reading import no_character, parse_json, read_text
 from ssmscope.errors import InputError
 
-LARGEST = 2**34
-"""How many bytes the arrays of a compressed file have at most."""
+MAX_UNZIPPED_BYTES = 2**34
 UNZIPPABLE = (zipfile.BadZipFile, zlib.error)
-"""What damaged archives raise."""
-AT_ONCE = 32
-"""Sentences that the encoder reads together."""
+"""Errors of damaged archives."""
+SENTENCES_PER_BATCH = 32
 
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """Words and their vectors of length 1, in the order of their file."""
+    """Words and their unit vectors, in the order of their file."""
 
     words: tuple[str, ...]
     unit: Float[np.ndarray, "words size"]
@@ -49,11 +47,13 @@ class WordVectors:
 
 
 def load_vectors(path: str | Path) -> WordVectors:
-    """Word vectors from a text file with `word v1 v2 …` on a line (a first line of two numbers, as in word2vec's
-    format, is passed over), or from an .npz file with the arrays `words` and `vectors`.
+    """Read word vectors from a text file with `word v1 v2 …` on a line, or from an .npz file.
+
+    A first line of two numbers, as in word2vec's format, is skipped. An .npz file holds the arrays `words` and
+    `vectors`.
 
     Raises:
-        InputError: no such file, another form, or vectors that are no numbers or of several lengths.
+        InputError: no such file, another format, or vectors that are no numbers or differ in length.
     """
     path = Path(path)
     if not os.path.isfile(path):
@@ -78,8 +78,8 @@ def _read_npz(path: Path) -> tuple[list[str], np.ndarray]:
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
-        if size > LARGEST:
-            raise InputError(f"{path} holds {size:,} bytes; allowed are up to {LARGEST:,}")
+        if size > MAX_UNZIPPED_BYTES:
+            raise InputError(f"{path} holds {size:,} bytes; allowed are up to {MAX_UNZIPPED_BYTES:,}")
         with np.load(path, allow_pickle=False) as arrays:
             words, matrix = arrays["words"], arrays["vectors"]
     except InputError:
@@ -108,7 +108,7 @@ def _read_lines(path: Path) -> tuple[list[str], np.ndarray]:
                 row = np.array(numbers, dtype=np.float32)
                 if not len(row) or (rows and len(row) != len(rows[0])):
                     wanted = f"{len(rows[0])} as before it" if rows else "at least 1"
-                    raise InputError(f"line {number} of {path} has {len(row)} numbers behind its word, not {wanted}")
+                    raise InputError(f"line {number} of {path} has {len(row)} numbers after its word, not {wanted}")
                 words.append(word)
                 rows.append(row)
     except UnicodeDecodeError as error:
@@ -116,7 +116,7 @@ def _read_lines(path: Path) -> tuple[list[str], np.ndarray]:
     except ValueError as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"line {number} of {path} holds something other than numbers behind its word") from error
+        raise InputError(f"line {number} of {path} holds something other than numbers after its word") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     if not words:
@@ -125,10 +125,10 @@ def _read_lines(path: Path) -> tuple[list[str], np.ndarray]:
 
 
 def load_synonyms(path: str | Path) -> dict[str, tuple[str, ...]]:
-    """Synonyms by word, in lower case: from a .json file {word: [words]} or a .csv file with `word,synonym` on a line.
+    """Read synonyms by lower-case word from a .json file {word: [words]} or a .csv file of lines `word,synonym`.
 
     Raises:
-        InputError: no such file, or another form.
+        InputError: no such file, or another format.
     """
     path = Path(path)
     forms = 'allowed are a .json file {"word": ["synonym", …]} and a .csv file with word,synonym on a line'
@@ -139,7 +139,7 @@ def load_synonyms(path: str | Path) -> dict[str, tuple[str, ...]]:
         if path.suffix == ".json":
             table = parse_json(content)
             if no_character(table) is not None:
-                raise ValueError("it holds what is no character")
+                raise ValueError("it holds a code point that is no character")
             pairs = [(word, other) for word, others in table.items() for other in _listed(others)]
         else:
             rows = [row for row in csv.reader(content.splitlines(), strict=True) if row]
@@ -164,10 +164,10 @@ def _listed(others: Any) -> list[str]:
 
 
 class Encoder:
-    """Sentence embeddings: the mean of a transformers model's last hidden states over a sentence's tokens.
+    """Sentence embeddings: mean of a transformers model's last hidden states over a sentence's tokens.
 
     Raises:
-        InputError: what is named is no transformers model, or lacks weights.
+        InputError: `name` is no transformers model, or its weights are incomplete.
     """
 
     def __init__(self, name: str | Path):
@@ -175,14 +175,14 @@ class Encoder:
         self.module, self.tokenizer = _load(self.name, "AutoModel", "encoder", "a sentence encoder")
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        self.length = _longest(self.module, self.tokenizer)
+        self.length = _max_length(self.module, self.tokenizer)
 
     def __call__(self, sentences: Sequence[str]) -> Float[Tensor, "sentences size"]:
-        """On the CPU; an empty sentence is the zero vector."""
+        """Return the embeddings on the CPU; that of an empty sentence is zero."""
         parts = []
-        for start in range(0, len(sentences), AT_ONCE):
+        for start in range(0, len(sentences), SENTENCES_PER_BATCH):
             batch = self.tokenizer(
-                list(sentences[start : start + AT_ONCE]),
+                list(sentences[start : start + SENTENCES_PER_BATCH]),
                 padding=True,
                 truncation=True,
                 max_length=self.length,
@@ -197,15 +197,15 @@ class Encoder:
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """A text as a masked language model reads it."""
+    """Tokens of a text and a masked language model's predictions at them."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
-    """Of each token, in characters of the text; special tokens have none: (0, 0)."""
+    """Start and end of each token in characters of the text; (0, 0) for special tokens."""
     log_probabilities: Float[Tensor, "tokens vocabulary"]
 
     def places(self, start: int, stop: int) -> list[int]:
-        """The tokens within these characters."""
+        """Return the tokens within these characters."""
         return [i for i, (a, b) in enumerate(self.offsets) if a < b and a < stop and start < b]
 
 
@@ -213,8 +213,7 @@ class MaskedLM:
     """A transformers masked language model and its tokenizer.
 
     Raises:
-        InputError: what is named is no such model, lacks weights, or its tokenizer does not say where in a text its
-            tokens are.
+        InputError: `name` is no such model, its weights are incomplete, or its tokenizer gives no offsets.
     """
 
     def __init__(self, name: str | Path):
@@ -222,18 +221,17 @@ class MaskedLM:
         self.module, self.tokenizer = _load(self.name, "AutoModelForMaskedLM", "masked_lm", "a masked language model")
         if not self.tokenizer.is_fast:
             raise InputError(
-                f"masked_lm {self.name!r} has a tokenizer that does not say where in a text its tokens are; "
-                "give a model with a fast tokenizer"
+                f"masked_lm {self.name!r} has a tokenizer without offsets of its tokens; give a model with a fast "
+                "tokenizer"
             )
-        self.length = _longest(self.module, self.tokenizer)
+        self.length = _max_length(self.module, self.tokenizer)
         self.special = set(self.tokenizer.all_special_ids)
         tokens = self.tokenizer.get_vocab()
         self.starts = next((mark for mark in "Ġ▁" if any(token.startswith(mark) for token in tokens)), None)
-        """What a token that begins a word begins with, of tokenizers that mark beginnings; the others mark
-        continuations, with ##."""
+        """Mark of tokens that begin a word; None if the tokenizer marks continuations instead, with ##."""
 
     def read(self, text: str) -> Read:
-        """Unmasked, up to the model's length."""
+        """Run the model on the unmasked text, cut at the model's maximum length."""
         batch = self.tokenizer(
             text, truncation=True, max_length=self.length, return_offsets_mapping=True, return_tensors="pt"
         )
@@ -244,12 +242,12 @@ class MaskedLM:
         return Read(batch["input_ids"][0].tolist(), offsets, logits.log_softmax(-1))
 
     def continues(self, token: int) -> bool:
-        """Whether a token continues a word."""
+        """Return True if a token continues a word."""
         text = self.tokenizer.convert_ids_to_tokens(token)
         return not text.startswith(self.starts) if self.starts else text.startswith("##")
 
     def word(self, tokens: Sequence[int]) -> str:
-        """The tokens, one after the other, as one word."""
+        """Join tokens into one word."""
         texts = self.tokenizer.convert_ids_to_tokens(list(tokens))
         if not self.starts:
             return "".join(text.removeprefix("##") for text in texts)
@@ -257,7 +255,7 @@ class MaskedLM:
 
 
 def _load(name: str, kind: str, option: str, what: str) -> tuple[Any, Any]:
-    """The model in evaluation mode, on the GPU where there is one, and its tokenizer."""
+    """Load a model in evaluation mode, on the GPU if there is one, and its tokenizer."""
     import transformers
 
     advice = f"give the directory or the hub id of {what}"
@@ -282,8 +280,8 @@ def _load(name: str, kind: str, option: str, what: str) -> tuple[Any, Any]:
     return module.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 
-def _longest(module: Any, tokenizer: Any) -> int:
-    """How many tokens a text may have."""
+def _max_length(module: Any, tokenizer: Any) -> int:
+    """Return the maximum number of tokens of a text."""
     reach = getattr(module.config, "max_position_embeddings", None) or 512
     offset = getattr(module.config, "pad_token_id", None) or 0 if module.config.model_type == "roberta" else 0
     return min(tokenizer.model_max_length, reach - (offset + 1 if offset else 0))

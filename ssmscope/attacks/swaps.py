@@ -1,7 +1,4 @@
-"""Changes of words and limits on them, as TextAttack's own kinds of parts, that need no download.
-
-Importing this module imports TextAttack.
-"""
+"""Transformations and constraints for TextAttack that need no download. Importing this module imports TextAttack."""
 
 from __future__ import annotations
 
@@ -38,15 +35,14 @@ LOOKALIKES: Mapping[str, str] = dict(
         "Ol\u14bf\u01b7\u13ce\u01bc\u0431\U0001d7d5\u0222\u09ed\u02d7`",
     )
 )
-"""TextAttack's homoglyphs, character by character: small Latin letters, digits, hyphen and apostrophe, and what looks
-like them."""
+"""TextAttack's homoglyphs of small Latin letters, digits, hyphen and apostrophe."""
 
-LARGEST_NUMBER = 2**31
-"""Numbers are changed up to this size: random integers have a largest one."""
+MAX_CHANGED_NUMBER = 2**31
+"""Numbers above it stay, because random integers are bounded."""
 
 
 def word_spans(text: AttackedText) -> list[tuple[int, int]]:
-    """Where each of the text's words begins and ends in it, in characters."""
+    """Return the start and end of each word in characters of the text."""
     spans, at = [], 0
     for word in text.words:
         at = text.text.index(word, at)
@@ -56,27 +52,28 @@ def word_spans(text: AttackedText) -> list[tuple[int, int]]:
 
 
 def plain_words(text: str) -> set[str]:
-    """The words of a text in lower case: parted at white space and at everything that is no letter or digit, and also
-    whole between white space without the punctuation around them."""
+    """Return the words of a text in lower case.
+
+    Words are split at everything that is no letter or digit; those between white space also count as a whole, without
+    the punctuation around them.
+    """
     whole = {re.sub(r"^[\W_]+|[\W_]+$", "", word) for word in text.lower().split()}
     return (whole | set(re.split(r"[\W_]+", text.lower()))) - {""}
 
 
 class Protected(PreTransformationConstraint):
-    """Words that are never changed: those of some texts, in whatever case and punctuation, a placeholder, and pieces of
-    words, which TextAttack ends at a combining mark or a joiner."""
+    """Constraint that keeps the words of some texts in any case and punctuation, a placeholder, and parts of words.
+
+    Parts of words arise because TextAttack ends a word at a combining mark or a joiner.
+    """
 
     def __init__(self, words: Iterable[str], placeholder: str | None):
         self.words = set().union(*map(plain_words, words))
         self.placeholder = placeholder
 
     def _get_modifiable_indices(self, current_text: AttackedText) -> set[int]:
-        kept = (
-            [match.span() for match in re.finditer(re.escape(self.placeholder), current_text.text)]
-            if (self.placeholder)
-            else []
-        )
         text = current_text.text
+        kept = [match.span() for match in re.finditer(re.escape(self.placeholder or "\0"), text)]
         return {
             index
             for index, (word, (start, stop)) in enumerate(zip(current_text.words, word_spans(current_text)))
@@ -90,15 +87,17 @@ class Protected(PreTransformationConstraint):
 
 
 class Homoglyphs(WordSwap):
-    """One character of the word replaced by its look-alike, each in turn (TextAttack's `WordSwapHomoglyphSwap`, which
-    in some releases cannot be made for want of a file)."""
+    """Replacement of one character by its homoglyph, each in turn.
+
+    TextAttack's own `WordSwapHomoglyphSwap` lacks a file in some releases.
+    """
 
     def _get_replacement_words(self, word: str) -> list[str]:
         return [word[:i] + LOOKALIKES[c] + word[i + 1 :] for i, c in enumerate(word) if c in LOOKALIKES]
 
 
 class Vectors(AbstractWordEmbedding):
-    """Word vectors from a file, for the parts of TextAttack that take an embedding; neighbours are by cosine."""
+    """Word vectors from a file as TextAttack's embedding; neighbours are by cosine."""
 
     def __init__(self, vectors: WordVectors):
         self.vectors = vectors
@@ -116,7 +115,7 @@ class Vectors(AbstractWordEmbedding):
         return float(self.vectors.unit[self._row(a)] @ self.vectors.unit[self._row(b)])
 
     def get_mse_dist(self, a: int | str, b: int | str) -> float:
-        """Of the unit vectors, the squared distance (which TextAttack calls so)."""
+        """Return the squared distance of the unit vectors, which TextAttack calls so."""
         return 2 - 2 * self.get_cos_sim(a, b)
 
     def word2index(self, word: str) -> int:
@@ -137,7 +136,7 @@ class Vectors(AbstractWordEmbedding):
 
 
 class Similarity(SentenceEncoder):
-    """At least so similar a sentence, by the embeddings of an `Encoder`."""
+    """Minimum similarity of sentences by the embeddings of an `Encoder`."""
 
     def __init__(self, encoder: Encoder, **options: Any):
         super().__init__(**options)
@@ -149,7 +148,7 @@ class Similarity(SentenceEncoder):
 
 
 class Synonyms(WordSwap):
-    """Replacement by the words that a table lists, in the case of the word that they replace."""
+    """Replacement by the words of a table, in the case of the replaced word."""
 
     def __init__(self, table: Mapping[str, Sequence[str]]):
         super().__init__()
@@ -161,7 +160,7 @@ class Synonyms(WordSwap):
 
 
 class WordNetSynonyms(WordSwap):
-    """Replacement by the single words of every WordNet sense of a word (Ren et al. 2019)."""
+    """Replacement by the single words of every WordNet sense (Ren et al. 2019)."""
 
     def _get_replacement_words(self, word: str) -> list[str]:
         from nltk.corpus import wordnet
@@ -173,11 +172,10 @@ class WordNetSynonyms(WordSwap):
 class MaskedWords(WordSwap):
     """Replacements by a masked language model that reads the unmasked text (Li et al. 2020, BERT-Attack).
 
-    A word of one token is replaced by the `candidates` likeliest tokens at its place. For a word of several, every
-    combination of the likeliest tokens at its places is a word, and the `candidates` of least perplexity are taken.
-    They are found exactly without listing all: the perplexity is exp of the mean negative log-likelihood, and the
-    beginning of a best combination is a best beginning. (TextAttack's version lists all and takes the first ones,
-    unranked.)
+    A word of one token is replaced by the `candidates` likeliest tokens at its place. For a word of several tokens,
+    every combination of the likeliest tokens is a word, and the `candidates` of lowest perplexity are taken. They are
+    found exactly without listing all: the perplexity is exp of the mean negative log-likelihood, so every prefix of a
+    best combination is a best prefix. (TextAttack's version lists all and takes the first ones, unranked.)
     """
 
     def __init__(self, masked_lm: MaskedLM, candidates: int):
@@ -196,7 +194,7 @@ class MaskedWords(WordSwap):
         return transformed
 
     def _words(self, log_probabilities: torch.Tensor, replaced: Sequence[int]) -> list[str]:
-        """The candidates for tokens whose log-probabilities (tokens, vocabulary) are given, likeliest first."""
+        """Return the candidates from log-probabilities (tokens, vocabulary), likeliest first."""
         number = min(self.candidates, log_probabilities.shape[-1])
         best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
         for values, tokens in zip(*(part.tolist() for part in log_probabilities.topk(number))):
@@ -204,7 +202,7 @@ class MaskedWords(WordSwap):
             best = heapq.nsmallest(number, joined, key=lambda pair: (-pair[0], pair[1]))
         if not len(replaced):
             return []
-        if len(replaced) == 1:  # a token that is a word's continuation is no word
+        if len(replaced) == 1:  # A token that continues a word is not a word.
             kind = self.masked_lm.continues(replaced[0])
             best = [(score, ids) for score, ids in best if self.masked_lm.continues(ids[0]) == kind]
         words = [self.masked_lm.word(ids) for score, ids in best if math.isfinite(score)]
@@ -212,9 +210,9 @@ class MaskedWords(WordSwap):
 
 
 class Contractions(WordSwapContract):
-    """Two words drawn together ("it is" → "it's"), wherever they stand side by side.
+    """Contraction of two adjacent words ("it is" → "it's").
 
-    TextAttack's own passes over pairs behind a word that must not be changed.
+    TextAttack's own skips pairs after a word that must not be changed.
     """
 
     def _get_transformations(self, current_text: AttackedText, indices_to_modify: Iterable[int]) -> list[AttackedText]:
@@ -228,7 +226,7 @@ class Contractions(WordSwapContract):
 
 
 class Numbers(WordSwapChangeNumber):
-    """Other numbers for those of the text; what only looks like digits (²) or is huge stays."""
+    """Replacement of numbers by others; superscripts (²) and huge numbers stay."""
 
     deterministic = False
 
@@ -236,4 +234,4 @@ class Numbers(WordSwapChangeNumber):
         return [] if word.isdigit() and not word.isdecimal() else super()._get_new_number(word)
 
     def _alter_number(self, num: float) -> list[Any]:
-        return super()._alter_number(num) if abs(num) < LARGEST_NUMBER else []
+        return super()._alter_number(num) if abs(num) < MAX_CHANGED_NUMBER else []

@@ -1,4 +1,4 @@
-"""Fit a model to a task: its data and recipe, the loop, its checkpoints and the model card. Quick to import."""
+"""Training of a model on a task: data, recipes, the loop, checkpoints and the model card. Quick to import."""
 
 from ssmscope.training.architectures import ARCHITECTURES
 from ssmscope.training.run import train_model

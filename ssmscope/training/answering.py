@@ -1,4 +1,4 @@
-"""The objective of instructions: the label word that a language model says after a prompt."""
+"""Objective of instructions: the label word of a language model after a prompt."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ssmscope.training.objectives import Objective, Score, chosen, regularized, 
 class PromptBatch(NamedTuple):
     """Prompts and, in training, their answers.
 
-    `ids` (batch, length) int64 padded on the right, `mask` (batch, length) int64, 1 where a token is real, `last`
-    (batch,) int64, the position of each prompt's last token, after which the label word is asked.
+    `ids` (batch, length) int64 are padded on the right; `mask` (batch, length) int64 is 1 where a token is real; `last`
+    (batch,) int64 is the position of each prompt's last token, after which the label word is predicted.
     """
 
     ids: Tensor
@@ -33,13 +33,13 @@ class PromptBatch(NamedTuple):
 
 
 class Answers(Objective):
-    """Prompts of several tasks, of each example one a training epoch, and all of them where accuracy is measured.
+    """Label words after the prompts of several tasks: one prompt per example and training epoch, all in evaluation.
 
     The training loss is the cross-entropy of the label word among all tokens plus that of the end token after it. With
-    `label_smoothing` ε the word's target is 1 − ε and, in equal parts, ε on all label words of its task. With
+    `label_smoothing` ε the word's target is 1 − ε, and ε is divided equally among all label words of its task. With
     `prompt_weight` w, w times the mean cross-entropy of the prompt's own tokens is added.
 
-    An answer is right where its label word is the most likely among those of its task.
+    An answer is right if its label word is the most likely among those of its task.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Answers(Objective):
         self.unknown_id = unknown_token(tokenizer, options["token_dropout"])
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         if tokenizer.eos_token_id is None:
-            raise InputError("the tokenizer has no end token, which an answer ends with; use one that has")
+            raise InputError("the tokenizer has no end token to end an answer with; use one that has")
         self.end_id = tokenizer.eos_token_id
         known = label_tokens(tokenizer, parts["train"].sources)
         self.words = {name: _rectangular(known.of(part)) for name, part in parts.items() if part is not None}
@@ -61,7 +61,7 @@ class Answers(Objective):
         self.current: Mapping[int, list[int]] = {}
 
     def prompts(self, part: str) -> list[list[int]]:
-        """The token ids of a part's prompts, found when first asked for: those of the test are many, and come last."""
+        """Return the token ids of a part's prompts, computed on first use, because the test has many."""
         if part not in self.encoded:
             texts = list(self.parts[part].texts)
             self.encoded[part] = tokenize(self.tokenizer, texts, add_special_tokens=False)["input_ids"]
@@ -119,7 +119,7 @@ class Answers(Objective):
         return [len(ids) for ids in self.prompts(part)]
 
     def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Logits (batch, classes) of the label words, −∞ where a task has fewer classes, and class ids (batch,)."""
+        """Compute logits (batch, classes) of the label words, −∞ for missing classes, and return class ids (batch,)."""
         prompts = self.prompts(part)
         batch = PromptBatch(*(t.to(self.device) for t in self._padded([prompts[row] for row in rows])))
         hidden = self._hidden(module, {"input_ids": batch.ids}, batch.mask)
@@ -129,7 +129,7 @@ class Answers(Objective):
         return found, torch.tensor([self.parts[part].labels[row] for row in rows], device=self.device)
 
     def score(self, module: Any, part: str) -> Score:
-        """By example, over its prompts; in groups by task, and in these by prompt (numbered from 1)."""
+        """Score every example over its prompts; groups are tasks and, within them, prompts (numbered from 1)."""
         data: InstructionData = self.parts[part]
         rows = super().score(module, part)
         tasks, templates, examples = (np.array(x) for x in (data.tasks, data.templates, data.examples))
@@ -153,7 +153,7 @@ class Answers(Objective):
 
 
 def _rectangular(rows: Sequence[Sequence[int]]) -> Tensor:
-    """(rows, longest) int64, the shorter ones filled with `IGNORED`."""
+    """Return a tensor (rows, longest) int64, padded with `IGNORED`."""
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[IGNORED] * (longest - len(row))] for row in rows])
 

@@ -1,9 +1,10 @@
-"""The architectures that can be trained from scratch: what each is built on, its options, its configuration."""
+"""Architectures that can be trained from scratch, with their bases, options and configurations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from ssmscope.errors import InputError, did_you_mean
@@ -15,16 +16,16 @@ SIZES = {
     "rwkv": ("width", "layers"),
     "selective": ("width", "state"),
 }
-"""The sizes that a base has: of the residual stream, the number of layers, N, P, inner channels per channel."""
+"""Sizes of each base: width of the residual stream, number of layers, N, P, inner channels per channel."""
 
 GATE_OPTIONS = ("beta", "tau", "prior", "kl", "samples", "kl_over", "prior_per")
-"""The fields of a Baleen's configuration."""
+"""Fields of a Baleen's configuration."""
 
 ANNEALING = ("prior_from", "prior_step", "prior_every")
-"""How the prior of a Baleen-B reaches its value."""
+"""Schedule of a Baleen-B's prior."""
 
 DIFFERENTIAL = ("scope", "differential_layers", "normalize", "lambda_form")
-"""The fields of a Diff-Mamba's configuration."""
+"""Fields of a Diff-Mamba's configuration."""
 
 OWN = (
     *GATE_OPTIONS,
@@ -32,11 +33,11 @@ OWN = (
     *DIFFERENTIAL,
     *("k", "state_groups", "fir_taps", "spectral_abscissa"),
 )
-"""The options that belong to some architectures only."""
+"""Options of some architectures only."""
 
 
 class Tokens(NamedTuple):
-    """What a model reads: the number of tokens, and the ids of padding and of the end of a text."""
+    """Vocabulary of a model: the number of tokens, and the ids of padding and of the end of a text."""
 
     number: int
     pad_id: int = 0
@@ -45,11 +46,11 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Architecture:
-    """One that can be trained.
+    """Architecture that can be trained.
 
     Attributes:
-        bases: what it can be built on, the default first: one of `SIZES`.
-        configure: its configuration from the options, its base and the tokens.
+        bases: keys of `SIZES` that it can be built on, the default first.
+        configure: function that makes its configuration from the options and the tokens.
         own: its own options and their defaults; None leaves the configuration's own default.
     """
 
@@ -59,10 +60,10 @@ class Architecture:
 
 
 def named(name: str) -> Architecture:
-    """The architecture of that name.
+    """Return the architecture of that name.
 
     Raises:
-        InputError: when there is none.
+        InputError: there is none.
     """
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -85,7 +86,7 @@ def _shared(options: Mapping[str, Any], tokens: Tokens) -> dict[str, Any]:
 
 
 def _on_mamba(options: Mapping[str, Any], tokens: Tokens) -> dict[str, Any]:
-    """The fields of a `MambaConfig` or a `Mamba2Config`."""
+    """Return the fields of a `MambaConfig` or a `Mamba2Config`."""
     fields = _shared(options, tokens)
     low, high = options["steps"]
     fields |= {
@@ -98,78 +99,36 @@ def _on_mamba(options: Mapping[str, Any], tokens: Tokens) -> dict[str, Any]:
         fields["head_dim"] = options["head_width"]
         fields["num_heads"] = options["width"] * options["expand"] // options["head_width"]
         fields["n_groups"], fields["chunk_size"] = 1, 32
-        # no limit, in a number that JSON has: transformers 4 cannot read the infinity that transformers 5 writes
+        # The limit is finite, because transformers 4 cannot read the infinity that transformers 5 writes to JSON.
         fields["time_step_limit"] = (0.0, 1e9)
     return fields
 
 
-def _chosen(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: options[name] for name in names if options[name] is not None}
+def _built_on_mamba(
+    module: str, mamba2: str, mamba: str, own: Sequence[str] = (), **fixed: Any
+) -> Callable[[Mapping[str, Any], Tokens], Any]:
+    """Return a function that configures one of two classes of a module, by the base, with fields of its own."""
 
-
-def _plain(options: Mapping[str, Any], tokens: Tokens) -> Any:
-    from transformers import Mamba2Config, MambaConfig
-
-    return (Mamba2Config if options["base"] == "mamba2" else MambaConfig)(**_on_mamba(options, tokens))
-
-
-def _baleen(gate: str) -> Callable[[Mapping[str, Any], Tokens], Any]:
     def configure(options: Mapping[str, Any], tokens: Tokens) -> Any:
-        from ssmscope.architectures.own.baleen import BaleenMamba2Config, BaleenMambaConfig
-
-        kind = BaleenMamba2Config if options["base"] == "mamba2" else BaleenMambaConfig
-        return kind(**_on_mamba(options, tokens), gate=gate, **_chosen(options, *GATE_OPTIONS))
+        kind = getattr(import_module(module), mamba2 if options["base"] == "mamba2" else mamba)
+        given = {name: options[name] for name in own if options[name] is not None}
+        return kind(**_on_mamba(options, tokens), **fixed, **given)
 
     return configure
 
 
-def _diff_mamba(options: Mapping[str, Any], tokens: Tokens) -> Any:
-    from ssmscope.architectures.own.diff_mamba import DiffMamba1Config, DiffMambaConfig
+def _linear_attention(module: str, name: str) -> Callable[[Mapping[str, Any], Tokens], Any]:
+    """Return a function that configures GLA, RetNet or Gated DeltaNet: `state` keys per head, inner width as values."""
 
-    kind = DiffMambaConfig if options["base"] == "mamba2" else DiffMamba1Config
-    return kind(**_on_mamba(options, tokens), **_chosen(options, *DIFFERENTIAL))
+    def configure(options: Mapping[str, Any], tokens: Tokens) -> Any:
+        return getattr(import_module(module), name)(
+            **_shared(options, tokens),
+            num_heads=options["heads"],
+            key_size=options["heads"] * options["state"],
+            value_size=options["width"] * options["expand"],
+        )
 
-
-def _groupmamba(options: Mapping[str, Any], tokens: Tokens) -> Any:
-    from ssmscope.architectures.own.groupmamba import GroupMamba2Config, GroupMambaConfig
-
-    kind = GroupMamba2Config if options["base"] == "mamba2" else GroupMambaConfig
-    return kind(**_on_mamba(options, tokens), **_chosen(options, "k"))
-
-
-def _gfssm(options: Mapping[str, Any], tokens: Tokens) -> Any:
-    from ssmscope.architectures.own.gfssm import GFSSMConfig, GFSSMMambaConfig
-
-    kind = GFSSMConfig if options["base"] == "mamba2" else GFSSMMambaConfig
-    return kind(**_on_mamba(options, tokens), **_chosen(options, "state_groups", "fir_taps"))
-
-
-def _attention(options: Mapping[str, Any], tokens: Tokens) -> dict[str, Any]:
-    """The fields of GLA, RetNet and Gated DeltaNet: `state` key dimensions a head, as many values as inner channels."""
-    return {
-        **_shared(options, tokens),
-        "num_heads": options["heads"],
-        "key_size": options["heads"] * options["state"],
-        "value_size": options["width"] * options["expand"],
-    }
-
-
-def _gla(options: Mapping[str, Any], tokens: Tokens) -> Any:
-    from ssmscope.architectures.read.linear_attention import GLAConfig
-
-    return GLAConfig(**_attention(options, tokens))
-
-
-def _retnet(options: Mapping[str, Any], tokens: Tokens) -> Any:
-    from ssmscope.architectures.read.linear_attention import RetNetConfig
-
-    return RetNetConfig(**_attention(options, tokens))
-
-
-def _deltanet(options: Mapping[str, Any], tokens: Tokens) -> Any:
-    from ssmscope.architectures.read.delta import DeltaNetConfig
-
-    return DeltaNetConfig(**_attention(options, tokens))
+    return configure
 
 
 def _rwkv(options: Mapping[str, Any], tokens: Tokens) -> Any:
@@ -179,7 +138,7 @@ def _rwkv(options: Mapping[str, Any], tokens: Tokens) -> Any:
 
 
 def _hybrid(options: Mapping[str, Any], tokens: Tokens) -> Any:
-    """Bamba: Mamba-2's mixers, every third layer softmax attention, and in every layer a narrow feed-forward part."""
+    """Configure Bamba: Mamba-2's mixers, softmax attention in every third layer, and a narrow feed-forward part."""
     from transformers import BambaConfig
 
     width, layers = options["width"], options["layers"]
@@ -214,27 +173,45 @@ def _selective(options: Mapping[str, Any], tokens: Tokens) -> Any:
 
 
 EITHER = ("mamba2", "mamba")
+PLAIN = _built_on_mamba("transformers", "Mamba2Config", "MambaConfig")
+OURS, READ = "ssmscope.architectures.own", "ssmscope.architectures.read"
+BALEEN = f"{OURS}.baleen", "BaleenMamba2Config", "BaleenMambaConfig", GATE_OPTIONS
+
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "mamba": Architecture(("mamba",), _plain),
-    "mamba2": Architecture(("mamba2",), _plain),
+    "mamba": Architecture(("mamba",), PLAIN),
+    "mamba2": Architecture(("mamba2",), PLAIN),
     "baleen-b": Architecture(
         EITHER,
-        _baleen("bernoulli"),
+        _built_on_mamba(*BALEEN, gate="bernoulli"),
         dict.fromkeys(("beta", "tau", "prior", "samples", "kl_over", *ANNEALING)),
     ),
     "baleen-e": Architecture(
-        EITHER, _baleen("exponential"), dict.fromkeys(("beta", "prior", "kl", "kl_over", "prior_per"))
+        EITHER,
+        _built_on_mamba(*BALEEN, gate="exponential"),
+        dict.fromkeys(("beta", "prior", "kl", "kl_over", "prior_per")),
     ),
-    "diff-mamba": Architecture(EITHER, _diff_mamba, dict.fromkeys(DIFFERENTIAL)),
-    "groupmamba": Architecture(EITHER, _groupmamba, {"k": None}),
-    "gfssm": Architecture(EITHER, _gfssm, {"state_groups": None, "fir_taps": None}),
-    "gla": Architecture(("attention",), _gla),
-    "retnet": Architecture(("attention",), _retnet),
-    "deltanet": Architecture(("attention",), _deltanet),
+    "diff-mamba": Architecture(
+        EITHER,
+        _built_on_mamba(f"{OURS}.diff_mamba", "DiffMambaConfig", "DiffMamba1Config", DIFFERENTIAL),
+        dict.fromkeys(DIFFERENTIAL),
+    ),
+    "groupmamba": Architecture(
+        EITHER,
+        _built_on_mamba(f"{OURS}.groupmamba", "GroupMamba2Config", "GroupMambaConfig", ("k",)),
+        {"k": None},
+    ),
+    "gfssm": Architecture(
+        EITHER,
+        _built_on_mamba(f"{OURS}.gfssm", "GFSSMConfig", "GFSSMMambaConfig", ("state_groups", "fir_taps")),
+        {"state_groups": None, "fir_taps": None},
+    ),
+    "gla": Architecture(("attention",), _linear_attention(f"{READ}.linear_attention", "GLAConfig")),
+    "retnet": Architecture(("attention",), _linear_attention(f"{READ}.linear_attention", "RetNetConfig")),
+    "deltanet": Architecture(("attention",), _linear_attention(f"{READ}.delta", "DeltaNetConfig")),
     "rwkv": Architecture(("rwkv",), _rwkv),
     "hybrid": Architecture(("mamba2",), _hybrid),
     "selective": Architecture(("selective",), _selective, {"spectral_abscissa": 0.0}),
 }
 
 GATES = {"baleen-b": "bernoulli", "baleen-e": "exponential"}
-"""The random gates into which a trained Mamba or Mamba-2 can be converted."""
+"""Random gates to which a trained Mamba or Mamba-2 can be converted."""

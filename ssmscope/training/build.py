@@ -1,4 +1,4 @@
-"""The model that a run trains: fresh, or with the weights of a trained one."""
+"""Model that a run trains: new, or with the weights of a trained one."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ssmscope.training.architectures import GATE_OPTIONS, GATES, Tokens, named
 
 STEPS = {"standard": (0.001, 0.1), "spread": (0.05, 0.5)}
 RATES = (0.02, 0.5)
-"""The initial ranges of Δ, and with `spread` of |A|: memories of 1 / (Δ |A|) = 4 to 1,000 tokens.
+"""Initial ranges of Δ and, with `spread`, of |A|: memories of 1 / (Δ |A|) = 4 to 1,000 tokens.
 
-With the standard ones (Mamba's; |A| from 1) the state adds about one per cent to a layer's output at first, and a model
-that is regularised for a small set of texts stays at chance for several epochs.
+With the standard ones (Mamba's; |A| from 1) the state initially adds about one per cent to a layer's output, and a
+model that is regularised for a small set of texts stays at chance for several epochs.
 """
 
 
 def build(options: Mapping[str, Any], train: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """The tokenizer and the model to train.
+    """Return the tokenizer and the model to train.
 
     Raises:
-        InputError: when `init_from` cannot become what was asked for.
+        InputError: `init_from` cannot become the architecture.
     """
     source = load(str(options["init_from"])) if options["init_from"] is not None else None
     if tokenizer is None and options["kind"] in ("text", "instructions"):
@@ -70,7 +70,7 @@ def _text_tokenizer(options: Mapping[str, Any], train: Any, source: Any) -> Any:
 
 def _tokens(train: Any, tokenizer: Any) -> Tokens:
     if isinstance(train, PixelData):
-        return Tokens(1)  # the class token alone: pixels are no tokens of a vocabulary
+        return Tokens(1)  # Only the class token is in the vocabulary.
     pad = tokenizer.pad_token_id
     end = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.eos_token_id
     return Tokens(len(tokenizer), 0 if pad is None else pad, 0 if end is None else end)
@@ -122,7 +122,7 @@ def _classifier(options: Mapping[str, Any], train: Any, tokens: Tokens, source: 
 
 
 def _check_input(source: Any, train: Any, tokens: Tokens) -> None:
-    """Refuse a source that reads something else. Texts are read by the source's own tokenizer."""
+    """Raise InputError if the source reads other input. Texts are read by the source's own tokenizer."""
     if isinstance(train, PixelData):
         if source.channels != train.channels:
             raise InputError(
@@ -138,7 +138,7 @@ def _check_input(source: Any, train: Any, tokens: Tokens) -> None:
 def _selective(options: Mapping[str, Any], train: Any, tokens: Tokens, labels: Mapping[str, Any], source: Any) -> Any:
     if source is not None:
         if not isinstance(source.module, SelectiveSSMForSequenceClassification):
-            raise InputError(f"{source.name} is no selective SSM's classifier; init_from needs one to train it further")
+            raise InputError(f"{source.name} is no classifier with a selective SSM; init_from needs one")
         _check_input(source, train, tokens)
         if source.labels != list(labels["label2id"]):
             raise InputError(
@@ -154,7 +154,7 @@ def _selective(options: Mapping[str, Any], train: Any, tokens: Tokens, labels: M
 
 
 def _converted(source: Any, module: Any, options: Mapping[str, Any]) -> Any:
-    """The backbone or language model of a loaded model as the architecture that was asked for, no parameter added."""
+    """Return the backbone or language model of a loaded model as the chosen architecture, without new parameters."""
     architecture = options["architecture"]
     gate, kind = GATES.get(architecture), getattr(getattr(module, "config", None), "model_type", None)
     chosen = {name: options[name] for name in GATE_OPTIONS if options[name] is not None}
@@ -182,20 +182,20 @@ OWN_KINDS = {
     "rwkv": ("rwkv",),
     "selective": ("selective-ssm",),
 }
-"""The model types that an architecture's further training can start from."""
+"""Model types from which an architecture's further training can start."""
 
 
 def _mamba_steps(module: Any, steps: tuple[float, float]) -> None:
-    """Δ of every head drawn as Mamba-2 draws it, log-uniform; Bamba's begin at softplus(1) and forget within a step."""
+    """Draw Δ of every head log-uniformly like Mamba-2; Bamba's start at softplus(1) and forget within a step."""
     for name, parameter in module.named_parameters():
         if name.endswith("dt_bias"):
             low, high = math.log(steps[0]), math.log(steps[1])
             drawn = torch.exp(low + (high - low) * torch.rand_like(parameter))
-            parameter.data.copy_(drawn + torch.log(-torch.expm1(-drawn)))  # the inverse of softplus
+            parameter.data.copy_(drawn + torch.log(-torch.expm1(-drawn)))  # This is the inverse of softplus.
 
 
 def _spread_decays(module: Any) -> None:
-    """|A| of every layer from the smallest to the largest of `RATES` in equal ratios, over states or heads."""
+    """Spread |A| of every layer from the smallest to the largest of `RATES` in equal ratios, over states or heads."""
     for name, parameter in module.named_parameters():
         if name.endswith("A_log"):
             rates = torch.linspace(math.log(RATES[0]), math.log(RATES[1]), parameter.shape[-1])

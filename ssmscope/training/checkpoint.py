@@ -1,4 +1,4 @@
-"""Checkpoints of a run that may be killed at any moment: whole or absent, and with every source of chance in them."""
+"""Checkpoints of a run that may be killed at any moment: complete or absent, with all random states."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ssmscope.core.reading import parse_json
 from ssmscope.errors import UNPICKLABLE, InputError, ran_out_of_memory
 
 PLAN = "plan.json"
-"""The file that says what a run is to do."""
+"""File with the plan of a run."""
 STATE = "state.pt"
-"""The checkpoint, beside the plan of its run."""
+"""Checkpoint, next to the plan of its run."""
 
 
 @contextmanager
 def continued(plan: Path) -> Iterator[None]:
-    """Hold the directory that a run works in, which is that of its plan, for this process alone.
+    """Lock the working directory of a run, which holds its plan, for this process.
 
-    A run that begins within and whose input is refused leaves nothing. One that the disk stops leaves its last
-    checkpoint, from which the same call continues, and where there is none nothing.
+    A new run whose input is refused leaves nothing. A run that fails on a full disk leaves its last checkpoint, if any,
+    from which the same call continues.
 
     Raises:
         InputError: another process works there, or something cannot be written.
@@ -49,12 +49,12 @@ def continued(plan: Path) -> Iterator[None]:
                 raise
             goes_on = "; make room, and the same command continues from the last checkpoint" * kept
             raise InputError(f"cannot write to {folder.parent}: {error.strerror or error}{goes_on}") from error
-    with suppress(OSError):  # it is not empty where the run goes on another time
+    with suppress(OSError):  # It is not empty if the run is to be continued.
         folder.rmdir()
 
 
 def finish(folder: Path) -> None:
-    """Remove what a run needed to be continued, which this process holds.
+    """Remove the files of a locked working directory.
 
     Raises:
         OSError: something cannot be removed.
@@ -65,7 +65,7 @@ def finish(folder: Path) -> None:
 
 
 def clear(plan: Path) -> None:
-    """Remove what is left beside a finished run that was killed between its last two steps.
+    """Remove the working directory of a finished run that was killed between its last two steps.
 
     Raises:
         InputError: another process works there, or it cannot be removed.
@@ -76,8 +76,10 @@ def clear(plan: Path) -> None:
 
 
 def is_new(out: Path, folder: Path) -> bool:
-    """Whether a run may begin in `out`: it is absent, empty, or has nothing but the working directory of a run that was
-    stopped before it wrote its plan."""
+    """Return True if a run may begin in `out`.
+
+    It is absent, empty, or holds only the working directory of a run that was stopped before it wrote its plan.
+    """
     if not os.path.lexists(out):
         return True
     if not out.is_dir():
@@ -88,16 +90,15 @@ def is_new(out: Path, folder: Path) -> bool:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """`content` as indented JSON, atomically."""
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    write_whole(path, text)
+    """Write `content` as indented JSON, atomically."""
+    write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`.
+    """Read the JSON object in `path`.
 
     Raises:
-        InputError: when it holds something else.
+        InputError: it holds something else.
     """
     try:
         content = parse_json(path.read_bytes())
@@ -109,7 +110,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def random_states() -> dict[str, Any]:
-    """The states of Python's, numpy's and torch's generators, the GPUs' included."""
+    """Return the states of the generators of Python, numpy and torch, including those of GPUs."""
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
@@ -120,7 +121,7 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:
-    """The generators as they were; the GPUs' only where as many are present."""
+    """Restore the generators, those of GPUs only if as many are present."""
     random.setstate(states["python"])
     kind, keys, *rest = states["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
@@ -130,22 +131,22 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
 
 
 def seed_everything(seed: int) -> None:
-    """Python's, numpy's and torch's generators, on every device."""
+    """Seed the generators of Python, numpy and torch on every device."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Tensors and plain values in one file, atomically."""
+    """Save tensors and plain values in one file, atomically."""
     write_atomically(path, lambda stream: torch.save(dict(state), stream))
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """What `save_state` wrote, on the CPU; only tensors and plain values are ever unpickled.
+    """Load what `save_state` wrote, on the CPU; only tensors and plain values are unpickled.
 
     Raises:
-        InputError: for a file that is no such state.
+        InputError: the file is no such state.
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)

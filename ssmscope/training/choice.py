@@ -1,4 +1,4 @@
-"""Which objective a model is trained by: that of its data."""
+"""Choice of the objective by the data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ssmscope.training.objectives import NextTokens, Objective, Pixels, Question
 def objective_of(
     parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any, module: Any
 ) -> Objective:
-    """The objective of these data."""
+    """Return the objective for these data."""
     data = parts["train"]
     if options["kind"] == "text":
         return Texts(parts, options, device, tokenizer)

@@ -1,4 +1,4 @@
-"""From the name of a task, a data set or a file to training, validation and test examples."""
+"""Training, validation and test examples by the name of a task, a data set or a file."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ LANGUAGE = ("wikitext2", *DOCUMENTS)
 MIXED_QUESTIONS = "babi"
 QUESTIONS = (*STORIES, MIXED_QUESTIONS, *NEEDLES)
 LENGTHS = 0, 1 / 8, 1 / 4, 1 / 2, 1
-"""The lengths of the contexts of mixed questions, as parts of the longest."""
+"""Lengths of the contexts of mixed questions, as parts of the longest."""
 INSTRUCTIONS = ("instruct",)
 LINES = (".txt",)
 
 
 def tasks() -> dict[str, str]:
-    """Every known name and the kind of its data: text, pixels, sequences, tokens, language or instructions."""
+    """Return every known name with the kind of its data: text, pixels, sequences, tokens, language or instructions."""
     from ssmscope.data.mad import GENERATORS
 
     return {
@@ -51,10 +51,10 @@ def tasks() -> dict[str, str]:
 
 
 def kind_of(data: str | Path) -> str:
-    """The kind of a known name's data, or of a file's: `language` for plain lines, else labelled `text`.
+    """Return the kind of data of a known name or a file: `language` for plain lines, else labelled `text`.
 
     Raises:
-        InputError: for a name that is neither known nor a file.
+        InputError: the name is neither known nor a file.
     """
     known = tasks()
     if isinstance(data, str) and data in known:
@@ -71,7 +71,7 @@ def kind_of(data: str | Path) -> str:
 
 
 def task_options(data: str | Path) -> Collection[str]:
-    """The options that a generated task or a language model's data takes."""
+    """Return the options that a generated task or language data take."""
     if data == "majority":
         return ("length", "examples", "flipped")
     if data == "listops":
@@ -91,13 +91,13 @@ def task_options(data: str | Path) -> Collection[str]:
 
 
 def parts_of(options: Mapping[str, Any]) -> tuple[Parts, Any]:
-    """The training, validation and test examples, None where there are none, and the tokenizer that made them.
+    """Return training, validation and test examples, None for missing parts, and the tokenizer that made them.
 
-    There is a tokenizer where the data's tokens are given before a model is: for generated tasks, questions and
-    language. Labelled texts and instructions are still texts, and pixels have none.
+    There is a tokenizer if the data's tokens do not depend on a model: for generated tasks, questions and language.
+    Labelled texts and instructions are still texts, and pixels have none.
 
     Raises:
-        InputError: for data that cannot be read or used.
+        InputError: the data cannot be read or used.
     """
     kind = options["kind"]
     if kind == "text":
@@ -111,9 +111,7 @@ def parts_of(options: Mapping[str, Any]) -> tuple[Parts, Any]:
     if kind == "instructions":
         return _instructions(options), None
     train, test = _pixels(options) if kind == "pixels" else _generated(options)
-    for name in ("split", "validation", "test"):
-        if options[name] is not None:
-            raise InputError(f"{name} means nothing for {options['data']}, which has its own splits; leave it out")
+    _refuse_splits(options, "which has its own splits")
     tokenizer = None
     if not isinstance(train, PixelData):
         from ssmscope.data.language import symbol_tokenizer
@@ -122,11 +120,18 @@ def parts_of(options: Mapping[str, Any]) -> tuple[Parts, Any]:
     return _divided(train, None, test, options), tokenizer
 
 
+def _refuse_splits(options: Mapping[str, Any], why: str) -> None:
+    """Raise InputError if a split, validation or test data are given."""
+    for name in ("split", "validation", "test"):
+        if options[name] is not None:
+            raise InputError(f"{name} does not apply to {options['data']}, {why}; leave it out")
+
+
 def _pixels(options: Mapping[str, Any]) -> tuple[PixelData, PixelData]:
     from ssmscope.data.pixels import digits, load_pixels
 
     if options["data"] == "digits":
-        return digits()  # its parts are those that `load_pixels` gives: nobody is tested on what they trained on
+        return digits()  # These are the parts that `load_pixels` returns, so no model is tested on training examples.
     return load_pixels(options["data"], "train"), load_pixels(options["data"], "test")
 
 
@@ -147,10 +152,10 @@ def _generated(options: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _listops(length: int, examples: int, seed: int) -> tuple[SequenceData, SequenceData]:
-    """ListOps of expressions of about `length` tokens: `$SSMSCOPE_DATA/listops/T<length>_<examples>_*.parquet` where
-    there are such files, else as many random ones for training and for the test.
+    """Load ListOps expressions of about `length` tokens for training and test.
 
-    Expressions of a file are padded to its longest, random ones to `length` + 4: a model reads the padding too.
+    They are those of `$SSMSCOPE_DATA/listops/T<length>_<examples>_*.parquet` if there are such files, else random.
+    Expressions of a file are padded to its longest, random ones to `length` + 4; models read the padding too.
     """
     stem = Path(os.environ.get("SSMSCOPE_DATA", ""), "listops", f"T{length}_{examples}")
     if not (os.environ.get("SSMSCOPE_DATA") and os.path.exists(stem.with_name(f"{stem.name}_train.parquet"))):
@@ -179,7 +184,7 @@ def _language(options: Mapping[str, Any]) -> tuple[Parts, Any]:
         tokenizer = _tokenizer_of(options["init_from"])
     elif options["unit"] == "byte":
         if options["vocabulary"] is not None:
-            raise InputError("vocabulary means nothing for bytes, of which there are 256; leave it out")
+            raise InputError("vocabulary does not apply to bytes, of which there are 256; leave it out")
         tokenizer = byte_tokenizer()
     else:
         tokenizer = word_tokenizer(lines, vocabulary=options["vocabulary"] or 10_000)
@@ -202,9 +207,7 @@ def _documents(options: Mapping[str, Any]) -> tuple[Parts, Any]:
     from ssmscope.data.documents import document_data, load_documents
 
     name = options["data"]
-    for option in ("split", "validation", "test"):
-        if options[option] is not None:
-            raise InputError(f"{option} means nothing for {name}, which has its own splits; leave it out")
+    _refuse_splits(options, "which has its own splits")
     texts = {split: load_documents(name, split) for split in ("train", "validation", "test")}
     if options["init_from"] is not None:
         tokenizer = _tokenizer_of(options["init_from"])
@@ -218,16 +221,13 @@ def _documents(options: Mapping[str, Any]) -> tuple[Parts, Any]:
 
 
 def _questions(options: Mapping[str, Any]) -> tuple[Parts, Any]:
-    """Questions of one task in contexts of one length, or of the five of `STORIES` (`babi`), a fifth of each at each of
-    the `LENGTHS`."""
+    """Generate questions of one task in contexts of one length, or of all `STORIES` (`babi`) at all `LENGTHS`."""
     from ssmscope.data.babi import QuestionTokens, question_tokens, questions
     from ssmscope.data.filler import load_filler
     from ssmscope.data.language import word_tokenizer
 
     name = options["data"]
-    for option in ("split", "validation", "test"):
-        if options[option] is not None:
-            raise InputError(f"{option} means nothing for {name}, whose questions are generated; leave it out")
+    _refuse_splits(options, "whose questions are generated")
     mixed = name == MIXED_QUESTIONS
     longest, count = options["length"] or (1000 if mixed else 128), options["examples"] or (50_000 if mixed else 5000)
     cells = [(task, round(part * longest)) for task in STORIES for part in LENGTHS] if mixed else [(name, longest)]
@@ -255,9 +255,7 @@ def _questions(options: Mapping[str, Any]) -> tuple[Parts, Any]:
 def _instructions(options: Mapping[str, Any]) -> Parts:
     from ssmscope.data.instructions import load_mixture
 
-    for name in ("split", "validation", "test"):
-        if options[name] is not None:
-            raise InputError(f"{name} means nothing for {options['data']}, a mixture of data sets; leave it out")
+    _refuse_splits(options, "a mixture of data sets")
     chosen = {name: options[name] for name in ("examples", "held_out", "share", "seed")}
     return {**load_mixture(options["mixture"], **chosen)}
 
@@ -298,7 +296,7 @@ def _texts(options: Mapping[str, Any]) -> Parts:
 
 
 def _divided(train: Any, validation: Any, test: Any, options: Mapping[str, Any]) -> Parts:
-    """The parts, with the validation examples taken from the training ones where there are none of their own."""
+    """Return the parts; validation examples are held out from the training ones if there are none of their own."""
     seed, share = options["seed"], options["held_out"]
     if validation is None and share:
         if isinstance(train, ArrayData):
@@ -316,10 +314,10 @@ def _divided(train: Any, validation: Any, test: Any, options: Mapping[str, Any])
 
 
 def balanced(data: Any, share: float, *, seed: int = 0) -> Any:
-    """A `share` of the examples, as many of every class; without classes, any.
+    """Draw a `share` of the examples, equally many per class if there are classes.
 
     Raises:
-        InputError: when a class has too few.
+        InputError: a class has too few.
     """
     draw = np.random.default_rng(seed)
     if isinstance(data, TokenData):

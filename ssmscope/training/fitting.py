@@ -1,4 +1,4 @@
-"""The loop that fits a model: steps, epochs, the best weights, checkpoints."""
+"""Training loop: steps, epochs, the best weights, checkpoints."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from ssmscope.training.objectives import Arrays, Objective
 from ssmscope.training.recording import Recording, recordable
 
 UNDECAYED = ("A_log", "D", "dt_bias", "dt_proj.bias")
-MAX_GRADIENT_DIFFERENCE = 1e-3  # of a compiled or recorded step from the plain one, relative to each parameter's norm
-STEPS_BETWEEN_LOOKS = 50  # on a GPU every look at the loss waits for all work that was given to it
+MAX_GRADIENT_DIFFERENCE = 1e-3
+"""Largest difference of a compiled or recorded step's gradients, relative to each parameter's norm."""
+STEPS_BETWEEN_CHECKS = 50
+"""Steps between checks of the loss on a GPU, because each check waits for all queued work."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a fit ended with. `weights` and `extra` (of the objective's own module) are on the CPU, of the best epoch
-    (the first is 1)."""
+    """Outcome of a fit: `weights` and `extra` (the objective's module) of the best epoch (from 1), on the CPU."""
 
     weights: dict[str, Tensor]
     extra: dict[str, Tensor]
@@ -44,7 +45,7 @@ class Outcome:
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameters for AdamW in two groups: matrices with decay; biases, norms, A, D and Δ's bias without."""
+    """Group parameters for AdamW: matrices with weight decay; biases, norms, A, D and Δ's bias without."""
     decayed: list[nn.Parameter] = []
     undecayed: list[nn.Parameter] = []
     for name, parameter in module.named_parameters():
@@ -57,8 +58,10 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
 
 
 def schedule(step: int, steps: int, warmup: float, shape: str = "cosine") -> float:
-    """The learning rate at `step` of `steps` as a share of its peak: linear to the peak, then half a cosine to 0, or
-    `constant`."""
+    """Compute the learning rate at `step` of `steps` as a share of its peak.
+
+    It rises linearly to the peak and then falls by half a cosine to 0, or stays `constant`.
+    """
     rising = max(round(warmup * steps), 1) if shape == "cosine" else round(warmup * steps)
     if step < rising:
         return (step + 1) / rising
@@ -69,7 +72,7 @@ def schedule(step: int, steps: int, warmup: float, shape: str = "cosine") -> flo
 
 @contextmanager
 def matrix_products(precision: str) -> Iterator[None]:
-    """Within the context torch's float32 matrix products have this precision (`torch.set_float32_matmul_precision`)."""
+    """Set the precision of torch's float32 matrix products (`torch.set_float32_matmul_precision`), and restore it."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -79,15 +82,17 @@ def matrix_products(precision: str) -> Iterator[None]:
 
 
 def prior_in(epoch: int, options: Mapping[str, Any], prior: float) -> float:
-    """The prior keep probability in an epoch, the first being 0: from `prior_from` a step of `prior_step` (0.1) towards
-    `prior` every `prior_every` (10) epochs (GSAT, Miao et al. 2022)."""
+    """Compute the prior keep probability in an epoch (from 0) (GSAT, Miao et al. 2022).
+
+    It starts at `prior_from` and moves by `prior_step` (0.1) towards `prior` every `prior_every` (10) epochs.
+    """
     start, every = options["prior_from"], options["prior_every"] or 10
     gone = (options["prior_step"] or 0.1) * (epoch // every)
     return max(start - gone, prior) if start > prior else min(start + gone, prior)
 
 
-def watched(module: nn.Module) -> dict[str, float]:
-    """What is told of a model beside its loss: s_A of a selective SSM, the mean λ of a Differential Mamba."""
+def monitored(module: nn.Module) -> dict[str, float]:
+    """Return numbers to report next to the loss: s_A of a selective SSM, the mean λ of a Differential Mamba."""
     parts = list(module.modules())
     abscissas = [m.spectral_abscissa for m in parts if isinstance(m, SelectiveSSM)]
     with torch.no_grad():
@@ -97,14 +102,14 @@ def watched(module: nn.Module) -> dict[str, float]:
 
 
 class Fit:
-    """One run of training, which can be left at any step and taken up again from its checkpoint.
+    """Run of training, which can be interrupted at any step and continued from its checkpoint.
 
     Args:
         module: the model on its device.
-        objective: what it is trained to do, and on which data.
+        objective: the objective with its data.
         options: the keyword arguments of `train_model`.
-        checkpoint: the file to continue from, if it is there, and to write to.
-        console: for the progress bar and one line per epoch.
+        checkpoint: file to continue from, if it exists, and to write to.
+        console: console for the progress bar and one line per epoch.
     """
 
     def __init__(
@@ -133,7 +138,7 @@ class Fit:
         """Train to the end, from the checkpoint if there is one.
 
         Raises:
-            InputError: when the loss is no longer finite, or the checkpoint cannot be read.
+            InputError: the loss is no longer finite, or the checkpoint cannot be read.
         """
         if self.checkpoint.exists():
             self._restore(load_state(self.checkpoint))
@@ -173,8 +178,7 @@ class Fit:
         return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.parameters]
 
     def _record(self) -> None:
-        """Have steps played back from a recording, where they can be and its gradients are those of the step itself,
-        tried on the first batch of this epoch."""
+        """Record a step for replay if the model allows it and, on this epoch's first batch, gradients agree."""
         objective = self.objective
         self.recording = None
         if not (self.options["compile"] and objective.settled and recordable(self.module, self.device)):
@@ -200,7 +204,7 @@ class Fit:
         self.console.print(f"recorded gradients are {apart:.1e} from those of single kernels{verdict}")
 
     def _anneal(self) -> float | None:
-        """Set the prior of this epoch, where it is annealed."""
+        """Set the prior of this epoch if it is annealed."""
         if self.options["prior_from"] is None:
             return None
         config = getattr(self.module.config, "backbone", None) or self.module.config
@@ -239,14 +243,14 @@ class Fit:
             self.optimizer.zero_grad(set_to_none=True)
             loss = self.objective.loss(self.module, rows)
         self.loss_sum += loss.detach()
-        if self.device.type == "cpu" or self.step % STEPS_BETWEEN_LOOKS == 0:
-            self._look(loss)
+        if self.device.type == "cpu" or self.step % STEPS_BETWEEN_CHECKS == 0:
+            self._check_loss(loss)
         if self.recording is None:
             loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, options["clip"])
         self.optimizer.step()
 
-    def _look(self, loss: Tensor) -> None:
+    def _check_loss(self, loss: Tensor) -> None:
         value = loss.item()
         if not math.isfinite(value):
             raise InputError(
@@ -255,8 +259,8 @@ class Fit:
             )
 
     def _close_epoch(self, steps: int) -> None:
-        self._look(self.loss_sum)
-        entry = {"epoch": self.epoch + 1, "training_loss": self.loss_sum.item() / steps, **watched(self.module)}
+        self._check_loss(self.loss_sum)
+        entry = {"epoch": self.epoch + 1, "training_loss": self.loss_sum.item() / steps, **monitored(self.module)}
         told = f"epoch {self.epoch + 1}/{self.options['epochs']}  training loss {entry['training_loss']:.4f}"
         better = True
         rank: tuple[float, ...] = ()
@@ -309,8 +313,8 @@ class Fit:
 
 
 def _apart(expected: list[Tensor], found: list[Tensor]) -> float:
-    """How far gradients lie apart, relative to each parameter's norm, at most."""
-    # torch's maximum, unlike Python's, is NaN where one of the numbers is
+    """Compute the largest difference of gradients, relative to each parameter's norm."""
+    # Unlike Python's maximum, torch's is NaN if one of the numbers is.
     return torch.stack([(a - b).norm() / b.norm().clamp(min=1e-12) for b, a in zip(expected, found)]).max().item()
 
 

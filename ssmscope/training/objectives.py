@@ -1,4 +1,4 @@
-"""What a model is trained to do with one kind of data: batches, the loss of a batch, the score of a part."""
+"""Objectives of training for each kind of data: batches, the loss of a batch, the score of a part."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ssmscope.data.subwords import SubwordDropout
 from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
 
-TOKENS_AT_ONCE = {"cpu": 8192, "cuda": 262144}
-"""How many positions an evaluation runs together."""
+MAX_TOKENS_PER_BATCH = {"cpu": 8192, "cuda": 262144}
+"""Positions that an evaluation runs together."""
 
-SPREAD = 0.1
-"""The standard deviation of a batch's answers below which `spread_penalty` acts."""
+MIN_SPREAD = 0.1
+"""Standard deviation of a batch's answers below which `spread_penalty` acts."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """By example: how many answers were `right` of those `asked`, and the sum of their cross-entropies in nats.
+    """Number of `right` answers of those `asked`, and the sum of their cross-entropies in nats, by example.
 
-    `groups` are scores of some of the examples, by what these have in common.
+    `groups` are scores of some of the examples by name.
     """
 
     right: np.ndarray
@@ -48,18 +48,18 @@ class Score:
 
 
 def chosen(score: Score, at: np.ndarray) -> Score:
-    """The score of the examples at these places."""
+    """Return the score of the examples at these places."""
     return Score(score.right[at], score.asked[at], score.loss[at])
 
 
 class Objective(ABC):
-    """What is done with the parts of one data set.
+    """Objective on the parts of one data set.
 
     Attributes:
-        extra: a module that is trained beside the model, None where there is none.
-        by_loss: whether the best epoch has the lowest loss rather than the highest accuracy.
-        settled: whether every batch is `taken` in tensors of the same shapes, of which `loss_of` is the loss without
-            waiting for the GPU: such steps can be recorded (`ssmscope.training.recording`).
+        extra: a module that is trained together with the model; None if there is none.
+        by_loss: True if the best epoch has the lowest loss rather than the highest accuracy.
+        settled: True if all batches are `taken` in tensors of the same shapes and `loss_of` never waits for the GPU, so
+            that steps can be recorded (`ssmscope.training.recording`).
     """
 
     extra: nn.Module | None = None
@@ -71,28 +71,28 @@ class Objective(ABC):
 
     @abstractmethod
     def batches(self, epoch: int) -> list[list[int]]:
-        """The training examples of an epoch, the same for the same seed and epoch; as many batches in every epoch."""
+        """Return the training examples of an epoch, determined by seed and epoch; all epochs have as many batches."""
 
     @abstractmethod
     def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
-        """The training loss of a batch of the current epoch."""
+        """Compute the training loss of a batch of the current epoch."""
 
     @abstractmethod
     def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Logits (batch, [length,] answers) and targets (batch[, length]) of examples of a part, without dropout."""
+        """Compute logits (batch, [length,] answers) without dropout, and return targets (batch[, length])."""
 
     def lengths(self, part: str) -> Sequence[int]:
-        """How many positions each example of a part has."""
+        """Return the number of positions of each example of a part."""
         data = self.parts[part]
         return [next(iter(data.arrays.values())).shape[1]] * len(data)
 
     @torch.no_grad()
     def score(self, module: Any, part: str) -> Score:
-        """How well the model does on a part. Needs `fast_scan` around it to be fast."""
+        """Score the model on a part. For speed, call it within `fast_scan`."""
         module.eval()
         lengths = self.lengths(part)
         found = np.zeros((3, len(lengths)))
-        at_once = TOKENS_AT_ONCE["cuda" if self.device.type == "cuda" else "cpu"]
+        at_once = MAX_TOKENS_PER_BATCH["cuda" if self.device.type == "cuda" else "cpu"]
         for rows in length_order(lengths, max(at_once // max(lengths), 1)):
             logits, targets = self.answers(module, part, rows)
             asked = targets != IGNORED
@@ -106,22 +106,22 @@ class Objective(ABC):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.options["precision"] == "bf16")
 
     def embedded(self, module: Any, ids: Tensor) -> dict[str, Tensor]:
-        """The model's input for token ids, with components of their embeddings dropped where that is asked for."""
+        """Return the model's input for token ids, with dropout of embeddings if there is any."""
         if not self.options["embedding_dropout"]:
             return {"input_ids": ids}
         return {"inputs_embeds": drop(module.get_input_embeddings()(ids), self.options["embedding_dropout"])}
 
     def classified(self, module: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a classifier: cross-entropy, a Baleen's KL, and the penalty on answers that are all alike."""
+        """Compute a classifier's loss: cross-entropy, a Baleen's KL, and the penalty on uniform answers."""
         logits = logits.float()
         loss = cross_entropy(logits, labels, label_smoothing=self.options["label_smoothing"] or 0.0)
         if self.options["spread_penalty"]:
-            loss = loss + self.options["spread_penalty"] * (SPREAD - spread(logits)).clamp(min=0)
+            loss = loss + self.options["spread_penalty"] * (MIN_SPREAD - spread(logits)).clamp(min=0)
         return regularized(module, loss)
 
 
 def regularized(module: Any, loss: Tensor) -> Tensor:
-    """The loss with β · KL of a Baleen (Baleen, Eq. 5)."""
+    """Add β · KL of a Baleen to the loss (Baleen, Eq. 5)."""
     divergence = information_loss(module)
     if divergence is None:
         return loss
@@ -130,24 +130,24 @@ def regularized(module: Any, loss: Tensor) -> Tensor:
 
 
 def spread(logits: Tensor) -> Tensor:
-    """The standard deviation over the batch of the predicted probability; the mean over classes where there are more.
+    """Compute the standard deviation over the batch of the predicted probability, for more than two classes the mean.
 
-    The selective SSM's authors keep that of two classes above 0.1, or a model stays with one answer for all
-    (Generalization bounds, section 5); the mean is our choice for their tasks of ten classes.
+    The selective SSM's authors keep that of two classes above 0.1, because a model can get stuck with one answer for
+    all (Generalization bounds, section 5); the mean is our choice for their tasks of ten classes.
     """
     probabilities = logits.softmax(-1)
     if len(probabilities) < 2:
-        return probabilities.new_tensor(SPREAD)
-    # where all answers are the same number the root has no derivative: an unstable start saturates them all
+        return probabilities.new_tensor(MIN_SPREAD)
+    # The root has no derivative if all answers are equal, which an unstable start can cause by saturation.
     deviations = probabilities.var(0).clamp(min=1e-12).sqrt()
     return deviations[1] if logits.shape[-1] == 2 else deviations.mean()
 
 
 def unknown_token(tokenizer: Any, token_dropout: float | None) -> Any:
-    """What `token_dropout` puts in place of a token.
+    """Return the token that `token_dropout` inserts.
 
     Raises:
-        InputError: when it is asked for and the tokenizer has no such token.
+        InputError: there is token dropout, but the tokenizer has no unknown token.
     """
     if token_dropout and tokenizer.unk_token_id is None:
         raise InputError(f"token_dropout is {token_dropout}, but the tokenizer has no unknown token; set it to 0")
@@ -155,7 +155,7 @@ def unknown_token(tokenizer: Any, token_dropout: float | None) -> Any:
 
 
 class Texts(Objective):
-    """Labelled texts, by a tokenizer."""
+    """Labelled texts, read by a tokenizer."""
 
     def __init__(
         self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any
@@ -197,7 +197,7 @@ class Texts(Objective):
 
 
 class Arrays(Objective):
-    """Examples of one length, which lie on the device as a whole."""
+    """Examples of one length, all of them on the device."""
 
     def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device) -> None:
         super().__init__(parts, options, device)
@@ -211,7 +211,7 @@ class Arrays(Objective):
         size, number = self.options["batch_size"], len(self.parts["train"])
         draw = torch.Generator().manual_seed(self.options["seed"] * 1_000_003 + epoch)
         order = torch.randperm(number, generator=draw).tolist()
-        whole = number - number % size or number  # batches of one size; what is left over comes in other epochs
+        whole = number - number % size or number  # All batches have one size; the rest comes in other epochs.
         return [order[i : i + size] for i in range(0, whole, size)]
 
     def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
@@ -219,11 +219,11 @@ class Arrays(Objective):
 
     @abstractmethod
     def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """The training loss of training examples that were `taken`."""
+        """Compute the training loss of training examples that were `taken`."""
 
     def taken(self, part: str, rows: Sequence[int]) -> dict[str, Tensor]:
         index = torch.tensor(rows)
-        if self.device.type == "cuda":  # from pinned memory, so that nobody waits for the work before it
+        if self.device.type == "cuda":  # Pinned memory avoids waiting for queued work.
             index = index.pin_memory().to(self.device, non_blocking=True)
         return {key: tensor[index] for key, tensor in self.tensors[part].items()}
 
@@ -244,7 +244,7 @@ class Sequences(Arrays):
 
 
 class Pixels(Arrays):
-    """Labelled images, one token a pixel."""
+    """Labelled images with one token per pixel."""
 
     settled = True
 
@@ -259,7 +259,7 @@ class Pixels(Arrays):
 
 
 class NextTokens(Arrays):
-    """The tokens that a language model is asked for."""
+    """Next tokens of a language model, or the tokens that a task asks for."""
 
     settled = True
 
@@ -283,7 +283,7 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class Questions(Arrays):
-    """Prompts of different lengths, and the one token that a language model is asked for after each.
+    """Prompts of different lengths, and the one token that a language model predicts after each.
 
     With `prompt_weight` w, w times the mean cross-entropy of the prompts' own tokens is added.
     """
@@ -303,7 +303,7 @@ class Questions(Arrays):
             loss = cross_entropy(head(hidden[asked]).float(), batch["targets"][asked])
             if weight:
                 at = torch.arange(hidden.shape[1] - 1, device=self.device)
-                inner = at + 1 < batch["lengths"][:, None]  # both a token and the one after it are of the prompt
+                inner = at + 1 < batch["lengths"][:, None]  # Both a token and the next one are in the prompt.
                 logits = head(hidden[:, :-1][inner]).float()
                 loss = loss + weight * cross_entropy(logits, batch["ids"][:, 1:][inner])
         return regularized(module, loss)
@@ -315,7 +315,7 @@ class Questions(Arrays):
         return module.get_output_embeddings()(hidden[asked]), batch["targets"][asked]
 
     def score(self, module: Any, part: str) -> Score:
-        """By example; in groups by task where there are several."""
+        """Score every example; groups are tasks, if there are several."""
         rows, data = super().score(module, part), self.parts[part]
         if len(data.task_names) == 1:
             return rows
@@ -323,15 +323,17 @@ class Questions(Arrays):
         return replace(rows, groups=groups)
 
     def taken(self, part: str, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Cut to the longest prompt: rows are padded on the right."""
+        """Return the examples cut to the longest prompt; rows are padded on the right."""
         found = super().taken(part, rows)
         longest = int(self.parts[part].lengths[list(rows)].max())
         return {key: tensor[:, :longest] if tensor.ndim == 2 else tensor for key, tensor in found.items()}
 
 
 class Decoder(nn.Module):
-    """Names the token at every position from one hidden state: a network of two layers reads the state beside a code
-    of the position (MAD's compression, Poli et al. 2024)."""
+    """Decoder of the token at every position from one hidden state and a code of the position.
+
+    It is that of MAD's compression task (Poli et al. 2024).
+    """
 
     def __init__(self, width: int, length: int, vocabulary: int) -> None:
         super().__init__()
@@ -345,14 +347,14 @@ class Decoder(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits (batch, length, vocabulary) from `hidden` (batch, width)."""
+        """Compute logits (batch, length, vocabulary) from `hidden` (batch, width)."""
         length = len(self.position)
         state = hidden.unsqueeze(1).expand(-1, length, -1)
         return self.network(torch.cat([state, self.position.expand(len(hidden), -1, -1)], dim=-1))
 
 
 class Reconstruction(Arrays):
-    """Every token of a sequence from the model's last hidden state."""
+    """Reconstruction of every token of a sequence from the model's last hidden state."""
 
     def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, module: Any) -> None:
         super().__init__(parts, options, device)

@@ -1,4 +1,4 @@
-"""What a training run was asked for: its options and data, checked, and whether a directory holds that very run."""
+"""Plan of a training run: its checked options and data, and the check whether a directory holds the same run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ssmscope.training.data import QUESTIONS, Data, kind_of, task_options
 from ssmscope.training.recipes import defaults
 
 TOKENIZER = {"vocabulary": 4000, "lowercase": True}
-"""The tokenizer of texts or instructions, of a model trained from scratch, where nothing is given."""
+"""Default tokenizer of texts or instructions for a model trained from scratch."""
 
 CHOICES = {
     "precision": ("fp32", "tf32", "bf16"),
@@ -67,17 +67,17 @@ RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         "at least 0 and below 1",
     ),
 )
-"""Options, what their values must satisfy, and that in words."""
+"""Options, the condition on their values, and the condition in words."""
 
-MOST = {
+MAX_SIZES = {
     **{"width": 2**16, "layers": 1000, "state": 2**12, "head_width": 2**16, "heads": 2**12, "expand": 64, "k": 1000},
     **{"state_groups": 2**10, "fir_taps": 2**10, "vocabulary": 2**22, "length": 2**20, "max_length": 2**20},
     **{"examples": 2**27, "pairs": 2**18, "epochs": 10**6, "batch_size": 2**20},
 }
-"""Sizes beyond any use, which would only fill the memory or never end."""
+"""Upper limits of sizes, beyond which a run would exhaust the memory or never end."""
 
-PARAMETERS = 4 * 10**9
-"""Of a model that is trained: with AdamW 16 bytes each."""
+MAX_PARAMETERS = 4 * 10**9
+"""Parameters of a trained model; each takes 16 bytes with AdamW."""
 
 OF_KIND = {
     "lowercase": ("text", "instructions"),
@@ -91,26 +91,26 @@ OF_KIND = {
     "tied": ("language", "tokens", "instructions"),
     "spread_penalty": ("text", "sequences"),
 }
-"""Options that mean something for some kinds of data only."""
+"""Kinds of data that an option applies to, for options that do not apply to all."""
 
 FINISHED = Path("training.json")
-"""The file, written last, by which a run is known to have ended."""
+"""File that marks a finished run; it is written last."""
 
 CLAIMED = Path("checkpoint", "plan.json")
-"""The plan of a run that has begun."""
+"""Plan of a run that has begun."""
 
 WITHOUT_EFFECT = (
     *("architecture", "data", "out", "device", "checkpoint_minutes", "progress", "command"),
     *("kind", "compile"),
 )
-"""Arguments that are no part of the recipe: they change where and how a run goes on, not what comes out."""
+"""Arguments outside the recipe, which do not change the result."""
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with the defaults of the data's kind and of a fresh model filled in.
+    """Return the arguments with the defaults of the data's kind and of a new model filled in.
 
     Raises:
-        InputError: for an option outside its range, or one that does not go with the others.
+        InputError: an option is outside its range or contradicts another.
     """
     options = dict(given)
     architecture = named(options["architecture"])
@@ -123,7 +123,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
             if options[name] is not None and not fits(options[name]):
                 raise InputError(f"{name} is {options[name]}; it must be {range_}")
     _check_kind(options)
-    refuse_beyond(MOST, options)
+    refuse_beyond(MAX_SIZES, options)
     recipe = defaults(options["architecture"], kind, options["recipe"], str(options["data"]))
     sizes = {name for names in SIZES.values() for name in names}
     fresh = sizes | {"base", "decays", "tied", "vocabulary", "lowercase", *OWN}
@@ -138,7 +138,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     else:
         _settle_model(options, architecture, recipe, sizes)
     if options["prior_from"] is None and (options["prior_step"] or options["prior_every"]):
-        raise InputError("prior_step and prior_every say how the prior goes from prior_from; give that too")
+        raise InputError("prior_step and prior_every are the schedule from prior_from; give that too")
     for name, value in recipe.items():
         of_the_model = name in sizes or name in OWN or name in ("decays", "tied")
         of_the_model |= name == "vocabulary" and options["init_from"] is not None
@@ -149,13 +149,13 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_size(options: Mapping[str, Any]) -> None:
-    """Refuse a model whose weights and their optimizer would fill any memory."""
+    """Raise InputError if a model is too large to train."""
     width, layers, expand = (options[name] or 1 for name in ("width", "layers", "expand"))
     inner = width * expand
     states = 3 * width + 2 * (options["state"] or 1)
     parameters = layers * inner * states + 2 * width * (options["vocabulary"] or 0)
     what = f"{layers:,} layers of width {width:,} and expand {expand:,}"
-    refuse_held(parameters, what, "take a smaller model", most=PARAMETERS, unit="parameters")
+    refuse_held(parameters, what, "take a smaller model", most=MAX_PARAMETERS, unit="parameters")
 
 
 def _fits(name: str, kind: str) -> bool:
@@ -163,18 +163,18 @@ def _fits(name: str, kind: str) -> bool:
 
 
 def _check_kind(options: Mapping[str, Any]) -> None:
-    """Refuse what the data has no use for."""
+    """Raise InputError for options that do not apply to the data."""
     task = task_options(options["data"])
     for name in ("length", "examples", "pairs", "flipped", "unit", "filler", "mixture"):
         if options[name] is not None and name not in task:
-            raise InputError(f"{name} means nothing for {options['data']}; leave it out")
+            raise InputError(f"{name} does not apply to {options['data']}; leave it out")
     if options["vocabulary"] is not None and options["kind"] != "text" and "vocabulary" not in task:
-        raise InputError(f"vocabulary means nothing for {options['data']}; leave it out")
+        raise InputError(f"vocabulary does not apply to {options['data']}; leave it out")
     for name, kinds in OF_KIND.items():
         if options[name] and options["kind"] not in kinds:
-            raise InputError(f"{name} means nothing for {options['data']}, which is no {' or '.join(kinds)}")
+            raise InputError(f"{name} does not apply to {options['data']}, which is no {' or '.join(kinds)}")
     if options["prompt_weight"] and options["kind"] == "tokens" and options["data"] not in QUESTIONS:
-        raise InputError(f"prompt_weight means nothing for {options['data']}, which has no prompts; leave it out")
+        raise InputError(f"prompt_weight does not apply to {options['data']}, which has no prompts; leave it out")
     least = {"text": 8, "instructions": 259}.get(options["kind"], 2)
     if options["vocabulary"] is not None and options["vocabulary"] < least:
         raise InputError(f"vocabulary is {options['vocabulary']}; it must be at least {least}")
@@ -183,7 +183,7 @@ def _check_kind(options: Mapping[str, Any]) -> None:
 
 
 def _foreign_gate_options(options: Mapping[str, Any]) -> list[str]:
-    """The options of a random gate that this architecture's gate does not have."""
+    """Return the given options of random gates that this architecture's gate does not have."""
     if options["architecture"] not in GATES:
         return []
     own = named(options["architecture"]).own
@@ -194,7 +194,7 @@ def _settle_model(options: dict[str, Any], architecture: Any, recipe: Mapping[st
     """Fill in the base, the sizes and the architecture's own options.
 
     Raises:
-        InputError: for one that the architecture does not have.
+        InputError: the architecture does not have one of the given options.
     """
     name = options["architecture"]
     base = options["base"] or architecture.bases[0]
@@ -208,7 +208,7 @@ def _settle_model(options: dict[str, Any], architecture: Any, recipe: Mapping[st
         useless.append("tied")
     if useless:
         on = f" on {base}" if len(architecture.bases) > 1 else ""
-        raise InputError(f"{useless[0]} means nothing for {name}{on}; leave it out")
+        raise InputError(f"{useless[0]} does not apply to {name}{on}; leave it out")
     if name == "baleen-b" and options["prior"] is not None and options["prior"] >= 1:
         raise InputError(f"prior is {options['prior']}; for {name} it is a probability below 1")
     options["base"] = base
@@ -237,7 +237,7 @@ def _settle_model(options: dict[str, Any], architecture: Any, recipe: Mapping[st
 
 
 def plan_of(options: Mapping[str, Any], parts: Mapping[str, Data | None]) -> dict[str, Any]:
-    """Everything that decides which weights come out, as plain JSON."""
+    """Return everything that determines the weights, as plain JSON."""
     recipe = {name: value for name, value in options.items() if name not in WITHOUT_EFFECT and value is not None}
     data = {part: _described(examples) if examples is not None else None for part, examples in parts.items()}
     plan = {"architecture": options["architecture"], "recipe": recipe, "data": data}
@@ -255,7 +255,7 @@ def _described(data: Data) -> dict[str, Any]:
 
 
 def _tasks(data: InstructionData) -> dict[str, Any]:
-    """By task: the split of its data set that the examples are from, and how many are of every class."""
+    """Return the split of each task's examples and their number in every class."""
     answers = data.answers
     counts = Counter((data.tasks[at], answers[at]) for at in data.first)
     return {
@@ -265,10 +265,10 @@ def _tasks(data: InstructionData) -> dict[str, Any]:
 
 
 def is_finished(out: Path, plan: Mapping[str, Any]) -> bool:
-    """Whether `out` holds this run and it has ended; False for a new run and for one to be continued.
+    """Return True if `out` holds this run and it has ended, False for a new run or one to be continued.
 
     Raises:
-        InputError: when `out` holds something else.
+        InputError: `out` holds something else.
     """
     from ssmscope.training.checkpoint import is_new, read_json
 
@@ -282,6 +282,7 @@ def is_finished(out: Path, plan: Mapping[str, Any]) -> bool:
 
 
 def compare(out: Path, found: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
+    """Raise InputError if the plan found in `out` differs from this plan."""
     if all(found.get(key) == value for key, value in plan.items()):
         return
     if not all(isinstance(found.get(key), Mapping) for key in ("recipe", "data")):
@@ -297,8 +298,6 @@ def compare(out: Path, found: Mapping[str, Any], plan: Mapping[str, Any]) -> Non
 
 
 def _shown(entry: Mapping[str, Any] | None) -> str:
-    return (
-        "none"
-        if not isinstance(entry, Mapping)
-        else f"{entry.get('name')} {entry.get('split')} {entry.get('fingerprint')}"
-    )
+    if not isinstance(entry, Mapping):
+        return "none"
+    return f"{entry.get('name')} {entry.get('split')} {entry.get('fingerprint')}"

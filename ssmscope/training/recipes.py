@@ -1,4 +1,4 @@
-"""What is taken where an option is not given: by the kind of the data, by the architecture, by a named recipe."""
+"""Default options by the kind of data, the architecture and named recipes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
         "saved_as": "bfloat16",
     },
 }
-"""Where they differ from `PLAIN`, by the kind of data."""
+"""Differences from `PLAIN` by the kind of data."""
 
 ARRAYS = {"width": 64, "layers": 2, "state": 16, "head_width": 16, "heads": 2, "expand": 2}
 SIZES: Mapping[str, Mapping[str, Any]] = {
@@ -73,16 +73,16 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     "language": {"width": 128, "layers": 4, "state": 16, "head_width": 16, "heads": 4, "expand": 2},
     "instructions": {"width": 64, "layers": 2, "state": 16, "head_width": 16, "heads": 4, "expand": 2},
 }
-"""The sizes of a model trained from scratch, by the kind of data."""
+"""Sizes of a model trained from scratch, by the kind of data."""
 
 DATA: Mapping[str, Mapping[str, Any]] = {
-    # about 13 million tokens, read ten times: a model of two million parameters does not learn them by heart
+    # These are about 13 million tokens, read ten times: a model of two million parameters does not memorize them.
     "books": {
         **{"width": 160, "layers": 7, "state": 64, "head_width": 32, "tied": True},
         **{"length": 512, "vocabulary": 4096, "epochs": 10, "batch_size": 64, "learning_rate": 3e-3},
         **{"embedding_dropout": 0.0, "warmup": 0.02, "saved_as": "bfloat16"},
     },
-    # every word counts: none is dropped
+    # Every word counts, so none is dropped.
     **dict.fromkeys(
         PLANTED,
         {
@@ -91,7 +91,7 @@ DATA: Mapping[str, Mapping[str, Any]] = {
         },
     ),
 }
-"""Where they differ from those of the data's kind, by the name of the data."""
+"""Differences from the defaults of the data's kind, by the name of the data."""
 
 # The selective SSM's authors: Adam at 1e-2 throughout, clipped at 5; d = 16 channels, N = 4 (Generalization bounds, B)
 SELECTIVE: Mapping[str, Any] = {
@@ -112,19 +112,19 @@ SELECTIVE: Mapping[str, Any] = {
 SELECTIVE_SIZES: Mapping[str, Any] = {"width": 16, "state": 4}
 
 RECIPES: Mapping[str, Mapping[str, Any]] = {
-    # early training from an unstable start: 10 epochs on a balanced tenth of the data (section 5 and B)
+    # Early training from an unstable start: 10 epochs on a balanced tenth of the data (section 5 and B).
     "experiment1": {"spectral_abscissa": 0.1, "share": 0.1, "epochs": 10},
-    # to convergence from the stability boundary, on all data
+    # Training to convergence from the stability boundary, on all data.
     "experiment2": {"spectral_abscissa": 0.0, "share": 1.0, "epochs": 100},
 }
-"""The experiments of the generalisation paper, for the selective SSM on `majority`, `listops` and `imdb`."""
+"""Experiments of the generalisation paper, for the selective SSM on `majority`, `listops` and `imdb`."""
 
 
 def defaults(architecture: str, kind: str, recipe: str | None, data: str = "") -> dict[str, Any]:
-    """Every option of the recipe for this architecture on this kind of data, and on the data of this name.
+    """Return all options of the recipe for an architecture, a kind of data and the data's name.
 
     Raises:
-        InputError: for a recipe that does not exist or is another architecture's.
+        InputError: the recipe does not exist or belongs to another architecture.
     """
     found = {**PLAIN, **SIZES[kind], **KINDS[kind], **DATA.get(data, {})}
     if architecture == "selective":

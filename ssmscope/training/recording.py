@@ -1,8 +1,8 @@
-"""A step of training, from the batch to the gradients, recorded as a CUDA graph and played back.
+"""Training step, from the batch to the gradients, recorded as a CUDA graph and replayed.
 
-A small model's step is hundreds of short kernels, and a GPU waits for each to be launched. A recording is launched as
-one. It holds what was computed, not how: shapes and numbers that Python had when it was made stay, which is why only
-steps of settled shapes are recorded (`Objective.settled`), and why a prior that is annealed needs a new one.
+A small model's step consists of hundreds of short kernels, whose launches dominate. A recording is launched as one. It
+holds the kernels, not the Python code: shapes and Python numbers stay as they were, so only steps of fixed shapes are
+recorded (`Objective.settled`), and a changed prior needs a new recording.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ import torch
 from torch import Tensor, nn
 
 RECORDABLE = ("mamba2", "baleen-mamba2", "diff-mamba")
-"""Backbones whose forward and backward pass never wait for the GPU; what waits cannot be recorded."""
+"""Backbones whose forward and backward passes never wait for the GPU, which a recording requires."""
 
-WARM_UP = 3
-"""Steps that are run before a recording: libraries settle what they need in the first ones."""
+WARM_UP_STEPS = 3
+"""Steps before a recording, in which libraries initialize."""
 
 
 def recordable(module: nn.Module, device: torch.device) -> bool:
-    """Whether a model's step on this device can be recorded."""
+    """Return True if a model's step on this device can be recorded."""
     config = getattr(module, "config", None)
     return device.type == "cuda" and getattr(getattr(config, "backbone", config), "model_type", None) in RECORDABLE
 
 
 class Recording:
-    """The loss and the gradients of a batch, recorded.
+    """Recording of the loss and the gradients of a batch.
 
-    Gradients are in the parameters' `grad`, which must stay these tensors: they are overwritten, never added to.
-    Random numbers are those of the generators at each call, as without a recording.
+    Gradients are in the parameters' `grad`, which must stay the same tensors: they are overwritten, never accumulated.
+    Random numbers come from the generators at each call, as without a recording.
 
     Args:
-        loss_of: the loss (a scalar) of a batch.
-        parameters: which it has gradients by.
-        batch: tensors on a GPU, of the shapes that all batches have.
+        loss_of: function that computes the loss (a scalar) of a batch.
+        parameters: parameters to compute gradients for.
+        batch: tensors on a GPU, of the shapes of all batches.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Recording:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            for _ in range(WARM_UP):
+            for _ in range(WARM_UP_STEPS):
                 _forget(parameters)
                 loss_of(self.batch).backward()
         torch.cuda.current_stream().wait_stream(aside)
@@ -59,7 +59,7 @@ class Recording:
         self.loss = loss.detach()
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """The loss of `batch`, a tensor that the next call overwrites."""
+        """Return the loss of `batch`, a tensor that the next call overwrites."""
         for name, tensor in batch.items():
             self.batch[name].copy_(tensor)
         self.graph.replay()

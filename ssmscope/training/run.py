@@ -1,7 +1,7 @@
-"""Fit a state-space model to a task, from scratch or from trained weights.
+"""Training of a state-space model on a task, from scratch or from trained weights.
 
-A run can be killed at any moment and started again with the same call: it continues from its last checkpoint and, on
-a CPU, ends with the very weights of an unbroken run. What counts as the same call is the plan: the architecture, the
+A run can be killed at any moment and restarted with the same call: it continues from its last checkpoint and, on a
+CPU, ends with exactly the weights of an uninterrupted run. Calls are the same if their plans are: the architecture, the
 data's fingerprints and every option that changes the result.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ssmscope.training.objectives import Objective
 
 EXTRA = "decoder.safetensors"
-"""The weights of what was trained beside the model: the decoder of the compression task."""
+"""Weights of the decoder of the compression task, which is trained together with the model."""
 
 
 def train_model(
@@ -102,13 +102,13 @@ def train_model(
     progress: bool = True,
     command: str | None = None,
 ) -> Path:
-    """Train a model and write it to `out`: config.json, model.safetensors, the tokenizer if there is one, README.md
-    (the model card) and training.json (all numbers). The directory can be given to `ssmscope.load`.
+    """Train a model and write it to the directory `out`, which `ssmscope.load` reads.
 
-    AdamW (no decay on biases, norms, A, D and Δ's bias), linear warm-up and cosine decay, gradient clipping. The
-    weights of the epoch with the best validation accuracy are kept (ties: the lower loss; for language the lowest
-    loss), without validation examples those of the last. What is not given is taken from the recipe of the data's kind
-    (`ssmscope.training.recipes`).
+    The directory holds config.json, model.safetensors, the tokenizer if there is one, README.md (the model card) and
+    training.json (all numbers). Training uses AdamW (no decay on biases, norms, A, D and Δ's bias), linear warm-up and
+    cosine decay, and gradient clipping. The weights are those of the epoch with the best validation accuracy (ties: the
+    lower loss; for language the lowest loss), or of the last epoch without validation examples. Options that are not
+    given come from the recipe of the data's kind (`ssmscope.training.recipes`).
 
     Args:
         architecture: `mamba`, `mamba2`, `baleen-b`, `baleen-e`, `diff-mamba`, `groupmamba`, `gfssm`, `gla`, `retnet`,
@@ -123,88 +123,86 @@ def train_model(
             word.
         out: the directory; new, empty, or of the same run, which is then continued.
         recipe: `experiment1` or `experiment2` of the selective SSM's paper (Generalization bounds, section 5).
-        split: of a known data set, to train on; by default `train`.
-        validation: a file or known data set to choose the epoch by; by default the data set's own validation split,
-            and where it has none a share of the training examples, drawn by the seed.
+        split: split of a known data set to train on (`train`).
+        validation: a file or known data set to choose the epoch by; by default the data set's own validation split, or
+            else a random share of the training examples.
         test: a file or known data set, read once at the end; by default the data set's own test split, if labelled.
         held_out: that share; 0 for none.
-        share: of the training examples that are used, as many of every class.
-        length: of generated sequences, in tokens; of questions the longest context's, in words; of a language model's
-            rows.
-        examples: the number of generated training examples; of `instruct`, the most of each task (10,000).
-        pairs: of mqar, the keys and values of a sequence (4), at most a quarter of its length.
-        flipped: of majority, the probability with which a one of the training set becomes a zero.
-        unit: of language, `word` or `byte`.
-        filler: of questions, `generated` (default), or `wikitext2` or a file whose sentences lie between the facts.
-        mixture: of `instruct`, its tasks with commas between them (sst2,wnli,snli).
+        share: share of the training examples that are used, equally many per class.
+        length: length of generated sequences or of a language model's rows in tokens; of the longest context of
+            questions in words.
+        examples: number of generated training examples; for `instruct` the maximum per task (10,000).
+        pairs: mqar: keys and values of a sequence (4), at most a quarter of its length.
+        flipped: majority: probability that a one of the training set becomes a zero.
+        unit: language: `word` or `byte`.
+        filler: questions: `generated` (default), `wikitext2` or a file with sentences to insert between the facts.
+        mixture: `instruct`: tasks separated by commas (sst2,wnli,snli).
         init_from: a trained model (directory, demo or hub id) to start from, with its sizes and tokenizer. A Mamba or
-            Mamba-2 becomes a Baleen without a new parameter.
-        base: what a Baleen, Diff-Mamba, GroupMamba or GFSSM is built on, `mamba2` (default) or `mamba`.
-        width: of the residual stream.
-        layers: their number.
+            Mamba-2 becomes a Baleen without new parameters.
+        base: base of a Baleen, Diff-Mamba, GroupMamba or GFSSM, `mamba2` (default) or `mamba`.
+        width: width of the residual stream.
+        layers: number of layers.
         state: N, components of the state per channel; key dimensions of a GLA or RetNet head.
         head_width: P, channels of a Mamba-2 head.
-        heads: of GLA and RetNet.
+        heads: number of heads of GLA and RetNet.
         expand: inner channels per channel of the residual stream.
-        decays: how Δ and A begin, `standard` as in transformers, or `spread`: memories of 4 to 1,000 tokens.
+        decays: initialization of Δ and A, `standard` as in transformers, or `spread`: memories of 4 to 1,000 tokens.
         beta: weight of Baleen's KL (the paper's: 0.01 for Baleen-B, 0.5 for Baleen-E).
         tau: temperature of Baleen-B's relaxed gates (0.5).
         prior: Baleen-B's prior keep probability (0.5), or Baleen-E's prior mean of Δ (its mean at the start).
-        kl: Baleen-E's divergence, `true` or `printed` (Eq. 9 to the letter).
-        samples: of Baleen-B's gates in training, `hard` (default) or `soft`, which have another mean.
-        kl_over: positions, whose divergences have their `mean` taken (default) or their `sum` (Baleen, Eq. 5).
-        prior_per: of Baleen-E, one prior mean of Δ for every `layer` (default) or every `head`.
-        prior_from: Baleen-B's prior in the first epochs, from which it goes to `prior`.
-        prior_step: by how much, every `prior_every` epochs (0.1).
+        kl: Baleen-E's divergence, `true` or `printed` (Eq. 9 as printed).
+        samples: Baleen-B's gates in training, `hard` (default) or `soft`, which have another mean.
+        kl_over: reduction of the divergences over positions, `mean` (default) or `sum` (Baleen, Eq. 5).
+        prior_per: Baleen-E: one prior mean of Δ per `layer` (default) or per `head`.
+        prior_from: Baleen-B's prior in the first epochs, from which it moves to `prior`.
+        prior_step: step of the prior every `prior_every` epochs (0.1).
         prior_every: epochs between two steps of the prior (10).
-        scope: of Diff-Mamba, `block` (Diff-Mamba, default) or `s6` (Diff-S6).
-        differential_layers: `full` (default) or `hybrid`, every second layer.
-        normalize: of Diff-Mamba, whether a root-mean-square norm follows the subtraction (True; Eqs. 16 and 21).
-        lambda_form: of Diff-Mamba, λ of the sum of a vector (`sum`, default; Eq. 17), of one number (`scalar`) or by
+        scope: Diff-Mamba: `block` (Diff-Mamba, default) or `s6` (Diff-S6).
+        differential_layers: Diff-Mamba: `full` (default) or `hybrid`, every second layer.
+        normalize: Diff-Mamba: apply a root-mean-square norm after the subtraction (True; Eqs. 16 and 21).
+        lambda_form: Diff-Mamba: λ from the sum of a vector (`sum`, default; Eq. 17), from one number (`scalar`) or from
             exponentials (`exponential`, Eq. 11).
-        tied: of a language model, whether its head is its embeddings (True for `instruct`).
-        k: of GroupMamba, the modules whose states a module attends to (2).
-        state_groups: Q of GFSSM, the states that take turns (2).
-        fir_taps: of GFSSM's filter (4).
+        tied: tie the head of a language model to its embeddings (True for `instruct`).
+        k: GroupMamba: number of modules whose states a module attends to (2).
+        state_groups: Q of GFSSM, the number of states that take turns (2).
+        fir_taps: number of taps of GFSSM's filter (4).
         spectral_abscissa: s_A of the selective SSM at the start (0).
-        vocabulary: tokens of the byte-pair tokenizer, trained on the training texts or prompts (4000; of `books`
-            4,096); of words (10,000); of a generated task.
-        lowercase: whether a byte-pair tokenizer reads all text as lower case (True).
-        max_length: longer texts are cut to so many tokens, the end token kept.
-        epochs: passes over the data, at most.
-        batch_size: examples a step.
-        learning_rate: at its peak.
+        vocabulary: number of tokens of the byte-pair tokenizer, trained on the training texts or prompts (4000; for
+            `books` 4,096), of words (10,000), or of a generated task.
+        lowercase: lower-case all text for a byte-pair tokenizer (True).
+        max_length: maximum number of tokens of a text; longer ones are cut before their end token.
+        epochs: maximum number of passes over the data.
+        batch_size: examples per step.
+        learning_rate: peak learning rate.
         schedule: `cosine` or `constant`.
-        weight_decay: AdamW's.
+        weight_decay: weight decay of AdamW.
         warmup: share of all steps until the peak.
-        clip: the gradient's largest norm.
-        dropout: of the vector that a classifier's head reads, or the head of a model of instructions.
-        embedding_dropout: of the components of token embeddings.
+        clip: maximum norm of the gradient.
+        dropout: dropout before the head of a classifier or of a model of instructions.
+        embedding_dropout: dropout of the components of token embeddings.
         token_dropout: share of tokens that are replaced by the unknown token.
-        subword_dropout: share of byte-pair merges that are skipped, anew in every epoch (BPE-dropout).
+        subword_dropout: share of byte-pair merges that are skipped, drawn again in every epoch (BPE-dropout).
         label_smoothing: share of the target that is spread over all classes.
-        prompt_weight: of instructions and questions, the weight of the loss on the prompt's own tokens beside the
-            answer's.
+        prompt_weight: instructions and questions: weight of the loss on the prompt's own tokens.
         spread_penalty: weight of max(0, 0.1 − the standard deviation of a batch's answers); 10 for the selective SSM.
         patience: epochs without a better validation score until training stops.
-        seed: of everything that draws.
-        precision: `fp32`; `tf32`, whose matrix products on a GPU, Mamba-2's scan included, have 10 binary digits; or
+        seed: random seed.
+        precision: `fp32`; `tf32`, whose matrix products on a GPU, including Mamba-2's scan, have 10 binary digits; or
             `bf16` for automatic mixed precision.
         saved_as: type of the stored weights, `bfloat16`, `float16` or `float32`. Accuracies are measured on these.
-        device: by default `cuda` where there is one, else `cpu`.
-        compile: fuse norms and convolutions with torch.compile, and on a GPU play the step of a Mamba-2 or Baleen on
-            examples of one length back from a CUDA graph; each after a check that gradients stay the same.
-        checkpoint_minutes: a checkpoint is written after every epoch, and within one after so many minutes.
-        progress: whether to show it on stderr.
-        command: how the user called this, for the model card; by default the Python call.
+        device: by default `cuda` if available, else `cpu`.
+        compile: fuse norms and convolutions with torch.compile, and on a GPU replay the step of a Mamba-2 or Baleen on
+            examples of one length from a CUDA graph; each after a check that gradients agree.
+        checkpoint_minutes: minutes between checkpoints within an epoch; every epoch ends with one.
+        progress: show progress on stderr.
+        command: the user's call for the model card; by default the Python call.
 
     Returns:
-        `out`. A finished run is left as it is.
+        `out`. A finished run is left unchanged.
 
     Raises:
-        InputError: an option outside its range, data that cannot be used, another run in `out`, a model in
-            `init_from` that cannot become `architecture`, a loss that is no longer finite, or more memory than there
-            is.
+        InputError: an option is outside its range, the data cannot be used, `out` holds another run, `init_from` cannot
+            become `architecture`, the loss is no longer finite, or memory runs out.
     """
     given: dict[str, Any] = dict(locals())
 
@@ -222,7 +220,7 @@ def train_model(
 
     if is_finished(out, plan):
         clear(out / CLAIMED)
-        console.print(f"{out} holds this very run, finished: nothing to do")
+        console.print(f"{out} holds this run, which is finished: nothing to do")
         return out
 
     import torch
@@ -235,7 +233,7 @@ def train_model(
     before = random_states()
     try:
         with continued(out / CLAIMED):
-            if not is_finished(out, plan):  # another process may have ended it just now
+            if not is_finished(out, plan):  # Another process may have finished it meanwhile.
                 seed_everything(seed)
                 try:
                     _train(out, options, parts, tokenizer, plan, where, command or _python_call(given), console)
@@ -252,7 +250,7 @@ def train_model(
 
 
 def _python_call(given: Mapping[str, Any]) -> str:
-    """The call with every argument that is not at its default."""
+    """Return the call with every argument that is not at its default."""
     words = []
     for name, parameter in inspect.signature(train_model).parameters.items():
         value = str(given[name]) if isinstance(given[name], Path) else given[name]
@@ -289,7 +287,7 @@ def _train(
     working = (out / CLAIMED).parent
     outcome = Fit(module, objective, options, working / STATE, console).run()
     module.load_state_dict(outcome.weights)
-    ready = working / "model"  # whose files go to their places when all are there
+    ready = working / "model"  # Its files are moved to `out` when all of them exist.
     try:
         shutil.rmtree(ready, ignore_errors=True)
         _save(ready, module, tokenizer, options["saved_as"], outcome.extra)
@@ -327,13 +325,12 @@ def _save(out: Path, module: Any, tokenizer: Any, saved_as: str, extra: Mapping[
         if extra:
             half = {name: tensor.to(getattr(torch, saved_as)).contiguous() for name, tensor in extra.items()}
             save_file(half, out / EXTRA)
-    except SafetensorError as error:  # of weights in memory: the disk is at fault
+    except SafetensorError as error:  # The weights are in memory, so the disk has failed.
         raise OSError(str(error).splitlines()[0]) from error
 
 
 def _measure(out: Path, objective: Objective, options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Accuracies of the weights in `out`, read back, in float32, and whether the model selects: `selectivity` of the
-    first part that is there of validation, test and training."""
+    """Measure the weights in `out`, read back, in float32: accuracies, and selectivity on the first of the parts."""
     from safetensors.torch import load_file
 
     from ssmscope.architectures.loading.load import load
@@ -341,12 +338,11 @@ def _measure(out: Path, objective: Objective, options: Mapping[str, Any], device
     from ssmscope.training.card import score_record
     from ssmscope.training.selectivity import Selectivity
 
-    model = load(out.absolute(), dtype="float32", device=device)  # "demo/…" would name a shipped model
+    model = load(out.absolute(), dtype="float32", device=device)  # A relative "demo/…" would name a shipped model.
     if objective.extra is not None:
         objective.extra.load_state_dict({name: t.float() for name, t in load_file(out / EXTRA).items()})
     found: dict[str, Any] = {}
-    # how far apart training and test accuracies are is what is asked of labelled sequences, and of instructions how far
-    # apart seen and unseen prompts are
+    # Sequences are about the gap of training and test accuracies, instructions about that of seen and unseen prompts.
     more = {"sequences": ("train", "validation", "test"), "instructions": ("validation", "test", "unseen")}
     for name in more.get(options["kind"], ("validation", "test")):
         part = objective.parts[name]
@@ -363,7 +359,7 @@ def _measure(out: Path, objective: Objective, options: Mapping[str, Any], device
 
 
 def _commands_before(source: str | Path | None) -> list[str]:
-    """The commands that made the model that a run starts from, where its directory has our record of them."""
+    """Return the commands that made the model that a run starts from, if its directory records them."""
     from ssmscope.core.shipped import demos
     from ssmscope.training.checkpoint import read_json
     from ssmscope.training.plan import FINISHED
@@ -384,7 +380,7 @@ def _describe(
     device: torch.device,
     command: str,
 ) -> None:
-    """README.md, then training.json, whose presence says that the run is finished."""
+    """Write README.md, then training.json, which marks the run as finished."""
     from ssmscope.api.writing import write_whole
     from ssmscope.training.card import model_card, versions
     from ssmscope.training.checkpoint import write_json

@@ -1,4 +1,4 @@
-"""Whether a model selects: how much Δ varies over tokens, how long heads remember, and a Baleen's divergence."""
+"""Selectivity of a model: variation of Δ over tokens, half-lives of heads, and a Baleen's divergence."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ssmscope.core.trace import LayerTrace
 from ssmscope.ops import Recurrence
 
 FLAT = 0.1
-"""The coefficient of variation of Δ below which a head's selection is noise."""
+"""Coefficient of variation of Δ below which a head's selection is noise."""
 
 
 class _Sums:
-    """Sums over tokens of one layer: of Δ, Δ² and log a by head, and of the divergence."""
+    """Sums over tokens of one layer: Δ, Δ² and log a by head, and the divergence."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -36,12 +36,12 @@ class _Sums:
         real = torch.ones_like(delta[..., 0], dtype=torch.bool) if layer.mask is None else layer.mask.bool()
         self.tokens += int(real.sum())
         for name, value in values.items():
-            # padding has Δ = 0, of which the divergence is infinite
+            # Padding has Δ = 0, where the divergence is infinite.
             self.of[name] = self.of[name] + value.where(real.unsqueeze(-1), 0.0).sum((0, 1))
 
 
 def _divergence(mixer: Any, recurrence: Recurrence) -> Tensor:
-    """The KL of every token and head, (batch, length, heads)."""
+    """Compute the KL of every token and head, (batch, length, heads)."""
     assert recurrence.delta is not None
     prior = prior_of(mixer)
     if mixer.baleen.gate == "exponential":
@@ -52,12 +52,11 @@ def _divergence(mixer: Any, recurrence: Recurrence) -> Tensor:
 
 
 class Selectivity:
-    """Watches a model run in evaluation; `records` says of every layer with a time step Δ, over all tokens that it ran
-    on, by head (by channel on Mamba):
+    """Observer of a model in evaluation, for every layer with a time step Δ and over all tokens.
 
-    `variation`, the standard deviation of Δ over tokens by its mean; `half_life`, ln 2 by the mean of −log a, in
-    tokens; `selective`, the share of heads that vary by `FLAT` or more; for a Baleen `kl`, the divergence from its
-    prior, a mean over tokens and heads in nats. Gates are those of evaluation.
+    `records` returns by head (by channel for Mamba): `variation`, standard deviation / mean of Δ over tokens;
+    `half_life`, ln 2 / mean of −log a, in tokens; `selective`, the share of heads that vary by `FLAT` or more; for a
+    Baleen `kl`, the divergence from its prior, a mean over tokens and heads in nats. Gates are those of evaluation.
 
         watched = Selectivity(module)
         with torch.no_grad(), fast_scan(module, visit=watched.visit):

@@ -19,12 +19,12 @@ from seen import render
 
 import ssmscope
 from ssmscope.attacks.effect import attack_effect
-from ssmscope.attacks.effect.figure import BOX_TOKENS, colours
 from ssmscope.attacks.effect.measure import SAME, aligned, cosine, effect_of, relative
 from ssmscope.attacks.effect.result import AttackEffect
-from ssmscope.attacks.effect.terminal import attended
+from ssmscope.attacks.effect.views import attended, token_rows
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
+from ssmscope.render.token_figure import BOX_TOKENS
 from ssmscope.render.tokens import BLUES, ramp
 
 DECAY = 0.25
@@ -316,8 +316,8 @@ class TestResult:
         shown = str(result)
         assert result.headline.startswith("Effect of a change on demo/sst2-mamba2: “")
         for part in (
-            "before  answer “",
-            "after  answer “",
+            "before the change",
+            "after the change; ",
             "the last position attends",
             "state cosine",
             "The texts differ from token 1 on",
@@ -325,7 +325,7 @@ class TestResult:
             assert part in shown
         assert max(map(len, shown.splitlines())) <= 100
         shown = render(result, force_terminal=True, color_system="truecolor", no_color=False)
-        assert "\x1b[" in shown and "highest retention" in shown
+        assert "\x1b[" in shown and "retention   0.9" in shown and "attention   0." in shown
 
     def test_what_the_last_position_attends_to(self, result):
         for side in (result.before, result.after):
@@ -337,26 +337,42 @@ class TestResult:
             assert [cells[0].value for _, cells in rows] == shares
         assert {cells[-1].text for _, cells in rows} == {"yes", ""}
 
-    def test_the_lowest_of_the_scale_is_not_outside_it(self, result):
-        page = result.to_html()
-        columns = re.findall(r'<span class="column[^"]*" title="[^"]*"><span class="([^" ]*)', page)
-        levels = [each for each in columns if each != "special"]
-        special = [word is None for side in (result.before, result.after) for word in side.text.words]
-        assert [each == "special" for each in columns] == special
-        assert {"v0", "v31"} <= set(levels)
-
     def test_page(self, result):
-        assert result.to_html().count(result.changed_name) == 2  # the title, and that of the window
         page = result.to_html()
-        assert "<script" not in page and "http" not in page.replace("http-equiv", "")
-        bars = [float(height) for height in re.findall(r'<i class="bar[^"]*" style="height:([\d.]+)px', page)]
-        shares = np.concatenate([result.before.mean_attention, result.after.mean_attention])
-        assert bars == pytest.approx((36 * shares / shares.max()).tolist(), abs=0.051)
-        assert page.count('<i class="bar changed"') == 6 and "data:image/" in page
+        assert page.count(result.changed_name) == 2  # the title, and that of the window
+        assert "<script" not in page and "http" not in page.replace("http-equiv", "") and "data:image/" in page
+        pieces = re.findall(r'<span class="([^"]*)" title="', page)
+        assert len(pieces) == 2 * (7 + 11)  # retention and attention of both texts
+        special = [word is None for side in (result.before, result.after) for word in side.text.words]
+        retention = pieces[:7] + pieces[14:25]
+        changed = [*result.before.changed, *result.after.changed]
+        assert ["against" in names.split() for names in retention] == changed
+        assert ["out" in names.split() for names in retention] == special
+        assert {"v0", "v31"} <= {name for names in retention for name in names.split()}
+
+    def test_rows(self, result):
+        """The same share has the same colour on both sides, 0 the lowest; changed tokens and the top 3 are marked."""
+        highest = max(side.mean_attention.max() for side in (result.before, result.after))
+        for (_, side), text in zip(result.sides, token_rows(result).texts):
+            retention, attention = text.rows
+            assert attention.shades().tolist() == np.rint(31 * side.mean_attention / highest).astype(int).tolist()
+            assert list(attention.marked) == side.top(3)
+            changed = np.flatnonzero(side.changed).tolist()
+            assert list(retention.against) == changed and not retention.marked
+            assert list(attention.against) == [at for at in changed if at not in side.top(3)]
+            assert retention.own == (side.text.mean[:-1].min(), side.text.mean[:-1].max())
+
+    def test_layers_have_rows_where_they_were_asked_for(self):
+        model = ssmscope.load("demo/sst2-mamba2")
+        found = attack_effect(model, before="a good film", after="a bad film", layers="all")
+        (text, _), side = token_rows(found).texts, found.before
+        names = [row.name for row in text.rows]
+        assert names == ["retention", "attention", *(f"layer {at} {name}" for at in (0, 1) for name in names[:2])]
+        assert (text.rows[4].scores == side.text.scores[1]).all() and (text.rows[5].scores == side.attention[1]).all()
 
     def test_figure(self, result):
         figure = result.figure()
-        sheet, _, distances = figure.axes
+        distances = figure.axes[-1]
         curves = {line.get_label(): line for line in distances.lines}
         assert curves["head"].get_ydata().tolist() == result.distance[-1].tolist()
         assert curves["layer 1"].get_xdata().tolist() == result.pairs[:, 1].tolist()
@@ -364,12 +380,12 @@ class TestResult:
         assert [label.get_text() for label in labels] == list(result.after.text.tokens)
         assert [label.get_color() == "#d1540a" for label in labels] == result.after.changed.tolist()
         assert len(distances.patches) == 5  # a band for each new token
-        texts = [text.get_text() for text in sheet.texts]
-        assert all(token in texts for token in ("gripping", "tedious", "before", "after"))
+        texts = [text.get_text() for axes in figure.axes for text in axes.texts]
+        assert all(token in texts for token in ("gripping", "tedious", "attention"))
 
     def test_one_range_for_both_texts(self, result):
         """The same retention has the same shade on both sides."""
-        before, after = colours(result)
+        before, after = shades(result)
         i, j = result.pairs[0]
         assert before[i] == after[j] and min(*before[:-1], *after[:-1]) == 0 and max(*before, *after) == 31
         assert before[-1] == after[-1] == -1  # [CLS]
@@ -384,18 +400,19 @@ class TestResult:
 
         sides = dict(before=side(result.before, lowest, highest), after=side(result.after, highest, lowest))
         result, flat = dataclasses.replace(result, **sides), highest - lowest < 0.01
-        before, after = (levels[:-1] for levels in colours(result))  # without [CLS]
+        before, after = (levels[:-1] for levels in shades(result))  # without [CLS]
         if flat:
             assert set(before) == set(after) == {16}
         else:
             assert (before[0], after[0], sorted(before), sorted(after)) == (0, 31, before, after[::-1])
-        boxes = result.figure().axes[0].collections[0]
+        figure = result.figure()
+        boxes = figure.axes[0].collections[0]
         assert [to_hex(colour) for colour in boxes.get_facecolor()][: len(before)] == [ramp(BLUES)[at] for at in before]
         page, first = result.to_html(), result.before.text.tokens[0]
-        assert re.search(rf'class="v{before[0]}[^"]*">{first}<', page)
-        coloured = render(result, force_terminal=True, color_system="truecolor", no_color=False)
-        for view in (page, str(result.figure().axes[1].get_xlabel()), " ".join(coloured.split())):
-            assert ("flat: noise" in view) == flat and "retention, 0.9" in view
+        assert re.search(rf'class="v{before[0]}[^"]*" title="[^"]*">{first}<', page)
+        drawn = " ".join(text.get_text() for text in figure.axes[0].texts)
+        for view in (page, drawn):
+            assert ("flat: noise" in view) == flat and f"{lowest:.2f}"[:3] in view
 
     @pytest.mark.parametrize("words", [1, 5, 20, 57])
     def test_nothing_overlaps_or_leaves_the_sheet(self, words):
@@ -406,7 +423,7 @@ class TestResult:
         figure = result.figure()
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
-        sheet, _, distances = figure.axes
+        sheet, distances = figure.axes[0], figure.axes[-1]
         width, height = canvas.get_width_height()
         written = [text.get_window_extent() for text in sheet.texts]
         labels = [label.get_window_extent() for label in distances.get_xticklabels()]
@@ -420,14 +437,14 @@ class TestResult:
         assert all(box.y0 > top - 1 for box in written if box.y1 > distances.get_window_extent().y1)
 
     def test_a_long_text_is_cut_in_the_figure_only(self):
-        text = ["a", "b", "film"] * 120
+        text = ["a", "b", "film"] * 360
         result = attack_effect(
-            leaky(WEIGHTS, decay=0.1), before=" ".join(text), after=" ".join([*text[:200], "bad", *text[200:]])
+            leaky(WEIGHTS, decay=0.1), before=" ".join(text), after=" ".join([*text[:1000], "bad", *text[1000:]])
         )
         figure = result.figure()
         texts = [text.get_text() for text in figure.axes[0].texts]
-        assert sum(f"the first {BOX_TOKENS} of 36" in text for text in texts) == 2
-        assert len(figure.axes[-1].lines[-1].get_xdata()) == 361
+        assert sum(f"the first {BOX_TOKENS:,} of 1,08" in text for text in texts) == 2
+        assert len(figure.axes[-1].lines[-1].get_xdata()) == 1081
         assert figure.axes[-1].get_xlabel() == "position after the change"
 
     def test_hostile_tokens(self, result, tmp_path):
@@ -447,8 +464,13 @@ class TestResult:
         assert "\x1b[31m" not in str(hostile)
 
 
+def shades(result: AttackEffect) -> list[list[int]]:
+    """The shades of both texts in the row of retention."""
+    return [text.rows[0].shades().tolist() for text in token_rows(result).texts]
+
+
 def apart(first, second) -> bool:
-    """Whether two boxes overlap by more than a pixel both ways."""
+    """Return True if two boxes overlap by more than a pixel both ways."""
     wide = min(first.x1, second.x1) - max(first.x0, second.x0)
     tall = min(first.y1, second.y1) - max(first.y0, second.y0)
     return wide > 1 and tall > 1

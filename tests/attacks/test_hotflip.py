@@ -249,7 +249,7 @@ class TestSearch:
             is_fast = False
 
         model = ssmscope.Model(bag(WEIGHTS).module, Slow(), "slow")
-        with pytest.raises(InputError, match="the tokenizer of slow is slow"):
+        with pytest.raises(InputError, match="the slow tokenizer of slow has none"):
             hotflip(model, ["film"], [0], lambda texts: None, template=PLAIN)
 
 

@@ -18,7 +18,14 @@ from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSeq
 from ssmscope.attacks.curves import true_log_odds
 from ssmscope.attacks.insertion import insertion_sweep
 from ssmscope.attacks.insertion.measure import Measured, inserted, measure
-from ssmscope.attacks.insertion.result import SHOWN, InsertionCurve, InsertionSweep, Place, curve_table, place_name
+from ssmscope.attacks.insertion.result import (
+    MAX_SHOWN_PHRASES,
+    InsertionCurve,
+    InsertionSweep,
+    Place,
+    curve_table,
+    place_name,
+)
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.language import byte_tokenizer
 from ssmscope.data.prompts import TASK_PROMPTS
@@ -200,9 +207,12 @@ class TestHardest:
     @pytest.mark.parametrize(
         ("lowest", "says"),
         [
-            ([0] * 10 + [1] * 60 + [2] * 30, "most often lowest at 50 %, of 0.600 [0."),
-            ([0] * 5 + [1] * 48 + [2] * 47, "most often lowest at 50 %, indistinguishable from 1 other, of 0.480 [0."),
-            ([0] * 32 + [1] * 34 + [2] * 34, "lowest at no place more often than at others, beyond chance."),
+            ([0] * 10 + [1] * 60 + [2] * 30, "most often lowest at 50 %, for 0.600 [0."),
+            ([0] * 5 + [1] * 48 + [2] * 47, "most often lowest at 50 %, indistinguishable from 1 other, for 0.480 [0."),
+            (
+                [0] * 32 + [1] * 34 + [2] * 34,
+                "clearly more often than the others.",
+            ),
         ],
     )
     def test_where_log_odds_are_lowest(self, lowest, says):
@@ -517,8 +527,8 @@ class TestResult:
     def test_of_many_phrases_the_worst_are_shown(self):
         phrases = ["good " * n + "a" for n in range(5)] + ["bad " * n + "a" for n in range(1, 5)]
         result = insertion_sweep(leaky(WEIGHTS), reviews(), insert=phrases, places=2)
-        kept = sorted(result.curves, key=lambda curve: curve.worst.value)[:SHOWN]
+        kept = sorted(result.curves, key=lambda curve: curve.worst.value)[:MAX_SHOWN_PHRASES]
         assert {curve.phrase for curve in result.shown} == {curve.phrase for curve in kept}
         assert [curve.phrase for curve in result.shown] == [c.phrase for c in result.curves if c in kept]
-        assert f"{SHOWN} of 9 phrases" in str(result) and len(result.to_frame()) == 1 + 9 * 3 + 1
+        assert f"{MAX_SHOWN_PHRASES} of 9 phrases" in str(result) and len(result.to_frame()) == 1 + 9 * 3 + 1
         assert "the worst 6 of 9 phrases" in result.figure().texts[0].get_text()

@@ -67,7 +67,7 @@ class TestClosedForm:
             assert point.log_odds.value == pytest.approx(clean.log_odds.value, abs=1e-5)
         assert before.half_length is None and half_name(before) == "never within 40 tokens"
         assert [gap.value for gap in found.gaps] == pytest.approx([0, 0, 0, 1 / 6, 1 / 6, 1 / 3, 1 / 3])
-        assert found.notes == ("the filler is shorter than the longest length, and repeated",)
+        assert found.notes == ("the filler is shorter than the longest length and is repeated",)
 
     def test_of_a_language_model_filler_stands_within_the_template(self):
         """What stands behind {content} is behind the filler too, and what stands before it is before."""
@@ -239,7 +239,7 @@ class TestOptions:
         [
             (dict(where="befor"), "unknown where 'befor'; allowed are after, before, both; did you mean 'before'"),
             (dict(lengths=[]), "lengths is empty"),
-            (dict(lengths=[0]), "lengths names no filler"),
+            (dict(lengths=[0]), "lengths has only 0"),
             (dict(lengths=[4, -1]), "lengths is -1; allowed are a whole number from 0 on, or several"),
             (dict(lengths=[1.5]), "lengths is 1.5"),
             (dict(lengths=[True]), "lengths is True"),
@@ -274,7 +274,7 @@ class TestOptions:
         data = text_data("d", "all", ["good"] * 3 + ["bad"], [1, 1, 1, 0], LABELS)
         found = state_overflow(leaky(weights), data, filler="a b", lengths=[1, 2], where="after")
         assert [point.accuracy.value for point in found.curves[0].points] == [1, 0.25, 1]
-        assert "with filler after the text, accuracy is above the half again at 2 tokens" in found.notes
+        assert "with filler after the text, accuracy is above half again at 2 tokens" in found.notes
 
 
 class TestResult:

@@ -429,8 +429,8 @@ class TestVectors:
     @pytest.mark.parametrize(
         ("content", "says"),
         [
-            ("a 1 2\nb 1\n", "line 2 of .* has 1 numbers behind its word, not 2 as before it"),
-            ("a\n", "line 1 of .* has 0 numbers behind its word, not at least 1"),
+            ("a 1 2\nb 1\n", "line 2 of .* has 1 numbers after its word, not 2 as before it"),
+            ("a\n", "line 1 of .* has 0 numbers after its word, not at least 1"),
             ("a 1 x\n", "line 1 of .* holds something other than numbers"),
             ("a nan 1\n", "holds vectors that are not finite"),
             ("\n", "holds no word vector"),

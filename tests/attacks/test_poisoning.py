@@ -24,7 +24,7 @@ from ssmscope.attacks.poisoning.goals import Goal, Guided
 from ssmscope.attacks.poisoning.measure import Seen, Tried, auroc_counts, victim
 from ssmscope.attacks.poisoning.memory import (
     DETECTORS,
-    NOTHING,
+    NO_TRIGGER,
     Beginning,
     memory,
     run,
@@ -124,8 +124,8 @@ class TestMemory:
                 assert seen.suspicion[each][row] == pytest.approx(
                     1 - float(found.min()), rel=1e-6
                 )  # norms are in float32
-        clean = memory(model, beginning, NOTHING)
-        assert clean.survival[0] == pytest.approx(survival_by_trace(model, slot, NOTHING[0]), rel=1e-6)
+        clean = memory(model, beginning, NO_TRIGGER)
+        assert clean.survival[0] == pytest.approx(survival_by_trace(model, slot, NO_TRIGGER[0]), rel=1e-6)
 
     def test_it_is_what_runs_leave_that_write_at_one_position_each(self):
         model = Model(random_example("mamba2").double().eval())
@@ -485,6 +485,6 @@ def test_views_and_files(found, tmp_path):
     ]
     place = answers.columns.index("planted")
     assert [cells[place].found for _, cells in answers.rows[:3]] == [victim.survival, victim.accuracy, None]
-    assert found.verdict().startswith("survival 0.") and "behind “zap”" in found.verdict()
+    assert found.verdict().startswith("survival 0.") and "after “zap”" in found.verdict()
     compared = StatePoisoning.compare([found, found], [["one"], ["two"]])
     assert len(compared.rows) == 10 and "AUROC, window" in compared.columns

@@ -306,7 +306,7 @@ class TestTexts:
         seen = [draw_donors(labels, lengths, np.array([6, 6, 9, 20, 0]), seed).tolist() for seed in range(60)]
         assert [set(column) for column in zip(*seen)] == [{3, 4}, {3, 4}, {1}, {1}, {0, 1, 2, 3}]
         with pytest.raises(
-            InputError, match="takes tokens from an example of another class, and all of these are of one"
+            InputError, match="takes tokens from an example of another class, but all examples are of one"
         ):
             draw_donors(np.zeros(3, dtype=np.int64), lengths[:3], lengths[:3], 0)
 

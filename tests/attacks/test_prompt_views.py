@@ -178,7 +178,7 @@ class TestTerminal:
         )
         assert "{+ and <i>true</i>+}" in " ".join(shown.split()) and "<b>[-good-]{+g<ood+}</b>" in shown
         assert "Note: textbugger ran without a third part: it needs a file." in shown and "something to know." in shown
-        assert "12,345 filled prompts, of which the model ran 1,234, in 5.7 s." in shown
+        assert "12,345 filled prompts, 1,234 of them run by the model, in 5.7 s." in shown
         assert max(map(len, shown.splitlines())) <= 100 and "nan" not in shown
 
     def test_no_attack_is_called_the_worst_that_cannot_be_told_from_all_others(self):

@@ -247,7 +247,7 @@ class TestZeroAccuracy:
         for one in found.attacks:
             assert one.prompts[0].prompt is None and math.isnan(one.prompts[0].drop.value)
             assert one.drop == one.prompts[1].drop and one.worst == 1
-        assert found.notes[0] == "under template 0 nothing is right: there is no drop to measure"
+        assert found.notes[0] == "under template 0 no answer is right: there is no drop to measure"
         assert "nan" not in str(found) and type(found).from_dict(json.loads(found.to_json())) == found
         alone = attack(model, data, attacks=["stresstest"], template=TEMPLATES[:1])
         assert "no drop defined" in alone.headline and alone.attacks[0].prompts[0].tried == 0
@@ -360,7 +360,7 @@ class TestJudge:
         assert (judge.right(TEMPLATES)[::-1] == first[:2]).all() and judge.right([]).shape == (0, 30)
         assert evaluator.waves == [[TEMPLATES[1], TEMPLATES[0]]]
         worst, number = tried_all(TEMPLATES[0], [*TEMPLATES, TEMPLATES[1]], judge)
-        monkeypatch.setattr(prompt_search, "CHARACTERS", sum(map(len, data.texts)))
+        monkeypatch.setattr(prompt_search, "MAX_CHARACTERS_PER_CALL", sum(map(len, data.texts)))
         assert (Judge(evaluator, data.texts, np.array(data.labels)).right(TEMPLATES) == first[1::-1]).all()
         assert evaluator.waves[1:] == [[TEMPLATES[0]], [TEMPLATES[1]]]  # no more texts at once than fit
         assert number == 1 and worst == TEMPLATES[int(first[:2].mean(1)[::-1].argmin())]

@@ -125,7 +125,7 @@ class TestTerminal:
             found.headline,
             "clean accuracy 0.800 [",
             "success rate 0.750 [",
-            "10 examples of reviews (test): the answer to 6 changed, to 2 not; 2 skipped",
+            "10 examples of reviews (test): 6 answers changed, 2 did not; 2 skipped",
             "Ran: change a character; no stop word.",
             "Note: deepwordbug ran without names <of> places: they need a tagger.",
             "row 1, <positive> → negative (p 0.90 → 0.25)",

@@ -68,7 +68,7 @@ class TestPoison:
         result = Stand("poison", victims=(own, other))
         result.provenance["options"] = {"objective": "plant"}
         assert headline(result) == (
-            "Hidden-state poisoning of own: survival 0.875 clean, 0.750 behind random triggers, 0.250 behind the one "
+            "Hidden-state poisoning of own: survival 0.875 clean, 0.750 after random triggers, 0.250 after the one "
             "found (plant); accuracy 0.900, 0.625, 0.375"
         )
 

@@ -84,7 +84,7 @@ class TestPrompts:
         assert shown(alone) == [("a", "0.900 [0.850, 0.950]", "10.0 [0.0, 20.0]")]
 
     def test_queries(self) -> None:
-        assert self.result().queries_made == "12,000 filled prompts, of which 345 were run"
+        assert self.result().queries_made == "12,000 filled prompts, 345 of them run"
 
 
 class TestWords:
@@ -220,7 +220,7 @@ class TestPoison:
 
     def test_verdict(self) -> None:
         assert said(self.result()) == (
-            "survival 0.900, 0.500 [0.100, 0.900] behind “zap ␛”, 0.750 behind random triggers; accuracy 0.850, "
+            "survival 0.900, 0.500 [0.100, 0.900] after “zap ␛”, 0.750 after random triggers; accuracy 0.850, "
             "0.400 and 0.800"
         )
 

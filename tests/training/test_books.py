@@ -53,7 +53,7 @@ def test_the_record_has_bits_per_character_of_the_stored_weights(trained):
     nats_in_all = measured["cross_entropy"] * measured["asked"]
     assert measured["bits_per_character"] == pytest.approx(nats_in_all / math.log(2) / measured["characters"])
     card = (trained / "README.md").read_text()
-    assert "# mamba2 language model for books\n" in card and "In rows of 32 tokens" in card
+    assert "# mamba2 language model for books\n" in card and "in rows of 32 tokens" in card
     for part in ("validation", "test"):
         assert f"| {part} | {record[part]['bits_per_character']:.4f} | " in card
     assert model.tokenizer.decode(model.tokenizer("The café\n“x”")["input_ids"]) == "The café\n“x”"
@@ -85,14 +85,14 @@ def test_the_recipe_is_the_datas_own(folder):
 @pytest.mark.parametrize(
     "given, message",
     [
-        (dict(unit="byte"), "unit means nothing for books"),
-        (dict(split="test"), "split means nothing for books"),
+        (dict(unit="byte"), "unit does not apply to books"),
+        (dict(split="test"), "split does not apply to books"),
         (dict(vocabulary=100), "no room for 256 bytes"),
         (dict(architecture="baleen-b", prior_step=0.1), "give that too"),
         (dict(architecture="baleen-b", prior_from=1.0), "prior_from is 1.0; it must be above 0 and below 1"),
-        (dict(architecture="baleen-e", samples="soft"), "samples means nothing for baleen-e"),
+        (dict(architecture="baleen-e", samples="soft"), "samples does not apply to baleen-e"),
         (dict(architecture="baleen-e", kl_over="max"), "kl_over is 'max'; choose one of mean, sum"),
-        (dict(architecture="mamba2", prior_per="head"), "prior_per means nothing for mamba2"),
+        (dict(architecture="mamba2", prior_per="head"), "prior_per does not apply to mamba2"),
     ],
 )
 def test_what_does_not_fit_is_refused(folder, tmp_path, monkeypatch, given, message):

@@ -328,7 +328,7 @@ def test_the_card_tells_the_whole_story(trained) -> None:
             for number, each in group["groups"].items():
                 prompt = TASK_PROMPTS[task].templates[int(number) - 1].replace("\n", "⏎")
                 assert f"| {task} | {number}: {prompt} | {known} | {each['accuracy']:.4f} |" in card
-    assert "Of snli the validation split was trained on: there was no training split at hand." in card
+    assert "For snli the validation split was used for training, as there was no training split." in card
     assert "4; sst2 (train) negative: " in card and "snli (validation) entailment: " in card
     assert 'model.trace("You are a film critic.' in card
 
@@ -386,17 +386,17 @@ def test_other_architectures_read_prompts_too(architecture, tmp_path) -> None:
     ("line", "says"),
     [
         ("mamba2 --data instruct --mixture sst3", "'sst3' is no task of the mixture; .* did you mean 'sst2'"),
-        ("mamba2 --data instruct --split train", "split means nothing for instruct, a mixture of data sets"),
-        ("mamba2 --data instruct --test sst2", "test means nothing for instruct"),
-        ("mamba2 --data instruct --length 9", "length means nothing for instruct"),
-        ("mamba2 --data instruct --max-length 9", "max_length means nothing for instruct"),
+        ("mamba2 --data instruct --split train", "split does not apply to instruct, a mixture of data sets"),
+        ("mamba2 --data instruct --test sst2", "test does not apply to instruct"),
+        ("mamba2 --data instruct --length 9", "length does not apply to instruct"),
+        ("mamba2 --data instruct --max-length 9", "max_length does not apply to instruct"),
         ("mamba2 --data instruct --vocabulary 258", "vocabulary is 258; it must be at least 259"),
         ("mamba2 --data instruct --vocabulary 270", "'negative' of sst2 is not one token after prompt 1"),
         ("mamba2 --data instruct --prompt-weight -1", "prompt_weight is -1.0; it must be 0 or more"),
-        ("mamba2 --data sst2 --mixture sst2", "mixture means nothing for sst2"),
-        ("mamba2 --data sst2 --prompt-weight 1", "prompt_weight means nothing for sst2"),
-        ("mamba2 --data sst2 --tied", "tied means nothing for sst2"),
-        ("selective --data instruct --tied", "tied means nothing for selective"),
+        ("mamba2 --data sst2 --mixture sst2", "mixture does not apply to sst2"),
+        ("mamba2 --data sst2 --prompt-weight 1", "prompt_weight does not apply to sst2"),
+        ("mamba2 --data sst2 --tied", "tied does not apply to sst2"),
+        ("selective --data instruct --tied", "tied does not apply to selective"),
         ("mamba2 --data instruct --init-from demo/sst2-mamba2", "is not one token after prompt 1|is a classifier"),
         ("mamba2 --data instruct --init-from base --tied", "tied cannot be chosen for mamba2 trained from base"),
         ("mamba2 --data intruct", "unknown data 'intruct'; .* did you mean 'instruct'"),

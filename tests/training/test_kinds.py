@@ -20,7 +20,7 @@ import ssmscope
 from ssmscope.architectures.own.baleen import information_loss
 from ssmscope.data.mad import associative_recall
 from ssmscope.training import build, train_model
-from ssmscope.training.fitting import watched
+from ssmscope.training.fitting import monitored
 
 TINY: dict[str, Any] = {"width": 16, "layers": 1, "state": 4, "head_width": 8, "batch_size": 16, "progress": False}
 WORDS = ("red", "green", "blue", "one", "two", "three", "cat", "dog")
@@ -216,7 +216,7 @@ def test_experiment_1_starts_unstable_on_a_balanced_tenth(tmp_path, monkeypatch)
 
     def watch(*given):
         tokenizer, module = made(*given)
-        starts.append(watched(module)["spectral_abscissa"])
+        starts.append(monitored(module)["spectral_abscissa"])
         return tokenizer, module
 
     monkeypatch.setattr(build, "build", watch)
@@ -242,7 +242,7 @@ def test_the_card_tells_what_the_record_says(trained, name) -> None:
     card = (out / "README.md").read_text()
     assert "None" not in card.split("## Recipe")[0] and "  " not in card.split("```")[0]
     head, _, *parts = rows_of(card, "Data")
-    assert head[4] == ("of each class" if record["labels"] else "tokens asked for")
+    assert head[4] == ("examples per class" if record["labels"] else "predicted tokens")
     for row in parts:
         entry = record["data"][row[0]]
         classes = ", ".join(f"{key}: {count:,}" for key, count in entry.get("classes", {}).items())
@@ -276,7 +276,7 @@ def test_the_card_of_tokens_names_what_is_asked(trained) -> None:
     assert "# mamba2 language model for associative-recall\n" in card
     assert "A mamba2 with a head that names the next token." in card
     assert 'model.trace("tokens with spaces between").answers' in card
-    assert "Accuracies are over the tokens that are asked for; intervals are 95 % bootstrap intervals" in card
+    assert "Accuracies are over the predicted tokens; intervals are 95 % bootstrap intervals" in card
     assert "The test split was read once, after training." in card
 
 
@@ -290,7 +290,7 @@ def test_the_card_of_compression_says_whose_accuracy_it_is(trained) -> None:
 
 def test_the_card_of_language_has_perplexities(trained) -> None:
     card = (run_of(trained, "words")[0] / "README.md").read_text()
-    assert "# mamba2 language model for text\n" in card and "nats a token" in card
+    assert "# mamba2 language model for text\n" in card and "nats per token" in card
     assert "chosen by the validation cross-entropy" in card and "There was no test split." in card
     assert 'model.trace("a text to go on from").answers' in card
 

@@ -20,7 +20,7 @@ from ssmscope.data.sequences import majority
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.training.card import bootstrap_interval, score_record, wilson_interval
 from ssmscope.training.objectives import (
-    SPREAD,
+    MIN_SPREAD,
     Arrays,
     NextTokens,
     Questions,
@@ -214,7 +214,7 @@ class TestSpread:
 
     def test_of_one_example_asks_for_nothing(self) -> None:
         logits = torch.tensor([[0.0, 3.0]], requires_grad=True)
-        assert spread(logits).item() == pytest.approx(SPREAD)
+        assert spread(logits).item() == pytest.approx(MIN_SPREAD)
 
     @pytest.mark.parametrize("scale", [0.01, 1.0])
     def test_penalty_acts_below_a_tenth(self, scale) -> None:
@@ -250,7 +250,7 @@ class TestScore:
         module, data = language_model(gate="bernoulli"), token_data()
         objective = NextTokens(parts(data), OPTIONS, CPU)
         whole = objective.score(module, "train")
-        monkeypatch.setattr("ssmscope.training.objectives.TOKENS_AT_ONCE", {"cpu": 13, "cuda": 13})
+        monkeypatch.setattr("ssmscope.training.objectives.MAX_TOKENS_PER_BATCH", {"cpu": 13, "cuda": 13})
         pieces = objective.score(module, "train")
         assert np.array_equal(whole.right, pieces.right) and np.allclose(whole.loss, pieces.loss, atol=1e-4)
 

@@ -1,4 +1,4 @@
-"""What a change of a text did inside a model, from the trace of both texts."""
+"""Effect of a change of a text, from the trace of both texts."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 
 SAME = 1e-5
-"""Up to which relative distance two vectors of float32 are the same: what rounding leaves. Of a coarser dtype it is 16
-times the distance of its numbers."""
+"""Relative distance up to which float32 vectors count as the same, because of rounding; 16 ε for coarser dtypes."""
 
 
 def effect_of(
@@ -40,17 +39,17 @@ def effect_of(
     top: int = 5,
     recorded: Mapping[str, Any] | None = None,
 ) -> AttackEffect:
-    """What the change from a batch's first row to its second did.
+    """Compute the effect of the change from a batch's first row to its second.
 
     Args:
-        layers, top: as of `attack_effect`.
-        recorded: what the provenance says of the two rows.
+        layers, top: as in `attack_effect`.
+        recorded: options that describe the two rows in the provenance.
 
     Raises:
         InputError: an unknown layer.
     """
     trace = model.trace(batch)
-    # where no layer has a memory nothing is kept, and there are no final states
+    # Retention is defined as 0 for models without a recurrent state, and they have no final states.
     heatmap = selection_heatmap(
         model, replace(trace, has_recurrent_state=True), score="retention", layers=layers, top=top
     )
@@ -84,14 +83,14 @@ def effect_of(
 
 
 def aligned(before: Sequence[int], after: Sequence[int]) -> np.ndarray:
-    """The positions of the tokens that both have, in order, (tokens, 2) int64; nothing is crossed."""
+    """Return the positions of the tokens that both have, (tokens, 2) int64, increasing in both columns."""
     blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()
     pairs = [(block.a + at, block.b + at) for block in blocks for at in range(block.size)]
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
 def _shares(weights: np.ndarray, sink: np.ndarray | None) -> tuple[np.ndarray, float]:
-    """|α| of the last row (1, tokens) as shares (tokens,), and the share of the state before the first token."""
+    """Compute the shares (tokens,) of |α| in the last row (1, tokens), and the share of the state before them."""
     mass = np.abs(weights[0].astype(np.float64))
     state = 0.0 if sink is None else abs(float(sink[0]))
     total = mass.sum() + state
@@ -103,41 +102,33 @@ def _shares(weights: np.ndarray, sink: np.ndarray | None) -> tuple[np.ndarray, f
 def _moved(
     model: Model, batch: Batch, trace: Trace, chosen: Sequence[int], pairs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Distances (layers + 1, pairs) float32, and the cosines at the last position (layers + 1,) and of the final states
-    (layers,); the row after the layers is that of the head."""
-    last = np.array(batch.lengths) - 1
-    distances: list[np.ndarray] = []
-    cosines: list[float] = []
-    states: list[float] = []
-    for index in chosen:
-        layer = trace.layers[index]
-        if trace.has_recurrent_state:
-            flat = torch.cat([scan.state.flatten(1) for scan in layer.scan()], dim=1).double().cpu().numpy()
-        states.append(cosine(*flat) if trace.has_recurrent_state else math.nan)
-        _compare(layer.u, pairs, last, distances, cosines)
-    _compare(_read_by_head(model, batch), pairs, last, distances, cosines)
-    return np.stack(distances).astype(np.float32), np.array(cosines), np.array(states)
+    """Compute distances (layers + 1, pairs), cosines at the last position (layers + 1,) and of final states (layers,).
 
-
-def _compare(
-    vectors: Tensor, pairs: np.ndarray, last: np.ndarray, distances: list[np.ndarray], cosines: list[float]
-) -> None:
-    """One row of distances and cosines, from vectors (2, length, width)."""
-    before, after = vectors.detach().double().cpu().numpy()
-    same = max(SAME, 16 * torch.finfo(vectors.dtype).eps)
-    distances.append(relative(before[pairs[:, 0]], after[pairs[:, 1]], same))
-    cosines.append(cosine(before[last[0]], after[last[1]]))
+    The row after the layers is that of the head.
+    """
+    states = np.full(len(chosen), math.nan)
+    if trace.has_recurrent_state:
+        for row, index in enumerate(chosen):
+            flat = torch.cat([scan.state.flatten(1) for scan in trace.layers[index].scan()], dim=1)
+            states[row] = cosine(*flat.double().cpu().numpy())
+    distances, cosines = [], []
+    for vectors in (*(trace.layers[index].u for index in chosen), _read_by_head(model, batch)):
+        before, after = vectors.detach().double().cpu().numpy()
+        same = max(SAME, 16 * torch.finfo(vectors.dtype).eps)
+        distances.append(relative(before[pairs[:, 0]], after[pairs[:, 1]], same))
+        cosines.append(cosine(before[batch.lengths[0] - 1], after[batch.lengths[1] - 1]))
+    return np.stack(distances).astype(np.float32), np.array(cosines), states
 
 
 def relative(before: np.ndarray, after: np.ndarray, same: float) -> np.ndarray:
-    """‖after − before‖ / ‖before‖ of each row; 0 where it is at most `same`."""
+    """Compute ‖after − before‖ / ‖before‖ for each row; 0 where it is at most `same`."""
     apart, size = np.linalg.norm(after - before, axis=1), np.linalg.norm(before, axis=1)
     with np.errstate(divide="ignore"):
         return np.divide(apart, size, out=np.zeros_like(apart), where=apart > same * size)
 
 
 def cosine(first: np.ndarray, second: np.ndarray) -> float:
-    """The cosine of two vectors, 1 where they are equal; NaN where just one is zero."""
+    """Compute the cosine of two vectors: 1 if they are equal, NaN if just one is zero."""
     if np.array_equal(first, second):
         return 1.0
     size = float(np.linalg.norm(first) * np.linalg.norm(second))
@@ -145,12 +136,12 @@ def cosine(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def _read_by_head(model: Model, batch: Batch) -> Tensor:
-    """The vectors of which the head reads the last, (2, length, width)."""
+    """Return the vectors (2, length, width) of which the head reads the last."""
     module = model.module
     kept: dict[int, Tensor] = {}
     with torch.no_grad(), model.running(mask=batch.mask):
         if module.base_model is not module:
             return hidden_vectors(module, inputs_embeds=model.embed(batch), attention_mask=batch.mask.long())
-        with keep_outputs(model.mixers[-1:], kept):  # a model that is its own base has one bare layer
+        with keep_outputs(model.mixers[-1:], kept):  # A model that is its own base has one bare layer.
             model.forward(batch, last_only=True)
     return kept[0]

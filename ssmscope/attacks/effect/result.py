@@ -1,4 +1,4 @@
-"""What a comparison of two texts gives: tokens, retention, attention and distances before and after a change."""
+"""Result of a comparison of two texts: tokens, retention, attention and distances before and after a change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 HEAD = "head"
-"""The name of the row of what the model's head reads."""
+"""Name of the row for the head's input."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +29,9 @@ class Side:
     """The text before or after the change."""
 
     text: ScoredText
-    """Its tokens, their retention (layers, tokens) and its mean, the answer and its probability."""
+    """Tokens, their retention (layers, tokens) and its mean, the answer and its probability."""
     changed: np.ndarray
-    """(tokens,) bool: those that the other text does not have."""
+    """(tokens,) bool: tokens that the other text does not have."""
     attention: np.ndarray
     """(layers, tokens) float32: the share of the last position's |α| that falls on each token."""
     sink: np.ndarray
@@ -51,32 +51,34 @@ class Side:
         return self.attention[:, self.changed].sum(1)
 
     def top(self, k: int) -> list[int]:
-        """The positions of the k tokens to which the last position attends most, the highest first."""
+        """Return the positions of the k tokens to which the last position attends most, the highest first."""
         return np.argsort(-self.mean_attention, kind="stable")[:k].tolist()
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How a change is carried on in one row of distances. Positions are those after the change."""
+    """Propagation of a change in one row of distances. Positions are those after the change."""
 
     first: int | None
-    """From which token on that both texts have the vectors differ; None where they never do."""
+    """First token of both texts at which the vectors differ; None if they never do."""
     peak: float
-    """The largest distance, 0 where there is none."""
+    """Largest distance, 0 if there is none."""
     peak_at: int | None
     last: float
     """The distance at the last token that both texts have."""
 
     @property
     def remains(self) -> float:
-        """Which part of the largest distance is left at the end: 0 where the states meet again, 1 where they move apart
-        until the end; NaN where they never differ."""
+        """Share of the largest distance that is left at the end.
+
+        It is 0 if the states meet again, 1 if they diverge until the end, and NaN if they never differ.
+        """
         return self.last / self.peak if self.peak else math.nan
 
 
 @dataclass(frozen=True)
 class AttackEffect(Result, kind="effect"):
-    """What a change of a text did inside the model."""
+    """Effect of a change of a text inside the model."""
 
     before: Side
     after: Side
@@ -84,34 +86,38 @@ class AttackEffect(Result, kind="effect"):
     """(pairs, 2) int64: the positions before and after the change of the tokens that both texts have."""
     layers: tuple[int, ...]
     by_layer: bool
-    """Whether the table shows every layer, or only the average."""
+    """True if views show every layer, not only the average."""
     size: int
-    """How many tokens are named."""
+    """Number of tokens that are named."""
     distance: np.ndarray
-    """(layers + 1, pairs) float32: the relative distance of the layers' inputs, in the last row of what the head
-    reads."""
+    """(layers + 1, pairs) float32: the relative distance of the layers' inputs and, in the last row, of the head's."""
     hidden_cosine: np.ndarray
     """(layers + 1,): the cosine of the same vectors at the last position of each text."""
     state_cosine: np.ndarray
-    """(layers,): the cosine of the final states, of all of a layer's recurrences together; NaN without a memory."""
+    """(layers,): the cosine of the final states of all of a layer's recurrences; NaN without a recurrent state."""
     kept: float
-    """The probability after the change of what was the answer before it."""
+    """Probability after the change of the answer before it."""
+
+    @property
+    def sides(self) -> tuple[tuple[str, Side], tuple[str, Side]]:
+        """Both texts with their names."""
+        return ("before", self.before), ("after", self.after)
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """The names of the rows of `distance`."""
+        """Names of the rows of `distance`."""
         return (*map(str, self.layers), HEAD)
 
     @property
     def first_changed(self) -> int | None:
-        """The position from which on the texts differ; None where they do not."""
+        """Position from which on the texts differ; None if they do not."""
         same = np.flatnonzero((self.pairs != np.arange(len(self.pairs))[:, None]).any(1))
         common = int(same[0]) if len(same) else len(self.pairs)
         return None if common == len(self.before) == len(self.after) else common
 
     @property
     def spreads(self) -> tuple[Spread, ...]:
-        """How the change is carried on, per row of `distance`."""
+        """Propagation of the change, per row of `distance`."""
         return tuple(map(self._spread, self.distance))
 
     def _spread(self, distance: np.ndarray) -> Spread:
@@ -123,17 +129,17 @@ class AttackEffect(Result, kind="effect"):
 
     @property
     def retention_change(self) -> np.ndarray:
-        """(layers, pairs): retention after less before, at the tokens that both texts have."""
+        """(layers, pairs): retention after minus before, at the tokens that both texts have."""
         return self.after.text.scores[:, self.pairs[:, 1]] - self.before.text.scores[:, self.pairs[:, 0]]
 
     @property
     def attention_change(self) -> np.ndarray:
-        """(layers, pairs): the share of attention after less before, at the tokens that both texts have."""
+        """(layers, pairs): the share of attention after minus before, at the tokens that both texts have."""
         return self.after.attention[:, self.pairs[:, 1]] - self.before.attention[:, self.pairs[:, 0]]
 
     @property
     def answer_name(self) -> str:
-        """What became of the answer, in words."""
+        """The answers before and after in words."""
         old, new = (shorten(visible(side.text.answer), 32) for side in (self.before, self.after))
         p, q = (f"{side.text.probability:.3f}" for side in (self.before, self.after))
         if self.before.text.answer == self.after.text.answer:
@@ -142,7 +148,7 @@ class AttackEffect(Result, kind="effect"):
 
     @property
     def changed_name(self) -> str:
-        """How many tokens changed, in words."""
+        """The number of changed tokens in words."""
         gone, new = int(self.before.changed.sum()), int(self.after.changed.sum())
         if not gone and not new:
             return "no token changed"
@@ -174,16 +180,16 @@ class AttackEffect(Result, kind="effect"):
     def to_frame(self) -> DataFrame:
         """A row per side, layer and token.
 
-        Columns side ("before", "after"), layer ("mean" for the average; the layers follow if they were asked for, and
+        Columns: side ("before", "after"), layer ("mean" for the average; the layers follow if they were asked for, and
         "head"), position, token, changed, partner (the position in the other text, missing for changed tokens),
         retention, write, attention (the share of the last position's), distance (missing for changed tokens). Positions
-        count from 0. What the head reads has a distance only.
+        count from 0. The head's input has a distance only.
         """
         import pandas as pd
 
         parts = []
         means = np.concatenate([self.distance[:-1].mean(0, keepdims=True), self.distance])
-        for number, (name, side) in enumerate((("before", self.before), ("after", self.after))):
+        for number, (name, side) in enumerate(self.sides):
             here = self.pairs[:, number]
             partner = pd.array([None] * len(side), dtype="Int64")
             partner[here] = self.pairs[:, 1 - number]
@@ -215,10 +221,10 @@ class AttackEffect(Result, kind="effect"):
     def summary(self) -> DataFrame:
         """A row per layer, and one for the head.
 
-        Columns layer, hidden_cosine (of the vectors at the last position), state_cosine, on_removed and on_new (the
+        Columns: layer, hidden_cosine (of the vectors at the last position), state_cosine, on_removed and on_new (the
         share of the last position's attention on the changed tokens before and after), retention_change and
         attention_change (the mean absolute change at the tokens that both texts have), first, peak, peak_at, last (see
-        `Spread`) and remains. What the head reads has no state, gate or attention.
+        `Spread`) and remains. The head has no state, gate or attention.
         """
         import pandas as pd
 
@@ -240,18 +246,16 @@ class AttackEffect(Result, kind="effect"):
         return frame
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.attacks.effect import page, terminal
+        from ssmscope.attacks.effect import views
         from ssmscope.attacks.effect.figure import draw_distances
         from ssmscope.render.blocks import Custom, Picture, Prose
         from ssmscope.render.html import grid
 
         yield Prose(self.headline, "title")
-        yield Custom(lambda coloured: terminal.texts(self, coloured), lambda: page.texts(self), page.STYLE)
-        yield Picture(lambda: draw_distances(self), "distance along the text")
-        yield terminal.attended("before", self.before, self.size)
-        yield terminal.attended("after", self.after, self.size)
-        yield terminal.layers(self)
-        for remark in terminal.remarks(self):
-            yield Prose(remark, "note")
+        yield views.token_rows(self)
+        yield Picture(lambda: draw_distances(self), "Relative distance of the vectors at the tokens of both texts")
+        yield from (views.attended(name, side, self.size) for name, side in self.sides)
+        yield views.layer_table(self)
+        yield from (Prose(remark, "note") for remark in views.remarks(self))
         summary = "<details><summary>All numbers of the layers</summary>{}</details>"
         yield Custom(html=lambda: summary.format(grid(folded(self.summary()))))

@@ -1,8 +1,8 @@
-"""Where in a text the same inserted phrase hurts a model most, and what an attacker gains who may choose the place.
+"""Accuracy with a phrase inserted at every place of a text, and under an attacker who chooses the place.
 
-The phrase of PromptBench's StressTest attack (Zhu et al. 2023, after Naik et al. 2018) is put at the end of a prompt. A
-state-space model forgets, and leans on its last tokens (Wang et al. 2024; Baleen, section 4.3), so that the place
-should matter as much as the phrase: here it is moved all along the text.
+PromptBench's StressTest attack (Zhu et al. 2023, after Naik et al. 2018) appends a phrase to a prompt. State-space
+models forget and depend on their last tokens (Wang et al. 2024; Baleen, section 4.3), so the place should matter as
+much as the phrase; here the phrase moves through the whole text.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def insertion_sweep(
     data: TextData,
     *,
     insert: Annotated[
-        str | Sequence[str], "What is put in; may be repeated, each phrase with its own curve.", REPEATED
+        str | Sequence[str], "Inserted phrase; may be repeated, each phrase with its own curve.", REPEATED
     ] = " and true is true ",
     places: Annotated[
         int | Sequence[float],
-        "How many places, evenly from a prefix to a suffix, or these shares of the words.",
+        "Number of evenly spaced places from prefix to suffix, or shares of the words.",
         Metavar("N|X,…"),
     ] = 11,
     template: Template = None,
@@ -55,20 +55,20 @@ def insertion_sweep(
     cache: Cache = None,
     seed: Seed = 0,
 ) -> InsertionSweep:
-    """Where the same words hurt most: a phrase is put at every place of a text, from a prefix to a suffix.
+    """Measure accuracy with a phrase inserted at every place of a text, from prefix to suffix.
 
-    Place p is behind the first ⌊p n + ½⌋ of a text's n words (what stands between white space): 0 is a prefix, 1 a
-    suffix. With a template the places are those of the content, and two more are before and after the whole; by
-    default it is, with the words, the first of a known data set's own (`TASK_PROMPTS`). The phrase's own outer white
-    space is one space, and none at an end of the text.
+    Place p is after the first ⌊p n + ½⌋ of a text's n words, split at white space: 0 is a prefix, 1 a suffix. With a
+    template the places are those of the content, and two more are before and after the whole. By default template and
+    words are the first of a known data set's own (`TASK_PROMPTS`). The phrase is separated by one space, and by none at
+    an end of the text.
 
     Every number has a 95 % bootstrap interval over examples. All are paired: clean texts, phrases and places share
     their resamples. A drop is relative, 1 − accuracy / clean accuracy. `worst` is the accuracy against an attacker who
-    chooses, for each example, among the places that were measured: what is right at all of them.
+    chooses the place for each example: the share of the examples that are right at all measured places.
 
     Raises:
-        InputError: an empty phrase or one that is given twice, a place outside 0 to 1, data that does not fit the
-            model, and what `Template` and `Evaluator` refuse.
+        InputError: an empty or repeated phrase, a place outside 0 to 1, data that do not fit the model, and what
+            `Template` and `Evaluator` refuse.
     """
     from ssmscope.api.results import record_provenance
     from ssmscope.attacks.curves import questions, true_log_odds
@@ -118,8 +118,7 @@ def insertion_sweep(
     options = {
         "insert": list(phrases),
         "places": list(shares),
-        "template": None if asked.template is None else asked.template.text,
-        "words": None if asked.evaluator.words is None else list(asked.evaluator.words),
+        **asked.options,
         "scoring": scoring,
         "limit": limit,
     }

@@ -1,4 +1,4 @@
-"""Accuracy along the places of a text as a picture."""
+"""Figure of accuracy along the places of a text."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ if TYPE_CHECKING:
 
     from ssmscope.attacks.insertion.result import InsertionCurve, InsertionSweep
 
-OUTSIDE = 0.09
-"""How far from the content's ends the places outside it are drawn."""
+OUTSIDE_DISTANCE = 0.09
+"""Distance from the content's ends at which the places outside it are drawn."""
 
 
 def draw(result: InsertionSweep) -> Figure:
-    """Two panels over the places: accuracy, with the clean one and the worst of each example, and the mean change of
-    the log-odds of the true class, where there are any."""
+    """Draw accuracy over the places, with the clean one and the worst of each example, and the change of log-odds."""
     odds, curves = result.clean_log_odds is not None, result.shown
     legend = [(handle(number), f"“{shorten(visible(curve.phrase), 80)}”") for number, curve in enumerate(curves)]
     legend += [(dashed(INK), "clean"), (dotted(SOFT), "right at every place")]
@@ -44,12 +43,12 @@ def draw(result: InsertionSweep) -> Figure:
     title = ("Insertion sweep of ", result.model_name, f": {what} at every place")
     figure, axes = stacked(title, data_line(result), legend, 2 if odds else 1)
     places = curves[0].places
-    ends = {place.name: -OUTSIDE for place in places[:1] if place.share is None}
-    ends |= {place.name: 1 + OUTSIDE for place in places[1:] if place.share is None}
-    sides = [at + side for at in ends.values() for side in (-OUTSIDE / 2, OUTSIDE / 2)]
+    ends = {place.name: -OUTSIDE_DISTANCE for place in places[:1] if place.share is None}
+    ends |= {place.name: 1 + OUTSIDE_DISTANCE for place in places[1:] if place.share is None}
+    sides = [at + side for at in ends.values() for side in (-OUTSIDE_DISTANCE / 2, OUTSIDE_DISTANCE / 2)]
     for panel in axes:
         for at in ends.values():
-            panel.axvspan(at - OUTSIDE / 2, at + OUTSIDE / 2, color=EDGE, zorder=0)
+            panel.axvspan(at - OUTSIDE_DISTANCE / 2, at + OUTSIDE_DISTANCE / 2, color=EDGE, zorder=0)
         panel.set_xlim(min([-0.03, *sides]), max([1.03, *sides]))
     upper = axes[0]
     upper.axhline(result.clean.value, color=INK, linewidth=1, linestyle=DASHED)
@@ -75,7 +74,7 @@ def draw(result: InsertionSweep) -> Figure:
 
 
 def _along(axes: Axes, curve: InsertionCurve, ends: dict[str, float], found: Sequence[Estimate], number: int) -> None:
-    """A line over the content, and single points outside it."""
+    """Draw a line over the content, and single points outside it."""
     inside = [(p.share, e) for p, e in zip(curve.places, found) if p.share is not None]
     line(axes, [at for at, _ in inside], [e for _, e in inside], number)
     for place, one in zip(curve.places, found):

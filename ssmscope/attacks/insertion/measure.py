@@ -1,9 +1,4 @@
-"""Where in a text the same inserted phrase hurts a model most, and what an attacker gains who may choose the place.
-
-The phrase of PromptBench's StressTest attack (Zhu et al. 2023, after Naik et al. 2018) is put at the end of a prompt. A
-state-space model forgets, and leans on its last tokens (Wang et al. 2024; Baleen, section 4.3), so that the place
-should matter as much as the phrase: here it is moved all along the text.
-"""
+"""Texts with an inserted phrase, and the numbers of an insertion sweep from the answers to them."""
 
 from __future__ import annotations
 
@@ -27,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def inserted(text: str, phrase: str, words: int) -> str:
-    """The text with the phrase behind so many of its words, single spaces around it."""
+    """Insert the phrase after so many words of the text, with single spaces around it."""
     found = list(re.finditer(r"\S+", text))
     if not words:
         start = found[0].start() if found else 0
@@ -39,7 +34,7 @@ def inserted(text: str, phrase: str, words: int) -> str:
 def attacked_texts(
     asked: Questions, phrase: str, shares: Sequence[float], outside: tuple[bool, bool]
 ) -> Iterable[list[str]]:
-    """All texts with the phrase at each place, place by place."""
+    """Yield all texts with the phrase at each place, place by place."""
     contents = asked.contents
     whole = [asked.before + content + asked.after for content in contents]
     if outside[0]:
@@ -82,7 +77,7 @@ def checked_shares(places: int | Sequence[float]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Measured:
-    """The numbers of one phrase: those of every place by the names that `Place` gives them, and the worst."""
+    """Estimates of one phrase: of every place, by the fields of `Place`, and of the worst place of each example."""
 
     clean: Estimate
     places: tuple[dict[str, Any], ...]
@@ -100,8 +95,13 @@ def measure(
     odds: Float[np.ndarray, "places examples"] | None,
     seed: int,
 ) -> Measured:
-    """All numbers of a phrase from what is right when clean and at each place, where the answer is another than the
-    clean one, and the log-odds of the true class."""
+    """Compute all estimates of a phrase.
+
+    Args:
+        clean, right: True where the answer is right on clean texts and at each place.
+        changed: True where the answer differs from the clean one.
+        clean_odds, odds: log-odds of the true class; None for generated answers.
+    """
     number, examples = right.shape
     columns = [clean[None], np.all(right, axis=0, keepdims=True), right, changed & clean]
     if odds is not None and clean_odds is not None:
@@ -140,7 +140,7 @@ def notes_on(model: Model, phrases: Sequence[str], answers: np.ndarray, clean: E
         yield "the clean accuracy is 0: there is no drop to measure"
     silent = float((answers == -1).mean())
     if silent:
-        yield f"{100 * silent:.1f} % of the generated answers name no class; they count as wrong"
+        yield f"{100 * silent:.1f} % of the generated answers name no class and count as wrong"
     for phrase in phrases:
         number, unknown = unknown_tokens(model, phrase)
         if unknown:

@@ -1,9 +1,4 @@
-"""Where in a text the same inserted phrase hurts a model most, and what an attacker gains who may choose the place.
-
-The phrase of PromptBench's StressTest attack (Zhu et al. 2023, after Naik et al. 2018) is put at the end of a prompt. A
-state-space model forgets, and leans on its last tokens (Wang et al. 2024; Baleen, section 4.3), so that the place
-should matter as much as the phrase: here it is moved all along the text.
-"""
+"""Result of an insertion sweep: accuracy and log-odds with each phrase at every place."""
 
 from __future__ import annotations
 
@@ -24,34 +19,33 @@ if TYPE_CHECKING:
     from ssmscope.render.blocks import Block
 
 FIRST, LAST = "before the template", "after the template"
-"""The places outside the content, where there is a template."""
+"""Places outside the content, if there is a template."""
 
-
-SHOWN = 6
-"""How many phrases figure and terminal show."""
+MAX_SHOWN_PHRASES = 6
+"""Phrases that figure and terminal show."""
 
 
 def place_name(place: float) -> str:
-    """A share of a text's words as the views write it."""
+    """Format a share of a text's words."""
     return f"{100 * place:.4g} %"
 
 
 @dataclass(frozen=True)
 class Place:
-    """What is measured with the phrase at one place."""
+    """Estimates with the phrase at one place."""
 
     name: str
     share: float | None
-    """Of the content's words, how many stand before the phrase; None outside the content."""
+    """Share of the content's words before the phrase; None outside the content."""
     accuracy: Estimate
     drop: Estimate
     """1 − accuracy / clean accuracy."""
     flipped: Estimate
-    """The share of the examples that are right when clean whose prediction changes."""
+    """Share of the examples answered correctly when clean whose answer changes."""
     log_odds_change: Estimate | None
-    """The mean change of log p / (1 − p) of the true class, in natural logarithms; None for generated answers."""
+    """Mean change of log p / (1 − p) of the true class, in natural logarithms; None for generated answers."""
     worst_here: Estimate | None
-    """The share of the examples whose log-odds are lowest at this place; places that tie have equal parts."""
+    """Share of the examples whose log-odds are lowest at this place; ties are divided equally."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +54,22 @@ class InsertionCurve:
 
     phrase: str
     places: tuple[Place, ...]
-    """From the first to the last."""
+    """Places from first to last."""
     hardest_places: tuple[int, ...]
-    """The place of the lowest accuracy, and those from which it cannot be told, see `bootstrap.lowest`."""
+    """Place of the lowest accuracy, and those indistinguishable from it (`bootstrap.lowest`)."""
     lowest_odds: tuple[int, ...]
-    """The same of the place where most texts have their lowest log-odds; none for generated answers."""
+    """The same for the place where most texts have their lowest log-odds; empty for generated answers."""
     worst: Estimate
-    """Accuracy where the attacker chooses the place for each example: the share that is right at every place."""
+    """Accuracy if the attacker chooses the place for each example: the share that is right at every place."""
     worst_drop: Estimate
 
     @property
     def hardest(self) -> Place:
-        """The place of the lowest accuracy, the first of several."""
+        """Place of the lowest accuracy, the first of several."""
         return self.places[self.hardest_places[0]]
 
     def named(self, places: Sequence[int]) -> str:
-        """The first of some places, as far as it can be told from the others; nothing where none stands out."""
+        """Name the first of some places and how many are indistinguishable from it; "" if none stands out."""
         return told_apart([self.places[at].name for at in places], len(self.places))
 
 
@@ -87,16 +81,16 @@ class InsertionSweep(Result, kind="insertion"):
     clean_log_odds: Estimate | None
     curves: tuple[InsertionCurve, ...]
     worst: Estimate
-    """Accuracy where the attacker chooses phrase and place for each example."""
+    """Accuracy if the attacker chooses phrase and place for each example."""
     worst_drop: Estimate
     notes: tuple[str, ...]
 
     @property
     def shown(self) -> tuple[InsertionCurve, ...]:
-        """The phrases that figure and terminal show: of more than 6 those that cost most, in their order."""
-        if len(self.curves) <= SHOWN:
+        """Phrases that figure and terminal show: if there are more than 6, those of lowest accuracy, in their order."""
+        if len(self.curves) <= MAX_SHOWN_PHRASES:
             return self.curves
-        kept = sorted(self.curves, key=lambda curve: curve.worst.value)[:SHOWN]
+        kept = sorted(self.curves, key=lambda curve: curve.worst.value)[:MAX_SHOWN_PHRASES]
         return tuple(curve for curve in self.curves if any(curve is one for one in kept))
 
     def verdict(self, at: int = 0) -> str:
@@ -127,9 +121,9 @@ class InsertionSweep(Result, kind="insertion"):
         """A row for the clean texts, and per phrase one for every place and one for the worst of each example.
 
         Columns: part ("clean", "place", "worst"), phrase, place, share, accuracy, drop (relative, in percent), flipped
-        (of the examples that are right when clean), log_odds (the mean change; of the clean texts the mean itself) and
-        worst_here; the 95 % interval of each is in columns ending in _low and _high. With several phrases the last row
-        is the worst phrase and place of each example.
+        (of the examples right when clean), log_odds (the mean change; for clean texts the mean itself) and worst_here;
+        the 95 % interval of each is in columns ending in _low and _high. With several phrases the last row is the worst
+        phrase and place of each example.
         """
         import pandas as pd
 
@@ -155,20 +149,21 @@ class InsertionSweep(Result, kind="insertion"):
         yield from self.opening()
         yield from (curve_table(curve, self.clean) for curve in self.shown)
         yield Prose(
-            "place: how many of a text's words stand before the phrase; drop: 1 − accuracy / clean accuracy; flipped: "
-            "of the texts that are right when clean, the share whose answer changes; worst of each text: a text counts "
-            "as right if it is right at every place.",
+            "place: share of a text's words before the phrase; drop: 1 − accuracy / clean accuracy; flipped: share of "
+            "the texts answered correctly when clean whose answer changes; worst of each text: a text counts as right "
+            "only if it is right at every place.",
             "note",
         )
-        if len(self.curves) > SHOWN:
-            yield Prose(f"These are the {SHOWN} of {len(self.curves)} phrases that cost most; the table holds all.")
+        if len(self.curves) > MAX_SHOWN_PHRASES:
+            shown, count = MAX_SHOWN_PHRASES, len(self.curves)
+            yield Prose(f"These are the {shown} of {count} phrases with the lowest accuracy; the table has all.")
         if len(self.curves) > 1:
             yield Prose(f"The worst phrase and place of each example: accuracy {self.worst}.")
         yield from closing(self, self.notes)
 
 
 def curve_table(curve: InsertionCurve, clean: Estimate) -> Table:
-    """A row for the clean texts, for the phrase at every place, and for the worst place of each example."""
+    """Return a table of the clean texts, the phrase at every place, and the worst place of each example."""
     names = ("accuracy", "drop in %", "flipped", "change of log-odds")
     lines = [Line(("clean",), {names[0]: Cell(clean)})]
     for one in curve.places:
@@ -181,14 +176,14 @@ def curve_table(curve: InsertionCurve, clean: Estimate) -> Table:
     if curve.lowest_odds:
         here = curve.places[curve.lowest_odds[0]].worst_here
         where = curve.named(curve.lowest_odds)
-        note = f"The log-odds of the true class are most often lowest at {where}, of {here} of the texts."
+        note = f"The log-odds of the true class are most often lowest at {where}, for {here} of the texts."
         if not where:
-            note = "The log-odds of the true class are lowest at no place more often than at others, beyond chance."
+            note = "No place has the lowest log-odds of the true class clearly more often than the others."
     return replace(table(("place",), lines), title=f"“{visible(curve.phrase)}”", note=note)
 
 
 def _where(curve: InsertionCurve) -> str:
-    """The accuracy with a phrase, and where it is lowest, as far as that can be told."""
+    """Describe the accuracy with a phrase, and where it is lowest if a place stands out."""
     accuracies, phrase = [one.accuracy.value for one in curve.places], shorten(visible(curve.phrase), 32)
     if where := curve.named(curve.hardest_places):
         return f"{min(accuracies):.3f} with “{phrase}” at its hardest place ({where})"

@@ -1,9 +1,9 @@
-"""How much a state can hold on to: accuracy against the length of filler between the evidence and the question.
+"""Accuracy against the length of filler between a text and the question about it.
 
-A state-space model keeps what it has read in a state of fixed size. What stands between a text and the place where its
-class is read takes room in it and decays it, and on contexts beyond those of training states can leave what the model
-knows ("state collapse", Chen et al. 2024, Stuffed Mamba). Filler before the text is as long and as foreign, but read
-first: what it costs is not forgetting. The two curves are a measurement, not a claim of that paper.
+A state-space model keeps its context in a state of fixed size. Filler between a text and the position where its class
+is read occupies and decays the state; on contexts longer than in training, states can leave their usual range ("state
+collapse", Chen et al. 2024, Stuffed Mamba). Filler before the text is equally long and out of place but read first, so
+its cost is not forgetting. The two curves are a measurement, not a claim of that paper.
 """
 
 from __future__ import annotations
@@ -24,13 +24,9 @@ if TYPE_CHECKING:
 
 
 def check_overflow(*, lengths: Sequence[int], filler: str | None, **others: Any) -> None:
-    """Refuse lengths of nothing, filler without a word, and what `check_asked` refuses.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError if no length is above 0, the filler has no word, or `check_asked` does."""
     if max(lengths) == 0:
-        raise InputError("lengths names no filler; give a number of tokens from 1 on, such as 64")
+        raise InputError("lengths has only 0; give a number of tokens from 1 on, such as 64")
     if filler is not None and not filler.strip():
         raise InputError("the filler is empty; give a text of at least one word, or none for generated sentences")
     check_asked(**others)
@@ -48,7 +44,7 @@ def state_overflow(
     model: Model,
     data: TextData,
     *,
-    lengths: Annotated[Sequence[int], "Tokens of filler; 0 is added.", Range(0)] = (
+    lengths: Annotated[Sequence[int], "Numbers of filler tokens; 0 is added.", Range(0)] = (
         0,
         16,
         32,
@@ -59,34 +55,36 @@ def state_overflow(
     ),
     filler: Annotated[
         str | None,
-        "A text, the name of a file, or wikitext2; else generated sentences.",
+        "A text, a file or wikitext2; by default generated sentences.",
         Reads("lines"),
         Metavar("TEXT|FILE"),
     ] = None,
-    where: Annotated[Literal["after", "before", "both"], "Filler stands after the text, before it, or both."] = "both",
+    where: Annotated[Literal["after", "before", "both"], "Place of the filler: after the text, before it, or both."] = (
+        "both"
+    ),
     template: Template = None,
     words: LabelWords = None,
     limit: Limit = None,
     cache: Cache = None,
     seed: Seed = 0,
 ) -> StateOverflow:
-    """When the state is full: accuracy as filler grows between a text and the question about it.
+    """Measure accuracy as filler grows between a text and the question about it.
 
-    A classifier reads at its last token: the filler follows the text. A language model reads at the end of its
-    template: the filler stands between {content} and the rest. The control "before" has the same filler before the
-    text, within the template. All examples have the same filler, and a longer one begins with the shorter. Filler that
-    is too short is repeated; generated sentences are neutral.
+    A classifier reads its last token, so the filler follows the text. A language model reads the end of its template,
+    so the filler stands between {content} and the rest. The control "before" has the same filler before the text,
+    within the template. All examples have the same filler, and a longer one begins with the shorter. Filler that is too
+    short is repeated; generated sentences are neutral.
 
     Every number has a 95 % bootstrap interval over examples, and all share their resamples. Chance is the share of the
-    data's most frequent class. The half-length is the shortest of the measured lengths at which half of the accuracy
-    above chance is gone. Its interval is over the resamples in which the clean accuracy is above chance; its upper end
-    is infinite where too many of them never get there.
+    data's most frequent class. The half-length is the shortest measured length at which half of the accuracy above
+    chance is lost. Its interval is over the resamples in which the clean accuracy is above chance; its upper end is
+    infinite if too many of them never lose half.
 
     Args:
-        template: by default, with the words, the first of a known data set's own (`TASK_PROMPTS`).
+        template: by default, like the words, the first of a known data set's own (`TASK_PROMPTS`).
 
     Raises:
-        InputError: an empty filler, no length above 0, data that does not fit the model, and what `Template` and
+        InputError: an empty filler, no length above 0, data that do not fit the model, and what `Template` and
             `Evaluator` refuse.
     """
     from ssmscope.api.results import record_provenance
@@ -124,8 +122,7 @@ def state_overflow(
         "filler": filler,
         "lengths": list(steps),
         "where": where,
-        "template": None if asked.template is None else asked.template.text,
-        "words": None if asked.evaluator.words is None else list(asked.evaluator.words),
+        **asked.options,
         "limit": limit,
     }
     return StateOverflow(

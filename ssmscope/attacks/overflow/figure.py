@@ -1,4 +1,4 @@
-"""Accuracy behind filler of growing length as a picture."""
+"""Figure of accuracy with filler of growing length."""
 
 from __future__ import annotations
 
@@ -28,27 +28,29 @@ if TYPE_CHECKING:
 
     from ssmscope.attacks.overflow.result import StateOverflow
 
-NUMBERS = {"after": 1, "before": 0}
-"""The colour of each place, whichever are shown."""
+COLOUR_NUMBERS = {"after": 1, "before": 0}
+"""Colour of each place, whichever are shown."""
 
 
 def draw(result: StateOverflow) -> Figure:
-    """Three panels over the length: accuracy with the clean one and chance, the mean log-odds of the true class, and
-    the largest share of a class among the answers. Upright lines are half-lengths."""
-    legend = [(handle(NUMBERS[curve.where]), f"filler {curve.where} the text") for curve in result.curves]
+    """Draw accuracy, mean log-odds of the true class, and the largest class's share of the answers over the length.
+
+    Vertical lines are half-lengths.
+    """
+    legend = [(handle(COLOUR_NUMBERS[curve.where]), f"filler {curve.where} the text") for curve in result.curves]
     legend += [(dashed(INK), "without filler"), (dotted(SOFT), "chance: the data's most frequent class")]
     if any(curve.half_length is not None for curve in result.curves):
         half = Line2D([], [], color=SOFT, linewidth=1.3, linestyle=(0, (2, 2)))
-        legend.append((half, "upright: half of the accuracy above chance is gone"))
+        legend.append((half, "vertical: half of the accuracy above chance is lost"))
     title = ("State overflow of ", result.model_name, ": filler of growing length")
     figure, axes = stacked(title, data_line(result), legend, 3)
     lengths = [point.tokens for point in result.curves[0].points]
     for curve in result.curves:
-        number = NUMBERS[curve.where]
+        number = COLOUR_NUMBERS[curve.where]
         for panel, name in zip(axes, ("accuracy", "log_odds", "majority")):
             line(panel, lengths, [getattr(point, name) for point in curve.points], number)
         if curve.half_length is not None:
-            # the dashes of two lines at one place alternate
+            # The dashes of two lines at one place alternate.
             axes[0].axvline(
                 curve.half_length.value, color=COLOURS[number], linewidth=1.3, linestyle=(4 * number, (4, 4))
             )
@@ -72,7 +74,7 @@ def draw(result: StateOverflow) -> Figure:
 
 
 def _apart(lengths: list[int]) -> list[int]:
-    """The lengths that can be written under the axis without touching one another; the last always is."""
+    """Return the lengths whose labels fit below the axis without touching; the last is always among them."""
     places = [0.0 if n == 0 else 1 + float(np.log2(n / lengths[1])) for n in lengths]
     kept = [len(lengths) - 1]
     for at in range(len(lengths) - 2, -1, -1):

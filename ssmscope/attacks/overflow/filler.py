@@ -1,4 +1,4 @@
-"""The filler: where it comes from, how it is cut at a number of tokens, and how it is put beside a text."""
+"""Filler: its source, its cut at a number of tokens, and its place next to a text."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from ssmscope.core.model import Model
 
 
-SENTENCES = 64
-"""So many sentences are drawn at a time, whatever the lengths: the same seed begins with the same filler."""
+SENTENCES_PER_DRAW = 64
+"""Sentences drawn at a time for all lengths, so that the same seed begins with the same filler."""
 
 
 def filler_text(filler: str) -> str:
-    """Somebody's filler as one text: of a file or a known text, or as it is.
+    """Return the user's filler as one text: a file's, a known text's, or the text itself.
 
     Raises:
         InputError: a file that cannot be read, or one without a word.
@@ -43,14 +43,14 @@ def filler_text(filler: str) -> str:
 
 
 def _is_a_path(filler: str) -> bool:
-    """Whether a filler names a file, be it absent, rather than being a text."""
+    """Return True if a filler names a file, even an absent one."""
     suffix = Path(filler).suffix.lower()
     in_a_folder = len(filler.split()) == 1 and any(mark in filler for mark in (os.sep, "/"))
     return suffix in (".txt", *SUFFIXES) or in_a_folder or os.path.lexists(filler)
 
 
 def pieces_of(asked: Questions, model: Model, given: str | None, steps: Sequence[int], seed: int) -> list[str]:
-    """The filler cut at each number of tokens, as the first example's tokens count it."""
+    """Cut the filler at each number of tokens, counted within the first example."""
     example = asked.contents[0]
 
     def count(piece: str) -> int:
@@ -61,12 +61,14 @@ def pieces_of(asked: Questions, model: Model, given: str | None, steps: Sequence
     words, size = (given or "").split(" "), steps[-1]
     while size < len(words) and count(" ".join(words[:size])) < steps[-1]:
         size *= 2
-    whole = " ".join(words[:size])  # of a long text no more than is needed
+    whole = " ".join(words[:size])  # A long text is tokenized only as far as needed.
     now, gained = count(whole), 0
     while now < steps[-1]:
-        # of generated sentences nearly as many as are missing, so that the whole is not counted after every few
+        # Nearly as many generated sentences as are missing are added at once, so that the whole is seldom counted.
         times = max(1, int(0.9 * (steps[-1] - now) / gained)) if gained and not given else 1
-        more = [whole] if given else [" ".join(generated(random, SENTENCES, spaced=False)) for _ in range(times)]
+        more = (
+            [whole] if given else [" ".join(generated(random, SENTENCES_PER_DRAW, spaced=False)) for _ in range(times)]
+        )
         whole = _joined(whole, " ".join(more))
         before, now = now, count(whole)
         if now <= before:
@@ -76,8 +78,10 @@ def pieces_of(asked: Questions, model: Model, given: str | None, steps: Sequence
 
 
 def cut(text: str, tokens: int, count: Callable[[str], int]) -> str:
-    """The longest beginning of a text, of whole words, that has at most so many tokens by `count`; where it has fewer,
-    with the part of the next word that comes closest to the number."""
+    """Return the longest beginning of a text, in whole words, that has at most so many tokens by `count`.
+
+    If it has fewer, the part of the next word that comes closest to the number is added.
+    """
     words = text.split(" ")
     number = bisect_right(range(len(words) + 1), tokens, key=lambda n: count(" ".join(words[:n]))) - 1
     piece = " ".join(words[:number])
@@ -88,7 +92,7 @@ def cut(text: str, tokens: int, count: Callable[[str], int]) -> str:
     def begun(end: int) -> int:
         return count(_joined(piece, word[:end]))
 
-    # a longer part of a word may have fewer tokens than a shorter one, by as many characters as a token has
+    # A longer part of a word can have fewer tokens than a shorter one, within about a token's length in characters.
     middle = bisect_right(range(len(word)), tokens, key=begun)
     near = range(min(middle + 8, len(word) - 1), max(middle - 8, 0), -1)
     best = max(near, key=lambda end: found if (found := begun(end)) <= tokens else -1, default=0)
@@ -100,13 +104,13 @@ def _joined(first: str, second: str) -> str:
 
 
 def filled(asked: Questions, place: str, piece: str) -> list[str]:
-    """All texts, within their template, with the filler after or before them."""
+    """Return all texts within their template, with the filler after or before them."""
     pairs = ((text, piece) if place == "after" else (piece, text) for text in asked.contents)
     return [asked.before + _joined(*pair) + asked.after for pair in pairs]
 
 
 def added_tokens(model: Model, texts: Sequence[str], shape: tuple[int, int]) -> Float[np.ndarray, "places lengths"]:
-    """By how many tokens texts are longer than those of the first length, on average over examples.
+    """Compute by how many tokens texts exceed those of the first length, on average over examples.
 
     Args:
         texts: by place, length and example.
@@ -117,5 +121,5 @@ def added_tokens(model: Model, texts: Sequence[str], shape: tuple[int, int]) -> 
 
 
 def _tokens(model: Model, texts: Sequence[str]) -> Int[np.ndarray, " texts"]:
-    """Tokens of each text."""
+    """Count the tokens of each text."""
     return np.array([len(row) for row in token_rows(model, texts, blank=True)])

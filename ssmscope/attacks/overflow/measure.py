@@ -1,4 +1,4 @@
-"""The numbers of state overflow from the answers and the log-odds of the true class."""
+"""Estimates of state overflow from the answers and the log-odds of the true class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ssmscope.attacks.overflow.result import OverflowCurve
 
 @dataclass(frozen=True)
 class Measured:
-    """The numbers of all curves: `points` [place][length] by the names that `Filled` gives them."""
+    """Estimates of all curves; `points` [place][length] are the fields of `Filled`."""
 
     clean: Estimate
     chance: float
@@ -37,8 +37,7 @@ def measure(
     classes: int,
     seed: int,
 ) -> Measured:
-    """All numbers from the class ids and the log-odds of the true class; the first length is 0, and the same at every
-    place."""
+    """Compute all estimates from class ids and the log-odds of the true class; the first length is 0."""
     places, steps, examples = answers.shape
     most = int(np.bincount(labels, minlength=classes).argmax())
     hits = (answers == labels).reshape(places * steps, examples)
@@ -74,15 +73,18 @@ def measure(
 def half_length(
     accuracy: Float[np.ndarray, "rows lengths"], chance: Float[np.ndarray, " rows"], lengths: Sequence[int]
 ) -> Estimate | None:
-    """The shortest length at which accuracy − chance is at most half of what it is at the first one, from the first
-    row, and its interval from the others; None where there is none, or nothing above chance to lose."""
+    """Compute the shortest length at which accuracy − chance is at most half of its value at the first length.
+
+    The value is that of the first row, the interval that of the others. Return None if there is no such length, or if
+    the first accuracy is not above chance.
+    """
     above = accuracy - chance[:, None]
-    gone = above <= above[:, :1] / 2 + 1e-9  # just a half is gone, whatever rounding says
+    gone = above <= above[:, :1] / 2 + 1e-9  # Exactly half counts, despite rounding.
     first = np.where(gone.any(1), np.asarray(lengths, dtype=np.float64)[gone.argmax(1)], np.inf)
     defined = above[:, 0] > 0
     if not defined[0] or math.isinf(first[0]):
         return None
-    # no interpolation: between a length and infinity there is nothing
+    # Quantiles are not interpolated, because some lengths are infinite.
     low, high = np.quantile(first[1:][defined[1:]], [0.025, 0.975], method="inverted_cdf")
     return Estimate(float(first[0]), float(low), float(high))
 
@@ -100,16 +102,16 @@ def notes_on(
         gone = math.inf if curve.half_length is None else curve.half_length.value
         back = [point.tokens for point in curve.points if point.tokens > gone and point.accuracy.value > half + 1e-9]
         if back:
-            yield f"with filler {curve.where} the text, accuracy is above the half again at {back[0]:,} tokens"
+            yield f"with filler {curve.where} the text, accuracy is above half again at {back[0]:,} tokens"
     number, unknown = unknown_tokens(model, longest)
     if unknown:
         yield f"the tokenizer does not know {100 * unknown / number:.0f} % of the filler's tokens"
     if given is not None and len(longest) > len(given):
-        yield "the filler is shorter than the longest length, and repeated"
+        yield "the filler is shorter than the longest length and is repeated"
     off = [(point, curve) for curve in curves for point in curve.points if abs(point.added - point.tokens) > 0.005]
     if off:
         point, curve = max(off, key=lambda pair: abs(pair[0].added - pair[0].tokens))
         yield (
-            f"filler of {point.tokens} tokens adds {point.added:.2f} on average {curve.where} the texts: the tokenizer "
-            "cuts no beginning of just that number, or joins it with what is beside it"
+            f"filler of {point.tokens} tokens adds {point.added:.2f} on average {curve.where} the texts, because token "
+            "boundaries do not match or adjacent tokens merge"
         )

@@ -1,4 +1,4 @@
-"""What state overflow gives: accuracy, log-odds and answers with filler of growing length at each place."""
+"""Result of state overflow: accuracy, log-odds and answers with filler of growing length at each place."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Filled:
-    """What is measured with filler of one length at one place."""
+    """Estimates with filler of one length at one place."""
 
     tokens: int
     added: float
-    """Tokens by which the texts are longer than without filler, on average."""
+    """Average number of tokens by which the texts are longer than without filler."""
     accuracy: Estimate
     drop: Estimate
     """1 − accuracy / clean accuracy."""
     log_odds: Estimate
-    """The mean of log p / (1 − p) of the true class, in natural logarithms."""
+    """Mean of log p / (1 − p) of the true class, in natural logarithms."""
     shares: tuple[Estimate, ...]
-    """Of the examples, how many are given each class."""
+    """Share of the examples answered with each class."""
     majority: Estimate
-    """The largest of these shares: 1 for a model that gives every text the same class."""
+    """Largest of these shares: 1 for a model that gives every text the same class."""
     entropy: Estimate
     """−Σ share log₂ share, in bits: 0 for such a model."""
 
@@ -44,26 +44,26 @@ class OverflowCurve:
     where: str
     """"after" or "before" the text."""
     points: tuple[Filled, ...]
-    """From no filler to the longest."""
+    """Points from no filler to the longest."""
     half_length: Estimate | None
-    """The shortest measured length at which half of the accuracy above chance is gone; None where it never is. The
-    upper end of its interval can be infinite: longer than what was measured, or never."""
+    """Shortest measured length at which half of the accuracy above chance is lost; None if it never is. The upper end
+    of its interval can be infinite: beyond the measured lengths, or never."""
 
 
 @dataclass(frozen=True)
 class StateOverflow(Result, kind="overflow"):
-    """What a model still knows behind filler of growing length."""
+    """Accuracy of a model with filler of growing length."""
 
     classes: tuple[str, ...]
     chance: float
-    """The share of the data's most frequent class."""
+    """Share of the data's most frequent class."""
     clean: Estimate
     curves: tuple[OverflowCurve, ...]
     gaps: tuple[Estimate, ...]
-    """Per length the accuracy with filler before less that with filler after the texts, paired: what the place costs;
-    empty for one place."""
+    """Per length the accuracy with filler before minus that with filler after the texts, paired; empty for one
+    place."""
     filler: str
-    """The longest one that was put in."""
+    """Longest filler that was inserted."""
     notes: tuple[str, ...]
 
     def verdict(self, at: int = 0) -> str:
@@ -126,12 +126,12 @@ class StateOverflow(Result, kind="overflow"):
         )
         if self.gaps:
             last = self.curves[0].points[-1].tokens
-            yield Prose(f"Accuracy before less after at {last:,} tokens: {written(self.gaps[-1])}.")
+            yield Prose(f"Accuracy before minus after at {last:,} tokens: {written(self.gaps[-1])}.")
         yield from closing(self, self.notes)
 
 
 def curve_table(curve: OverflowCurve, classes: Sequence[str]) -> Table:
-    """A row for each length of filler."""
+    """Return a table with a row for each length of filler."""
     lines = []
     for point in curve.points:
         share, name = max(zip([e.value for e in point.shares], classes))
@@ -143,12 +143,12 @@ def curve_table(curve: OverflowCurve, classes: Sequence[str]) -> Table:
             "entropy": bare(point.entropy, digits=2),
         }
         lines.append(Line((f"{point.tokens:,}",), cells))
-    note = f"Half of the accuracy above chance is gone: {half_name(curve)}."
+    note = f"Half of the accuracy above chance is lost: {half_name(curve)}."
     return replace(table(("tokens",), lines), title=f"filler {curve.where} the text", note=note)
 
 
 def half_name(curve: OverflowCurve) -> str:
-    """A half-length and its interval in words."""
+    """Describe a half-length and its interval."""
     longest = curve.points[-1].tokens
     if curve.half_length is None:
         return f"never within {longest:,} tokens"

@@ -1,10 +1,10 @@
-"""Tokens that make a state-space model forget, and what sees them: hidden-state poisoning.
+"""Hidden-state poisoning: triggers that make a state-space model forget, and detectors of them.
 
-A selective recurrence decides by each token how much of its state to keep. Tokens that were found to make it let go of
-nearly all are known as hidden-state poisoning attacks (HiSPA; Le Mercier et al. 2026, who find them in hybrids too and
-detect them by a classifier on block outputs, CLASP; Bonetto 2026, SpectralGuard, watches the spectral radius of the
-transition). Here the objective is what is left: the exact share of the final states that was written at the tokens
-before. `insertion` and `overflow` are the blind members of the family.
+A selective recurrence decides by each token how much of its state to keep. Tokens that make it forget nearly everything
+are known as hidden-state poisoning attacks (HiSPA; Le Mercier et al. 2026, who find them in hybrids too and detect them
+by a classifier on block outputs, CLASP; Bonetto 2026, SpectralGuard, monitors the spectral radius of the transition).
+Here the objective is the exact share of the final states that was written at the tokens before the trigger. `insertion`
+and `overflow` are the members of the family without a search.
 """
 
 from __future__ import annotations
@@ -27,15 +27,11 @@ if TYPE_CHECKING:
 
 
 def check_poison(*, objective: str, target: str | None, span: str | None, **others: Any) -> None:
-    """Refuse a target where none is planted, an empty span, and what `check_asked` refuses.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError if a target is given but none is planted, the span is empty, or `check_asked` does."""
     if target is not None and objective != "plant":
-        raise InputError(f"target is the class that is planted; leave it out, or give objective plant, not {objective}")
+        raise InputError(f"target is the class to plant; leave it out, or give objective plant, not {objective}")
     if span is not None and not span.strip():
-        raise InputError("the span is empty; give words of the texts, or none for all that stands before the trigger")
+        raise InputError("the span is empty; give words of the texts, or none for everything before the trigger")
     check_asked(**others)
 
 
@@ -44,7 +40,7 @@ def check_poison(*, objective: str, target: str | None, span: str | None, **othe
     reads=Data("texts"),
     question="Can a few tokens make it forget?",
     models=TEXT_MODELS,
-    dtype="float32",  # gradients need the digits
+    dtype="float32",  # Gradients need the precision.
     check=check_poison,
 )
 def state_poisoning(
@@ -53,32 +49,32 @@ def state_poisoning(
     *,
     objective: Annotated[
         Literal["forget", "plant", "flip"],
-        "Lower the survival of what came before, raise a planted class, or lower the true one.",
+        "Lower the survival of the tokens before, raise a planted class, or lower the true one.",
     ] = "forget",
-    length: Annotated[int, "How many tokens the trigger has.", Range(1, 64)] = 4,
-    place: Annotated[float, "How much of a text's words stand before the trigger; 1 is at its end.", Range(0, 1)] = 1.0,
+    length: Annotated[int, "Number of tokens of the trigger.", Range(1, 64)] = 4,
+    place: Annotated[float, "Share of a text's words before the trigger; 1 is the end.", Range(0, 1)] = 1.0,
     span: Annotated[
-        str | None, "Words whose survival is meant, of the texts that have them; else of all before the trigger."
+        str | None, "Words whose survival is measured, in texts that have them; by default all before the trigger."
     ] = None,
-    target: Annotated[str | None, "Of plant: the class; else the first.", Metavar("NAME")] = None,
+    target: Annotated[str | None, "Class to plant; by default the first.", Metavar("NAME")] = None,
     vocabulary: Annotated[
-        str | Path | None, "A file of words that triggers may have, one a line; else the model's own.", Reads("file")
+        str | Path | None, "File of words for triggers, one a line; by default the model's own.", Reads("file")
     ] = None,
-    train: Annotated[int, "Texts the search is made on, at most a quarter of all.", Range(1, 4096)] = 32,
+    train: Annotated[int, "Number of texts to search on, at most a quarter of all.", Range(1, 4096)] = 32,
     beam: Annotated[int, "Triggers kept from one step to the next.", Range(1, 256)] = 3,
-    candidates: Annotated[int, "Words tried at a place of each.", Range(1, 4096)] = 24,
-    sweeps: Annotated[int, "How often every place is gone through, at most.", Range(1, 64)] = 2,
-    draws: Annotated[int, "Random triggers beside it; the search begins with the best.", Range(1, 1000)] = 10,
+    candidates: Annotated[int, "Words tried at each place of each trigger.", Range(1, 4096)] = 24,
+    sweeps: Annotated[int, "Maximum number of passes over all places.", Range(1, 64)] = 2,
+    draws: Annotated[int, "Random triggers to compare with; the search starts from the best.", Range(1, 1000)] = 10,
     detector: Annotated[
-        Literal["token", "window", "half-life"], "Which detector the adaptive attack is to escape."
+        Literal["token", "window", "half-life"], "Detector that the adaptive attack tries to evade."
     ] = "window",
     penalty: Annotated[
-        float, "What the adaptive attack gives for its silence; 0 for no such attack.", Range(0, 1e6)
+        float, "Weight of the detector's suspicion in the adaptive attack; 0 for no such attack.", Range(0, 1e6)
     ] = 10.0,
-    alarms: Annotated[float, "False positives at the detectors' thresholds.", Range(0, 1, strict=True)] = 0.05,
+    alarms: Annotated[float, "False positive rate at the detectors' thresholds.", Range(0, 1, strict=True)] = 0.05,
     transfer: Annotated[
         Sequence[str | Model] | None,
-        "Models of the same tokenizer that the triggers are tried on, too.",
+        "Further models with the same tokenizer to try the triggers on.",
         Reads("model"),
         Metavar("MODEL,…"),
     ] = None,
@@ -89,30 +85,31 @@ def state_poisoning(
     seed: Seed = 0,
     progress: Progress = True,
 ) -> StatePoisoning:
-    """Can a few tokens make it forget? One trigger for all texts is searched on some and measured on others.
+    """Search one trigger for all texts that makes a model forget, and measure it on held-out texts.
 
-    The survival of a span is the share of the states behind the text's last token that was written at its tokens, exact
-    in every head, and as a mean over layers (`Trace.survival`). A trigger stands behind the first ⌊place · n + ½⌋ of a
-    text's n words. The search replaces its tokens one after the other, keeps the `beam` best triggers by the exact mean
-    over its texts, and tries words of the largest gradient (HotFlip), those of the largest steps, and random ones.
+    The survival of a span is the share of the final states that was written at its tokens, exact in every head, as a
+    mean over layers (`Trace.survival`). A trigger stands after the first ⌊place · n + ½⌋ of a text's n words. The
+    search replaces its tokens one after the other, keeps the `beam` best triggers by the exact mean over its texts, and
+    tries words of the largest gradient (HotFlip), words of the largest steps Δ, and random ones.
 
-    Beside it, on the same held-out texts: random triggers (the mean of all draws), a random search that asks about as
-    many triggers, HotFlip's trigger (the loss of the true class raised, by gradients alone), and the same search with a
-    penalty on suspicion above what its own clean texts have (adaptive). A third of the texts that the search does not
-    see sets the detectors' thresholds, the others are reported on. Intervals are 95 % bootstrap intervals over these;
-    the trigger is held fixed.
+    It is compared, on the same held-out texts, with random triggers (the mean of all draws), a random search over as
+    many triggers, HotFlip's trigger (gradients alone, raising the loss of the true class), and the same search with a
+    penalty on suspicion above that of its own clean texts (adaptive). A third of the texts that the search does not see
+    sets the detectors' thresholds; results are on the others. Intervals are 95 % bootstrap intervals over these; the
+    trigger is held fixed.
 
-    Detectors: "token", the least that any token leaves of all that was in the memory before it; "window", the least
-    share of the memory that is older than `length` tokens, by the share of tokens that are; "half-life", the mean over
+    Detectors: "token", the smallest share of the earlier memory that any token leaves; "window", the smallest share of
+    the memory that is older than `length` tokens, relative to the share of such tokens; "half-life", the mean over
     tokens of 1 / half-life.
 
     Args:
-        span: where it first stands in a text. With a template triggers and spans are within {content}.
-        target: label words and classes are by name.
+        span: its first occurrence in a text counts. With a template triggers and spans are within {content}.
+        target: name of a class.
 
     Raises:
-        InputError: a span that no text has before the trigger, fewer than two words for triggers, a transfer to a model
-            of another tokenizer, an unknown class, fewer than four texts, and what `Template` and `Evaluator` refuse.
+        InputError: no text has the span before the trigger, there are fewer than two words for triggers or fewer than
+            four texts, a model of `transfer` has another tokenizer, a class is unknown, and what `Template` and
+            `Evaluator` refuse.
     """
     from ssmscope.api.results import record_provenance
     from ssmscope.attacks.curves import questions
@@ -137,7 +134,7 @@ def state_poisoning(
 
     def goal(objective: str, penalty: float) -> Goal:
         slots = parts.train
-        if objective == "plant":  # what has the planted class already says nothing
+        if objective == "plant":  # Texts of the planted class already have it.
             slots = [slot for slot in slots if asked.labels[slot.row] != planted] or slots
         return Goal(model, asked, slots, known, objective, planted or 0, detector, length, penalty, alarms)
 
@@ -170,8 +167,7 @@ def state_poisoning(
         "penalty": penalty,
         "alarms": alarms,
         "transfer": [each.name for each in others] or None,
-        "template": None if asked.template is None else asked.template.text,
-        "words": None if asked.evaluator.words is None else list(asked.evaluator.words),
+        **asked.options,
         "limit": limit,
     }
     return StatePoisoning(

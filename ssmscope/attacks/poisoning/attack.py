@@ -1,4 +1,4 @@
-"""The parts of the attack: texts divided, triggers searched, and tried on the model and on those they are taken to."""
+"""Steps of the attack: divide the texts, search triggers, and measure them on the model and on transfer models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ssmscope.evaluation.encoded import token_rows
 
 @dataclass(frozen=True)
 class Parts:
-    """The texts that the search is made on, those that set thresholds, and those that are reported on."""
+    """Texts to search on, texts that set thresholds, and held-out texts."""
 
     train: list[Slot]
     threshold: list[Slot]
@@ -30,14 +30,14 @@ class Parts:
 
     @classmethod
     def of(cls, slots: Sequence[Slot], train: int, seed: int) -> Parts:
-        """Drawn by the seed: at most a quarter for the search, a third of the rest for thresholds.
+        """Divide the texts at random: at most a quarter for the search, a third of the rest for thresholds.
 
         Raises:
             InputError: fewer than four texts.
         """
         if len(slots) < 4:
             raise InputError(
-                f"{len(slots)} texts can be attacked; give at least four, to search on, for thresholds and to report on"
+                f"{len(slots)} texts can be attacked; give at least four, for the search, thresholds and results"
             )
         drawn = [slots[at] for at in np.random.default_rng(seed).permutation(len(slots))]
         first = min(train, len(slots) // 4)
@@ -55,8 +55,10 @@ def searched(
     seed: int,
     advance: Callable[[], None],
 ) -> tuple[list[Tried], Cost]:
-    """Random triggers, the best of as many as the search asks about, and what a search for each goal finds. All begin
-    with the same random ones, and all values are of the first goal."""
+    """Return random triggers, the best of a random search of equal cost, and the trigger found for each goal.
+
+    All searches start from the same random triggers, and all values are those of the first goal.
+    """
     started = time.perf_counter()
     goal = next(iter(goals.values()))
     random = np.random.default_rng([seed, 1])
@@ -90,7 +92,7 @@ def measured(
     seed: int,
     advance: Callable[[], None],
 ) -> Victim:
-    """All triggers on one model."""
+    """Measure all triggers on one model."""
     triggers = [trigger for group in groups for trigger in group.triggers]
     seen = observe(model, asked, parts.held_out, words, triggers, window, advance)
     others = observe(model, asked, parts.threshold, words, (), window, advance)
@@ -99,16 +101,16 @@ def measured(
 
 
 def other_models(model: Model, given: Sequence[str | Model]) -> list[Model]:
-    """The models that triggers are taken to.
+    """Load the models to which triggers are transferred.
 
     Raises:
-        InputError: one that reads the same text as other tokens, or has other classes.
+        InputError: one has another tokenizer or other classes.
     """
     found = [each if isinstance(each, Model) else load(each, device=str(model.device)) for each in given]
     for other in found:
         if other.tokenizer is None or other.tokenizer.get_vocab() != model.tokenizer.get_vocab():
             raise InputError(
-                f"{other.name} has another tokenizer than {model.name}; triggers are taken to models of the same one"
+                f"{other.name} has another tokenizer than {model.name}; triggers transfer to models of the same one"
             )
         if other.is_classifier != model.is_classifier or other.labels != model.labels:
             raise InputError(f"{other.name} has other classes than {model.name}; give a model of the same task")
@@ -116,10 +118,10 @@ def other_models(model: Model, given: Sequence[str | Model]) -> list[Model]:
 
 
 def planted_class(asked: Questions, target: str | None) -> int:
-    """The class by its number; by default the first.
+    """Return the index of a class; by default the first.
 
     Raises:
-        InputError: there is none of that name.
+        InputError: there is no class of that name.
     """
     if target is not None and target not in asked.classes:
         near = did_you_mean(target, asked.classes)
@@ -130,7 +132,7 @@ def planted_class(asked: Questions, target: str | None) -> int:
 def read_otherwise(
     model: Model, asked: Questions, slots: Sequence[Slot], words: Vocabulary, groups: Sequence[Tried]
 ) -> list[str]:
-    """Triggers that some texts read as other tokens than were meant."""
+    """Describe triggers that the tokenizer splits differently in some texts."""
     found = []
     for group in groups:
         if len(group.triggers) > 1:
@@ -139,5 +141,5 @@ def read_otherwise(
         own = words.tokens(group.triggers)[0].tolist()
         other = sum(row != [*slot.before, *own, *slot.after] for row, slot in zip(rows, slots))
         if other:
-            found.append(f"{other} of {len(slots)} texts read the trigger {group.name!r} as other tokens")
+            found.append(f"in {other} of {len(slots)} texts the trigger {group.name!r} is tokenized differently")
     return found

@@ -1,4 +1,4 @@
-"""Survival, accuracy and detectors under each trigger as a picture."""
+"""Figure of survival, accuracy and detectors under each trigger."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 
 
 def draw(result: StatePoisoning) -> Figure:
-    """For each model three panels with a row for each trigger: the survival of the span, the accuracy (of a planted
-    class how often it is answered), and the AUROC of each detector."""
+    """Draw three panels for each model: survival of the span, accuracy or answers with the planted class, and AUROC."""
     first = result.victims[0]
     rows, step = len(first.attacks), 0.34 * len(first.attacks) + 0.75
     detectors = [(handle(number), f"detector: {name}") for number, name in enumerate(result.detectors)]
-    legend = [(dashed(INK), "clean texts; of detectors chance"), *detectors]
+    legend = [(dashed(INK), "clean texts; for detectors chance"), *detectors]
     title = ("Hidden-state poisoning of ", result.model_name, f": {result.objective}")
     sheet = Sheet(
         10,

@@ -1,4 +1,4 @@
-"""What a search for triggers aims at, exactly and to first order, on the texts that it is made on."""
+"""Goal of a search for triggers on its texts, exactly and to first order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ssmscope.attacks.curves import Questions
-from ssmscope.attacks.poisoning.memory import NOTHING, Beginning, memory, share_gradients, steps, threshold
+from ssmscope.attacks.poisoning.memory import NO_TRIGGER, Beginning, memory, share_gradients, steps, threshold
 from ssmscope.attacks.poisoning.triggers import Slot, Trigger, Vocabulary, attacked
 from ssmscope.attacks.words.hotflip import embedded, estimates, loss_gradients
 from ssmscope.core.model import Model
@@ -21,16 +21,16 @@ from ssmscope.evaluation import label_words
 
 @dataclass(eq=False)
 class Goal:
-    """The mean over texts of a number from 0 to 1 that a trigger is to raise, less a penalty on what a detector sees.
+    """Mean over texts of a number from 0 to 1 that a trigger is to raise, minus a penalty on a detector's suspicion.
 
     Attributes:
         objective: "forget": 1 − the survival of the span at the end; "plant": the probability of the target class;
             "flip": 1 − that of the true one.
-        target: the planted class, by its number.
-        penalty: what is taken off for each unit of the detector's suspicion above `allowed`.
-        window: of the detectors, in tokens.
-        runs: how many texts were run for values.
-        gradients: how many gradients were taken, one a text and trigger.
+        target: index of the planted class.
+        penalty: weight of the detector's suspicion above `allowed`.
+        window: the detectors' window in tokens.
+        runs: number of texts run for values.
+        gradients: number of gradients, one per text and trigger.
     """
 
     model: Model
@@ -50,7 +50,7 @@ class Goal:
 
     @property
     def beginnings(self) -> list[Beginning]:
-        """What stands before the triggers, run when it is asked for first."""
+        """Traces of the texts before the triggers, computed on first use."""
         if not self._beginnings:
             detectors = (self.detector,) if self.penalty else ()
             self._beginnings = [Beginning.of(self.model, slot, detectors, self.window) for slot in self.slots]
@@ -58,13 +58,15 @@ class Goal:
 
     @cached_property
     def allowed(self) -> float:
-        """The suspicion that no more than the share `alarms` of the clean texts exceeds: what an attacker, who does not
-        see others' texts, takes for the detector's threshold."""
-        clean = [memory(self.model, each, NOTHING).suspicion[self.detector][0] for each in self.beginnings]
+        """Suspicion that at most the share `alarms` of the clean texts exceeds.
+
+        It is the attacker's estimate of the detector's threshold, from the attacker's own texts.
+        """
+        clean = [memory(self.model, each, NO_TRIGGER).suspicion[self.detector][0] for each in self.beginnings]
         return threshold(np.array(clean), self.alarms)
 
     def __call__(self, triggers: Sequence[Trigger]) -> Float[np.ndarray, " triggers"]:
-        """The value of every trigger."""
+        """Compute the value of every trigger."""
         self.runs += len(triggers) * len(self.slots)
         found = np.zeros(len(triggers))
         if self.objective == "forget" or self.penalty:
@@ -79,7 +81,7 @@ class Goal:
         return found / len(self.slots)
 
     def answered(self, triggers: Sequence[Trigger]) -> Float[np.ndarray, "triggers texts"]:
-        """The probability of the target, or of any class but the true one."""
+        """Compute the probability of the target, or of any class but the true one."""
         texts = [
             attacked(self.asked, slot, self.vocabulary.text(trigger)) for trigger in triggers for slot in self.slots
         ]
@@ -90,8 +92,11 @@ class Goal:
         return 1 - shares[:, np.arange(len(self.slots)), self.asked.labels[[slot.row for slot in self.slots]]]
 
     def gains(self, triggers: Sequence[Trigger], place: int) -> Float[Tensor, "triggers words"]:
-        """To first order, how much each word at a place would add to the goal, without its penalty (HotFlip: Ebrahimi
-        et al. 2018, Eq. 4, summed over texts as for the universal triggers of Wallace et al. 2019)."""
+        """Estimate to first order how much each word at a place would add to the goal without its penalty.
+
+        This is HotFlip (Ebrahimi et al. 2018, Eq. 4), summed over texts as for the universal triggers of Wallace et al.
+        (2019).
+        """
         self.gradients += len(triggers) * len(self.slots)
         tokens = self.vocabulary.tokens(triggers)
         if self.objective == "forget":
@@ -105,8 +110,8 @@ class Goal:
         words, sign = self.asked.evaluator.words, -1 if self.objective == "plant" else 1
         true = self.asked.labels[[slot.row for slot in self.slots]].tolist()
         labels = [self.target] * len(true) if self.objective == "plant" else true
-        behind = attacked(self.asked, self.slots[0], self.vocabulary.words[0])
-        ids = label_words(self.model, words, after=behind).ids if words else None
+        text = attacked(self.asked, self.slots[0], self.vocabulary.words[0])
+        ids = label_words(self.model, words, after=text).ids if words else None
         rows = [(*slot.before, *own, *slot.after) for own in tokens.tolist() for slot in self.slots]
         found = loss_gradients(self.model, rows, labels * len(tokens), ids)
         starts = [len(slot.before) for slot in self.slots] * len(tokens)
@@ -114,7 +119,7 @@ class Goal:
         return sign * own.reshape(len(tokens), len(self.slots), *own.shape[1:]).sum(1)
 
     def largest_steps(self, number: int) -> Sequence[int]:
-        """The words that replace most of the states, the first of them the most."""
+        """Return the words that replace the largest part of the states, the largest first."""
         if self._steps is None:
             self._steps = np.argsort(-steps(self.model, self.beginnings[:4], self.vocabulary.ids), kind="stable")
         return self._steps[:number].tolist()
@@ -122,8 +127,10 @@ class Goal:
 
 @dataclass(frozen=True)
 class Guided:
-    """Words to be tried at a place: the best of the gradient, those of the largest steps and random ones, a third each;
-    or those of the gradient alone."""
+    """Words to try at a place: a third each by the largest gradient, by the largest steps, and at random.
+
+    With `gradient_only` all are by the largest gradient.
+    """
 
     goal: Goal
     candidates: int

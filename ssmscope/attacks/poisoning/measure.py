@@ -1,4 +1,4 @@
-"""Triggers on held-out texts: survival, answers and detectors, with intervals over the texts."""
+"""Estimates of triggers on held-out texts: survival, answers and detectors, with intervals over the texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from ssmscope.attacks.curves import Questions
-from ssmscope.attacks.poisoning.memory import DETECTORS, NOTHING, Beginning, memory, threshold
+from ssmscope.attacks.poisoning.memory import DETECTORS, NO_TRIGGER, Beginning, memory, threshold
 from ssmscope.attacks.poisoning.result import Alarm, Poisoned, Victim
 from ssmscope.attacks.poisoning.triggers import Slot, Trigger, Vocabulary, attacked
 from ssmscope.core.bootstrap import estimate, ratio, resampled_sums
@@ -18,7 +18,7 @@ from ssmscope.core.model import Model
 
 @dataclass(frozen=True)
 class Tried:
-    """Triggers that are reported together: one, or several random ones as their mean."""
+    """Triggers that are reported together: one, or the mean of several random ones."""
 
     name: str
     triggers: tuple[Trigger, ...]
@@ -28,7 +28,7 @@ class Tried:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What was measured with one trigger on every text; the clean texts' has no trigger."""
+    """Measurements on every text with one trigger, or on the clean texts."""
 
     survival: Float[np.ndarray, " texts"]
     answers: Int[np.ndarray, " texts"]
@@ -44,13 +44,13 @@ def observe(
     window: int,
     advance: Callable[[], None],
 ) -> list[Seen]:
-    """The clean texts, and then the texts with each trigger."""
+    """Measure the clean texts, and then the texts with each trigger."""
     survival = np.empty((1 + len(triggers), len(slots)))
     suspicion = {each: np.empty((1 + len(triggers), len(slots))) for each in DETECTORS}
-    tokens = vocabulary.tokens(triggers) if triggers else NOTHING
+    tokens = vocabulary.tokens(triggers) if triggers else NO_TRIGGER
     for at, slot in enumerate(slots):
         beginning = Beginning.of(model, slot, DETECTORS, window)
-        parts = [memory(model, beginning, NOTHING)]
+        parts = [memory(model, beginning, NO_TRIGGER)]
         parts += [memory(model, beginning, tokens)] if triggers else []
         survival[:, at] = np.concatenate([part.survival for part in parts])
         for each, found in suspicion.items():
@@ -70,8 +70,10 @@ def auroc_counts(
     positive: Float[np.ndarray, " texts"],
     counts: Float[np.ndarray, "rows texts"],
 ) -> Float[np.ndarray, " rows"]:
-    """The area under the ROC curve, P(negative < positive) + P(negative = positive) / 2, where text i stands
-    counts[r, i] times in resample r, on both sides: the pairs stay together."""
+    """Compute the area under the ROC curve, P(negative < positive) + P(negative = positive) / 2.
+
+    Text i occurs counts[r, i] times in resample r on both sides, so pairs stay together.
+    """
     wins = (negative[:, None] < positive) + 0.5 * (negative[:, None] == positive)
     pairs = counts.sum(1) ** 2
     return np.einsum("rt,rt->r", counts @ wins, counts) / pairs
@@ -88,13 +90,13 @@ def victim(
     target: int | None,
     seed: int,
 ) -> Victim:
-    """All numbers of one model.
+    """Compute all estimates of one model.
 
     Args:
-        seen: of the clean texts, and of the triggers of all groups, one after the other.
-        others: of other clean texts, on which the detectors' thresholds are chosen: the least at which at most the
-            share `alarms` of them is above.
-        target: the planted class.
+        seen: measurements on the clean texts, then with the triggers of all groups in order.
+        others: measurements on other clean texts, which set the detectors' thresholds: the smallest that at most the
+            share `alarms` of them exceeds.
+        target: index of the planted class.
     """
     clean, texts = seen[0], len(labels)
     counts = resampled_sums(np.eye(texts), seed=seed)

@@ -1,8 +1,8 @@
-"""What is left of a text's beginning in the states behind a trigger, and how suspicious the memory looks.
+"""Survival of a text's beginning after a trigger, and the detectors' suspicion.
 
-All is of ‖R_s(t)‖, what is left after position t of what a recurrence wrote at s (`ssmscope.ops.survival`), summed over
-the heads of a layer. What stands before a trigger is run once, and every trigger continues from its states; its terms
-are put before those of the rest, so that the survival is that of the whole text.
+Everything is computed from ‖R_s(t)‖, the norm left after position t of what a recurrence wrote at s
+(`ssmscope.ops.survival`), summed over the heads of a layer. The text before a trigger is run once, and every trigger
+continues from its states; the terms of both parts are concatenated, so the survival is that of the whole text.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from ssmscope.core.trace import LayerState, LayerTrace, detached
 from ssmscope.ops import Recurrence, survival
 
 DETECTORS = ("token", "window", "half-life")
-NOTHING: Int[np.ndarray, "1 0"] = np.empty((1, 0), dtype=np.int64)
-"""The trigger of a clean text."""
+NO_TRIGGER: Int[np.ndarray, "1 0"] = np.empty((1, 0), dtype=np.int64)
+"""Empty trigger of a clean text."""
 
 Terms = list[tuple[Recurrence, ...]]
-"""The recurrences of every layer."""
+"""Recurrences of every layer."""
 
 
 def masses(recurrences: Sequence[Recurrence], at: int) -> Float[Tensor, "batch positions"]:
-    """Σ_heads ‖R_s(at)‖ of the positions s ≤ at."""
+    """Compute Σ_heads ‖R_s(at)‖ for the positions s ≤ at."""
     return torch.cat([survival.left_norms(r.between(0, at + 1)) for r in recurrences], dim=2).sum(2)
 
 
 def suspicion(
     recurrences: Sequence[Recurrence], detector: str, window: int, since: int = 1
 ) -> Float[Tensor, "batch positions"]:
-    """What a detector looks at in one layer, each number smaller where more is forgotten.
+    """Compute a detector's statistic in one layer, smaller where more is forgotten.
 
-    token: Σ_{s<t} ‖R_s(t)‖ / Σ_{s<t} ‖R_s(t − 1)‖, what a token t leaves of all that was there before it.
-    window: Σ_{s≤t−w} ‖R_s(t)‖ / Σ_{s≤t} ‖R_s(t)‖, the share of the memory that is older than w tokens, by the share
-        (t − w + 1) / (t + 1) that it would have if all tokens had the same; from t = 2w on.
-    half-life: 1 − the mean over s of 1 / half-life (the last position left out), a single number.
+    token: Σ_{s<t} ‖R_s(t)‖ / Σ_{s<t} ‖R_s(t − 1)‖, the share of the earlier memory that token t leaves.
+    window: Σ_{s≤t−w} ‖R_s(t)‖ / Σ_{s≤t} ‖R_s(t)‖, the share of the memory that is older than w tokens, divided by the
+        share (t − w + 1) / (t + 1) of such tokens; from t = 2w on.
+    half-life: 1 − the mean over s of 1 / half-life (without the last position), a single number.
 
     Args:
-        since: the first t, of the first two.
+        since: the first t of the first two statistics.
     """
     length = recurrences[0].shape[1]
     found: list[Tensor] = []
@@ -69,14 +69,16 @@ def suspicion(
 
 
 def _quotient(above: Tensor, below: Tensor) -> Tensor:
-    """1 where nothing was there to be forgotten."""
+    """Divide; return 1 where there was nothing to forget."""
     return torch.where(below > 0, above / torch.where(below > 0, below, 1), 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Beginning:
-    """What stands before a trigger, run once: the terms of its layers and the states behind it, where the model
-    continues from these; and the least number that each detector has met so far, by its name."""
+    """Text before a trigger after one run: terms of its layers, final states, and each detector's minimum so far.
+
+    `states` are empty if the model cannot continue from them.
+    """
 
     slot: Slot
     terms: Terms
@@ -87,21 +89,26 @@ class Beginning:
     @classmethod
     def of(cls, model: Model, slot: Slot, detectors: Sequence[str], window: int) -> Beginning:
         terms, states = run(model, np.array([slot.before]))
-        # a half-life looks ahead: it is known at the end alone
-        known = {each: math.inf if each == "half-life" else float(_least(terms, each, window, 1)) for each in detectors}
+        # A half-life depends on later tokens, so it is known only at the end.
+        known = {
+            each: math.inf if each == "half-life" else float(_lowest(terms, each, window, 1)) for each in detectors
+        }
         return cls(slot, terms, states if model.continues else (), window, known)
 
 
-def _least(terms: Terms, detector: str, window: int, since: int) -> Float[Tensor, " batch"]:
-    """The least over positions of the mean over layers; infinite where there is no position."""
+def _lowest(terms: Terms, detector: str, window: int, since: int) -> Float[Tensor, " batch"]:
+    """Compute the minimum over positions of the mean over layers; infinite if there is no position."""
     seen = torch.stack([suspicion(each, detector, window, since) for each in terms]).mean(0)
     return seen.amin(1) if seen.shape[1] else torch.full_like(seen.sum(1), math.inf)
 
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Of one text with several triggers: the survival of its span at the end, (triggers,), the mean over layers of its
-    share of the states; and 1 less the least number of every detector, by name, 0 where it sees too short a text."""
+    """Survival of the span at the end, and each detector's suspicion, of one text with several triggers.
+
+    Survival is the mean over layers of the span's share of the states. Suspicion is 1 minus the detector's minimum, 0
+    for texts that are too short for it.
+    """
 
     survival: Float[np.ndarray, " triggers"]
     suspicion: dict[str, Float[np.ndarray, " triggers"]]
@@ -109,7 +116,7 @@ class Memory:
 
 @torch.no_grad()
 def memory(model: Model, beginning: Beginning, triggers: Int[np.ndarray, "triggers length"]) -> Memory:
-    """The memory behind every trigger, whose token ids these are; of no tokens for the clean text."""
+    """Compute the memory after every trigger, given by token ids; `NO_TRIGGER` stands for the clean text."""
     slot = beginning.slot
     count, start = len(triggers), len(slot.before)
     rest = np.concatenate([triggers, np.tile(np.array(slot.after, dtype=np.int64), (count, 1))], axis=1)
@@ -120,7 +127,7 @@ def memory(model: Model, beginning: Beginning, triggers: Int[np.ndarray, "trigge
         terms = _terms(model, beginning, rest[first : first + step])
         shares.append(torch.stack([_share(each, slot.span) for each in terms]).mean(0))
         for each, known in beginning.least.items():
-            least = _least(terms, each, beginning.window, start).clamp(max=known)
+            least = _lowest(terms, each, beginning.window, start).clamp(max=known)
             seen[each].append(1 - least.masked_fill(least.isinf(), 1))
     return Memory(
         torch.cat(shares).double().cpu().numpy(),
@@ -129,7 +136,7 @@ def memory(model: Model, beginning: Beginning, triggers: Int[np.ndarray, "trigge
 
 
 def threshold(clean: Float[np.ndarray, " texts"], alarms: float) -> float:
-    """The least of the numbers that no more than the share `alarms` of them exceeds."""
+    """Return the smallest of the numbers that at most the share `alarms` of them exceeds."""
     return float(np.quantile(clean, 1 - alarms, method="inverted_cdf"))
 
 
@@ -139,7 +146,7 @@ def _share(recurrences: Sequence[Recurrence], span: np.ndarray) -> Float[Tensor,
 
 
 def _terms(model: Model, beginning: Beginning, rest: np.ndarray) -> Terms:
-    """The terms of the whole texts."""
+    """Return the terms of the whole texts."""
     before = np.array(beginning.slot.before)
     if not rest.shape[1]:
         return beginning.terms
@@ -147,11 +154,11 @@ def _terms(model: Model, beginning: Beginning, rest: np.ndarray) -> Terms:
         return run(model, np.concatenate([np.tile(before, (len(rest), 1)), rest], axis=1))[0]
     states = gathered(beginning.states, torch.zeros(len(rest), dtype=torch.long, device=model.device))
     later, _ = run(model, rest, states)
-    return [tuple(map(behind, firsts, seconds)) for firsts, seconds in zip(beginning.terms, later)]
+    return [tuple(map(concatenated, firsts, seconds)) for firsts, seconds in zip(beginning.terms, later)]
 
 
-def behind(first: Recurrence, second: Recurrence) -> Recurrence:
-    """The terms of one text's beginning before those of several that go on from it."""
+def concatenated(first: Recurrence, second: Recurrence) -> Recurrence:
+    """Concatenate the terms of one text's beginning with those of several continuations."""
     terms = {name: (getattr(first, name, None), getattr(second, name, None)) for name in ops.OVER_TIME}
     both: dict[str, Any] = {
         name: torch.cat([one.expand(len(other), *one.shape[1:]), other], dim=1)
@@ -163,7 +170,7 @@ def behind(first: Recurrence, second: Recurrence) -> Recurrence:
 
 @torch.no_grad()
 def run(model: Model, ids: Int[np.ndarray, "rows length"], states: States | None = None) -> tuple[Terms, States]:
-    """Rows of one length through the model: the terms of every layer, and the states behind them."""
+    """Run rows of one length and return the terms of every layer and the final states."""
     rows = torch.from_numpy(np.asarray(ids, dtype=np.int64)).to(model.device)
     batch = Batch(rows, torch.ones_like(rows, dtype=torch.bool), (), ())
     terms: dict[int, tuple[Recurrence, ...]] = {}
@@ -178,8 +185,10 @@ def run(model: Model, ids: Int[np.ndarray, "rows length"], states: States | None
 
 
 def steps(model: Model, beginnings: Sequence[Beginning], ids: Sequence[int]) -> Float[np.ndarray, " tokens"]:
-    """How much of the states each token replaces, 1 − E[a_t] (Baleen, Eq. 10), as the mean over layers and over texts
-    that it stands behind. With Δ_t A the log-decay it is the order of the steps Δ_t."""
+    """Compute how much of the states each token replaces, 1 − E[a_t] (Baleen, Eq. 10), as a mean over layers and texts.
+
+    Since the log-decay is Δ_t A, tokens are in the order of their steps Δ_t.
+    """
     total = np.zeros(len(ids))
     rest = np.array(ids, dtype=np.int64)[:, None]
     for beginning in beginnings:
@@ -200,11 +209,10 @@ def steps(model: Model, beginnings: Sequence[Beginning], ids: Sequence[int]) -> 
 def share_gradients(
     model: Model, slots: Sequence[Slot], triggers: Int[np.ndarray, "triggers length"]
 ) -> Float[Tensor, "triggers length width"]:
-    """The gradient at the triggers' embeddings of how much of the state comes of the spans, summed over texts.
+    """Compute the gradient of the spans' share of the final states at the triggers' embeddings, summed over texts.
 
-    Norms over all positions are not differentiated one by one: with P what is left of the span's writes at the end, the
-    final state of a run that writes there alone, and H the final state, it is the mean over layers of
-    ‖P‖ / (‖P‖ + ‖H − P‖), the norms summed over heads.
+    Norms are not differentiated position by position: with P the final state of a run that writes at the span alone,
+    and H the final state, the share is the mean over layers of ‖P‖ / (‖P‖ + ‖H − P‖), the norms summed over heads.
     """
     width = triggers.shape[1]
     total: Tensor | None = None

@@ -1,4 +1,4 @@
-"""What hidden-state poisoning gives: survival, answers and detectors under each trigger, on each model."""
+"""Result of hidden-state poisoning: survival, answers and detectors under each trigger, on each model."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ NAMES: Mapping[str, str] = {
     FOUND: "the search",
     "adaptive": "adaptive search",
 }
-"""How the views call the attacks."""
+"""Names of the attacks in views."""
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """What one detector sees of a trigger."""
+    """Performance of one detector on a trigger."""
 
     auroc: Estimate
-    """The area under its ROC curve, texts with the trigger against the same clean ones; 0.5 is chance."""
+    """Area under its ROC curve, texts with the trigger against the same clean ones; 0.5 is chance."""
     caught: Estimate
-    """The share of the texts with the trigger that are above its threshold."""
+    """Share of the texts with the trigger that are above its threshold."""
 
 
 @dataclass(frozen=True)
@@ -44,23 +44,23 @@ class Poisoned:
 
     name: str
     trigger: str | None
-    """None for a mean over several."""
+    """Text of the trigger; None for a mean over several."""
     triggers: int
     value: float
-    """The objective on the texts that the search was made on, without a penalty."""
+    """Objective on the texts of the search, without a penalty."""
     asked: int
-    """How many triggers were asked about for it."""
+    """Number of triggers that the search evaluated."""
     survival: Estimate
-    """The share of the final states that was written at the span's tokens."""
+    """Share of the final states that was written at the span's tokens."""
     kept: Estimate
     """That survival / the survival on the clean texts."""
     accuracy: Estimate
     flipped: Estimate
-    """Of the texts that are right when clean, the share whose answer changes."""
+    """Share of the texts answered correctly when clean whose answer changes."""
     planted: Estimate | None
-    """Of the texts of other classes, the share answered with the planted one; None where none is planted."""
+    """Share of the texts of other classes that are answered with the planted one; None if none is planted."""
     alarms: tuple[Alarm, ...]
-    """By detector."""
+    """Alarms by detector."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ class Victim:
 
     model: str
     survival: Estimate
-    """On the clean texts, and so the next two."""
+    """Survival on the clean texts, like the next two."""
     accuracy: Estimate
     planted: Estimate | None
     thresholds: tuple[float, ...]
-    """By detector: chosen on other clean texts than are reported on."""
+    """Thresholds by detector, set on other clean texts."""
     false_alarms: tuple[Estimate, ...]
-    """By detector: the share of the clean texts above the threshold."""
+    """Share of the clean texts above the threshold, by detector."""
     attacks: tuple[Poisoned, ...]
 
     def attack(self, name: str) -> Poisoned:
@@ -84,7 +84,7 @@ class Victim:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the searches took: texts that were run, gradients, and seconds."""
+    """Cost of the searches: texts run, gradients, and seconds."""
 
     runs: int
     gradients: int
@@ -93,15 +93,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class StatePoisoning(Result, kind="poison"):
-    """What triggers do to a model's memory and answers, and what detectors see of it."""
+    """Memory, answers and detectors of models under triggers."""
 
     detectors: tuple[str, ...]
     texts: tuple[int, int, int]
-    """How many the search was made on, set the thresholds, and are reported on."""
+    """Numbers of texts for the search, for the thresholds, and held out."""
     vocabulary: int
-    """How many words a trigger could have."""
+    """Number of words that a trigger could have."""
     victims: tuple[Victim, ...]
-    """The model that was searched on, and those that the triggers were taken to."""
+    """The attacked model, and those to which the triggers were transferred."""
     cost: Cost
     notes: tuple[str, ...]
 
@@ -113,8 +113,8 @@ class StatePoisoning(Result, kind="poison"):
         own = self.victims[0]
         found, random = own.attack(FOUND), own.attack("random")
         return (
-            f"survival {own.survival.value:.3f}, {written(found.survival)} behind “{visible(found.trigger or '')}”, "
-            f"{random.survival.value:.3f} behind random triggers; accuracy {own.accuracy.value:.3f}, "
+            f"survival {own.survival.value:.3f}, {written(found.survival)} after “{visible(found.trigger or '')}”, "
+            f"{random.survival.value:.3f} after random triggers; accuracy {own.accuracy.value:.3f}, "
             f"{found.accuracy.value:.3f} and {random.accuracy.value:.3f}"
         )
 
@@ -124,7 +124,7 @@ class StatePoisoning(Result, kind="poison"):
         found, random = own.attack(FOUND), own.attack("random")
         return (
             f"Hidden-state poisoning of {self.model_name}: survival {own.survival.value:.3f} clean, "
-            f"{random.survival.value:.3f} behind random triggers, {found.survival.value:.3f} behind the one found "
+            f"{random.survival.value:.3f} after random triggers, {found.survival.value:.3f} after the one found "
             f"({self.objective}); accuracy {own.accuracy.value:.3f}, {random.accuracy.value:.3f}, "
             f"{found.accuracy.value:.3f}"
         )
@@ -179,14 +179,14 @@ class StatePoisoning(Result, kind="poison"):
         yield Prose(
             f"Searched on {counted(train, 'text')} among {self.vocabulary:,} words: "
             f"{counted(self.cost.runs, 'run')} of a text and "
-            f"{self.cost.gradients:,} gradients in {self.cost.seconds:.1f} s; the search asked about "
-            f"{self.victims[0].attack(FOUND).asked:,} triggers. Thresholds from {threshold:,} other clean texts, "
-            f"numbers from {held_out:,} further ones."
+            f"{self.cost.gradients:,} gradients in {self.cost.seconds:.1f} s; the search evaluated "
+            f"{self.victims[0].attack(FOUND).asked:,} triggers. Thresholds are from {threshold:,} other clean texts, "
+            f"results from {held_out:,} further ones."
         )
         yield from closing(self, self.notes)
 
     def _seen(self, one: Victim) -> Table:
-        """A row for each attack: by detector its AUROC and what it catches at its threshold."""
+        """Return a table of each attack's AUROC and detection rate by detector."""
         lines = [Line(("clean",), {f"{n}: caught": bare(e) for n, e in zip(self.detectors, one.false_alarms)})]
         for each in one.attacks:
             cells: dict[str, Cell] = {}
@@ -195,14 +195,14 @@ class StatePoisoning(Result, kind="poison"):
             lines.append(Line((NAMES[each.name],), cells))
         first, *others = lines
         note = (
-            "AUROC: how well a detector tells the texts with the trigger from the same clean ones, 0.5 is chance; "
-            "caught: the share above its threshold."
+            "AUROC: how well a detector separates the texts with the trigger from the same clean ones, 0.5 is chance; "
+            "caught: share above its threshold."
         )
         return table(("texts",), [*others, first], note=note)
 
 
 def _answers(one: Victim) -> Table:
-    """A row for the clean texts and for each attack."""
+    """Return a table of the clean texts and each attack."""
     clean = {"survival": Cell(one.survival), "accuracy": Cell(one.accuracy)}
     lines = [Line(("clean",), clean | ({} if one.planted is None else {"planted": Cell(one.planted)}))]
     for each in one.attacks:
@@ -210,7 +210,7 @@ def _answers(one: Victim) -> Table:
         cells |= {} if each.planted is None else {"planted": Cell(each.planted)}
         lines.append(Line((NAMES[each.name],), cells))
     note = (
-        "survival: the share of the final states that was written where it is to be forgotten; flipped: of the texts "
-        "that are right when clean, the share whose answer changes."
+        "survival: share of the final states that was written at the attacked span; flipped: share of the texts "
+        "answered correctly when clean whose answer changes."
     )
     return table(("trigger",), lines, note=note)

@@ -1,4 +1,4 @@
-"""The search for a trigger: a beam over replacements of its tokens, one place after the other, on the exact goal."""
+"""Beam search for a trigger: its tokens are replaced one place after the other, by the exact goal."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from jaxtyping import Float
 from ssmscope.attacks.poisoning.triggers import Trigger
 
 Value = Callable[[Sequence[Trigger]], Float[np.ndarray, " triggers"]]
-"""The goal of triggers, the larger the better."""
+"""Goal of triggers, the larger the better."""
 Proposals = Callable[[Sequence[Trigger], int], Sequence[Sequence[int]]]
-"""For every trigger the words to be tried at a place."""
+"""Words to try at a place of every trigger."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """Where a search ended: the best trigger that it asked about, its value, and how many it asked about."""
+    """End of a search: the best trigger, its value, and the number of evaluated triggers."""
 
     trigger: Trigger
     value: float
@@ -34,11 +34,13 @@ def search(
     sweeps: int,
     known: dict[Trigger, float] | None = None,
 ) -> Found:
-    """Replace one token after the other, and keep the `beam` best triggers of all that were met; a sweep is over all
-    places, and one that finds nothing better ends the search. What it gives is never worse than the best start.
+    """Replace one token after the other, and keep the `beam` best of all evaluated triggers.
+
+    A sweep is over all places; one that finds nothing better ends the search. The result is never worse than the best
+    start.
 
     Args:
-        known: values that are there already; those that are asked for are added.
+        known: values computed earlier; new ones are added.
     """
     values = {} if known is None else known
     _ask(value, starts, values)
@@ -61,7 +63,7 @@ def search(
 
 
 def random_search(value: Value, drawn: Sequence[Trigger], known: dict[Trigger, float] | None = None) -> Found:
-    """The best of random triggers."""
+    """Return the best of random triggers."""
     values = {} if known is None else known
     _ask(value, drawn, values)
     best = _best(set(drawn), values, 1)[0]
@@ -75,5 +77,5 @@ def _ask(value: Value, triggers: Sequence[Trigger], values: dict[Trigger, float]
 
 
 def _best(triggers: set[Trigger], values: dict[Trigger, float], number: int) -> list[Trigger]:
-    """The best first; of equal ones the smaller numbers."""
+    """Return the best triggers in order; ties by their numbers."""
     return sorted(triggers, key=lambda trigger: (-values[trigger], trigger))[:number]

@@ -1,4 +1,4 @@
-"""Triggers as tokens and as text: the words that they are made of, and the texts with a place for one."""
+"""Triggers as tokens and as text: their vocabulary, and the texts with a place for one."""
 
 from __future__ import annotations
 
@@ -23,29 +23,27 @@ if TYPE_CHECKING:
     from ssmscope.core.model import Model
 
 Trigger = tuple[int, ...]
-"""Numbers of words in a `Vocabulary`."""
+"""Indices of words in a `Vocabulary`."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words that triggers are made of: behind a space each is read as one token."""
+    """Words of triggers; after a space each is one token."""
 
     words: tuple[str, ...]
     ids: tuple[int, ...]
 
     @classmethod
     def of(cls, model: Model, given: str | Path | None = None, absent: Iterable[str] = ()) -> Vocabulary:
-        """The model's tokens that are words of letters, or those of a file's lines that are one token, without the
-        `absent` ones.
+        """Collect the model's tokens that are words of letters, or a file's lines of one token, without `absent` ones.
 
         Raises:
-            InputError: a tokenizer that does not say where tokens stand, a file that cannot be read, or fewer than two
-                words.
+            InputError: a tokenizer without offsets, a file that cannot be read, or fewer than two words.
         """
         tokenizer = model.tokenizer
         if not tokenizer.is_fast:
             raise InputError(
-                f"poison needs to know where tokens stand in a text; the tokenizer of {model.name} is slow"
+                f"poison needs the offsets of tokens in a text; the slow tokenizer of {model.name} has none"
             )
         special = set(tokenizer.all_special_ids)
         if given is None:
@@ -75,11 +73,11 @@ class Vocabulary:
         return " ".join(self.words[number] for number in trigger)
 
     def tokens(self, triggers: Sequence[Trigger]) -> np.ndarray:
-        """The ids of triggers, (triggers, length)."""
+        """Return the token ids of triggers, (triggers, length)."""
         return np.asarray(self.ids, dtype=np.int64)[np.asarray(triggers, dtype=np.int64)]
 
     def drawn(self, random: np.random.Generator, number: int, length: int) -> list[Trigger]:
-        """Random triggers."""
+        """Draw random triggers."""
         return [tuple(row) for row in random.integers(0, len(self), (number, length)).tolist()]
 
 
@@ -88,9 +86,9 @@ class Slot:
     """A text with a place for a trigger.
 
     Attributes:
-        row: its number among the questions.
-        words: how many words of the content stand before the place.
-        before, after: the token ids before and behind it.
+        row: index of the text among the questions.
+        words: number of words of the content before the place.
+        before, after: token ids before and after it.
         span: True at the tokens before it whose memory is attacked.
     """
 
@@ -102,11 +100,11 @@ class Slot:
 
 
 def slots_of(model: Model, asked: Questions, filler: str, place: float, span: str | None) -> list[Slot]:
-    """The texts with a place behind the first ⌊place · n + ½⌋ of their n words, of those that have the span before it.
+    """Return the texts that have the span before the place, which is after the first ⌊place · n + ½⌋ of n words.
 
     Args:
         filler: words of one token each, as many as a trigger has.
-        span: words whose memory is attacked, where they first stand in a content; None for all tokens before the place.
+        span: words whose memory is attacked, at their first occurrence; None for all tokens before the place.
 
     Raises:
         InputError: no text has the span, or any word, before the place.
@@ -141,5 +139,5 @@ def slots_of(model: Model, asked: Questions, filler: str, place: float, span: st
 
 
 def attacked(asked: Questions, slot: Slot, trigger: str) -> str:
-    """The whole text that the model is asked about, with a trigger."""
+    """Return the whole text with a trigger."""
     return asked.before + inserted(asked.contents[slot.row], trigger, slot.words) + asked.after

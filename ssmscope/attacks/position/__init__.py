@@ -1,6 +1,6 @@
-"""The position-bias attack: how accuracy depends on where in the sequence the tokens are that are spoiled.
+"""Position-bias attack: accuracy with the tokens of one region of the sequence replaced.
 
-Baleen, section 4.3 and Table 3, after Wang et al. (2024): state-space models lean on the last tokens.
+State-space models depend on their last tokens (Baleen, section 4.3 and Table 3, after Wang et al. 2024).
 """
 
 from __future__ import annotations
@@ -35,43 +35,43 @@ def position_bias(
     *,
     regions: Annotated[
         str | Sequence[str | tuple[float, float]] | None,
-        "Tokens 0:32,992:1024 or shares 0%:10%; by default the paper's, or the first and last 10 % and 25 %.",
+        "Tokens 0:32,992:1024 or shares 0%:10%; by default the paper's, else the first and last 10 % and 25 %.",
         Metavar("A:B,…"),
     ] = None,
     replacement: Annotated[
-        Literal["noise", "zeros", "mean", "other"], "What tokens are replaced by; other: tokens of another class."
+        Literal["noise", "zeros", "mean", "other"], "Replacement of the tokens; other: tokens of another class."
     ] = "noise",
     window: Annotated[
-        int | str | None, "Also slide a window of so many tokens along the sequence.", Metavar("N|P%")
+        int | str | None, "Width of a window that also slides along the sequence.", Metavar("N|P%")
     ] = None,
-    stride: Annotated[int | str | None, "How far apart the windows are; else their width.", Metavar("N|P%")] = None,
+    stride: Annotated[int | str | None, "Stride of the windows; by default their width.", Metavar("N|P%")] = None,
     limit: Limit = None,
     batch_size: BatchSize = None,
     seed: Seed = 0,
 ) -> PositionBias:
-    """How much a classifier's accuracy drops when tokens at one place are spoiled: the position-bias attack.
+    """Measure how much a classifier's accuracy drops when the tokens of one region are replaced.
 
-    The tokens of one region after the other are replaced (Baleen, Table 3). Regions are of the sequence without class
-    and special tokens. The drop is relative, 1 − accuracy / clean accuracy. Every number has a 95 % bootstrap interval
-    over examples; drops are paired, clean and attacked accuracy coming from the same resamples. (An accuracy of 0 or 1
-    does not vary under resampling: its interval has no width.) With "other", the attack succeeds on an example that is
-    right when clean and is given the class whose tokens were put in.
+    Regions are replaced one after the other (Baleen, Table 3). They refer to the sequence without class and special
+    tokens. The drop is relative, 1 − accuracy / clean accuracy. Every number has a 95 % bootstrap interval over
+    examples; drops are paired, clean and attacked accuracy coming from the same resamples. (An accuracy of 0 or 1 does
+    not vary under resampling, so its interval has no width.) With "other", the attack succeeds on an example that is
+    right when clean and is then given the class of the inserted tokens.
 
     Noise is drawn once per example for all places: regions, batches and stride do not change it.
 
     Args:
-        regions: "0:32,0:96" or [(0, 32), (0, 96)], pairs of tokens, or shares of every example's own tokens, "0%:10%".
-            By default the paper's regions 0:32, 0:96, 928:1024, 992:1024 of 1024 tokens; else the first and last 10 %
-            and 25 %.
+        regions: "0:32,0:96" or [(0, 32), (0, 96)], pairs of tokens, or shares of each example's own tokens, "0%:10%".
+            By default the paper's regions 0:32, 0:96, 928:1024, 992:1024 of 1024 tokens; for other lengths the first
+            and last 10 % and 25 %.
         replacement: noise (pixels: N(0, 1) as in the paper; tokens: an embedding of N(0, 1) times the standard
             deviation of the embedding table), zeros (black; a zero embedding), mean (the data's mean pixel; the
             table's mean embedding), other (the same places of an example of another class).
-        window: so many tokens, or a share of every example's own such as 10%.
-        batch_size: by default as many as suit the device.
+        window: a number of tokens, or a share of each example's own such as 10%.
+        batch_size: by default chosen for the device.
 
     Raises:
-        InputError: the model is no classifier or one of other inputs or classes, a region or window that does not fit,
-            or "other" on data of one class.
+        InputError: the model is no classifier or has other inputs or classes, a region or window does not fit, or
+            "other" is used on data of one class.
     """
     import numpy as np
 

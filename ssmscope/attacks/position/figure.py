@@ -1,4 +1,4 @@
-"""The position-bias attack as a picture: accuracy by region, and the drop along the sequence."""
+"""Figure of the position-bias attack: accuracy by region, and the drop along the sequence."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 
 BAR, TARGET = BLUES[3], COLOURS[1]
 WIDTH, LEFT, HEADER, ROW, CURVE, FOOTER = 8.0, 1.35, 0.95, 0.34, 2.5, 0.65
-"""In inches: the sheet, what is left of its panels, a row of the upper panel, the lower panel, and what stands above
-and below each panel."""
+"""In inches: the sheet, the margin left of its panels, the margin above a panel, a row of the upper panel, the lower
+panel, and the margin below a panel."""
 
 
 def draw(result: PositionBias) -> Figure:
-    """A bar per region with its interval beside the clean accuracy; below it, where there are windows, the drop against
-    their position with its band."""
+    """Draw a bar with its interval for each region and, if there are windows, the drop against their position."""
     bars = ROW * (len(result.regions) + 1)
     height = HEADER + bars + FOOTER + (HEADER * 0.65 + CURVE + FOOTER if result.windows else 0)
     title = (
@@ -44,14 +43,14 @@ def _bars(axes: Axes, result: PositionBias) -> None:
     places = range(len(result.regions) + 1)
     shown = [result.clean, *(one.accuracy for one in result.regions)]
     axes.barh(places, [e.value for e in shown], 0.62, color=[SOFT, *[BAR] * len(result.regions)])
-    lift = 0.12 if any(one.success is not None for one in result.regions) else 0.0  # room for success below
+    lift = 0.12 if any(one.success is not None for one in result.regions) else 0.0  # Success is drawn below.
     for place, found in enumerate(shown):
         interval(axes, place - lift, found, upright=False)
     axes.axvline(result.clean.value, color=INK, linewidth=1, linestyle=DASHED)
     targeted = [(place, one.success) for place, one in enumerate(result.regions, 1) if one.success is not None]
     if targeted:
         values = [success.value for _, success in targeted]
-        label = "success: given the class put in"
+        label = "success: answered with the inserted class"
         below = [place + lift for place, _ in targeted]
         axes.plot(values, below, "D", color=TARGET, markersize=4, label=label, linestyle="none", clip_on=False)
         for place, success in targeted:

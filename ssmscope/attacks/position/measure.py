@@ -1,4 +1,4 @@
-"""The numbers of the position-bias attack from class ids, and which examples can be attacked how."""
+"""Estimates of the position-bias attack from class ids, and the check of its data."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 from ssmscope.attacks.position.result import Attacked
 
 PAPER = ((0, 32), (0, 96), (928, 1024), (992, 1024))
-"""The regions of Baleen's Table 3, of 1024 pixels."""
-
+"""Regions of Baleen's Table 3, in 1024 pixels."""
 
 SHARES = ("0%:10%", "0%:25%", "75%:100%", "90%:100%")
-"""The regions where sequences are not of 1024 tokens."""
+"""Regions for sequences of other lengths than 1024 tokens."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Estimates, and the rows (value, then resamples) that they come from: `rows` (1 + resamples, 1 + regions) of
-    accuracies, the clean one first, `drops` (1 + resamples, regions)."""
+    """Estimates, and the rows (value, then resamples) behind them.
+
+    `rows` (1 + resamples, 1 + regions) are accuracies, the clean one first; `drops` are (1 + resamples, regions).
+    """
 
     clean: Estimate
     attacked: tuple[Attacked, ...]
@@ -47,7 +48,12 @@ def measure(
     regions: Sequence[Region],
     seed: int,
 ) -> Measured:
-    """All numbers from class ids: `labels`, `clean`, `donor_labels` (examples,) and `attacked` (examples, regions)."""
+    """Compute all estimates from class ids.
+
+    Args:
+        labels, clean, donor_labels: (examples,).
+        attacked: (examples, regions).
+    """
     number = len(regions)
     right = (clean == labels)[:, None]
     usable = attacked != LEFT_OUT
@@ -83,7 +89,7 @@ def measure(
 
 
 def averages(measured: Measured, number: int) -> dict[str, Any]:
-    """The averages over the first `number` regions, by the names that `PositionBias` gives them."""
+    """Compute the averages over the first `number` regions, by the fields of `PositionBias`."""
     accuracies = measured.rows[:, : 1 + number]
     return {
         "average": estimate(accuracies[:, 1:].mean(1)),
@@ -103,17 +109,17 @@ def notes_on(measured: Measured, examples: int) -> list[str]:
     if short:
         most = max(short, key=lambda one: one.left_out)
         notes.append(
-            f"{len(short)} of the regions and windows end after some examples do, or their donors, which are "
-            f"left out there: {most.left_out:,} of {examples:,} at {most.region}"
+            f"{len(short)} of the regions and windows extend beyond some examples or their donors, which are left out "
+            f"there: {most.left_out:,} of {examples:,} at {most.region}"
         )
     return notes
 
 
 def replaced_inputs(model: Model, data: Any) -> Callable[..., Pixels | Tokens]:
-    """What reads examples of this kind and replaces their tokens.
+    """Return the class that replaces tokens in data of this kind.
 
     Raises:
-        InputError: the model is no classifier, or the data of another kind than it reads, or without an example.
+        InputError: the model is no classifier or reads other data, or there is no example.
     """
     model.check_classes("the position-bias attack")
     if not model.is_classifier:

@@ -1,4 +1,4 @@
-"""Regions of a sequence, in tokens or in percent of each text's own tokens, and the windows that slide over it."""
+"""Regions of a sequence, in tokens or in percent of each text's own tokens, and sliding windows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any
 from ssmscope.errors import InputError
 
 _BOUNDS = re.compile(r"(-?\d+(?:\.\d+)?)(%?):(-?\d+(?:\.\d+)?)(%?)", re.ASCII)
-ROUNDING = 1e-9  # 29 % of 100 tokens are 28.999999999999996 of them
+ROUNDING = 1e-9
+"""Tolerance for shares: 29 % of 100 tokens is computed as 28.999999999999996."""
 EXAMPLE = "write start:stop in tokens, 0:32, or in percent, 0%:10%"
 
 
 @dataclass(frozen=True)
 class Region:
-    """Tokens `start` up to, and without, `stop`; in percent of a sequence's tokens if `percent`."""
+    """Tokens from `start` up to, but not including, `stop`; in percent of a sequence's tokens if `percent`."""
 
     start: float
     stop: float
@@ -28,9 +29,9 @@ class Region:
         return f"{self.start:.12g}{unit}:{self.stop:.12g}{unit}"
 
     def bounds(self, length: int) -> tuple[int, int]:
-        """First token and the one after the last, in a sequence of `length` tokens.
+        """Return the first token and the one after the last, in a sequence of `length` tokens.
 
-        A share of a sequence starts and ends at the whole token below it, and has at least one token.
+        Shares are rounded down to whole tokens and have at least one token.
         """
         if not self.percent:
             return int(self.start), int(self.stop)
@@ -40,11 +41,7 @@ class Region:
 
 
 def check_places(*, regions: Any, window: Any, stride: Any, **others: Any) -> None:
-    """Refuse what is no region or window of any sequence, and a stride without a window.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError if regions or windows fit no sequence at all, or if there is a stride without a window."""
     if stride is not None and window is None:
         raise InputError("a stride was given without a window; give both")
     if regions is not None:
@@ -54,11 +51,11 @@ def check_places(*, regions: Any, window: Any, stride: Any, **others: Any) -> No
 
 
 def regions_of(given: str | Sequence[str | tuple[float, float]], length: float) -> tuple[Region, ...]:
-    """Regions from pairs (start, stop) of tokens or from text, "0:32,50%:100%".
+    """Parse regions from pairs (start, stop) of tokens or from text, "0:32,50%:100%".
 
     Args:
         given: one text with commas, or a sequence of texts and pairs.
-        length: the number of tokens of the longest sequence, class and special tokens left out.
+        length: the number of tokens of the longest sequence, without class and special tokens.
 
     Raises:
         InputError: none was given, one twice, or one that is not start:stop, empty, or not within the sequence.
@@ -91,10 +88,10 @@ def _region(part: str | tuple[float, float], length: float) -> Region:
 
 
 def windows_of(window: str | int, stride: str | int | None, length: int) -> tuple[Region, ...]:
-    """Windows from the first token to the last, `stride` apart (a window's width by default), the last one at the end.
+    """Return windows `stride` apart (by default a window's width) from the first token on, the last one at the end.
 
     Args:
-        window, stride: numbers of tokens, or of percent as "10%"; both alike.
+        window, stride: both numbers of tokens, or both shares such as "10%".
         length: the number of tokens of the longest sequence.
 
     Raises:
@@ -112,7 +109,7 @@ def windows_of(window: str | int, stride: str | int | None, length: int) -> tupl
 
 
 def _sizes(window: str | int, stride: str | int | None) -> tuple[float, float, bool]:
-    """Width and stride, and whether both are in percent."""
+    """Parse width and stride; return them and True if both are in percent."""
     width, percent = _size(window, "window")
     step, like = (width, percent) if stride is None else _size(stride, "stride")
     if percent != like:

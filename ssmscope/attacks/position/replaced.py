@@ -1,4 +1,4 @@
-"""A classifier's predictions while regions of its inputs are replaced: pixels, or tokens of texts."""
+"""Predictions of a classifier with regions of its inputs replaced: pixels, or tokens of texts."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ LEFT_OUT = -1
 
 
 class Predictions(NamedTuple):
-    """Predicted class ids: `clean` (examples,) and, with each of the regions replaced, `attacked` (examples, regions);
-    −1 where the example, or the one that its tokens would come from, is too short for the region."""
+    """Predicted class ids: `clean` (examples,) and, with each region replaced, `attacked` (examples, regions).
+
+    −1 marks examples that are too short for a region, or whose donor is.
+    """
 
     clean: np.ndarray
     attacked: np.ndarray
@@ -40,17 +42,17 @@ def draw_donors(
     needed: Int[np.ndarray, " examples"],
     seed: int,
 ) -> Int[np.ndarray, " examples"]:
-    """For every example one of another class, drawn uniformly among those of at least `needed` tokens.
+    """Draw for every example one of another class, uniformly among those of at least `needed` tokens.
 
-    Where none is that long it is the longest of another class.
+    If none is that long, take the longest of another class.
 
     Raises:
-        InputError: when all examples are of one class.
+        InputError: all examples are of one class.
     """
     if (labels == labels[0]).all():
         raise InputError(
-            "replacement 'other' takes tokens from an example of another class, and all of these are of one: give data "
-            "of several classes"
+            "replacement 'other' takes tokens from an example of another class, but all examples are of one class; "
+            "give data of several classes"
         )
     donors = np.empty(len(labels), dtype=np.int64)
     for row, label in enumerate(labels):
@@ -64,13 +66,15 @@ def draw_donors(
 
 
 def noise_of(row: int, shape: tuple[int, int], seed: int) -> Float[np.ndarray, "length width"]:
-    """N(0, 1) noise for the whole of one example: its regions share it, and neither batches nor regions change it."""
+    """Draw N(0, 1) noise for the whole of one example, independently of regions and batches."""
     return np.random.default_rng([seed, row]).standard_normal(shape, dtype=np.float32)
 
 
 def run_embeddings(model: Model, embeddings: Tensor, states: Sequence[LayerState] | None = None) -> Run:
-    """A classifier's logits on embeddings (batch, length, width), without padding, and the states behind them; from
-    `states`, those of the whole that the states' run and this one make up."""
+    """Run a classifier on embeddings (batch, length, width) without padding, and return logits and final states.
+
+    With `states`, the run continues from them.
+    """
     after: list[LayerState] = []
     with torch.no_grad(), model.running(states=states, keep=after):
         logits = model.forward_embeddings(embeddings, embeddings.new_ones(embeddings.shape[:2], dtype=torch.bool))
@@ -78,7 +82,7 @@ def run_embeddings(model: Model, embeddings: Tensor, states: Sequence[LayerState
 
 
 class Pixels:
-    """Images, and what their pixels are replaced by.
+    """Images whose pixels are replaced.
 
     noise: N(0, 1) in each channel, where pixels lie in [0, 1]; zeros: black; mean: the mean pixel of the data; other:
     the same pixels of an image of another class.
@@ -107,10 +111,9 @@ class Pixels:
         batch_size: int | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> Predictions:
-        """Predictions on clean images and with each region replaced.
+        """Predict on clean images and with each region replaced.
 
-        What stands before a region is run once: each run of a region continues from the states that the clean run has
-        at its start.
+        Each run of a region continues from the states of the clean run at the region's start.
         """
         size = batch_size or max(1, tokens_at_once(self.model.device) // (self.data.pixels.shape[1] + 1))
         every = range(len(self.data))
@@ -134,7 +137,7 @@ class Pixels:
         return {"clean": classes(run_embeddings(self.model, kept[:, at:], states).logits), "attacked": attacked}
 
     def _replaced(self, rows: np.ndarray, donors: np.ndarray | None) -> np.ndarray:
-        """What every pixel of the images would become, (images, length, channels)."""
+        """Return the replacement of every pixel of the images, (images, length, channels)."""
         shape = self.data.pixels.shape[1:]
         if self.replacement == "other":
             assert donors is not None
@@ -150,9 +153,9 @@ class Pixels:
 
 
 class Tokens:
-    """Texts, or sequences of ids, and what their tokens are replaced by; special tokens are no part of a region.
+    """Texts, or sequences of ids, whose tokens are replaced; special tokens are not part of a region.
 
-    The padding of ListOps is no special token: its models read it, so it counts.
+    The padding of ListOps counts as ordinary tokens, because its models read it.
 
     noise: an embedding of N(0, 1) times the standard deviation of the embedding table; zeros: a zero embedding; mean:
     the mean of the embedding table; other: the tokens of an example of another class at the same places.
@@ -191,7 +194,7 @@ class Tokens:
         batch_size: int | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> Predictions:
-        """Predictions on clean texts and with each region replaced."""
+        """Predict on clean texts and with each region replaced."""
         batches = by_length([len(ids) for ids in self.ids], tokens_at_once(self.model.device), size=batch_size)
         measure = partial(self._measured, regions, donors)
         return _predictions(self.model, batches, measure, (len(self.ids), len(regions)), provenance, "texts")
@@ -200,25 +203,20 @@ class Tokens:
         attacked = np.full((len(rows), len(regions)), LEFT_OUT, dtype=np.int64)
         ids, mask = self._padded(rows)
         clean = classes(self._logits(self._embed(ids), mask))
-        put = self._replaced(rows, ids.shape[1])
+        put = self._replaced(rows, ids, donors)
         for region, wanted in enumerate(regions):
             bounds = [wanted.bounds(int(self.lengths[row])) for row in rows]
             fits = np.array([stop <= self._reach(row, donors) for row, (_, stop) in zip(rows, bounds)])
             if not fits.any():
                 continue
-            if self.replacement == "other":
-                assert donors is not None
-                spoiled = self._embed(self._exchanged(ids, rows, bounds, fits, donors))
-            else:
-                assert put is not None
-                hit = self._hit(rows, bounds, fits, ids.shape[1])
-                spoiled = torch.where(hit.unsqueeze(-1), put, self._embed(ids))
+            hit = self._hit(rows, bounds, fits, ids.shape[1])
+            spoiled = torch.where(hit.unsqueeze(-1), put, self._embed(ids))
             found = classes(self._logits(spoiled, mask))
             attacked[:, region] = np.where(fits, found, LEFT_OUT)
         return {"clean": clean, "attacked": attacked}
 
     def _reach(self, row: int, donors: np.ndarray | None) -> int:
-        """Up to which token an example can be replaced."""
+        """Return the number of tokens of an example that can be replaced."""
         return int(self.lengths[row] if donors is None else min(self.lengths[row], self.lengths[donors[row]]))
 
     def _padded(self, rows: Sequence[int]) -> tuple[Int[Tensor, "batch length"], Bool[Tensor, "batch length"]]:
@@ -238,20 +236,25 @@ class Tokens:
         with torch.no_grad(), self.model.running(mask=mask):
             return self.model.forward_embeddings(embeddings, mask)
 
-    def _replaced(self, rows: Sequence[int], length: int) -> Tensor | None:
-        """What the embedding at every place would become, (batch, length, width); None where ids are exchanged."""
+    def _replaced(self, rows: Sequence[int], ids: Tensor, donors: np.ndarray | None) -> Tensor:
+        """Return the replacement of every embedding, (batch, length, width)."""
         width = self.table.shape[1]
         if self.replacement == "other":
-            return None
-        if self.replacement == "noise":
-            noise = torch.zeros(len(rows), length, width, dtype=torch.float32)
+            assert donors is not None
+            mixed = ids.clone()
             for line, row in enumerate(rows):
-                noise[line, self.places[row]] = torch.from_numpy(
-                    noise_of(row, (len(self.places[row]), width), self.seed)
-                )
+                donor, reach = donors[row], self._reach(row, donors)
+                theirs = np.asarray(self.ids[donor])[self.places[donor][:reach]]
+                mixed[line, self.places[row][:reach]] = torch.from_numpy(theirs).to(mixed.device)
+            return self._embed(mixed)
+        if self.replacement == "noise":
+            noise = torch.zeros(*ids.shape, width, dtype=torch.float32)
+            for line, row in enumerate(rows):
+                own = noise_of(row, (len(self.places[row]), width), self.seed)
+                noise[line, self.places[row]] = torch.from_numpy(own)
             return (noise * self.scale).to(self.table)
         fill = self.table.mean(0) if self.replacement == "mean" else torch.zeros_like(self.table[0])
-        return fill.expand(len(rows), length, width)
+        return fill.expand(*ids.shape, width)
 
     def _hit(self, rows, bounds, fits, length: int) -> Bool[Tensor, "batch length"]:
         hit = torch.zeros(len(rows), length, dtype=torch.bool)
@@ -260,17 +263,9 @@ class Tokens:
                 hit[line, self.places[row][start:stop]] = True
         return hit.to(self.model.device)
 
-    def _exchanged(self, ids: Tensor, rows, bounds, fits, donors: np.ndarray) -> Int[Tensor, "batch length"]:
-        mixed = ids.clone()
-        for line, (row, (start, stop)) in enumerate(zip(rows, bounds)):
-            if fits[line]:
-                theirs = np.asarray(self.ids[donors[row]])[self.places[donors[row]][start:stop]]
-                mixed[line, self.places[row][start:stop]] = torch.from_numpy(theirs).to(mixed.device)
-        return mixed
-
 
 def classes(logits: Float[Tensor, "batch classes"]) -> Int[np.ndarray, " batch"]:
-    """The predicted class ids."""
+    """Return the predicted class ids."""
     return logits.argmax(-1).cpu().numpy()
 
 
@@ -282,7 +277,7 @@ def _predictions(
     provenance: Mapping[str, Any] | None,
     what: str,
 ) -> Predictions:
-    """What is measured of all examples, of `shape` (examples, regions)."""
+    """Collect the predictions for all examples, of `shape` (examples, regions)."""
     found = Predictions(np.empty(shape[0], dtype=np.int64), np.empty(shape, dtype=np.int64))
     for rows, part in over(model, batches, measure, provenance=provenance, what=what):
         found.clean[list(rows)], found.attacked[list(rows)] = part["clean"], part["attacked"]

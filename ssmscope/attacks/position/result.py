@@ -1,4 +1,4 @@
-"""What the position-bias attack gives: accuracy with the tokens of each region replaced, and along the sequence."""
+"""Result of the position-bias attack: accuracy with the tokens of each region replaced, and along the sequence."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ REPLACEMENTS = {
     "mean": "the mean",
     "other": "those of another class",
 }
-"""What tokens are replaced by, and how the views call it."""
+"""Names of the replacements in views."""
 
 
 @dataclass(frozen=True)
 class Attacked:
-    """What is measured with one region replaced."""
+    """Estimates with one region replaced."""
 
     region: str
     start: float
     stop: float
     percent: bool
-    """Whether `start` and `stop` are in percent of each example's tokens."""
+    """True if `start` and `stop` are in percent of each example's tokens."""
     examples: int
     left_out: int
-    """Examples that are too short for the region, or whose donor is; they are in none of the numbers."""
+    """Examples that are too short for the region, or whose donor is; no estimate includes them."""
     accuracy: Estimate
     clean: Estimate
     """Clean accuracy of the same examples."""
     drop: Estimate
     """1 − accuracy / clean accuracy."""
     flipped: Estimate
-    """The share of the examples that are right when clean whose prediction changes."""
+    """Share of the examples answered correctly when clean whose answer changes."""
     success: Estimate | None
-    """The share of them that are given the class whose tokens were put in; only with "other"."""
+    """Share of them that are answered with the class of the inserted tokens; only with "other"."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class PositionBias(Result, kind="position"):
     length: int
     """Tokens of the longest example."""
     width: int | None
-    """Pixels of a row, of images."""
+    """Pixels per row of an image; None for texts."""
     clean: Estimate
     regions: tuple[Attacked, ...]
     windows: tuple[Attacked, ...]
@@ -72,10 +72,10 @@ class PositionBias(Result, kind="position"):
     average_with_clean: Estimate
     """Mean accuracy over the regions and the clean inputs: the "Avg." of Baleen's Table 3."""
     spread: float
-    """The sample standard deviation of these, which that table gives behind ±."""
+    """Sample standard deviation of these, given after ± in that table."""
     worst_regions: tuple[int, ...]
-    """The region of the largest drop, and those from which it cannot be told, see `bootstrap.lowest`; none
-    where no drop is defined."""
+    """Region of the largest drop, and those indistinguishable from it (`bootstrap.lowest`); empty if no drop is
+    defined."""
     worst_windows: tuple[int, ...]
     notes: tuple[str, ...]
 
@@ -101,7 +101,7 @@ class PositionBias(Result, kind="position"):
 
     @property
     def replaced_by(self) -> str:
-        """What the tokens are replaced by, in words."""
+        """Name of the replacement."""
         return REPLACEMENTS[self.replacement]
 
     @property
@@ -119,8 +119,8 @@ class PositionBias(Result, kind="position"):
         """A row for the clean inputs, each region, their averages, and each window.
 
         Columns: part, region, start, stop, unit ("pixels", "tokens" or "percent"), examples, left_out, accuracy, drop
-        (relative, in percent), flipped and, with "other", success (shares of the examples that are right when clean);
-        the 95 % interval of each is in columns ending in _low and _high.
+        (relative, in percent), flipped and, with "other", success (shares of the examples right when clean); the 95 %
+        interval of each is in columns ending in _low and _high.
         """
         import pandas as pd
 
@@ -160,7 +160,7 @@ class PositionBias(Result, kind="position"):
         yield from closing(self, self.notes)
 
     def _regions_table(self) -> Table:
-        """A row for the clean inputs, each region, and their averages."""
+        """Return a table of the clean inputs, each region, and their averages."""
         names = ["accuracy", "drop in %", "flipped", *(["success"] if self.replacement == "other" else [])]
         names += ["examples"] if any(one.left_out for one in self.regions) else []
         examples = self.provenance["data"]["examples"]
@@ -175,17 +175,18 @@ class PositionBias(Result, kind="position"):
         spread = "" if math.isnan(self.spread) else f" ± {self.spread:.3f}"
         rows.append(("average with clean", {"accuracy": Cell(text=as_share(self.average_with_clean.value) + spread)}))
         lines = [Line((name,), {column: cells.get(column, Cell()) for column in names}) for name, cells in rows]
-        note = "drop: 1 − accuracy / clean accuracy; flipped: of the examples that are right when clean, the share "
-        note += "whose answer changes"
+        note = (
+            "drop: 1 − accuracy / clean accuracy; flipped: share of the examples right when clean whose answer changes"
+        )
         if "success" in names:
-            note += "; success: the share of them given the class that was put in"
+            note += "; success: share of them answered with the inserted class"
         if spread:
             note += "; ±: the standard deviation over the regions and the clean examples"
         return replace(table(("region",), lines), note=f"{note}.")
 
 
 def _worst(result: PositionBias, shown: Callable[[Attacked], str]) -> str:
-    """The region with the largest drop and its number, as far as it can be told from the others."""
+    """Name the region with the largest drop and its number, if it stands out from the others."""
     every = sum(not math.isnan(one.drop.value) for one in result.regions)
     where = told_apart([result.regions[at].region for at in result.worst_regions], every)
     if not where or every == 1:

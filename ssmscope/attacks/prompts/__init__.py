@@ -1,6 +1,6 @@
-"""Attacks on the prompt: how far a language model's accuracy falls when the words around the text are changed.
+"""Attacks on the prompt: drop of accuracy when the words around the text are changed.
 
-Baleen (000), section 4.3 and Table 4, after PromptBench (Zhu et al. 2023): the performance drop rate
+Baleen, section 4.3 and Table 4, after PromptBench (Zhu et al. 2023): the performance drop rate
 PDR = 1 − accuracy(attacked prompt) / accuracy(clean prompt).
 """
 
@@ -28,7 +28,6 @@ from ssmscope.api.options import (
 )
 from ssmscope.attacks.prompts.checks import SEMANTIC, check_parts, check_prompts
 from ssmscope.attacks.recipes import PROMPT
-from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
     from ssmscope.attacks.prompts.result import PromptAttack
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from ssmscope.data.text import TextData
 
 PAPER = ("stresstest", "checklist", "deepwordbug", "textbugger")
-"""The attacks of Baleen's Table 4."""
+"""Attacks of Baleen's Table 4."""
 
 
 @analysis(
@@ -57,21 +56,21 @@ def prompt_attack(
         OneOf("attacks.recipes:PROMPT", (SEMANTIC,)),
     ] = PAPER,
     template: Annotated[
-        str | Sequence[str] | None, "A prompt with {content} in it; may be repeated. Else those of DATA.", REPEATED
+        str | Sequence[str] | None, "A prompt with {content}; may be repeated. By default those of DATA.", REPEATED
     ] = None,
     words: LabelWords = None,
     scoring: Scoring = "likelihood",
     normalise: Annotated[bool, "Divide log-likelihoods by the number of tokens."] = False,
-    suffix: Annotated[Literal["end", "before"], "At the prompt's very end, or before {content}."] = "end",
+    suffix: Annotated[Literal["end", "before"], "Place of suffixes: the prompt's end, or before {content}."] = "end",
     as_promptbench: Annotated[
-        bool, "Start searches and place suffixes as PromptBench does; else a change must cost accuracy."
+        bool, "Search and place suffixes as PromptBench does; by default a change must cost accuracy."
     ] = False,
     embeddings: Embeddings = None,
     masked_lm: MaskedLM = None,
     encoder: Encoder = None,
     semantic: Annotated[
         Literal["promptbench"] | str | Path | None,
-        "Rewritten prompts, for the attack semantic: those of that package, or a text file's, one a line.",
+        "Rewritten prompts for the attack semantic: those of promptbench, or a text file's, one a line.",
         Reads("file", ("promptbench",)),
     ] = None,
     limit: Limit = None,
@@ -79,52 +78,49 @@ def prompt_attack(
     cache: Cache = None,
     progress: Progress = True,
 ) -> PromptAttack:
-    """How far accuracy falls when the prompt is attacked: PromptBench's attacks, performance drop rate. A killed run
-    continues.
+    """Attack the prompt with PromptBench's attacks and measure the performance drop rate. A killed run continues.
 
-    An attack changes a template around its `{content}`, measures candidates on all examples, and ends at the one of
-    least accuracy that it found; the drop is PDR = 1 − accuracy / clean accuracy (Baleen, Table 4). The placeholder and
-    the words for the classes stay as they are. stresstest and checklist append fixed suffixes and try them all;
-    semantic tries rewritten prompts; the others change words and search, greedily, as PromptBench defines them, and
-    measure a candidate only until it is sure that it is not taken.
+    An attack changes a template around its `{content}`, measures candidates on all examples, and ends at the prompt of
+    lowest accuracy that it found; the drop is PDR = 1 − accuracy / clean accuracy (Baleen, Table 4). The placeholder
+    and the words for the classes do not change. stresstest and checklist append fixed suffixes and try them all;
+    semantic tries rewritten prompts; the others change words in a greedy search as PromptBench defines it, and stop
+    measuring a candidate once it cannot be taken.
 
-    In two points PromptBench itself does otherwise, and its drops are not comparable with those of the default. Its
-    searches score the prompt that they start from as −1 − accuracy and so always take a change of the first word, where
-    here a change is taken only if it costs accuracy. And it places suffixes before the template's last punctuation,
-    where here they stand at its very end, or before `{content}`. With `as_promptbench` both are done its way. (At a
-    prompt's end no space follows a suffix in either: the answer follows with its own.)
+    PromptBench itself differs in two points, so its drops are not comparable with those of the default. Its searches
+    score the initial prompt as −1 − accuracy and so always change the first word; here a change is taken only if it
+    costs accuracy. And it places suffixes before the template's last punctuation; here they stand at its very end, or
+    before `{content}`. With `as_promptbench` both follow PromptBench. (In neither does a space follow a suffix at a
+    prompt's end, because the answer begins with its own.)
 
     Every number has a 95 % bootstrap interval over examples; clean and attacked accuracy come from the same resamples,
     and so do averages over templates. The worst prompt is chosen on the same examples that it is measured on, which
-    the intervals do not show. A template under which nothing is right has no drop, and no search starts from it.
+    the intervals do not include. A template under which no answer is right has no drop and is not attacked.
 
-    What is drawn depends on seed, template and attack alone: with `cache`, a run that was killed and starts again
-    comes to the same result and runs only what is missing.
+    Random choices depend on seed, template and attack alone: with `cache`, a run that was killed and starts again
+    has the same result and runs only what is missing.
 
     Args:
         model: a language model, or a classifier of texts, which reads the filled template.
         attacks: textfooler needs `embeddings`, bertattack `masked_lm`, and semantic `semantic`, which also adds it.
         template: one or several; by default the data set's own (`TASK_PROMPTS`).
         words: by default the data set's own. A classifier has none.
-        as_promptbench: `suffix` has to be left out. Needs TextAttack for suffixes too.
+        as_promptbench: excludes `suffix`, and needs TextAttack for suffixes too.
 
     Raises:
-        InputError: a template without `{content}`, no template or words where the data have none of their own, words
-            that do not fit the classes, options that contradict each other, or a resource that is missing.
+        InputError: a template without `{content}`, no template or words for data without their own, words that do not
+            fit the classes, options that contradict each other, or a missing resource.
     """
     from ssmscope.api.results import record_provenance
+    from ssmscope.attacks.curves import check_data
     from ssmscope.attacks.prompts.measure import attacked, fixed, labels_and_words, notes_on, own_prompts, recipe_of
     from ssmscope.attacks.prompts.result import Cost, PromptAttack, measured
     from ssmscope.attacks.prompts.search import Judge, rewritten
     from ssmscope.core.progress import on_stderr, progress_bar
     from ssmscope.data.prompts import TASK_PROMPTS, content_of
-    from ssmscope.data.text import SOURCES, TextData
+    from ssmscope.data.text import SOURCES
     from ssmscope.evaluation import Evaluator, Template
 
-    if not isinstance(data, TextData):
-        raise InputError(f"data is {type(data).__name__}; allowed are labelled texts (load_text)")
-    if not len(data):
-        raise InputError(f"{data.name} ({data.split}) has no example")
+    check_data(data)
     named = tuple(dict.fromkeys([*attacks, *([SEMANTIC] if semantic is not None else [])]))
     known = data.name in SOURCES and data.label_names == SOURCES[data.name].labels
     if limit is not None:
@@ -147,7 +143,7 @@ def prompt_attack(
     found: dict[str, list[tuple[str, int] | None]] = {name: [] for name in named}
     with progress_bar(on_stderr(progress)) as bar:
         task = bar.add_task("clean and fixed prompts", total=len(recipes) * len(templates))
-        # together, so that what they begin with is run once
+        # All fixed prompts are judged together, so that their common beginnings are run once.
         clean = judge.right([*templates, *(text for each in tries.values() for some in each for text in some)])
         clean = clean[: len(templates)]
         for each in recipes:

@@ -1,4 +1,4 @@
-"""What attacks on prompts refuse before anything is loaded."""
+"""Checks of attacks on prompts, made before anything is loaded."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from ssmscope.attacks.checks import check_asked
 from ssmscope.errors import InputError
 
 SEMANTIC = "semantic"
-"""The attack that tries rewritten prompts."""
+"""Name of the attack that tries rewritten prompts."""
 
-SPLIT = "<SPLIT>"  # TextAttack parts texts at it
+SPLIT = "<SPLIT>"
+"""Marker at which TextAttack splits texts."""
 
 
 def check_prompts(
@@ -24,11 +25,7 @@ def check_prompts(
     semantic: str | Path | None,
     **others: Any,
 ) -> None:
-    """Refuse options that contradict each other, and templates and label words that are none.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError if options contradict each other, or if templates or label words are not usable."""
     if SEMANTIC in attacks and semantic is None:
         raise InputError("the attack semantic needs rewritten prompts: give semantic, 'promptbench' or a text file")
     if as_promptbench and suffix != "end":
@@ -43,10 +40,6 @@ def check_prompts(
 
 
 def check_parts(template: str) -> None:
-    """Refuse a template at which TextAttack would part texts.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError if TextAttack would split the template."""
     if SPLIT in template:
-        raise InputError(f"the template {template!r:.60} holds {SPLIT}, at which TextAttack parts texts; remove it")
+        raise InputError(f"the template {template!r:.60} holds {SPLIT}, at which TextAttack splits texts; remove it")

@@ -1,4 +1,4 @@
-"""TextAttack's view of the goal: a prompt under which the model gets nothing right.
+"""TextAttack's goal: a prompt under which the model gets nothing right.
 
 Importing this module imports TextAttack.
 """
@@ -21,28 +21,28 @@ from textattack.goal_function_results import ClassificationGoalFunctionResult  #
 from textattack.goal_functions import GoalFunction  # noqa: E402
 from textattack.shared import AttackedText  # noqa: E402
 
-WHOLE = 2
-"""How often a greedy search asks before the first word's candidates."""
+UNBOUNDED_CALLS = 2
+"""Number of calls of a greedy search before the first word's candidates."""
 
 
 class PromptAccuracy(GoalFunction):
-    """A prompt's score is how much accuracy it costs, clean − attacked; the goal is reached at accuracy 0.
+    """Goal whose score is the lost accuracy, clean − attacked; it is reached at accuracy 0.
 
-    PromptBench scores the prompt that a search starts from as −1 − accuracy, so that it always takes a change of the
-    first word, whether it costs accuracy or not. Here it scores 0, and a change is taken if it costs some, unless
-    `as_promptbench` asks for the other.
+    PromptBench scores the initial prompt as −1 − accuracy, so it always changes the first word, whether that costs
+    accuracy or not. Here the initial prompt scores 0 and only changes that cost accuracy are taken, unless
+    `as_promptbench` is set.
 
-    TextAttack's greedy search asks for the prompt that it starts from, for those by which it ranks the words, and then
-    for each word's candidates, of which it takes the best if it is better than what it has. So a candidate under which
-    as many examples are right as under the best prompt so far is not measured further.
+    TextAttack's greedy search asks for the initial prompt, for those by which it ranks the words, and then for each
+    word's candidates, of which it takes the best if it improves on the current prompt. So a candidate is not measured
+    further once as many examples are right as under the best prompt so far.
 
     Args:
-        judge: which examples are right under several prompts, which are judged together.
-        as_promptbench: score the first prompt as PromptBench does.
+        judge: tells which examples are right under prompts.
+        as_promptbench: score the initial prompt as PromptBench does.
     """
 
     def __init__(self, judge: Judge, *, as_promptbench: bool = False):
-        with warnings.catch_warnings():  # it warns, in a deprecated way, of goals and models that it does not know
+        with warnings.catch_warnings():  # TextAttack warns of goals and models that it does not know.
             warnings.simplefilter("ignore", DeprecationWarning)
             super().__init__(SimpleNamespace(model=judge.right), use_cache=False)
         self.judge, self.examples = judge, len(judge.labels)
@@ -58,13 +58,13 @@ class PromptAccuracy(GoalFunction):
         self._asked += 1
         if not prompts:
             return []
-        if self._asked > WHOLE:
+        if self._asked > UNBOUNDED_CALLS:
             right = self.judge.fewer(prompts, self._best)
             self._best = min(self._best, int(right.min()))
         else:
             right = self.judge.right(prompts).sum(1)
         found = [float(number) / self.examples for number in right]
-        if self.clean is None:  # the first prompt that an attack asks for is the one that it starts from
+        if self.clean is None:  # An attack asks for its initial prompt first.
             self.clean = found[0]
             self._best = self._best if self._starts_low else int(right[0])
         return found

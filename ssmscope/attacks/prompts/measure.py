@@ -1,4 +1,4 @@
-"""How each attack on a prompt runs, and what it needs: templates, words and recipes."""
+"""Runs of the attacks on prompts, with their templates, words and recipes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def fixed(each: Recipe, template: str, suffix: str, as_promptbench: bool) -> list[str]:
-    """The prompts that an attack tries whatever the model answers; none of one that searches."""
+    """Return the prompts that an attack tries in any case; none for an attack that searches."""
     if each.name == SEMANTIC:
         return list(each.suffixes)
     where = PROMPTBENCH if as_promptbench else suffix
     candidates = [with_suffix(template, text, where) for text in each.suffixes]
-    # of several that are as bad PromptBench takes the first in the alphabet: TextAttack sorts candidates
+    # PromptBench breaks ties alphabetically, because TextAttack sorts candidates.
     return sorted(candidates) if as_promptbench else candidates
 
 
@@ -39,17 +39,17 @@ def attacked(
     seed: int,
     as_promptbench: bool,
 ) -> tuple[str, int]:
-    """The worst prompt that an attack finds for a template, and how many it tried."""
+    """Return the worst prompt that an attack finds for a template, and how many it tried."""
     if candidates:
         return tried_all(template, candidates, judge)
     return searched(each, template, judge, words=protected, seed=seed, as_promptbench=as_promptbench)
 
 
 def recipe_of(name: str, candidates: Sequence[str], resources: Mapping[str, Any]) -> Recipe:
-    """An attack by its name, with the rewritten prompts that semantic tries.
+    """Return the attack of this name, with the rewritten prompts that semantic tries.
 
     Raises:
-        InputError: a resource that it cannot do without is missing, or cannot be read.
+        InputError: a resource that it needs is missing or cannot be read.
     """
     if name == SEMANTIC:
         ran = (f"{len(candidates)} rewritten prompts, the same for every template, all tried",)
@@ -58,7 +58,7 @@ def recipe_of(name: str, candidates: Sequence[str], resources: Mapping[str, Any]
 
 
 def own_prompts(own: TaskPrompts | None, data: TextData, what: str) -> TaskPrompts:
-    """A known data set's own prompts, in place of `what` was not given.
+    """Return a known data set's own prompts, because `what` was not given.
 
     Raises:
         InputError: the data have none.
@@ -66,7 +66,7 @@ def own_prompts(own: TaskPrompts | None, data: TextData, what: str) -> TaskPromp
     if own is None:
         raise InputError(
             f"{data.name} has no task prompts of its own: give {what}, and for a language model both template and "
-            f"words (of its own have {', '.join(TASK_PROMPTS)})"
+            f"words (data sets with their own are {', '.join(TASK_PROMPTS)})"
         )
     return own
 
@@ -74,10 +74,10 @@ def own_prompts(own: TaskPrompts | None, data: TextData, what: str) -> TaskPromp
 def labels_and_words(
     model: Model, data: TextData, words: Sequence[str] | None, own: TaskPrompts | None
 ) -> tuple[Int[np.ndarray, " examples"], tuple[str, ...] | None]:
-    """The examples' classes as the model numbers them, and a language model's words for them.
+    """Return the examples' class ids in the model's numbering, and a language model's words for the classes.
 
     Raises:
-        InputError: words for a classifier, none where the data have none of their own, or not one for each class.
+        InputError: words for a classifier, no words for data without their own, or not one for each class.
     """
     model.check_classes(f"accuracy on {data.name}")
     if model.is_classifier:
@@ -94,17 +94,17 @@ def notes_on(
     candidates: Sequence[str],
     words: Sequence[str] | None,
 ) -> list[str]:
-    """What a reader of the drops should know: of the clean accuracies, and of the rewritten prompts."""
+    """Return notes on the clean accuracies and on the rewritten prompts."""
     notes = []
     nothing = [str(i) for i, right in enumerate(clean) if not right.any()]
     if nothing:
-        notes.append(f"under template {', '.join(nothing)} nothing is right: there is no drop to measure")
+        notes.append(f"under template {', '.join(nothing)} no answer is right: there is no drop to measure")
     share = np.bincount(labels).max() / len(labels)
     poor = [str(i) for i, right in enumerate(clean) if 0 < right.mean() <= share]
     if poor:
         notes.append(
             f"under template {', '.join(poor)} the clean accuracy is no higher than always answering the most frequent "
-            f"class, {share:.3f}: a drop from there says little"
+            f"class, {share:.3f}: a drop from there means little"
         )
     if candidates and words is not None:
         without = sum(not all(word.lower() in prompt.lower() for word in words) for prompt in candidates)

@@ -1,4 +1,4 @@
-"""What attacks on prompts give: accuracies and drops with their intervals, the worst prompts, and what was run."""
+"""Result of attacks on prompts: accuracies and drops with their intervals, the worst prompts, and the cost."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ MEASURED = {
     True: "Measured as PromptBench does: a search always takes a change of the first word, and suffixes stand before "
     "the prompt's last punctuation; not comparable with ssmscope's own drops.",
 }
-"""What stands beside every drop, by `as_promptbench`."""
+"""Explanation of the drops, by `as_promptbench`."""
 
 
 @dataclass(frozen=True)
 class AttackedPrompt:
-    """What an attack makes of one template."""
+    """Outcome of an attack on one template."""
 
     prompt: str | None
-    """The worst prompt that it found; None where nothing is right under the template."""
+    """Worst prompt that it found; None if no answer is right under the template."""
     accuracy: Estimate
     drop: Estimate
     """PDR, 1 − accuracy / clean accuracy."""
     tried: int
-    """The prompts that it measured, other than the template; some attacks rank words with a part of them."""
+    """Number of measured prompts other than the template; some attacks use a part of them to rank words."""
 
 
 @dataclass(frozen=True)
@@ -59,23 +59,23 @@ class PromptAttacker:
     drop: Estimate
     """Mean PDR over these templates."""
     worst: int | None
-    """The template (0, 1, …) with the largest drop; None where none has one."""
+    """Template (0, 1, …) with the largest drop; None if no drop is defined."""
     ran: tuple[str, ...]
-    """The parts of the attack's definition that ran."""
+    """Parts of the attack's definition that ran."""
     left_out: tuple[str, ...]
-    """Those that did not, and why."""
+    """Parts that did not run, and why."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What answering took; a run that continues from a cache runs fewer rows."""
+    """Cost of the answers; a run that continues from a cache runs fewer rows."""
 
     asked: int
-    """Filled prompts that were asked for."""
+    """Number of filled prompts that were asked for."""
     run: int
-    """Those that the model ran; the others were known."""
+    """Number of prompts that the model ran; the others were known."""
     seconds: float
-    """Of running, that of earlier runs whose answers the cache gave included."""
+    """Running time, including earlier runs whose answers are in the cache."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class PromptAttack(Result, kind="prompts"):
     average_clean: Estimate
     attacks: tuple[PromptAttacker, ...]
     worst: tuple[int, ...]
-    """The attack with the largest mean drop, and those from which it cannot be told, see `bootstrap.lowest`;
-    none where no drop is defined."""
+    """Attack with the largest mean drop, and those indistinguishable from it (`bootstrap.lowest`); empty if no drop is
+    defined."""
     cost: Cost
     notes: tuple[str, ...]
 
@@ -135,22 +135,22 @@ class PromptAttack(Result, kind="prompts"):
 
     @property
     def as_promptbench(self) -> bool:
-        """Whether searches start and suffixes stand as PromptBench's do."""
+        """True if searches start and suffixes stand as in PromptBench."""
         return bool(self.provenance.get("options", {}).get("as_promptbench", False))
 
     @property
     def measured(self) -> str:
-        """In a sentence, whose drops these are: ours or PromptBench's."""
+        """Sentence that says whether drops are measured as PromptBench does."""
         return MEASURED[self.as_promptbench]
 
     @property
     def queries_made(self) -> str:
-        return f"{self.cost.asked:,} filled prompts, of which {self.cost.run:,} were run"
+        return f"{self.cost.asked:,} filled prompts, {self.cost.run:,} of them run"
 
     def to_frame(self) -> DataFrame:
         """A row for each attack and template, and for each attack its average over templates and its worst template.
 
-        Columns: part (template, average, worst), attack, template (1, 2, …; none for an average), clean and accuracy
+        Columns: part (template, average, worst), attack, template (0, 1, …; none for an average), clean and accuracy
         (shares of the examples), drop (PDR in percent), each with its 95 % interval in columns ending in _low and
         _high, tried (prompts measured; of an average, over all templates), prompt (the worst one found), clean_prompt,
         and measured_as ("ssmscope" or "promptbench"), which `attrs["caption"]` says in a sentence.
@@ -174,7 +174,7 @@ class PromptAttack(Result, kind="prompts"):
         return frame
 
     def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
-        """For every attack and template the clean and the attacked accuracy with their intervals."""
+        """Draw the clean and the attacked accuracy of every attack and template with their intervals."""
         from ssmscope.attacks.prompts.views import draw
 
         return sized(draw(self), size)
@@ -205,7 +205,7 @@ class PromptAttack(Result, kind="prompts"):
         yield Custom(lambda colours: terminal_prompts(self), lambda: html_prompts(self), STYLE)
         left = [f"{one.name} ran without {part}" for one in self.attacks for part in one.left_out]
         yield from (Prose(f"Note: {note}.", "note") for note in (*left, *self.notes))
-        took = f"{cost.asked:,} filled prompts, of which the model ran {cost.run:,}, in {cost.seconds:,.1f} s."
+        took = f"{cost.asked:,} filled prompts, {cost.run:,} of them run by the model, in {cost.seconds:,.1f} s."
         yield Prose(took, "note")
 
 
@@ -228,16 +228,18 @@ def measured(
     found: Mapping[str, Sequence[tuple[str, int] | None]],
     seed: int,
 ) -> tuple[Estimate, tuple[Estimate, ...], tuple[PromptAttacker, ...], tuple[int, ...]]:
-    """All numbers, of one set of resamples: the mean clean accuracy, that of each template, each attack's, and which
-    attacks are the worst.
+    """Compute all estimates from one set of resamples.
 
     Args:
-        clean: (templates, examples) bool, what is right under each template.
-        right: by attack and template what is right under the worst prompt, (examples,) bool; None where the template
-            was not attacked.
+        clean: (templates, examples) bool, True where the answer under a template is right.
+        right: the same under the worst prompt, (examples,) bool by attack and template; None if the template was not
+            attacked.
         recipes: the attacks.
-        found: by attack and template the worst prompt and how many were tried.
-        seed: of the resamples.
+        found: the worst prompt and how many were tried, by attack and template.
+        seed: seed of the resamples.
+
+    Returns:
+        The mean clean accuracy, that of each template, each attack's estimates, and the worst attacks.
     """
     examples, number = clean.shape[1], len(clean)
     attacked = [each if each is not None else np.zeros(examples, bool) for one in recipes for each in right[one.name]]

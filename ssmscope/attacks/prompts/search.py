@@ -1,4 +1,4 @@
-"""The search for the prompt that costs a model most: which prompts an attack tries, and how each is judged."""
+"""Search for the prompt of lowest accuracy: candidates of each attack, and the judge that measures them."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ from ssmscope.evaluation import Evaluator, Template
 if TYPE_CHECKING:
     from textattack.shared import AttackedText
 
-CHARACTERS = 100_000_000
-"""Of the examples' texts under all prompts that are asked together."""
+MAX_CHARACTERS_PER_CALL = 100_000_000
+"""Characters of the filled prompts that are asked for together."""
 
 UNKNOWN = np.int8(-1)
-"""In place of right (1) or wrong (0), of an example that was not asked about."""
+"""Mark of an example that was not asked about, in place of right (1) or wrong (0)."""
 
 PROMPTBENCH = "promptbench"
-"""The name of the sets of rewritten prompts that come with the package promptbench."""
+"""Name of the rewritten prompts in the package promptbench."""
 
-
-TOGETHER = 8
-"""How many examples are asked about together, at least, where each may be the last that is needed."""
+MIN_EXAMPLES_PER_CALL = 8
+"""Examples that are asked about together even if fewer may decide."""
 
 
 class Judge:
-    """Which examples a model gets right under a prompt; an example is run under a prompt once.
+    """Judge of which examples are right under a prompt; each example is run under a prompt once.
 
     Args:
-        evaluator: of the model.
-        contents: the examples' texts.
-        labels: (examples,) their classes.
+        evaluator: the model's evaluator.
+        contents: texts of the examples.
+        labels: (examples,) class ids.
     """
 
     def __init__(self, evaluator: Evaluator, contents: Sequence[str], labels: np.ndarray):
@@ -51,33 +50,33 @@ class Judge:
         self._known: dict[str, np.ndarray] = {}
 
     def right(self, prompts: Sequence[str]) -> Bool[np.ndarray, "prompts examples"]:
-        """All prompts that were not asked before are asked together, as far as the filled texts fit into memory."""
+        """Judge all examples under several prompts, together as far as the filled texts fit into memory."""
         return self._asked(prompts, np.arange(len(self.labels)))
 
     def fewer(self, prompts: Sequence[str], than: int) -> Int[np.ndarray, " prompts"]:
-        """How many examples are right under each prompt, where they are fewer than so many; else so many or more.
+        """Count the examples that are right under each prompt, until there are `than` of them.
 
-        Once so many are right under a prompt, no other example is asked about under it. The examples that are right
-        under most prompts come first, and as many at once as it takes at least until a prompt is done with.
+        Once `than` are right under a prompt, no further example is run under it. Examples that are right under most
+        prompts come first, in batches of the smallest number that can settle a prompt.
         """
         known = np.array(list(self._known.values())).reshape(-1, len(self.labels))
         order = np.argsort(-(known == 1).sum(0) / np.maximum(1, (known != UNKNOWN).sum(0)), kind="stable")
         found = dict.fromkeys(prompts, 0)
         left, at = list(found), 0
         while left and at < len(order):
-            stop = at + max(than - max(found[prompt] for prompt in left), TOGETHER)
+            stop = at + max(than - max(found[prompt] for prompt in left), MIN_EXAMPLES_PER_CALL)
             for prompt, number in zip(left, self._asked(left, order[at:stop]).sum(1).tolist()):
                 found[prompt] += number
             left, at = [prompt for prompt in left if found[prompt] < than], stop
         return np.array([found[prompt] for prompt in prompts])
 
     def _asked(self, prompts: Sequence[str], rows: Int[np.ndarray, " chosen"]) -> Bool[np.ndarray, "prompts chosen"]:
-        """Which of some examples are right under each prompt."""
+        """Judge some examples under each prompt."""
         for prompt in prompts:
             self._known.setdefault(prompt, np.full(len(self.labels), UNKNOWN))
         new = [prompt for prompt in dict.fromkeys(prompts) if (self._known[prompt][rows] == UNKNOWN).any()]
         contents = [self.contents[row] for row in rows]
-        together = max(1, CHARACTERS // max(1, sum(map(len, contents))))
+        together = max(1, MAX_CHARACTERS_PER_CALL // max(1, sum(map(len, contents))))
         for start in range(0, len(new), together):
             part = new[start : start + together]
             scores = self.evaluator.grid([Template(prompt) for prompt in part], contents)
@@ -87,18 +86,18 @@ class Judge:
 
 
 def tried_all(template: str, candidates: Sequence[str], judge: Judge) -> tuple[str, int]:
-    """The candidate of least accuracy, the first of several, and how many there are other than the template."""
+    """Return the first candidate of lowest accuracy, and the number of candidates other than the template."""
     accuracy = judge.right(candidates).mean(1)
     return candidates[int(accuracy.argmin())], len(set(candidates) - {template})
 
 
 def with_suffix(template: str, suffix: str, where: str) -> str:
-    """The suffix behind the whole template, before its content, or where PromptBench puts it.
+    """Add the suffix at the template's end, before its content, or where PromptBench puts it.
 
-    At the end there is a space before the suffix, and none behind it: what is asked for follows with its own. Before
-    the content there is white space on both sides. PromptBench's place is behind the template's last word as TextAttack
-    parts words, before the punctuation there, and the suffix keeps its own spaces; a placeholder is not broken up, as
-    it is by PromptBench, but counts for a word.
+    At the end there is a space before the suffix and none after it, because the answer begins with its own. Before the
+    content there is white space on both sides. PromptBench's place is after the template's last word as TextAttack
+    splits words, before the punctuation there, and the suffix keeps its own spaces; unlike in PromptBench, a
+    placeholder is not broken up but counts as a word.
     """
     if where == "end":
         return f"{template} {suffix}".rstrip()
@@ -111,20 +110,19 @@ def with_suffix(template: str, suffix: str, where: str) -> str:
 
 
 def _end_of_the_last_word(template: str) -> int:
-    attacked = textattack().shared.AttackedText(template)
-    from ssmscope.attacks.swaps import word_spans  # imports TextAttack
+    from ssmscope.attacks.swaps import word_spans
 
-    behind = template.index(CONTENT) + len(CONTENT)
-    spans = word_spans(attacked)
-    return max(spans[-1][1], behind) if spans else behind
+    end = template.index(CONTENT) + len(CONTENT)
+    spans = word_spans(textattack().shared.AttackedText(template))
+    return max(spans[-1][1], end) if spans else end
 
 
 def searched(
     recipe: Recipe, template: str, judge: Judge, *, words: Sequence[str], seed: int, as_promptbench: bool = False
 ) -> tuple[str, int]:
-    """The prompt that the recipe's search ends at, and how many other prompts than the template it tried.
+    """Return the prompt at which the recipe's search ends, and how many prompts other than the template it tried.
 
-    The placeholder and `words` stay as they are. What the search draws depends on seed, template and attack alone.
+    The placeholder and `words` do not change. Random choices depend on seed, template and attack alone.
     """
     from textattack.shared import AttackedText
 
@@ -139,8 +137,7 @@ def searched(
 
 @contextmanager
 def drawn_from(seed: int, template: str, attack: str) -> Iterator[None]:
-    """Within the context Python's and numpy's global generators, which TextAttack draws from, start from these three;
-    afterwards they are as before."""
+    """Seed Python's and numpy's global generators, which TextAttack draws from, and restore them on exit."""
     digest = hashlib.sha256(f"{seed}\0{attack}\0{template}".encode()).digest()
     states: tuple[Any, Any] = random.getstate(), np.random.get_state()
     random.seed(int.from_bytes(digest[:8], "big"))
@@ -153,10 +150,10 @@ def drawn_from(seed: int, template: str, attack: str) -> Iterator[None]:
 
 
 def rewritten(source: str | Path, data_name: str) -> tuple[str, ...]:
-    """The prompts of the attack semantic: those of promptbench for a data set, or a text file's, one a line.
+    """Read the prompts of the attack semantic: those of promptbench for a data set, or a text file's, one a line.
 
-    In a file \\n stands for a line break. Prompts of promptbench lack the place for the text, and get a question and an
-    answer behind them.
+    In a file \\n stands for a line break. Prompts of promptbench have no place for the text, so a question and an
+    answer are appended.
 
     Raises:
         InputError: promptbench is not installed or has none for this data set; no such file, or no prompt in it.
@@ -180,7 +177,7 @@ def _of_promptbench(data_name: str) -> list[str]:
     package = importlib.util.find_spec(PROMPTBENCH)
     if package is None or package.origin is None:
         raise InputError("semantic prompts of promptbench need that package, which is not installed; give a file")
-    # the file alone: the package's own import brings every dependency of its models
+    # The file is loaded alone, because importing the package needs every dependency of its models.
     path = Path(package.origin).parent / "prompts" / "semantic_atk_prompts.py"
     spec = importlib.util.spec_from_file_location("promptbench_semantic", path)
     if spec is None or spec.loader is None or not path.is_file():

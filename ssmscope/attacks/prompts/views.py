@@ -1,4 +1,4 @@
-"""Attacks on prompts as a picture, and their worst prompts with what was changed in them."""
+"""Views of attacks on prompts: the figure, and the worst prompts with their changes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 from rich.text import Text
 
+from ssmscope.attacks.prompts.checks import SEMANTIC
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.figure import COLOURS, DASHED, GRID, INK, SOFT, Sheet, data_line, interval
 from ssmscope.render.html import grid
@@ -23,20 +24,20 @@ if TYPE_CHECKING:
     from ssmscope.attacks.prompts.result import PromptAttack, PromptAttacker
 
 WIDTH, HEADER, FOOTER, LEFT, RIGHT = 8.0, 0.95, 0.62, 1.35, 1.75
-"""In inches: the figure, what stands above and below the panel, and at its sides."""
+"""In inches: the figure, and the margins above, below, left and right of the panel."""
 ROW, GAP, LIFT = 0.2, 0.14, 0.04
-"""In inches: a template's row, what parts two attacks, and how far off its row's middle a mark stands."""
-REWRITTEN = "semantic"
-"""The attack whose prompts are not changed ones of the template: its worst prompt is shown as it is."""
-SAME = "no prompt it tried is worse than the template"
+"""In inches: a template's row, the gap between two attacks, and a mark's distance from the middle of its row."""
+UNCHANGED = "no prompt it tried is worse than the template"
 STYLE = """
 .ssmscope .prompt { white-space: pre-wrap; overflow-wrap: anywhere; margin: 2px 0 12px; }
 """
 
 
 def draw(result: PromptAttack) -> Figure:
-    """A row for each attack and template: the clean accuracy (a ring) and the attacked one (a dot), each on its
-    interval, and beside each attack its average drop."""
+    """Draw a row for each attack and template: the clean accuracy (ring) and the attacked one (dot) with intervals.
+
+    The average drop stands next to each attack.
+    """
     number = len(result.templates)
     row = ROW if number > 1 else 1.5 * ROW
     panel = len(result.attacks) * (number * row + GAP)
@@ -77,7 +78,7 @@ def _rows(axes: Axes, result: PromptAttack, row: float, panel: float) -> None:
 
 
 def _pair(axes: Axes, place: float, clean: Estimate, hit: Estimate, labelled: bool) -> None:
-    """Both of one template, the clean one a little above."""
+    """Draw both accuracies of one template, the clean one a little above."""
     rows = ((clean, -1, COLOURS[0], "white", "clean prompt"), (hit, 1, COLOURS[1], COLOURS[1], "worst prompt found"))
     for found, side, colour, inside, name in rows:
         at = place + side * LIFT
@@ -88,36 +89,36 @@ def _pair(axes: Axes, place: float, clean: Estimate, hit: Estimate, labelled: bo
 
 
 def _prompts(one: PromptAttacker, result: PromptAttack) -> tuple[str, str]:
-    """The template with the largest drop, and the worst prompt made of it."""
+    """Return the template with the largest drop, and its worst prompt."""
     assert one.worst is not None
     return result.templates[one.worst], one.prompts[one.worst].prompt or ""
 
 
 def terminal_prompts(result: PromptAttack) -> Iterator[Text]:
-    """The worst prompt of each attack, with what was changed in it."""
+    """Yield the worst prompt of each attack with its changes."""
     for number, one in enumerate(one for one in result.attacks if one.worst is not None):
         before, after = _prompts(one, result)
         where = f", template {one.worst}" if len(result.templates) > 1 and one.worst is not None else ""
         line = Text("\n" if number else "").append(f"{one.name}{where}: ", style="bold")
         if after == before:
-            yield line.append(SAME)
-        elif one.name == REWRITTEN:
+            yield line.append(UNCHANGED)
+        elif one.name == SEMANTIC:
             yield line.append(after.replace("\n", "⏎"))
         else:
             yield line.append_text(rich_diff(before, after))
 
 
 def html_prompts(result: PromptAttack) -> str:
-    """The same with the numbers of each; folded away, the templates and what each attack is made of."""
+    """Render the same with numbers and, folded away, the templates and the parts of each attack."""
     shown = Markup("")
     for one in result.attacks:
         if one.worst is None:
             continue
         before, after = _prompts(one, result)
         if after == before:
-            marked = escape(f"{SAME[0].upper()}{SAME[1:]}.")
+            marked = escape(f"{UNCHANGED[0].upper()}{UNCHANGED[1:]}.")
         else:
-            marked = escape(after) if one.name == REWRITTEN else Markup(html_diff(before, after))
+            marked = escape(after) if one.name == SEMANTIC else Markup(html_diff(before, after))
         found = one.prompts[one.worst]
         numbers = f"{result.clean[one.worst].value:.3f} → {found.accuracy.value:.3f}, drop {in_percent(found.drop)}"
         head = Markup("<b>{}, template {}</b>: {}").format(one.name, one.worst, numbers)
@@ -131,8 +132,7 @@ def html_prompts(result: PromptAttack) -> str:
 
 
 def by_template(result: PromptAttack) -> str:
-    """Two tables as HTML: accuracy and drop of each attack under each template; of the drops of an attack the smallest
-    and the largest are marked."""
+    """Render accuracy and drop of each attack under each template as two tables, an attack's extreme drops marked."""
     columns = [*(f"template {number}" for number in range(len(result.templates))), "average"]
     accuracies = [Line(("clean",), dict(zip(columns, map(Cell, (*result.clean, result.average_clean)))))]
     drops = []
@@ -152,7 +152,7 @@ def by_template(result: PromptAttack) -> str:
         ]
         drops.append(Line((one.name,), dict(zip(columns, [*cells, Cell(one.drop.times(100), digits=1)]))))
     note = (
-        "Drop (PDR) in %; the worst prompts were chosen on the same examples. Of each attack the template that holds "
-        "best is bold, the one that breaks most underlined."
+        "Drop (PDR) in %; the worst prompts were chosen on the same examples. The template with the smallest drop of "
+        "each attack is bold, the one with the largest underlined."
     )
     return grid(table(("accuracy",), accuracies)) + grid(replace(table(("drop in %",), drops), note=note))

@@ -1,7 +1,7 @@
-"""Attacks on single texts: how few changed words it takes until the model gives another answer.
+"""Attacks on single texts: few changed words that change the model's answer.
 
-TextAttack's searches (Morris et al. 2020), many at a time in lockstep, and HotFlip (Ebrahimi et al. 2018), which looks
-at the model's gradients.
+These are TextAttack's searches (Morris et al. 2020), many at a time in lockstep, and HotFlip (Ebrahimi et al. 2018),
+which uses the model's gradients.
 """
 
 from __future__ import annotations
@@ -45,11 +45,7 @@ if TYPE_CHECKING:
 
 
 def check_words(*, recipe: str, **options: Any) -> None:
-    """Refuse options of another attack, and templates and label words that are none.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError for options of another attack, and for templates or label words that are not usable."""
     check_asked(**options)
     declared = inspect.signature(word_attack).parameters
     for name in dict.fromkeys(name for names in OPTIONS.values() for name in names):
@@ -63,7 +59,7 @@ def check_words(*, recipe: str, **options: Any) -> None:
     reads=Data("texts"),
     question="How few changed words change its answer?",
     models=TEXT_MODELS,
-    dtype="float32",  # gradients need the digits
+    dtype="float32",  # Gradients need the precision.
     check=check_words,
 )
 def word_attack(
@@ -78,45 +74,42 @@ def word_attack(
     ] = "deepwordbug",
     template: Template = None,
     words: LabelWords = None,
-    budget: Annotated[int | None, "Queries an example may take, the clean text among them.", Range(1)] = None,
-    beam: Annotated[int, "Of hotflip: texts kept from one flip to the next; 1 is greedy.", Range(1, 1000)] = 1,
-    flips: Annotated[int | None, "Of hotflip: words that it may change; else all that can be.", Range(1)] = None,
-    candidates: Annotated[int, "Of hotflip: flips of each kept text that the model is asked about.", Range(1)] = (
-        CANDIDATES
-    ),
-    stopwords: Annotated[bool, "Of hotflip: stop words may be replaced too."] = False,
+    budget: Annotated[int | None, "Maximum queries per example, including the clean text.", Range(1)] = None,
+    beam: Annotated[int, "hotflip: texts kept from one flip to the next; 1 is greedy.", Range(1, 1000)] = 1,
+    flips: Annotated[int | None, "hotflip: maximum number of changed words; by default no limit.", Range(1)] = None,
+    candidates: Annotated[int, "hotflip: flips of each kept text that the model evaluates.", Range(1)] = CANDIDATES,
+    stopwords: Annotated[bool, "hotflip: also replace stop words."] = False,
     embeddings: Embeddings = None,
     masked_lm: MaskedLM = None,
     encoder: Encoder = None,
     synonyms: Annotated[
-        str | Path | None, "Of pwws: a json of lists by word, or a csv of pairs; else WordNet's.", Reads("file")
+        str | Path | None, "pwws: a json of lists by word, or a csv of pairs; by default WordNet's.", Reads("file")
     ] = None,
     limit: Limit = None,
     seed: Seed = 0,
     cache: Cache = None,
-    active: Annotated[int, "How many examples TextAttack's searches attack at a time.", Range(1)] = ACTIVE,
+    active: Annotated[int, "Number of examples that TextAttack's searches attack at a time.", Range(1)] = ACTIVE,
     progress: Progress = True,
 ) -> WordAttack:
-    """How often changing some of a text's words changes the answer: TextAttack's recipes, and HotFlip. A killed run
-    continues.
+    """Attack single texts by changed words, with TextAttack's recipes or HotFlip. A killed run continues.
 
     The goal is any class but the true one (untargeted); a text's score is 1 − p(true), p the softmax of the class
     scores. Texts whose answer is wrong without an attack are skipped. Numbers have 95 % bootstrap intervals over
     examples.
 
-    Attacks are TextAttack's: deepwordbug (changes of characters), textbugger, pwws and textfooler (synonyms, nearest
-    neighbours), bertattack (words of a masked language model), checklist (contractions, numbers). Each text is attacked
-    as TextAttack's own loop attacks it, text after text, when `random` and `numpy.random` are seeded with
-    `draw_seed(seed, row)` before the text in that row of the data; only the model's scores are computed for many texts
-    together. hotflip (see `ssmscope.attacks.words.hotflip`) knows no limit on a text's meaning, and attacks all
-    examples together: it finds the words that the answer hangs on.
+    TextAttack's recipes are deepwordbug (changes of characters), textbugger, pwws and textfooler (synonyms, nearest
+    neighbours), bertattack (words of a masked language model) and checklist (contractions, numbers). Each text is
+    attacked exactly as in TextAttack's own loop with `random` and `numpy.random` seeded by `draw_seed(seed, row)`
+    before the text in that row of the data; only the model's scores are computed for many texts together. hotflip (see
+    `ssmscope.attacks.words.hotflip`) does not preserve a text's meaning: it finds the words that the answer depends on,
+    and attacks all examples together.
 
-    With `cache`, a run that was killed and starts again comes to the same result and runs only what is missing.
+    With `cache`, a run that was killed and starts again has the same result and runs only what is missing.
 
     Args:
         model: a classifier of texts, or a language model with `words`.
-        data: examples. The two sentences of a pair stay apart as they are.
-        template: what stands around the text is not attacked, and the label words within the text are not either.
+        data: examples. The separator between the two sentences of a pair stays.
+        template: the text around the content is not attacked, nor are label words within the content.
         words: a classifier has none.
         embeddings: for textfooler and the neighbours of textbugger.
         masked_lm: for bertattack.
@@ -124,10 +117,11 @@ def word_attack(
         synonyms: WordNet's need NLTK.
 
     Raises:
-        InputError: an option of another attack, a resource that is missing, data of other classes than the model's, or
-            label words that do not fit.
+        InputError: an option of another attack, a missing resource, data of other classes than the model's, or label
+            words that do not fit.
     """
     from ssmscope.api.results import record_provenance
+    from ssmscope.attacks.curves import check_data
     from ssmscope.attacks.offline import stopwords as stop_words
     from ssmscope.attacks.parts import Recipe
     from ssmscope.attacks.parts import recipe as recipe_of
@@ -144,15 +138,11 @@ def word_attack(
     )
     from ssmscope.attacks.words.result import WordAttack, measure
     from ssmscope.core.progress import on_stderr, progress_bar
-    from ssmscope.data.text import TextData
     from ssmscope.evaluation import Evaluator, Template, label_words
     from ssmscope.evaluation.template import CONTENT
     from ssmscope.interp.classes import class_ids, word_ids
 
-    if not isinstance(data, TextData):
-        raise InputError(f"data is {type(data).__name__}; allowed are labelled texts (load_text)")
-    if not len(data):
-        raise InputError(f"{data.name} ({data.split}) has no example")
+    check_data(data)
     own: dict[str, Any] = dict(embeddings=embeddings, masked_lm=masked_lm, encoder=encoder, synonyms=synonyms)
     own |= dict(beam=beam, flips=flips, candidates=candidates, stopwords=stopwords)
     evaluator = Evaluator(model, words=words, cache=cache, fork=forks(model, data.texts))
@@ -160,7 +150,7 @@ def word_attack(
     classes = class_ids(model, data) if model.is_classifier else word_ids(data, answers)
     prompt = Template(CONTENT if template is None else template)
     attack: Recipe | None = None
-    if recipe != HOTFLIP:  # what it lacks is said before the model runs
+    if recipe != HOTFLIP:  # A missing resource is reported before the model runs.
         attack = recipe_of(recipe, flavour="words", **{name: own[name] for name in OPTIONS.get(recipe, ())})
     rows = sampled_rows(len(data), limit, seed)
     data, labels = data.take(rows), classes[rows].tolist()

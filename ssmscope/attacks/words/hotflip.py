@@ -1,8 +1,8 @@
-"""HotFlip (Ebrahimi et al. 2018): words replaced where the model's own gradient says that it hurts most.
+"""HotFlip (Ebrahimi et al. 2018): words replaced where the model's gradient predicts the largest loss.
 
-To first order, replacing the word w at some place by w′ changes the loss by (e_w′ − e_w)ᵀ ∇L, the gradient being that
-at the place's embedding (their Eq. 4, with embeddings for one-hot characters). One backward pass through the recurrence
-ranks all words at all places; only the best flips are put to the model. White box, and without a limit on the meaning.
+To first order, replacing the word w at some place by w′ changes the loss by (e_w′ − e_w)ᵀ ∇L, with the gradient at the
+place's embedding (their Eq. 4, with embeddings for one-hot characters). One backward pass through the recurrence ranks
+all words at all places; the model evaluates only the best flips. The attack is white-box and does not preserve meaning.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from ssmscope.evaluation import Template
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.interp.objective import tokens_that_fit
 
-SPARE = 3
-"""How many times as many are spelled out: some are not read as the token that was meant."""
+OVERSAMPLING = 3
+"""Ratio of drawn to needed flips, because some are tokenized differently within the text."""
 
 Scores = Callable[[Sequence[str]], Float[np.ndarray, "texts classes"]]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What may be flipped, and for how long.
+    """Limits of the search.
 
     Attributes:
-        beam: how many texts are kept from one flip to the next.
-        flips: how many words are replaced at most; None for no limit.
-        candidates: how many flips of each kept text the model is asked about.
-        budget: how many texts it is asked about for an example at most, the clean one among them; None for no limit.
+        beam: number of texts kept from one flip to the next.
+        flips: maximum number of replaced words; None for no limit.
+        candidates: number of flips of each kept text that the model evaluates.
+        budget: maximum number of evaluated texts per example, including the clean one; None for no limit.
         kept: words that are not replaced, in lower case.
-        absent: words that are not put in, in lower case.
+        absent: words that are not inserted, in lower case.
     """
 
     beam: int = 1
@@ -57,7 +57,7 @@ class Limits:
 
 
 class Flipped(NamedTuple):
-    """Where a search ended: the text, the class scores of it, and what was asked of the model."""
+    """End of a search: the text, its class scores, and the numbers of queries and gradients."""
 
     text: str
     scores: Float[np.ndarray, " classes"]
@@ -76,26 +76,25 @@ def hotflip(
     limits: Limits = Limits(),
     ended: Callable[[int], None] | None = None,
 ) -> list[Flipped]:
-    """Attack texts that are classified rightly, all together: the gradients of all texts that are kept are taken in
-    common batches, and the scores of all their candidates are asked for at once.
+    """Attack correctly classified texts together: gradients and scores are computed in common batches.
 
-    Each step replaces one word more, no place twice, and goes on from the `beam` candidates of the highest loss
-    −log p(true), though it may be lower than the step's before: first order errs. A search ends when the answer
-    changes, with that text, or where it must, with the text of the highest loss that it met.
+    Each step replaces one more word, no place twice, and continues from the `beam` candidates of the highest loss
+    −log p(true), even if it is lower than before, because the first-order estimate is not exact. A search ends with the
+    text that changes the answer, or at a limit with the text of the highest loss.
 
-    Words that may be replaced are of letters and of one token. What is put in is a token of letters too, and counts
-    only where the whole text is read as the same tokens but for this one.
+    Replaced words consist of letters and are one token. So are inserted words, and the rest of the text must keep its
+    tokens.
 
     Args:
-        scores: gives the class scores of texts, which stand in the template.
-        label_ids: the tokens of a language model's word for each class; None for a classifier.
+        scores: function that computes the class scores of texts within the template.
+        label_ids: tokens of a language model's word for each class; None for a classifier.
         ended: called after each step with the number of searches that it ended.
 
     Raises:
-        InputError: the tokenizer does not say where tokens stand (a slow one).
+        InputError: the tokenizer gives no offsets (a slow one).
     """
     if not model.tokenizer.is_fast:
-        raise InputError(f"hotflip needs to know where tokens stand in a text; the tokenizer of {model.name} is slow")
+        raise InputError(f"hotflip needs the offsets of tokens in a text; the slow tokenizer of {model.name} has none")
     vocabulary = Vocabulary.of(model, limits.absent)
     clean = [read(model, text, template, limits.kept) for text in texts]
     searches = [_Search(label, node, [node]) for label, node in zip(labels, clean)]
@@ -124,14 +123,14 @@ def hotflip(
 
 @dataclass(eq=False)
 class Node:
-    """A text on the way of a search.
+    """A text within a search.
 
     Attributes:
-        text: as it stands in the template.
-        ids: the tokens of the filled template.
-        places: token → (start, stop) in `text`, of the words that may be replaced.
-        estimate: of the loss that its last flip added.
-        scores: of the classes.
+        text: the content of the template.
+        ids: tokens of the filled template.
+        places: token → (start, stop) in `text` of the words that may be replaced.
+        estimate: first-order estimate of the loss that its last flip added.
+        scores: class scores.
         loss: −log p(true).
     """
 
@@ -146,7 +145,7 @@ class Node:
         self.scores, self.loss = scores, float(np.logaddexp.reduce(scores) - scores[label])
 
     def flipped(self, token: int, id: int, word: str, estimate: float) -> Node:
-        """With another word in the place of a token."""
+        """Return the node with another word in the place of a token."""
         start, stop = self.places[token]
         moved = len(word) - (stop - start)
         places = {
@@ -160,7 +159,7 @@ class Node:
 
 @dataclass(eq=False)
 class _Search:
-    """The search for one example."""
+    """Search for one example."""
 
     label: int
     best: Node
@@ -171,7 +170,7 @@ class _Search:
     over: bool = False
 
     def chosen(self, offered: Sequence[Node], limits: Limits) -> list[Node]:
-        """The candidates that the model is asked about: each text once, the best estimates first."""
+        """Choose the candidates that the model evaluates: each text once, the best estimates first."""
         distinct: dict[str, Node] = {}
         for node in sorted(offered, key=lambda node: -node.estimate):
             distinct.setdefault(node.text, node)
@@ -181,7 +180,7 @@ class _Search:
         return found
 
     def settle(self, reached: Sequence[Node], limits: Limits) -> None:
-        """Keep the best of the candidates that were asked about."""
+        """Keep the best of the evaluated candidates."""
         self.depth += 1
         ranked = sorted(reached, key=lambda node: -node.loss)
         won = [node for node in ranked if node.scores.argmax() != self.label]
@@ -192,13 +191,12 @@ class _Search:
         self.over = bool(won) or spent or not self.beam
 
 
-# ---- reading texts, and writing words into them
-
-
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens that may be put into a text, their words and embeddings, by what stands before their letters: in many
-    vocabularies "Ġ" or "▁" begins the token of a word behind a space, and one without is the end of a longer word."""
+    """Tokens that may be inserted, their words and embeddings, by the mark before their letters.
+
+    In many vocabularies "Ġ" or "▁" marks the token of a word after a space; without it a token continues a word.
+    """
 
     ids: Mapping[str, tuple[int, ...]]
     words: Mapping[str, tuple[str, ...]]
@@ -206,7 +204,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, model: Model, absent: Iterable[str] = ()) -> Vocabulary:
-        """The model's tokens that are letters only, without special ones and those of the `absent` words."""
+        """Collect the model's tokens of letters only, without special ones and `absent` words."""
         avoided, special = set(absent), set(model.tokenizer.all_special_ids)
         found: dict[str, list[tuple[int, str]]] = {}
         for token, number in model.tokenizer.get_vocab().items():
@@ -221,19 +219,19 @@ class Vocabulary:
 
 
 def embedded(model: Model, ids: Sequence[int]) -> Float[Tensor, "tokens width"]:
-    """The embeddings of tokens, without gradients."""
+    """Return the embeddings of tokens, without gradients."""
     with torch.no_grad():
         return model.module.get_input_embeddings()(torch.tensor(ids, device=model.device))
 
 
 def letters(model: Model, number: int) -> str:
-    """The word that a token writes, or nothing where it is not of letters only."""
+    """Return the word of a token, or "" if it does not consist of letters."""
     word = model.tokenizer.decode([number], clean_up_tokenization_spaces=False).strip()
     return word if word.isalpha() else ""
 
 
 def read(model: Model, text: str, template: Template, kept: frozenset[str] = frozenset()) -> Node:
-    """A text with the places of the words in it that may be replaced: those of letters and one token, not `kept`."""
+    """Read a text and find the words that may be replaced: those of letters and one token, not `kept`."""
     filled, before = template.fill(text), len(template.before)
     (ids,) = token_rows(model, [filled])
     offsets = tokenize(model.tokenizer, filled, return_offsets_mapping=True)["offset_mapping"]
@@ -241,14 +239,14 @@ def read(model: Model, text: str, template: Template, kept: frozenset[str] = fro
     words = {match.span(): match[0] for match in WORD.finditer(text)}
     special, places = set(model.tokenizer.all_special_ids), {}
     for token, (start, stop) in enumerate(offsets[: len(ids)]):
-        if ids[token] in special:  # a word that the tokenizer does not know is among them
+        if ids[token] in special:  # The unknown token is among them.
             continue
         start += len(filled[start:stop]) - len(filled[start:stop].lstrip())
         place = start - before, stop - before
         word = words.get(place, "")
-        if shared[start] > 1:  # a character of several tokens
+        if shared[start] > 1:  # Several tokens make up one character.
             continue
-        if is_within_word(text, place[0]) or is_within_word(text, place[1]):  # a word ends at no mark
+        if is_within_word(text, place[0]) or is_within_word(text, place[1]):  # A combining mark ends no word.
             continue
         if word.isalpha() and word.lower() not in kept:
             places[token] = place
@@ -263,8 +261,8 @@ def offers(
     template: Template,
     number: int,
 ) -> list[list[Node]]:
-    """For every text its `number` best flips to first order, best first, of those that are read as they are meant."""
-    drawn = [best_flips(model, node, each, vocabulary, SPARE * number) for node, each in zip(nodes, gradients)]
+    """Return every text's `number` best flips to first order, of those that are tokenized as intended."""
+    drawn = [best_flips(model, node, each, vocabulary, OVERSAMPLING * number) for node, each in zip(nodes, gradients)]
     flat = [template.fill(flip.text) for flips in drawn for flip in flips]
     rows = iter(token_rows(model, flat))
     return [[flip for flip in flips if tuple(next(rows)) == flip.ids][:number] for flips in drawn]
@@ -273,7 +271,7 @@ def offers(
 def best_flips(
     model: Model, node: Node, gradient: Float[Tensor, "length width"], vocabulary: Vocabulary, number: int
 ) -> list[Node]:
-    """The text after each of the `number` flips that add most to the loss, to first order."""
+    """Return the text after each of the `number` flips that add most to the loss, to first order."""
     names = model.tokenizer.convert_ids_to_tokens(list(node.ids))
     by_mark: dict[str, list[int]] = {}
     for token in node.places:
@@ -293,20 +291,17 @@ def best_flips(
     return sorted(found, key=lambda flip: -flip.estimate)[:number]
 
 
-# ---- gradients
-
-
 def estimates(
     gradient: Float[Tensor, "places width"], old: Float[Tensor, "places width"], new: Float[Tensor, "tokens width"]
 ) -> Float[Tensor, "places tokens"]:
-    """(e_new − e_old)ᵀ ∇L at every place: what a token in the place of another adds to the loss, to first order."""
+    """Compute (e_new − e_old)ᵀ ∇L at every place: what a replacement adds to the loss, to first order."""
     return gradient @ new.T - (gradient * old).sum(-1, keepdim=True)
 
 
 def loss_gradients(
     model: Model, rows: Sequence[Sequence[int]], labels: Sequence[int], label_ids: Sequence[Sequence[int]] | None
 ) -> list[Float[Tensor, "length width"]]:
-    """∂(−log p(true))/∂embeddings of every row of token ids, in batches of alike length that suit the device."""
+    """Compute ∂(−log p(true))/∂embeddings of every row of token ids, in batches of similar length."""
     found: dict[int, Tensor] = {}
     longer = max(map(len, label_ids)) - 1 if label_ids is not None else 0
     most = tokens_that_fit(model, gradients=True, every_position=longer > 0)
@@ -333,7 +328,7 @@ def class_scores(
     mask: Bool[Tensor, "rows length"],
     label_ids: Sequence[Sequence[int]] | None,
 ) -> Float[Tensor, "rows classes"]:
-    """A classifier's logits, or Σ_j log P(token_j | text, earlier tokens) of every class's word, with gradients."""
+    """Compute a classifier's logits, or Σ_j log P(token_j | text, earlier tokens) of class words, with gradients."""
     if label_ids is None:
         with model.running(mask=mask):
             return _precise(model.forward_embeddings(embeddings, mask))
@@ -347,7 +342,7 @@ def class_scores(
 def _continuation(
     model: Model, embeddings: Tensor, mask: Bool[Tensor, "rows length"], ids: Sequence[int]
 ) -> Float[Tensor, " rows"]:
-    """log P of some tokens behind every row."""
+    """Compute log P of a continuation after every row."""
     lengths = mask.sum(1)
     table = model.module.get_input_embeddings()
     follow = table(torch.tensor(ids[:-1], dtype=torch.long, device=embeddings.device)).to(embeddings)

@@ -1,8 +1,8 @@
-"""Many searches at once, whose questions to a model are answered together.
+"""Lockstep of many searches, whose queries to a model are answered together.
 
-A search asks for the scores of some texts, looks at them and asks again. One search alone fills no batch, so here many
-of them go side by side: each runs until it asks, and when all wait, one call answers them all. Every search is a plain
-function in a thread of its own, but exactly one thread runs at any moment: what the searches share needs no lock.
+A search asks for the scores of some texts, evaluates them and asks again. One search alone fills no batch, so many are
+interleaved: each runs until it asks, and when all wait, one call answers them all. Every search is a plain function in
+a thread of its own, but only one thread runs at any moment, so shared objects need no lock.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ R = TypeVar("R")
 A = TypeVar("A")
 
 Ask = Callable[[Sequence[str]], list[A]]
-"""Gives an answer for each of some texts."""
+"""Function that returns an answer for each of some texts."""
 
 
 def draw_seed(seed: int, number: int) -> int:
-    """The seed of search `number`, of 32 bits, for `random.seed` and `numpy.random.seed`."""
+    """Return the 32-bit seed of search `number` for `random.seed` and `numpy.random.seed`."""
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
@@ -39,23 +39,22 @@ def lockstep(
     active: int = ACTIVE,
     ended: Callable[[R], None] | None = None,
 ) -> list[R]:
-    """What every search returns, in their order.
+    """Run all searches and return their results in order.
 
-    The searches under way run one after the other, in their order, until each has asked or returned; in the place of
-    one that has returned the next begins. Then `answer` is called once with all texts that they asked for, each once,
-    in the order of asking.
+    Active searches run one after the other until each has asked or returned; the next search replaces one that has
+    returned. Then `answer` is called once with all texts that they asked for, each once, in the order of asking.
 
-    Each search finds `random` and `numpy.random` in states of its own that its seed begins: what it draws depends on
-    nothing but its own course. Outside the searches, in `answer` too, both are in the caller's states.
+    Each search has its own states of `random` and `numpy.random`, seeded by its seed, so its random choices depend on
+    nothing else. Outside the searches, and in `answer`, both have the caller's states.
 
-    An error in a search, or in `answer`, ends all searches and is raised; so does an interrupt from the keyboard, once
-    the search that runs asks or returns. When this function returns or raises, none of its threads is left.
+    An error in a search or in `answer` ends all searches and is raised, and so is a keyboard interrupt once the running
+    search asks or returns. No thread is left when this function returns or raises.
 
     Args:
         searches: functions of one argument, which they call to ask.
-        answer: one answer per text.
+        answer: returns one answer per text.
         seeds: one per search.
-        active: how many searches are under way at a time.
+        active: maximum number of searches in progress.
         ended: called with each search's result, in the order in which they end.
     """
     results: dict[int, R] = {}
@@ -70,7 +69,7 @@ def lockstep(
         return begun[-1]
 
     def until_it_asks(search: _Search[A, R] | None) -> _Search[A, R] | None:
-        """The search that asks next in this place, if any is left."""
+        """Return the search that asks next in this place, if any is left."""
         while search is not None:
             search.run()
             if search.asked is not None:
@@ -86,7 +85,7 @@ def lockstep(
         places = [begin() for _ in range(min(active, len(searches)))]
         while places:
             waiting = []
-            for place in places:  # a loop: of an iterator, a StopIteration from a search would be the end
+            for place in places:  # In a generator, a StopIteration from a search would end the iteration.
                 search = until_it_asks(place)
                 waiting += [search] if search is not None else []
             texts = list(dict.fromkeys(text for search in waiting for text in search.asked or ()))
@@ -103,22 +102,22 @@ def lockstep(
 
 
 class _Stopped(BaseException):
-    """Ends a search from within; no `except Exception` on its way holds it up."""
+    """Signal that ends a search from within; `except Exception` does not catch it."""
 
 
 class _Search(Generic[A, R]):
-    """One search and its thread, which runs only while `run` waits for it."""
+    """Search in its own thread, which runs only while `run` waits for it."""
 
     def __init__(self, number: int, search: Callable[[Ask[A]], R], seed: int):
         self.number = number
         self.result: Any = None
         self.asked: list[str] | None = None
-        """The texts that it waits for, or None once it has returned."""
+        """Texts that it waits for; None once it has returned."""
         self.answers: list[A] = []
         self._search, self._states = search, _States(seed)
         self._error: BaseException | None = None
         self._stopped = self._running = False
-        # Queues rather than locks: an interrupt that arrives between two steps of a hand-over leaves nothing unpaired.
+        # Unlike locks, queues stay consistent if an interrupt arrives during a hand-over.
         self._go: SimpleQueue[None] = SimpleQueue()
         self._back: SimpleQueue[None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"search {number}", daemon=True)
@@ -142,7 +141,7 @@ class _Search(Generic[A, R]):
             raise self._error
 
     def stop(self) -> None:
-        """Tell the search to end where it asks."""
+        """Tell the search to end at its next query."""
         self._stopped = True
         self._go.put(None)
 
@@ -157,7 +156,7 @@ class _Search(Generic[A, R]):
                 self.result = self._search(self._ask)
         except _Stopped:
             pass
-        except BaseException as error:  # raised again in the caller's thread
+        except BaseException as error:  # It is raised again in the caller's thread.
             self._error = error
         self.asked = None
         self._hand_back()
@@ -176,16 +175,16 @@ class _Search(Generic[A, R]):
 
 
 class _States:
-    """The states of `random` and `numpy.random` as one search has them."""
+    """States of `random` and `numpy.random` of one search."""
 
     def __init__(self, seed: int):
         self._python = random.Random(seed).getstate()
-        self._numpy = np.random.MT19937(0)  # in another state, until it is the process's own and can be seeded
+        self._numpy = np.random.MT19937(0)  # It is seeded when it first becomes the process's generator.
         self._seed: int | None = seed
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Within the context they are the process's own."""
+        """Install the states for the process, and restore the caller's on exit."""
         python, numpy = random.getstate(), get_bit_generator()
         try:
             random.setstate(self._python)

@@ -1,4 +1,4 @@
-"""Which options are an attack's own, of those on single texts."""
+"""Options and constants of the attacks on single texts; quick to import."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         HOTFLIP: ("beam", "flips", "candidates", "stopwords"),
     }
 )
-"""The options that are an attack's own."""
+"""Options that only one attack has."""
 
 CANDIDATES = 3
-"""How many flips of a text HotFlip puts to the model. More of them find a little more for many more questions."""
+"""Flips of a text that HotFlip evaluates. More of them find little more, for many more queries."""
 
 ACTIVE = 64
-"""How many searches are under way at a time."""
+"""Searches in progress at a time."""

@@ -1,13 +1,14 @@
-"""What attacks on single texts give: every example's fate, and what they cost the model as a whole."""
+"""Result of attacks on single texts: the outcome of every example, and totals."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
@@ -32,42 +33,51 @@ SUMMARY = {
     "share": "share of words changed",
     "queries": "queries per example",
 }
-"""The totals by name, and how the views call them."""
+"""Names of the totals in views."""
+
+
+class Outcome(NamedTuple):
+    """End of a search: its text, the text's class probabilities, and the numbers of queries and gradients."""
+
+    text: str
+    probabilities: Float[np.ndarray, " classes"]
+    queries: int
+    gradients: int = 0
 
 
 @dataclass(frozen=True)
 class AttackedText:
-    """One example and what became of it."""
+    """Outcome of one example."""
 
     row: int
-    """Its number in the data, from 0."""
+    """Row in the data, from 0."""
     status: str
-    """"success": the class that is predicted has changed; "failed"; "skipped": it was wrong when clean."""
+    """"success": the predicted class has changed; "failed"; "skipped": the answer was wrong when clean."""
     label: int
-    """The true class."""
+    """True class."""
     clean: int
-    """The class predicted on the clean text."""
+    """Class predicted on the clean text."""
     answer: int
-    """The class predicted on the attacked text."""
+    """Class predicted on the attacked text."""
     before: float
-    """The probability of the true class on the clean text."""
+    """Probability of the true class on the clean text."""
     after: float
-    """And on the attacked text."""
+    """Probability of the true class on the attacked text."""
     queries: int
-    """How many texts the model was asked about, the clean one among them."""
+    """Number of texts that the model evaluated, including the clean one."""
     gradients: int
-    """How many gradients of it were taken."""
+    """Number of gradients."""
     words: int
-    """How many words the clean text has."""
+    """Number of words of the clean text."""
     changed: int
-    """How many of them are not in the attacked text in their order."""
+    """Number of them that are missing from the attacked text in their order."""
     text: str
     attacked: str
-    """Where the search ended: the adversarial text, or the nearest that it came to one."""
+    """Final text of the search: the adversarial text, or the closest to one."""
 
     @property
     def share(self) -> float:
-        """The share of the words that were changed."""
+        """Share of the words that were changed."""
         return self.changed / self.words if self.words else 0.0
 
 
@@ -79,35 +89,34 @@ class WordAttack(Result, kind="words"):
     labels: tuple[str, ...]
     examples: tuple[AttackedText, ...]
     accuracy: Estimate
-    """Of the clean texts."""
+    """Accuracy on the clean texts."""
     attacked: Estimate
-    """The share of the examples that are right when clean and that the attack does not change the answer to."""
+    """Share of the examples that are right when clean and keep their answer under attack."""
     success: Estimate
-    """The share of the examples that are right when clean whose answer changes; not defined where none is right."""
+    """Share of the examples right when clean whose answer changes; undefined if none is right."""
     share: Estimate
-    """The mean share of words changed where the attack succeeds."""
+    """Mean share of changed words over successful attacks."""
     queries: Estimate
-    """The mean number of texts that the model is asked about for an example that is right when clean."""
+    """Mean number of queries over the examples right when clean."""
     curve: np.ndarray
-    """(words + 1, 3): the accuracy, with its interval, when attacks that change more than 0, 1, 2, … words do not
-    count."""
+    """(words + 1, 3): accuracy and its interval when attacks that change more than 0, 1, 2, … words do not count."""
     ran: tuple[str, ...]
-    """The parts of the attack."""
+    """Parts of the attack that ran."""
     left_out: tuple[str, ...]
-    """The parts of its definition that did not run, and why."""
+    """Parts of its definition that did not run, and why."""
 
     @property
     def summary(self) -> Mapping[str, Estimate]:
-        """The totals, by the names in `SUMMARY`."""
+        """Totals by the names in `SUMMARY`."""
         return {name: getattr(self, name) for name in SUMMARY}
 
     def cells(self) -> dict[str, Cell]:
-        """The totals as the views show them."""
+        """Return the totals as cells of a table."""
         return {SUMMARY[name]: Cell(one, digits=1 if name == "queries" else 3) for name, one in self.summary.items()}
 
     @property
     def successes(self) -> tuple[AttackedText, ...]:
-        """The examples of which the answer changed, those with the fewest changed words first."""
+        """Examples whose answer changed, those with the fewest changed words first."""
         found = [example for example in self.examples if example.status == SUCCESS]
         return tuple(sorted(found, key=lambda example: (example.changed, example.row)))
 
@@ -136,7 +145,7 @@ class WordAttack(Result, kind="words"):
     def to_frame(self) -> DataFrame:
         """A row per example.
 
-        Columns: row (its number in the data), status, label, clean, answer (classes: the true one, those predicted on
+        Columns: row (in the data, from 0), status, label, clean, answer (classes: the true one, those predicted on
         the clean and on the attacked text), before, after (the probability of the true class), queries, gradients,
         words, changed, share (of words changed), text, attacked.
         """
@@ -150,7 +159,7 @@ class WordAttack(Result, kind="words"):
         return pd.DataFrame(rows, columns=[*columns, "words", "changed", "share", "text", "attacked"])
 
     def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
-        """Accuracy against the number of words that an attack may change."""
+        """Draw accuracy against the number of words that an attack may change."""
         from ssmscope.attacks.words.views import draw
 
         return sized(draw(self), size)
@@ -165,9 +174,9 @@ class WordAttack(Result, kind="words"):
         yield replace(table(("",), lines), note="")
         count = {status: sum(each.status == status for each in self.examples) for status in (SUCCESS, FAILED, SKIPPED)}
         yield Prose(
-            f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']}): the answer to "
-            f"{count[SUCCESS]:,} changed, to {count[FAILED]:,} not"
-            + f"; {count[SKIPPED]:,} skipped, as the answer is wrong when clean" * (count[SKIPPED] > 0)
+            f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']}): {count[SUCCESS]:,} answers "
+            f"changed, {count[FAILED]:,} did not"
+            + f"; {count[SKIPPED]:,} skipped, because their answers are wrong when clean" * (count[SKIPPED] > 0)
             + ". 95 % bootstrap intervals over examples."
         )
         yield Prose(f"Ran: {'; '.join(self.ran)}.", "note")
@@ -181,8 +190,10 @@ class WordAttack(Result, kind="words"):
 
 
 def changed_words(text: str, attacked: str) -> tuple[int, int]:
-    """How many words a text has, and how many of them are not in the attacked one in the same order: the words less
-    their longest common subsequence."""
+    """Count the words of a text, and those that are missing from the attacked text in their order.
+
+    The latter are the words outside the longest common subsequence.
+    """
     old, new = WORD.findall(text), WORD.findall(attacked)
     words = len(old)
     while old and new and old[-1] == new[-1]:
@@ -199,7 +210,7 @@ def changed_words(text: str, attacked: str) -> tuple[int, int]:
 
 
 def measure(examples: Sequence[AttackedText], seed: int) -> dict[str, Any]:
-    """The totals and the curve, as `WordAttack` names them; all intervals are of the same resamples."""
+    """Compute the totals and the curve by the fields of `WordAttack`, from one set of resamples."""
     right = np.array([each.status != SKIPPED for each in examples])
     won = np.array([each.status == SUCCESS for each in examples])
     share = np.array([each.share for each in examples])

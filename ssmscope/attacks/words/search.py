@@ -10,11 +10,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ssmscope.attacks.offline import textattack
+from ssmscope.attacks.words.result import Outcome
 from ssmscope.data.text import PAIR_SEPARATOR
 
 if TYPE_CHECKING:
@@ -37,28 +38,28 @@ CHINESE = re.compile("[\u4e00-\u9fff]")
 
 
 class Goal(UntargetedClassification):
-    """Another class than the true one is predicted; a text's score is 1 − p(true), in float32 as TextAttack has it.
+    """Goal of any class but the true one; a text's score is 1 − p(true), in float32 as in TextAttack.
 
     Args:
-        ask: gives each text's class probabilities (classes,) float32.
+        ask: returns each text's class probabilities (classes,) float32.
         label: the true class.
-        clean: the probabilities of the text that is attacked, which counts as asked for.
-        budget: how many texts are asked for at most.
+        clean: the probabilities of the clean text, which counts as a query.
+        budget: maximum number of queries.
     """
 
     def __init__(self, ask: Ask[np.ndarray], label: int, clean: np.ndarray, budget: int | None = None):
-        # Not the parent's, which looks at the class of a model and says that it does not know it.
+        # The parent's __init__ is skipped, because it warns of models that it does not know.
         self.ask, self.ground_truth_output, self.clean = ask, label, clean
         self.query_budget = float("inf") if budget is None else budget
         self.num_queries = 1
         self.use_cache, self.maximizable, self.allow_skip, self.target_max_score = False, False, True, None
 
     def get_results(self, attacked_text_list: Sequence[AttackedText], check_skip: bool = False) -> tuple[list, bool]:
-        """What TextAttack's method of this name gives, of all texts at once."""
+        """Return what TextAttack's method of this name returns, for all texts at once."""
         left = self.query_budget - self.num_queries
         texts = attacked_text_list[: int(left)] if left < len(attacked_text_list) else attacked_text_list
         self.num_queries += len(texts)
-        # without its only word a text is nothing that a model can read: nothing is won by it
+        # An empty text cannot be read by a model, so it has the scores of the clean text.
         asked = [text.text for text in texts if text.text.strip()]
         found = dict(zip(asked, self.ask(asked) if asked else ()))
         return [self.result(text, found.get(text.text, self.clean)) for text in texts], self.spent
@@ -68,7 +69,7 @@ class Goal(UntargetedClassification):
         return self.num_queries == self.query_budget
 
     def result(self, text: AttackedText, probabilities: np.ndarray) -> Any:
-        """As TextAttack has it."""
+        """Return TextAttack's result of a text."""
         answer = int(probabilities.argmax())
         status = Status.SEARCHING if answer == self.ground_truth_output else Status.SUCCEEDED
         score = float(np.float32(1) - probabilities[self.ground_truth_output])
@@ -77,7 +78,7 @@ class Goal(UntargetedClassification):
 
 
 class KeepsPair(Constraint):
-    """What stands between the two sentences of a pair stays."""
+    """Constraint that keeps the separator between the two sentences of a pair."""
 
     def __init__(self) -> None:
         super().__init__(compare_against_original=True)
@@ -87,7 +88,7 @@ class KeepsPair(Constraint):
 
 
 class Once(PreTransformationConstraint):
-    """Several constraints as one, which look at a text once per transformation and not again for each of its words."""
+    """Several constraints as one, which are evaluated once per text and transformation, not for each word."""
 
     def __init__(self, constraints: Sequence[PreTransformationConstraint]):
         self.constraints = constraints
@@ -109,10 +110,10 @@ def number_of_words(text: str) -> int:
 
 
 class QuickText(AttackedText):
-    """An `AttackedText` that replaces words without taking the unchanged ones apart again.
+    """`AttackedText` that replaces words without splitting the unchanged ones again.
 
-    A search makes a new text per candidate, and for each the parent finds the words within every word of the text;
-    that is most of what a search costs. The new texts are equal to the parent's in everything that they hold.
+    A search makes a new text per candidate, and for each the parent class splits every word of the text again; that is
+    most of a search's cost. The new texts are equal to the parent class's in all their attributes.
     """
 
     def __init__(self, text: str):
@@ -150,7 +151,7 @@ class QuickText(AttackedText):
             modified.update(here)
             newly.update(here)
             moved += count - 1
-            if count == 0 and at < len(text):  # one of the two spaces around a deleted word goes with it
+            if count == 0 and at < len(text):  # One of the two spaces around a deleted word is deleted too.
                 if index == 0:
                     at += text[at] == " "
                 else:
@@ -169,7 +170,7 @@ class QuickText(AttackedText):
         )
 
     def _with_text(self, text: str, attributes: dict[str, Any]) -> QuickText:
-        """Another text, whose words are found when they are asked for."""
+        """Return another text, whose words are split on first use."""
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__)
         for found in ("_words", "_words_per_input", "_pos_tags", "_ner_tags"):
@@ -181,19 +182,10 @@ class QuickText(AttackedText):
         return new
 
     def _spans(self) -> list[tuple[int, int]] | None:
-        """Where the words stand; None where a word need not be one word for itself, as in Chinese, which is parted by
-        its context."""
+        """Return the positions of the words; None for Chinese, where segmentation depends on context."""
         if self._places is None:
             self._places = [] if CHINESE.search(self.text) else word_spans(self)
         return self._places or None
-
-
-class Found(NamedTuple):
-    """Where a search ended: the text that it found, the probabilities of the classes of it, and how much it asked."""
-
-    text: str
-    probabilities: np.ndarray
-    queries: int
 
 
 def search(
@@ -205,8 +197,8 @@ def search(
     clean: np.ndarray,
     budget: int | None = None,
     constraints: Sequence[Any] = (),
-) -> Found:
-    """TextAttack's attack on one text that is classified rightly, with these probabilities of the classes."""
+) -> Outcome:
+    """Run TextAttack's attack on one correctly classified text with these class probabilities."""
     goal = Goal(ask, label, clean, budget)
     every = [*recipe.constraints, *constraints, *([KeepsPair()] if PAIR_SEPARATOR in text else [])]
     before = [each for each in every if isinstance(each, PreTransformationConstraint)]
@@ -215,4 +207,4 @@ def search(
     result = goal.result(QuickText(text), clean)
     if not goal.spent:
         result = attack.search_method(result)
-    return Found(result.attacked_text.text, result.raw_output, goal.num_queries)
+    return Outcome(result.attacked_text.text, result.raw_output, goal.num_queries)

@@ -1,4 +1,4 @@
-"""Attacks on single texts as a picture, and the attacked texts with what was changed in them."""
+"""Views of attacks on single texts: the figure, and the attacked texts with their changes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from ssmscope.attacks.words.result import AttackedText, WordAttack
 
 WIDTH, HEIGHT = 8.0, 4.2
-"""In inches."""
-SHOWN = 5
-"""How many attacked texts a terminal shows."""
+"""Size of the figure in inches."""
+MAX_TERMINAL_TEXTS = 5
 STYLE = """
 .ssmscope .texts td { white-space: nowrap; }
 .ssmscope .texts td.text { white-space: pre-wrap; overflow-wrap: anywhere; min-width: 24em; }
@@ -32,15 +31,14 @@ STYLE = """
 
 
 def draw(result: WordAttack) -> Figure:
-    """Accuracy against the number of words that an attack may change, a step per word, with its band; the dashed line
-    is the accuracy of the clean texts."""
+    """Draw accuracy against the number of words that an attack may change; the dashed line is the clean accuracy."""
     queries = result.queries.value
     told = "nothing was attacked" if math.isnan(queries) else f"{queries:.1f} queries per attacked example"
     title = (f"{result.recipe} on ", result.model_name, "")
     sheet = Sheet(WIDTH, HEIGHT, title, data_line(result, told))
     axes = sheet.panel(0.75, sheet.top + 0.03, WIDTH - 1.95, HEIGHT - sheet.top - 0.65)
     most = len(result.curve) - 1
-    # half a step on either side, so that the first and the last number are seen to hold for a while
+    # Half a step on either side makes the first and the last value visible.
     edges = np.concatenate([[-0.5], np.arange(most + 1) + 0.5])
     value, low, high = np.vstack([result.curve, result.curve[-1:]]).T
     axes.fill_between(edges, low, high, step="post", color=COLOURS[0], alpha=0.2, linewidth=0)
@@ -49,7 +47,7 @@ def draw(result: WordAttack) -> Figure:
     axes.set_xlim(-0.5, most + 0.5)
     axes.set_ylim(0, 1)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
-    axes.set_xlabel("words changed at most (attacks that change more do not count)", color=SOFT, size=9)
+    axes.set_xlabel("maximum number of changed words (other attacks do not count)", color=SOFT, size=9)
     axes.set_ylabel("accuracy", color=SOFT, size=9)
     ends = [(result.accuracy.value, "clean", INK), (result.attacked.value, "under attack", COLOURS[1])]
     for (accuracy, what, colour), place in zip(ends, _apart(*(accuracy for accuracy, _, _ in ends))):
@@ -59,7 +57,7 @@ def draw(result: WordAttack) -> Figure:
 
 
 def _apart(upper: float, lower: float, height: float = 0.13, margin: float = 0.05) -> tuple[float, float]:
-    """Where two texts of this height stand beside two values, so that neither covers the other or leaves the axes."""
+    """Place two texts of this height next to two values without overlap, within the axes."""
     if upper - lower < height:
         middle = min(max((upper + lower) / 2, margin + height / 2), 1 - margin - height / 2)
         return middle + height / 2, middle - height / 2
@@ -67,22 +65,22 @@ def _apart(upper: float, lower: float, height: float = 0.13, margin: float = 0.0
 
 
 def terminal_texts(result: WordAttack) -> Iterator[Text]:
-    """The successes with the fewest changed words."""
+    """Yield the successes with the fewest changed words."""
     yield Text("The successes with the fewest changed words:" if result.successes else "No attack succeeded.")
-    for each in result.successes[:SHOWN]:
+    for each in result.successes[:MAX_TERMINAL_TEXTS]:
         line = Text(f"row {each.row}, {_turn(result, each)}: ", style="bold")
         yield line.append_text(rich_diff(visible(each.text), visible(each.attacked)))
 
 
 def _turn(result: WordAttack, each: AttackedText) -> str:
-    """From which class to which, and what became of the true one's probability."""
+    """Describe the change of class and of the true class's probability."""
     label, answer = visible(result.labels[each.label]), visible(result.labels[each.answer])
     turn = f"{label} → {answer}" if each.answer != each.label else label
     return f"{turn} (p {each.before:.2f} → {each.after:.2f})"
 
 
 def html_texts(result: WordAttack, attacked: Sequence[AttackedText]) -> str:
-    """A table of the first attacked texts."""
+    """Render a table of the first attacked texts."""
     won = set(result.successes)
     heads = ("row", "class", "p of the true class", "words", "queries", "text")
     rows = Markup("")
