@@ -88,7 +88,7 @@ _VERBS = {
     "serve": ("ssmscope.reports.serving", "serve"),
     "train": ("ssmscope.training", "train_model"),
 }
-"""The functions behind verbs that no analysis declares; those of the others have their names too."""
+"""Functions of verbs that no analysis declares; the verbs of analyses have their functions' names."""
 _PACKAGES = ("architectures", "attacks", "backends", "interp", "ops", "probes")
 
 
@@ -110,7 +110,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _is_module(name: str) -> bool:
-    """Whether a name is that of a module here, which importing finds; no analysis is looked for then."""
+    """Return True if a name is that of a module here, which importing finds without looking for analyses."""
     place = Path(__file__).parent / name
     return name.startswith("_") or place.is_dir() or place.with_suffix(".py").is_file()
 

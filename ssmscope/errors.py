@@ -1,4 +1,4 @@
-"""The one error that a user's input can cause, the nearest valid name to suggest with it, and what libraries raise."""
+"""InputError, the one error that a user's input can cause, with suggestions of the nearest valid name."""
 
 from __future__ import annotations
 
@@ -12,45 +12,47 @@ UNPICKLABLE = (
     *(pickle.UnpicklingError, struct.error, EOFError, OSError, RuntimeError, ValueError),
     *(AssertionError, AttributeError, LookupError, TypeError),
 )
-"""What torch raises where a file of weights is damaged."""
+"""Errors that torch raises on a damaged file of weights."""
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used. The message is one line: what was given, what is allowed, what to do."""
+    """Input that cannot be used. The message is one line: what was given, what is allowed, what to do."""
 
 
-IN_PYTHON = re.compile(r"(?:[\w.]+\()?\b([a-z]\w*)=…\)?")
-"""An option in a message: "tokenizer=…", or in a call, "model.encode(ids=…)"."""
+OPTION_IN_MESSAGE = re.compile(r"(?:[\w.]+\()?\b([a-z]\w*)=…\)?")
+"""Option in a message: "tokenizer=…", or in a call, "model.encode(ids=…)"."""
 
 
 def as_typed(message: str) -> str:
-    """A message with its options as they are typed on the command line: "--tokenizer"."""
+    """Return a message with its options as they are typed on the command line: "--tokenizer"."""
     names = {"values": "image"}
-    return IN_PYTHON.sub(lambda found: f"--{names.get(found[1], found[1]).strip('_').replace('_', '-')}", message)
+    return OPTION_IN_MESSAGE.sub(
+        lambda found: f"--{names.get(found[1], found[1]).strip('_').replace('_', '-')}", message
+    )
 
 
 class Unanswerable(InputError):
-    """Nothing of a model is what the question is about, whatever the options: a report notes it, and goes on."""
+    """Question that does not apply to a model, whatever the options: a report notes it and goes on."""
 
 
 def nearest(name: str, options: Iterable[str], n: int = 3) -> list[str]:
-    """At most `n` of `options` that resemble `name`, the most alike first."""
+    """Return at most `n` of `options` that resemble `name`, the most alike first."""
     folded = {option.lower(): option for option in options}
     return [folded[hit] for hit in difflib.get_close_matches(name.lower(), folded, n=n, cutoff=0.5)]
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """A tail for an error message, `"; did you mean 'a' or 'b'?"`, empty when nothing resembles `name`."""
+    """Return a tail for an error message, `"; did you mean 'a' or 'b'?"`, empty if nothing resembles `name`."""
     hits = nearest(name, options)
     return "; did you mean " + " or ".join(repr(hit) for hit in hits) + "?" if hits else ""
 
 
 def extra(name: str) -> str:
-    """How what an optional part of this package needs is installed, as the end of "install it …"."""
+    """Return how to install an optional part of this package, as the end of "install it …"."""
     return f"in ssmscope's checkout, with pip install '.[{name}]'"
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error says that Python, numpy or torch found no memory for something, on a CPU or a GPU."""
+    """Return True if an error says that Python, numpy or torch found no memory for something, on a CPU or a GPU."""
     told = str(error) if isinstance(error, RuntimeError) else ""
     return isinstance(error, MemoryError) or "out of memory" in told or "can't allocate memory" in told

@@ -10,7 +10,7 @@ SIZES = {
     (delta_rule, "STEPS_PER_CHUNK"): 4,
     (delta_rule, "STEPS_PER_SEGMENT"): 8,
     (diagonal, "MAX_NUMBERS_HELD"): {"cpu": 200, "cuda": 200},
-    (diagonal, "LARGEST_WALKED_STATE"): 0,
+    (diagonal, "MAX_WALKED_STATE"): 0,
     (matrices, "MAX_FACTOR_COLUMNS"): 7,
     (matrices, "MAX_MATRIX_NUMBERS"): 300,
     (matrix_rows, "MAX_DECAYS_HELD"): 16,

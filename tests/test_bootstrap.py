@@ -45,7 +45,7 @@ def test_sums_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
     columns = np.random.default_rng(0).integers(0, 2, (7, 3)).astype(float)
     whole = resampled_sums(columns, resamples=50, seed=3)
     assert whole.shape == (51, 3) and (whole[0] == columns.sum(0)).all()
-    monkeypatch.setattr("ssmscope.core.bootstrap.AT_ONCE", 20)
+    monkeypatch.setattr("ssmscope.core.bootstrap.MAX_DRAWS_HELD", 20)
     assert (resampled_sums(columns, resamples=50, seed=3) == whole).all()
     assert (resampled_sums(columns, resamples=50, seed=4) != whole).any()
     assert (resampled_sums(np.ones((7, 1)), resamples=50) == 7).all()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ssmscope.architectures.loading.load import Kept, kept_loaded
-from ssmscope.core.limits import HELD, READ, refuse_above, refuse_held, refuse_reading
+from ssmscope.core.limits import MAX_ITEMS_HELD, MAX_TOKENS_READ, refuse_above, refuse_held, refuse_reading
 from ssmscope.errors import InputError
 
 CLASSIFIER, ASKED, PROMPTED = "demo/sst2-mamba", "demo/babi-mamba2", "demo/instruct-mamba2"
@@ -95,13 +95,13 @@ def test_unbounded_requests_are_refused(kept, files, refusal, verb, base, option
 
 def test_what_is_within_the_limits_is_not() -> None:
     refuse_above(5, a=5, b=None)
-    refuse_held(HELD, "it", "ask for less")
-    refuse_reading(READ, "it", "ask for less")
+    refuse_held(MAX_ITEMS_HELD, "it", "ask for less")
+    refuse_reading(MAX_TOKENS_READ, "it", "ask for less")
     with pytest.raises(InputError, match="b is 6; allowed are up to 5"):
         refuse_above(5, a=5, b=6)
     with pytest.raises(
         InputError, match="it would make 134,217,729 tokens; allowed are up to 134,217,728: ask for less"
     ):
-        refuse_held(HELD + 1, "it", "ask for less")
+        refuse_held(MAX_ITEMS_HELD + 1, "it", "ask for less")
     with pytest.raises(InputError, match="it would have the model read about 20,000,000,000 tokens"):
-        refuse_reading(2.0 * READ, "it", "ask for less")
+        refuse_reading(2.0 * MAX_TOKENS_READ, "it", "ask for less")

@@ -21,8 +21,8 @@ from ssmscope.errors import InputError
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(progress, "WORTH_SAYING", 0.1)
-    monkeypatch.setattr(progress, "EVERY", 0.1)
+    monkeypatch.setattr(progress, "SECONDS_BEFORE_FIRST_LINE", 0.1)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.1)
 
 
 def test_work_that_goes_on_is_said_now_and_then(quick, capsys):
@@ -55,7 +55,7 @@ def test_it_ends_where_the_work_fails(quick, capsys):
 
 
 def test_calls_say_so(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "WORTH_SAYING", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_BEFORE_FIRST_LINE", 0.0)
     Call.of("heatmap", ["demo/sst2-mamba2"], {"text": ["a good film"]}).run()
     assert re.fullmatch(r"(heatmap: (at work|\d+ tokens read) after \d+ s\n)+", capsys.readouterr().err)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from ssmscope.api.options import REPEATED, WHOLE_NUMBER, Metavar, Option, Range, Reads, options_of
-from ssmscope.core.limits import ROW
-from ssmscope.core.reading import LARGEST, SURROGATE, decoded_text, read_text
+from ssmscope.core.limits import MAX_TOKENS_PER_ROW
+from ssmscope.core.reading import MAX_FILE_BYTES, SURROGATE, decoded_text, read_text
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def _example_options(
         Metavar("DATA"),
     ] = None,
     split: Annotated[str | None, "Of a known data set; by default the one to test on.", Metavar("NAME")] = None,
-    length: Annotated[int, "Tokens of a row, of a language model's text.", Range(1, ROW)] = 256,
+    length: Annotated[int, "Tokens of a row, of a language model's text.", Range(1, MAX_TOKENS_PER_ROW)] = 256,
     max_tokens: Annotated[int, "Refuse longer texts, of a classifier.", Range(1)] = MOST_TOKENS,
 ) -> None: ...
 
@@ -424,7 +424,7 @@ def lines_of(file: str) -> list[str]:
         raise InputError(f"--file {file} is a table, and --file takes lines: save its texts one a line in a .txt file")
     advice = "save it as UTF-8, one text a line"
     if file == "-":
-        text = decoded_text(sys.stdin.buffer.read(LARGEST + 1), "--file -", advice=advice)
+        text = decoded_text(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), "--file -", advice=advice)
     else:
         text = read_text(file, f"--file {file}", advice=advice)
     lines = text.replace("\r\n", "\n").split("\n")

@@ -1,4 +1,4 @@
-"""Fast implementations of the operations in `ssmscope.ops`, and the one place that decides which of them a call uses.
+"""Fast implementations of the operations in `ssmscope.ops`, and the choice of the one that a call uses.
 
 An implementation is a module with `fits(*terms)`, which says if it serves these shapes and dtypes, and functions with
 the operation's results. `find` returns it, or None where torch computes:
@@ -41,7 +41,7 @@ _warned: set[str] = set()
 
 
 class Status(NamedTuple):
-    """An implementation of an operation, and the reason why torch computes in its place, or None where it is in use."""
+    """Implementation of an operation, and the reason why torch computes in its place, or None if it is in use."""
 
     operation: str
     device: str
@@ -52,7 +52,7 @@ class Status(NamedTuple):
 def find(operation: str, *terms: Tensor | None) -> ModuleType | None:
     """Return the module that computes this operation of these terms, in the order of its `fits`, or None for torch.
 
-    Where only something that is missing stands in the way, such as a C compiler, one warning per process says so.
+    If only something missing is in the way, such as a C compiler, one warning per process says so.
 
     Raises:
         InputError: SSMSCOPE_BACKEND has a value that is not allowed.
@@ -63,10 +63,10 @@ def find(operation: str, *terms: Tensor | None) -> ModuleType | None:
     given = [t for t in terms if t is not None]
     device = given[0].device
     path = OPERATIONS[operation].get(device.type)
-    # Results are allocated as the last of these is: a mode such as FakeTensorMode may give them no memory.
+    # Results are allocated like the last of these: a mode such as FakeTensorMode may give them no memory.
     if path is None or not all(is_in_memory(t, device) for t in (*given, given[0].new_empty(1))):
         return None
-    # A Triton module imports triton. A C kernel is compiled for terms that it fits, which is asked first.
+    # A Triton module imports triton. A C kernel is compiled only for terms that fit it.
     if path.startswith("triton.") and not _is_available(operation, path, device):
         return None
     module = _module(path)
@@ -86,7 +86,7 @@ def enabled() -> bool:
 
 
 def explain() -> list[Status]:
-    """Return what runs each operation on each type of device, compiling and trying what was not tried yet."""
+    """Return the implementation of each operation on each type of device, compiling and trying those not tried yet."""
     return [
         Status(operation, device, path, _reason(path, device))
         for operation, paths in OPERATIONS.items()
@@ -104,7 +104,7 @@ def is_in_memory(t: Tensor, device: torch.device) -> bool:
         return False
     try:
         address = t.data_ptr()
-    except RuntimeError:  # a wrapper of torch.func
+    except RuntimeError:  # It is a wrapper of torch.func.
         return False
     return address != 0 and forward_ad.unpack_dual(t).tangent is None
 
@@ -115,11 +115,12 @@ def _module(path: str) -> ModuleType:
 
 
 def _missing(path: str, device: torch.device) -> str | None:
-    """The reason why an implementation cannot be had on a device, or None; found once."""
+    """Return the reason why an implementation cannot be had on a device, or None; found once."""
     return triton.why_not(device) if path.startswith("triton.") else _module(path).why_not()
 
 
 def _reason(path: str, device: str) -> str | None:
+    """Return the reason why torch computes in place of an implementation, or None."""
     if not enabled():
         return f"switched off by {SWITCH}=torch"
     if device == "cuda" and not torch.cuda.is_available():

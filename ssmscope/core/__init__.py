@@ -1,1 +1,1 @@
-"""What all analyses stand on: models, traces of their layers, and what can be done to them in a run."""
+"""Models, traces of their layers, and edits of their runs: the base of all analyses."""

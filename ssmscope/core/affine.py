@@ -1,10 +1,10 @@
 """Linear maps, convolutions, norms and embeddings read by what their modules compute.
 
-The weights of a plain layer say what it computes: its forward is its class's own, and no hook changes it. Weights under
-a parametrisation do, too. Of any other module they need not: an adapter (LoRA, DoRA, …) adds to what the weight of its
-base layer gives, a quantised layer packs its weight, a subclass or a hook does what it likes. Such a module is called:
-a linear map is f(u) − f(0) and its constant f(0), its transpose is the vector-Jacobian product of f. That it is what it
-is read as is tried on a few random inputs first, and refused otherwise.
+A plain layer, whose forward is its class's own and has no hooks, is described by its weights, parametrised ones
+included. Any other module may not be: an adapter (LoRA, DoRA, …) adds to its base layer's output, a quantised layer
+packs its weight, a subclass or a hook computes anything. Such a module is called instead: a linear map is f(u) − f(0),
+its constant f(0), its transpose the vector-Jacobian product of f. A few random inputs check first that it is linear;
+otherwise it is refused.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, conv2d, linear, pad
 
-from ssmscope.core.intercept import evaluating, has_hooks, is_own, unmoved
+from ssmscope.core.intercept import evaluating, forward_without_transfer, has_hooks, is_own
 from ssmscope.errors import InputError
 
-EMBEDDED_AT_ONCE = 2**14  # rows of an embedding table that are read together
-ROUNDING = 64, 4  # units of the last place by which two ways of computing the same may differ; of half precision
+MAX_EMBEDDED_ROWS = 2**14
+"""Rows of an embedding table that are read together."""
+ROUNDING_UNITS = 64, 4
+"""Units of the last place by which two ways of computing the same may differ, in single and in half precision."""
 REMEDY = "merge its adapter (peft's merge_and_unload()), or dequantise it"
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> bool:
-    """Whether a module computes what `kind` does with its attributes: no forward of its own, and no hook but one of
-    accelerate's that only moves its input."""
+    """Return True if a module computes what `kind` does with its attributes: no forward of its own, and no hook but one
+    of accelerate's that only moves its input."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     return (
         any(type(module).forward is each.forward for each in kinds)
-        and is_own(module, unmoved(module))
+        and is_own(module, forward_without_transfer(module))
         and type(module).__call__ is nn.Module.__call__
         and not has_hooks(module)
     )
 
 
 def innermost(module: Any) -> Any:
-    """What peft's adapters, or its copies that are trained, have been put around."""
+    """Return the module inside peft's adapters, or inside its trained copies."""
     names = ("base_layer", "original_module")
     while inside := [child for name, child in module.named_children() if name in names]:
         module = inside[0]
@@ -47,15 +49,16 @@ def innermost(module: Any) -> Any:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module says that it maps `in_features` to `out_features`, as linear layers and their adapters do."""
+    """Return True if a module declares a map from `in_features` to `out_features`, as linear layers and their adapters
+    do."""
     return all(isinstance(getattr(module, name, None), int) for name in ("in_features", "out_features"))
 
 
 def stored_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The state dict of a model whose every layer is in it under its own name.
+    """Return the state dict of a model whose layers all have their own names in it.
 
     Raises:
-        InputError: for a model with adapters or parametrised weights.
+        InputError: if the model has adapters or parametrised weights.
     """
     weights = module.state_dict()
     strange = [name for name in weights if {"base_layer", "original_module", "parametrizations"} & {*name.split(".")}]
@@ -65,7 +68,8 @@ def stored_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def applied(module: nn.Module, x: Tensor) -> Tensor:
-    """What a module makes of `x` in evaluation, in its own dtype: that of its first floating-point weight."""
+    """Return the module's output for `x` in evaluation mode, in the module's dtype: that of its first floating-point
+    weight."""
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), x.dtype)
     with evaluating(module):
         return module(x.to(dtype))
@@ -77,13 +81,14 @@ def applied(module: nn.Module, x: Tensor) -> Tensor:
 def linear_map(
     module: nn.Module, name: str = "the layer", rows: slice | Tensor | None = None
 ) -> Callable[[Tensor, bool], Tensor]:
-    """A linear layer, or some of its outputs, as a map that leaves its constant out unless its second argument is true.
+    """Return a linear layer, or some of its outputs, as a map that omits its constant unless its second argument is
+    true.
 
     Args:
-        name: what an error calls the layer.
+        name: the layer's name in errors.
 
     Raises:
-        InputError: for a module that is no affine map of every position of its input.
+        InputError: if the module is no affine map of every position of its input.
     """
     if is_plain(module, nn.Linear):
         weight = module.weight if rows is None else module.weight[rows]
@@ -100,7 +105,7 @@ def linear_map(
 
 
 def offset(module: nn.Module, name: str = "the layer") -> Float[Tensor, " out"] | None:
-    """What a linear layer gives for zeros, its bias; None where that is nothing.
+    """Return a linear layer's output for zeros, its bias; None if it is zero.
 
     Raises:
         InputError: as `linear_map`.
@@ -113,7 +118,7 @@ def offset(module: nn.Module, name: str = "the layer") -> Float[Tensor, " out"] 
 
 
 def matrix(module: nn.Module, name: str = "the layer") -> Float[Tensor, "out in"]:
-    """The weight of a linear layer: what it makes of unit vectors, less its constant.
+    """Return the weight of a linear layer: its outputs for unit vectors, less its constant.
 
     Raises:
         InputError: as `linear_map`.
@@ -127,7 +132,7 @@ def matrix(module: nn.Module, name: str = "the layer") -> Float[Tensor, "out in"
 
 
 def _affine_at_zero(module: nn.Module, name: str) -> Tensor:
-    """f(0), after f(x + y) + f(0) = f(x) + f(y), and that a position is mapped whatever stands beside it."""
+    """Return f(0), after checking that f(x + y) + f(0) = f(x) + f(y) and that every position is mapped by itself."""
     width, device = _width(module, name), _device(module)
     x, y = _random((2, 3, width), device), 8 * _random((2, 3, width), device, seed=1)
 
@@ -145,7 +150,7 @@ def _affine_at_zero(module: nn.Module, name: str) -> Tensor:
 
 
 def agrees_with_weight(module: nn.Module) -> bool:
-    """Whether a linear layer or convolution computes what its weight and bias say.
+    """Return True if a linear layer or convolution computes what its weight and bias say.
 
     A layer whose weights are elsewhere (offloaded) counts as one that does: nothing else is known of them.
     """
@@ -175,11 +180,11 @@ def agrees_with_weight(module: nn.Module) -> bool:
 def depthwise(
     conv: nn.Module, channels: int, taps: int, name: str = "the convolution"
 ) -> tuple[Float[Tensor, "channels 1 taps"], Float[Tensor, " channels"] | None]:
-    """The weight and bias of a convolution of every channel by itself: its answer to an impulse in every channel, and
-    to zeros.
+    """Return the weight and bias of a convolution of every channel by itself: its answer to an impulse in every
+    channel, and to zeros.
 
     Raises:
-        InputError: for a module that is no such convolution.
+        InputError: if the module is no such convolution.
     """
     if is_plain(conv, nn.Conv1d):
         return conv.weight, conv.bias
@@ -189,7 +194,7 @@ def depthwise(
     with _quiet(conv):
         zero = _tried(lambda: applied(conv, torch.zeros_like(impulse)), conv, name)
         answer = _tried(lambda: applied(conv, impulse), conv, name) - zero
-        padding, odd = divmod(answer.shape[-1] - taps, 2)  # the output is longer than the input by 2 padding − taps + 1
+        padding, odd = divmod(answer.shape[-1] - taps, 2)  # The output is 2 padding − taps + 1 longer.
         if answer.shape[:2] != (1, channels) or padding < 0 or odd:
             raise InputError(f"{name}, {_kind(conv)}, is no convolution of every channel, and cannot be read: {REMEDY}")
         weight = answer[0, :, padding : padding + taps].flip(-1).unsqueeze(1)
@@ -215,7 +220,7 @@ def convolved(
     """Return Σ_j kernel_j source_{t−j} + bias, with `tail` or zeros at the taps − 1 positions before the first, over
     the j that are `read`, (batch, length, taps) bool.
 
-    It is torch's convolution of an image of one row: with contiguous channels, which what reads the result wants too,
+    It is torch's convolution of an image of one row: with contiguous channels, which readers of the result need too,
     that is several times as fast on a CPU as `conv1d`. Compiled, it is the sum over the taps, which becomes one kernel.
     """
     taps, (batch, length, channels) = kernel.shape[1], source.shape
@@ -231,7 +236,7 @@ def convolved(
 
 
 class NormTerms(NamedTuple):
-    """What a norm multiplies the normed vector by and adds to it, (width,) or None, and the ε under its root."""
+    """Factor and summand of a norm, (width,) or None, and the ε under its root."""
 
     weight: Tensor | None
     bias: Tensor | None
@@ -241,13 +246,13 @@ class NormTerms(NamedTuple):
 def norm_terms(
     norm: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...], name: str = "the norm"
 ) -> NormTerms:
-    """The weight and bias of a norm by the root mean square, or of a layer norm.
+    """Return the weight, bias and ε of a root-mean-square norm or a layer norm.
 
     Args:
         kind: the classes whose norm it is.
 
     Raises:
-        InputError: for a module that is no such norm.
+        InputError: if the module is no such norm.
     """
     own = innermost(norm)
     if not hasattr(own, "weight") or not (hasattr(own, "variance_epsilon") or hasattr(own, "eps")):
@@ -267,12 +272,12 @@ def norm_terms(
 
     with torch.no_grad(), _quiet(norm):
         wide = torch.promote_types(own.weight.dtype, torch.float32)
-        ones = torch.ones(1, 2, width, device=device, dtype=wide)  # some norms squeeze one position
+        ones = torch.ones(1, 2, width, device=device, dtype=wide)  # Some norms squeeze one position.
         ones[..., ::2] = -1
         try:
             zero = applied(norm, torch.zeros_like(ones))
-        except Exception:  # one that wants heads, or a gate: the layer's output tells whether hooks change it
-            if type(norm) in kinds and is_own(norm, unmoved(norm)):
+        except Exception:  # It may need heads or a gate; the layer's output then tells if hooks change it.
+            if type(norm) in kinds and is_own(norm, forward_without_transfer(norm)):
                 return NormTerms(norm.weight, getattr(norm, "bias", None), eps)
             zero = _tried(lambda: applied(norm, torch.zeros_like(ones)), norm, name)
         of_ones = _tried(lambda: applied(norm, ones), norm, name)
@@ -281,8 +286,8 @@ def norm_terms(
         weight, bias = (of_ones - zero)[0, 0] / normed(ones).to(of_ones)[0, 0], zero[0, 0]
         x = _random((2, 3, width), device).to(wide)
         found = _tried(lambda: applied(norm, x), norm, name)
-        # many a norm computes in float32 whatever it is given
-        digits = max(_digits(found), ROUNDING[0] * torch.finfo(torch.float32).eps)
+        # Many norms compute in float32 for any input.
+        digits = max(_digits(found), ROUNDING_UNITS[0] * torch.finfo(torch.float32).eps)
         _same(found, normed(x).to(found) * weight + bias, digits, norm, name, type(own).__name__)
         if not centred and bool(bias.any()):
             raise InputError(f"{name}, {_kind(norm)}, adds a bias to a norm that has none: merge its adapter")
@@ -293,13 +298,13 @@ def norm_terms(
 
 
 def embedding_table(module: nn.Module) -> Float[Tensor, "tokens width"]:
-    """The embedding of every token id of a model, without gradients: what its input embeddings give for it."""
+    """Return the embedding of every token id of a model, the output of its input embeddings, without gradients."""
     table: Any = module.get_input_embeddings()
     if is_plain(table, nn.Embedding):
         return table.weight.detach()
     ids = torch.arange(table.weight.shape[0], device=_device(table))
     with torch.no_grad():
-        return torch.cat([table(part.unsqueeze(0))[0] for part in ids.split(EMBEDDED_AT_ONCE)])
+        return torch.cat([table(part.unsqueeze(0))[0] for part in ids.split(MAX_EMBEDDED_ROWS)])
 
 
 # ---- trying
@@ -308,7 +313,7 @@ def embedding_table(module: nn.Module) -> Float[Tensor, "tokens width"]:
 def _tried(compute: Callable[[], Tensor], module: nn.Module, name: str) -> Tensor:
     try:
         found = compute()
-    except Exception as error:  # a hook or a forward pass of somebody's may raise anything
+    except Exception as error:  # Hooks and replaced forward passes may raise anything.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
         raise InputError(f"{name}, {_kind(module)}, cannot be read by calling it ({reason}): {REMEDY}") from error
     if not isinstance(found, Tensor):
@@ -327,32 +332,33 @@ def _same(found: Tensor, expected: Tensor, digits: float, module: nn.Module, nam
 
 
 def _apart(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, in units of the largest number."""
+    """Return the largest difference, in units of the largest number."""
     wide = torch.promote_types(found.dtype, torch.float32)
     size = torch.maximum(found.abs().max(), expected.abs().max()).to(wide)
     return float((found.to(wide) - expected.to(wide)).abs().max() / size) if bool(size) else 0.0
 
 
 def _digits(found: Tensor) -> float:
-    """How far two ways of computing the same may lie apart, in units of the largest number."""
-    single, half = ROUNDING
+    """Return the largest rounding difference between two ways of computing the same, in units of the largest number."""
+    single, half = ROUNDING_UNITS
     if found.dtype in (torch.float16, torch.bfloat16):
         return half * torch.finfo(found.dtype).eps
-    if found.dtype == torch.float32:  # products may have been allowed fewer digits
+    if found.dtype == torch.float32:  # The user may have lowered the precision of products.
         fewer = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}[torch.get_float32_matmul_precision()]
         return max(single * torch.finfo(found.dtype).eps, half * fewer)
     return single * torch.finfo(torch.float64).eps
 
 
 def _random(shape: tuple[int, ...], device: torch.device, seed: int = 0) -> Tensor:
-    """About normal numbers that leave the global random numbers as they are: quarters, whose sums every dtype holds."""
+    """Return roughly normal numbers, rounded to quarters so that every dtype holds their sums; global random state
+    unchanged."""
     drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
     return ((4 * drawn).round() / 4).to(device)
 
 
 @contextmanager
 def _quiet(module: nn.Module) -> Iterator[None]:
-    """Within, a module that draws random numbers (dropout) leaves those of everybody else as they are."""
+    """Keep the global random state unchanged within the context, even if the module draws random numbers (dropout)."""
     if not any(part.training for part in module.modules()):
         yield
         return
@@ -362,7 +368,7 @@ def _quiet(module: nn.Module) -> Iterator[None]:
 
 
 def _device(module: nn.Module) -> torch.device:
-    """Where a module's input is expected; weights that are elsewhere (offloaded) are fetched to the CPU."""
+    """Return the device that a module expects its input on; offloaded weights are fetched to the CPU."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     return torch.device("cpu") if device.type == "meta" else device
 
@@ -374,5 +380,5 @@ def _width(module: nn.Module, name: str) -> int:
 
 
 def _kind(module: nn.Module) -> str:
-    """ "Linear of peft.tuners.lora.layer"."""
+    """Return the module's class in words, "a Linear of peft.tuners.lora.layer"."""
     return f"a {type(module).__name__} of {type(module).__module__}"

@@ -1,8 +1,8 @@
-"""Mixers whose parts are watched or changed: what is read of them beside their own forward pass.
+"""Comparison of a mixer's own forward pass with the terms read from it, where its parts have hooks or are replaced.
 
-A hook may read or change whatever it likes, and a mixer's own forward pass need not call the part that it is on: some
-releases multiply by a convolution's weight instead, and never call the activation. What is read agrees with that
-forward pass, or it is refused.
+A hook may read or change anything, and a mixer's own forward pass need not call the part that the hook is on: some
+releases multiply by a convolution's weight instead, and never call the activation. Terms that disagree with the forward
+pass are refused.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from ssmscope.core.intercept import has_backward_hooks, is_changed, unhooked
 
 Compute = Callable[[Tensor], Any]
-"""A mixer's output from its input; of a tuple the first."""
+"""Function from a mixer's input to its output, or to a tuple that begins with it."""
 
 
 def changed_parts(mixer: nn.Module) -> dict[str, nn.Module]:
-    """The parts of a mixer, by name, on which somebody has put hooks or a forward pass."""
+    """Return the parts of a mixer, by name, that have hooks or another forward pass."""
     return {
         name: part for name, part in mixer.named_modules() if name and (is_changed(part) or has_backward_hooks(part))
     }
 
 
 def described(mixer: nn.Module, parts: Mapping[str, nn.Module]) -> str:
-    """The beginning of an error: "MambaMixer of layer 2: hooks, or a forward pass, put on act"."""
+    """Return the beginning of an error: "MambaMixer of layer 2: hooks, or a forward pass, put on act"."""
     number = getattr(mixer, "layer_idx", getattr(mixer, "layer_id", None))
     where = type(mixer).__name__ + ("" if number is None else f" of layer {number}")
     more = f" and {len(parts) - 3} others" if len(parts) > 3 else ""
@@ -45,7 +45,7 @@ def same_outcome(
     found = [_outcome(compute, mixer, u, mask) for compute in (theirs, ours)]
     if all(map(agree, *found)):
         return True
-    if any(map(has_backward_hooks, parts.values())):  # there is no run without these
+    if any(map(has_backward_hooks, parts.values())):  # They cannot be skipped.
         return False
     with unhooked(parts.values()):
         bare = [_outcome(compute, mixer, u, mask) for compute in (theirs, ours)]
@@ -54,18 +54,18 @@ def same_outcome(
 
 def agree(found: Tensor, expected: Tensor, *, rounding: bool = False) -> bool:
     """Return True if two ways of computing the same gave the same numbers; with `rounding`, but for the last digits."""
-    eps = max(torch.finfo(found.dtype).eps, torch.finfo(torch.float32).eps)  # many a layer computes in float32
+    eps = max(torch.finfo(found.dtype).eps, torch.finfo(torch.float32).eps)  # Many layers compute in float32.
     allowed = 16 * eps if rounding or eps > 1e-5 else 4 * eps**0.5
     apart, size = (found - expected).detach().abs(), expected.detach().abs()
     return not apart.numel() or bool(apart.max() <= allowed * size.max())
 
 
 def _outcome(compute: Compute, mixer: nn.Module, u: Tensor, mask: Tensor | None) -> list[Tensor]:
-    """The output, and the gradient of the sum of its squares where gradients are asked for, at real positions."""
+    """Return the output at real positions and, if gradients are enabled, the gradient of the sum of its squares."""
     real = slice(None) if mask is None else mask.bool().to(u.device)
     devices = [u.device] if u.device.type == "cuda" else []
     with torch.random.fork_rng(devices, enabled=mixer.training):
-        if mixer.training:  # what is drawn is the same both times
+        if mixer.training:  # Both runs draw the same numbers.
             torch.manual_seed(0)
         v = u.detach().requires_grad_(torch.is_grad_enabled())
         y = compute(v)

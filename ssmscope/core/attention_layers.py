@@ -1,8 +1,8 @@
-"""The softmax attention of hybrids: its layers found, run from kept keys and values, and its edges cut.
+"""Softmax attention of hybrids: its layers, runs from kept keys and values, and cut edges.
 
-The library's own code runs them: it asks a cache for the keys and values that it attends to, and adds a mask to its
-scores. Both are handed to it here: the cache puts what a state holds before its own keys and values, and the mask lets
-a query read those of its row that are not after it. Nothing that a state holds is changed.
+The library's own code runs the layers: it asks a cache for the keys and values to attend to, and adds a mask to its
+scores. This module provides both: the cache puts a state's keys and values before the run's own, and the mask lets a
+query read the keys of its row that are not after it. A state is never changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +24,21 @@ from ssmscope.core.mixers import arguments, is_bidirectional, mixers
 from ssmscope.core.states import alone
 from ssmscope.core.trace import LayerState
 
+if TYPE_CHECKING:
+    from ssmscope.core.model import Model
+
 IMPLEMENTATIONS = ("eager", "sdpa")
-"""Those of transformers that add a mask of any shape to their scores."""
+"""Implementations of transformers that add a mask of any shape to their scores."""
 
 Change = Callable[[int, nn.Module, Tensor], Tensor]
-"""From a layer's number among `attention_layers`, the layer, and which keys each query reads, (batch, heads or 1,
-queries, keys) bool, to which it reads instead."""
+"""Function from a layer's number among `attention_layers`, the layer, and a mask of the keys that each query reads,
+(batch, heads or 1, queries, keys) bool, to a new mask."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionState(LayerState):
-    """From where a layer of softmax attention continues: its `keys` and `values` (batch, keys, heads, width), rotated
-    where the layer rotates them, and their `places` (batch, keys) in the text, counted from 1; 0 at padding."""
+    """State from which a layer of softmax attention continues: its `keys` and `values` (batch, keys, heads, width),
+    rotated if the layer rotates them, and their `places` (batch, keys) in the text, counted from 1; 0 at padding."""
 
     keys: Tensor
     values: Tensor
@@ -43,8 +46,8 @@ class AttentionState(LayerState):
 
 
 def attention_modules(module: nn.Module) -> dict[str, nn.Module]:
-    """What is called attention in a model beside its state-space layers, by name, in the order of the layers; a part
-    that stands at several depths is there several times."""
+    """Return a model's attention modules outside its state-space layers, by name, in the order of the layers; a module
+    used at several depths is there several times."""
     called = {id(part) for part in module.modules() if type(part).__name__.endswith(("Attention", "Attention2"))}
     if not called:
         return {}
@@ -53,17 +56,18 @@ def attention_modules(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def attention_layers(module: nn.Module) -> dict[str, nn.Module]:
-    """Those of `attention_modules` that fill a cache of keys and values."""
+    """Return the `attention_modules` that fill a cache of keys and values."""
     return {name: part for name, part in attention_modules(module).items() if _name_of_cache(part) is not None}
 
 
 def attention_numbers(module: nn.Module) -> tuple[int, ...]:
-    """The numbers of `attention_layers` in the model's list of layers."""
+    """Return the numbers of `attention_layers` in the model's list of layers."""
     return tuple(int(next(part for part in name.split(".") if part.isdigit())) for name in attention_layers(module))
 
 
 def keeps_caches(module: Any) -> bool:
-    """Whether all that looks back in a model keeps a state, or keys and values, from which a run can continue."""
+    """Return True if every part of a model that reads earlier tokens keeps a state, or keys and values, to continue
+    from."""
     if is_bidirectional(module):
         return False
     found = attention_layers(module)
@@ -71,18 +75,33 @@ def keeps_caches(module: Any) -> bool:
     return not found.keys() ^ attention_modules(module).keys() and (adds or not found)
 
 
+def runs_in_two_pieces(model: Model) -> bool:
+    """Return True if a short text run in two pieces has the logits of the whole text, to rounding."""
+    ids = [(5 * place + place // 7) % model.vocabulary for place in range(24)]
+    whole, first, second = (model.encode(ids=part) for part in (ids, ids[:14], ids[14:]))
+    model.__dict__["_continues"] = True  # The second piece is allowed to continue while this is found out.
+    try:
+        expected = model.run(whole, last_only=True).logits.double()
+        found = model.run(second, model.run(first).states, last_only=True).logits.double()
+    finally:
+        del model.__dict__["_continues"]
+    allowed = max(1e-3, 16 * torch.finfo(next(model.module.parameters()).dtype).eps)
+    spread = (expected - expected.mean()).abs().max() if expected.numel() > 1 else expected.abs().max()
+    return bool((found - expected).abs().max() <= allowed * spread)
+
+
 def _name_of_cache(part: nn.Module) -> str | None:
-    """What a part's forward pass calls its cache of keys and values; None where it takes none."""
+    """Return the argument name of a part's cache of keys and values; None if it takes none."""
     return next((name for name in arguments(part) if name in ("past_key_values", "cache")), None)
 
 
 _changes: ContextVar[Mapping[int, Change]] = ContextVar("edges changed", default=MappingProxyType({}))
-"""How the attention of a model is changed in this thread's runs, by the id of its module."""
+"""Change of a model's attention in this thread's runs, by the id of its module."""
 
 
 @contextmanager
 def attention_changed(module: nn.Module, change: Change) -> Iterator[None]:
-    """Within the context, and in this thread alone, queries of the model's layers of attention read other keys."""
+    """Change the keys that a model's attention layers read, within the context and in this thread alone."""
     token = _changes.set(MappingProxyType({**_changes.get(), id(module): change}))
     try:
         with attending(module):
@@ -100,13 +119,13 @@ def attending(
     keep: list[LayerState] | None = None,
     see: Callable[[int, Tensor], None] | None = None,
 ) -> Iterator[None]:
-    """Within the context, and in this thread alone, a model's layers of attention continue from `states`, one for each,
-    and put those after the run into `keep`.
+    """Continue a model's attention layers from `states`, one for each, and put those after the run into `keep`, within
+    the context and in this thread alone.
 
     Args:
         mask: (batch, length) bool, True at real positions; all by default.
         see: called with a layer's number among `attention_layers` and its weights (batch, heads, queries, keys), which
-            are made for it.
+            are computed only for it.
     """
     change = _changes.get().get(id(module))
     asked = any(each is not None for each in (states, keep, change, see))
@@ -131,10 +150,10 @@ class _Run:
     change: Change | None
     see: Callable[[int, Tensor], None] | None
     called: dict[int, int] = field(default_factory=dict)
-    """How often each layer ran, by its id: which of its depths is next."""
+    """Number of calls of each layer, by its id: it tells which of its depths is next."""
 
     def begin(self, backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The backbone's arguments, with the positions behind those of the states."""
+        """Return the backbone's arguments with positions that follow those of the states."""
         self.called.clear()
         if not self.states:
             return None
@@ -145,6 +164,7 @@ class _Run:
         return args, {**kwargs, "position_ids": self.states[0].places.amax(1, keepdim=True).to(steps.device) + steps}
 
     def attend(self, part: nn.Module, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return a layer's output for keys and values of its state and its own, and keep its state after the run."""
         named = dict(zip(arguments(part), args)) | kwargs
         depths = [number for number, each in enumerate(self.layers) if each is part]
         time = self.called.get(id(part), 0)
@@ -175,19 +195,19 @@ class _Run:
 
 
 def _eager(part: nn.Module) -> Callable[..., Any]:
-    """A layer's forward pass that returns its weights beside its output."""
+    """Return a layer's forward pass that returns its weights with its output."""
     other = twin(part)
     vars(other)["config"] = copy.copy(part.config)
     other.config._attn_implementation = "eager"
     if "output_attentions" not in arguments(part):
         return other.forward
-    kinds: Any = type(part).__mro__  # a class for each implementation, that of the plain one below the others
+    kinds: Any = type(part).__mro__  # Each implementation is a subclass of the plain one.
     plain = kinds[1] if issubclass(kinds[1], nn.Module) and kinds[1] is not nn.Module else kinds[0]
     return lambda **kwargs: plain.forward(other, **{**kwargs, "output_attentions": True})
 
 
 class _Cache:
-    """What a layer asks for the keys and values that it attends to, (batch, heads, keys, width); a layer with a
+    """Cache that a layer asks for the keys and values to attend to, (batch, heads, keys, width). A layer with a
     convolution before them finds its last inputs in `tail`, (batch, taps − 1, channels), and puts those after the run
     there."""
 
@@ -203,20 +223,20 @@ class _Cache:
         return keys, values
 
     def state(self, places: Tensor) -> LayerState:
-        """That after the run, without what is padding in every row."""
+        """Return the state after the run, without columns that are padding in every row."""
         real = places.any(0)
         keys, values = (t.transpose(1, 2)[:, real] for t in (self.keys, self.values))
         return alone(AttentionState(self.tail, (), keys, values, places[:, real]))
 
 
 def _behind(own: Tensor, before: Tensor) -> Tensor:
-    """Places (batch, length) counted on from those before; 0 stays 0."""
+    """Return places (batch, length) counted on from those before; 0 stays 0."""
     return torch.where(own > 0, own + before.amax(1, keepdim=True), 0)
 
 
 def _causal(part: nn.Module, places: Tensor, queries: int) -> Tensor:
-    """Which keys (batch, 1, queries, keys) the last so many of them read: their row's that are not after them, nor, in
-    a layer with a window, too far back."""
+    """Return a mask of the keys that the last `queries` of these places read, (batch, 1, queries, keys): those of their
+    row that are not after them nor, in a layer with a window, too far back."""
     keys, rows = places[:, None, None], places[:, None, -queries:, None]
     steps = torch.arange(places.shape[1], device=places.device)
     reads = (keys > 0) & (steps <= steps[-queries:, None])
@@ -225,7 +245,7 @@ def _causal(part: nn.Module, places: Tensor, queries: int) -> Tensor:
 
 
 def _read(mask: Tensor | None, own: Tensor) -> Tensor:
-    """Which keys (batch, 1, queries, keys) are read by the mask that the model hands to a layer."""
+    """Return a mask of the keys read, (batch, 1, queries, keys), from the mask that the model hands to a layer."""
     length = own.shape[1]
     if mask is None:
         return torch.ones(length, length, dtype=torch.bool, device=own.device).tril().expand(len(own), 1, -1, -1)

@@ -1,4 +1,4 @@
-"""Which texts run together."""
+"""Batches of texts by length."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     import torch
 
 TOKENS_AT_ONCE = 4096
-"""How many tokens, padding included, run together on a CPU, where larger batches are slower."""
-ON_A_GPU = 16
-"""How many times as many run together there."""
+"""Tokens, padding included, that run together on a CPU, where larger batches are slower."""
+GPU_BATCH_FACTOR = 16
+"""Ratio of the tokens that run together on a GPU and on a CPU."""
 
 
 def tokens_at_once(device: torch.device) -> int:
-    """How many tokens, padding included, run together by default: as many as suit the device."""
-    return TOKENS_AT_ONCE * (1 if device.type == "cpu" else ON_A_GPU)
+    """Return the default number of tokens, padding included, that run together on a device."""
+    return TOKENS_AT_ONCE * (1 if device.type == "cpu" else GPU_BATCH_FACTOR)
 
 
 def by_length(
@@ -29,16 +29,17 @@ def by_length(
     padding: int | None = None,
     longest_first: bool = False,
 ) -> Iterator[list[int]]:
-    """Rows that run together: of alike length, and with their padding of at most `tokens` tokens, or a single one.
+    """Yield rows that run together: of similar length, and with at most `tokens` tokens including padding, or a single
+    one.
 
     Args:
-        lengths: of all rows.
-        tokens: by default `TOKENS_AT_ONCE`.
-        rows: which rows; by default all.
-        size: how many rows are in a batch, whatever their tokens.
-        most: how many rows a batch has at most.
-        padding: how many tokens of padding it has at most.
-        longest_first: so that a batch that does not fit into memory fails at once.
+        lengths: lengths of all rows.
+        tokens: maximum tokens per batch, by default `TOKENS_AT_ONCE`.
+        rows: numbers of the rows; by default all.
+        size: fixed number of rows per batch, in place of `tokens`.
+        most: maximum number of rows per batch.
+        padding: maximum tokens of padding per batch.
+        longest_first: begin with the longest rows, so that a batch too large for memory fails at once.
     """
     tokens = TOKENS_AT_ONCE if tokens is None else tokens
     order = sorted(range(len(lengths)) if rows is None else rows, key=lambda row: lengths[row])

@@ -1,4 +1,4 @@
-"""Bootstrap intervals over examples for shares of them and for ratios of such shares, all of one set of resamples."""
+"""Bootstrap intervals over examples for shares and for ratios of shares, all from one set of resamples."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import numpy as np
 from jaxtyping import Float
 
 RESAMPLES = 2000
-FEW, FEWER_DRAWS = 30, 3
-"""Below how many examples a resample draws fewer than there are, and how many fewer."""
-AT_ONCE = 2_000_000  # drawn examples that are in memory at a time
+MIN_EXAMPLES_FOR_FULL_DRAWS, FEWER_DRAWS = 30, 3
+"""Number of examples from which a resample draws as many, and the number by which it draws fewer below that."""
+MAX_DRAWS_HELD = 2_000_000
+"""Drawn examples held at once."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with the ends of its 95 % interval; NaN where it is not defined."""
+    """Number with the ends of its 95 % interval; NaN where it is not defined."""
 
     value: float
     low: float
@@ -25,7 +26,7 @@ class Estimate:
 
     @property
     def has_interval(self) -> bool:
-        """Whether there is one to be shown: a bootstrap has none for one example, nor for a share of 0 or of 1."""
+        """True if there is an interval to show: a bootstrap has none for one example, nor for a share of 0 or of 1."""
         return self.low < self.high
 
     def __str__(self) -> str:
@@ -37,7 +38,7 @@ class Estimate:
 
 
 def with_intervals(**found: Estimate | None) -> dict[str, float]:
-    """Columns of a table: each number under its name, with the ends of its interval in NAME_low and NAME_high."""
+    """Return columns of a table: each number under its name, the ends of its interval under NAME_low and NAME_high."""
     return {
         name + end: number
         for name, one in found.items()
@@ -47,17 +48,17 @@ def with_intervals(**found: Estimate | None) -> dict[str, float]:
 
 
 def interval_columns(names: Iterable[str]) -> list[str]:
-    """The columns of `with_intervals`."""
+    """Return the names of the columns of `with_intervals`."""
     return [name + end for name in names for end in ("", "_low", "_high")]
 
 
 def resampled_sums(
     columns: Float[np.ndarray, "examples columns"], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Float[np.ndarray, "rows columns"]:
-    """The sums of the columns over the examples, and below them those over every resample: 1 + `resamples` rows.
+    """Return the sums of the columns over the examples, and below them those over every resample: 1 + `resamples` rows.
 
     A resample draws as many examples as there are, with replacement; a row has one draw for all columns, which keeps
-    paired what was measured on the same examples. Percentiles of such resamples are too narrow for few examples: they
+    measurements on the same examples paired. Percentiles of such resamples are too narrow for few examples: they
     lack the factor n / (n − 1) of a variance and the tails of Student's t. Below 30 examples a resample draws n − 3 of
     them, and its sums are scaled to n: to half a draw that gives means the variance s² t² / (z² n), t and z being the
     97.5 % quantiles of Student's t and of the normal distribution, and no resample leaves the range of what is
@@ -66,8 +67,8 @@ def resampled_sums(
     random = np.random.default_rng(seed)
     examples = len(columns)
     sums = [columns.sum(0, keepdims=True)]
-    draws = examples if examples >= FEW else max(1, examples - FEWER_DRAWS)
-    step = max(1, AT_ONCE // examples)
+    draws = examples if examples >= MIN_EXAMPLES_FOR_FULL_DRAWS else max(1, examples - FEWER_DRAWS)
+    step = max(1, MAX_DRAWS_HELD // examples)
     for start in range(0, resamples, step):
         rows = min(step, resamples - start)
         drawn = random.integers(0, examples, (rows, draws)) + np.arange(rows)[:, None] * examples
@@ -77,12 +78,12 @@ def resampled_sums(
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """above / below, NaN where `below` is 0."""
+    """Return above / below, NaN where `below` is 0."""
     return np.divide(above, below, out=np.full(np.broadcast(above, below).shape, np.nan), where=below != 0)
 
 
 def estimate(rows: Float[np.ndarray, " rows"]) -> Estimate:
-    """The first row as the value, the 2.5 and 97.5 percentiles of the others as its interval.
+    """Return the first row as the value, the 2.5 and 97.5 percentiles of the others as its interval.
 
     Resamples in which the number is not defined are left out; a value that is not defined has no interval.
     """
@@ -94,14 +95,14 @@ def estimate(rows: Float[np.ndarray, " rows"]) -> Estimate:
 
 
 def estimates(rows: Float[np.ndarray, "rows ..."]) -> Float[np.ndarray, "... three"]:
-    """As `estimate`, of every column: the value and the two ends of its interval."""
+    """Return `estimate` of every column: the value and the two ends of its interval."""
     found = [estimate(column) for column in rows.reshape(len(rows), -1).T]
     return np.array([(e.value, e.low, e.high) for e in found]).reshape(*rows.shape[1:], 3)
 
 
 def lowest(rows: Float[np.ndarray, "rows columns"]) -> tuple[int, ...]:
-    """The columns of the lowest values, from the lowest on: the lowest one, and those from which it cannot be told, as
-    the interval of the paired difference reaches 0. Columns that are not defined are left out."""
+    """Return the columns of the lowest values, from the lowest on: the lowest one, and those whose paired difference
+    from it has an interval that reaches 0. Columns that are not defined are left out."""
     known = [at for at in np.argsort(rows[0], kind="stable").tolist() if not math.isnan(rows[0, at])]
     return tuple(at for at in known if at == known[0] or not estimate(rows[:, at] - rows[:, known[0]]).low > 0)
 
@@ -109,7 +110,7 @@ def lowest(rows: Float[np.ndarray, "rows columns"]) -> tuple[int, ...]:
 def resampled_means(
     columns: Float[np.ndarray, "examples columns"], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Float[np.ndarray, "rows columns"]:
-    """As `resampled_sums`, but means over the examples at which a column is not NaN."""
+    """Return `resampled_sums` as means over the examples at which a column is not NaN."""
     defined = ~np.isnan(columns)
     both = np.concatenate([np.where(defined, columns, 0.0), defined], axis=1)
     sums = resampled_sums(both, resamples=resamples, seed=seed)

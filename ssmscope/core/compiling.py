@@ -1,4 +1,4 @@
-"""Elementwise parts of a model's layers fused by torch.compile while it is trained.
+"""Elementwise parts of a model's layers, fused by torch.compile in training.
 
 Only norms and causal convolutions with their activation are compiled, each by itself. A model compiled as a whole has
 had the right loss and wrong gradients, so whoever compiles compares gradients with those of plain torch first, as
@@ -25,8 +25,8 @@ _compiling: ContextVar[bool] = ContextVar("compiling", default=False)
 
 @contextmanager
 def compiled_parts(module: nn.Module) -> Iterator[None]:
-    """Within the context, and in this thread alone, a model's norms and the functions marked `compilable` run compiled
-    where gradients are asked for; the first call of each takes seconds."""
+    """Run a model's norms and the functions marked `compilable` compiled where gradients are enabled, within the
+    context and in this thread alone; the first call of each takes seconds."""
     norms = [part for part in module.modules() if type(part).__name__.endswith(("RMSNorm", "RMSNormGated"))]
     token = _compiling.set(True)
     try:

@@ -1,5 +1,4 @@
-"""Edges between tokens cut: what a layer's recurrences, its convolution, or its attention read of some tokens at
-others."""
+"""Cut edges between tokens in a layer's recurrences, its convolution or its attention."""
 
 from __future__ import annotations
 
@@ -14,9 +13,8 @@ from torch.nn.functional import pad
 
 from ssmscope import ops
 from ssmscope.core.edits import Edit, Place, Site, digest
-from ssmscope.core.linearized import LEVELS
+from ssmscope.core.linearized import check_level
 from ssmscope.core.mixers import adapter_for, linearize
-from ssmscope.errors import InputError, did_you_mean
 from ssmscope.ops import Recurrence, Scan
 
 
@@ -30,30 +28,28 @@ def cut_edges(
     level: str = "ssm",
     rows: Mapping[int, Tensor] | None = None,
 ) -> Edit:
-    """Cut the edges from source tokens to target tokens: what sources wrote into the state is not read at targets.
+    """Cut the edges from source tokens to target tokens: targets do not read what sources wrote into the state.
 
-    Of y_t = Σ_s α[t, s] x_s + D x_t the terms with s among the sources are taken away at every t among the targets
+    In y_t = Σ_s α[t, s] x_s + D x_t the terms with s among the sources are removed at every t among the targets
     (attention knockout, Geva et al. 2023, on the implicit attention of Differential Mamba, Eq. 8). It is one scan of
     the sources' writes alone, and exact. The skip D x_t stays, which passes no state; at the level "block" it holds a
-    part of the few tokens before t, which x_t has of the convolution. Everything else, gate and norm included, is
-    computed from what is left.
+    part of the few tokens before t, which the convolution mixed into x_t. Everything else, gate and norm included, is
+    computed from the rest.
 
     Args:
         sources, targets: positions, or (batch, length) bool.
-        layers: in which; all by default.
-        heads: whose edges; all by default.
-        recurrences: of which of a layer's recurrences, by their numbers in its trace, those that a GroupMamba's module
-            borrows after its own; all by default.
-        level: "ssm", of what is written into the state at a source; "block", of what a source gives to the input of the
-            convolution, which comes to be written with the tokens after it too (its activation frozen).
-        rows: by layer, whose edges are cut there: (batch,) or (batch, heads) bool; of all rows by default.
+        layers: layers whose edges are cut; all by default.
+        heads: heads whose edges are cut; all by default.
+        recurrences: recurrences of a layer whose edges are cut, by their numbers in its trace, borrowed ones of a
+            GroupMamba's module after its own; all by default.
+        level: "ssm" cuts what is written into the state at a source; "block" a source's share of the convolution's
+            input, which is written at the tokens after it too (its activation frozen).
+        rows: by layer, the rows whose edges are cut, (batch,) or (batch, heads) bool; all by default.
 
     Raises:
-        InputError: another level.
+        InputError: if there is no such level.
     """
-
-    if level not in LEVELS:
-        raise InputError(f"unknown level {level!r}; allowed are {', '.join(LEVELS)}{did_you_mean(level, LEVELS)}")
+    check_level(level)
 
     def change(scans: tuple[Scan, ...], site: Site) -> tuple[Scan, ...]:
         layer, reader = site.trace, adapter_for(site.mixer)
@@ -69,7 +65,7 @@ def cut_edges(
             if recurrences is not None and number not in recurrences:
                 return torch.zeros_like(recurrence.x)
             x = torch.where(cut.unsqueeze(-1), recurrence.x, 0)
-            if paths and not late:  # RWKV, which reads late, has no convolution before its recurrence
+            if paths and not late:  # RWKV reads late and has no convolution before its recurrence.
                 input_map, width = paths[number].input_map, recurrence.shape[3]
                 source = torch.where(cut.repeat_interleave(width, dim=2), input_map.source, 0)
                 x = paths[number].written(input_map.values(source, False), False)
@@ -93,19 +89,19 @@ def cut_convolution(
     layers: Sequence[int] | None = None,
     rows: Mapping[int, Tensor] | None = None,
 ) -> Edit:
-    """Cut what the causal convolution carries from source tokens to target tokens: their taps there are zero.
+    """Cut the convolution's edges from source tokens to target tokens: their taps there are zero.
 
-    The convolution's outputs at the targets, and all that is made of them (x, B, C and, where it is convolved or comes
-    from x, Δ), are those of inputs that are zero at the sources. A token goes on to read itself. It is exact. With
-    `cut_edges` a token's decay is what is left of it: how much it makes the state forget.
+    The convolution's outputs at the targets, and everything made of them (x, B, C and, where it is convolved or comes
+    from x, Δ), are those of inputs that are zero at the sources. A token still reads itself. It is exact. Together
+    with `cut_edges` only a token's decay remains: how much it makes the state forget.
 
     Args:
         sources, targets: positions in the run, or (batch, length) bool.
-        layers: in which; all by default.
-        rows: by layer, whose taps are cut there, (batch,) bool; of all rows by default.
+        layers: layers whose taps are cut; all by default.
+        rows: by layer, the rows whose taps are cut, (batch,) bool; all by default.
 
     Raises:
-        InputError: as it runs, a layer without a convolution.
+        InputError: as the run meets a layer without a convolution.
     """
 
     def change(reads: Tensor, site: Site) -> Tensor:
@@ -130,13 +126,13 @@ def cut_attention(
 ) -> Edit:
     """Cut the edges from source tokens to target tokens in layers of softmax attention, by a mask on the scores.
 
-    The softmax is over what is left (attention knockout, Geva et al. 2023). A token goes on to read itself.
+    The softmax is over the other edges (attention knockout, Geva et al. 2023). A token still reads itself.
 
     Args:
         sources, targets: positions in the run, or (batch, length) bool.
-        layers: in which, counted among the layers of attention; all by default.
-        heads: of which heads of queries; all by default.
-        rows: by layer, whose edges are cut there: (batch,) or (batch, heads) bool; of all rows by default.
+        layers: layers whose edges are cut, counted among the layers of attention; all by default.
+        heads: heads of queries whose edges are cut; all by default.
+        rows: by layer, the rows whose edges are cut, (batch,) or (batch, heads) bool; all by default.
     """
 
     def change(reads: Tensor, site: Site) -> Tensor:
@@ -152,7 +148,7 @@ def cut_attention(
 
 
 def _at(chosen: Sequence[int] | Tensor, batch: int, length: int, device: torch.device) -> Tensor:
-    """Positions as (batch, length) bool."""
+    """Return positions as (batch, length) bool."""
     if isinstance(chosen, Tensor):
         return chosen.to(device)
     found = torch.zeros(batch, length, dtype=torch.bool, device=device)
@@ -167,7 +163,7 @@ def _heads_cut(
     rows: Mapping[int, Tensor] | None,
     device: torch.device,
 ) -> Tensor:
-    """Which heads of which rows a layer's edges are cut of, (batch or 1, heads) bool."""
+    """Return a mask of the heads and rows whose edges a layer cuts, (batch or 1, heads) bool."""
     own = torch.ones(1, count, dtype=torch.bool, device=device)
     if heads is not None:
         own = torch.zeros_like(own)
@@ -203,8 +199,8 @@ def _edit(
 def contribution(
     recurrence: Recurrence, x: Float[Tensor, "batch length heads width"], targets: Bool[Tensor, "batch length"]
 ) -> Float[Tensor, "batch length heads width"]:
-    """Σ_s α[t, s] x_s, without D, at every t among the targets and 0 elsewhere: one scan of these inputs alone, between
-    the first that is not 0 and the last target."""
+    """Return Σ_s α[t, s] x_s, without D, at every t among the targets and 0 elsewhere: one scan of these inputs alone,
+    between the first that is not 0 and the last target."""
     result = torch.zeros_like(recurrence.x)
     places = x.flatten(2).any(-1)
     if recurrence.order is not None:

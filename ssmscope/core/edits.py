@@ -1,8 +1,8 @@
-"""Interventions: pure functions on what a model's layers compute, applied inside one run, in its thread alone.
+"""Interventions: pure functions on a model's layer computations, applied inside one run, in its thread alone.
 
-An `Edit` changes one thing at one place of some layers: the residual stream that a block reads, the mixer's input, what
-its convolution reads and where, its terms, its state after a token, its scans, or its output. Edits compose in the
-order in which they are given, and nothing of them is left on the model:
+An `Edit` changes one thing at one place of some layers: the residual stream that a block reads, the mixer's input, its
+convolution's input or taps, its terms, its state after a token, its scans, or its output. Edits compose in the given
+order and leave nothing on the model:
 
     with ssmscope.edited(model, [cut_edges([3], [9]), replaced("output", values, [4], layers=[2])]):
         model.logits(batch)
@@ -10,7 +10,7 @@ order in which they are given, and nothing of them is left on the model:
 
 Edges between tokens are cut by `ssmscope.core.cuts`.
 
-Positions are those of the run: of one that continues from states they count from its own first token.
+Positions are those of the run; in a run that continues from states they count from its own first token.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ from ssmscope.ops.order import check_one_way
 
 Place = Literal["residual", "input", "convolution", "taps", "terms", "state", "scans", "output", "attention"]
 PLACES: tuple[str, ...] = get_args(Place)
-"""Where an edit acts, in the order of a layer's run, with what its function gets and gives:
+"""Places of edits, in the order of a layer's run, with the value that an edit's function changes:
 
-residual: what the block reads of the residual stream, (batch, length, width).
+residual: the block's input, the residual stream, (batch, length, width).
 input: the mixer's input, as the residual stream.
-convolution: what the causal convolution reads, (batch, length, channels).
-taps: which of the tokens before it, its own first, every position of the convolution (of RWKV the token shifts) reads,
+convolution: the causal convolution's input, (batch, length, channels).
+taps: mask of the tokens that every position of the convolution (or of RWKV's token shifts) reads, its own first,
     (batch, length, taps) bool.
 terms: the `LayerTrace`.
 state: the `LayerState` after token `after`, from which the later tokens continue.
 scans: a `Scan` for each recurrence; their states are not read again.
 output: the mixer's output, (batch, length, width).
-attention: which keys every query of a layer of softmax attention reads, (batch, heads or 1, queries, keys) bool. Its
-    layers are counted by themselves, those of `attention_layers`; keys of states stand before the run's own.
+attention: mask of the keys that every query of a layer of softmax attention reads, (batch, heads or 1, queries, keys)
+    bool. Its layers, `attention_layers`, are counted separately; keys of states come before the run's own.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Where a function is asked to change something.
+    """Place at which a function is asked to change something.
 
     Attributes:
-        layer: the number of the layer; of softmax attention, among the layers of attention.
-        mixer: its mixer, or what attends.
-        start: the position of the first token that the value holds; not 0 where states after tokens are edited.
-        part: which of the layer's convolutions it is, of a layer that has several.
-        trace: the layer's terms, where a change of "scans" is asked for.
+        layer: the number of the layer; for softmax attention, among the layers of attention.
+        mixer: its mixer, or its attention module.
+        start: the position of the value's first token; not 0 where states after tokens are edited.
+        part: the number of the convolution, in a layer that has several.
+        trace: the layer's terms, for edits of "scans".
     """
 
     layer: int
@@ -75,20 +75,20 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """One intervention.
+    """Intervention at one place of some layers.
 
     Attributes:
-        name: what it does, in a few words.
+        name: description in a few words.
         place: one of `PLACES`.
-        change: from the value at the place, and its site, to the value that the run goes on with; it changes no tensor
-            in place.
+        change: function from the value at the place, and its site, to the value that the run goes on with; it changes
+            no tensor in place.
         layers: the layers in which it acts; None for all.
-        after: of "state": the token, counted from 0, after which the state is another one.
-        options: what it was made with, for the provenance.
-        key: tells it from edits that do something else.
+        after: for "state" alone, the token, counted from 0, after which the state is changed.
+        options: arguments that it was made with, for the provenance.
+        key: identifier that differs between edits with different effects.
 
     Raises:
-        InputError: no such place, or a state without `after`, or anything else with it.
+        InputError: if there is no such place, or if `after` is missing for "state" or given for another place.
     """
 
     name: str
@@ -104,15 +104,16 @@ class Edit:
             hint = did_you_mean(str(self.place), PLACES)
             raise InputError(f"an edit has no place {self.place!r}; allowed are {', '.join(PLACES)}{hint}")
         if (self.place == "state") != (self.after is not None):
-            raise InputError("after is the token behind which a state is edited; give it with the place 'state' alone")
+            raise InputError("after is the token after which a state is edited; give it with the place 'state' alone")
 
     def describe(self) -> dict[str, Any]:
-        """It as plain values, for the provenance of a result."""
+        """Return the edit as plain values, for the provenance of a result."""
         layers = None if self.layers is None else list(self.layers)
         described = {"name": self.name, "place": self.place, "layers": layers, **self.options, "key": self.key}
         return described if self.after is None else {**described, "after": self.after}
 
     def acts_in(self, layer: int) -> bool:
+        """Return True if the edit acts in this layer."""
         return self.layers is None or layer in self.layers
 
 
@@ -122,27 +123,27 @@ class _HasModule(Protocol):
 
 
 _active: ContextVar[Mapping[int, tuple[Edit, ...]]] = ContextVar("edits", default=MappingProxyType({}))
-"""The edits of this thread's runs, by the id of the model's module."""
+"""Edits of this thread's runs, by the id of the model's module."""
 
 
 def edits_of(module: nn.Module) -> tuple[Edit, ...]:
-    """The edits under which a model runs here and now."""
+    """Return the edits under which a model runs here and now."""
     return _active.get().get(id(module), ())
 
 
 @contextmanager
 def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
-    """Within the context, and in this thread alone, every run of the model is edited, whoever starts it.
+    """Edit every run of the model within the context, in this thread alone, whoever starts the run.
 
-    Edits of a context around this one act before these. On leaving, and after an error, the model runs as before.
+    Edits of an outer context act before these. On leaving, and after an error, the model runs as before.
 
     Args:
         model: the model.
         edits: applied in this order where they meet.
 
     Raises:
-        InputError: a layer that the model does not have; a "state" beside "scans" in one layer, whose scans would be in
-            pieces; as it runs, a model that fills a cache, and a position behind which no token comes.
+        InputError: if there is no such layer, or one layer has edits of both "state" and "scans", whose scans would be
+            in pieces; as it runs, if the model fills a cache, or no token comes after an edited state.
     """
     module, found = model.module, mixers(model.module)
     new = (edits,) if isinstance(edits, Edit) else tuple(edits)
@@ -166,7 +167,7 @@ def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
         edit_conv_input |= layer.of_convolutions("convolution")
         taps |= layer.of_convolutions("taps")
         own = replace(layer, edits=tuple(edit for edit in new if edit.acts_in(index)))
-        if own.at("residual"):  # those of a context around this one stand on the block
+        if own.at("residual"):  # Those of an outer context are on the block already.
             blocks.append((block, own.enter))
 
     token = _active.set(MappingProxyType({**_active.get(), id(module): every}))
@@ -183,15 +184,15 @@ def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
 
 
 def _read_by(edits: Sequence[Edit], layer: int, part: nn.Module, reads: Tensor) -> Tensor:
-    """What queries of a layer of attention read under its edits."""
+    """Return the mask of keys read by queries of an attention layer, under its edits."""
     for edit in edits:
         reads = edit.change(reads, Site(layer, part)) if edit.acts_in(layer) else reads
     return reads
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """What holds each mixer and its place in the residual stream: the innermost numbered module that it is in, or is;
-    the mixer itself in a model of one layer that has none."""
+    """Return the block of each mixer, its place in the residual stream: the innermost numbered module that the mixer is
+    in, or is; the mixer itself in a one-layer model without numbers."""
     named = dict(module.named_modules())
     names = {id(part): name for name, part in named.items()}
     found = []
@@ -203,7 +204,7 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
 
 
 def _convolved(mixer: nn.Module) -> list[nn.Module]:
-    """The parts of a layer with a convolution of their own, by whose names `mixers.edit_conv_input` is called."""
+    """Return the parts of a layer that have a convolution of their own, to which `mixers.edit_conv_input` applies."""
     inner = [found for child in mixer.children() for found in mixers(child)]
     return inner or [mixer]
 
@@ -213,33 +214,36 @@ _starts: ContextVar[int] = ContextVar("start", default=0)
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """How one layer runs under its edits."""
+    """One layer with its edits."""
 
     index: int
     mixer: nn.Module
     edits: tuple[Edit, ...]
 
     def at(self, place: Place) -> list[Edit]:
+        """Return the edits of this place."""
         return [edit for edit in self.edits if edit.place == place]
 
     def changed(self, place: Place, value: Any, **more: Any) -> Any:
-        """The value with all edits of this place."""
+        """Return the value with all edits of this place applied."""
         for edit in self.at(place):
             value = edit.change(value, Site(self.index, self.mixer, _starts.get(), **more))
         return value
 
     def of_convolutions(self, place: Place) -> dict[int, Callable[[Tensor], Tensor]]:
-        """How what its convolutions read is changed ("convolution", "taps"), by the id of the mixer that each is in."""
+        """Return changes to the inputs ("convolution") or masks ("taps") of its convolutions, by the id of their
+        mixers."""
         parts = _convolved(self.mixer) if self.at(place) else ()
         return {id(part): partial(self.changed, place, part=number) for number, part in enumerate(parts)}
 
     def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The block's arguments with another residual stream."""
+        """Return the block's arguments with an edited residual stream."""
         if args:
             return (self.changed("residual", args[0]), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": self.changed("residual", kwargs["hidden_states"])}
 
     def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
+        """Return the layer's terms with the edits of this place applied."""
         layer = terms_of(self.mixer, u, mask, state)
         if self.at("taps") and layer.conv_input is None:
             name = self.at("taps")[0].name
@@ -258,8 +262,8 @@ class _Layer:
         visit: Visit | None,
         own: bool,
     ) -> Tensor:
-        """The mixer's output, as `mixers` computes it where nothing is edited; in pieces between the tokens
-        behind which states are edited."""
+        """Return the mixer's output under the edits; the layer runs in pieces between tokens after which states are
+        edited."""
         if not own:
             raise InputError(
                 f"a forward pass was put on layer {self.index}, which an edited run cannot keep; take it off"
@@ -292,7 +296,7 @@ class _Layer:
 
 
 def recompute_terms(model: _HasModule, edits: Sequence[Edit], index: int, u: Tensor, mask: Tensor | None) -> LayerTrace:
-    """A layer's terms under these edits, from the input that it had with them."""
+    """Return a layer's terms under these edits, from the input that it had with them."""
     mixer = mixers(model.module)[index]
     if not edits:
         return terms_of(mixer, u, mask)
@@ -301,7 +305,7 @@ def recompute_terms(model: _HasModule, edits: Sequence[Edit], index: int, u: Ten
         return layer.terms(u, mask)
 
 
-# ---- edits that are often wanted
+# ---- common edits
 
 
 def replaced(
@@ -313,16 +317,15 @@ def replaced(
     heads: Sequence[int] | None = None,
     rows: Mapping[int, Tensor] | None = None,
 ) -> Edit:
-    """What another run had, in place of what this one has, at some positions.
+    """Replace this run's values by another run's at some positions.
 
     Args:
         place: "residual", "input", "convolution", "output", or "scans", of which the outputs y are replaced.
-        values: (batch or 1, length, …) of one layer; or of several by their numbers, of convolutions by number and
-            part, of scans by number and recurrence.
-        positions: where; all by default.
-        heads: of "scans": which heads' outputs.
-        rows: by layer, where it is replaced, (batch, length) or (batch, length, heads) bool, in place of layers,
-            positions and heads.
+        values: (batch or 1, length, …) of one layer; or of several by their numbers, for convolutions by number and
+            part, for scans by number and recurrence.
+        positions: positions to replace; all by default.
+        heads: for "scans", the heads whose outputs are replaced.
+        rows: mask by layer, (batch, length) or (batch, length, heads) bool, in place of layers, positions and heads.
     """
 
     def value(site: Site, like: Tensor, part: int = 0) -> Tensor:
@@ -361,14 +364,14 @@ def replaced(
 def new_state(
     after: int, change: Callable[[LayerState, Site], LayerState], *, layers: Sequence[int] | None = None, name: str = ""
 ) -> Edit:
-    """Another state after token `after`, counted from 0: later tokens continue from it. The layer is run in pieces."""
+    """Change the state after token `after`, counted from 0; later tokens continue from it. The layer runs in pieces."""
     own = None if layers is None else tuple(layers)
     return Edit(name or "state replaced", "state", change, own, after)
 
 
 def recorded(place: Place, into: dict[Any, Any], *, layers: Sequence[int] | None = None) -> Edit:
-    """Change nothing, and keep what is there: tensors by layer; of convolutions by layer and part, of the outputs y of
-    scans by layer and recurrence."""
+    """Record the values at a place, without changing them: tensors by layer; for convolutions by layer and part, for
+    the outputs y of scans by layer and recurrence."""
 
     def keep(value: Any, site: Site) -> Any:
         if place == "scans":
@@ -381,7 +384,7 @@ def recorded(place: Place, into: dict[Any, Any], *, layers: Sequence[int] | None
 
 
 def digest(described: Any, tensors: Sequence[Tensor | None]) -> str:
-    """An edit's key, from what it was made with."""
+    """Return an edit's key, a hash of the arguments that it was made with."""
     found = hashlib.sha256(json.dumps(described).encode())
     for tensor in tensors:
         if tensor is not None:
@@ -389,16 +392,3 @@ def digest(described: Any, tensors: Sequence[Tensor | None]) -> str:
             found.update(f"{values.dtype} {tuple(values.shape)}".encode())
             found.update(values.view(torch.uint8).numpy().tobytes() if values.numel() else b"")
     return found.hexdigest()[:16]
-
-
-__all__ = [
-    "PLACES",
-    "Edit",
-    "Place",
-    "Site",
-    "digest",
-    "edited",
-    "new_state",
-    "recorded",
-    "replaced",
-]

@@ -1,4 +1,4 @@
-"""Texts, token ids and pixels as batches, with what each token is called and which word it belongs to."""
+"""Texts, token ids and pixels as batches, with the shown text and the word of each token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,18 +17,26 @@ from torch import Tensor
 from ssmscope.core.tokenizing import Spelled, names_of, token_texts, tokenize, word_numbers
 from ssmscope.errors import InputError
 
-# What acts on a terminal, or ends a string. The upper control characters stay: real texts have them where Windows' own
-# quotation marks and dashes were read as Latin-1. Halves of surrogate pairs are no characters at all.
+if TYPE_CHECKING:
+    from ssmscope.core.model import Model
+
+# These control a terminal or end a string. The upper control characters are allowed: real texts have them where
+# Windows' own quotation marks and dashes were read as Latin-1. Halves of surrogate pairs are no characters at all.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Token ids (batch, length) int64 padded on the right, their `mask` (True at real positions), and per text the
-    shown tokens and the words they belong to (None for special tokens). Of texts that were given as such, `spelled` has
-    them with the characters that each token is of.
+    """Texts, token ids or images that run together.
 
-    A pixel classifier's batch has `values` (batch, length − 1, channels), and its only id is the class token's."""
+    Attributes:
+        input_ids: (batch, length) int64, padded on the right; a pixel classifier's only id is the class token's.
+        mask: True at real positions, (batch, length).
+        tokens: per text, the tokens as they are shown.
+        words: per text, the number of the word that each token belongs to; None for special tokens.
+        values: (batch, length − 1, channels), the pixels or patches of images; None for texts.
+        spelled: per text that was given as such, the text with the characters of each token.
+    """
 
     input_ids: Tensor
     mask: Tensor
@@ -39,16 +47,16 @@ class Batch:
 
     @property
     def lengths(self) -> list[int]:
-        """The number of real tokens of each text."""
+        """Number of real tokens of each text."""
         return [len(tokens) for tokens in self.tokens]
 
     @property
     def last(self) -> Tensor:
-        """Each text's last real position, (batch,)."""
+        """Last real position of each text, (batch,)."""
         return last_positions(self.mask)
 
     def rows(self, chosen: Sequence[int]) -> Batch:
-        """The chosen texts, padded to the longest of them."""
+        """Return the chosen texts, padded to the longest of them."""
         longest = max(len(self.tokens[row]) for row in chosen)
         if longest == self.input_ids.shape[1] and list(chosen) == list(range(len(self.tokens))):
             return self
@@ -66,15 +74,49 @@ class Batch:
         return replace(self, input_ids=self.input_ids.to(device), mask=self.mask.to(device), values=values)
 
 
+def encode(model: Model, texts: Any, ids: Any, values: Any, max_tokens: int | None) -> Batch:
+    """Encode a model's input as one batch; arguments and errors as `Model.encode`."""
+    if model.channels is not None:
+        if values is None and ids is None and isinstance(texts, Tensor | np.ndarray):
+            texts, values = None, texts
+        if values is None or texts is not None or ids is not None:
+            what = f"{model.name} reads pixels ({_images_read(model)}), not texts"
+            raise InputError(f"{what}: give it images, model.encode(values=…)")
+        form = {"dtype": next(model.module.parameters()).dtype, "shape": model.config.image_size}
+        form["patch"] = model.config.patch
+        return encode_values(values, model.channels, **form, max_tokens=max_tokens).to(model.device)
+    if values is not None:
+        raise InputError(f"{model.name} reads tokens, not pixels: give texts or token ids")
+    if (texts is None) == (ids is None):
+        raise InputError("give either texts or token ids")
+    given = texts if ids is None else ids
+    words, rows = (None, []) if isinstance(ids, list) and not ids else texts_or_ids(given)
+    if ids is not None and rows is None:
+        raise InputError("texts were given as ids; ids are whole numbers, e.g. [5, 17, 3]")
+    if words is None and ids is None and model.tokenizer is not None:
+        words = spelled_out(rows or [], model.tokenizer, model.vocabulary)
+    if words is None:
+        return encode_ids(rows or [], model.vocabulary, model.tokenizer, max_tokens).to(model.device)
+    if model.tokenizer is None:
+        raise InputError(f"{model.name} has no tokenizer: give token ids, model.encode(ids=…), or a tokenizer")
+    return encode_texts(words, model.tokenizer, model.vocabulary, max_tokens).to(model.device)
+
+
+def _images_read(model: Model) -> str:
+    """Return the size of a pixel classifier's images, as far as it is known, in words."""
+    size, channels = model.config.image_size, f"{model.channels} channel{'s' if model.channels != 1 else ''}"
+    return f"{size[1]} × {size[0]} of {channels}" if size else channels
+
+
 def texts_or_ids(given: Any) -> tuple[list[str] | None, list[list[int]] | None]:
-    """Read what was given as texts: the texts, or rows of token ids.
+    """Return an input of texts as a list of texts, or as rows of token ids.
 
     Args:
         given: a text, or several in any sequence, array, series or generator; token ids of one text or of several, as
-            lists, arrays or tensors; or a tokenizer's output, of which padding is left out.
+            lists, arrays or tensors; or a tokenizer's output, whose padding is dropped.
 
     Raises:
-        InputError: anything else.
+        InputError: for anything else.
     """
     advice = "give a text, a list of texts, token ids, or a tokenizer's output"
     if isinstance(given, str):
@@ -86,7 +128,7 @@ def texts_or_ids(given: Any) -> tuple[list[str] | None, list[list[int]] | None]:
     if isinstance(given, bytes | bytearray | memoryview):
         raise InputError("bytes were given as texts; decode them first, e.g. given.decode('utf-8')")
     if isinstance(given, os.PathLike):
-        raise InputError(f"the path {os.fspath(given)!r:.80} was given as texts; give what the file holds")
+        raise InputError(f"the path {os.fspath(given)!r:.80} was given as texts; give the content of the file")
     if isinstance(given, set | frozenset):
         raise InputError(f"{type(given).__name__} was given as texts, which has no order; give a list")
     if hasattr(given, "columns") or hasattr(given, "column_names"):
@@ -113,7 +155,7 @@ def texts_or_ids(given: Any) -> tuple[list[str] | None, list[list[int]] | None]:
 
 
 def _plain(given: Any) -> Any:
-    """The lists of an array, a tensor, a series or a column; anything else as it is."""
+    """Return an array, tensor, series or column as lists; anything else as it is."""
     if isinstance(given, str):
         return given
     for name in ("to_pylist", "tolist"):
@@ -137,7 +179,7 @@ def _id_row(row: Any, where: str) -> list[int]:
 
 
 def _unpadded(ids: Any, mask: Any) -> list[list[int]]:
-    """The rows of a tokenizer's output without what its mask says is padding."""
+    """Return the rows of a tokenizer's output without the padding that its mask declares."""
     texts, rows = texts_or_ids(ids)
     if rows is None:
         raise InputError(f"input_ids hold {texts[0]!r:.40}, which is no token id" if texts else "no token id was given")
@@ -150,12 +192,12 @@ def _unpadded(ids: Any, mask: Any) -> list[list[int]]:
 
 
 def last_positions(mask: Tensor) -> Tensor:
-    """Each row's last position at which a mask (batch, length) is true, (batch,); 0 where it is nowhere."""
+    """Return the last position at which each row of a mask (batch, length) is true, (batch,); 0 if it is nowhere."""
     return (mask.bool() * torch.arange(mask.shape[1], device=mask.device)).amax(1)
 
 
 def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_tokens: int | None = None) -> Batch:
-    """One batch of texts, with the tokenizer's own special tokens; tokens are shown as they stand in the text.
+    """Encode texts as one batch, with the tokenizer's own special tokens; tokens are shown as they are in the text.
 
     Raises:
         InputError: no text, an empty one, control characters, only unknown tokens, or more than `max_tokens` tokens.
@@ -194,7 +236,7 @@ def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_toke
 
 
 def spelled_out(rows: Sequence[Sequence[int]], tokenizer: Any, vocabulary: int) -> list[str] | None:
-    """The texts that a tokenizer reads as these ids; None where it reads what it makes of them as others.
+    """Return the texts that a tokenizer encodes as these ids; None if it encodes its own decoding of them differently.
 
     Raises:
         InputError: an id outside the vocabulary.
@@ -211,7 +253,7 @@ def spelled_out(rows: Sequence[Sequence[int]], tokenizer: Any, vocabulary: int) 
 def encode_ids(
     rows: Sequence[Sequence[int]], vocabulary: int, tokenizer: Any = None, max_tokens: int | None = None
 ) -> Batch:
-    """One batch of token ids as given, without special tokens added.
+    """Encode token ids as one batch, without adding special tokens.
 
     Raises:
         InputError: no id, one outside the vocabulary, or more than `max_tokens`.
@@ -229,7 +271,7 @@ def encode_ids(
 
 
 MAX_CHARACTERS_PER_TOKEN = 64
-"""Characters per token that is allowed; a text that is longer is refused before it is tokenized."""
+"""Characters allowed per allowed token; longer texts are refused before they are tokenized."""
 CLASS_TOKEN = "[class]"
 _NUMBERS = ("uint8", "float16", "float32", "float64")
 
@@ -243,7 +285,8 @@ def encode_values(
     patch: Sequence[int] | None = None,
     max_tokens: int | None = None,
 ) -> Batch:
-    """One batch of pixels (n, length, channels), or of one image (length, channels), and the class token after them.
+    """Encode pixels (n, length, channels), or one image (length, channels), as one batch with the class token after
+    them.
 
     Of a model that reads patches, `patch` pixels wide and so many apart, `channels` are those of a patch's pixels, and
     `shape` is that of the patches; images may be given as pixels too. Whole numbers are uint8 and divided by 255;
@@ -288,8 +331,8 @@ def encode_values(
 
 
 def image_form(channels: int, shape: Sequence[int], patch: Sequence[int] | None) -> tuple[int, tuple[int, int]]:
-    """Of the images that a classifier of pixels reads, the channels, and (height, width); its `shape` is that of its
-    tokens, pixels or patches."""
+    """Return the channels and (height, width) of a pixel classifier's images; its `shape` is that of its tokens, pixels
+    or patches."""
     if patch is None:
         return channels, (shape[0], shape[1])
     size, step = patch
@@ -297,8 +340,8 @@ def image_form(channels: int, shape: Sequence[int], patch: Sequence[int] | None)
 
 
 def in_patches(pixels: Tensor, channels: int, form: tuple[int, int], patch: Sequence[int]) -> Tensor:
-    """Images as pixels (n, height · width, channels) in patches (n, patches, size · size · channels), a row of patches
-    after the other; anything else as it is."""
+    """Return images of pixels (n, height · width, channels) in patches (n, patches, size · size · channels), one row of
+    patches after the other; anything else as it is."""
     if pixels.shape[1:] != (form[0] * form[1], channels):
         return pixels
     size, step = patch
@@ -307,7 +350,7 @@ def in_patches(pixels: Tensor, channels: int, form: tuple[int, int], patch: Sequ
 
 
 def as_images(values: Tensor, shape: Sequence[int], patch: Sequence[int] | None) -> Tensor:
-    """A batch's tokens as images (n, height, width, channels), of patches by their mean colour."""
+    """Return a batch's tokens as images (n, height, width, channels), each patch as its mean colour."""
     images = values.unflatten(1, tuple(shape))
     return images if patch is None else images.unflatten(-1, (patch[0] ** 2, -1)).mean(-2)
 
@@ -323,7 +366,7 @@ def _check_text(text: str, which: str) -> None:
 
 
 def check_characters(text: str, max_tokens: int | None, which: str) -> None:
-    """Refuse, as an InputError, a text that is too long for so many tokens, without tokenizing it."""
+    """Raise InputError if a text is too long for so many tokens, without tokenizing it."""
     if max_tokens is not None and len(text) > MAX_CHARACTERS_PER_TOKEN * max_tokens:
         raise InputError(
             f"{which} has {len(text):,} characters, more than {MAX_CHARACTERS_PER_TOKEN * max_tokens:,}, the limit for "
@@ -332,7 +375,7 @@ def check_characters(text: str, max_tokens: int | None, which: str) -> None:
 
 
 def check_tokens(number: int, max_tokens: int | None, which: str) -> None:
-    """Refuse, as an InputError, more than `max_tokens` tokens."""
+    """Raise InputError if there are more than `max_tokens` tokens."""
     if max_tokens is not None and number > max_tokens:
         raise InputError(
             f"{which} has {number:,} tokens, more than the limit of {max_tokens:,}: shorten or split it, or raise "

@@ -1,4 +1,4 @@
-"""What a model's numbers come from: a hash over its configuration and weights, and whether they are still the same."""
+"""Hashes of a model's configuration and weights, and checks that these are unchanged and finite."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from torch.nn.functional import pad
 
 from ssmscope.errors import InputError
 
-AT_ONCE = 2**17
-"""32-bit words that are multiplied at a time, so that they stay in a CPU's cache."""
-ON_A_GPU = 2**8
-"""How many times as many words there."""
-ROW = 2**16
+WORDS_PER_STEP = 2**17
+"""32-bit words multiplied at once on a CPU, so that they stay in its cache."""
+GPU_STEP_FACTOR = 2**8
+"""Ratio of the words multiplied at once on a GPU and on a CPU."""
+WORDS_PER_ROW = 2**16
 """Words in a row: a word's factor is that of its place in the row times that of the row."""
-SMALL = ROW // 4
-"""Words of the tensors that are summed together."""
+MAX_SMALL_WORDS = WORDS_PER_ROW // 4
+"""Words of a tensor that is summed together with others."""
 
 
 def versions(weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> dict[str, int]:
-    """A 64-bit hash of the bytes of every weight, and of every setting of `adapters`, by its name.
+    """Return a 64-bit hash of the bytes of every weight, and of every setting of `adapters`, by name.
 
-    Bytes are read, because no counter sees all that writes to a tensor: `p.data.mul_(2)` leaves none. On a GPU it is
-    `hashes`, on a CPU another.
+    Bytes are read because no counter sees every write to a tensor: `p.data.mul_(2)` changes none. On a GPU the hash is
+    that of `hashes`, on a CPU another.
 
     Raises:
         InputError: for weights that are not in memory.
     """
-    return versions_to_come(weights, settings)()
+    return versions_async(weights, settings)()
 
 
-def versions_to_come(
+def versions_async(
     weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None
 ) -> Callable[[], dict[str, int]]:
-    """What gives `versions`: a GPU has its part of the work from now on, and is waited for when they are asked for.
+    """Return a function that gives `versions`; a GPU starts on its part now, and is waited for at the call.
 
     Raises:
         InputError: as `versions`.
@@ -48,7 +48,7 @@ def versions_to_come(
     there = {
         name: value for name, value in weights.items() if isinstance(value, Tensor) and value.device.type == "cuda"
     }
-    on_gpus = _hashes_to_come(there)
+    on_gpus = _hashes_async(there)
 
     def all_of_them() -> dict[str, int]:
         found = on_gpus()
@@ -57,7 +57,7 @@ def versions_to_come(
                 continue
             digest = xxhash.xxh3_64()
             for part in _parts(value, name):
-                digest.update(part.numpy().data if isinstance(part, Tensor) else part)
+                digest.update(part)
             found[name] = digest.intdigest()
         for name, setting in (settings or {}).items():
             said = json.dumps(setting, sort_keys=True, default=str)
@@ -68,8 +68,8 @@ def versions_to_come(
 
 
 def fingerprint(config: Any, weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> str:
-    """16 hexadecimal digits of a hash over the configuration, every weight and every setting of `adapters`, the same on
-    every device.
+    """Return a hash over the configuration, every weight and every setting of `adapters`, 16 hexadecimal digits, the
+    same on every device.
 
     Raises:
         InputError: for weights that are not in memory.
@@ -83,14 +83,15 @@ def fingerprint(config: Any, weights: Mapping[str, Any], settings: Mapping[str, 
             digest.update(said.encode())
         else:
             for part in _parts(value, name):
-                digest.update(part.numpy().data if isinstance(part, Tensor) else part)
+                digest.update(part)
     if settings:
         digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
     return digest.hexdigest()
 
 
 def adapters(module: nn.Module) -> dict[str, Any]:
-    """What decides beside the weights what adapters (peft's) add: which are active, merged or off, by what scaled."""
+    """Return the settings of adapters (peft's) that decide what they add besides their weights: active, merged, off,
+    scale."""
     names = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
     found = {}
     for path, part in module.named_modules():
@@ -100,7 +101,7 @@ def adapters(module: nn.Module) -> dict[str, Any]:
 
 
 def check_finite(module: nn.Module, name: str) -> None:
-    """Refuse a model that is damaged.
+    """Raise InputError if a model is damaged.
 
     Raises:
         InputError: naming a weight that is NaN or infinite, or one that is not in memory.
@@ -117,13 +118,13 @@ def check_finite(module: nn.Module, name: str) -> None:
             wrong = int((~values.isfinite()).sum())
             if wrong:
                 raise InputError(
-                    f"{name} is damaged: {wrong:,} of the {values.numel():,} numbers of {path} are not finite, and so "
-                    "would every answer be"
+                    f"{name} is damaged: {wrong:,} of the {values.numel():,} numbers of {path} are not finite, "
+                    "and no answer would be"
                 )
 
 
 def _parts(value: Any, name: str) -> Iterator[Any]:
-    """A weight as pieces that can be hashed; quantised layers keep tuples and scales beside tensors."""
+    """Yield a weight in pieces that can be hashed; quantised layers keep tuples and scales with their tensors."""
     if isinstance(value, list | tuple):
         for each in value:
             yield from _parts(each, name)
@@ -132,11 +133,11 @@ def _parts(value: Any, name: str) -> Iterator[Any]:
     else:
         if value.is_quantized:
             yield str((value.dtype, value.qscheme())).encode()
-        yield _bytes(value, name).cpu()
+        yield _bytes(value, name).cpu().numpy().data
 
 
 def _bytes(value: Tensor, name: str) -> Tensor:
-    """The bytes of a tensor where it is.
+    """Return the bytes of a tensor, on its device.
 
     Raises:
         InputError: for one that is not in memory.
@@ -148,18 +149,18 @@ def _bytes(value: Tensor, name: str) -> Tensor:
 
 
 def hashes(values: Mapping[str, Tensor]) -> dict[str, int]:
-    """A 64-bit hash of the bytes of every tensor, found where it is and the same everywhere: Σ word · row's factor ·
-    column's factor over its 32-bit words modulo 2⁶⁴, the factors drawn once and odd.
+    """Return a 64-bit hash of the bytes of every tensor, computed on its device and the same on all: Σ word · row's
+    factor · column's factor over its 32-bit words modulo 2⁶⁴, the factors drawn once and odd.
 
     A change of one word always shows, and of several but for a chance of about 2⁻³².
 
     Raises:
         InputError: for weights that are not in memory.
     """
-    return _hashes_to_come(values)()
+    return _hashes_async(values)()
 
 
-def _hashes_to_come(values: Mapping[str, Tensor]) -> Callable[[], dict[str, int]]:
+def _hashes_async(values: Mapping[str, Tensor]) -> Callable[[], dict[str, int]]:
     by_device: dict[torch.device, dict[str, Tensor]] = {}
     for name, value in values.items():
         flat = _bytes(value, name)
@@ -170,8 +171,8 @@ def _hashes_to_come(values: Mapping[str, Tensor]) -> Callable[[], dict[str, int]
     found: list[tuple[list[str], Tensor]] = []
     for device, own in by_device.items():
         rows, columns = _factors(device)
-        small = {name: words for name, words in own.items() if len(words) <= SMALL}
-        large = {name: words for name, words in own.items() if len(words) > SMALL}
+        small = {name: words for name, words in own.items() if len(words) <= MAX_SMALL_WORDS}
+        large = {name: words for name, words in own.items() if len(words) > MAX_SMALL_WORDS}
         if small:
             found.append(([*small], _sums_of_small(list(small.values()), columns) * rows[0]))
         if large:
@@ -180,39 +181,42 @@ def _hashes_to_come(values: Mapping[str, Tensor]) -> Callable[[], dict[str, int]
 
 
 def _sums_of_small(values: list[Tensor], columns: Tensor) -> Tensor:
-    """Return Σ word · column's factor of each tensor of at most a row: on a GPU few kernel launches for all of them."""
+    """Return Σ word · column's factor of each tensor of at most a row, in few kernel launches for all of them."""
     lengths = torch.tensor([len(words) for words in values])
     ends = lengths.cumsum(0).to(columns.device)
     starts = (ends - lengths.to(ends)).repeat_interleave(lengths.to(ends), output_size=int(lengths.sum()))
     places = torch.arange(len(starts), device=columns.device) - starts
-    sums = pad((torch.cat(values) * columns[places]).cumsum(0), (1, 0))  # modulo 2⁶⁴, as all of these sums
+    sums = pad((torch.cat(values) * columns[places]).cumsum(0), (1, 0))  # These sums are modulo 2⁶⁴.
     return sums[ends] - sums[ends - lengths.to(ends)]
 
 
 def _sum_of_words(words: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     total = torch.zeros((), dtype=torch.int64, device=words.device)
-    step = AT_ONCE * (1 if words.device.type == "cpu" else ON_A_GPU)
+    step = WORDS_PER_STEP * (1 if words.device.type == "cpu" else GPU_STEP_FACTOR)
     for start in range(0, len(words), step):
-        part, first = words[start : start + step], start // ROW % len(rows)
-        even = len(part) // ROW
+        part, first = words[start : start + step], start // WORDS_PER_ROW % len(rows)
+        even = len(part) // WORDS_PER_ROW
         if even:
-            total += ((part[: even * ROW].view(even, ROW) * columns).sum(1) * rows[first : first + even]).sum()
-        if len(rest := part[even * ROW :]):
+            total += (
+                (part[: even * WORDS_PER_ROW].view(even, WORDS_PER_ROW) * columns).sum(1) * rows[first : first + even]
+            ).sum()
+        if len(rest := part[even * WORDS_PER_ROW :]):
             total += (rest * columns[: len(rest)]).sum() * rows[first + even]
     return total
 
 
 @cache
 def _factors(device: torch.device) -> tuple[Tensor, Tensor]:
-    drawn = torch.randint(-(2**63), 2**63 - 1, (2**17 + ROW,), generator=torch.Generator().manual_seed(0))
-    rows, columns = (drawn | 1).to(device).split([2**17, ROW])
+    drawn = torch.randint(-(2**63), 2**63 - 1, (2**17 + WORDS_PER_ROW,), generator=torch.Generator().manual_seed(0))
+    rows, columns = (drawn | 1).to(device).split([2**17, WORDS_PER_ROW])
     return rows, columns
 
 
 def essence(config: Any) -> dict[str, Any]:
-    """The fields of a configuration that decide what a model computes, alike under every version of transformers.
+    """Return the fields of a configuration that decide what a model computes, the same under every version of
+    transformers.
 
-    What transformers keeps for all models alike (dtypes, labels, generation, token ids) is left out, and so are sets,
+    Fields that transformers keeps for all models (dtypes, labels, generation, token ids) are left out, and so are sets,
     which no config.json holds.
     """
     from transformers import PretrainedConfig

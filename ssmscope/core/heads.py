@@ -1,4 +1,4 @@
-"""The kind of a model's head, and a classifier's own logits of every row of a padded batch."""
+"""Kind of a model's head, and a classifier's own logits for every row of a padded batch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ssmscope.core.affine import is_plain
 from ssmscope.core.encoding import last_positions
-from ssmscope.core.intercept import observe, twin
-from ssmscope.core.mixers import BackboneOutput
+from ssmscope.core.intercept import observe, override_forward, twin
 
 Gives = Literal["next tokens", "classes", "labels", "numbers", "nothing"]
 """Kinds of logits: of next tokens or classes, of which one is right (their softmax are probabilities);
@@ -46,14 +45,44 @@ def hidden_vectors(module: Any, **given: Tensor) -> Tensor:
 
 
 def linear_head(module: Any) -> nn.Module | None:
-    """The part that maps what a backbone gives to logits, by the names that it has in models; None without one."""
+    """Return the part that maps a backbone's output to logits, by its names in models; None without one."""
     found = (getattr(module, name, None) for name in ("head", "score"))
     return next((part for part in found if isinstance(part, nn.Module)), None) or module.get_output_embeddings()
 
 
+class BackboneOutput:
+    """Stand-in for a backbone's output: `last_hidden_state`, and nothing else."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, place: Any) -> Any:
+        return (self.last_hidden_state,)[place]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def head_logits(module: Any, hidden: Tensor) -> Tensor:
+    """Return a language model's own logits (…, vocabulary) for its head's input (…, width).
+
+    The model's forward pass runs with the backbone's output replaced, so multipliers, caps and biases after the head
+    count.
+    """
+    flat = hidden.reshape(1, -1, hidden.shape[-1])
+    backbone = module.base_model
+    if backbone is module:
+        found = module.get_output_embeddings()(flat)
+    else:
+        ids = torch.zeros(flat.shape[:2], dtype=torch.long, device=flat.device)
+        with override_forward([(backbone, lambda below, *args, **kwargs: BackboneOutput(flat))]):
+            found = module(input_ids=ids, use_cache=False).logits
+    return found.reshape(*hidden.shape[:-1], found.shape[-1]).to(hidden.device)
+
+
 def own_logits(module: Any, arguments: dict[str, Tensor], at: Tensor | None) -> Tensor:
-    """A model's own logits: a classifier's (batch, classes), a language model's at every position, or at one of each
-    row, (batch, vocabulary)."""
+    """Return a model's own logits: a classifier's (batch, classes), a language model's at every position or at one of
+    each row, (batch, vocabulary)."""
     if gives(module) != "next tokens":
         return class_logits(module, arguments)
     if at is None:
@@ -65,20 +94,20 @@ def own_logits(module: Any, arguments: dict[str, Tensor], at: Tensor | None) -> 
     def choose(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not args or args[0].shape[:2] != whole:
             return None
-        where = args[0].device  # not the input's, of a model over several
+        where = args[0].device  # In a model over several devices it is not the input's.
         return (args[0][rows.to(where), at.to(where)].unsqueeze(1), *args[1:]), kwargs
 
-    chosen = known is not None and is_plain(known, nn.Linear)  # another head may count positions
+    chosen = known is not None and is_plain(known, nn.Linear)  # Another head may count positions.
     with observe(before=[(known, choose)] if chosen else []):
         logits = module(**arguments, use_cache=False).logits
     return logits[:, 0] if logits.shape[1] != whole[1] or whole[1] == 1 else logits[rows, at]
 
 
 def class_logits(module: Any, arguments: dict[str, Tensor]) -> Tensor:
-    """A classifier's own logits (batch, classes), every row read at the last position that its `attention_mask` has.
+    """Return a classifier's own logits (batch, classes), every row read at the last position of its `attention_mask`.
 
-    transformers' heads look for the last token that is not the padding token of the configuration, and in embeddings
-    read the last column: they are shown what the backbone gives at a row's last real position, wherever they look.
+    transformers' heads look for the last token that is not the padding token of the configuration, and for embeddings
+    read the last column. Here every position shows them the backbone's output at the row's last real one.
     """
     if not type(module).forward.__module__.startswith("transformers."):
         return module(**arguments).logits
@@ -94,8 +123,8 @@ def class_logits(module: Any, arguments: dict[str, Tensor]) -> Tensor:
 
 
 def _with_pad_token(module: Any) -> Any:
-    """The module, or a twin of it whose configuration has a padding token: without, transformers' classifiers refuse
-    several rows."""
+    """Return the module, or a twin whose configuration has a padding token: without one, transformers' classifiers
+    refuse several rows."""
     if getattr(module.config.get_text_config(), "pad_token_id", None) is not None:
         return module
     found = twin(module)

@@ -1,4 +1,4 @@
-"""How much may be asked for at once: what would run for months or fill any memory is refused before it begins."""
+"""Limits on the size of work: what would run for months or fill any memory is refused before it begins."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Mapping
 
 from ssmscope.errors import InputError
 
-READ = 10**10
-"""Tokens that one call has a model read: at a million a second three hours, at ten thousand twelve days."""
-ROW = 2**17
+MAX_TOKENS_READ = 10**10
+"""Tokens that a model reads in one call: at a million a second three hours, at ten thousand twelve days."""
+MAX_TOKENS_PER_ROW = 2**17
 """Tokens of one text that a model reads in one piece: some gigabytes in a small model."""
-TOGETHER = 2**22
+MAX_TOKENS_TOGETHER = 2**22
 """Tokens of all texts that a model reads in one piece."""
-HELD = 2**27
-"""Numbers, tokens or words that are made before the work begins: a gigabyte or more."""
-WORDS = 2**24
-"""Words of stories that are told before the work begins."""
-TEXTS = 10**7
-"""Texts that are made before the work begins."""
+MAX_ITEMS_HELD = 2**27
+"""Numbers, tokens or words made before the work begins: a gigabyte or more."""
+MAX_STORY_WORDS = 2**24
+"""Words of stories made before the work begins."""
+MAX_TEXTS = 10**7
+"""Texts made before the work begins."""
 
 
 def refuse_reading(tokens: float, what: str, advice: str) -> None:
-    """Refuse work that is more than `READ` tokens.
+    """Raise InputError if the model would read too many tokens.
 
     Raises:
         InputError: with the estimate and the limit.
     """
-    _refuse(tokens, READ, f"{what} would have the model read about {tokens:,.0f} tokens", advice)
+    _refuse(tokens, MAX_TOKENS_READ, f"{what} would have the model read about {tokens:,.0f} tokens", advice)
 
 
-def refuse_held(number: float, what: str, advice: str, *, most: int = HELD, unit: str = "tokens") -> None:
-    """Refuse to make more than `most` of something in memory.
+def refuse_held(number: float, what: str, advice: str, *, most: int = MAX_ITEMS_HELD, unit: str = "tokens") -> None:
+    """Raise InputError if more than `most` of something would be made in memory.
 
     Raises:
         InputError: with the estimate and the limit.
@@ -39,7 +39,7 @@ def refuse_held(number: float, what: str, advice: str, *, most: int = HELD, unit
 
 
 def refuse_above(most: int, **options: int | None) -> None:
-    """Refuse options that are larger than any use of them.
+    """Raise InputError if an option is larger than `most`.
 
     Raises:
         InputError: naming the option.
@@ -48,7 +48,7 @@ def refuse_above(most: int, **options: int | None) -> None:
 
 
 def refuse_beyond(limits: Mapping[str, int], options: Mapping[str, float | None]) -> None:
-    """As `refuse_above`, each option with its own limit."""
+    """Raise InputError if an option is larger than its own limit."""
     for name, most in limits.items():
         value = options.get(name)
         if value is not None and value > most:

@@ -1,4 +1,4 @@
-"""How a model's layers are read: architectures by the classes of their layers, and runs through `ops.scan`."""
+"""Architectures found by the classes of a model's layers, and runs of these layers through `ops.scan`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextvars import Context, ContextVar, copy_context
 from dataclasses import replace
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from ssmscope import ops
 from ssmscope.core.affine import innermost
 from ssmscope.core.agreement import agree, changed_parts, described, same_outcome
+from ssmscope.core.caches import CACHES, may_cache, without_cache
 from ssmscope.core.intercept import check_plain, is_kept, is_own, observe, override_forward
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.states import alone
@@ -27,13 +28,12 @@ from ssmscope.errors import InputError
 
 
 class Architecture(Protocol):
-    """How to read one family of layers: the names that a file in `ssmscope.architectures` defines.
+    """Reader of one family of layers: the names that a file in `ssmscope.architectures` defines.
 
-    More where a family needs them: `returned(output)`, what the mixer's own forward returns where that is not its
-    output alone; `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers;
-    `stored(module)`, a model's or a mixer's weights where its library rescales them in place; `HAS_RECURRENT_STATE`,
-    False for layers that keep nothing, as short convolutions do; and `BIDIRECTIONAL`, True for those that read later
-    tokens too.
+    Optional: `returned(output)`, the result of the mixer's own forward if that is not its output alone;
+    `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers; `stored(module)`, the
+    weights of a model or mixer whose library rescales them in place; `HAS_RECURRENT_STATE`, False for layers that keep
+    no state, such as short convolutions; and `BIDIRECTIONAL`, True for layers that read later tokens too.
     """
 
     MIXERS: tuple[type[nn.Module], ...]
@@ -42,129 +42,127 @@ class Architecture(Protocol):
     def compute_terms(
         self, mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
     ) -> LayerTrace:
-        """The layer's terms from its input and weights."""
+        """Return the layer's terms from its input and weights."""
         ...
 
     def output(self, mixer: nn.Module, layer: LayerTrace, scans: tuple[ops.Scan, ...] | None = None) -> Tensor:
-        """The mixer's output from its terms."""
+        """Return the mixer's output from its terms."""
         ...
 
     def linearized(self, mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-        """The layer as a linear map of its input, with everything else frozen at its value."""
+        """Return the layer as a linear map of its input, with everything else frozen at its value."""
         ...
 
     def state_after(self, mixer: nn.Module, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> LayerState:
-        """Where a run continues from."""
+        """Return the state from which a run continues."""
         ...
 
     def examples(self) -> dict[str, nn.Module]:
-        """Small random models of the family, for tests."""
+        """Return small random models of the family, for tests."""
         ...
 
 
-_READERS: dict[type[nn.Module], Architecture] = {}
-_WAITING: dict[str, Callable[[], Architecture]] = {}
+_ARCHITECTURES: dict[type[nn.Module], Architecture] = {}
+_LATER: dict[str, Callable[[], Architecture]] = {}
 
 
 def register(architecture: Architecture) -> None:
     """Make the mixers of an architecture readable."""
     for mixer in architecture.MIXERS:
-        _READERS[mixer] = architecture
+        _ARCHITECTURES[mixer] = architecture
 
 
 def register_later(module: str, architecture: Callable[[], Architecture]) -> None:
-    """Make an architecture's mixers, which stand in the module of this name, readable once a model has some of that
-    module's: neither is imported before."""
-    _WAITING[module] = architecture
+    """Register an architecture to be imported once a model has mixers of the module with this name."""
+    _LATER[module] = architecture
 
 
 def adapter_for(mixer: nn.Module) -> Architecture:
-    """The architecture that reads this mixer.
+    """Return the architecture that reads this mixer.
 
     Raises:
-        InputError: when none does.
+        InputError: if there is none.
     """
-    reader = _reader(mixer)
+    reader = _architecture(mixer)
     if reader is None:
-        raise InputError(f"{type(mixer).__name__} is no layer that can be read; these are: {known_mixers()}")
+        raise InputError(f"{type(mixer).__name__} is no layer that can be read; readable are {known_mixers()}")
     return reader
 
 
-def _reader(module: nn.Module) -> Architecture | None:
-    kind = _known(module)
-    return None if kind is None else _READERS[kind]
+def _architecture(module: nn.Module) -> Architecture | None:
+    kind = _readable_class(module)
+    return None if kind is None else _ARCHITECTURES[kind]
 
 
-def _known(module: nn.Module) -> type[nn.Module] | None:
-    """The class of layers that can be read that a module is of: its own, or that which somebody's is made from."""
+def _readable_class(module: nn.Module) -> type[nn.Module] | None:
+    """Return the readable class that a module is of: its own, or the one it is derived from."""
     for kind in type_before_parametrizations(module).__mro__:
-        if kind not in _READERS and kind.__module__ in _WAITING:
-            register(_WAITING[kind.__module__]())
-            _WAITING.pop(kind.__module__, None)  # another thread may have been here
-        if kind in _READERS:
+        if kind not in _ARCHITECTURES and kind.__module__ in _LATER:
+            register(_LATER[kind.__module__]())
+            _LATER.pop(kind.__module__, None)  # Another thread may have removed it.
+        if kind in _ARCHITECTURES:
             return kind
     return None
 
 
 def runs_own(mixer: nn.Module, below: Any) -> bool:
-    """Return True if a mixer's forward pass is that of the layers that can be read: no other is put on it, nor is it of
-    a subclass."""
-    return is_own(mixer, below) and type_before_parametrizations(mixer) in _READERS
+    """Return True if a mixer runs the forward pass of a readable class: no other is put on it, and it is of no
+    subclass."""
+    return is_own(mixer, below) and type_before_parametrizations(mixer) in _ARCHITECTURES
 
 
 def known_mixers() -> str:
-    """The names of all layer classes that can be read, and of the model types whose layers can."""
-    waiting = ", ".join(sorted(name.split(".")[-2] for name in _WAITING))
-    return ", ".join(sorted(cls.__name__ for cls in _READERS)) + (f", and those of {waiting}" if waiting else "")
+    """Return the names of all readable layer classes, and of the model types whose layers are readable."""
+    waiting = ", ".join(sorted(name.split(".")[-2] for name in _LATER))
+    return ", ".join(sorted(cls.__name__ for cls in _ARCHITECTURES)) + (f", and those of {waiting}" if waiting else "")
 
 
 def mixers(module: nn.Module) -> list[nn.Module]:
-    """The state-space mixers of a model, first layer first; a mixer's own parts are not mixers.
+    """Return a model's state-space mixers, first layer first; parts of a mixer are not mixers.
 
     Raises:
-        InputError: for a mixer in an adapter of its parameters, which are the adapted ones in a forward pass only.
+        InputError: if a mixer is in an adapter of its parameters, which are adapted in a forward pass only.
     """
-    if _reader(module) is not None:
+    if _architecture(module) is not None:
         return [module]
     inside = innermost(module)
-    if inside is not module and _reader(inside) is not None:
+    if inside is not module and _architecture(inside) is not None:
         raise InputError(
-            f"a {type(module).__name__} of {type(module).__module__} stands around a {type(inside).__name__} and "
+            f"a {type(module).__name__} of {type(module).__module__} wraps a {type(inside).__name__} and "
             "adapts its parameters within its own forward pass only: merge it (peft's merge_and_unload())"
         )
     return [found for child in module.children() for found in mixers(child)]
 
 
 def has_recurrent_state(module: nn.Module) -> bool:
-    """Whether some layer of a model keeps a recurrent memory."""
+    """Return True if some layer of a model keeps a recurrent state."""
     return any(getattr(adapter_for(mixer), "HAS_RECURRENT_STATE", True) for mixer in mixers(module))
 
 
 def is_bidirectional(module: nn.Module) -> bool:
-    """Whether some layer of a model reads tokens that come after."""
+    """Return True if some layer of a model reads later tokens."""
     return any(getattr(adapter_for(mixer), "BIDIRECTIONAL", False) for mixer in mixers(module))
 
 
 def memory_of(module: nn.Module) -> dict[str, bool]:
-    """Return what a trace says of a model: if some layer has a recurrent state, and if some reads both ways."""
+    """Return a trace's two facts about a model: whether some layer has a recurrent state, and whether some is
+    bidirectional."""
     return {"has_recurrent_state": has_recurrent_state(module), "bidirectional": is_bidirectional(module)}
 
 
-def check_looks_back(module: nn.Module, what: str) -> None:
-    """Refuse a question about what a token makes of those before it alone, of a model that looks ahead.
-
-    Raises:
-        InputError: as said.
-    """
+def check_causal(module: nn.Module, what: str) -> None:
+    """Raise InputError if a model reads later tokens, for a question that only makes sense without."""
     if is_bidirectional(module):
-        raise InputError(f"the model's layers read their input both ways, and {what} is of models that only look back")
+        raise InputError(
+            f"the model's layers read their input both ways, and {what} needs layers that read earlier tokens alone"
+        )
 
 
 Visit = Callable[[int, LayerTrace, "tuple[ops.Scan, ...]"], None]
 
 
-def keeping(module: nn.Module, into: list[LayerState], visit: Visit | None = None) -> Visit:
-    """A `Visit` that puts every mixer's state after the run into a list, after what `visit` does."""
+def collect_states(module: nn.Module, into: list[LayerState], visit: Visit | None = None) -> Visit:
+    """Return a `Visit` that calls `visit` and then puts the mixer's state after the run into a list."""
     found = mixers(module)
 
     def keep(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
@@ -184,41 +182,41 @@ def fast_scan(
     retention: bool = False,
     visit: Visit | None = None,
 ) -> Iterator[None]:
-    """Within the context, and in this thread alone, the model's mixers run through `ops.scan`, in training too.
+    """Run the model's mixers through `ops.scan` within the context, in this thread alone, in training too.
 
-    A forward pass that somebody has put on a mixer (accelerate's hooks) is called as before, and what stood on the
-    modules stands there again on leaving. Caches are off within the context unless a call asks for one; such a call (as
-    in generation) takes the model's own path.
+    A forward pass that was put on a mixer (accelerate's hooks) is called as before, and the modules have their earlier
+    forward passes on leaving. Caches are off within the context unless a call asks for one; such a call (as in
+    generation) takes the model's own path.
 
     Args:
         module: any model with readable mixers.
-        mask: (batch, length) bool, True at real positions; else the mask that the model hands to its mixers.
+        mask: (batch, length) bool, True at real positions; by default the mask that the model hands to its mixers.
         states: one per mixer, from which the run continues.
         retention: sum the retention map inside the scans.
         visit: called with each mixer's index, terms and scans as it runs.
 
     Raises:
-        InputError: for a model of which parts were compiled in place, and, as it runs, for a forward pass put on a
-            mixer that computes something else than the mixer.
+        InputError: if parts of the model were compiled in place, and, as it runs, if a forward pass put on a mixer
+            computes something else than the mixer.
     """
     parts = list(module.modules())
     check_plain(module, parts)
     found = mixers(module)
-    whole = mask is not None and bool(mask.all())  # asked once: a GPU would be waited for in each layer
+    whole = mask is not None and bool(mask.all())  # Asking in each layer would wait for a GPU.
     configured = [part for part in parts if "config" in vars(part) or hasattr(type(part), "config")]
-    told = [part for part in configured if _may_cache(part)]
+    told = [part for part in configured if may_cache(part)]
     caching = [part for part in told if getattr(part.config, "use_cache", False)]
     handlers = [
         (mixer, partial(_forward, mixer, index, mask, whole, states and states[index], retention, visit))
         for index, mixer in enumerate(found)
         if not is_kept(mixer)
     ]
-    if any(is_kept(mixer) and id(mixer) in _computed_by.get() for mixer in found):
+    if any(is_kept(mixer) and id(mixer) in _edits.get().outputs for mixer in found):
         raise InputError(
             "relevance is propagated through a model as it is, not through an edited run: leave the edits out"
         )
     with ExitStack() as around:
-        around.enter_context(observe(before=[(part, _without_cache) for part in caching]))
+        around.enter_context(observe(before=[(part, without_cache) for part in caching]))
         for reader in dict.fromkeys(map(adapter_for, found)):
             if hasattr(reader, "reading"):
                 around.enter_context(reader.reading(module))
@@ -226,14 +224,9 @@ def fast_scan(
         yield
 
 
-CACHES = ("cache_params", "past_key_values", "cache", "state")
-"""What mixers and layers of attention call a cache that they continue from and fill; transformers says `cache` for all
-of it from 5.24 on."""
-
-
 def arguments(part: nn.Module) -> tuple[str, ...]:
-    """The names of the arguments of a part's own forward pass; of a mixer, of the one that can be read."""
-    kind: Any = _known(part) or type(part)
+    """Return the names of the arguments of a part's own forward pass; for a mixer, of its readable class's."""
+    kind: Any = _readable_class(part) or type(part)
     return _parameters(kind)
 
 
@@ -243,55 +236,31 @@ def _parameters(kind: Any) -> tuple[str, ...]:
 
 
 def _accepted(kind: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that a class's forward pass takes."""
+    """Return the arguments that a class's forward pass takes."""
     takes = inspect.signature(kind.forward).parameters
     every = any(each.kind is each.VAR_KEYWORD for each in takes.values())
     return {name: value for name, value in kwargs.items() if every or name in takes}
 
 
-@cache
-def _place_of_cache(kind: Any) -> int | None:
-    """How many arguments stand before `use_cache` in a forward pass; None where it takes none of that name."""
-    names = list(inspect.signature(kind.forward).parameters.values())[1:]
-    for place, parameter in enumerate(names):
-        if parameter.name == "use_cache":
-            return place if parameter.kind is parameter.POSITIONAL_OR_KEYWORD else len(names) + 1
-    return None
-
-
-def _may_cache(part: nn.Module) -> bool:
-    """Whether a part's forward pass takes `use_cache`."""
-    kind: Any = type(part)
-    return _place_of_cache(kind) is not None
-
-
-def _without_cache(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    kind: Any = type(part)
-    place = _place_of_cache(kind)
-    if place is None or len(args) > place or kwargs.get("use_cache") is not None:
-        return None
-    return args, {**kwargs, "use_cache": False}
-
-
 @contextmanager
 def weights_constant(module: nn.Module) -> Iterator[None]:
-    """Within the context, and in this thread alone, linear layers and what mixers read ask for no gradient by their
-    weights: a backward pass to the input is shorter by theirs and keeps less."""
+    """Treat the weights of linear layers and mixers as constants within the context, in this thread alone: a backward
+    pass to the input computes no gradients for them and keeps less."""
     parts = [(part, partial(run_linear, part)) for part in module.modules() if type(part) is nn.Linear]
-    token = _constant.set(True)
+    token = _weights_constant.set(True)
     try:
         with override_forward(parts):
             yield
     finally:
-        _constant.reset(token)
+        _weights_constant.reset(token)
 
 
-_constant: ContextVar[bool] = ContextVar("constant", default=False)
+_weights_constant: ContextVar[bool] = ContextVar("constant", default=False)
 
 
 def as_constant(weight: Tensor) -> Tensor:
-    """A weight that is read, without its gradient within `weights_constant`."""
-    return weight.detach() if _constant.get() else weight
+    """Return a weight, detached within `weights_constant`."""
+    return weight.detach() if _weights_constant.get() else weight
 
 
 def _with_constants(r: ops.Recurrence) -> ops.Recurrence:
@@ -299,7 +268,8 @@ def _with_constants(r: ops.Recurrence) -> ops.Recurrence:
 
 
 def run_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
-    """A linear layer's output in place of `below`, `as_constant`, where that is its own forward pass."""
+    """Return a linear layer's output with its weights `as_constant` if `below` is its own forward pass, else call
+    `below`."""
     if not is_own(part, below) or len(args) != 1:
         return below(*args, **kwargs)
     return linear(args[0], as_constant(part.weight), None if part.bias is None else as_constant(part.bias))
@@ -308,17 +278,17 @@ def run_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs:
 def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args, **kwargs):
     given = dict(zip(arguments(mixer), args)) | kwargs
     u = args[0] if args else kwargs["hidden_states"]
-    kwargs = _accepted(_known(mixer), kwargs)  # RWKV's blocks are called with a mask, which their own take none of
+    kwargs = _accepted(_readable_class(mixer), kwargs)  # RWKV's blocks are called with a mask that they do not take.
     if any(given.get(name) is not None for name in CACHES):
-        if id(mixer) in _computed_by.get():
+        if id(mixer) in _edits.get().outputs:
             raise InputError("an edited run fills no cache: call the model with use_cache=False")
-        return below(*args, **kwargs)  # the caches of Mamba and of RWKV
+        return below(*args, **kwargs)
     reader = adapter_for(mixer)
     mask = None if whole else given.get("attention_mask") if mask is None else mask
     own = runs_own(mixer, below)
     if own:
         check_parts(mixer, u, mask, below, args, kwargs)
-    instead = _computed_by.get().get(id(mixer))
+    instead = _edits.get().outputs.get(id(mixer))
     if instead is not None:
         result = instead(mixer, u, mask, state, retention, visit, own)
         return reader.returned(result) if hasattr(reader, "returned") else result
@@ -328,14 +298,13 @@ def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args
         visit(index, layer, scans)
     result = reader.output(mixer, layer, scans)
     result = reader.returned(result) if hasattr(reader, "returned") else result
-    return result if own else _same(index, below(*args, **kwargs), result, layer.mask, state)
+    return result if own else _checked_output(index, below(*args, **kwargs), result, layer.mask, state)
 
 
 def _unedited() -> Context:
-    """This context without the edits of what convolutions read."""
+    """Return a copy of this context without edits of convolutions' inputs."""
     context = copy_context()
-    for edits in (_entering, _taps):
-        context.run(edits.set, MappingProxyType({}))
+    context.run(_edits.set, _Edits(_edits.get().outputs))
     return context
 
 
@@ -347,7 +316,7 @@ def check_parts(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Refuse a mixer that computes something else than is read of it because of what somebody has put on its parts.
+    """Raise InputError if hooks or forward passes on a mixer's parts make it compute something else than is read of it.
 
     Args:
         below: its own forward pass, and the arguments that it was called with.
@@ -358,7 +327,9 @@ def check_parts(
     parts = changed_parts(mixer)
     if not parts and runs_own(mixer, below):
         return
-    named = {name: value for name, value in _accepted(_known(mixer), kwargs).items() if name != "hidden_states"}
+    named = {
+        name: value for name, value in _accepted(_readable_class(mixer), kwargs).items() if name != "hidden_states"
+    }
 
     def theirs(v: Tensor) -> Any:
         return _unedited().run(below, v, *args[1:], **named)
@@ -371,10 +342,10 @@ def check_parts(
 
 
 def linearize(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """A mixer as a linear map of its input, everything else frozen.
+    """Return a mixer as a linear map of its input, everything else frozen.
 
     Raises:
-        InputError: where what somebody has put on its parts makes that map another one.
+        InputError: if hooks or forward passes put on its parts make that map another one.
     """
     reader, parts = adapter_for(mixer), changed_parts(mixer)
     if parts:
@@ -386,64 +357,64 @@ def linearize(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
 
 
 def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
-    """A mixer's terms, without gradients by its weights within `weights_constant`."""
+    """Return a mixer's terms, without gradients by its weights within `weights_constant`."""
     layer = adapter_for(mixer).compute_terms(mixer, u, mask if mask is None else mask.to(u.device), state)
-    if _constant.get():
+    if _weights_constant.get():
         layer = replace(layer, recurrences=tuple(_with_constants(r) for r in layer.recurrences))
     return layer
 
 
 Compute = Callable[..., Tensor]
-"""A mixer's output, from (mixer, u, mask, state, retention, visit, whether its forward pass is its own)."""
+"""Function from (mixer, u, mask, state, retention, visit, whether its forward pass is its own) to the mixer's output.
+"""
 
-_computed_by: ContextVar[Mapping[int, Compute]] = ContextVar("computed by", default=MappingProxyType({}))
-_entering: ContextVar[Mapping[int, Callable[[Tensor], Tensor]]] = ContextVar(
-    "edit_conv_input", default=MappingProxyType({})
-)
-_taps: ContextVar[Mapping[int, Callable[[Tensor], Tensor]]] = ContextVar("taps", default=MappingProxyType({}))
+
+class _Edits(NamedTuple):
+    """Functions of an edited run, by the id of the mixer: its output, its convolution's input, and the mask of taps."""
+
+    outputs: Mapping[int, Compute] = MappingProxyType({})
+    conv_inputs: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType({})
+    taps: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType({})
+
+
+_edits: ContextVar[_Edits] = ContextVar("edits", default=_Edits())  # noqa: B039
 
 
 @contextmanager
 def computed_by(
-    instead: Mapping[int, Compute],
-    edit_conv_input: Mapping[int, Callable[[Tensor], Tensor]],
+    outputs: Mapping[int, Compute],
+    conv_inputs: Mapping[int, Callable[[Tensor], Tensor]],
     taps: Mapping[int, Callable[[Tensor], Tensor]],
 ) -> Iterator[None]:
-    """Within the context, and in this thread alone, `fast_scan` computes mixers (by their id) with these functions, and
-    what their convolutions read is changed by `edit_conv_input`, and which of it by `taps`."""
-    tokens = (
-        _computed_by.set(MappingProxyType({**_computed_by.get(), **instead})),
-        _entering.set(MappingProxyType({**_entering.get(), **edit_conv_input})),
-        _taps.set(MappingProxyType({**_taps.get(), **taps})),
-    )
+    """Compute mixers (by their id) with these functions in `fast_scan`, within the context and in this thread alone;
+    `conv_inputs` changes what their convolutions read, `taps` which taps they use."""
+    token = _edits.set(_Edits(*({**old, **new} for old, new in zip(_edits.get(), (outputs, conv_inputs, taps)))))
     try:
         yield
     finally:
-        _computed_by.reset(tokens[0])
-        _entering.reset(tokens[1])
-        _taps.reset(tokens[2])
+        _edits.reset(token)
 
 
 def edit_conv_input(mixer: nn.Module, conv_input: Tensor) -> Tensor:
-    """What a mixer's convolution reads, as it was computed or as a run changes it."""
-    change = _entering.get().get(id(mixer))
+    """Return the input of a mixer's convolution, as it is or as a run edits it."""
+    change = _edits.get().conv_inputs.get(id(mixer))
     return conv_input if change is None else change(conv_input)
 
 
 def conv_tap_mask(mixer: nn.Module, conv_input: Tensor, count: int) -> Tensor | None:
-    """Which of the last `count` inputs each position of a mixer's convolution reads, (batch, length, count) bool, its
-    own first; None where it reads them all."""
-    change = _taps.get().get(id(mixer))
+    """Return a mask of the inputs that each position of a mixer's convolution reads, (batch, length, count) bool, its
+    own first; None if it reads the last `count` inputs all."""
+    change = _edits.get().taps.get(id(mixer))
     if change is None:
         return None
     return change(torch.ones(*conv_input.shape[:2], count, dtype=torch.bool, device=conv_input.device))
 
 
-def _same(index: int, theirs: Any, ours: Any, mask: Tensor | None, state: LayerState | None) -> Any:
-    """What a forward pass that somebody has put on a mixer returns, where it is what the mixer computes.
+def _checked_output(index: int, theirs: Any, ours: Any, mask: Tensor | None, state: LayerState | None) -> Any:
+    """Return the output of a forward pass that was put on a mixer if it agrees with what the mixer computes.
 
     Raises:
-        InputError: where it is not, or where the run continues from a state, of which that forward pass knows nothing.
+        InputError: if it does not, or if the run continues from a state, which that forward pass does not know.
     """
     y, expected = (each[0] if isinstance(each, tuple) else each for each in (theirs, ours))
     real = slice(None) if mask is None else mask
@@ -456,35 +427,8 @@ def _same(index: int, theirs: Any, ours: Any, mask: Tensor | None, state: LayerS
 
 
 def stored_weights(module: nn.Module) -> dict[str, Any]:
-    """The weights of a model or of a mixer as they were stored, where a library rescales them in place."""
+    """Return the weights of a model or mixer as they were stored, before a library rescales them in place."""
     for reader in dict.fromkeys(map(adapter_for, mixers(module))):
         if hasattr(reader, "stored"):
             return reader.stored(module)
     return module.state_dict()
-
-
-class BackboneOutput:
-    """What stands for a backbone's output: `last_hidden_state`, and nothing else."""
-
-    def __init__(self, hidden: Tensor) -> None:
-        self.last_hidden_state = hidden
-
-    def __getitem__(self, place: Any) -> Any:
-        return (self.last_hidden_state,)[place]
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-
-def head_logits(module: Any, hidden: Tensor) -> Tensor:
-    """A language model's own logits (…, vocabulary) of what its head reads, (…, width): its forward pass with the
-    backbone's output in place, so that multipliers, caps and biases behind the head are in them."""
-    flat = hidden.reshape(1, -1, hidden.shape[-1])
-    backbone = module.base_model
-    if backbone is module:
-        found = module.get_output_embeddings()(flat)
-    else:
-        ids = torch.zeros(flat.shape[:2], dtype=torch.long, device=flat.device)
-        with override_forward([(backbone, lambda below, *args, **kwargs: BackboneOutput(flat))]):
-            found = module(input_ids=ids, use_cache=False).logits
-    return found.reshape(*hidden.shape[:-1], found.shape[-1]).to(hidden.device)

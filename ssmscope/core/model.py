@@ -1,4 +1,4 @@
-"""One face for every loaded model: text or pixels in; logits, traces and states out."""
+"""`Model`: text or pixels in; logits, traces and states out."""
 
 from __future__ import annotations
 
@@ -13,37 +13,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ssmscope import ops
-from ssmscope.core.attention_layers import IMPLEMENTATIONS, attending, keeps_caches
-from ssmscope.core.batching import by_length
-from ssmscope.core.edits import Edit, edited, edits_of, recompute_terms
-from ssmscope.core.encoding import (
-    Batch,
-    as_images,
-    encode_ids,
-    encode_texts,
-    encode_values,
-    last_positions,
-    spelled_out,
-    texts_or_ids,
-)
-from ssmscope.core.fingerprint import adapters, check_finite, fingerprint, versions, versions_to_come
+from ssmscope.core.attention_layers import IMPLEMENTATIONS, attending, keeps_caches, runs_in_two_pieces
+from ssmscope.core.edits import Edit, edited, edits_of
+from ssmscope.core.encoding import Batch, as_images, encode, last_positions
+from ssmscope.core.fingerprint import adapters, check_finite, fingerprint, versions
 from ssmscope.core.heads import Gives, gives, own_logits
 from ssmscope.core.intercept import evaluating, out_of_inference
-from ssmscope.core.linearized import LinearizedLayer
-from ssmscope.core.mixers import Visit, fast_scan, keeping, known_mixers, linearize, memory_of, mixers, stored_weights
+from ssmscope.core.mixers import Visit, collect_states, fast_scan, known_mixers, memory_of, mixers, stored_weights
 from ssmscope.core.progress import count_tokens
-from ssmscope.core.trace import Layers, LayerState, LayerTrace, Recording, Trace, check_recurrent_state, detached
+from ssmscope.core.trace import LayerState, LayerTrace, Trace, check_recurrent_state
+from ssmscope.core.tracing import take_trace
 from ssmscope.errors import InputError, Unanswerable
 
 TextsLike = str | Iterable[str] | Mapping[str, Any] | Batch | Trace
-"""Input of analyses: a text, several, a tokenizer's output, a batch (of ids or images too), or a trace that there is
-already."""
+"""Input of analyses: a text, several, a tokenizer's output, a batch (of ids or images too), or an existing trace."""
 
 
 class Run(NamedTuple):
-    """Logits at every position, (batch, length, vocabulary) (a classifier's, or those at each text's last position:
-    (batch, classes)), and the states from which `Model.run` continues: of the mixers, then of softmax attention."""
+    """Logits of a run, and the states from which `Model.run` continues.
+
+    `logits` are (batch, length, vocabulary), or (batch, vocabulary) at each text's last position; a classifier's are
+    (batch, classes). `states` has those of the mixers, then those of softmax attention.
+    """
 
     logits: Tensor
     states: tuple[LayerState, ...]
@@ -51,16 +42,15 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A trained model and its tokenizer.
+    """Trained model and its tokenizer.
 
     Attributes:
-        module: the transformers model. It is run in evaluation, and is in the mode that it was in afterwards.
+        module: the transformers model. It runs in evaluation mode, and is in its earlier mode afterwards.
         tokenizer: its tokenizer, or None.
-        name: how the user called it.
+        name: the user's name for it.
 
     Raises:
-        InputError: for a model without a layer that can be read, and for weights that are not in memory, NaN or
-            infinite.
+        InputError: if no layer can be read, or a weight is not in memory, NaN or infinite.
     """
 
     module: Any
@@ -88,27 +78,27 @@ class Model:
 
     @property
     def config(self) -> Any:
+        """Configuration of the transformers model."""
         return self.module.config
 
     @property
     def architecture(self) -> str:
-        """The model type, e.g. `mamba2`; for a classifier its backbone's."""
+        """Model type, e.g. `mamba2`; a classifier's is that of its backbone."""
         backbone = getattr(self.config, "backbone", None)
         return getattr(backbone, "model_type", None) or self.config.model_type
 
     @property
     def is_classifier(self) -> bool:
-        """True if a text has one vector of logits, of `labels`, instead of one at every position."""
+        """True if a text has one vector of logits, one for each of `labels`, instead of one at every position."""
         return self.gives not in ("next tokens", "nothing")
 
     @property
     def gives(self) -> Gives:
-        """The kind of its logits."""
+        """Kind of the model's logits."""
         return gives(self.module)
 
     def check_classes(self, what: str) -> None:
-        """Refuse, as an InputError, what needs one class for each text of a classifier that gives something else, and
-        of a model without a head."""
+        """Raise InputError if the model does not give each text one class, which `what` needs."""
         self._check_head()
         if self.gives in ("labels", "numbers"):
             each = "labels of which several may be right" if self.gives == "labels" else "numbers, as a regression does"
@@ -120,12 +110,12 @@ class Model:
     def _check_head(self) -> None:
         if self.gives == "nothing":
             raise Unanswerable(
-                f"{self.name} has no head, and so no answer: its layers can be read (trace, heatmap, attention, "
-                "stability); for what is about an answer, give a model with a head"
+                f"{self.name} has no head and gives no answer: its layers can be read (trace, heatmap, attention, "
+                "stability), but questions about an answer need a model with a head"
             )
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """The probabilities of next tokens, classes or labels, from logits whose last dimension is these.
+        """Return the probabilities of next tokens, classes or labels from logits, over their last dimension.
 
         Raises:
             InputError: for a model that gives numbers.
@@ -139,42 +129,38 @@ class Model:
 
     @property
     def channels(self) -> int | None:
-        """How many numbers a pixel has, for a pixel classifier; None for a model of tokens."""
+        """Channels of a pixel for a pixel classifier; None for a model of tokens."""
         return getattr(self.config, "channels", None) if self.is_classifier else None
 
     @property
-    def _image(self) -> str:
-        size = self.config.image_size
-        channels = f"{self.channels} channel{'s' if self.channels != 1 else ''}"
-        return f"{size[1]} × {size[0]} of {channels}" if size else channels
-
-    @property
     def labels(self) -> list[str] | None:
-        """A classifier's classes, or what else it `gives`, in the order of its logits; None for a language model."""
+        """Names of a classifier's outputs (classes, labels or numbers) in the order of its logits; None for a language
+        model."""
         return [self.config.id2label[i] for i in range(self.config.num_labels)] if self.is_classifier else None
 
     @property
     def mixers(self) -> list[nn.Module]:
+        """State-space mixers, first layer first."""
         return mixers(self.module)
 
     @property
     def num_layers(self) -> int:
-        """The number of state-space layers."""
+        """Number of state-space layers."""
         return len(self.mixers)
 
     def check_recurrent_state(self, what: str) -> None:
-        """Refuse, as an InputError, a question about the memory of a model whose layers keep none."""
+        """Raise InputError if `what` asks about a memory that the model's layers do not keep."""
         check_recurrent_state(memory_of(self.module)["has_recurrent_state"], self.name, what)
 
     def check_tokenizer(self, what: str = "texts") -> None:
-        """Refuse, as an InputError, to read what needs a tokenizer without one."""
+        """Raise InputError if there is no tokenizer to read `what` with."""
         if self.tokenizer is None:
             raise InputError(f"{self.name} has no tokenizer to read {what} with; give one, load(tokenizer=…)")
 
     @property
     def layer_numbers(self) -> tuple[int, ...]:
-        """What the state-space layers are called: their numbers in the model's list of layers, in which a hybrid has
-        others too; 0, 1, … where several stand in one of these, or in several lists."""
+        """Numbers of the state-space layers in the model's list of layers, which in a hybrid has other layers too; 0,
+        1, … if several are in one block or there are several lists."""
         names = {id(part): name for name, part in self.module.named_modules()}
         within = [[int(part) for part in names[id(mixer)].split(".") if part.isdigit()] for mixer in self.mixers]
         numbers = tuple(each[0] for each in within if each)
@@ -182,24 +168,25 @@ class Model:
 
     @property
     def width(self) -> int:
-        """Of the embeddings of its tokens."""
+        """Width of the token embeddings."""
         return self.module.get_input_embeddings().weight.shape[1]
 
     @property
     def device(self) -> torch.device:
+        """Device of the first weight."""
         return next(self.module.parameters()).device
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits of a hash over the configuration, every weight and the settings of adapters.
+        """Hash over the configuration, every weight and the adapters' settings, 16 hexadecimal digits.
 
         Raises:
             InputError: for weights that are not in memory, NaN or infinite.
         """
-        return self._fingerprint(self._versions())
+        return self._fingerprint(versions(stored_weights(self.module), adapters(self.module)))
 
     def _fingerprint(self, found: dict[str, int]) -> str:
-        """That of weights whose versions are `found`."""
+        """Return the fingerprint of weights with the versions `found`."""
         hashed = self.__dict__.get("_hashed")
         if hashed is None or hashed[0] != found:
             check_finite(self.module, self.name)
@@ -207,21 +194,19 @@ class Model:
             hashed = self.__dict__["_hashed"] = found, fingerprint(self.config, weights, adapters(self.module))
         return hashed[1]
 
-    def _versions(self) -> dict[str, int]:
-        return versions(stored_weights(self.module), adapters(self.module))
-
     @property
     def source(self) -> dict[str, Any]:
-        """Where a result comes from: model, architecture, fingerprint, dtype, device; and the edits of its runs, within
-        `edited`."""
-        return self._source(self.fingerprint)
+        """Provenance of a result: model, architecture, fingerprint, dtype, device and, within `edited`, the edits of
+        its runs."""
+        return self.source_of()
 
-    def _source(self, fingerprint: str) -> dict[str, Any]:
+    def source_of(self, found: dict[str, int] | None = None) -> dict[str, Any]:
+        """Return `source`, of weights with the versions `found` where these are known."""
         edits = [edit.describe() for edit in edits_of(self.module)]
         return {
             "model": self.name,
             "architecture": self.architecture,
-            "fingerprint": fingerprint,
+            "fingerprint": self.fingerprint if found is None else self._fingerprint(found),
             "dtype": str(next(self.module.parameters()).dtype).removeprefix("torch."),
             "device": self.device.type,
             **({"edits": edits} if edits else {}),
@@ -236,49 +221,26 @@ class Model:
         values: Tensor | np.ndarray | None = None,
         max_tokens: int | None = None,
     ) -> Batch:
-        """Texts, or token ids for a model without a tokenizer, as one batch padded on the right.
+        """Encode texts, or token ids for a model without a tokenizer, as one batch padded on the right.
 
-        A tokenizer's output, and token ids in place of texts, are taken for what they are. A pixel classifier reads
-        `values` (n, length, channels) or (length, channels) instead: uint8, which is divided by 255, or floats in
-        [0, 1]. The lengths of its batch count the class token.
+        `texts` may also be a tokenizer's output or token ids. A pixel classifier reads `values` (n, length, channels)
+        or (length, channels) instead: uint8, which is divided by 255, or floats in [0, 1]. The lengths of its batch
+        count the class token.
 
         Raises:
-            InputError: for an empty text, control characters, a text of unknown tokens only, an id outside the
-                vocabulary, more than `max_tokens` tokens, texts for a model without a tokenizer, pixels of another
-                shape or dtype, texts or ids for a pixel model, pixels for a model of tokens, or anything else.
+            InputError: if a text is empty, has control characters or only unknown tokens, an id is outside the
+                vocabulary, there are more than `max_tokens` tokens, pixels have another shape or dtype, or the model
+                does not read this kind of input.
         """
-        if self.channels is not None:
-            if values is None and ids is None and isinstance(texts, Tensor | np.ndarray):
-                texts, values = None, texts
-            if values is None or texts is not None or ids is not None:
-                what = f"{self.name} reads pixels ({self._image}), not texts"
-                raise InputError(f"{what}: give it images, model.encode(values=…)")
-            form = {"dtype": next(self.module.parameters()).dtype, "shape": self.config.image_size}
-            form["patch"] = self.config.patch
-            return encode_values(values, self.channels, **form, max_tokens=max_tokens).to(self.device)
-        if values is not None:
-            raise InputError(f"{self.name} reads tokens, not pixels: give texts or token ids")
-        if (texts is None) == (ids is None):
-            raise InputError("give either texts or token ids")
-        given = texts if ids is None else ids
-        words, rows = (None, []) if isinstance(ids, list) and not ids else texts_or_ids(given)
-        if ids is not None and rows is None:
-            raise InputError("texts were given as ids; ids are whole numbers, e.g. [5, 17, 3]")
-        if words is None and ids is None and self.tokenizer is not None:
-            words = spelled_out(rows or [], self.tokenizer, self.vocabulary)
-        if words is None:
-            return encode_ids(rows or [], self.vocabulary, self.tokenizer, max_tokens).to(self.device)
-        if self.tokenizer is None:
-            raise InputError(f"{self.name} has no tokenizer: give token ids, model.encode(ids=…), or a tokenizer")
-        return encode_texts(words, self.tokenizer, self.vocabulary, max_tokens).to(self.device)
+        return encode(self, texts, ids, values, max_tokens)
 
     @property
     def vocabulary(self) -> int:
-        """The number of token ids that the model has embeddings for."""
+        """Number of token ids that the model has embeddings for."""
         return self.module.get_input_embeddings().weight.shape[0]
 
     def logits(self, batch: Batch) -> Tensor:
-        """A classifier's logits (batch, classes), or a language model's at every position, without gradients."""
+        """Return a classifier's logits (batch, classes), or a language model's at every position, without gradients."""
         with torch.no_grad(), self.running(mask=batch.mask):
             return self.forward(batch)
 
@@ -292,19 +254,21 @@ class Model:
         visit: Visit | None = None,
         keep: list[LayerState] | None = None,
     ) -> Iterator[None]:
-        """`fast_scan` of the module in evaluation; on leaving its parts are in the modes that they were in before, and
-        `keep` has the states after the run: of every state-space layer, then of every layer of softmax attention.
+        """Run the module in evaluation mode through `fast_scan` within the context.
+
+        On leaving, every part is in its earlier mode, and `keep` has the states after the run: those of the state-space
+        layers, then those of the layers of softmax attention.
 
         Raises:
-            InputError: as `fast_scan`, and for states of a model in which something looks back that keeps none.
+            InputError: as `fast_scan`, and if `states` are given to a model that cannot continue from states.
         """
         if states is not None and not self.continues:
             raise InputError(
-                f"{self.name} cannot continue from its states: something looks back that keeps none, or attention is "
-                f"neither {' nor '.join(IMPLEMENTATIONS)}; run the whole text"
+                f"{self.name} cannot continue from its states: a part that reads earlier tokens keeps no state, or "
+                f"attention is neither {' nor '.join(IMPLEMENTATIONS)}; run the whole text"
             )
         attended: list[LayerState] | None = None if keep is None else []
-        visit = visit if keep is None else keeping(self.module, keep, visit)
+        visit = visit if keep is None else collect_states(self.module, keep, visit)
         with (
             evaluating(self.module),
             fast_scan(self.module, mask=mask, states=states, retention=retention, visit=visit),
@@ -322,11 +286,11 @@ class Model:
         last_only: bool = False,
         edits: Edit | Sequence[Edit] = (),
     ) -> Run:
-        """Logits and the state after the batch; from `states`, a continuation of the run that gave them.
+        """Return logits and the states after the batch; with `states`, continue the run that gave them.
 
-        A text cut in two, the second part run from the first's states, gives the logits of the whole text. In a padded
-        batch every row continues from its own last real position. With `last_only` a language model's logits are
-        those at each text's last position. `edits` change what its layers compute, see `ssmscope.core.edits`.
+        A text cut in two, its second part run from the states of the first, gives the logits of the whole text. In a
+        padded batch every row continues from its own last real position. With `last_only` a language model's logits
+        are those at each text's last position. `edits` change what the layers compute, see `ssmscope.core.edits`.
 
         Raises:
             InputError: as `running` and `edited`.
@@ -342,25 +306,12 @@ class Model:
 
     @property
     def continues(self) -> bool:
-        """Whether a run can go on from states: whether nothing looks back that keeps none. Found by the names of the
-        model's parts and, once, by a short text run in two pieces, unedited."""
+        """True if runs can continue from states: every part that reads earlier tokens keeps a state. Decided by the
+        names of the model's parts and, once, by a short text run in two pieces, unedited."""
         if "_continues" not in self.__dict__:
             kept, pixels = keeps_caches(self.module), self.channels is not None
-            self.__dict__["_continues"] = kept and (pixels or Context().run(self._runs_in_two))
+            self.__dict__["_continues"] = kept and (pixels or Context().run(runs_in_two_pieces, self))
         return self.__dict__["_continues"]
-
-    def _runs_in_two(self) -> bool:
-        ids = [(5 * place + place // 7) % self.vocabulary for place in range(24)]
-        whole, first, second = (self.encode(ids=part) for part in (ids, ids[:14], ids[14:]))
-        self.__dict__["_continues"] = True  # for the run that finds it out
-        try:
-            expected = self.run(whole, last_only=True).logits.double()
-            found = self.run(second, self.run(first).states, last_only=True).logits.double()
-        finally:
-            del self.__dict__["_continues"]
-        allowed = max(1e-3, 16 * torch.finfo(next(self.module.parameters()).dtype).eps)
-        spread = (expected - expected.mean()).abs().max() if expected.numel() > 1 else expected.abs().max()
-        return bool((found - expected).abs().max() <= allowed * spread)
 
     @out_of_inference()
     def trace(
@@ -374,114 +325,34 @@ class Model:
         visit: Callable[[int, Sequence[int], LayerTrace], None] | None = None,
         on_idle: Callable[[], object] = lambda: None,
     ) -> Trace:
-        """Run the model and record what its layers did.
+        """Run the model and record what its layers compute.
 
-        The retention map is summed inside the scans; with `retention` off it is NaN. Every mixer's input is kept
-        (`keep_inputs`), or that of the layers with these numbers, and a layer's other terms are recomputed from it when
-        `trace.layers[i]` is asked for; without, the trace has no layers, and a long text costs the memory of one layer.
-        `visit` is called as the model runs, with a layer's number, the rows that run together, and the layer's terms on
-        them: what it takes from these need not be recomputed. `on_idle` is called while a GPU still runs.
+        Within `edited` the trace is that of the edited run; edits of scans are in its retention and logits, not in its
+        layers.
 
-        Within `edited` it is that of the edited run; edits of scans are in its retention and logits, not in its layers.
+        Args:
+            keep_inputs: keep every mixer's input, or that of the layers with these numbers; `trace.layers[i]` is
+                recomputed from it. Without, the trace has no layers, and a long text costs the memory of one layer.
+            retention: sum the retention map inside the scans; else it is NaN.
+            visit: called as the model runs with a layer's number, the rows that run together, and its terms on them.
+            on_idle: called while a GPU still runs.
 
         Raises:
-            InputError: as `encode`, for a layer that the model does not have, and for a run whose states are edited.
+            InputError: as `encode`, if there is no such layer, and if the run's states are edited.
         """
         batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids, values=values)
-        rows, length = batch.input_ids.shape
-        found = self.mixers
-        wanted = range(len(found) if keep_inputs else 0) if isinstance(keep_inputs, bool) else set(keep_inputs)
-        absent = sorted(set(wanted) - set(range(len(found))))
-        if absent:
-            raise InputError(f"there is no layer {absent[0]}; {self.name} has the layers 0 to {len(found) - 1}")
-        edits = edits_of(self.module)
-        if any(edit.place == "state" for edit in edits):
-            raise InputError(
-                "a run whose states are edited is in pieces and has no trace; edit other places, or run it"
-            )
-        seen = Recording(len(found), rows, length, wanted, self.device)
-        answered: list[Tensor] = []
-        logits: Tensor | None = None
-        for chosen in map(sorted, by_length(batch.lengths)):
-            part = batch.rows(chosen)
-            places = torch.tensor(chosen, device=self.device)  # here: in each layer a GPU would be waited for
-
-            def record(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
-                seen.add(index, places, layer, scans)  # noqa: B023
-                if visit is not None:
-                    visit(index, chosen, layer)  # noqa: B023
-
-            with torch.no_grad(), self.running(mask=part.mask, retention=retention, visit=record):
-                answered.append(self.forward(part, last_only=True, checked=False))
-            seen.close(places, part.mask)
-            last = answered[-1].float()
-            logits = last.new_empty(rows, last.shape[-1]) if logits is None else logits
-            logits[places] = last
-        assert logits is not None
-        numbers, keeps = self.layer_numbers, memory_of(self.module)  # here: a GPU still runs
-        coming = versions_to_come(stored_weights(self.module), adapters(self.module))
-        on_idle()
-        weights = coming()
-        for each in answered if self.gives != "nothing" else ():
-            self._checked(each)
-
-        def recompute(index: int) -> LayerTrace:
-            u = seen.inputs[index]
-            if u is None:
-                raise ValueError(f"this trace was taken without the input of layer {index}: see keep_inputs")
-            self._check_unchanged(index, weights)
-            with torch.no_grad(), evaluating(self.module):
-                return detached(recompute_terms(self, edits, index, u, batch.mask))
-
-        def freeze(index: int) -> LinearizedLayer:
-            layer = recompute(index)
-            with torch.no_grad(), evaluating(self.module):
-                return detached(linearize(found[index], layer))
-
-        return Trace(
-            input_ids=batch.input_ids,
-            mask=batch.mask,
-            retention=seen.retention,
-            logits=logits,
-            tokens=batch.tokens,
-            words=batch.words,
-            spelled=batch.spelled,
-            answers=self.answers_of(logits),
-            source=self._source(self._fingerprint(weights)),
-            layers=Layers(len(found), recompute),
-            linearized=Layers(len(found), freeze),
-            pixels=self.images_of(batch),
-            numbers=numbers,
-            **keeps,
-        )
-
-    def _check_unchanged(self, index: int, before: dict[str, int]) -> None:
-        """Refuse, as an InputError, to recompute what a layer did where its weights, or those of layers that it reads,
-        are not those with these versions."""
-        names = {id(part): path for path, part in self.module.named_modules()}
-        mixer = self.mixers[index]
-        for part in (mixer, *getattr(mixer, "before", ())):
-            prefix = f"{names[id(part)]}." if names[id(part)] else ""
-            now = versions(
-                {prefix + name: value for name, value in stored_weights(part).items()},
-                {prefix + name if name else prefix[:-1]: value for name, value in adapters(part).items()},
-            )
-            if any(before.get(name) != version for name, version in now.items()):
-                raise InputError(
-                    f"the weights of layer {index} of {self.name} have changed since this trace was taken: its terms "
-                    "cannot be recomputed; take a new trace"
-                )
+        return take_trace(self, batch, keep_inputs, retention, visit, on_idle)
 
     def images_of(self, batch: Batch) -> Tensor | None:
-        """The pixels of a batch, (images, height, width, channels); None where it has none, or no shape is known."""
+        """Return a batch's pixels, (images, height, width, channels); None without pixels or a known image size."""
         size = self.config.image_size if batch.values is not None else None
         if batch.values is None or size is None or size[0] * size[1] != batch.values.shape[1]:
             return None
         return as_images(batch.values, size, self.config.patch)
 
     def forward(self, batch: Batch, last_only: bool = False, *, checked: bool = True) -> Tensor:
-        """The module's own logits in the caller's context: with gradients unless they are off, and through `ops.scan`
-        within `running`. With `last_only` a language model's are those at each text's last position.
+        """Return the module's own logits in the caller's context: with gradients unless they are off, and through
+        `ops.scan` within `running`. With `last_only` a language model's are those at each text's last position.
 
         Raises:
             InputError: for a batch of another kind, and, unless `checked` is off, for logits that are not finite.
@@ -495,24 +366,25 @@ class Model:
         else:
             given = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
             logits = own_logits(self.module, given, batch.last if last_only else None).to(self.device)
-        return self._checked(logits) if checked else logits
+        return self.checked(logits) if checked else logits
 
     def embed(self, batch: Batch) -> Tensor:
-        """The embeddings of a batch's tokens, (batch, length, width); of a pixel classifier with the class token's."""
+        """Return the embeddings of a batch's tokens, (batch, length, width), a pixel classifier's with the class
+        token's."""
         if batch.values is not None:
             return self.module.embed_values(batch.values)
         return self.module.get_input_embeddings()(batch.input_ids)
 
     def forward_embeddings(self, embeddings: Tensor, mask: Tensor, last_only: bool = True) -> Tensor:
-        """As `forward`, from embeddings (batch, length, width) padded on the right, whose real positions `mask` has."""
+        """Return the logits of embeddings (batch, length, width) padded on the right; `mask` is true at real ones."""
         arguments = {"inputs_embeds": embeddings, "attention_mask": mask.long()}
         count_tokens(mask.numel())
-        return self._checked(
+        return self.checked(
             own_logits(self.module, arguments, last_positions(mask) if last_only else None).to(self.device)
         )
 
-    def _checked(self, logits: Tensor) -> Tensor:
-        """The logits, or an InputError where there are none, or one is NaN or infinite."""
+    def checked(self, logits: Tensor) -> Tensor:
+        """Return the logits, or raise InputError if there are none or one is NaN or infinite."""
         self._check_head()
         found = logits.detach()
         if not found.numel():
@@ -520,7 +392,7 @@ class Model:
         low, high = torch.aminmax(found)
         try:
             finite = bool(low.isfinite() & high.isfinite())
-        except RuntimeError:  # under torch.func.vmap there is no single answer
+        except RuntimeError:  # There is no single answer under torch.func.vmap.
             return logits
         if not finite:
             raise InputError(
@@ -530,8 +402,8 @@ class Model:
         return logits
 
     def answers_of(self, logits: Tensor) -> tuple[tuple[str, float], ...]:
-        """For each row of logits (texts, classes) the class, label or next token of the highest, by name, and its
-        probability; of a model that gives numbers these, and NaN."""
+        """Return the most probable class, label or next token, by name, and its probability for each row of logits
+        (texts, classes). For a model that gives numbers, these and NaN."""
         labels = self.labels
         if labels is not None and self.gives == "numbers":
             said = [", ".join(f"{name} = {each:.4g}" for name, each in zip(labels, row)) for row in logits.tolist()]
@@ -545,10 +417,10 @@ class Model:
 
 
 def as_batch(model: Model | None, texts: TextsLike) -> Batch:
-    """What an analysis reads as one batch: a text, several, a batch, or the texts of a trace.
+    """Return an analysis's input (a text, several, a batch, or the texts of a trace) as one batch.
 
     Raises:
-        InputError: as `Model.encode`, for a trace of images, which does not hold them, and without a model.
+        InputError: as `Model.encode`, without a model, and for a trace of images, which does not hold them.
     """
     if model is None:
         raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
@@ -562,7 +434,7 @@ def as_batch(model: Model | None, texts: TextsLike) -> Batch:
 
 
 def as_trace(model: Model | None, texts: TextsLike, *, keep_inputs: bool | Sequence[int] = True) -> Trace:
-    """What an analysis reads as a trace: a trace is itself, and needs no model; anything else is run."""
+    """Return an analysis's input as a trace. A trace is returned as it is and needs no model; anything else is run."""
     if isinstance(texts, Trace):
         return texts
     if model is None:

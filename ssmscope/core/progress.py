@@ -1,4 +1,4 @@
-"""How far work is, on stderr: lines, and a bar where that is a terminal."""
+"""Progress of work on stderr: lines, and a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-WORTH_SAYING = 2.0
-"""Seconds after which work is said to go on."""
-EVERY = 10.0
-"""Seconds until the next line; each of the later ones takes half as long again, up to `SELDOM`."""
-SELDOM = 120.0
+SECONDS_BEFORE_FIRST_LINE = 2.0
+"""Seconds until the first line about work that goes on."""
+SECONDS_BETWEEN_LINES = 10.0
+"""Seconds until the second line; each later pause is half as long again, up to `MAX_SECONDS_BETWEEN_LINES`."""
+MAX_SECONDS_BETWEEN_LINES = 120.0
 
 
 class _Seen:
-    """State of the work that goes on: tokens that models read in this process, and the newest bar."""
+    """Tokens read by models in this process, and the newest bar."""
 
     tokens = 0
     bar: Progress | None = None
@@ -33,14 +33,14 @@ def count_tokens(number: int) -> None:
 
 
 def on_stderr(shown: bool = True) -> Console:
-    """Prints lines on stderr as they are, or nowhere."""
+    """Return a console that prints lines on stderr as they are, or nothing if not `shown`."""
     from rich.console import Console
 
     return Console(stderr=True, quiet=not shown, highlight=False, markup=False, soft_wrap=True)
 
 
 def progress_bar(console: Console | None = None) -> Progress:
-    """A bar that goes when it is done; none where the console is no terminal, or quiet."""
+    """Return a bar that vanishes when it is done, hidden if the console is quiet or no terminal."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -60,8 +60,7 @@ def progress_bar(console: Console | None = None) -> Progress:
 
 @contextmanager
 def pulse(name: str, shown: bool = True) -> Iterator[None]:
-    """Say on stderr, once the body takes longer than two seconds and now and then after that, how far it is, where no
-    bar does."""
+    """Report progress on stderr after two seconds, and now and then after that, unless a bar does."""
     if not shown:
         yield
         return
@@ -69,9 +68,9 @@ def pulse(name: str, shown: bool = True) -> Iterator[None]:
     _Seen.bar = None
 
     def say() -> None:
-        wait, pause = WORTH_SAYING, EVERY
+        wait, pause = SECONDS_BEFORE_FIRST_LINE, SECONDS_BETWEEN_LINES
         while not ended.wait(wait):
-            wait, pause = pause, min(1.5 * pause, SELDOM)
+            wait, pause = pause, min(1.5 * pause, MAX_SECONDS_BETWEEN_LINES)
             bar = _Seen.bar
             if bar is not None and not bar.disable:
                 continue

@@ -1,4 +1,4 @@
-"""Gradients through a model in the memory of one of its blocks: each is run again when its turn comes."""
+"""Gradients through a model in the memory of one block: each block runs again when its turn comes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ssmscope.core.mixers import mixers
 
 
 def stacked(module: nn.Module) -> Iterator[nn.Module]:
-    """The blocks of a model, with and without a mixer: what stands in its outermost lists of them."""
+    """Yield the blocks of a model, with and without a mixer: the members of its outermost lists of blocks."""
     for part in module.children():
         found = mixers(part)
         if found and found != [part]:
@@ -26,23 +26,24 @@ def stacked(module: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def recomputed(module: nn.Module) -> Iterator[None]:
-    """Within the context, and in this thread alone, a block's forward pass keeps nothing but its input for the backward
-    pass, which runs the block again: the same numbers, about a third more time, and the memory of one block.
+    """Keep only each block's input for the backward pass, within the context and in this thread alone.
+
+    The backward pass runs each block again: the same numbers, about a third more time, and the memory of one block.
 
     The backward pass belongs within the context, and within all others that change how the model runs. A model whose
     mixers read other layers' terms runs as always.
     """
     readers = any(getattr(mixer, "before", ()) for mixer in mixers(module))
     blocks = [] if readers else list(stacked(module))
-    with override_forward([(block, partial(_again, active_override(block))) for block in blocks]):
+    with override_forward([(block, partial(_checkpointed, active_override(block))) for block in blocks]):
         yield
 
 
-def _again(taker: Handler | None, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    block = below if taker is None else partial(taker, below)
+def _checkpointed(handler: Handler | None, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    block = below if handler is None else partial(handler, below)
     moving = any(isinstance(each, Tensor) and each.requires_grad for each in (*args, *kwargs.values()))
     if not (moving and torch.is_grad_enabled()):
         return block(*args, **kwargs)
-    # on a GPU the backward pass is in a thread of its own, which knows nothing of what this one has taken over
+    # On a GPU the backward pass has a thread of its own, which needs this one's overrides.
     run = partial(copy_context().run, block)
     return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

@@ -1,4 +1,4 @@
-"""What there is, told without importing a model: the trained models that ship, and the types that can be read."""
+"""Names of the shipped trained models and the readable model types, found without importing a model."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 PACKAGE = Path(__file__).parents[1]
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-"""In what models are loaded."""
+"""Types in which models are loaded."""
 
 
 def demos() -> dict[str, Path]:
-    """The shipped trained models: `demo/NAME` and their directories."""
+    """Return the shipped trained models: `demo/NAME` and their directories."""
     return {f"demo/{path.parent.name}": path.parent for path in sorted((PACKAGE / "demo").glob("*/config.json"))}
 
 
 def training_data(directory: Path) -> dict[str, Any]:
-    """The data in the record of a model's training; empty without a record."""
+    """Return the data in the record of a model's training; empty without a record."""
     try:
         return dict(json.loads((directory / "training.json").read_bytes())["data"]["train"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -29,15 +29,15 @@ def training_data(directory: Path) -> dict[str, Any]:
 
 
 def data_set_of(data: Mapping[str, Any]) -> str | None:
-    """The name of the data set in a record of training; None for a file, which a record could place anywhere."""
+    """Return the data set's name in a record of training; None for a file, which may be anywhere."""
     name = str(data.get("name", ""))
     return None if not name or set(name) & {".", "/", "\\"} else name
 
 
 @cache
 def readable_types() -> tuple[str, ...]:
-    """The transformers model types with layers that can be read: of every architecture that the installed transformers
-    has, the `MODEL_TYPES` that its file declares."""
+    """Return the transformers model types with readable layers: the `MODEL_TYPES` declared by every architecture that
+    the installed transformers has."""
     library = find_spec("transformers")
     families = Path(*(library.submodule_search_locations or [])) / "models" if library is not None else Path()
     later = _declared(PACKAGE / "architectures" / "__init__.py", "LATER")
@@ -49,7 +49,7 @@ def readable_types() -> tuple[str, ...]:
 
 
 def _declared(file: Path, name: str) -> Any:
-    """The literal that a module assigns to a name; nothing where it does not."""
+    """Return the literal that a module assigns to a name; nothing if it does not."""
 
     def literals() -> Iterator[Any]:
         for node in ast.parse(file.read_text(encoding="utf-8")).body:

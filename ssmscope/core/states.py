@@ -1,4 +1,4 @@
-"""States of layers as rows: chosen, joined, measured, whatever an architecture keeps in them."""
+"""States of layers as rows: chosen, joined and measured, whatever an architecture keeps in them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ssmscope.core.trace import LayerState
 
 T = TypeVar("T")
 States = tuple[LayerState, ...]
-"""Every layer's, from which a run continues; each tensor's first dimension is the batch."""
+"""States of all layers, from which a run continues; each tensor's first dimension is the batch."""
 
 
 def gathered(states: States, rows: Tensor) -> States:
-    """The states of these rows, one or several times each."""
+    """Return the states of these rows, one or several times each."""
     return mapped(states, lambda t: t.index_select(0, rows.to(t.device)))
 
 
 def joined(parts: Sequence[States]) -> States:
-    """The states of several batches as those of one; where some have kept more keys, the others get padding."""
+    """Return the states of several batches as those of one; shorter kept keys are padded."""
     if len(parts) == 1:
         return parts[0]
     columns = iter(list(zip(*map(tensors, parts))))
@@ -36,17 +36,17 @@ def _stacked(rows: Sequence[Tensor]) -> Tensor:
 
 
 def alone(state: LayerState) -> LayerState:
-    """A state that keeps no larger tensor in memory of which it is a part."""
+    """Return a state whose tensors are no parts of larger ones, which it would keep in memory."""
     return mapped(state, lambda t: t.clone() if t.untyped_storage().nbytes() > t.numel() * t.element_size() else t)
 
 
 def size(states: States) -> int:
-    """How many bytes they have."""
+    """Return the size of states in bytes."""
     return sum(t.numel() * t.element_size() for t in tensors(states))
 
 
 def mapped(record: T, change: Callable[[Tensor], Tensor]) -> T:
-    """A state, or any part of it, with every tensor changed."""
+    """Return a state, or any part of it, with every tensor changed."""
     if isinstance(record, Tensor):
         return change(record)  # type: ignore[return-value]
     if isinstance(record, tuple):
@@ -57,6 +57,7 @@ def mapped(record: T, change: Callable[[Tensor], Tensor]) -> T:
 
 
 def tensors(states: States) -> list[Tensor]:
+    """Return all tensors in states."""
     found: list[Tensor] = []
 
     def keep(t: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Calls of tokenizers: what fails in them is told in one line, and tokens are shown as the characters they are of."""
+"""Calls of tokenizers: failures reported in one line, and tokens shown as their characters."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ UNSPACED = re.compile(
 )
 """Letters of scripts that write no spaces between words: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
 JOINERS = "\u200c\u200d"
-"""They stand within a word, or within an emoji."""
+"""Joiners within a word, or within an emoji."""
 
 
 @dataclass(frozen=True)
 class Spelled:
-    """A text, and for each of its tokens where the characters that it is of begin and end. Tokens may share a
-    character, of which each has some bytes; a special token has none."""
+    """Text, and the beginning and end of each token's characters in it. Tokens that each have some bytes of a character
+    share it; a special token has none."""
 
     text: str
     offsets: tuple[tuple[int, int], ...]
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
-        """The tokens of some of the characters from `start` to before `stop`."""
+        """Return the tokens of the characters from `start` to before `stop`."""
         return tuple(at for at, (begin, end) in enumerate(self.offsets) if begin < stop and end > start)
 
 
@@ -38,10 +38,10 @@ def tokenize(tokenizer: Any, texts: str | Sequence[str], *, named: str = "the te
     """Call a tokenizer on a text or several.
 
     Args:
-        named: what a message calls a single text; several are called by their number.
+        named: a single text's name in messages; several are called by their number.
 
     Raises:
-        InputError: it fails, naming the text and, where one is to blame, the word.
+        InputError: if it fails, naming the text and, if one is to blame, the word.
     """
     with failures_told(tokenizer, texts, named):
         return tokenizer(texts, verbose=False, **options)
@@ -49,11 +49,11 @@ def tokenize(tokenizer: Any, texts: str | Sequence[str], *, named: str = "the te
 
 @contextmanager
 def failures_told(tokenizer: Any, texts: str | Sequence[str], named: str = "the text") -> Iterator[None]:
-    """Raise an InputError, as `tokenize` does, where a tokenizer fails on texts in the body."""
+    """Raise InputError, as `tokenize` does, if a tokenizer fails on texts in the body."""
     try:
         yield
     except BaseException as error:
-        # The tokenizers library raises a plain Exception; where it panics, what it raises is none.
+        # The tokenizers library raises a plain Exception, but on a panic a BaseException.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         if isinstance(error, InputError) or ran_out_of_memory(error):
@@ -83,7 +83,7 @@ def _blame(tokenizer: Any, text: str, named: str, error: BaseException) -> str:
 
 
 def _unknown_word(tokenizer: Any, text: str) -> str | None:
-    """The first word that a tokenizer's model fails at."""
+    """Return the first word that a tokenizer's model fails at."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
@@ -92,7 +92,7 @@ def _unknown_word(tokenizer: Any, text: str) -> str | None:
     for word, _ in cut:
         try:
             backend.model.tokenize(word)
-        except Exception:  # the tokenizers library raises no class of its own
+        except Exception:  # The tokenizers library has no class of its own.
             return word
     return None
 
@@ -100,8 +100,8 @@ def _unknown_word(tokenizer: Any, text: str) -> str | None:
 def names_of(
     tokenizer: Any, ids: Sequence[int], special: Collection[int]
 ) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
-    """The names of some ids in a vocabulary, and the number of the word that each belongs to, None for special tokens.
-    Pieces that continue a word ("##ed") are without their mark; an id that has no name is called by its number."""
+    """Return the names of some ids in a vocabulary, and the number of each one's word, None for special tokens.
+    Continuing pieces ("##ed") lose their mark; an id without a name is called by its number."""
     names: list[str] = []
     words: list[int | None] = []
     for at, (number, name) in enumerate(zip(ids, tokenizer.convert_ids_to_tokens(list(ids)))):
@@ -120,16 +120,16 @@ def is_glue(character: str) -> bool:
 
 
 def token_texts(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[str]) -> tuple[str, ...]:
-    """Each token as the text has it, every character once: the first of several tokens of a character shows it, the
-    others are empty. A token of no character is called by its name.
+    """Return each token as the text has it, every character once: the first of several tokens of a character shows it,
+    the others are empty. A token without characters is called by its name.
 
-    What the tokenizer passes over between tokens is left out, but for marks that belong to the character before.
+    Characters between tokens are left out, except marks that belong to the character before them.
     """
     shown: list[str] = []
     end = 0
     whole = _untrimmed(text, offsets, names)
     for at, ((begin, stop), name) in enumerate(zip(whole, names)):
-        if not name.strip(MARKERS) and not text[begin:stop].isspace():  # a mark that was put before the text
+        if not name.strip(MARKERS) and not text[begin:stop].isspace():  # The tokenizer put this mark before the text.
             shown.append("")
         elif stop <= begin:
             shown.append(name)
@@ -145,7 +145,7 @@ def token_texts(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[s
 
 
 def _untrimmed(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[str]) -> list[tuple[int, int]]:
-    """The offsets with the spaces that tokens hold: some tokenizers of bytes trim them."""
+    """Return the offsets with the spaces that tokens hold: some tokenizers of bytes trim them."""
     found: list[tuple[int, int]] = []
     end = 0
     for (begin, stop), name in zip(offsets, names):
@@ -163,10 +163,10 @@ def _untrimmed(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[st
 def word_numbers(
     words: Sequence[int | None], text: str, offsets: Sequence[tuple[int, int]], tokens: Sequence[str]
 ) -> tuple[int | None, ...]:
-    """The number of the word that each token belongs to, None for special tokens.
+    """Return the number of each token's word, None for special tokens.
 
-    A word is what the tokenizer takes for one, but ends at white space, and neither begins nor ends between a
-    character and the marks or joiners that belong to it.
+    Words are the tokenizer's, but end at white space, and neither begin nor end between a character and the marks or
+    joiners that belong to it.
     """
     found: list[int | None] = []
     number, end = -1, 0
@@ -188,7 +188,7 @@ def _inside(text: str, at: int) -> bool:
 
 
 def _is_mark(character: str) -> bool:
-    """Return True if it is a mark on a letter."""
+    """Return True if a character is a mark on a letter."""
     return (
         character >= "\u0300"
         and unicodedata.category(character)[0] == "M"
@@ -197,8 +197,8 @@ def _is_mark(character: str) -> bool:
 
 
 def is_within_word(text: str, at: int) -> bool:
-    """Return True if the place before a character lies within a word, or within what is shown as one character. Between
-    characters of scripts that write no spaces any word may end."""
+    """Return True if the place before a character is within a word, or within one shown character. Between characters
+    of scripts without spaces any word may end."""
     if not 0 < at < len(text):
         return False
     if is_glue(text[at]) or text[at - 1] in JOINERS:

@@ -1,4 +1,4 @@
-"""What a model's state-space layers did on an input: `LayerTrace` for one layer, `Trace` for the whole run."""
+"""Records of a run's state-space layers: `LayerTrace` for one layer, `Trace` for the whole model."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from ssmscope.errors import InputError, Unanswerable
 from ssmscope.ops import survival
 
 T = TypeVar("T")
-
-
 R = TypeVar("R")
 
 
 def detached(record: R) -> R:
-    """A layer's terms, or anything made of them, cut off from the weights that they hold: no gradients are meant."""
+    """Return a layer's terms, or anything made of them, without gradients by the weights in them."""
     if isinstance(record, Tensor):
         return record.detach()  # type: ignore[return-value]
     if isinstance(record, tuple):
@@ -36,8 +34,8 @@ def detached(record: R) -> R:
 
 @dataclass(frozen=True, eq=False)
 class LayerState:
-    """From where a layer continues: `conv` (batch, taps − 1, channels), the last inputs of its convolution (None
-    without one), and `ssm`, one final state (batch, heads, width, state) for each of its recurrences."""
+    """State from which a layer continues: `conv` (batch, taps − 1, channels), the last inputs of its convolution (None
+    without one), and `ssm`, a final state (batch, heads, width, state) for each of its recurrences."""
 
     conv: Tensor | None
     ssm: tuple[Tensor, ...]
@@ -45,23 +43,23 @@ class LayerState:
 
 @dataclass(frozen=True, eq=False)
 class LayerTrace:
-    """One layer on one batch: its recurrences and what surrounds them, recomputed from the mixer's input and weights.
+    """Terms of one layer on one batch, its recurrences and what surrounds them, recomputed from the mixer's input and
+    weights.
 
     Attributes:
         u: the mixer's input, (batch, length, model width).
         recurrences: the layer's linear recurrences; most layers have one.
         mask: True at real positions, (batch, length); None when all are. At padding the recurrences write nothing and
             hold their state, so the final state is that of each row's last real position.
-        conv_input: what the causal convolution reads, (batch, length, channels); None without one.
+        conv_input: input of the causal convolution, (batch, length, channels); None without one.
         conv_tail: the taps − 1 inputs before the first position, where the run continued from a state.
-        taps: which of these the convolution reads at every position, (batch, length, taps) bool, its own first, where
-            an edited run leaves some out; None where it reads all.
+        taps: mask of the inputs that the convolution reads at every position, (batch, length, taps) bool, its own
+            first; None where it reads all, as in every run that is not edited.
         z: the output gate before its activation, (batch, length, channels); None without one.
         initial: the recurrences' states before the first position, (batch, heads, width, state) each, where they are
             learnt or carried over by a layer that has several; None where they are zero.
-        turn: (batch, length), the recurrence that a token steps where only one does and the others hold; None where
-            all do.
-        reach: how many positions what is written at one comes from, by convolutions and shifts: 1 without any.
+        turn: (batch, length), the only recurrence that a token steps while the others hold; None where all step.
+        reach: number of positions that a write depends on through convolutions and shifts: 1 without any.
         at: the position whose states the model answers from, where those are not the last ones.
         extras: further tensors of the architecture by the names of its paper, e.g. the KL of a stochastic gate.
     """
@@ -81,7 +79,7 @@ class LayerTrace:
 
     @property
     def recurrence(self) -> ops.Recurrence:
-        """The layer's only recurrence.
+        """Only recurrence of the layer.
 
         Raises:
             ValueError: when it has several.
@@ -96,30 +94,31 @@ class LayerTrace:
         return ops.scan_all(self.recurrences, initial, retention=retention)
 
     def retention(self) -> Tensor:
-        """Mean of a_t over states, heads and the layer's recurrences, (batch, length) (Baleen, Eq. 10).
+        """Return the mean of a_t over states, heads and the layer's recurrences, (batch, length) (Baleen, Eq. 10).
 
-        Where recurrences take turns it is that of the one which token t steps: held states are no choice of the token.
+        Where recurrences take turns it is that of the one that token t steps: holding the others is not its choice.
         """
         return self.joined([ops.retention(r) for r in self.recurrences])
 
     def survival(self, at: int | None = None, *, signed: bool = False, per_head: bool = False) -> Tensor:
-        """Each position's share of the layer's states after position `at`, (batch, length): see `survival.shares`."""
+        """Return each position's share of the layer's states after position `at`, (batch, length); see
+        `survival.shares`."""
         at = self.at if at is None else at
         return survival.shares(self.recurrences, initial=self.initial, at=at, signed=signed, per_head=per_head)
 
     def half_lives(self, *, per_head: bool = False) -> Tensor:
-        """After how many positions half of what the layer wrote at each is left, (batch, length): see
+        """Return the number of positions after which half of each position's writing is left, (batch, length); see
         `survival.half_lives`."""
         return survival.half_lives(self.recurrences, per_head=per_head)
 
     def joined(self, each: Sequence[Tensor]) -> Tensor:
-        """A quantity (batch, length) of every recurrence as the layer's, see `retention`."""
+        """Return the layer's value of a quantity (batch, length) given for every recurrence, see `retention`."""
         stacked = torch.stack(tuple(each))
         return stacked.mean(0) if self.turn is None else stacked.gather(0, self.turn.unsqueeze(0)).squeeze(0)
 
 
 class Layers(Sequence[T], Generic[T]):
-    """The layers of a trace, each recomputed when it is asked for: a layer's terms are larger than its input."""
+    """Layers of a trace, each recomputed on access: a layer's terms are larger than its input."""
 
     def __init__(self, number: int, recompute: Callable[[int], T]) -> None:
         self._number, self._recompute = number, recompute
@@ -139,11 +138,11 @@ class Layers(Sequence[T], Generic[T]):
 
 
 class Recording:
-    """What a trace keeps of a run whose texts run in several parts.
+    """Retention and inputs of a run whose texts run in several parts.
 
     Attributes:
         retention: (layers, batch, length) float32, NaN at padding.
-        inputs: of every layer that is `wanted` its mixer's input, (batch, length, width); None of the others.
+        inputs: the mixer's input, (batch, length, width), of every layer in `wanted`; None for the others.
     """
 
     def __init__(self, layers: int, batch: int, length: int, wanted: Collection[int], device: torch.device) -> None:
@@ -153,7 +152,7 @@ class Recording:
         self._kept: dict[int, Tensor] = {}
 
     def add(self, index: int, rows: Tensor, layer: LayerTrace, scans: Sequence[ops.Scan]) -> None:
-        """Take what is kept of a layer on these rows of the batch; no GPU is waited for."""
+        """Keep the retention and input of a layer on these rows of the batch, without waiting for a GPU."""
         kept = [scan.retention for scan in scans if scan.retention is not None]
         if kept:
             self._kept[index] = layer.joined(kept).to(self.retention)
@@ -169,7 +168,7 @@ class Recording:
         u[rows.to(u.device), : layer.u.shape[1]] = layer.u
 
     def close(self, rows: Tensor, mask: Tensor) -> None:
-        """Write down the retention of these rows, if it was summed; `mask` (rows, length) has their real positions."""
+        """Write the retention of these rows, if it was summed, where `mask` (rows, length) is True."""
         if not self._kept:
             return
         layers = torch.tensor(list(self._kept), device=self.retention.device)[:, None]
@@ -179,11 +178,7 @@ class Recording:
 
 
 def check_recurrent_state(has_recurrent_state: bool, name: str, what: str) -> None:
-    """Refuse a question about the memory of a model whose layers keep none.
-
-    Raises:
-        Unanswerable: as said.
-    """
+    """Raise Unanswerable if no layer of a model keeps a memory, which `what` asks about."""
     if not has_recurrent_state:
         raise Unanswerable(
             f"no layer of {name} has a recurrent memory, which {what} is about: its layers are short convolutions and "
@@ -193,7 +188,7 @@ def check_recurrent_state(has_recurrent_state: bool, name: str, what: str) -> No
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """A model's run on a batch of texts.
+    """Run of a model on a batch of texts.
 
     Attributes:
         input_ids: (batch, length) int64, padded on the right.
@@ -203,16 +198,16 @@ class Trace:
         logits: (batch, classes) of a classifier, (batch, vocabulary) at each text's last position of a language model.
         tokens: per text, the real tokens as they are shown.
         words: per text and real token, the index of the word it belongs to; None for a special token.
-        spelled: per text that was given as such, the text and the characters that each token is of.
-        answers: per text, the predicted class (or label, or next token) and its probability; of a model that gives
-            numbers these, and NaN.
-        source: where it comes from: model, architecture, fingerprint, dtype, device.
+        spelled: per text that was given as such, the text and the characters of each token.
+        answers: per text, the predicted class (or label, or next token) and its probability; for a model that gives
+            numbers, these and NaN.
+        source: provenance: model, architecture, fingerprint, dtype, device.
         layers: each layer's `LayerTrace`, recomputed on access.
-        frozen: each layer as a linear map of its input, recomputed on access: what implicit attention is made of.
+        linearized: each layer as a linear map of its input, recomputed on access: the basis of implicit attention.
         pixels: (batch, height, width, channels) of images whose size the model knows; else None.
-        numbers: the state-space layers' numbers in the model, where it has others between them; None where it has not.
-        remembers: whether some layer keeps a recurrent memory.
-        ahead: whether some layer reads tokens that come after.
+        numbers: the state-space layers' numbers in the model if it has other layers between them, else None.
+        has_recurrent_state: True if some layer keeps a recurrent state.
+        bidirectional: True if some layer reads later tokens.
     """
 
     input_ids: Tensor
@@ -246,12 +241,12 @@ class Trace:
 
     @property
     def layer_numbers(self) -> tuple[int, ...]:
-        """What every layer of `retention` and `layers` is called: a hybrid's by the model's own numbers."""
+        """Numbers of the layers of `retention` and `layers`, a hybrid's in the model's own count."""
         return tuple(range(len(self.retention))) if self.numbers is None else self.numbers
 
     def survival(self, at: int | None = None, *, signed: bool = False) -> Tensor:
-        """What is left of every token in the states after position `at`, by default the last one: its share, (layers,
-        batch, length), NaN at padding; see `survival.shares`. Attention layers have no state, and are not among these.
+        """Return every token's share of the states after position `at`, by default the last one: (layers, batch,
+        length), NaN at padding; see `survival.shares`. Attention layers have no state and are not among the layers.
 
         Raises:
             InputError: for a position that not every text has.

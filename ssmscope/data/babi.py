@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ssmscope.core.limits import WORDS, refuse_held
+from ssmscope.core.limits import MAX_STORY_WORDS, refuse_held
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.filler import generated, spaced_out, without_world
 from ssmscope.data.language import token_names
@@ -319,7 +319,7 @@ def refuse_contexts(length: int, examples: int) -> None:
         InputError: with their number and the limit.
     """
     what = f"{examples:,} contexts of {length:,} words"
-    refuse_held(examples * max(length, 30), what, "ask for fewer or shorter ones", most=WORDS, unit="words")
+    refuse_held(examples * max(length, 30), what, "ask for fewer or shorter ones", most=MAX_STORY_WORDS, unit="words")
 
 
 def question_tokens(data: QuestionData, tokenizer: Any, *, template: str = PROMPT) -> QuestionTokens:

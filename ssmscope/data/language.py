@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmscope.core.limits import ROW, refuse_above
+from ssmscope.core.limits import MAX_TOKENS_PER_ROW, refuse_above
 from ssmscope.core.reading import read_text
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.rows import SUFFIXES, checked_column, read_rows, text_of
@@ -174,7 +174,7 @@ def language_data(
     """
     if length < 1:
         raise InputError(f"rows of {length} tokens were asked for; give a length from 1 on")
-    refuse_above(ROW, length=length)
+    refuse_above(MAX_TOKENS_PER_ROW, length=length)
     end = tokenizer.eos_token_id
     texts = [line if end is not None else line + "\n" for line in lines]
     tail = [] if end is None else [end]

@@ -1,4 +1,4 @@
-"""Linear recurrences: the mathematics under every state-space layer, as pure functions on tensors, in torch alone.
+"""Linear recurrences: the mathematics of state-space layers, as pure functions on tensors, in torch alone.
 
 A layer is one or several recurrences (Baleen, Eq. 1; Mamba, Gu & Dao 2023, Eq. 2; Mamba-2, Dao & Gu 2024, Eq. 1)
 
@@ -9,8 +9,8 @@ with `heads` independent states of shape (width, state). Mamba-1 has one head of
 state, is `DeltaRecurrence`.
 
 `recurrence` has the terms, `scans` runs them (`ssd`, `wide`, `diagonal`, `elementwise`, `delta_rule` by the shape of
-the decay), `implicit_attention` gives their attention matrices (`matrices` whole, `matrix_rows`, `pooled`), and
-`survival` what is left of what was written. Each function that is fast has its definition beside it, `…_reference`.
+the decay), `implicit_attention` computes their attention matrices (`matrices` whole, `matrix_rows`, `pooled`), and
+`survival` each token's share of the state. Next to each fast function is its definition, `…_reference`.
 `ssmscope.backends` decides whether something faster than torch is used.
 """
 

@@ -16,13 +16,13 @@ from ssmscope.ops.recurrence import DeltaRecurrence
 
 
 def matrices(r: DeltaRecurrence) -> Float[Tensor, "batch heads t s"]:
-    """α of every head (Gated Delta Networks, Yang et al. 2024, section 3, with the whole sequence as one chunk).
+    """Return α of every head (Gated Delta Networks, Yang et al. 2024, section 3, with the whole sequence as one chunk).
 
-    With Γ[t, s] = ∏_{s<r≤t} a_r, what is written at t is u_t = β_t (x_t − Σ_{s<t} Γ[t, s] (b_t·b_s) u_s) and what is
-    read Σ_{s≤t} Γ[t, s] (c_t·b_s) u_s, so α = tril(C Bᵀ ⊙ Γ) (I + tril(diag(β) B Bᵀ ⊙ Γ, −1))⁻¹ diag(β).
+    With Γ[t, s] = ∏_{s<r≤t} a_r, each step writes u_t = β_t (x_t − Σ_{s<t} Γ[t, s] (b_t·b_s) u_s) and reads
+    Σ_{s≤t} Γ[t, s] (c_t·b_s) u_s, so α = tril(C Bᵀ ⊙ Γ) (I + tril(diag(β) B Bᵀ ⊙ Γ, −1))⁻¹ diag(β).
 
-    Of the generalised rule f_t = Σ_{s<t} Γ[t, s] β_s ((e_t·b_s) x_s − (e_t·r_s) f_s) is found at t (see
-    `ssmscope.ops.delta_rule`), and taken away: with M_uw = tril(U Wᵀ ⊙ Γ) and β within r and b,
+    The generalised rule looks up f_t = Σ_{s<t} Γ[t, s] β_s ((e_t·b_s) x_s − (e_t·r_s) f_s) at t (see
+    `ssmscope.ops.delta_rule`) and removes it: with M_uw = tril(U Wᵀ ⊙ Γ) and β within r and b,
     α = M_cb − M_cr (I + tril(M_er, −1))⁻¹ tril(M_eb, −1).
     """
     if r.e is not None:
@@ -58,7 +58,7 @@ def _generalised(r: DeltaRecurrence) -> Tensor:
 
 
 def _decayed(log_a: Tensor, b: Tensor, c: Tensor) -> Float[Tensor, "batch heads t s"]:
-    """Σ_n c_t[n] b_s[n] ∏_{s<r≤t} a_r[n], as one chunk of `wide.within`."""
+    """Return Σ_n c_t[n] b_s[n] ∏_{s<r≤t} a_r[n], as one chunk of `wide.within`."""
     length = b.shape[2]
     missing = (1 << max(length - 1, 0).bit_length()) - length
     log_a, b, c = (pad(t, (0, 0, 0, missing)) for t in (log_a, b, c))
@@ -66,7 +66,7 @@ def _decayed(log_a: Tensor, b: Tensor, c: Tensor) -> Float[Tensor, "batch heads 
 
 
 def _products(log_a: Float[Tensor, "batch heads length"]) -> Float[Tensor, "batch heads t s"]:
-    """∏_{s<r≤t} a_r, with 1 on the diagonal and 0 above."""
+    """Return ∏_{s<r≤t} a_r, with 1 on the diagonal and 0 above."""
     a = rearrange(log_a.exp(), "b h t -> (b h) t 1")
     strict = triangle.differentiable(a, a, torch.ones_like(a))
     strict = strict + torch.eye(strict.shape[-1], dtype=a.dtype, device=a.device)
@@ -74,9 +74,8 @@ def _products(log_a: Float[Tensor, "batch heads length"]) -> Float[Tensor, "batc
 
 
 def rows(r: DeltaRecurrence, positions: Sequence[int]) -> Float[Tensor, "batch heads rows s"]:
-    """The rows of α at these positions, by the adjoint recurrence: v_t = c_t, α[t, s] = β_s v_sᵀ b_s and
-    v_{s−1} = a_s (v_s − β_s (v_sᵀ r_s) e_s), r = e = b but in the generalised rule, from each row's own position
-    backwards."""
+    """Return the rows of α at these positions, by the adjoint recurrence: v_t = c_t, α[t, s] = β_s v_sᵀ b_s and v_{s−1}
+    = a_s (v_s − β_s (v_sᵀ r_s) e_s), r = e = b but in the generalised rule, from each row's own position backwards."""
     (b, c), (e, along), (log_a, beta) = r.by_head(), r.removal(), _decay_and_strength(r)
     batch, length, heads, state = b.shape
     a = log_a.exp()
@@ -93,8 +92,8 @@ def rows(r: DeltaRecurrence, positions: Sequence[int]) -> Float[Tensor, "batch h
 
 
 def pooled_rows(r: DeltaRecurrence, edge: Tensor) -> Float[Tensor, "batch heads cells s"]:
-    """Σ α[t, s] over the rows of each cell, by the adjoint recurrence of `rows` with all cells side by side: each takes
-    up c_t where the steps of its own rows are passed."""
+    """Return Σ α[t, s] over the rows of each cell, by the adjoint recurrence of `rows` for all cells at once: each adds
+    c_t at the steps of its own rows."""
     (b, c), (e, along), (log_a, beta) = r.by_head(), r.removal(), _decay_and_strength(r)
     batch, length, heads, state = b.shape
     a = log_a.exp()
@@ -103,7 +102,7 @@ def pooled_rows(r: DeltaRecurrence, edge: Tensor) -> Float[Tensor, "batch heads 
     v = b.new_zeros(batch, heads, cells, state)
     found = b.new_zeros(batch, heads, cells, length)
     for s in range(length - 1, -1, -1):
-        first = cell[s]  # the cells before hold nothing yet
+        first = cell[s]  # The cells before it hold nothing yet.
         v[:, :, first] += c[:, s]
         active = v[:, :, first:]
         weight = beta[:, s, :, None] * (active @ b[:, s, :, :, None]).squeeze(-1)

@@ -1,9 +1,10 @@
-"""The scan of the delta rule, as matrix products over chunks (Gated Delta Networks, Yang et al. 2024, section 3;
-RWKV-7, Peng et al. 2025, section 3).
+"""Scan of the delta rule, as matrix products over chunks (Gated Delta Networks, Yang et al. 2024, section 3; RWKV-7,
+Peng et al. 2025, section 3).
 
-H_t = a_t H_{t-1} (I − β_t e_t r_tᵀ) + β_t x_t b_tᵀ looks up what the decayed memory holds under e_t and takes it away
-along r_t; both are b_t in the plain rule. With f_t = a_t H_{t-1} e_t what is found, H_t = a_t H_{t-1} + β_t (x_t b_tᵀ −
-f_t r_tᵀ). Within a chunk that starts from H_0 the f_t therefore solve a triangular system, Γ being the decays,
+H_t = a_t H_{t-1} (I − β_t e_t r_tᵀ) + β_t x_t b_tᵀ looks up the decayed memory's value under e_t and removes it along
+r_t; both are b_t in the plain rule. With the value found, f_t = a_t H_{t-1} e_t,
+H_t = a_t H_{t-1} + β_t (x_t b_tᵀ − f_t r_tᵀ). Within a chunk that starts from H_0 the f_t therefore solve a triangular
+system, Γ being the decays,
 
     f_t + Σ_{s<t} β_s (e_tᵀ Γ_{s<…≤t} r_s) f_s = H_0 Γ_{≤t} e_t + Σ_{s<t} β_s (e_tᵀ Γ_{s<…≤t} b_s) x_s,
 
@@ -28,8 +29,10 @@ from ssmscope.ops.exponents import smallest_exponent
 from ssmscope.ops.recurrence import by_head
 from ssmscope.ops.ssd import segment_sums
 
-STEPS_PER_CHUNK = 32  # of one triangular system
-STEPS_PER_SEGMENT = 1024  # whose systems are held at once
+STEPS_PER_CHUNK = 32
+"""Steps of one triangular system."""
+STEPS_PER_SEGMENT = 1024
+"""Steps whose systems are held at once."""
 
 
 def scan(
@@ -50,7 +53,7 @@ def scan(
     removed = strength * (b if r is None else r)
     terms = (log_a, b if e is None else e, removed if r is None else strength * b, removed, c, x)
     outputs, H = [x[:, :0]], initial
-    with torch.autocast(x.device.type, enabled=False):  # taken away and written must cancel to full precision
+    with torch.autocast(x.device.type, enabled=False):  # Removed and written values must cancel.
         for start in range(0, x.shape[1], STEPS_PER_SEGMENT):
             part = [t[:, start : start + STEPS_PER_SEGMENT] for t in terms]
             y, H = _segment(part, H, plain=r is None)
@@ -63,15 +66,15 @@ def _segment(terms: list[Tensor], H: Tensor, *, plain: bool) -> tuple[Tensor, Te
     log_a, e, b, r, c, x = terms
     length, width = x.shape[1], x.shape[-1]
     chunk = min(STEPS_PER_CHUNK, 1 << (length - 1).bit_length())
-    padded = (
-        pad(t, (0, 0, 0, 0, 0, -length % chunk)) for t in (log_a, e, b, r, c, x)
-    )  # with steps that hold the state
+    padded = (pad(t, (0, 0, 0, 0, 0, -length % chunk)) for t in (log_a, e, b, r, c, x))  # Added steps hold the state.
     log_a, e, b, r, c, x = (rearrange(t, "b (k q) h n -> b k h q n", q=chunk) for t in padded)
 
     (found_r, read_r), from_start, to_end = _decayed(log_a, r, e, c)
     found_b, read_b = (found_r, read_r) if plain else _decayed(log_a, b, e, c)[0]
     sides = torch.cat([found_b.tril(-1) @ x, from_start * e], dim=-1)
-    solved = torch.linalg.solve_triangular(found_r, sides, upper=False, unitriangular=True)  # reads below the diagonal
+    solved = torch.linalg.solve_triangular(
+        found_r, sides, upper=False, unitriangular=True
+    )  # It reads below the diagonal.
     of_written, of_before = solved.split([width, sides.shape[-1] - width], dim=-1)
 
     read, kept, b, r = from_start * c, from_start[..., -1:, :], to_end * b, to_end * r
@@ -110,8 +113,8 @@ def keys_left(
     e: Float[Tensor, "batch length heads state"] | None = None,
     r: Float[Tensor, "batch length heads state"] | None = None,
 ) -> Iterator[tuple[slice, Float[Tensor, "batch chunk heads state"]]]:
-    """Yield k_sᵀ = b_sᵀ ∏_{s<t≤T} a_t (I − β_t e_t r_tᵀ) of chunks of positions, the last first: what the key that was
-    written at s has become by the end.
+    """Yield k_sᵀ = b_sᵀ ∏_{s<t≤T} a_t (I − β_t e_t r_tᵀ), the key written at s as it is at the end, of chunks of
+    positions, the last first.
 
     With P_s the product of the transitions after s and l_sᵀ = r_sᵀ P_s, P_{s−1} = a_s (P_s − β_s e_s l_sᵀ). Within a
     chunk that ends with P the l_s solve a triangular system, of which the keys are made (they are the keys if r is b):
@@ -128,11 +131,11 @@ def keys_left(
     with torch.autocast(b.device.type, enabled=False):
         for stop in range(b.shape[1], 0, -STEPS_PER_CHUNK):
             part = slice(max(stop - STEPS_PER_CHUNK, 0), stop)
-            before = (1 << (stop - part.start - 1).bit_length()) - (stop - part.start)  # steps that change nothing
+            before = (1 << (stop - part.start - 1).bit_length()) - (stop - part.start)  # Added steps change nothing.
             terms = (rearrange(t[:, part], "b q h n -> b h q n") for t in (log_a, b, looked_up, b if r is None else r))
             a, keys, found, along = (pad(t, (0, 0, before, 0)) for t in terms)
             (among,), from_start, to_end = _decayed(a, along, found)
-            sides = (to_end * along) @ P  # the system's matrix is read above the diagonal only
+            sides = (to_end * along) @ P  # The system's matrix is read above the diagonal only.
             left = torch.linalg.solve_triangular(among.mT, sides, upper=True, unitriangular=True)
             following = from_start[..., -1, :, None] * P - (from_start * found).mT @ left
             if r is not None:

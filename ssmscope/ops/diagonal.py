@@ -1,4 +1,4 @@
-"""The scan with a decay per state and heads of width 1 (Mamba, Gu & Dao 2023, Algorithm 2).
+"""Scan with a decay per state and heads of width 1 (Mamba, Gu & Dao 2023, Algorithm 2).
 
 The states of all steps would take `state` times the room of the input, so some steps are held at a time, and walked
 again in the backward pass.
@@ -20,8 +20,8 @@ from ssmscope.ops.recurrence import Recurrence, by_head
 from ssmscope.ops.recurrence import retention as mean_decay
 
 MAX_NUMBERS_HELD = {"cpu": 2**19, "cuda": 2**26}
-"""Numbers of all states and steps that are held at once: what stays in a CPU's cache, and what keeps a GPU busy."""
-LARGEST_WALKED_STATE = 128
+"""Numbers of all states and steps held at once: as many as a CPU's cache holds, or keep a GPU busy."""
+MAX_WALKED_STATE = 128
 """Numbers per channel up to which a CPU walks the states of heads with one decay."""
 
 
@@ -50,7 +50,7 @@ def scan(
 def walks_channels(r: Recurrence) -> bool:
     """Return True if a CPU should walk these heads with one decay by the kernel of width 1, every channel a head of its
     own: with small states that is faster than products over chunks."""
-    small = r.shape[4] <= LARGEST_WALKED_STATE
+    small = r.shape[4] <= MAX_WALKED_STATE
     return small and r.A is not None and not r.expected and r.x.dtype is torch.float32 and r.x.device.type == "cpu"
 
 

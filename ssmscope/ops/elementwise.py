@@ -1,4 +1,4 @@
-"""The scan of states that are numbers, each with its own decay: H_t = a_t ⊙ H_{t-1} + written_t.
+"""Scan of states that are numbers, each with its own decay: H_t = a_t ⊙ H_{t-1} + written_t.
 
 In one chunk the steps are walked one after the other. In several, all chunks walk their steps at once, from zero; then
 one pass over the chunks carries the state from each to the next. With √length chunks that is 2 √length operations,
@@ -45,7 +45,7 @@ class _Scan(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         log_a, states, initial = ctx.saved_tensors
-        following = pad(log_a[:, 1:], (0, 0, 0, 0, 0, 1))  # a_{t+1}; the last acts on nothing
+        following = pad(log_a[:, 1:], (0, 0, 0, 0, 0, 1))  # This is a_{t+1}; the last acts on nothing.
         adjoint = _states(following.flip(1), grad.flip(1), torch.zeros_like(initial), ctx.chunks).flip(1)
         a = log_a.clamp(min=smallest_exponent(states.dtype)).exp()
         before = torch.cat([initial.unsqueeze(1), states[:, :-1]], dim=1)
@@ -57,7 +57,7 @@ class _Scan(torch.autograd.Function):
 def _states(log_a: Tensor, written: Tensor, initial: Tensor, chunks: int) -> Tensor:
     length, floor = written.shape[1], smallest_exponent(written.dtype)
     steps = -(-length // chunks)
-    missing = -length % steps  # steps with decay 1 that write nothing
+    missing = -length % steps  # Added steps have decay 1 and write nothing.
     log_a, H = (pad(t, (0, 0, 0, 0, 0, missing)) for t in (log_a, written))
     log_a, H = (rearrange(t, "b (k q) h n -> q b k h n", q=steps) for t in (log_a, H))
     a, H = log_a.clamp(min=floor).exp(), H.clone(memory_format=torch.contiguous_format)

@@ -23,18 +23,20 @@ from ssmscope.ops.terms import (
     skips,
 )
 
-MAX_FACTOR_COLUMNS = 1024  # heads × states whose factors, three matrices of length × columns, are held at once
-MAX_MATRIX_NUMBERS = 2**24  # of single heads' matrices that are held at once
+MAX_FACTOR_COLUMNS = 1024
+"""Heads × states whose factors, three matrices of length × columns, are held at once."""
+MAX_MATRIX_NUMBERS = 2**24
+"""Entries of single heads' matrices that are held at once."""
 
 
 def whole(
     r: Recurrence, groups: int, absolute: bool, skip: bool, around: GateAndTaps
 ) -> Float[Tensor, "batch groups t s"]:
-    """The mean over each group's channels, or of their absolute values."""
+    """Return the mean over each group's channels, or of their absolute values."""
     batch, length, heads, width, state = r.shape
     around = _cut(around, length)
-    single = width == 1 or around.is_empty  # a head is one matrix
-    each = groups == heads and not needs_gradients(r, around)  # nothing is summed: many heads at a time, as they are
+    single = width == 1 or around.is_empty  # A head is one matrix.
+    each = groups == heads and not needs_gradients(r, around)  # Nothing is summed.
     if not absolute and not each and is_diagonal(r) and shares_scores(r, around):
         return _through_scores(r, groups, skip, around)
     if absolute or each or not single or not is_diagonal(r):
@@ -64,8 +66,9 @@ def _cut(around: GateAndTaps, length: int) -> GateAndTaps:
 
 
 class Factors(NamedTuple):
-    """Of some heads: the strict triangle's a, R and W (batch, steps, heads, state), which begins `reach` − 1 rows down,
-    and `near`, the entries at distances 0 … reach − 1 from the diagonal, (batch, length − distance, heads) each."""
+    """Factors of some heads' matrices: a, R and W of the strict triangle (batch, steps, heads, state), which begins
+    `reach` − 1 rows down, and `near`, the entries at distances 0 … reach − 1 from the diagonal, (batch, length −
+    distance, heads) each."""
 
     a: Tensor
     R: Tensor
@@ -74,7 +77,8 @@ class Factors(NamedTuple):
 
 
 def factors(r: Recurrence, around: GateAndTaps) -> Factors:
-    """The factors of heads of one matrix each. What an input spreads over the next steps is gathered where it ends."""
+    """Return the factors of heads of one matrix each; the parts of an input that taps spread are gathered at their last
+    step."""
     batch, length, heads, _, state = r.shape
     a = decays(r).expand(batch, length, heads, state)
     b, c, step = shared_by_heads(r.b, heads), shared_by_heads(r.c, heads), r.step
@@ -92,7 +96,7 @@ def factors(r: Recurrence, around: GateAndTaps) -> Factors:
 
 
 def _mean(r: Recurrence, around: GateAndTaps, skip: bool, out: Tensor) -> Tensor:
-    """The mean over the heads of one sequence, (length, length), into `out` where no gradient is asked for."""
+    """Return the mean over the heads of one sequence, (length, length), in `out` if no gradient is asked for."""
     _, length, heads, _, state = r.shape
     with_gradients = needs_gradients(r, around)
     late = around.reach - 1
@@ -101,12 +105,12 @@ def _mean(r: Recurrence, around: GateAndTaps, skip: bool, out: Tensor) -> Tensor
     corner = out[late:, : length - late]
     parts = []
     for first in range(0, heads, step):
-        chunk, beside = r.of_heads(first, first + step), around.of_heads(first, first + step)
+        chunk, part_around = r.of_heads(first, first + step), around.of_heads(first, first + step)
         if with_gradients:
-            strict, *close = checkpoint(_strict, chunk, beside, use_reentrant=False, preserve_rng_state=False)
+            strict, *close = checkpoint(_strict, chunk, part_around, use_reentrant=False, preserve_rng_state=False)
             parts.append(strict)
         else:
-            a, R, W, close = factors(chunk, beside)
+            a, R, W, close = factors(chunk, part_around)
             flat = [rearrange(t, "1 t h n -> 1 t (h n)") for t in (a, R, W)]
             triangle.add(corner.unsqueeze(0), flat[0], flat[1].contiguous(), flat[2].contiguous())
             close = [each.sum(-1) for each in close]
@@ -122,8 +126,8 @@ def _mean(r: Recurrence, around: GateAndTaps, skip: bool, out: Tensor) -> Tensor
     return out.div_(heads)
 
 
-def _strict(chunk: Recurrence, beside: GateAndTaps) -> tuple[Tensor, ...]:
-    a, R, W, close = factors(chunk, beside)
+def _strict(chunk: Recurrence, part_around: GateAndTaps) -> tuple[Tensor, ...]:
+    a, R, W, close = factors(chunk, part_around)
     flat = [rearrange(t, "1 t h n -> 1 t (h n)") for t in (a, R, W)]
     return triangle.differentiable(*flat), *(each.sum(-1) for each in close)
 
@@ -136,7 +140,7 @@ def _on_diagonal(values: Tensor, distance: int, length: int) -> Tensor:
 
 
 def shares_scores(r: Recurrence, around: GateAndTaps) -> bool:
-    """Whether a head's decay is one number, and products with the heads' shared scores c_t · b_s are the fewer ones."""
+    """Return True if a head's decay is one number, and products with the heads' shared scores c_t · b_s are cheaper."""
     _, _, heads, width, state = r.shape
     if not r.one_decay_per_head:
         return False
@@ -146,7 +150,7 @@ def shares_scores(r: Recurrence, around: GateAndTaps) -> bool:
 
 
 def columns_of(around: GateAndTaps) -> tuple[Tensor | None, Tensor | None]:
-    """`left` and `taps` with the width at which their products are summed: 1 where one of them is absent."""
+    """Return `left` and `taps` with the width at which their products are summed: 1 where one of them is absent."""
     left, taps = around
     if left is None or taps is None:
         left = None if left is None else left.mean(-1, keepdim=True)
@@ -163,16 +167,16 @@ def _through_scores(r: Recurrence, groups: int, skip: bool, around: GateAndTaps)
         for group in range(groups):
             total = r.b.new_zeros(length, length)
             for first, last in segments(r, group * per_group, (group + 1) * per_group):
-                part, beside = r.of_rows(row, row + 1).of_heads(first, last), around.of_rows(row, row + 1)
-                total = total + _segment(part, beside.of_heads(first, last), skip)
+                part, part_around = r.of_rows(row, row + 1).of_heads(first, last), around.of_rows(row, row + 1)
+                total = total + _segment(part, part_around.of_heads(first, last), skip)
             means.append(total / per_group)
         rows.append(torch.stack(means))
     return torch.stack(rows)
 
 
 def _segment(r: Recurrence, around: GateAndTaps, skip: bool) -> Float[Tensor, "t s"]:
-    """The sum over heads that read one group: Σ_i (C Bᵀ ∘ Σ_h,p left_t a_t…a_{r+1} step_r taps_{r−i, i})[t, r = s + i]
-    (Mamba-2, Dao & Gu 2024, section 3, for the plain case)."""
+    """Return the sum over heads that read one group: Σ_i (C Bᵀ ∘ Σ_h,p left_t a_t…a_{r+1} step_r taps_{r−i, i})[t, r =
+    s + i] (Mamba-2, Dao & Gu 2024, section 3, for the plain case)."""
     _, length, heads, _, _ = r.shape
     scores = r.c[0, :, 0] @ r.b[0, :, 0].mT
     a = decays(r)[0]
@@ -183,7 +187,7 @@ def _segment(r: Recurrence, around: GateAndTaps, skip: bool) -> Float[Tensor, "t
     total = torch.zeros_like(scores)
     for i in range(around.reach):
         write = step
-        if taps is not None:  # of what arrives here from i steps before
+        if taps is not None:  # The inputs of i steps before arrive here.
             write = step * torch.nn.functional.pad(taps[0, : length - i, i], (0, 0, 0, 0, i, 0))
         sums = _sum_of_decays(a, read, write) / max(read.shape[-1], write.shape[-1])
         total = total + torch.nn.functional.pad((scores * sums)[:, i:], (0, i))
@@ -194,7 +198,7 @@ def _segment(r: Recurrence, around: GateAndTaps, skip: bool) -> Float[Tensor, "t
 
 
 def _sum_of_decays(a: Tensor, read: Tensor, write: Tensor) -> Float[Tensor, "t s"]:
-    """Σ_h,p read[t] ∏_{s<r≤t} a[r] write[s] for s ≤ t, from terms (length, heads, 1 or width)."""
+    """Return Σ_h,p read[t] ∏_{s<r≤t} a[r] write[s] for s ≤ t, from terms (length, heads, 1 or width)."""
     length, heads, _ = a.shape
     width = max(read.shape[-1], write.shape[-1])
     out = torch.diag_embed((read * write).expand(length, heads, width).sum((1, 2)))
@@ -219,8 +223,8 @@ def _through_heads(r: Recurrence, groups: int, absolute: bool, skip: bool, aroun
     at_once = max(1, MAX_MATRIX_NUMBERS // max(1, batch * length * length))
 
     def channels(first: int, last: int) -> Tensor:
-        part, beside = r.of_heads(first, last), around.of_heads(first, last)
-        return single_heads(part, beside, skip) if not absolute else _absolute(part, beside, skip)
+        part, part_around = r.of_heads(first, last), around.of_heads(first, last)
+        return single_heads(part, part_around, skip) if not absolute else _absolute(part, part_around, skip)
 
     if per_group == 1:
         return torch.cat([channels(first, min(first + at_once, heads)) for first in range(0, heads, at_once)], dim=1)
@@ -234,7 +238,7 @@ def _through_heads(r: Recurrence, groups: int, absolute: bool, skip: bool, aroun
 
 
 def _absolute(r: Recurrence, around: GateAndTaps, skip: bool) -> Tensor:
-    """The mean over the width of every head of |matrix|, (batch, heads, length, length)."""
+    """Return the mean over the width of every head of |matrix|, (batch, heads, length, length)."""
     width = r.shape[3]
     D = skips(r) if skip else None
     alike = D is None or D.shape[1] == 1
@@ -252,7 +256,7 @@ def _absolute(r: Recurrence, around: GateAndTaps, skip: bool) -> Tensor:
 
 
 def single_heads(r: Recurrence, around: GateAndTaps, skip: bool = False) -> Float[Tensor, "batch heads t s"]:
-    """The mean over the width of every head."""
+    """Return the mean over the width of every head."""
     batch, length, heads, width, state = r.shape
     around = _cut(around, length)
     skipped = diagonals(r, around) if skip and r.D is not None else []
@@ -285,7 +289,7 @@ def _folded(r: Recurrence, around: GateAndTaps, skipped: list[Tensor]) -> Tensor
 
 
 def _spread(alpha: Tensor, around: GateAndTaps, width: int) -> Tensor:
-    """(1 / width) Σ_p left[t, p] Σ_i α[t, s + i] taps_i[s, p] of every head's α (batch, heads, length, length)."""
+    """Return (1 / width) Σ_p left[t, p] Σ_i α[t, s + i] taps_i[s, p] for every head's α, (batch, heads, t, s)."""
     if around.is_empty:
         return alpha
     length = alpha.shape[-1]

@@ -15,14 +15,16 @@ from ssmscope.ops.matrices import columns_of
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence
 from ssmscope.ops.terms import GateAndTaps, segments, shared_by_heads, skips
 
-MAX_DECAYS_HELD = 2**20  # decays that are held at once: they stay in the cache
-MAX_ROW_NUMBERS = 2**22  # entries of single heads' rows that are held at once
+MAX_DECAYS_HELD = 2**20
+"""Decays held at once, so that they stay in the cache."""
+MAX_ROW_NUMBERS = 2**22
+"""Entries of single heads' rows that are held at once."""
 
 
 def rows(
     r: Recurrence, positions: Sequence[int], groups: int, absolute: bool, skip: bool, around: GateAndTaps
 ) -> Float[Tensor, "batch groups rows s"]:
-    """The rows at these positions of the mean over each group's channels, or of their absolute values."""
+    """Return the rows at these positions of the mean over each group's channels, or of their absolute values."""
     batch, length, heads, _, _ = r.shape
     per_group = heads // groups
     of_delta = delta_matrices.rows(r, positions) if isinstance(r, DeltaRecurrence) else None
@@ -31,27 +33,27 @@ def rows(
     for group in range(groups):
         total: list[Tensor] = [r.b.new_zeros(batch, length) for _ in positions]
         alike = [(group * per_group, (group + 1) * per_group)]
-        if heads > r.b.shape[2]:  # heads that read one group share it as it is
+        if heads > r.b.shape[2]:  # Heads that read one group share it.
             alike = segments(r, *alike[0])
         for first, last in ((i, min(i + at_once, end)) for begin, end in alike for i in range(begin, end, at_once)):
-            part, beside = r.of_heads(first, last), around.of_heads(first, last)
+            part, part_around = r.of_heads(first, last), around.of_heads(first, last)
             for i, t in enumerate(positions):
                 if of_delta is not None:
                     alpha = of_delta[:, first:last, i, : t + 1]
                 else:
                     alpha = _row(part, t)
-                total[i] = total[i] + _around_row(part, alpha, t, skip, beside, absolute)
+                total[i] = total[i] + _around_row(part, alpha, t, skip, part_around, absolute)
         found.append(torch.stack(total, dim=1) / per_group)
     return torch.stack(found, dim=1)
 
 
 def _row(r: Recurrence, t: int) -> Float[Tensor, "batch heads s"]:
-    """α[t, s] = Σ_n c_t b_s ∏_{s<r≤t} a_r of every head, up to s = t: sums of log-decays from t backwards, chunk by
-    chunk."""
+    """Return α[t, s] = Σ_n c_t b_s ∏_{s<r≤t} a_r of every head, up to s = t, from sums of log-decays backwards from t,
+    chunk by chunk."""
     batch, _, heads, _, state = r.shape
     per_state = 1 if r.one_decay_per_head else state
     step = max(16, MAX_DECAYS_HELD // (batch * heads * per_state))
-    behind = r.b.new_zeros(batch, 1, heads, per_state)  # Σ_{s<r≤t} log a_r at the last s of the chunk before
+    later = r.b.new_zeros(batch, 1, heads, per_state)  # It holds Σ_{s<r≤t} log a_r at the chunk's last s.
     read = shared_by_heads(r.c[:, t : t + 1], heads)
     last = t
     floor = smallest_exponent(r.b.dtype)
@@ -59,7 +61,7 @@ def _row(r: Recurrence, t: int) -> Float[Tensor, "batch heads s"]:
     while last >= 0:
         first = max(0, last - step + 1)
         log_a = r.log_decay(first + 1, last + 1)
-        sums = torch.cat([log_a, torch.zeros_like(behind)], dim=1).flip(1).cumsum(1).flip(1) + behind
+        sums = torch.cat([log_a, torch.zeros_like(later)], dim=1).flip(1).cumsum(1).flip(1) + later
         write = shared_by_heads(r.b[:, first : last + 1], heads)
         if r.one_decay_per_head:
             weight = sums.squeeze(-1).clamp(min=floor).exp() * (write * read).sum(-1)
@@ -69,15 +71,15 @@ def _row(r: Recurrence, t: int) -> Float[Tensor, "batch heads s"]:
             weight = weight * r.step[:, first : last + 1]
         parts.append(weight)
         if first:
-            behind = sums[:, :1] + r.log_decay(first, first + 1)
+            later = sums[:, :1] + r.log_decay(first, first + 1)
         last = first - 1
     parts.reverse()
     return rearrange(torch.cat(parts, dim=1), "b s h -> b h s")
 
 
 def _around_row(r: Recurrence, alpha: Tensor, t: int, skip: bool, around: GateAndTaps, absolute: bool) -> Tensor:
-    """The sum over heads of the means over their widths of row t, (batch, length), with what stands around it, from α
-    (batch, heads, t + 1)."""
+    """Return row t with gate, taps and D, (batch, length), from α (batch, heads, t + 1): the sum over heads of means
+    over their widths."""
     length = r.shape[1]
     D = skips(r) if skip else None
     left, taps = around.left, around.taps

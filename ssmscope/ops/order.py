@@ -1,5 +1,7 @@
-"""Recurrences whose state comes by the positions in another order than theirs, as from the last to the first: they are
-run as those of their positions in that order, and what comes out is put back."""
+"""Recurrences whose state visits the positions in another order, as from the last to the first.
+
+They are run with their positions in that order, and the results are put back.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +17,23 @@ T = TypeVar("T")
 
 
 def straight(recurrence: Any) -> Any:
-    """A recurrence with its positions in the order in which its state comes by them."""
+    """Return a recurrence with its positions in the order in which its state visits them."""
     return recurrence if recurrence.order is None else recurrence.at(recurrence.order)
 
 
 def along(order: Tensor | None, compute: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
-    """A function of (batch, length, …) of the positions in this order, put back."""
+    """Compute a function of (batch, length, …) on the positions in this order, and put the result back."""
     return compute(t) if order is None else compute(t[:, order])[:, order.argsort()]
 
 
 def check_one_way(recurrences: Any, what: str) -> None:
-    """Refuse a question that has no answer where the state comes by the positions in another order.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError if a state visits the positions in another order, for a question that then has no answer."""
     if any(recurrence.order is not None for recurrence in recurrences):
-        raise InputError(f"the layer reads its input both ways, and {what} is of layers that only read it forwards")
+        raise InputError(f"the layer reads its input both ways, and {what} needs a layer that only reads it forwards")
 
 
 def scan_in_order(run: Callable[..., T]) -> Callable[..., T]:
-    """A scan, of recurrences with an order too: outputs and retention are at their positions."""
+    """Extend a scan to recurrences with an order: outputs and retention are at their positions."""
 
     @wraps(run)
     def scanned(recurrence: Any, initial: Tensor | None = None, **options: Any) -> Any:
@@ -50,7 +48,7 @@ def scan_in_order(run: Callable[..., T]) -> Callable[..., T]:
 
 
 def map_in_order(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A map of what positions read of each other, of recurrences with an order too."""
+    """Extend an attention map to recurrences with an order."""
 
     @wraps(run)
     def mapped(recurrence: Any, **options: Any) -> Tensor:

@@ -1,15 +1,14 @@
 """Attention matrices in cells: the mean over the causal pairs of a cell, s ≤ t, without the matrix.
 
-Within a cell of steps four numbers per (head, state) say all that other cells need: R = Σ_t read_t ∏_{e≤r≤t} a_r from
-the cell's start e, W = Σ_s write_s ∏_{s<r} a_r up to its end, the product of its decays, and, of inputs that spread
-over several steps, what the cell before has written here. The cells are then steps of a triangle as single positions
-are. What lies on the diagonal is a scan within each cell.
+Other cells need four numbers of a cell per (head, state): R = Σ_t read_t ∏_{e≤r≤t} a_r from the cell's start e,
+W = Σ_s write_s ∏_{s<r} a_r up to its end, the product of its decays, and, for inputs that spread over several steps,
+the writing of the cell before in this one. The cells are then steps of a triangle as single positions are. The part on
+the diagonal is a scan within each cell.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from einops import rearrange
@@ -23,19 +22,23 @@ from ssmscope.ops.matrices import columns_of, shares_scores, whole
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence
 from ssmscope.ops.terms import GateAndTaps, decays, diagonals, segments, shared_by_heads, skips
 
-MAX_EXACT_DELTA_LENGTH = 8192  # steps of a delta rule whose matrices are made whole, one head at a time
-MAX_CELL_STATES_HELD = 2**20  # (cell, head, state) triples that a step of all cells works on at once
-MAX_CELL_MATRIX_NUMBERS = 2**22  # (head, cell, cell) triples whose matrices are held at once
-MAX_PAIRS_HELD = 2**18  # pairs within cells that are held at once: they stay in the cache
+MAX_EXACT_DELTA_LENGTH = 8192
+"""Steps of a delta rule whose matrices are made whole, one head at a time."""
+MAX_CELL_STATES_HELD = 2**20
+"""(cell, head, state) triples that a step of all cells works on at once."""
+MAX_CELL_MATRIX_NUMBERS = 2**22
+"""(head, cell, cell) triples whose matrices are held at once."""
+MAX_PAIRS_HELD = 2**18
+"""Pairs within cells held at once, so that they stay in the cache."""
 
 
 def edges(length: int, cells: int) -> Int[Tensor, " cells+1"]:
-    """Where each of the cells begins, and the length: sizes differ by one at most."""
+    """Return the first position of each cell, and the length: sizes differ by one at most."""
     return torch.arange(cells + 1) * length // cells
 
 
 def causal_pairs(edge: Tensor) -> Float[Tensor, "cells cells"]:
-    """How many pairs (t, s) with s ≤ t each cell has."""
+    """Return the number of pairs (t, s) with s ≤ t in each cell."""
     size = edge.diff().double()
     return torch.tril(size[:, None] * size, -1) + torch.diag(size * (size + 1) / 2)
 
@@ -43,7 +46,7 @@ def causal_pairs(edge: Tensor) -> Float[Tensor, "cells cells"]:
 def pooled(
     r: Recurrence, cells: int, groups: int, skip: bool, around: GateAndTaps
 ) -> Float[Tensor, "batch groups cells cells"]:
-    """The mean over each group's channels, and over the pairs of each cell in which s ≤ t."""
+    """Return the mean over each group's channels, and over the pairs of each cell in which s ≤ t."""
     batch, length, heads, width, state = r.shape
     edge = edges(length, cells)
     smallest = int(edge.diff().min())
@@ -58,17 +61,9 @@ def pooled(
     else:
         sums = r.b.new_zeros(batch, groups, cells, cells)
         for p in range(width):
-            sums += _sums(_narrow(r, p), edge, groups, skip, around.of_width(p))
+            sums += _sums(r.of_width(p), edge, groups, skip, around.of_width(p))
         sums /= width
     return sums / causal_pairs(edge).clamp(min=1).to(sums)
-
-
-def _narrow(r: Recurrence, place: int) -> Any:
-    """The recurrence of one channel of every head."""
-    D = skips(r)
-    if D is not None and D.shape[1] > 1:
-        D = D[:, place : place + 1]
-    return replace(r, x=r.x[..., place : place + 1], D=D)
 
 
 def _sums_of_whole(r: Recurrence, edge: Tensor, groups: int, skip: bool, around: GateAndTaps) -> Tensor:
@@ -80,20 +75,20 @@ def _sums_of_whole(r: Recurrence, edge: Tensor, groups: int, skip: bool, around:
 
 
 class Cells(NamedTuple):
-    """Of some heads: the product of each cell's decays `across`, `R` and `W` (batch, cells, heads, state); `spilt`, as
-    `W`, what inputs of the cell before write here; and the sums over the cells' own pairs, and over pairs with the cell
-    before that spill, (batch, cells, heads)."""
+    """Numbers of the cells of some heads: the product of each cell's decays `across`, `R` and `W` (batch, cells, heads,
+    state); `spilt`, as `W`, for inputs of the cell before that spread into this one; and the sums over the cells' own
+    pairs, and over pairs with the cell before that such inputs make, (batch, cells, heads)."""
 
     across: Tensor
     R: Tensor
     W: Tensor
     spilt: Tensor | None
     own: Tensor
-    beside: Tensor | None
+    with_before: Tensor | None
 
 
 def _steps(t: Tensor, edge: Tensor, fill: float = 0.0) -> Tensor:
-    """`t` (batch, length, …) by cells, (batch, cells, steps, …), the shorter cells filled up."""
+    """Return `t` (batch, length, …) by cells, (batch, cells, steps, …), shorter cells padded with `fill`."""
     size = edge.diff()
     longest = int(size.max())
     if bool((size == longest).all()):
@@ -105,19 +100,20 @@ def _steps(t: Tensor, edge: Tensor, fill: float = 0.0) -> Tensor:
 
 
 def cells_of(r: Recurrence, edge: Tensor, around: GateAndTaps) -> Cells:
-    """One pass over the steps of all cells side by side."""
+    """Compute the numbers of all cells in one pass over the steps of a cell."""
     batch, _, heads, _, state = r.shape
     cells, longest = len(edge) - 1, int(edge.diff().max())
     log_a = _log_decays_by_cell(r, edge)
     b, c = (_steps(shared_by_heads(t, heads), edge) for t in (r.b, r.c))
     step = None if r.step is None else _steps(r.step, edge)
     left = None if around.left is None else _steps(around.left.squeeze(-1), edge)
-    own_taps, before_taps = _taps_by_cell(around, edge)
+    taps = around.taps
+    own_taps, before_taps = (None, None) if taps is None else _own_and_before(taps.squeeze(-1), edge)
 
     shape = (batch, cells, heads, state)
     across, R, W = (r.b.new_full(shape, fill) for fill in (1.0, 0.0, 0.0))
     spilt = torch.zeros_like(W) if before_taps is not None else None
-    own, beside = r.b.new_zeros(shape[:3]), (r.b.new_zeros(shape[:3]) if spilt is not None else None)
+    own, with_before = r.b.new_zeros(shape[:3]), (r.b.new_zeros(shape[:3]) if spilt is not None else None)
     for t in range(longest):
         a = log_a(t).exp()
         write = b[:, :, t] if step is None else b[:, :, t] * step[:, :, t, :, None]
@@ -127,16 +123,16 @@ def cells_of(r: Recurrence, edge: Tensor, around: GateAndTaps) -> Cells:
         W *= a
         W += write if own_taps is None else write * own_taps[:, :, t, :, None]
         own += (read * W).sum(-1)
-        if spilt is not None and beside is not None and before_taps is not None:
+        if spilt is not None and with_before is not None and before_taps is not None:
             spilt *= a
             if t < before_taps.shape[2]:
                 spilt += write * before_taps[:, :, t, :, None]
-            beside += (read * spilt).sum(-1)
-    return Cells(across, R, W, spilt, own, beside)
+            with_before += (read * spilt).sum(-1)
+    return Cells(across, R, W, spilt, own, with_before)
 
 
 def _log_decays_by_cell(r: Recurrence, edge: Tensor):
-    """A function of the step that gives the log-decays of all cells, (batch, cells, heads, state or 1)."""
+    """Return a function from the step to the log-decays of all cells, (batch, cells, heads, state or 1)."""
     size = edge.diff()
     floor = smallest_exponent(r.b.dtype)
 
@@ -151,19 +147,12 @@ def _log_decays_by_cell(r: Recurrence, edge: Tensor):
     return at
 
 
-def _taps_by_cell(around: GateAndTaps, edge: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """By what the inputs of a cell, and of the cell before, are multiplied in all when they arrive at a step of it.
-
-    The second (batch, cells, reach − 1, heads), as only the first steps of a cell get anything from the one before.
-    """
-    taps = around.taps
-    if taps is None:
-        return None, None
-    return _own_and_before(taps.squeeze(-1), edge)
-
-
 def _own_and_before(taps: Tensor, edge: Tensor, back: int = 0) -> tuple[Tensor, Tensor | None]:
-    """The two of `_taps_by_cell`, from taps (batch, length, reach, …) that begin `back` steps before the cells."""
+    """Return the total factors of the inputs of a cell, and of the cell before, on arrival at each step of the cell.
+
+    The taps (batch, length, reach, …) begin `back` steps before the cells. The second result has reach − 1 steps, as
+    only the first steps of a cell get anything from the one before; None without any.
+    """
     length, reach = taps.shape[1:3]
     arriving = taps[:, :, 0].clone()
     for i in range(1, reach):
@@ -182,7 +171,7 @@ def _own_and_before(taps: Tensor, edge: Tensor, back: int = 0) -> tuple[Tensor, 
 
 
 def _sums(r: Recurrence, edge: Tensor, groups: int, skip: bool, around: GateAndTaps) -> Tensor:
-    """The sums over the pairs of each cell of the mean over a group's heads, each of them one matrix."""
+    """Return the sums over the pairs of each cell of the mean over a group's heads, each of them one matrix."""
     batch, _, heads, _, state = r.shape
     cells = len(edge) - 1
     out = r.b.new_zeros(batch, groups, cells, cells)
@@ -193,14 +182,14 @@ def _sums(r: Recurrence, edge: Tensor, groups: int, skip: bool, around: GateAndT
             total = out[row, group]
             for first in range(group * per_group, (group + 1) * per_group, at_once):
                 last = min(first + at_once, (group + 1) * per_group)
-                part, beside = r.of_rows(row, row + 1).of_heads(first, last), around.of_rows(row, row + 1)
-                _add_cells(total, cells_of(part, edge, beside.of_heads(first, last)))
+                part, part_around = r.of_rows(row, row + 1).of_heads(first, last), around.of_rows(row, row + 1)
+                _add_cells(total, cells_of(part, edge, part_around.of_heads(first, last)))
             total /= per_group
     return out + _sums_of_skips(r, edge, groups, around) if skip else out
 
 
 def _sums_of_skips(r: Recurrence, edge: Tensor, groups: int, around: GateAndTaps) -> Tensor:
-    """What D adds to `_sums`."""
+    """Return D's part of `_sums`."""
     batch, length, heads, width, _ = r.shape
     cells, per_group = len(edge) - 1, heads // groups
     cell = torch.repeat_interleave(torch.arange(cells), edge.diff()).to(r.b.device)
@@ -221,7 +210,7 @@ def _sums_of_skips(r: Recurrence, edge: Tensor, groups: int, around: GateAndTaps
 
 
 def _sums_through_scores(r: Recurrence, edge: Tensor, groups: int, skip: bool, around: GateAndTaps) -> Tensor:
-    """`_sums` where a head's decay is one number: matrix products within cells, and of cells."""
+    """Return `_sums` where a head's decay is one number: matrix products within cells, and of cells."""
     batch, _, heads, _, _ = r.shape
     cells, per_group = len(edge) - 1, heads // groups
     longest = int(edge.diff().max())
@@ -230,26 +219,26 @@ def _sums_through_scores(r: Recurrence, edge: Tensor, groups: int, skip: bool, a
         for group in range(groups):
             total = out[row, group]
             for first, last in segments(r, group * per_group, (group + 1) * per_group):
-                part, beside = r.of_rows(row, row + 1).of_heads(first, last), around.of_rows(row, row + 1)
-                beside = beside.of_heads(first, last)
+                part = r.of_rows(row, row + 1).of_heads(first, last)
+                part_around = around.of_rows(row, row + 1).of_heads(first, last)
                 at_once = max(1, MAX_PAIRS_HELD // longest**2)
                 for begin in range(0, cells, at_once):
                     place = slice(begin, min(begin + at_once, cells))
-                    _add_own_pairs(total, part, edge, beside, place)
-                # A head has one column, or where something stands around the recurrence its whole width.
-                together = max(1, MAX_CELL_MATRIX_NUMBERS // cells**2) if beside.is_empty else 1
+                    _add_own_pairs(total, part, edge, part_around, place)
+                # A head has one column, or with a gate or taps its whole width.
+                together = max(1, MAX_CELL_MATRIX_NUMBERS // cells**2) if part_around.is_empty else 1
                 for head in range(0, last - first, together):
-                    _add_heads(
-                        total, part.of_heads(head, head + together), edge, beside.of_heads(head, head + together)
-                    )
+                    chosen = head, head + together
+                    _add_heads(total, part.of_heads(*chosen), edge, part_around.of_heads(*chosen))
             total /= per_group
     return out + _sums_of_skips(r, edge, groups, around) if skip else out
 
 
 class _Within(NamedTuple):
-    """Of some heads, by cells and steps: decays (cells, steps, heads), b and c (cells, steps, state) of their group,
-    what is read `left` and what is written `mine` of inputs of the cell itself and `before` of the cell before, of its
-    first steps alone (cells, steps, heads, 1 or width), and by how much the sums over the width are divided."""
+    """Terms of some heads by cells and steps: decays (cells, steps, heads); b and c (cells, steps, state) of their
+    group; the factors of reading, `left`, and of writing, `mine` for inputs of the cell itself and `before` for those
+    of the cell before, at its first steps alone (cells, steps, heads, 1 or width); and the divisor of sums over the
+    width."""
 
     a: Tensor
     b: Tensor
@@ -261,9 +250,9 @@ class _Within(NamedTuple):
 
 
 def _within(r: Recurrence, edge: Tensor, around: GateAndTaps, place: slice) -> _Within:
-    """The terms of the cells `place`; filled-up steps keep the state as it is, and neither write nor read."""
+    """Return the terms of the cells `place`; padded steps keep the state as it is, and neither write nor read."""
     first, last = int(edge[place.start]), int(edge[place.stop])
-    back = min(around.reach - 1, first)  # inputs of the cell before arrive in these
+    back = min(around.reach - 1, first)  # The inputs of the cell before arrive in these steps.
     left, taps = columns_of(around)
     mine = before = None
     if taps is not None:
@@ -281,7 +270,7 @@ def _within(r: Recurrence, edge: Tensor, around: GateAndTaps, place: slice) -> _
 
 
 def _add_own_pairs(total: Tensor, r: Recurrence, edge: Tensor, around: GateAndTaps, place: slice) -> None:
-    """The pairs within each of these cells, and those with the cell before that spill."""
+    """Add the pairs within each of these cells, and those with the cell before whose inputs spread into it."""
     w = _within(r, edge, around, place)
     scores = w.c @ w.b.mT
     cells, _, heads = w.a.shape
@@ -296,26 +285,28 @@ def _add_own_pairs(total: Tensor, r: Recurrence, edge: Tensor, around: GateAndTa
     total.diagonal()[place] += (scores * own).sum((1, 2)) / w.width
     if w.before is None:
         return
-    beside = total.new_zeros(cells)
+    with_before = total.new_zeros(cells)
     for s in range(w.before.shape[1]):
         since = torch.cat([torch.ones_like(w.a[:, :1]), w.a[:, s + 1 :].cumprod(1)], dim=1) * scores[:, s:, s, None]
         reads = torch.einsum("eth,ethp->ehp", since, w.left[:, s:])
-        beside += (reads * w.before[:, s]).sum((1, 2))
+        with_before += (reads * w.before[:, s]).sum((1, 2))
     first = max(place.start, 1)
     if place.stop > first:
-        total.diagonal(-1)[first - 1 : place.stop - 1] += beside[first - place.start :] / w.width
+        total.diagonal(-1)[first - 1 : place.stop - 1] += with_before[first - place.start :] / w.width
 
 
 def _add_heads(total: Tensor, r: Recurrence, edge: Tensor, around: GateAndTaps) -> None:
-    """The pairs of different cells, of all these heads."""
+    """Add the pairs of different cells, for all these heads."""
     cells, heads = len(edge) - 1, r.shape[2]
     w = _within(r, edge, around, slice(0, cells))
-    begun = w.a.cumprod(1)  # ∏_{e≤r≤t} a_r
+    begun = w.a.cumprod(1)  # It is ∏_{e≤r≤t} a_r.
     across = begun[:, -1].mT
-    ending = torch.cat([w.a[:, 1:].flip(1).cumprod(1).flip(1), torch.ones_like(w.a[:, :1])], dim=1)  # ∏_{s<r} a_r
+    ending = torch.cat(
+        [w.a[:, 1:].flip(1).cumprod(1).flip(1), torch.ones_like(w.a[:, :1])], dim=1
+    )  # It is ∏_{s<r} a_r.
 
     def gathered(rows: Tensor, factor: Tensor, columns: Tensor) -> Tensor:
-        """Σ_t rows_t factor_t columns_tᵀ, (heads, cells, state · width)."""
+        """Return Σ_t rows_t factor_t columns_tᵀ, (heads, cells, state · width)."""
         found = rows.mT @ rearrange(columns * factor.unsqueeze(-1), "cell t h p -> cell t (h p)")
         found = rearrange(found, "cell n (h p) -> h cell n p", h=heads)
         return found.expand(-1, -1, -1, w.width).flatten(2)
@@ -334,7 +325,7 @@ def _add_heads(total: Tensor, r: Recurrence, edge: Tensor, around: GateAndTaps) 
 
 
 def _decays_within(a: Float[Tensor, "cells steps"]) -> Float[Tensor, "cells t s"]:
-    """∏_{s<r≤t} a_r for s ≤ t, 0 above."""
+    """Return ∏_{s<r≤t} a_r for s ≤ t, 0 above."""
     cells, steps = a.shape
     out = a.new_zeros(cells, steps, steps)
     for t in range(steps):
@@ -345,7 +336,7 @@ def _decays_within(a: Float[Tensor, "cells steps"]) -> Float[Tensor, "cells t s"
 
 
 def _between(across: Float[Tensor, "*heads cells"]) -> Float[Tensor, "*heads cells cells"]:
-    """∏_{J<q<I} of the decays across cells, 0 on and above the diagonal."""
+    """Return ∏_{J<q<I} of the decays across cells, 0 on and above the diagonal."""
     a = across.reshape(-1, across.shape[-1], 1)
     out = across.new_zeros(len(a), a.shape[1], a.shape[1])
     triangle.add(out, a.clone(), torch.ones_like(a), torch.ones_like(a))
@@ -356,24 +347,25 @@ def _between(across: Float[Tensor, "*heads cells"]) -> Float[Tensor, "*heads cel
 
 
 def _add_cells(total: Tensor, of: Cells) -> None:
+    """Add the pairs of all cells, for heads with a decay per state."""
     across, R, W = (rearrange(t, "1 cell h n -> 1 cell (h n)") for t in (of.across, of.R, of.W))
     total.diagonal().add_(of.own[0].sum(-1))
-    if of.spilt is None or of.beside is None:
+    if of.spilt is None or of.with_before is None:
         triangle.add(total.unsqueeze(0), across.clone(), R, W)
         return
-    # An input of cell J has arrived when J + 1 ends: from J + 2 on its cell is as one step that ends there.
+    # An input of cell J has arrived when J + 1 ends; for cells from J + 2 on, J is one step that ends there.
     spilt = rearrange(of.spilt, "1 cell h n -> 1 cell (h n)")
     cells = total.shape[0]
     if cells > 1:
-        total.diagonal(-1).add_((R[0, 1:] * W[0, :-1]).sum(-1) + of.beside[0, 1:].sum(-1))
+        total.diagonal(-1).add_((R[0, 1:] * W[0, :-1]).sum(-1) + of.with_before[0, 1:].sum(-1))
     if cells > 2:
         arrived = torch.addcmul(spilt[:, 1:], across[:, 1:], W[:, :-1])
         triangle.add(total[1:, :-1].unsqueeze(0), across[:, 1:].clone(), R[:, 1:].clone(), arrived)
 
 
 def _sums_of_delta(r: DeltaRecurrence, edge: Tensor, groups: int, skip: bool, around: GateAndTaps) -> Tensor:
-    """The same where transitions are no decays: from the matrix of one head after the other, or, where that is too
-    large and nothing stands around the recurrence, by the adjoint recurrence."""
+    """Return `_sums` for the delta rule: from the matrix of one head after the other or, if that is too large and there
+    are no gate and taps, by the adjoint recurrence."""
     length = r.shape[1]
     if length <= MAX_EXACT_DELTA_LENGTH:
         return _sums_of_whole(r, edge, groups, skip, around)

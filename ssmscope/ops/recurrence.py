@@ -1,4 +1,4 @@
-"""The terms of a linear recurrence, as one value that functions on tensors take."""
+"""Terms of a linear recurrence, as one value that functions on tensors take."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch import Tensor
 
 from ssmscope.errors import InputError
 
-MAX_DECAYS_HELD = 2**22  # 16 MB of float32
+MAX_DECAYS_HELD = 2**22
+"""Decays held at once, 16 MB of float32."""
 OVER_TIME = ("x", "b", "c", "delta", "log_a", "beta", "e", "r")
-"""The terms that have a value for each step, (batch, length, …)."""
+"""Names of the terms that have a value for each step, (batch, length, …)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Recurrence:
-    """The terms of H_t = a_t ⊙ H_{t-1} + b_t x_tᵀ, y_t = c_tᵀ H_t + D x_t for a batch of sequences.
+    """Terms of H_t = a_t ⊙ H_{t-1} + b_t x_tᵀ, y_t = c_tᵀ H_t + D x_t for a batch of sequences.
 
     The decay is a_t = exp(log_a_t). It is given either whole, as `log_a`, or by its factors: `delta` (Δ_t) and `A`, so
     that log a_t = Δ_t A, never stored for all t. With `delta`, the written term is b_t x_tᵀ = Δ_t B_t x_tᵀ, where `b`
@@ -28,10 +29,10 @@ class Recurrence:
     Shapes: `x` (batch, length, heads, width); `b`, `c` (batch, length, groups, state), groups divide heads and head h
     reads group h // (heads / groups); `delta` (batch, length, heads); `A` (heads, state) or (heads, 1), negative;
     `log_a` (batch, length, heads, state) or (…, 1), ≤ 0 where the state decays; `D` (heads,) or (heads, width); `order`
-    (length,), the positions as the state comes by them, from the first to the last where it is None.
+    (length,), the positions in the order in which the state visits them, from the first to the last if it is None.
 
     Raises:
-        ValueError: when shapes disagree, or neither or both forms of the decay are given.
+        ValueError: if shapes disagree, or neither or both forms of the decay are given.
     """
 
     x: Tensor
@@ -70,23 +71,23 @@ class Recurrence:
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
-        """(batch, length, heads, width, state)."""
+        """Sizes (batch, length, heads, width, state)."""
         return (*self.x.shape, self.b.shape[-1])
 
     @property
     def one_decay_per_head(self) -> bool:
-        """True where all states of a head decay alike, as in Mamba-2."""
+        """True if all states of a head decay alike, as in Mamba-2."""
         decay = self.A if self.A is not None else self.log_a
         assert decay is not None
         return decay.shape[-1] == 1
 
     @property
     def written(self) -> Tensor:
-        """The input as the state sees it, Δ_t x_t, (batch, length, heads, width)."""
+        """Input as it is written into the state, Δ_t x_t, (batch, length, heads, width)."""
         return self.x if self.delta is None else self.x * self.delta.unsqueeze(-1)
 
     def log_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """log a_t for start ≤ t < stop, (batch, time, heads, state) or (…, 1)."""
+        """Return log a_t for start ≤ t < stop, (batch, time, heads, state) or (…, 1)."""
         if self.log_a is not None:
             return self.log_a[:, start:stop]
         assert self.delta is not None and self.A is not None
@@ -94,26 +95,26 @@ class Recurrence:
         return -torch.log1p(-log_a) if self.expected else log_a
 
     def mean_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """The mean of a_t over states for start ≤ t < stop, (batch, time, heads)."""
+        """Return the mean of a_t over states for start ≤ t < stop, (batch, time, heads)."""
         return self.log_decay(start, stop).exp().mean(-1)
 
     def one_minus_mean_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """1 − `mean_decay`, computed without cancellation."""
+        """Return 1 − `mean_decay`, computed without cancellation."""
         return -torch.expm1(self.log_decay(start, stop)).mean(-1)
 
     def between(self, start: int, stop: int | None = None) -> Recurrence:
-        """The recurrence restricted to start ≤ t < stop."""
+        """Return the recurrence restricted to start ≤ t < stop."""
         cut: dict[str, Any] = self._each(lambda value: value[:, start:stop])
         if (order := self.order) is not None:
             cut["order"] = order[(order >= start) & (order < self.x.shape[1] if stop is None else order < stop)] - start
         return replace(self, **cut)
 
     def at(self, positions: Tensor) -> Recurrence:
-        """The terms at these positions alone, one after the other."""
+        """Return the terms at these positions alone, one after the other."""
         return replace(self, **self._each(lambda value: value[:, positions.to(value.device)]), order=None)
 
     def of_heads(self, start: int, stop: int) -> Recurrence:
-        """The recurrence restricted to the heads start ≤ h < stop; they read one group, or a group each."""
+        """Return the recurrence restricted to the heads start ≤ h < stop, which read one group, or a group each."""
         heads = self.x.shape[2]
         share, stop = heads // self.b.shape[2], min(stop, heads)
         first, last = start // share, (stop - 1) // share
@@ -122,8 +123,13 @@ class Recurrence:
         cut = self._each(lambda v: v[:, :, start:stop]) | self._each(lambda v: v[start:stop], ("A", "D"))
         return replace(self, **cut | {"b": self.b[:, :, chosen], "c": self.c[:, :, chosen]})
 
+    def of_width(self, place: int) -> Recurrence:
+        """Return the recurrence of one channel of every head."""
+        D = self.D if self.D is None or self.D.ndim == 1 else self.D[:, place : place + 1]
+        return replace(self, x=self.x[..., place : place + 1], D=D)
+
     def of_rows(self, start: int, stop: int) -> Recurrence:
-        """The recurrence restricted to the sequences start ≤ i < stop of the batch."""
+        """Return the recurrence restricted to the sequences start ≤ i < stop of the batch."""
         return replace(self, **self._each(lambda value: value[start:stop]))
 
     @property
@@ -132,25 +138,25 @@ class Recurrence:
         return self.delta
 
     def to(self, *args, **kwargs) -> Recurrence:
-        """The recurrence with every tensor moved or cast, as `Tensor.to`."""
+        """Return the recurrence with every tensor moved or cast, as `Tensor.to`."""
         return replace(self, **self._each(lambda value: value.to(*args, **kwargs), (*OVER_TIME, "A", "D")))
 
     def _each(self, change: Callable[[Tensor], Tensor], names: Sequence[str] = OVER_TIME) -> dict[str, Any]:
-        """The terms of these names that there are, changed."""
+        """Return the existing terms of these names, changed."""
         return {name: change(value) for name in names if (value := getattr(self, name, None)) is not None}
 
 
 @dataclass(frozen=True, eq=False)
 class DeltaRecurrence(Recurrence):
-    """The terms of the delta rule, H_t = a_t (I − β_t b_t b_tᵀ) H_{t-1} + β_t b_t x_tᵀ, y_t = c_tᵀ H_t + D x_t
-    (Gated Delta Networks, Yang et al. 2024, section 3): what the memory holds under the key b_t is exchanged for x_t,
-    by the share β_t where b_t has length 1.
+    """Terms of the delta rule, H_t = a_t (I − β_t b_t b_tᵀ) H_{t-1} + β_t b_t x_tᵀ, y_t = c_tᵀ H_t + D x_t (Gated Delta
+    Networks, Yang et al. 2024, section 3): the memory's value under the key b_t is exchanged for x_t, by the share β_t
+    where b_t has length 1.
 
-    Its retention is the mean eigenvalue of the transition, a_t (1 − β_t ‖b_t‖² / state): one of the state's directions
-    is exchanged, the others decay. A decay per state (Kimi Linear, Zhang et al. 2025, section 3) comes first,
+    Its retention is the mean eigenvalue of the transition, a_t (1 − β_t ‖b_t‖² / state): one direction of the state is
+    exchanged, the others decay. A decay per state (Kimi Linear, Zhang et al. 2025, section 3) comes first,
     H_t = (I − β_t b_t b_tᵀ) Diag(a_t) H_{t-1} + β_t b_t x_tᵀ.
 
-    In the generalised rule (RWKV-7, Peng et al. 2025, section 3) what is found under one key, `e`, is taken away along
+    In the generalised rule (RWKV-7, Peng et al. 2025, section 3) the value found under one key, `e`, is removed along
     another, `r`, and neither need be the key that is written:
 
         H_t = (I − β_t r_t e_tᵀ) Diag(a_t) H_{t-1} + β_t b_t x_tᵀ.
@@ -159,7 +165,7 @@ class DeltaRecurrence(Recurrence):
     (batch, length, heads, state), both or neither, b where absent. `delta`, `A` and `expected` stay unset.
 
     Raises:
-        ValueError: for shapes that disagree, no `beta`, one of `e` and `r` alone, or a decay not given as `log_a`.
+        ValueError: if shapes disagree, `beta` is missing, one of `e` and `r` is, or the decay is not given as `log_a`.
         InputError: from `log_decay`, as the states do not decay one by one.
     """
 
@@ -179,42 +185,40 @@ class DeltaRecurrence(Recurrence):
 
     @property
     def written(self) -> Tensor:
-        """β_t x_t, (batch, length, heads, width)."""
+        """Written input, β_t x_t, (batch, length, heads, width)."""
         assert self.beta is not None
         return self.x * self.beta.unsqueeze(-1)
 
     @property
     def step(self) -> Tensor | None:
-        """β_t, (batch, length, heads)."""
+        """Write strength β_t, (batch, length, heads)."""
         return self.beta
 
     def log_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
-        raise InputError(
-            "a delta rule's transition, a (I − β b bᵀ), mixes the states: what reads one decay per state cannot read it"
-        )
+        raise InputError("a delta rule's transition, a (I − β b bᵀ), mixes the states: it is no decay per state")
 
     def mean_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """The mean eigenvalue of the transition for start ≤ t < stop, (batch, time, heads)."""
+        """Return the mean eigenvalue of the transition for start ≤ t < stop, (batch, time, heads)."""
         assert self.log_a is not None
         return self.log_a[:, start:stop].exp().mean(-1) - self._exchanged(start, stop)
 
     def one_minus_mean_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """1 − `mean_decay`, computed without cancellation."""
+        """Return 1 − `mean_decay`, computed without cancellation."""
         assert self.log_a is not None
         return -torch.expm1(self.log_a[:, start:stop]).mean(-1) + self._exchanged(start, stop)
 
     def by_head(self) -> tuple[Tensor, Tensor]:
-        """`b` and `c` of every head, (batch, length, heads, state)."""
+        """Return `b` and `c` of every head, (batch, length, heads, state)."""
         heads = self.x.shape[2]
         return by_head(self.b, heads), by_head(self.c, heads)
 
     def removal(self) -> tuple[Tensor, Tensor]:
-        """`e` and `r` of every head, (batch, length, heads, state)."""
+        """Return `e` and `r` of every head, (batch, length, heads, state)."""
         b, _ = self.by_head()
         return (b, b) if self.e is None or self.r is None else (self.e, self.r)
 
     def _exchanged(self, start: int, stop: int | None) -> Tensor:
-        """β_t r_tᵀ Diag(a_t) e_t / state."""
+        """Return β_t r_tᵀ Diag(a_t) e_t / state."""
         assert self.beta is not None and self.log_a is not None
         own = self.b.square() if self.e is None or self.r is None else self.e * self.r
         a, along = self.log_a[:, start:stop].exp(), own[:, start:stop]
@@ -229,14 +233,15 @@ def by_head(t: Tensor, heads: int) -> Tensor:
 
 
 def skip_alone(recurrence: Recurrence, D: Tensor) -> Recurrence:
-    """A recurrence that only passes its input on, multiplied by D."""
+    """Return a recurrence that only passes its input on, multiplied by D."""
     batch, length, heads, _ = recurrence.x.shape
     nothing = recurrence.x.new_zeros(batch, length, 1, 1)
     return Recurrence(x=recurrence.x, b=nothing, c=nothing, log_a=recurrence.x.new_zeros(batch, length, heads, 1), D=D)
 
 
 def retention(recurrence: Recurrence, *, per_head: bool = False) -> Tensor:
-    """Mean of a_t over states and heads, (batch, length), or per head (batch, length, heads) (Baleen, Eq. 10).
+    """Return the mean of a_t over states and heads, (batch, length), or per head (batch, length, heads) (Baleen, Eq.
+    10).
 
     1 means that token t leaves the memory as it was, 0 that it clears it.
     """
@@ -244,7 +249,8 @@ def retention(recurrence: Recurrence, *, per_head: bool = False) -> Tensor:
 
 
 def write(recurrence: Recurrence, *, per_head: bool = False) -> Tensor:
-    """1 − retention, computed without cancellation: how much of the memory token t replaces. Shapes as `retention`."""
+    """Return 1 − retention, the share of the memory that token t replaces, computed without cancellation. Shapes as
+    `retention`."""
     return _over_time(recurrence, recurrence.one_minus_mean_decay, per_head)
 
 

@@ -1,4 +1,4 @@
-"""The scan of a linear recurrence: its definition in a loop, and the same function fast, with gradients."""
+"""Scan of a linear recurrence: its definition in a loop, and the same function fast, with gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head
 
 
 class Scan(NamedTuple):
-    """A scan's result: `y` (batch, length, heads, width), the final `state` (batch, heads, width, state) and, when
+    """Result of a scan: `y` (batch, length, heads, width), the final `state` (batch, heads, width, state) and, when
     asked for, `retention` (batch, length), the mean of a_t over heads and states."""
 
     y: Tensor
@@ -26,7 +26,8 @@ class Scan(NamedTuple):
 
 @scan_in_order
 def scan_reference(recurrence: Recurrence, initial: Float[Tensor, "batch heads width state"] | None = None) -> Scan:
-    """The definition, one step at a time (Baleen, Eq. 1). Slow; what `scan` is tested against.
+    """Run the recurrence by its definition, one step at a time (Baleen, Eq. 1). Slow; the reference for tests of
+    `scan`.
 
     Shapes as in `Recurrence` and `Scan`; any floating dtype.
     """
@@ -135,7 +136,7 @@ def scan_all(
 
 
 def _form(r: Recurrence) -> tuple | None:
-    """Return what recurrences must share to run as one batch; None for one that runs by itself."""
+    """Return the properties that recurrences must share to run as one batch; None for one that runs by itself."""
     if isinstance(r, DeltaRecurrence) or not r.one_decay_per_head or r.order is not None or diagonal.walks_channels(r):
         return None
     return r.shape, r.b.shape, r.x.dtype, r.b.dtype, r.c.dtype, r.x.device, r.delta is None
@@ -145,7 +146,7 @@ def with_skip(y: Tensor, x: Tensor, D: Tensor | None) -> Tensor:
     """Return y_t + D x_t, for (batch, length, heads, width) and `D` (heads,) or (heads, width)."""
     if D is None:
         return y
-    D = D.repeat_interleave(x.shape[3]) if D.ndim == 1 else D.flatten()  # torch adds rows of channels faster
+    D = D.repeat_interleave(x.shape[3]) if D.ndim == 1 else D.flatten()  # torch adds rows of channels faster.
     return torch.addcmul(y.flatten(2), x.flatten(2), D).view(y.shape)
 
 
@@ -160,7 +161,7 @@ def states(
     positions: Sequence[int],
     initial: Float[Tensor, "batch heads width state"] | None = None,
 ) -> Float[Tensor, "batch chosen heads width state"]:
-    """H_t at the chosen positions (0-based, after token t was written), in the order given.
+    """Return H_t at the chosen positions (0-based, after token t was written), in the order given.
 
     Raises:
         ValueError: for a position outside the sequence.

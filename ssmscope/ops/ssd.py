@@ -1,4 +1,4 @@
-"""The scan with one decay per head, as matrix products over chunks (SSD; Mamba-2, Dao & Gu 2024, section 6)."""
+"""Scan with one decay per head, as matrix products over chunks (SSD; Mamba-2, Dao & Gu 2024, section 6)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from ssmscope import backends
 from ssmscope.ops.exponents import smallest_exponent
 
 STEPS_PER_CHUNK = 32
-STEPS_PER_SHORT_CHUNK = 16  # where a head's state is small, and so are the products of states
-MIN_NUMBERS_PER_STATE = 2048  # of longer chunks
-STEPS_PER_SEGMENT = 1024  # whose chunks' states are held at once
+STEPS_PER_SHORT_CHUNK = 16
+MIN_NUMBERS_PER_STATE = 2048
+"""Numbers of a head's state below which chunks are short, as products of states are cheap."""
+STEPS_PER_SEGMENT = 1024
+"""Steps whose chunks' states are held at once."""
 
 
 def segment_sums(log_a: Float[Tensor, "*batch length"]) -> Float[Tensor, "*batch length length"]:
-    """Σ_{s<r≤t} log a_r at [t, s], and 0 above the diagonal.
+    """Return Σ_{s<r≤t} log a_r at [t, s], and 0 above the diagonal.
 
     Every sum starts at its own s, so no digits are lost to the difference of two long sums, and what lies above the
     diagonal is masked before anything is exponentiated.
@@ -61,7 +63,7 @@ def _segment(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor) -> tuple
     chunks = -(-length // (STEPS_PER_SHORT_CHUNK if few else STEPS_PER_CHUNK))
     chunk = -(-length // chunks)
     missing = chunk * chunks - length
-    if missing:  # steps with decay 1 that write nothing
+    if missing:  # Added steps have decay 1 and write nothing.
         log_a = pad(log_a, (0, 0, 0, missing))
         b, c, x = (pad(t, (0, 0, 0, 0, 0, missing)) for t in (b, c, x))
 
@@ -69,22 +71,22 @@ def _segment(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor) -> tuple
     b, c = (rearrange(t, "b (k q) g n -> b k g q n", q=chunk) for t in (b, c))
     x = rearrange(x, "b (k q) (g h) p -> b k g h q p", q=chunk, g=groups)
 
-    # within a chunk: (c bᵀ ∘ decay) x
+    # Outputs within a chunk are (c bᵀ ∘ decay) x.
     decay = rearrange(segment_sums(log_a).exp(), "b k (g h) t s -> b k g h t s", g=groups)
     inner = (c @ b.mT).tril().unsqueeze(3) * decay
     y = inner @ x
 
-    # what each chunk writes, decayed to its end, and the state at each chunk's start
+    # The writing of each chunk decays to its end; a pass over the chunks gives the state at each one's start.
     total = log_a.sum(-1).exp()
     to_end = decay[..., -1, :]
     added = rearrange(x * to_end.unsqueeze(-1), "b k g h q p -> b k g (h p) q") @ b
     added = rearrange(added, "b k g (h p) n -> b k (g h) p n", p=width)
     before = []
-    for new, held in zip(added.unbind(1), total[..., None, None].unbind(1)):  # indexing would fill whole gradients
+    for new, held in zip(added.unbind(1), total[..., None, None].unbind(1)):  # Indexing would fill whole gradients.
         before.append(H)
         H = torch.addcmul(new, held, H)
 
-    # what the state at a chunk's start adds to the chunk's outputs
+    # The state at a chunk's start adds to the chunk's outputs.
     carried = rearrange(torch.stack(before, dim=1), "b k (g h) p n -> b k g n (h p)", g=groups)
     read = rearrange(c @ carried, "b k g q (h p) -> b k g h q p", p=width)
     from_start = rearrange(log_a.cumsum(-1).exp(), "b k (g h) q -> b k g h q 1", g=groups)

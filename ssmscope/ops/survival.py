@@ -1,9 +1,9 @@
-"""What is left in a recurrence's state of what was written at each position: the survival of tokens.
+"""Survival of tokens: what is left in a recurrence's state of what was written at each position.
 
-At s a recurrence writes W_s = x_s b_sᵀ (Δ_s and β_s within x_s), and at T there is R_s = W_s ∏_{s<r≤T} M_r of it, M_r
-the transition: a_r, a_r (I − β_r b_r b_rᵀ) of the delta rule, or a_r (I − β_r e_r r_rᵀ) of the generalised one. The
-state is H_T = Σ_s R_s, and what is left of the state before the first position. W_s has rank one and the transitions
-act on its key alone, so R_s = x_s k_sᵀ with the key b_s as it stands at T: one sweep from the end gives every k_s, and
+At s a recurrence writes W_s = x_s b_sᵀ (Δ_s and β_s within x_s), of which R_s = W_s ∏_{s<r≤T} M_r is left at T, M_r the
+transition: a_r, a_r (I − β_r b_r b_rᵀ) of the delta rule, or a_r (I − β_r e_r r_rᵀ) of the generalised one. The
+state H_T is Σ_s R_s plus the remainder of the state before the first position. W_s has rank one and the transitions
+act on its key alone, so R_s = x_s k_sᵀ with the key b_s as it is at T: one sweep from the end gives every k_s, and
 ‖R_s‖ = ‖x_s‖ ‖k_s‖. Log-decays are summed from the end, never taken as differences of sums from the beginning.
 """
 
@@ -28,12 +28,12 @@ from ssmscope.ops.recurrence import OVER_TIME, DeltaRecurrence, Recurrence, by_h
 from ssmscope.ops.scans import scan, scan_reference
 
 MAX_DECAYS_HELD = {"cpu": 2**19, "cuda": 2**26}
-"""Decays of states that are held at once: what stays in a CPU's cache, and what keeps a GPU busy."""
+"""Decays of states held at once: as many as a CPU's cache holds, or keep a GPU busy."""
 
 
 def left_reference(recurrence: Recurrence) -> Float[Tensor, "batch length heads width state"]:
-    """R_s of every s by its definition: the final state of a run that writes at s alone. Slow; what `left_norms` and
-    `half_lives` are tested against."""
+    """Return R_s of every s by its definition: the final state of a run that writes at s alone. Slow; the reference for
+    tests of `left_norms` and `half_lives`."""
     x, length = recurrence.x, recurrence.x.shape[1]
     each = {n: v.repeat_interleave(length, 0) for n in OVER_TIME if (v := getattr(recurrence, n, None)) is not None}
     one = torch.eye(length, dtype=x.dtype, device=x.device)
@@ -43,7 +43,7 @@ def left_reference(recurrence: Recurrence) -> Float[Tensor, "batch length heads 
 
 
 def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
-    """‖R_s‖ (Frobenius) of every position and head after the last position; on Mamba-1 a head is a channel.
+    """Return ‖R_s‖ (Frobenius) of every position and head after the last position; on Mamba-1 a head is a channel.
 
     Time and memory are linear in the length: a decay per state costs one exponential for each, as the scan does.
     """
@@ -68,7 +68,7 @@ def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
 
 
 def _written_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
-    """What is written at each position: the length of the input times the step."""
+    """Return the size of the writing at each position: the length of the input times the step."""
     norms, step = torch.linalg.vector_norm(recurrence.x, dim=-1), recurrence.step
     return norms if step is None else norms * step.abs()
 
@@ -76,8 +76,8 @@ def _written_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"
 def left_towards_state(
     recurrence: Recurrence, initial: Tensor | None = None
 ) -> tuple[Float[Tensor, "batch length heads"], Float[Tensor, "batch heads"]]:
-    """⟨R_s, H_T⟩ of every position and head, and the same of what is left of the state before the first position: all
-    together are ‖H_T‖²."""
+    """Return ⟨R_s, H_T⟩ of every position and head, and the same of the remainder of the state before the first
+    position: all together are ‖H_T‖²."""
     H = scan(recurrence, initial).state
     found = torch.zeros_like(recurrence.x[..., 0])
     for part, keys in _keys_left(recurrence):
@@ -98,17 +98,17 @@ def shares(
     signed: bool = False,
     per_head: bool = False,
 ) -> Tensor:
-    """Each position's share of the states after position `at`, by default the last one, (batch, length): the survival
-    ‖R_s‖ / Σ_s' ‖R_s'‖ of every head, averaged over the heads of all recurrences weighted by Σ_s' ‖R_s'‖. What comes
-    after `at` has none, and where nothing is left all are zero.
+    """Return each position's share of the states after position `at`, by default the last one, (batch, length): the
+    survival ‖R_s‖ / Σ_s' ‖R_s'‖ of every head, averaged over the heads of all recurrences weighted by Σ_s' ‖R_s'‖.
+    Positions after `at` have none, and if nothing is left all shares are zero.
 
     Args:
-        initial: the states before the first position, which a share of the state itself may come from.
+        initial: the states before the first position, to which a share of the state may belong.
         signed: ⟨R_s, H_T⟩ / ‖H_T‖² instead, sums over heads above and below; 1 less the sum is the share of `initial`.
-        per_head: each head by itself, (batch, length, heads), the recurrences' side by side.
+        per_head: each head by itself, (batch, length, heads), the recurrences' heads one after the other.
 
     Raises:
-        InputError: for a position that is not there.
+        InputError: if there is no such position.
     """
     batch, length = recurrences[0].shape[:2]
     if at is not None and not 0 <= at < length:
@@ -116,24 +116,20 @@ def shares(
     cut, places = zip(*(_until(r, at) for r in recurrences))
     if signed:
         both = [left_towards_state(r, H) for r, H in zip(cut, initial or [None] * len(cut))]
-        left = _beside([_at(place, found, length) for place, (found, _) in zip(places, both)])
+        left = torch.cat([_at(place, found, length) for place, (found, _) in zip(places, both)], dim=2)
         whole = left.sum(1, keepdim=True) + torch.cat([rest for _, rest in both], dim=1).unsqueeze(1)
     else:
         found = [left_norms(r) if per_head else left_norms(r).sum(2, keepdim=True) for r in cut]
-        left = _beside([_at(place, each, length) for place, each in zip(places, found)])
+        left = torch.cat([_at(place, each, length) for place, each in zip(places, found)], dim=2)
         whole = left.sum(1, keepdim=True)
     if not per_head:
         left, whole = (each.squeeze(2) if each.shape[2] == 1 else each.sum(2) for each in (left, whole))
     return left / torch.where(whole > 0, whole, 1)
 
 
-def _beside(heads: Sequence[Tensor]) -> Tensor:
-    """The heads of all recurrences, (batch, length, heads), of one without a copy."""
-    return heads[0] if len(heads) == 1 else torch.cat(list(heads), dim=2)
-
-
 def _until(recurrence: Recurrence, at: int | None) -> tuple[Recurrence, Tensor | None]:
-    """The positions that the state has come by after position `at`, and where they are, None for the first ones."""
+    """Return the recurrence on the positions that the state has visited after position `at`, and their places, None for
+    the first ones."""
     if recurrence.order is None:
         return recurrence if at is None else recurrence.between(0, at + 1), None
     order = recurrence.order
@@ -142,7 +138,7 @@ def _until(recurrence: Recurrence, at: int | None) -> tuple[Recurrence, Tensor |
 
 
 def _at(places: Tensor | None, left: Tensor, length: int) -> Tensor:
-    """What is left of these positions, (batch, length, heads), with zeros at others."""
+    """Return values of these positions at their places, (batch, length, heads), with zeros elsewhere."""
     if places is None:
         return pad(left, (0, 0, 0, length - left.shape[1])) if left.shape[1] < length else left
     return left.new_zeros(len(left), length, left.shape[2]).index_copy(1, places.to(left.device), left)
@@ -150,16 +146,16 @@ def _at(places: Tensor | None, left: Tensor, length: int) -> Tensor:
 
 @torch.no_grad()
 def half_lives(recurrences: Sequence[Recurrence], *, per_head: bool = False) -> Tensor:
-    """After how many positions half of what was written at each is left, (batch, length): the smallest d with Σ ‖R_s‖
-    at s + d at most half of Σ ‖W_s‖, the sums over the heads of all recurrences. Infinite where that is not reached
-    before the end, and where nothing was written. `per_head`: each head by itself, (batch, length, heads), the
-    recurrences' side by side.
+    """Return the number of positions after which half of each position's writing is left, (batch, length): the smallest
+    d with Σ ‖R_s‖ at s + d at most half of Σ ‖W_s‖, the sums over the heads of all recurrences. Infinite if that is not
+    reached before the end, and if nothing was written. `per_head`: each head by itself, (batch, length, heads), the
+    recurrences' heads one after the other.
 
     Where states decay, d is found by halving: log-decays are summed over windows of 2^k positions, O(length · log²
     length) sums and O(length · log length) exponentials. A delta rule is walked step by step.
 
     Raises:
-        InputError: for recurrences that come by the positions in another order.
+        InputError: if a recurrence visits the positions in another order.
     """
     check_one_way(recurrences, "a half-life")
     if per_head:
@@ -168,7 +164,7 @@ def half_lives(recurrences: Sequence[Recurrence], *, per_head: bool = False) -> 
 
 
 def _half_lives(recurrences: Sequence[Recurrence], *, per_head: bool) -> Tensor:
-    """`half_lives`, (batch, length, heads), or one in place of the heads; of several recurrences not per head."""
+    """Return `half_lives`, (batch, length, heads or 1); of several recurrences not per head."""
     written = [_written_norms(r) for r in recurrences]
     norms = [_norms(r.b) for r in recurrences]
     whole = _together((w * by_head(b, w.shape[2]) for w, b in zip(written, norms)), per_head)
@@ -177,13 +173,13 @@ def _half_lives(recurrences: Sequence[Recurrence], *, per_head: bool) -> Tensor:
 
 
 def _together(masses: Iterable[Tensor], per_head: bool) -> Tensor:
-    """Masses (batch, length, heads) of recurrences: as they are, or summed over all heads, (batch, length, 1)."""
+    """Return masses (batch, length, heads) of recurrences as they are, or summed over all heads, (batch, length, 1)."""
     found = list(masses)
     return found[0] if per_head else torch.stack([each.sum(-1) for each in found]).sum(0).unsqueeze(2)
 
 
 def _walked(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: Tensor, per_head: bool) -> Tensor:
-    """`half_lives` by its definition, all positions a step further at a time."""
+    """Return `half_lives` by its definition, all positions a step further at a time."""
     found = torch.full_like(half, math.inf)
     keys = [r.by_head()[0] if isinstance(r, DeltaRecurrence) else by_head(r.b, r.shape[2]) for r in recurrences]
     for lag in range(1, half.shape[1]):
@@ -198,7 +194,7 @@ def _walked(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: 
 
 
 def _stepped(recurrence: Recurrence, keys: Tensor, lag: int) -> Tensor:
-    """The keys of the positions s after the transition at s + lag."""
+    """Return the keys of the positions s after the transition at s + lag."""
     if not isinstance(recurrence, DeltaRecurrence):
         return keys * recurrence.log_decay(lag).exp()
     assert recurrence.log_a is not None and recurrence.beta is not None
@@ -208,7 +204,7 @@ def _stepped(recurrence: Recurrence, keys: Tensor, lag: int) -> Tensor:
 
 
 def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: Tensor, per_head: bool) -> Tensor:
-    """`half_lives` of decays: the last position at which more than half is left, by windows that shrink."""
+    """Return `half_lives` of decays: the last position at which more than half is left, by windows that shrink."""
     length = half.shape[1]
     clocks = [_clock(r) for r in recurrences]
     start = torch.arange(length, device=half.device)[:, None].expand_as(half)
@@ -231,14 +227,14 @@ def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: 
 
 
 def _clock(recurrence: Recurrence, part: slice = slice(0, None)) -> Tensor:
-    """Return what adds up between two positions and gives the log-decay of every state, Δ or the log-decay itself,
-    (batch, part, heads, state or 1)."""
+    """Return the quantity whose sum between two positions gives the log-decay of every state, Δ or the log-decay
+    itself, (batch, part, heads, state or 1)."""
     timed = _timed(recurrence)
     return recurrence.log_decay(part.start, part.stop) if timed is None else timed[0][:, part].unsqueeze(-1)
 
 
 def _windows(clock: Tensor, k: int) -> Tensor:
-    """Sums over the 2^k positions from each on; beyond the end there is nothing."""
+    """Return sums over the 2^k positions from each on; there is nothing after the end."""
     for i in range(k):
         ahead = torch.zeros_like(clock)
         ahead[:, : -(2**i)] = clock[:, 2**i :]
@@ -284,7 +280,7 @@ def _norms(b: Tensor) -> Float[Tensor, "batch length groups"]:
 
 
 def _timed(recurrence: Recurrence) -> tuple[Tensor, Tensor] | None:
-    """Δ and A where log-decays are their products, so that sums of Δ are enough."""
+    """Return Δ and A if log-decays are their products, so that sums of Δ are enough; else None."""
     r = recurrence
     return None if r.delta is None or r.A is None or r.expected else (r.delta, r.A)
 

@@ -1,4 +1,4 @@
-"""What the makers of matrices take: a recurrence's terms, and what stands before and behind it."""
+"""Inputs of attention matrices: a recurrence's terms, and the gate and taps around it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head
 
 
 class GateAndTaps(NamedTuple):
-    """What stands around a recurrence: y_t = left_t ⊙ (α + D)(Σ_i taps_{t−i, i} ⊙ x_{t−i}).
+    """Gate and taps around a recurrence: y_t = left_t ⊙ (α + D)(Σ_i taps_{t−i, i} ⊙ x_{t−i}).
 
-    `left` (batch, length, heads, width), `taps` (batch, length, reach, heads, width): by what the input at s is
-    multiplied when it arrives at step s + i. None where there is nothing.
+    `left` is (batch, length, heads, width); `taps` (batch, length, reach, heads, width) has the factors of the input at
+    s when it arrives at step s + i. None stands for no factor.
     """
 
     left: Tensor | None = None
@@ -23,11 +23,12 @@ class GateAndTaps(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
+        """True without gate and taps."""
         return self.left is None and self.taps is None
 
     @property
     def reach(self) -> int:
-        """Over how many steps the recurrence's input spreads what it is given."""
+        """Number of steps over which the taps spread an input."""
         return 1 if self.taps is None else self.taps.shape[2]
 
     def of_heads(self, start: int, stop: int) -> GateAndTaps:
@@ -39,13 +40,13 @@ class GateAndTaps(NamedTuple):
         return GateAndTaps(left, None if self.taps is None else self.taps[start:stop])
 
     def of_width(self, place: int) -> GateAndTaps:
-        """One channel of every head."""
+        """Return the gate and taps of one channel of every head."""
         left = None if self.left is None else self.left[..., place : place + 1]
         return GateAndTaps(left, None if self.taps is None else self.taps[..., place : place + 1])
 
 
 def decays(r: Recurrence) -> Tensor:
-    """a_t, (batch, length, heads, state) or (…, 1), those too small to matter at the smallest that is fast."""
+    """Return a_t, (batch, length, heads, state) or (…, 1), clamped from below to the smallest that is fast."""
     log_a = r.log_decay()
     return log_a.clamp(min=smallest_exponent(log_a.dtype)).exp()
 
@@ -61,25 +62,26 @@ def is_diagonal(r: Recurrence) -> bool:
 
 
 def segments(r: Recurrence, start: int, stop: int) -> list[tuple[int, int]]:
-    """Cut the heads start ≤ h < stop where they read another group of b and c."""
+    """Return the heads start ≤ h < stop as ranges of heads that read the same group of b and c."""
     share = r.shape[2] // r.b.shape[2]
     cuts = [start, *range((start // share + 1) * share, stop, share), stop]
     return list(zip(cuts[:-1], cuts[1:]))
 
 
 def skips(r: Recurrence) -> Tensor | None:
-    """D as (heads, width) or (heads, 1)."""
+    """Return D as (heads, width) or (heads, 1)."""
     return None if r.D is None else r.D if r.D.ndim == 2 else r.D.unsqueeze(-1)
 
 
 def needs_gradients(r: Recurrence, around: GateAndTaps) -> bool:
+    """Return True if gradients are enabled and some term asks for one."""
     tensors = (r.b, r.c, r.D, r.step, *around, getattr(r, "A", None), getattr(r, "log_a", None))
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def diagonals(r: Recurrence, around: GateAndTaps) -> list[Tensor]:
-    """What D adds at distances 0 … reach − 1 from the diagonal, (batch, length − distance, heads) each, as the mean
-    over the width of heads."""
+    """Return D's contributions at distances 0 … reach − 1 from the diagonal, (batch, length − distance, heads) each, as
+    the mean over the width of heads."""
     D = skips(r)
     assert D is not None
     batch, length, heads, _, _ = r.shape
@@ -94,8 +96,9 @@ def diagonals(r: Recurrence, around: GateAndTaps) -> list[Tensor]:
     return found
 
 
-def around_of(x: Tensor, groups: int, left: Tensor | None, taps: Tensor | None) -> GateAndTaps:
-    """`left` and `taps` of a recurrence with the input `x` (batch, length, heads, width), whose heads go in `groups`.
+def gate_and_taps(x: Tensor, groups: int, left: Tensor | None, taps: Tensor | None) -> GateAndTaps:
+    """Return `left` and `taps` of a recurrence with the input `x` (batch, length, heads, width), whose heads go in
+    `groups`.
 
     Raises:
         ValueError: the groups do not divide the heads, or a shape does not fit.

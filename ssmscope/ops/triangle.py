@@ -18,7 +18,7 @@ from torch import Tensor
 def reference(
     a: Float[Tensor, "maps length k"], R: Float[Tensor, "maps length k"], W: Float[Tensor, "maps length k"]
 ) -> Float[Tensor, "maps length length"]:
-    """The definition, one row at a time."""
+    """Compute the sum by its definition, one row at a time."""
     maps, length, k = a.shape
     out = a.new_zeros(maps, length, length)
     carried = a.new_zeros(maps, length, k)  # W[s] ∏_{s<r<t} a[r]
@@ -30,7 +30,8 @@ def reference(
 
 
 def add(out: Tensor, a: Tensor, R: Tensor, W: Tensor) -> None:
-    """Add it to `out` (maps, length, length), whose rows may lie apart; `a`, `R`, `W` (maps, length, k) are used up."""
+    """Add the sum to `out` (maps, length, length), whose rows may lie apart; `a`, `R`, `W` (maps, length, k) are used
+    up."""
     maps, length, k = a.shape
     half = 1
     while half < length:
@@ -44,7 +45,7 @@ def add(out: Tensor, a: Tensor, R: Tensor, W: Tensor) -> None:
                 corner[0].baddbmm_(right[0], left[0].mT)
             else:
                 corner += right @ left.mT
-        if rest > half:  # the last stretch is cut short
+        if rest > half:  # The last stretch is cut short.
             begin = length - rest
             middle = begin + half
             out[:, middle:, begin:middle] += R[:, middle:] @ W[:, begin:middle].mT
@@ -54,7 +55,8 @@ def add(out: Tensor, a: Tensor, R: Tensor, W: Tensor) -> None:
 
 
 def _corners(out: Tensor, pairs: int, half: int) -> Tensor:
-    """The blocks (maps, pairs, half, half) of `out` whose rows are a pair's second half and whose columns its first."""
+    """Return the blocks (maps, pairs, half, half) of `out` whose rows are a pair's second half and whose columns its
+    first."""
     each, row, column = out.stride()
     return out.as_strided(
         (out.shape[0], pairs, half, half),
@@ -68,8 +70,8 @@ def _halves(t: Tensor, pairs: int, half: int) -> Tensor:
 
 
 def _doubled(a: Tensor, R: Tensor, W: Tensor, half: int, length: int) -> Tensor:
-    """The factors of the next level, in place, from the decays across each stretch of `half` steps, (maps, stretches,
-    k); returns those across stretches twice as long."""
+    """Turn R and W into the factors of the next level, in place, from the decays across each stretch of `half` steps,
+    (maps, stretches, k), and return those across stretches twice as long."""
     pairs, rest = divmod(length, 2 * half)
     across = a[:, : 2 * pairs].unflatten(1, (pairs, 2))
     if pairs:
@@ -89,7 +91,7 @@ def _doubled(a: Tensor, R: Tensor, W: Tensor, half: int, length: int) -> Tensor:
 
 
 def differentiable(a: Tensor, R: Tensor, W: Tensor) -> Tensor:
-    """The same, (maps, length, length), with gradients; its memory grows with length · k · log(length)."""
+    """Return the sum, (maps, length, length), with gradients; its memory grows with length · k · log(length)."""
     maps, length, k = a.shape
     size = 1 << max(length - 1, 0).bit_length()
     if size > length:

@@ -1,4 +1,4 @@
-"""The scan with a decay per state and wide heads, as matrix products over all chunks at once (GLA, Yang et al. 2023).
+"""Scan with a decay per state and wide heads, as matrix products over all chunks at once (GLA, Yang et al. 2023).
 
 Within a chunk y_t = Σ_{s≤t} S[t, s] x_s with S[t, s] = Σ_n c_t[n] b_s[n] ∏_{s<r≤t} a_r[n]. For t in the right and s in
 the left half of a block the product of decays is one from the block's middle to t times one from s to the middle, and
@@ -16,8 +16,10 @@ from torch.nn.functional import pad
 
 from ssmscope.ops.exponents import smallest_exponent
 
-STEPS_PER_CHUNK = 32  # a power of two
-STEPS_PER_SEGMENT = 2048  # whose S are held at once
+STEPS_PER_CHUNK = 32
+"""Steps of a chunk, a power of two."""
+STEPS_PER_SEGMENT = 2048
+"""Steps whose S are held at once."""
 
 
 def scan(
@@ -27,7 +29,7 @@ def scan(
     x: Float[Tensor, "batch length heads width"],
     initial: Float[Tensor, "batch heads width state"],
 ) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]]:
-    """y_t = c_tᵀ H_t and the final H of H_t = a_t ⊙ H_{t-1} + x_t b_tᵀ."""
+    """Return y_t = c_tᵀ H_t and the final H of H_t = a_t ⊙ H_{t-1} + x_t b_tᵀ."""
     outputs, H = [], initial
     for start in range(0, x.shape[1], STEPS_PER_SEGMENT):
         part = slice(start, start + STEPS_PER_SEGMENT)
@@ -42,18 +44,18 @@ def _segment(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor) -> tuple
     length, groups = b.shape[1:3]
     chunk = min(STEPS_PER_CHUNK, 1 << (length - 1).bit_length())
     missing = -length % chunk
-    if missing:  # steps with decay 1 that write nothing
+    if missing:  # Added steps have decay 1 and write nothing.
         log_a, b, c, x = (pad(t, (0, 0, 0, 0, 0, missing)) for t in (log_a, b, c, x))
     b, c = (rearrange(t, "b (k q) g n -> b g 1 k q n", q=chunk) for t in (b, c))
     log_a, x = (rearrange(t, "b (k q) (g h) n -> b g h k q n", q=chunk, g=groups) for t in (log_a, x))
     floor = smallest_exponent(x.dtype)
 
     S, from_start, to_end = within(log_a, b, c, floor)
-    added = x.mT @ (b * to_end.clamp(min=floor).exp())  # what each chunk writes, decayed to its end
+    added = x.mT @ (b * to_end.clamp(min=floor).exp())  # Each chunk's writing is decayed to its end.
     total = from_start[..., -1:, :].clamp(min=floor).exp()
     H = rearrange(H, "b (g h) p n -> b g h p n", g=groups)
     before = []
-    for new, held in zip(added.unbind(3), total.unbind(3)):  # indexing would fill whole gradients
+    for new, held in zip(added.unbind(3), total.unbind(3)):  # Indexing would fill whole gradients.
         before.append(H)
         H = torch.addcmul(new, held, H)
     y = S @ x + (c * from_start.clamp(min=floor).exp()) @ torch.stack(before, dim=3).mT
@@ -61,17 +63,17 @@ def _segment(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor) -> tuple
 
 
 def within(log_a: Tensor, b: Tensor, c: Tensor, floor: float) -> tuple[Tensor, Tensor, Tensor]:
-    """S (…, chunk, chunk) of every chunk, and the sums of log-decays from the chunk's start through t and from t,
-    exclusive, to its end, (…, chunk, state). `log_a`, `b`, `c` are (…, chunk, state)."""
+    """Return S (…, chunk, chunk) of every chunk, and the sums of log-decays from the chunk's start through t and from
+    t, exclusive, to its end, (…, chunk, state). `log_a`, `b`, `c` are (…, chunk, state)."""
 
     def halves(t: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Of (…, chunk, n), the left and right halves (…, blocks, size, n) of blocks of 2 × size steps."""
+        """Return the left and right halves (…, blocks, size, n) of blocks of 2 × size steps of `t` (…, chunk, n)."""
         left, right = rearrange(t, "... (m two s) n -> two ... m s n", two=2, s=size)
         return left, right
 
     chunk = log_a.shape[-2]
     S = rearrange((c * b).sum(-1), "... (m one) -> ... m one 1", one=1).expand(*log_a.shape[:-1], 1, 1)
-    from_start, to_end = log_a, torch.zeros_like(log_a)  # of blocks of one step
+    from_start, to_end = log_a, torch.zeros_like(log_a)  # The blocks have one step.
     size = 1
     while size < chunk:
         (first, second), (first_end, second_end) = halves(from_start, size), halves(to_end, size)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ssmscope.core import mixers
+from ssmscope.core import heads
 from ssmscope.core.batching import by_length
 from ssmscope.core.heads import hidden_vectors
 from ssmscope.core.model import Model
@@ -85,7 +85,7 @@ def _run(
 def head_logits(model: Model, hidden: Tensor) -> Tensor:
     """Return the logits (…, vocabulary), float32, of hidden vectors (…, model width)."""
     with torch.no_grad():
-        return mixers.head_logits(model.module, hidden).float()
+        return heads.head_logits(model.module, hidden).float()
 
 
 def language_models(models: Model | Sequence[Model]) -> tuple[Model, ...]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, Template
 
-from ssmscope.core.bootstrap import AT_ONCE
+from ssmscope.core.bootstrap import MAX_DRAWS_HELD
 from ssmscope.data.documents import bits_per_character
 from ssmscope.data.prompts import TASK_PROMPTS
 from ssmscope.training.data import QUESTIONS
@@ -53,7 +53,7 @@ def bootstrap_interval(
     """Compute the 95 % percentile interval of Σ numerator / Σ denominator over resampled examples (Efron 1979)."""
     draw = np.random.default_rng(seed)
     found: list[float] = []
-    step = max(1, AT_ONCE // len(numerator))
+    step = max(1, MAX_DRAWS_HELD // len(numerator))
     while len(found) < resamples:
         rows = draw.integers(0, len(numerator), (min(step, resamples - len(found)), len(numerator)))
         found += (numerator[rows].sum(1) / np.maximum(denominator[rows].sum(1), 1)).tolist()

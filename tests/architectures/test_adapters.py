@@ -419,7 +419,7 @@ def test_an_adapter_of_a_mixers_own_parameters_is_refused():
     module = plain("mamba").float()
     config = peft.LoraConfig(target_modules=[], target_parameters=["mixer.A_log"], **LORA)
     peft.inject_adapter_in_model(config, module)
-    with pytest.raises(InputError, match="a ParamWrapper of peft.* stands around a MambaMixer .*: merge it"):
+    with pytest.raises(InputError, match="a ParamWrapper of peft.* wraps a MambaMixer .*: merge it"):
         Model(module)
 
 

@@ -398,7 +398,7 @@ def test_a_backbone_alone_is_read(name):
     assert "no head" in heat.to_html()
     implicit_attention(model, model.encode(ids=TEXTS))
     for verb in (explain, trajectory):
-        with pytest.raises(InputError, match="has no head, and so no answer: its layers can be read"):
+        with pytest.raises(InputError, match="has no head and gives no answer: its layers can be read"):
             verb(model, model.encode(ids=TEXTS))
 
 

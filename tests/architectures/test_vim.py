@@ -218,7 +218,9 @@ def test_what_can_be_asked(model, batch):
     keys = strongest(attended[0].maps[0], 0, attended[0], 17)
     assert {key for key, _ in keys} == set(range(17))
     for asked in (ssmscope.stability, ssmscope.influence):
-        with pytest.raises(InputError, match="read their input both ways, and .* is of models that only look back"):
+        with pytest.raises(
+            InputError, match="read their input both ways, and .* needs layers that read earlier tokens alone"
+        ):
             asked(model, batch)
     with pytest.raises(InputError, match="cannot continue from its states"):
         model.run(batch, model.run(batch).states)

@@ -45,7 +45,7 @@ def blocks(module: nn.Module) -> Iterator[tuple[torch.Tensor, LinearizedLayer]]:
 def multiplied(path: Path, level: str, skip: bool = True) -> torch.Tensor:
     """The same from the matrices of the heads alone, as left ⊙ (α + D) · taps: much faster where heads are wide."""
     path = replace(path, output_map=replace(path.output_map, behind=None))
-    left, taps = path.around(level)
+    left, taps = path.gate_and_taps(level)
     if (order := path.recurrence.order) is not None:  # the same in that order, put back
         left, taps = (None if t is None else t[:, order] for t in (left, taps))
         path = replace(path, recurrence=straight(path.recurrence))

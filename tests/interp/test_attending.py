@@ -158,7 +158,7 @@ def test_a_rollout_of_the_signed_mean_and_one_of_absolute_values_are_two(name):
 
 def each_channel(path: Path) -> torch.Tensor:
     """The block-level matrix of every channel, (channels, length, length) float64."""
-    left, taps = path.around("block")
+    left, taps = path.gate_and_taps("block")
     found = []
     for head in range(path.recurrence.shape[2]):
         one = path.recurrence.of_heads(head, head + 1)

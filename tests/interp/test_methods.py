@@ -110,7 +110,7 @@ class TinyForSequenceClassification(nn.Module):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    monkeypatch.setitem(ssmscope.core.mixers._READERS, Tiny, Reader)
+    monkeypatch.setitem(ssmscope.core.mixers._ARCHITECTURES, Tiny, Reader)
     return lambda target=0, linear=False, ids=(1, 2): (
         lambda model: objective(model, model.encode(ids=list(ids)), target=target)
     )(Model(TinyForSequenceClassification(linear)))

@@ -81,7 +81,7 @@ def insertion_sweep(
         notes_on,
     )
     from ssmscope.attacks.insertion.result import FIRST, LAST, InsertionCurve, InsertionSweep, Place, place_name
-    from ssmscope.core.limits import TEXTS, refuse_held
+    from ssmscope.core.limits import MAX_TEXTS, refuse_held
 
     phrases = checked_phrases(insert)
     shares = checked_shares(places)
@@ -89,7 +89,7 @@ def insertion_sweep(
     outside = (bool(asked.before.strip()), bool(asked.after.strip()))
     number = len(asked.contents) * (1 + len(phrases) * (len(shares) + sum(outside)))
     what = f"{len(phrases):,} phrases at {len(shares):,} places of {len(asked.contents):,} texts"
-    refuse_held(number, what, "give fewer places, or a limit", most=TEXTS, unit="texts")
+    refuse_held(number, what, "give fewer places, or a limit", most=MAX_TEXTS, unit="texts")
     texts = [asked.before + content + asked.after for content in asked.contents]
     for phrase in phrases:
         texts += [text for column in attacked_texts(asked, phrase, shares, outside) for text in column]

@@ -92,11 +92,11 @@ def state_overflow(
     from ssmscope.attacks.overflow.filler import added_tokens, filled, filler_text, pieces_of
     from ssmscope.attacks.overflow.measure import measure, notes_on
     from ssmscope.attacks.overflow.result import Filled, OverflowCurve, StateOverflow
-    from ssmscope.core.limits import ROW, refuse_above, refuse_reading
+    from ssmscope.core.limits import MAX_TOKENS_PER_ROW, refuse_above, refuse_reading
 
     steps = tuple(sorted({0, *lengths}))
     places = ("after", "before") if where == "both" else (where,)
-    refuse_above(ROW, lengths=steps[-1])
+    refuse_above(MAX_TOKENS_PER_ROW, lengths=steps[-1])
     examples = len(data) if limit is None else min(limit, len(data))
     tokens = len(places) * sum(steps) * examples
     refuse_reading(tokens, f"filler of these lengths for {examples:,} examples", "give shorter lengths, or a limit")

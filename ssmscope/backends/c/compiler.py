@@ -1,4 +1,4 @@
-"""The C kernels as loaded libraries, compiled once by the user's C compiler and kept in the user's cache directory.
+"""C kernels as loaded libraries, compiled once by the user's C compiler and kept in the user's cache directory.
 
 A library's file name holds a hash of all that the machine code depends on (sources, flags, compiler and processor), and
 one of the file's contents, by which a damaged file is recognized before it is loaded.
@@ -20,13 +20,14 @@ from pathlib import Path
 
 # Contracted products and the absence of errno and traps change no special value: NaN and infinity still propagate.
 FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
-OPTIONAL_FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())  # the first that work are used
+OPTIONAL_FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())
+"""The first of these that work are used."""
 COMPILERS = ("cc", "gcc", "clang")
 MAX_COMPILE_SECONDS = 120
 
 
 class Unavailable(Exception):
-    """A kernel cannot be had; the message says why in one line."""
+    """Error of a kernel that cannot be had; the message says why in one line."""
 
 
 def load(source: Path) -> ctypes.CDLL:
@@ -42,7 +43,7 @@ def load(source: Path) -> ctypes.CDLL:
         stem = f"{source.stem}-{_hash_inputs(compiler, source)}"
         directory = cache_directory()
         if directory is None:
-            with tempfile.TemporaryDirectory(prefix="ssmscope-") as private:  # a loaded library outlives its file
+            with tempfile.TemporaryDirectory(prefix="ssmscope-") as private:  # A loaded library outlives its file.
                 return _compile(compiler, source, Path(private), stem)
         for built in directory.glob(f"{stem}-*.so"):
             if built.name == _file_name(stem, built):
@@ -66,7 +67,7 @@ def find_compiler() -> list[str]:
 
 def cache_directory() -> Path | None:
     """Return the user's cache directory for kernels, made where needed, or None where others could put a file there."""
-    root = Path(os.environ.get("XDG_CACHE_HOME", ""))  # its specification has relative paths ignored
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))  # Its specification ignores relative paths.
     directory = (root if root.is_absolute() else Path(os.path.expanduser("~/.cache"))) / "ssmscope"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -93,7 +94,7 @@ def _compile(compiler: list[str], source: Path, directory: Path, stem: str) -> c
             made.chmod(0o700)
             try:
                 library = ctypes.CDLL(str(made))
-            except OSError as error:  # it may link against an OpenMP library that is not installed
+            except OSError as error:  # It may need an OpenMP library that is not installed.
                 complaint = str(error)
                 continue
             os.replace(made, directory / _file_name(stem, made))
@@ -107,7 +108,7 @@ def _file_name(stem: str, built: Path) -> str:
 
 
 def _hash_inputs(compiler: list[str], source: Path) -> str:
-    """Return a hash of what the machine code depends on: sources, flags, the compiler and the processor's features."""
+    """Return a hash of the machine code's origins: sources, flags, the compiler and the processor's features."""
     texts = [file.read_text("utf-8") for file in (source, *sorted(source.parent.glob("*.h")))]
     binary = Path(compiler[0]).resolve()
     status = binary.stat()

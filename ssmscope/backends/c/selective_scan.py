@@ -116,7 +116,7 @@ def _forward(
     retention: bool,
     keep_starts: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """y, the final state, the mean decay or None, and the states that the backward pass starts from or None."""
+    """Return y, the final state, the mean decay or None, and the states that the backward pass starts from or None."""
     library, problem = _kernels(), _problem(x, b, expected)
     b, c, A = b.contiguous(), c.contiguous(), A.contiguous()
     initial = None if initial is None else initial.contiguous()
@@ -155,7 +155,7 @@ def _address(t: Tensor | None) -> int | None:
 
 @functools.cache
 def _library() -> ctypes.CDLL | str:
-    """The compiled kernel with the types of its functions, or why it cannot be had."""
+    """Return the compiled kernel with the types of its functions, or the reason why it cannot be had."""
     try:
         library = compiler.load(SOURCE)
     except compiler.Unavailable as error:

@@ -1,4 +1,4 @@
-"""The delta rule's scan, and its sweep from the end, by Triton kernels on a GPU (forward only).
+"""Scan of the delta rule, and its sweep from the end, by Triton kernels on a GPU (forward only).
 
 One kernel solves the triangular systems of all chunks in parallel, another walks the chunks with the memory in
 registers; the equations are in `delta_rule_kernels`. Products have about float32's precision, whatever
@@ -12,15 +12,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ssmscope.backends.triton import tile_size
+
 MAX_STATE = 256
 MAX_SCRATCH_BYTES = 1 << 30
 """Memory for the matrices of the chunks that are solved at once."""
 MIN_LOG_DECAY = -1e4
 """Smaller log-decays are raised to this, whose exponential is 0 too: differences of sums then stay finite."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-WIDTH_PER_PROGRAM = 32  # columns of the memory that one program carries
-# One stage: loads further ahead gain a tenth, and need the shared memory of the largest GPUs.
+WIDTH_PER_PROGRAM = 32
+"""Columns of the memory that one program carries."""
 LAUNCH = {"num_warps": 4, "num_stages": 1}
+"""Launch options. One stage, as loads further ahead gain a tenth and need the shared memory of the largest GPUs."""
 
 
 def fits(log_a: Tensor, beta: Tensor, b: Tensor, *others: Tensor) -> bool:
@@ -39,7 +42,7 @@ def scan(
     x: Float[Tensor, "batch length heads width"],
     initial: Float[Tensor, "batch heads width state"],
 ) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]]:
-    """y_t = H_t c_t, of x's type, and the final H of H_t = a_t H_{t-1} (I − β_t b_t b_tᵀ) + β_t x_t b_tᵀ."""
+    """Return y_t = H_t c_t, of x's type, and the final H of H_t = a_t H_{t-1} (I − β_t b_t b_tᵀ) + β_t x_t b_tᵀ."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     memory = initial.float().clone(memory_format=torch.contiguous_format)
     _walk_chunks(log_a, beta, b, c, x, memory, y)
@@ -51,7 +54,7 @@ def keys_left(
     beta: Float[Tensor, "batch length heads"],
     b: Float[Tensor, "batch length groups state"],
 ) -> Float[Tensor, "batch length heads state"]:
-    """k_sᵀ = b_sᵀ ∏_{s<r≤T} a_r (I − β_r b_r b_rᵀ): what the key written at s has become by the end, in float32."""
+    """Return k_sᵀ = b_sᵀ ∏_{s<r≤T} a_r (I − β_r b_r b_rᵀ), the key written at s as it is at the end, in float32."""
     keys = b.new_empty(*beta.shape, b.shape[-1], dtype=torch.float32)
     product = torch.eye(b.shape[-1], dtype=torch.float32, device=b.device).repeat(b.shape[0], beta.shape[2], 1, 1)
     _walk_chunks(log_a, beta, b, None, None, product, keys)
@@ -67,10 +70,10 @@ def _walk_chunks(
 
     (batch, length, heads, width), (groups, state) = out.shape, b.shape[2:]
     by_state, from_end = log_a.shape[-1] > 1, x is None
-    states = _tile_size(state)
-    columns = min(WIDTH_PER_PROGRAM, _tile_size(width))
+    states = tile_size(state)
+    columns = min(WIDTH_PER_PROGRAM, tile_size(width))
     padded_width = -(-width // columns) * columns
-    steps = 32 if by_state or states > 128 else 64  # more would not fit the registers
+    steps = 32 if by_state or states > 128 else 64  # More would not fit the registers.
     sizes = {
         "N": state, "STATES": states, "P": width, "COLUMNS": padded_width, "WIDTH": columns, "Q": steps,
         "BY_STATE": by_state, "FROM_END": from_end,
@@ -95,8 +98,3 @@ def _walk_chunks(
             kernels.walk[(batch * heads, padded_width // columns)](
                 *matrices, memory, out, length, first, chunks, heads, **sizes, **LAUNCH
             )
-
-
-def _tile_size(size: int) -> int:
-    """The smallest power of two that a tile of so many numbers fits, at least the 16 of a matrix product."""
-    return max(16, 1 << (size - 1).bit_length())

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 PRECISION = tl.constexpr("tf32x3")
-"""Three products of TF32 for one, with errors near float32's: what is erased and written must cancel."""
+"""Three products of TF32 for one, with errors near float32's: the erased and the written value must cancel."""
 
 
 @triton.jit(do_not_specialize=["length", "first_chunk", "chunks"])
@@ -126,13 +126,13 @@ def walk(
 
 @triton.jit
 def tile(at, rows, columns, row_stride):
-    """Addresses of a matrix's rows and columns."""
+    """Return addresses of a matrix's rows and columns."""
     return at + rows[:, None] * row_stride + columns[None, :]
 
 
 @triton.jit
 def decay_by_head(a, k, c, q):
-    """k Γ kᵀ and c Γ kᵀ (Q, Q), zero for s > t; Γ_start and Γ_end (Q, 1); and the decay through the chunk.
+    """Return k Γ kᵀ and c Γ kᵀ (Q, Q), zero for s > t; Γ_start and Γ_end (Q, 1); and the decay through the chunk.
 
     Log-decays `a` (Q) are summed in float64, so that the difference of two large sums keeps the digits of a small one.
     """
@@ -149,7 +149,7 @@ def decay_by_head(a, k, c, q):
 
 @triton.jit
 def decay_by_state(a_at, a_stride, k_at, k_stride, k, c, q, in_state, length):
-    """`decay_by_head` with a decay per state: Γ_start and Γ_end are (Q, STATES), the chunk's decay (STATES).
+    """Return `decay_by_head` with a decay per state: Γ_start and Γ_end are (Q, STATES), the chunk's decay (STATES).
 
     The columns of k Γ kᵀ are summed from the last to the first, so that the log-decays between s and every t grow by
     one step's. No cumulative product is divided by another: where states decay, nothing overflows.
@@ -176,7 +176,7 @@ def decay_by_state(a_at, a_stride, k_at, k_stride, k, c, q, in_state, length):
 
 @triton.jit
 def inverse(L, q):
-    """(I + L)⁻¹ of L (Q, Q) below the diagonal, from inverses of diagonal blocks of twice the size each time.
+    """Return (I + L)⁻¹ of L (Q, Q) below the diagonal, from inverses of diagonal blocks of twice the size each time.
 
     With the inverses A and D of two neighbouring blocks, the corner between them is −D L A. Unlike products of powers
     of L, which are far larger than their sum where keys are alike, every block is bounded as the inverse itself.

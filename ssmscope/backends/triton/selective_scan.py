@@ -13,14 +13,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ssmscope.backends.triton import power_of_two, with_contiguous_rows
 from ssmscope.backends.triton import selective_scan_kernels as kernels
 
 MAX_STATES_PER_CHANNEL = 256
-TILE = 16  # steps between states that are kept for the gradient
-NUMBERS_PER_PROGRAM = 1024  # channels × states
+TILE = 16
+"""Steps between states that are kept for the gradient."""
+NUMBERS_PER_PROGRAM = 1024
+"""Channels × states of a program."""
 WARPS_PER_PROGRAM = 1
 STEPS_LOADED_AHEAD = 4
-PROGRAMS_IN_FLIGHT = 2048  # enough to fill a GPU
+PROGRAMS_IN_FLIGHT = 2048
+"""Programs that fill a GPU."""
 MIN_STEPS_PER_CHUNK = 64
 
 
@@ -59,47 +63,42 @@ def scan(
 
 
 class _Plan(NamedTuple):
-    """How a scan is cut into programs."""
+    """Division of a scan into programs.
 
-    block: int  # channels of a program
-    blocks: int  # of a group's channels
+    A program has `block` channels, a group `blocks` of these; a text has `chunks` of `steps` steps, a multiple of TILE.
+    """
+
+    block: int
+    blocks: int
     chunks: int
-    steps: int  # of a chunk, a multiple of TILE
+    steps: int
 
 
 def _plan(x: Tensor, b: Tensor) -> _Plan:
     batch, length, heads, _ = x.shape
     groups, state = b.shape[2:]
     share = heads // groups
-    block = min(max(1, NUMBERS_PER_PROGRAM // _power_of_two(state)), _power_of_two(share))
+    block = min(max(1, NUMBERS_PER_PROGRAM // power_of_two(state)), power_of_two(share))
     blocks = -(-share // block)
     chunks = min(PROGRAMS_IN_FLIGHT // (batch * groups * blocks), length // MIN_STEPS_PER_CHUNK)
-    chunks = chunks if chunks > 2 else 1  # with two, the first pass costs as much as the second one saves
+    chunks = chunks if chunks > 2 else 1  # With two, the first pass costs what the second saves.
     steps = -(-length // (chunks * TILE)) * TILE
     return _Plan(block, blocks, -(-length // steps), steps)
 
 
-def _power_of_two(size: int) -> int:
-    return 1 << (size - 1).bit_length()
-
-
-def _contiguous_last(t: Tensor) -> Tensor:
-    return t if t.stride(-1) == 1 else t.contiguous()
-
-
 class _Terms:
-    """A scan's terms as kernels take them, and what all launches have in common."""
+    """Terms of a scan as kernels take them, and the arguments that all launches share."""
 
     def __init__(self, x: Tensor, b: Tensor, c: Tensor, delta: Tensor, A: Tensor, expected: bool) -> None:
         self.plan = _plan(x, b)
-        self.x, self.b, self.c, self.delta = map(_contiguous_last, (x.squeeze(3), b, c, delta))
+        self.x, self.b, self.c, self.delta = map(with_contiguous_rows, (x.squeeze(3), b, c, delta))
         self.A = A.contiguous()
         batch, length, heads = delta.shape
         groups, state = b.shape[2:]
         self.sizes = length, self.plan.steps, heads, groups
         self.grid = groups * self.plan.blocks, self.plan.chunks, batch
         self.constants = {
-            "N": state, "STATES": _power_of_two(state), "BLOCK": self.plan.block, "EXPECTED": expected,
+            "N": state, "STATES": power_of_two(state), "BLOCK": self.plan.block, "EXPECTED": expected,
             "STAGES": STEPS_LOADED_AHEAD, "num_warps": WARPS_PER_PROGRAM,
         }  # fmt: skip
 
@@ -148,7 +147,7 @@ class _Scan(torch.autograd.Function):
         x, b, c, delta, A, starts = ctx.saved_tensors
         t = _Terms(x, b, c, delta, A, ctx.expected)
         plan, states = t.plan, t.constants["STATES"]
-        grad_y = torch.zeros_like(t.x) if grad_y is None else _contiguous_last(grad_y.squeeze(3))
+        grad_y = torch.zeros_like(t.x) if grad_y is None else with_contiguous_rows(grad_y.squeeze(3))
         grad_x, grad_delta = x.new_empty(x.shape), x.new_empty(delta.shape)
         grad_bc, grad_A = x.new_empty(2, plan.blocks, *b.shape), x.new_empty(x.shape[0], plan.chunks, *A.shape)
         grad_initial = x.new_empty(x.shape[0], x.shape[2], 1, A.shape[1])

@@ -1,4 +1,4 @@
-"""The scan with one decay per head (Mamba-2) by Triton kernels on a GPU, and its gradients.
+"""Scan with one decay per head (Mamba-2) by Triton kernels on a GPU, and its gradients.
 
 The equations are in `ssd_kernels`. One kernel walks through the chunks and keeps the state before each; then all chunks
 are computed in parallel. The backward pass recomputes the states and does the same with the adjoint, back in time.
@@ -16,13 +16,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ssmscope.backends.triton import tile_size, with_contiguous_rows
+
 MAX_STATE = 256
 MAX_KEPT_BYTES = 1 << 29
 """Memory for the states of all chunks; rows of the batch that need more are processed in turn."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PRECISIONS = {"highest": "float32", "high": "tf32", "medium": "bfloat16"}
-CHUNK = 64  # steps
-HEADS_PER_PROGRAM = 8  # whose gradients of b and c one program adds up
+CHUNK = 64
+"""Steps of a chunk."""
+HEADS_PER_PROGRAM = 8
+"""Heads whose gradients of b and c one program adds up."""
 LAUNCH = {
     "prepare": {"N_BLOCK": 128, "num_warps": 4, "num_stages": 1},
     "states": {"P_BLOCK": 64, "N_BLOCK": 64, "num_warps": 4, "num_stages": 1},
@@ -53,7 +57,7 @@ def scan(
     Head h reads b and c of group h // (heads / groups). y has x's type, the final H that of `initial`, else x's.
     Differentiable once, in every term.
     """
-    b, c, x = (_with_contiguous_rows(t) for t in (b, c, x))
+    b, c, x = (with_contiguous_rows(t) for t in (b, c, x))
     return _Scan.apply(log_a, b, c, x, initial, delta, PRECISIONS[torch.get_float32_matmul_precision()])
 
 
@@ -75,7 +79,7 @@ class _Scan(torch.autograd.Function):
     def backward(ctx, y_bar, last_bar):
         saved = ctx.saved_tensors
         x, initial = saved[3:5]
-        y_bar = torch.zeros_like(x) if y_bar is None else _with_contiguous_rows(y_bar)
+        y_bar = torch.zeros_like(x) if y_bar is None else with_contiguous_rows(y_bar)
         x_bar, initial_bar = (None if t is None else t.new_empty(t.shape) for t in (x, initial))
         tensors, others = (*saved, y_bar, last_bar, x_bar, initial_bar), []
         with torch.cuda.device_of(x):
@@ -83,7 +87,7 @@ class _Scan(torch.autograd.Function):
                 chunks = _Chunks(terms, ctx.precision)
                 after = chunks.states(y_bar, chunks.c, last_bar, initial_out, reverse=True)
                 chunks.outputs(y_bar, chunks.b, after, x_out, reverse=True)
-                if any(ctx.needs_input_grad[i] for i in (0, 1, 2, 5)):  # x and the initial state need no more
+                if any(ctx.needs_input_grad[i] for i in (0, 1, 2, 5)):  # x and the initial state need no more.
                     others.append(chunks.other_gradients(y_bar, chunks.states_before(), after))
         found = (None if parts[0] is None else torch.cat(parts) for parts in zip(*others))
         log_a_bar, b_bar, c_bar, delta_bar = found if others else (None,) * 4
@@ -100,7 +104,7 @@ def _slabs(*tensors: Any, states_per_chunk: int) -> Iterator[list[Any]]:
 
 
 class _Chunks:
-    """The terms of a scan in chunks, with their sums of log-decays and their products c_t · b_s."""
+    """Terms of a scan in chunks, with their sums of log-decays and their products c_t · b_s."""
 
     def __init__(self, terms: list[Any], precision: str) -> None:
         from ssmscope.backends.triton import ssd_kernels
@@ -119,6 +123,7 @@ class _Chunks:
         )
 
     def states_before(self, last: Tensor | None = None) -> Tensor:
+        """Return the states before the chunks."""
         return self.states(self.x, self.b, self.initial, last)
 
     def states(
@@ -168,14 +173,5 @@ class _Chunks:
 
     def _options(self, kernel: str) -> dict[str, Any]:
         sizes = {"P_BLOCK": self.width, "N_BLOCK": self.state}
-        tiles = {name: min(most, _tile_size(sizes.get(name, most))) for name, most in LAUNCH[kernel].items()}
+        tiles = {name: min(most, tile_size(sizes.get(name, most))) for name, most in LAUNCH[kernel].items()}
         return {**tiles, "PRECISION": self.precision}
-
-
-def _with_contiguous_rows(t: Tensor) -> Tensor:
-    return t if t.stride(-1) == 1 else t.contiguous()
-
-
-def _tile_size(size: int) -> int:
-    """Return the power of two, at least 16 as products of tiles need, that covers `size`."""
-    return max(16, 1 << (size - 1).bit_length())

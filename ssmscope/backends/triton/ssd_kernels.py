@@ -193,8 +193,8 @@ def within(
     x_row, x_step, x_head, y_row, y_step, y_head,
     P: tl.constexpr, P_BLOCK: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one chunk's log a and Δ by what its own steps write and read, with K[t, s] = 2^(S_t − S_s) Δ_s
-    (ȳ_t · x_s) for s ≤ t: Σ_{s<r≤t} K[t, s] CB[t, s] of log a_r and Σ_t K[t, s] CB[t, s] / Δ_s of Δ_s, without
+    """Compute the gradients of one chunk's log a and Δ by what its own steps write and read, with K[t, s] = 2^(S_t −
+    S_s) Δ_s (ȳ_t · x_s) for s ≤ t: Σ_{s<r≤t} K[t, s] CB[t, s] of log a_r and Σ_t K[t, s] CB[t, s] / Δ_s of Δ_s, without
     differences or divisions, so that small gradients keep their digits.
 
     A program adds up the K of HEADS heads of a group in `K_sums` (splits, batch, chunks, groups, CHUNK, CHUNK).
@@ -237,7 +237,8 @@ def across(
     P: tl.constexpr, N: tl.constexpr, P_BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, HEADS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one chunk's b and c, and of its log a and Δ by the state H before it and the adjoint Λ after it.
+    """Compute the gradients of one chunk's b and c, and of its log a and Δ by the state H before it and the adjoint Λ
+    after it.
 
     Summed over heads, c̄_t = Σ_s K[t, s] b_s + 2^(S_t) H ȳ_t and b̄_s = Σ_t K[t, s] c_t + 2^(S_end − S_s) Δ_s Λ x_s.
     The gradient of log a_r is what the steps t ≥ r read from H, what the steps s < r write to Λ, and 2^(S_end) ⟨H, Λ⟩.

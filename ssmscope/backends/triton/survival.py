@@ -1,4 +1,4 @@
-"""Norms of decayed keys with a decay per state, on a GPU: all that is left at the end of each position's key.
+"""Norms of decayed keys with a decay per state, on a GPU: what is left at the end of each position's key.
 
 Sums of steps run from the end, over pieces of `STEPS` positions in float64 and within a piece in float32. None is a
 difference of sums from the beginning.
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ssmscope.backends.triton.survival_kernels import key_norms_of_piece
 
-STEPS = 64  # positions of a program
+STEPS = 64
+"""Positions of a program."""
 MAX_CHANNELS_PER_PROGRAM = 32
 WARPS_PER_PROGRAM = 4
 
@@ -33,7 +34,7 @@ def key_norms(
     (batch, length, heads), (groups, state) = delta.shape, b.shape[2:]
     delta = delta if delta.stride(2) == 1 else delta.contiguous()
     later = _later_sums(delta)
-    slowest = A.amax(1, keepdim=True)  # taken out of the squares, which are 0 for norms below exp(−43)
+    slowest = A.amax(1, keepdim=True)  # Its squares would be 0 for norms below exp(−43).
     rates = (A - slowest).mT.contiguous() * (2 / math.log(2))
     block = min(MAX_CHANNELS_PER_PROGRAM, 1 << (heads // groups - 1).bit_length())
     norms = delta.new_empty(delta.shape)

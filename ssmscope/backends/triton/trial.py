@@ -1,4 +1,4 @@
-"""The smallest of Triton kernels, to see if any compiles and runs here."""
+"""Smallest of Triton kernels, to see if any compiles and runs here."""
 
 import torch
 import triton

@@ -72,13 +72,13 @@ def generalization_bound(
     """
     from ssmscope.api.results import record_provenance
     from ssmscope.architectures.loading.load import trained_examples
-    from ssmscope.core.mixers import check_looks_back
+    from ssmscope.core.mixers import check_causal
     from ssmscope.probes.bound.measure import measured_terms, theorem_bound
     from ssmscope.probes.bound.norms import theorem_model
     from ssmscope.probes.stability.inputs import DEFAULT_LENGTH
 
     parts = theorem_model(model)
-    check_looks_back(model.module, "the bound")
+    check_causal(model.module, "the bound")
     model.check_recurrent_state("the bound")
     if examples is None:
         examples = trained_examples(model.name)

@@ -80,7 +80,7 @@ def influence(
 
     from ssmscope.api.results import record_provenance
     from ssmscope.core.limits import refuse_reading
-    from ssmscope.core.mixers import check_looks_back
+    from ssmscope.core.mixers import check_causal
     from ssmscope.interp.objective import MAX_BACKWARD_NUMBERS
     from ssmscope.probes.influence.jacobian import Dependence, Probes, of_layer, of_output
     from ssmscope.probes.influence.measure import inputs_of, measure_reach, notes_on, positions_of
@@ -89,7 +89,7 @@ def influence(
     from ssmscope.probes.influence.similarity import similarity_of
 
     batch = inputs_of(model, texts, length, sequences, seed)
-    check_looks_back(model.module, "influence")
+    check_causal(model.module, "influence")
     if of == "logits" and model.is_classifier and positions != "last":
         raise InputError(f"{model.name} is a classifier, with logits at the last position only: give positions 'last'")
     refuse_reading(probes * batch.mask.numel(), f"{probes:,} probes", "ask for fewer")

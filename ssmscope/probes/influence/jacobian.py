@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ssmscope.core.batching import by_length
 from ssmscope.core.encoding import Batch
-from ssmscope.core.heads import hidden_vectors
+from ssmscope.core.heads import head_logits, hidden_vectors
 from ssmscope.core.intercept import evaluating
-from ssmscope.core.mixers import adapter_for, head_logits, weights_constant
+from ssmscope.core.mixers import adapter_for, weights_constant
 from ssmscope.core.model import Model
 from ssmscope.errors import Unanswerable
 from ssmscope.interp.methods.gradients import keep_outputs

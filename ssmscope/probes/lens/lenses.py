@@ -35,7 +35,7 @@ from ssmscope.architectures.loading.stored import check_finished
 from ssmscope.core.affine import matrix, offset
 from ssmscope.core.encoding import Batch
 from ssmscope.core.heads import linear_head
-from ssmscope.core.intercept import observe, stayed
+from ssmscope.core.intercept import observe, remove_accelerate_hooks
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
 from ssmscope.core.reading import parse_json
@@ -127,7 +127,7 @@ class SSMUnembed(Unembed):
     def __init__(self, model: Model) -> None:
         nn.Module.__init__(self)  # The constructor of `Unembed` only knows the norms of transformers.
         norm, head = final_norm_of(model), head_of(model)
-        self.final_norm = nn.Identity() if norm is None else stayed(copy.deepcopy(norm))
+        self.final_norm = nn.Identity() if norm is None else remove_accelerate_hooks(copy.deepcopy(norm))
         self.unembedding = _plain_linear(head)
         self.float().to(model.device).eval().requires_grad_(False)
         self._check(model)

@@ -76,7 +76,7 @@ def retrieval(
     import numpy as np
 
     from ssmscope.api.results import record_provenance
-    from ssmscope.core.limits import HELD, refuse_above, refuse_reading
+    from ssmscope.core.limits import MAX_ITEMS_HELD, refuse_above, refuse_reading
     from ssmscope.core.progress import on_stderr
     from ssmscope.data.babi import questions, refuse_contexts
     from ssmscope.data.filler import load_filler
@@ -87,7 +87,7 @@ def retrieval(
 
     every = language_models(models)
     chosen, steps = tuple(dict.fromkeys(tasks)), tuple(sorted(set(lengths)))
-    refuse_above(HELD, examples=examples)
+    refuse_above(MAX_ITEMS_HELD, examples=examples)
     reading = len(every) * len(chosen) * sum(steps) * examples
     refuse_reading(reading, f"{examples:,} questions of each task and length", "ask for fewer or shorter ones")
     refuse_contexts(steps[-1], examples)  # The longest is refused before the shorter ones run.

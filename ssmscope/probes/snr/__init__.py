@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL
 from ssmscope.api.options import REPEATED, Metavar, Range, Reads, Seed
-from ssmscope.core.limits import HELD, ROW
+from ssmscope.core.limits import MAX_ITEMS_HELD, MAX_TOKENS_PER_ROW
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -69,9 +69,13 @@ def needle_snr(
         "Tasks among qa1 to qa5 (default: all).",
         Metavar("A,B,…"),
     ] = None,
-    lengths: Annotated[int | Sequence[int] | None, "Maximum context lengths (default: 1000).", Range(0, ROW)] = None,
+    lengths: Annotated[
+        int | Sequence[int] | None, "Maximum context lengths (default: 1000).", Range(0, MAX_TOKENS_PER_ROW)
+    ] = None,
     unit: Annotated[Literal["words", "tokens"], "Unit of lengths; tokens of the first model."] = "words",
-    examples: Annotated[int | None, "Questions per task (default: 200, or all of your own).", Range(1, HELD)] = None,
+    examples: Annotated[
+        int | None, "Questions per task (default: 200, or all of your own).", Range(1, MAX_ITEMS_HELD)
+    ] = None,
     filler: Annotated[
         str | Path | list[str] | None,
         "Text around the facts: generated (default), wikitext2, or a text file.",

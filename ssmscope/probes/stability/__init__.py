@@ -65,14 +65,14 @@ def stability(
     import numpy as np
 
     from ssmscope.api.results import record_provenance
-    from ssmscope.core.mixers import check_looks_back
+    from ssmscope.core.mixers import check_causal
     from ssmscope.probes.stability.inputs import inputs_of
     from ssmscope.probes.stability.layers import record_layers
     from ssmscope.probes.stability.measure import layer_stability, mean_norms, norm_positions, notes_on
     from ssmscope.probes.stability.result import BEHAVIOURS, Stability
 
     inputs = inputs_of(model, texts, length=length, samples=samples, seed=seed)
-    check_looks_back(model.module, "stability")
+    check_causal(model.module, "stability")
     model.check_recurrent_state("stability")
     chosen = norm_positions(positions, inputs.longest)
     found = record_layers(model, inputs.batch, chosen)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ssmscope.core.limits import ROW, TOGETHER, refuse_above, refuse_held
+from ssmscope.core.limits import MAX_TOKENS_PER_ROW, MAX_TOKENS_TOGETHER, refuse_above, refuse_held
 from ssmscope.core.model import as_batch
 from ssmscope.errors import InputError
 from ssmscope.render.numbers import counted
@@ -62,9 +62,9 @@ def random_batch(model: Model, number: int, length: int, random: np.random.Gener
     Raises:
         InputError: sequences that are too long or too many, or images of no pixel.
     """
-    refuse_above(ROW, length=length)
+    refuse_above(MAX_TOKENS_PER_ROW, length=length)
     what = f"{number:,} sequences of {length:,} tokens"
-    refuse_held(number * length, what, "ask for fewer or shorter ones", most=TOGETHER)
+    refuse_held(number * length, what, "ask for fewer or shorter ones", most=MAX_TOKENS_TOGETHER)
     if model.channels is not None:
         if length < 2:
             raise InputError(f"length is {length}; allowed is a whole number from 2 on: the last is the class token")

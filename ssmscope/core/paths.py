@@ -1,0 +1,288 @@
+"""Paths through a layer: a recurrence with the maps before and after it, see `ssmscope.core.linearized`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from ssmscope import ops
+from ssmscope.core.affine import convolved
+from ssmscope.ops import Recurrence
+from ssmscope.ops.order import along, straight
+
+MAX_TAP_NUMBERS = 2**24
+"""Numbers of gates and taps that pooled maps hold at once."""
+
+Channels = Float[Tensor, "batch length channels"]
+
+
+@dataclass(frozen=True, eq=False)
+class InputMap:
+    """Map from a layer's input to the values that its recurrence reads.
+
+    Attributes:
+        source: (batch, length, channels), the input of the convolution; the values themselves without one.
+        enter: u (batch, length, width) → source, without constants or, when its second argument is true, with them.
+        kernel: (channels, taps) of the causal convolution, the current position's coefficient first; None without one.
+        bias: (channels,) of the convolution.
+        tail: (batch, taps − 1, channels), its inputs before the first position, where those are not zero.
+        taps: (batch, length, taps) bool, True at the inputs that it reads, the current position's first; None for all.
+        activation: (batch, length, channels), act(c) / c at the convolution's outputs c; None without an activation.
+        order: (length,), the recurrence's order if it has one, in which the convolution (without tail and taps) reads.
+    """
+
+    source: Channels
+    enter: Callable[[Tensor, bool], Tensor]
+    kernel: Tensor | None = None
+    bias: Tensor | None = None
+    tail: Tensor | None = None
+    taps: Tensor | None = None
+    activation: Tensor | None = None
+    order: Tensor | None = None
+
+    def values(self, source: Channels, biased: bool) -> Channels:
+        """Return activation ⊙ (kernel ∗ source), with bias and tail if `biased`."""
+        if (kernel := self.kernel) is not None:
+            tail = self.tail if biased else None
+            source = along(self.order, lambda t: convolved(t, kernel, tail, self.taps), source)
+            if biased and self.bias is not None:
+                source = source + self.bias
+        return source if self.activation is None else source * self.activation
+
+
+@dataclass(frozen=True, eq=False)
+class OutputMap:
+    """Map from a recurrence's output to the layer's.
+
+    Attributes:
+        project: (batch, length, channels) → (batch, length, width), linear, including whatever follows the projection.
+        gate: (batch, length, channels), the output gate times the norm's factor; None without both.
+        centred: True if the norm subtracts the mean over the width of each head.
+        behind: (batch, length) or a number, each position's factor after the projection, which maps include.
+        opening: u (batch, length, width) → the output gate alone, (batch, length, channels), as a linear map of the
+            layer's input with act(z) / z frozen, without constants or, when its second argument is true, with them.
+            None without a gate, and for a gate that is no product with z. Maps use neither this nor the next two.
+        factor: (batch, length, channels), the norm's factor where there is an opening: `gate` is both together.
+        shift: (channels,) that the norm adds before the gate; times the gate it is in the layer's `rest`.
+    """
+
+    project: Callable[[Tensor], Tensor]
+    gate: Tensor | None = None
+    centred: bool = False
+    behind: Tensor | float | None = None
+    opening: Callable[[Tensor, bool], Tensor] | None = None
+    factor: Tensor | None = None
+    shift: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Path:
+    """One of a layer's recurrences with the maps before and after it.
+
+    Attributes:
+        recurrence: α and D; its `x` gives only the shape.
+        name: name of the part of the layer; "" for the whole layer.
+        filter: (taps,) between the values and the recurrence, k_0 first; None without one.
+        filter_tail: (batch, taps − 1, channels), the values before the first position, where those are not zero.
+        initial: (batch, heads, width, state) before the first position, where that is not zero.
+        weight: factor of the recurrence's output in the layer's sum, a number or (batch, length, channels); None is 1.
+    """
+
+    recurrence: Recurrence
+    input_map: InputMap
+    output_map: OutputMap
+    name: str = ""
+    filter: Tensor | None = None
+    filter_tail: Tensor | None = None
+    initial: Tensor | None = None
+    weight: Tensor | float | None = None
+
+    def written(self, values: Channels, biased: bool) -> Float[Tensor, "batch length heads width"]:
+        """Return the recurrence's input, filter ∗ values."""
+        if self.filter is not None:
+            values = convolved(values, self.filter.unsqueeze(0), self.filter_tail if biased else None, None)
+        return rearrange(values, "b t (h p) -> b t h p", h=self.recurrence.shape[2]).to(self.recurrence.x)
+
+    def read(self, values: Channels, biased: bool) -> Channels:
+        """Return weight ⊙ (α + D)(filter ∗ values), with contributions from before the first position if `biased`."""
+        x = self.written(values, biased)
+        y = ops.scan(replace(self.recurrence, x=x), self.initial if biased else None).y
+        y = rearrange(y, "b t h p -> b t (h p)")
+        return y if self.weight is None else y * self.weight
+
+    def finish(self, y: Channels) -> Float[Tensor, "batch length width"]:
+        """Return project(gate ⊙ y)."""
+        y = self._centred(y)
+        return self.output_map.project(y if self.output_map.gate is None else y * self.output_map.gate)
+
+    def shown(self, y: Channels) -> Channels:
+        """Return the output gate's input: y, with the norm's factor and shift where there is a norm."""
+        y = self._centred(y)
+        y = y if self.output_map.factor is None else y * self.output_map.factor
+        return y if self.output_map.shift is None else y + self.output_map.shift
+
+    def forward(self, u: Float[Tensor, "batch length width"], biased: bool) -> Float[Tensor, "batch length width"]:
+        """Return the path's output from the layer's input."""
+        source = self.input_map.enter(u, biased)
+        return self.finish(self.read(self.input_map.values(source, biased), biased))
+
+    def gate_and_taps(self, level: str) -> tuple[Tensor | None, Tensor | None]:
+        """Return `left` and `taps` of `ops.attention` at a level."""
+        heads = self.recurrence.shape[2]
+        left = self._weight()
+        if level == "ssm":
+            spread = None if self.filter is None else self.filter.view(1, 1, -1, 1).expand(*self._shape(), -1, -1)
+            taps = None if spread is None else spread.expand(-1, -1, -1, self.recurrence.x[0, 0].numel())
+        else:
+            left = _product(left, self.output_map.gate)
+            if self.output_map.behind is not None:
+                behind = self.output_map.behind
+                left = _product(left, behind.unsqueeze(-1) if isinstance(behind, Tensor) else self._full(behind))
+            taps = self._taps()
+        return (
+            None if left is None else rearrange(left, "b t (h p) -> b t h p", h=heads),
+            None if taps is None else rearrange(taps, "b t i (h p) -> b t i h p", h=heads),
+        )
+
+    def attention(
+        self,
+        level: str,
+        *,
+        groups: int = 1,
+        absolute: bool = False,
+        skip: bool = True,
+        rows: Sequence[int] | None = None,
+    ) -> Float[Tensor, "batch groups rows length"]:
+        """Return the matrix of `ops.attention` at a level."""
+        left, taps = self.gate_and_taps(level)
+        return ops.attention(
+            self.recurrence, groups=groups, absolute=absolute, skip=skip, rows=rows, left=left, taps=taps
+        )
+
+    def pooled_attention(self, level: str, cells: int, *, groups: int = 1, skip: bool = True) -> Tensor:
+        """Return the map of `ops.pooled_attention` at a level, (batch, groups, cells, cells)."""
+        heads = self.recurrence.shape[2]
+        each = heads // groups
+        # Gate and taps are as large as the input times their reach, so for a long text they are made for some heads.
+        slices = next(
+            n for n in range(1, each + 1) if each % n == 0 and (n == each or self._size() <= n * MAX_TAP_NUMBERS)
+        )
+        found = []
+        for first in range(0, heads, each // slices):
+            path = self.of_heads(first, first + each // slices)
+            left, taps = path.gate_and_taps(level)
+            found.append(ops.pooled_attention(path.recurrence, cells, skip=skip, left=left, taps=taps))
+        return rearrange(torch.cat(found, dim=1), "b (g n) t s -> b g n t s", g=groups).mean(2)
+
+    def of_heads(self, start: int, stop: int) -> Path:
+        """Return the path restricted to some heads, for maps alone."""
+        heads, width = self.recurrence.shape[2:4]
+        channels = slice(start * width, stop * width)
+
+        def cut(t):
+            return t[..., channels] if isinstance(t, Tensor) and t.ndim > 1 else t
+
+        input_map = replace(
+            self.input_map,
+            source=cut(self.input_map.source),
+            activation=cut(self.input_map.activation),
+            kernel=None if self.input_map.kernel is None else self.input_map.kernel[channels],
+        )
+        return replace(
+            self,
+            recurrence=self.recurrence.of_heads(start, stop),
+            input_map=input_map,
+            output_map=replace(self.output_map, gate=cut(self.output_map.gate)),
+            weight=cut(self.weight),
+        )
+
+    def _size(self) -> int:
+        """Return how many numbers `taps` hold at the level of the block."""
+        kernel = 1 if self.input_map.kernel is None else self.input_map.kernel.shape[1]
+        reach = kernel + (0 if self.filter is None else len(self.filter) - 1)
+        return self.recurrence.x.numel() * reach
+
+    def sink(self, level: str) -> Float[Tensor, "batch length heads width"] | None:
+        """Return each position's reading of the state before the first one; None if that is zero."""
+        if self.initial is None:
+            return None
+        nothing = replace(self.recurrence, x=torch.zeros_like(self.recurrence.x))
+        y = ops.scan(nothing, self.initial).y
+        left, _ = self.gate_and_taps(level)
+        return y if left is None else y * left
+
+    def of_text(self, row: int, length: int) -> Path:
+        """Return the path on one sequence of the batch, up to a length, for maps alone."""
+
+        def cut(t):
+            return t[row : row + 1, :length] if isinstance(t, Tensor) and t.ndim > 1 else t
+
+        own = {name: cut(getattr(self.input_map, name)) for name in ("source", "activation", "taps")}
+        output_map = replace(self.output_map, gate=cut(self.output_map.gate), behind=cut(self.output_map.behind))
+        return replace(
+            self,
+            recurrence=self.recurrence.of_rows(row, row + 1).between(0, length),
+            input_map=replace(self.input_map, tail=_row(self.input_map.tail, row), **own),
+            output_map=output_map,
+            filter_tail=_row(self.filter_tail, row),
+            initial=_row(self.initial, row),
+            weight=cut(self.weight),
+        )
+
+    def _centred(self, y: Channels) -> Channels:
+        """Return y, less the mean over the width of each head if the norm subtracts it."""
+        if not self.output_map.centred:
+            return y
+        by_head = rearrange(y, "b t (h p) -> b t h p", h=self.recurrence.shape[2])
+        return rearrange(by_head - by_head.mean(-1, keepdim=True), "b t h p -> b t (h p)")
+
+    def _shape(self) -> tuple[int, int]:
+        batch, length = self.recurrence.shape[:2]
+        return batch, length
+
+    def _full(self, number: float | Tensor) -> Tensor:
+        x = self.recurrence.x
+        return torch.as_tensor(number, dtype=x.dtype, device=x.device).expand(*self._shape(), x[0, 0].numel())
+
+    def _weight(self) -> Tensor | None:
+        if self.weight is None:
+            return None
+        return self.weight if isinstance(self.weight, Tensor) and self.weight.ndim == 3 else self._full(self.weight)
+
+    def _taps(self) -> Float[Tensor, "batch length reach channels"] | None:
+        """Return the factor of the source at s when it arrives at the recurrence at s + i: the convolution's tap, then
+        the activation at the place of arrival, then the filter."""
+        if (order := self.recurrence.order) is not None:
+            activation = None if self.input_map.activation is None else self.input_map.activation[:, order]
+            input_map = replace(self.input_map, activation=activation)
+            taps = Path._taps(replace(self, recurrence=straight(self.recurrence), input_map=input_map))
+            return None if taps is None else taps[:, order.argsort()]
+        kernel, activation, filtering = self.input_map.kernel, self.input_map.activation, self.filter
+        if kernel is None and activation is None and filtering is None:
+            return None
+        channels = self.recurrence.x[0, 0].numel()
+        length = self._shape()[1]
+        like = self.recurrence.x
+        kernel = like.new_ones(channels, 1) if kernel is None else kernel.to(like)
+        filtering = like.new_ones(1) if filtering is None else filtering.to(like)
+        activation = like.new_ones(*self._shape(), channels) if activation is None else activation.to(like)
+        taps = like.new_zeros(*self._shape(), kernel.shape[1] + len(filtering) - 1, channels)
+        for j in range(min(kernel.shape[1], length)):
+            read = 1 if self.input_map.taps is None else self.input_map.taps[:, j:, j, None]
+            arrived = kernel[:, j] * activation[:, j:] * read
+            for i, k in enumerate(filtering):
+                taps[:, : length - j, i + j] += k * arrived
+        return taps
+
+
+def _product(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a * b
+
+
+def _row(t: Tensor | None, row: int) -> Tensor | None:
+    return None if t is None else t[row : row + 1]
