@@ -11,7 +11,7 @@ import yaml
 from markupsafe import Markup
 
 from ssmscope.api.results import Result
-from ssmscope.reports.engines import local
+from ssmscope.reports.engines import run_locally
 from ssmscope.reports.jobs import Jobs, make_jobs
 from ssmscope.reports.plan import Plan, read_plan
 from ssmscope.reports.record import Report
@@ -66,7 +66,7 @@ def jobs_of(document: Any, **options: Any) -> Jobs:
 def run(document: Any, root: Path, **options: Any) -> Report:
     """Run a plan in this process."""
     plan = planned(document)
-    return run_plan(plan, make_jobs(plan), root, **{"engine": local, **options})
+    return run_plan(plan, make_jobs(plan), root, **{"engine": run_locally, **options})
 
 
 def numbers(root: Path) -> dict[str, Any]:

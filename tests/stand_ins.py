@@ -17,7 +17,7 @@ from ssmscope.api import registry
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.table import Table
-from ssmscope.reports.grouping import Found, Group, compared, verdict
+from ssmscope.reports.grouping import Group, LabelledResult, comparison, verdict
 
 NAN = math.nan
 
@@ -60,7 +60,7 @@ class Stand:
 
 def found(result: Any, models: tuple[str, ...] = ("m",), **options: Any) -> Found:
     entry = reported.entry(result.kind, result, models=models, options=options)
-    return Found(", ".join(models), entry, result)
+    return LabelledResult(", ".join(models), entry, result)
 
 
 def said(result: Any, model: str = "m", models: tuple[str, ...] = ("m",)) -> str:
@@ -73,7 +73,7 @@ def beside(*results: Any, models: tuple[str, ...] | None = None, kind: str | Non
         reported.entry("verb", result, models=models or ("abcdef"[at],), options={})
         for at, result in enumerate(results)
     )
-    return compared(Group("group", "Group", "verb", entries), kind or results[0].kind)
+    return comparison(Group("group", "Group", "verb", entries), kind or results[0].kind)
 
 
 def shown(table: Table) -> list[tuple[str, ...]]:

@@ -272,8 +272,8 @@ class TestWhatIsCheckedFirst:
     @pytest.mark.parametrize(
         ("config", "line"),
         [
-            ("{", "is no JSON"),
-            ("[" * 10**5, "is no JSON"),
+            ("{", "is not valid JSON"),
+            ("[" * 10**5, "is not valid JSON"),
             ("[]", "a JSON object was expected"),
             ('{"model_type": "mambo"}', "model type 'mambo' is unknown; did you mean 'mamba'"),
             ('{"model_type": ["mamba"]}', "is unknown"),

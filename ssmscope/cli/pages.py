@@ -124,18 +124,18 @@ def _variables(given: Sequence[str], data: str | None) -> dict[str, str]:
 
 def _engine(engine: str, address: str | None, workers: int | None, by_batch: bool) -> Engine:
     check_engine(engine, address=address, workers=workers, by_batch=by_batch or None)
-    from ssmscope.reports.engines import batches_on_ray, local, ray_engine
+    from ssmscope.reports.engines import batches_on_ray, ray_engine, run_locally
 
     if engine == "local":
-        return local
+        return run_locally
     return batches_on_ray(address, workers) if by_batch else ray_engine(address, workers)
 
 
 def _text(plan: str) -> tuple[str, str]:
     """The text of a plan, from a file or from those that ship, and what it is called."""
-    from ssmscope.reports.plans import shipped
+    from ssmscope.reports.plans import shipped_plans
 
-    path, known = Path(plan), shipped()
+    path, known = Path(plan), shipped_plans()
     if plan in known and not path.is_file():
         path = known[plan]
     try:

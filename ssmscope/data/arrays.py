@@ -1,4 +1,4 @@
-"""What data sets held in numpy arrays have in common: a length, a fingerprint, chosen rows."""
+"""Base class of data sets held in numpy arrays: length, fingerprint, selection of rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ D = TypeVar("D", bound="ArrayData")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ArrayData:
-    """The base of data sets whose arrays have one row an example.
+    """Base class of data sets whose arrays have one row per example.
 
     Attributes:
         name, split: e.g. `majority`, `test`.
@@ -28,7 +28,7 @@ class ArrayData:
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """Every array by its name, each with one row an example."""
+        """All arrays by name, each with one row per example."""
         every = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: value for name, value in every if isinstance(value, np.ndarray)}
 
@@ -37,7 +37,7 @@ class ArrayData:
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits of the SHA-256 of everything but name and split."""
+        """First 16 hexadecimal digits of the SHA-256 of everything but name and split."""
         arrays = self.arrays
         rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in arrays}
         plain = {key: value for key, value in rest.items() if key not in ("name", "split")}
@@ -48,15 +48,15 @@ class ArrayData:
         return digest.hexdigest()[:16]
 
     def take(self: D, indices: Sequence[int] | np.ndarray, *, split: str | None = None) -> D:
-        """The examples at `indices`, in that order."""
+        """Return the examples at `indices`, in that order."""
         rows: dict[str, Any] = {key: array[np.asarray(indices)] for key, array in self.arrays.items()}
         return dataclasses.replace(self, split=split or self.split, **rows)
 
     def sample(self: D, n: int, *, seed: int = 0) -> D:
-        """At most `n` examples drawn without replacement, in their own order.
+        """Draw at most `n` examples without replacement; they keep their order.
 
         Raises:
-            InputError: for fewer than one.
+            InputError: if `n` is below 1.
         """
         if n < 1:
             raise InputError(f"a sample of {n} examples was asked for; ask for at least 1")

@@ -1,9 +1,9 @@
-"""Questions about facts that are spread in other text: BABILong's recipe (Kuratov et al. 2024) over our own stories.
+"""Questions about facts hidden in long text: BABILong's recipe (Kuratov et al. 2024) over our own stories.
 
-The facts of a story (`ssmscope.data.stories`, tasks `qa1` to `qa5`, or of `ssmscope.data.needles`) keep their order
-and stand at random places between sentences of filler, which follow each other as in their source
-(`ssmscope.data.filler`). The question comes at the end. Differential Mamba (section 4.5, appendix A.5) compares models
-on such questions, and its Figure 6 the needle's probability in each layer.
+The facts of a story (`ssmscope.data.stories`, tasks `qa1` to `qa5`, or `ssmscope.data.needles`) keep their order and
+stand at random places between sentences of filler, which keep the order of their source (`ssmscope.data.filler`). The
+question comes last. Differential Mamba (section 4.5, appendix A.5) compares models on such questions, and its Figure 6
+shows the probability of the needle at each layer.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from ssmscope.errors import InputError, did_you_mean
 
 PROMPT = "{context} {question}"
 PAPER_PROMPT = "<context>{context}</context> Question:{question} Answer:"
-"""How Differential Mamba's authors put a question (appendix A.5.1)."""
+"""Prompt template of Differential Mamba (appendix A.5.1)."""
 
 SPLITS = {"train": (0, 1), "validation": (2,), "test": (3,)}
-"""Which quarters of all stories, told apart by a checksum of their text, a split has."""
+"""Residues modulo 4 of the CRC-32 of a story's text that belong to each split."""
 
-POOL = 1000  # generated sentences of filler
+GENERATED_SENTENCES = 1000
+"""Number of filler sentences drawn from the grammar when no filler is given."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One sentence of the story: `context[start:end]`, and `context.split()[first_word:last_word]`.
+    """One sentence of the story: `context[start:end]` or `context.split()[first_word:last_word]`.
 
-    `supporting` marks the facts, the needles, that give the answer.
+    `supporting` is True for the needles, the facts that give the answer.
     """
 
     text: str
@@ -57,8 +58,8 @@ class Question:
     """A context, a question about it and its one-word answer.
 
     Attributes:
-        facts: the sentences of the story in the order of the context; the rest is filler.
-        distractors: the other words of the answer's kind in the context, in order of appearance.
+        facts: the story's sentences in the order of the context; the rest is filler.
+        distractors: other words of the answer's kind in the context, in order of appearance.
     """
 
     context: str
@@ -78,10 +79,10 @@ class QuestionData:
     """Questions of one task.
 
     Attributes:
-        name: of the task.
+        name: the task.
         split: `train`, `validation` or `test`.
         examples: the questions.
-        candidates: every word that may be an answer.
+        candidates: all possible answers.
     """
 
     name: str
@@ -106,24 +107,24 @@ class QuestionData:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """What a tokenizer of words should be made of: every context and question, and every name of the world."""
+        """Texts to train a word tokenizer on: all contexts, all questions and all names of the world."""
         return (*self.contexts, *self.questions, *(name for names in NAMES.values() for name in names))
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits of the SHA-256 of everything but name and split."""
+        """First 16 hexadecimal digits of the SHA-256 of everything but name and split."""
         content = [[dataclasses.asdict(example) for example in self.examples], self.candidates]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def take(self, indices: Sequence[int] | np.ndarray, *, split: str | None = None) -> QuestionData:
-        """The questions at `indices`, in that order."""
+        """Return the questions at `indices`, in that order."""
         return dataclasses.replace(self, split=split or self.split, examples=tuple(self.examples[i] for i in indices))
 
     def prompts(self, template: str = PROMPT) -> list[str]:
-        """Every context with its question, as `template` puts them.
+        """Fill `template` with each context and its question.
 
         Raises:
-            InputError: for a template without `{context}` or `{question}`.
+            InputError: if the template does not hold `{context}` and `{question}` once each.
         """
         if template.count("{context}") != 1 or template.count("{question}") != 1:
             raise InputError(f"the template {template!r} must hold {{context}} and {{question}} once each")
@@ -131,7 +132,7 @@ class QuestionData:
 
 
 def count_words(text: str) -> int:
-    """Words between white space."""
+    """Count the words between white space."""
     return len(text.split())
 
 
@@ -147,24 +148,25 @@ def questions(
     facts: tuple[int, int] | None = None,
     spaced: bool = True,
 ) -> QuestionData:
-    """Questions of one task, their facts spread in contexts of at most `length`.
+    """Draw questions of one task whose facts are hidden in contexts of at most `length`.
 
-    The answers are balanced: each run of as many examples as there are candidates asks for every one of them once. A
-    seed gives the same stories and questions at every length and in every filler. The splits share no story, under any
-    seeds.
+    The answers are balanced: every run of as many examples as there are candidates has each candidate once as its
+    answer. A seed gives the same stories and questions at every length and in every filler. Splits never share a story,
+    whatever the seeds.
 
     Args:
         task: `qa1` (where is a person), `qa2` (where is an object), `qa3` (where was it before), `qa4` (which place
             lies north of …), `qa5` (who gave what to whom), or one of `ssmscope.data.needles.NEEDLES`.
-        length: the most a context may `count`, question left out. It is filled with whole sentences while any fits. All
-            facts are always there, so a story that is longer by itself stays alone: length 0 is BABILong's 0k.
-        filler: sentences in their natural order, read on from a random one, again from the first one after the last.
-            Those with a name of the world in them are left out. Without any, sentences of a small grammar.
-        count: the length of a text; words between white space by default; `lambda text: len(tokenizer.encode(text))`
-            counts tokens.
-        facts: the least and the most facts of a story (default: `TASKS[task].facts`), drawn uniformly.
-        spaced: a space before the full stops and question marks of our sentences, as in WikiText, so that a tokenizer
-            of whitespace words reads the same word in the facts and as the answer. False suits subword tokenizers.
+        length: maximum length of a context without its question, as measured by `count`. Whole sentences of filler are
+            added while any fits. All facts are always present, so a story longer than `length` gets no filler: length 0
+            is BABILong's 0k.
+        filler: sentences in their natural order, read from a random one on and from the first again after the last.
+            Sentences that name something of the world are left out. By default sentences of a small grammar.
+        count: function that measures a text, by default in words between white space;
+            `lambda text: len(tokenizer.encode(text))` counts tokens.
+        facts: minimum and maximum number of facts per story (default: `TASKS[task].facts`), drawn uniformly.
+        spaced: put a space before the full stops and question marks of our sentences, as WikiText does, so that a word
+            tokenizer reads the same word in the facts and as the answer. False suits subword tokenizers.
 
     Raises:
         InputError: for an unknown task or split, a number out of range, or filler without a usable sentence.
@@ -180,21 +182,23 @@ def questions(
     least, most = kind.facts if facts is None else facts
     if not kind.limits[0] <= least <= most <= kind.limits[1]:
         allowed = f"{kind.limits[0]} to {kind.limits[1]}"
-        raise InputError(f"{task} was asked for with {least} to {most} facts; allowed are {allowed}, the least first")
+        raise InputError(f"{task} cannot have {least} to {most} facts; allowed are {allowed}, the minimum first")
     key = [seed, list(TASKS).index(task), list(SPLITS).index(split)]
     stories, places = (np.random.default_rng([*key, part]) for part in (0, 1))
-    hay = Hay.of(generated(places, POOL, spaced) if filler is None else without_world(filler), count)
+    hay = Haystack.of(
+        generated(places, GENERATED_SENTENCES, spaced) if filler is None else without_world(filler), count
+    )
     made: list[Question] = []
     while len(made) < examples:
         for at in stories.permutation(len(kind.answers))[: examples - len(made)]:
             number = int(stories.integers(least, most + 1))
-            story = told_story(kind, kind.answers[at], number, split, stories)
-            made.append(spread(punctuated(story) if spaced else story, hay, length, count, places))
+            story = draw_story(kind, kind.answers[at], number, split, stories)
+            made.append(hide_facts(spaced_story(story) if spaced else story, hay, length, count, places))
     return QuestionData(task, split, tuple(made), kind.answers)
 
 
-class Told(NamedTuple):
-    """A story in words, and which of its facts (by their place) give the answer."""
+class WrittenStory(NamedTuple):
+    """A story in words; `supporting` holds the indices of the facts that give the answer."""
 
     facts: tuple[str, ...]
     question: str
@@ -203,8 +207,11 @@ class Told(NamedTuple):
     distractors: tuple[str, ...]
 
 
-def told_story(task: Task, answer: str, facts: int, split: str, random: np.random.Generator) -> Told:
-    """A story of the split whose answer is `answer`: stories are drawn without names, so any name can be the answer."""
+def draw_story(task: Task, answer: str, facts: int, split: str, random: np.random.Generator) -> WrittenStory:
+    """Draw a story of the split whose answer is `answer`.
+
+    Stories are drawn without names and the names assigned afterwards, so any name can be the answer.
+    """
     while True:
         story = task.draw(random, facts)
         if story is None or answer not in NAMES[story.answer.kind]:
@@ -219,25 +226,25 @@ def told_story(task: Task, answer: str, facts: int, split: str, random: np.rando
         alike = dict.fromkeys(own[part.number] for part in parts if part.kind == story.answer.kind)
         distractors = tuple(name for name in alike if name != answer)
         if (distractors or len(told) == 1) and zlib.crc32("\n".join((*told, question)).encode()) % 4 in SPLITS[split]:
-            return Told(tuple(told), question, answer, story.supporting, distractors)
+            return WrittenStory(tuple(told), question, answer, story.supporting, distractors)
 
 
-def punctuated(story: Told) -> Told:
+def spaced_story(story: WrittenStory) -> WrittenStory:
     return story._replace(facts=tuple(map(spaced_out, story.facts)), question=spaced_out(story.question))
 
 
-class Hay(NamedTuple):
-    """Sentences of filler in their order, and what each adds to a context's length."""
+class Haystack(NamedTuple):
+    """Filler sentences in order, and the length that each adds to a context."""
 
     sentences: Sequence[str]
     sizes: Sequence[int]
 
     @staticmethod
-    def of(sentences: Sequence[str], count: Callable[[str], int]) -> Hay:
-        return Hay(sentences, [max(count(f" {sentence}"), 1) for sentence in sentences])
+    def of(sentences: Sequence[str], count: Callable[[str], int]) -> Haystack:
+        return Haystack(sentences, [max(count(f" {sentence}"), 1) for sentence in sentences])
 
     def fitting(self, room: int, start: int) -> list[str]:
-        """Sentences from number `start` on, without those that are too long for what room is left."""
+        """Return sentences from index `start` on, skipping those longer than the room that is left."""
         shortest, found, at = min(self.sizes), list[str](), start
         while room >= shortest:
             at %= len(self.sentences)
@@ -248,8 +255,10 @@ class Hay(NamedTuple):
         return found
 
 
-def spread(story: Told, hay: Hay, length: int, count: Callable[[str], int], random: np.random.Generator) -> Question:
-    """The facts of a story between sentences of filler; any number of them may stand at one place."""
+def hide_facts(
+    story: WrittenStory, hay: Haystack, length: int, count: Callable[[str], int], random: np.random.Generator
+) -> Question:
+    """Place the facts of a story between sentences of filler; several may share one gap."""
     room = length - count(" ".join(story.facts))
     found = hay.fitting(room, int(random.integers(len(hay.sentences))))
     places = np.sort(random.random(len(story.facts)))
@@ -257,11 +266,11 @@ def spread(story: Told, hay: Hay, length: int, count: Callable[[str], int], rand
         question = _placed(story, found, (places * (len(found) + 1)).astype(int).tolist())
         if not found or count(question.context) <= length:
             return question
-        found.pop()  # the count of the whole may be more than that of its parts
+        found.pop()  # The whole can count more than the sum of its parts.
 
 
-def _placed(story: Told, filler: Sequence[str], places: Sequence[int]) -> Question:
-    """The story's facts, number i before the filler sentence number `places[i]`."""
+def _placed(story: WrittenStory, filler: Sequence[str], places: Sequence[int]) -> Question:
+    """Insert fact i of the story before filler sentence `places[i]`."""
     order = [(place, number, text, True) for number, (place, text) in enumerate(zip(places, story.facts))]
     order += [(place, len(order), text, False) for place, text in enumerate(filler)]
     facts, start, word = list[Fact](), 0, 0
@@ -280,8 +289,8 @@ class QuestionTokens(TokenData):
     """Questions as rows of tokens, padded on the right.
 
     Attributes:
-        lengths: (examples,), how many tokens each prompt has.
-        tasks: (examples,), the place of each example's task in `task_names`.
+        lengths: (examples,), number of tokens of each prompt.
+        tasks: (examples,), index of each example's task in `task_names`.
     """
 
     lengths: np.ndarray
@@ -290,7 +299,7 @@ class QuestionTokens(TokenData):
 
     @staticmethod
     def joined(parts: Sequence[QuestionTokens], name: str) -> QuestionTokens:
-        """Several tasks' questions of one tokenizer and split, one after the other."""
+        """Concatenate the questions of several tasks with one tokenizer and split."""
         longest = max(part.ids.shape[1] for part in parts)
         names = tuple(dict.fromkeys(task for part in parts for task in part.task_names))
 
@@ -313,23 +322,19 @@ class QuestionTokens(TokenData):
 
 
 def refuse_contexts(length: int, examples: int) -> None:
-    """Refuse more words of contexts than are held at once.
-
-    Raises:
-        InputError: with their number and the limit.
-    """
+    """Raise InputError if the contexts hold more words than fit in memory."""
     what = f"{examples:,} contexts of {length:,} words"
     refuse_held(examples * max(length, 30), what, "ask for fewer or shorter ones", most=MAX_STORY_WORDS, unit="words")
 
 
 def question_tokens(data: QuestionData, tokenizer: Any, *, template: str = PROMPT) -> QuestionTokens:
-    """The questions for a language model: after the last token of a prompt it should name the answer's first token.
+    """Encode questions for a language model, which predicts the answer's first token after the prompt's last token.
 
-    Nothing else is asked. Rows are padded on the right to the longest. No special token of the tokenizer is added.
+    No other position has a target. Rows are padded on the right to the longest. No special tokens are added.
 
     Raises:
-        InputError: for a template as in `prompts`, a tokenizer without offsets, one to which a word of a fact, a
-            question or an answer is unknown, or under which two answers begin alike.
+        InputError: for a template that `prompts` refuses, a tokenizer without offsets, a word of a fact, question or
+            answer that the tokenizer does not know, or two answers that begin with the same token.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise InputError("question_tokens needs a fast tokenizer: where the answer begins is read from its offsets")

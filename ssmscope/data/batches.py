@@ -1,4 +1,4 @@
-"""From texts to padded batches of alike length, in an order that only the seed and the epoch decide."""
+"""Padded batches of texts of similar length, in an order that depends only on seed and epoch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from torch import Tensor
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.text import TextData
 
-POOL = 50  # batches that are shuffled together before they are sorted by length
+BATCHES_PER_POOL = 50
+"""Number of batches whose rows are sorted by length together."""
 
 
 class Examples(NamedTuple):
-    """Token ids, one list a text, each at most the maximal length with its end token kept; and the class ids."""
+    """Token ids, one list per text cut to the maximum length with its end token kept, and class ids."""
 
     ids: list[list[int]]
     labels: list[int]
 
 
 class TextBatch(NamedTuple):
-    """`ids` (batch, length) int64 padded on the right, `mask` (batch, length) int64, 1 where a token is real,
-    `labels` (batch,) int64."""
+    """A padded batch: `ids` (batch, length) int64 padded on the right, `mask` (batch, length) int64 with 1 at real
+    tokens, `labels` (batch,) int64."""
 
     ids: Tensor
     mask: Tensor
@@ -34,30 +35,30 @@ class TextBatch(NamedTuple):
 
 
 def encode(data: TextData, tokenizer: Any, max_length: int) -> Examples:
-    """Every text as token ids, cut to `max_length`; the tokenizer's own end token stays."""
+    """Encode every text, cut to `max_length` tokens; the tokenizer's end token is kept."""
     ids = tokenize(tokenizer, list(data.texts), truncation=True, max_length=max_length)["input_ids"]
     return Examples(ids, list(data.labels))
 
 
 def epoch_order(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
-    """The batches of one epoch as row numbers: shuffled, then sorted by length within pools of `POOL` batches."""
+    """Return the row indices of one epoch's batches: shuffled, then sorted by length within each pool of batches."""
     draw = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     rows = torch.randperm(len(lengths), generator=draw).tolist()
     batches: list[list[int]] = []
-    for start in range(0, len(rows), batch_size * POOL):
-        pool = sorted(rows[start : start + batch_size * POOL], key=lambda row: lengths[row])
+    for start in range(0, len(rows), batch_size * BATCHES_PER_POOL):
+        pool = sorted(rows[start : start + batch_size * BATCHES_PER_POOL], key=lambda row: lengths[row])
         batches += [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
     return [batches[i] for i in torch.randperm(len(batches), generator=draw).tolist()]
 
 
 def length_order(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """All rows in batches, the shortest first."""
+    """Return the indices of all rows in batches, shortest rows first."""
     rows = sorted(range(len(lengths)), key=lambda row: lengths[row])
     return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
 
 
 def collate(examples: Examples, rows: Sequence[int], pad_id: int) -> TextBatch:
-    """The chosen rows as one batch, padded to the longest of them."""
+    """Collate the given rows into one batch, padded to the longest."""
     longest = max(len(examples.ids[row]) for row in rows)
     ids = torch.full((len(rows), longest), pad_id, dtype=torch.long)
     mask = torch.zeros(len(rows), longest, dtype=torch.long)
@@ -68,7 +69,7 @@ def collate(examples: Examples, rows: Sequence[int], pad_id: int) -> TextBatch:
 
 
 def drop_tokens(ids: Tensor, share: float, unknown_id: int, special: Tensor) -> Tensor:
-    """Each token of `ids` becomes the unknown token with probability `share`; tokens listed in `special` stay."""
+    """Replace each token by the unknown token with probability `share`, except the tokens in `special`."""
     if share == 0:
         return ids
     dropped = (torch.rand(ids.shape, dtype=torch.float32) < share) & ~torch.isin(ids, special)

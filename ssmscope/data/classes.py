@@ -1,4 +1,4 @@
-"""Which classes the labels of a file mean: by their names, or by their numbers."""
+"""Mapping of a file's labels, names or indices, to class ids."""
 
 from __future__ import annotations
 
@@ -9,32 +9,29 @@ from ssmscope.data.rows import Row, whole
 from ssmscope.errors import InputError
 
 COLUMNS = ("label", "label_name", "label_index")
-"""The columns that can hold labels; the second and the third say what they are."""
+"""Columns that can hold labels; the second holds names, the third indices, the first either."""
 
 NAMES, INDICES = "names", "indices"
 
 
 def label_column(row: Row) -> str:
-    """The column of a file's labels, by its first row."""
+    """Return the name of a file's label column, given its first row."""
     return next((name for name in COLUMNS if name in row), COLUMNS[0])
 
 
 def class_ids(
     labels: Sequence[str], names: Sequence[str], place: str | Path, column: str, *, as_written: bool = False
 ) -> list[int]:
-    """The class of every label of a file, as an index into `names`.
+    """Return the class of every label of a file, as an index into `names`.
 
-    All labels of a file are names, or all are indices, whichever fits all of them: a name such as "1" is also an index,
-    and a row alone cannot tell.
+    All labels of a file are read as names or all as indices, whichever fits them all: "1" can be both.
 
     Args:
-        column: of the labels; `label_name` and `label_index` decide.
-        as_written: whether the names were themselves written in such a file, whose labels are then names where they
-            can be.
+        column: the label column; `label_name` and `label_index` decide the reading.
+        as_written: the names were themselves labels of such a file, so labels that can be names are names.
 
     Raises:
-        InputError: a label that is neither, names among indices, or labels that could be either and then mean other
-            classes.
+        InputError: if a label is neither, names and indices are mixed, or the two readings give different classes.
     """
     by_name = {name: at for at, name in enumerate(names)}
     by_index = {str(at): at for at in range(len(names))}
@@ -71,7 +68,7 @@ def class_ids(
 
 
 def sorted_names(labels: Iterable[str]) -> tuple[str, ...]:
-    """The distinct labels in the order of their names, whole numbers by value."""
+    """Return the distinct labels sorted by name, or by value if all are integers."""
     distinct = set(labels)
     try:
         return tuple(sorted(distinct, key=lambda label: (int(label), label)))

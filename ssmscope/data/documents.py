@@ -1,4 +1,4 @@
-"""Documents for language models that read any text, and what a model's loss on them is in bits per character."""
+"""Documents for language models with byte-level tokenizers, and the loss in bits per character."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from ssmscope.core.tokenizing import tokenize
+from ssmscope.data.language import next_token_rows, token_names
 from ssmscope.data.rows import checked_column
 from ssmscope.data.text import LINE_SOURCES, known_rows
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError, did_you_mean
 
 DOCUMENTS = ("books",)
-"""The known texts whose rows are documents."""
+"""Known texts whose rows are documents."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,14 +26,14 @@ class DocumentData(TokenData):
     """Documents in rows of token ids.
 
     Attributes:
-        characters: (examples,) how many characters the tokens that are asked for stand for.
+        characters: (examples,) number of characters in each row's target tokens.
     """
 
     characters: np.ndarray
 
 
 def load_documents(data: str, split: str | None = None) -> tuple[str, ...]:
-    """The documents of a known text, as they are.
+    """Load the documents of a known text, unchanged.
 
     Args:
         data: `books` (English novels in the public domain, in documents of about 10,000 characters), read from
@@ -56,13 +57,13 @@ def load_documents(data: str, split: str | None = None) -> tuple[str, ...]:
 
 
 def characters_of_tokens(tokenizer: Any) -> np.ndarray:
-    """How many characters begin in each token of a byte-level tokenizer, (tokens,) int64; 0 for special tokens.
+    """Count the characters that begin in each token of a byte-level tokenizer, (tokens,) int64; 0 for special tokens.
 
-    A character of UTF-8 has one byte that is no continuation byte (10xxxxxx). So the characters of a text are the sum
-    over its tokens, also where a token is a part of a character.
+    Every UTF-8 character has exactly one byte that is no continuation byte (10xxxxxx), so the counts of a text's tokens
+    sum to its number of characters even where a token is part of a character.
 
     Raises:
-        InputError: for another kind of tokenizer, or one that changes a text before it cuts it.
+        InputError: for another kind of tokenizer, or one with a normalizer.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     whole = json.loads(backend.to_str()) if backend is not None else {}
@@ -71,7 +72,7 @@ def characters_of_tokens(tokenizer: Any) -> np.ndarray:
     from tokenizers.pre_tokenizers import ByteLevel
 
     cut = ByteLevel(add_prefix_space=False, use_regex=False)
-    # how ByteLevel writes the 64 continuation bytes: U+0080 to U+00BF are 194 (as no other) and such a byte each
+    # U+0080 to U+00BF are byte 194 and one continuation byte each, so they show how ByteLevel writes all 64 of these.
     continuation = {cut.pre_tokenize_str(chr(code))[0][0][1] for code in range(0x80, 0xC0)}
     special = {*tokenizer.all_special_tokens}
     names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
@@ -82,18 +83,17 @@ def characters_of_tokens(tokenizer: Any) -> np.ndarray:
 def document_data(
     texts: Sequence[str], tokenizer: Any, *, length: int, name: str = "text", split: str = "all"
 ) -> DocumentData:
-    """Documents as one stream, cut into rows of `length` tokens, at each of which the next token is asked.
+    """Join documents into one stream and cut it into rows of `length` tokens with next-token targets.
 
-    The stream begins with the tokenizer's end token, and each document is followed by one: every character is asked
-    for, once. The rest of the last row is padding, with nothing asked.
+    The stream begins with the tokenizer's end token and has one after each document, so every character is predicted
+    exactly once. The rest of the last row is padding without targets.
 
     Raises:
         InputError: for a length below 1, no document, or a tokenizer without an end token or not of bytes.
     """
-    from ssmscope.data.language import token_names
 
     if length < 1:
-        raise InputError(f"rows of {length} tokens were asked for; give a length from 1 on")
+        raise InputError(f"rows of {length} tokens were asked for; give a length of at least 1")
     if not texts:
         raise InputError(f"{name} has no document; give at least one")
     end = tokenizer.eos_token_id
@@ -102,24 +102,20 @@ def document_data(
     counts = characters_of_tokens(tokenizer)
     rows = tokenize(tokenizer, list(texts), add_special_tokens=False)["input_ids"]
     stream = np.concatenate([np.array([end]), *(np.array([*row, end]) for row in rows)]).astype(np.int64)
-    number = -(-(len(stream) - 1) // length)
-    ids = np.full(number * length, 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id, dtype=np.int64)
-    targets = np.full(number * length, IGNORED, dtype=np.int64)
-    ids[: len(stream) - 1], targets[: len(stream) - 1] = stream[:-1], stream[1:]
-    characters = np.where(targets == IGNORED, 0, counts[targets]).reshape(number, length).sum(1)
-    shape = (number, length)
-    return DocumentData(name, split, ids.reshape(shape), targets.reshape(shape), token_names(tokenizer), characters)
+    ids, targets = next_token_rows(stream, length, tokenizer)
+    characters = np.where(targets == IGNORED, 0, counts[targets]).sum(1)
+    return DocumentData(name, split, ids, targets, token_names(tokenizer), characters)
 
 
 def bits_per_character(nats: np.ndarray, characters: np.ndarray) -> float:
-    """Σ nats / (ln 2 · Σ characters): what it costs to tell a text's characters, whatever the tokens are.
+    """Compute Σ nats / (ln 2 · Σ characters), a loss that does not depend on the tokenizer.
 
     Args:
-        nats: the summed cross-entropies of the examples, (examples,).
-        characters: how many characters these stand for, (examples,).
+        nats: summed cross-entropy of each example, (examples,).
+        characters: number of characters that each example predicts, (examples,).
 
     Raises:
-        InputError: when there is no character.
+        InputError: if there is no character.
     """
     total = int(np.sum(characters))
     if not total:

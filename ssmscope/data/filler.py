@@ -1,4 +1,4 @@
-"""Sentences to stand between the facts of a story: of a text, or of a small grammar."""
+"""Filler sentences to put between the facts of a story: from a text or from a small grammar."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ WORLD = frozenset(name.lower() for names in NAMES.values() for name in names)
 
 
 def without_world(filler: Sequence[str]) -> list[str]:
-    """The sentences, with single spaces, that do not name a person, place or object of the world.
+    """Return the sentences that name no person, place or object of the world, with single spaces.
 
     Raises:
-        InputError: for one text instead of sentences, or when none is left.
+        InputError: if a single text is given instead of sentences, or none is left.
     """
     if isinstance(filler, str):
         raise InputError("the filler is one text; give sentences, e.g. of sentences(load_lines('wikitext2'))")
@@ -35,7 +35,7 @@ def without_world(filler: Sequence[str]) -> list[str]:
 
 @lru_cache(maxsize=2)
 def _without_world(filler: tuple[str, ...]) -> tuple[str, ...]:
-    """Questions of every task and length are drawn from one filler, and it can be a whole book."""
+    """Filter the sentences, cached because a filler can be a whole book and is used for every task and length."""
     return tuple(" ".join(s.split()) for s in filler if s.strip() and WORLD.isdisjoint(re.findall(r"\w+", s.lower())))
 
 
@@ -43,15 +43,15 @@ GENERATED = "generated"
 
 
 def load_filler(source: str | Path | None, split: str = "test") -> tuple[str, ...] | None:
-    """The sentences of a text, to be filler; None, which stands for sentences of the grammar, for `generated` or None.
+    """Load the sentences of a text as filler; return None for `generated` or None, the sentences of the grammar.
 
     Args:
-        source: `generated`, `wikitext2`, or a file as `load_lines` reads it.
-        split: of questions. Those for training and validation stand in WikiText's validation split, those of the test
-            in its test split. A file is the same for all.
+        source: `generated`, `wikitext2`, or a file that `load_lines` reads.
+        split: split of the questions. Test questions use WikiText's test split, all others its validation split. A file
+            is the same for all.
 
     Raises:
-        InputError: for a text that cannot be read, or one without a sentence.
+        InputError: if the text cannot be read or has no sentence.
     """
     if source in (None, GENERATED):
         return None
@@ -61,14 +61,14 @@ def load_filler(source: str | Path | None, split: str = "test") -> tuple[str, ..
 
 
 def sentences(lines: Sequence[str]) -> tuple[str, ...]:
-    """The sentences of lines of prose, in their order, to be filler.
+    """Split lines of prose into sentences, in order.
 
-    Headings (`= Title =`), blank lines and fragments of less than three words are left out. Where full stops stand
-    apart as in WikiText, only those end a sentence; elsewhere those before a space and a capital letter, digit or
-    quote do.
+    Headings (`= Title =`), blank lines and fragments of fewer than three words are left out. In a line with spaces
+    before full stops, as in WikiText, only those end a sentence; elsewhere a full stop ends one if a space and a
+    capital letter, digit or quote follow.
 
     Raises:
-        InputError: when there is no sentence.
+        InputError: if there is no sentence.
     """
     found: list[str] = []
     for line in lines:
@@ -88,20 +88,7 @@ OPENINGS = (
     "Before dawn the", "Every autumn the", "Once in a while the", "Far from any road the",
 )  # fmt: skip
 QUALITIES = ("old", "pale", "quiet", "broad", "northerly", "restless", "well known", "small", "grey", "distant")
-THINGS = (
-    "river",
-    "wind",
-    "forest",
-    "meadow",
-    "sparrow",
-    "mountain",
-    "cloud",
-    "harvest",
-    "tide",
-    "village",
-    "oak",
-    "fog",
-)
+THINGS = tuple("river wind forest meadow sparrow mountain cloud harvest tide village oak fog".split())
 DEEDS = (
     "changes", "rests", "grows", "turns towards the sea", "gives way to frost", "keeps its shape", "fades",
     "is hard to see", "looks almost blue", "comes into view", "shines", "carries the scent of pine",
@@ -113,7 +100,7 @@ ENDINGS = (
 
 
 def generated(random: np.random.Generator, number: int, spaced: bool = True) -> list[str]:
-    """Sentences of a small grammar that name nothing of the world, e.g. `In spring the old river changes again .`"""
+    """Draw sentences of a small grammar that name nothing of the world: `In spring the old river changes again .`"""
     parts = (OPENINGS, QUALITIES, THINGS, DEEDS, ENDINGS)
     draws = np.stack([random.integers(len(part), size=number) for part in parts], axis=1)
     made = []
@@ -125,5 +112,5 @@ def generated(random: np.random.Generator, number: int, spaced: bool = True) -> 
 
 
 def spaced_out(sentence: str) -> str:
-    """The sentence with a space before its last character, the full stop or question mark."""
+    """Put a space before the sentence's last character, a full stop or question mark."""
     return f"{sentence[:-1]} {sentence[-1]}"

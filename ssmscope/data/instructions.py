@@ -1,8 +1,8 @@
-"""A mixture of classification tasks as prompts that a language model answers with a label word.
+"""Mixture of classification tasks as prompts that a language model answers with a label word.
 
-Every example of SST-2, WNLI and SNLI is put into the prompts of its task (`ssmscope.data.prompts`), and the answer is
-the word of its class. The last prompts of a task are kept out of training, so that a trained model can be compared on
-prompts that it has seen and on prompts that it has not.
+Every example of SST-2, WNLI and SNLI is put into the prompt templates of its task (`ssmscope.data.prompts`); the answer
+is the word of its class. The last templates of a task are held out of training, to compare a trained model on seen and
+unseen prompts.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from ssmscope.data.text import SOURCES, TextData, load_text
 from ssmscope.errors import InputError, did_you_mean
 
 TASKS = ("sst2", "wnli", "snli")
-UNSEEN = 2
-"""How many prompts of every task, the last ones, are kept out of training."""
+UNSEEN_TEMPLATES = 2
+"""Number of templates per task, the last ones, that are held out of training."""
 
 
 @dataclass(frozen=True)
 class InstructionData:
-    """Prompts and the class that each asks for; the prompts of one example follow one another.
+    """Prompts and their classes; the prompts of one example are consecutive.
 
     Attributes:
         name: `instruct`.
-        split: `train`, `validation`, `test` or `unseen` (the test examples in the prompts kept out of training).
-        sources: the split of every task's data set that the examples are from.
+        split: `train`, `validation`, `test` or `unseen` (test examples in held-out templates).
+        sources: split of each task's data set that the examples come from.
         texts: the prompts.
-        labels: one class id a prompt, an index into the words of its task.
-        tasks: one name a prompt.
-        templates: one number a prompt, an index into `TASK_PROMPTS[task].templates`.
-        examples: one number a prompt, that of its example: 0, 0, …, 1, …
+        labels: class id of each prompt, an index into the words of its task.
+        tasks: task of each prompt.
+        templates: template of each prompt, an index into `TASK_PROMPTS[task].templates`.
+        examples: example number of each prompt: 0, 0, …, 1, …
     """
 
     name: str
@@ -53,43 +53,43 @@ class InstructionData:
     examples: tuple[int, ...]
 
     def __len__(self) -> int:
-        """The number of prompts."""
+        """Return the number of prompts."""
         return len(self.texts)
 
     @cached_property
     def first(self) -> np.ndarray:
-        """The number of every example's first prompt, (examples,)."""
+        """Index of every example's first prompt, (examples,)."""
         return np.unique(self.examples, return_index=True)[1]
 
     @cached_property
     def answers(self) -> tuple[str, ...]:
-        """The label word that each prompt asks for."""
+        """Label word that answers each prompt."""
         return tuple(TASK_PROMPTS[task].words[label] for task, label in zip(self.tasks, self.labels))
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits of the SHA-256 of prompts and answers."""
+        """First 16 hexadecimal digits of the SHA-256 of prompts and answers."""
         content = json.dumps([self.texts, self.answers], ensure_ascii=False).encode("utf-8", "surrogatepass")
         return hashlib.sha256(content).hexdigest()[:16]
 
     def drawn(self, *seed: int) -> list[int]:
-        """One prompt of every example, the same for the same numbers in `seed`."""
+        """Draw one prompt of every example and return their indices; the same `seed` numbers give the same prompts."""
         counts = np.diff(np.append(self.first, len(self)))
         return (self.first + np.random.default_rng(seed).integers(counts)).tolist()
 
 
 def seen_templates(task: str) -> range:
-    """The numbers of the prompts that are trained on."""
-    return range(len(TASK_PROMPTS[task].templates) - UNSEEN)
+    """Return the indices of the templates used in training."""
+    return range(len(TASK_PROMPTS[task].templates) - UNSEEN_TEMPLATES)
 
 
 def unseen_templates(task: str) -> range:
-    """The numbers of the prompts that are kept out of training."""
-    return range(len(TASK_PROMPTS[task].templates))[-UNSEEN:]
+    """Return the indices of the templates held out of training."""
+    return range(len(TASK_PROMPTS[task].templates))[-UNSEEN_TEMPLATES:]
 
 
 def instruction_data(parts: Sequence[TextData], split: str, *, unseen: bool = False) -> InstructionData:
-    """Every text of every part in each prompt of its task that is trained on, or in each that is not (`unseen`)."""
+    """Put every text into each training template of its task, or into each held-out one (`unseen`)."""
     rows: list[tuple[str, int, str, int, int]] = []
     number = 0
     for part in parts:
@@ -105,8 +105,8 @@ def instruction_data(parts: Sequence[TextData], split: str, *, unseen: bool = Fa
 
 
 class Roles(NamedTuple):
-    """Which split of a data set is trained on, which chooses the epoch (None: a share of the first), and which tests
-    (None: nothing does)."""
+    """Splits of a data set for training, for choosing the epoch (None: a share of the training split) and for testing
+    (None: no test)."""
 
     train: str
     validation: str | None
@@ -114,10 +114,10 @@ class Roles(NamedTuple):
 
 
 def roles(task: str, splits: Collection[str]) -> Roles:
-    """What a task's `splits` are used for. Without `train`, `validation` is trained on; without `test`, it tests.
+    """Assign a task's `splits` to roles. Without `train`, `validation` is for training; without `test`, for testing.
 
     Raises:
-        InputError: when there is nothing to train on.
+        InputError: if there is no split to train on.
     """
     if not {"train", "validation"} & {*splits}:
         raise InputError(f"{task} has no split to train on: there are {', '.join(sorted(splits)) or 'none'}")
@@ -127,7 +127,7 @@ def roles(task: str, splits: Collection[str]) -> Roles:
 
 
 def splits_of(task: str) -> tuple[str, ...]:
-    """The splits of a data set that can be had: those in `$SSMSCOPE_DATA` where that is set, else the hub's."""
+    """Return the available splits of a data set: those in `$SSMSCOPE_DATA` if that is set, else the hub's."""
     known = SOURCES[task].splits
     folder = os.environ.get("SSMSCOPE_DATA")
     if not folder:
@@ -136,16 +136,16 @@ def splits_of(task: str) -> tuple[str, ...]:
 
 
 def chosen_tasks(mixture: str | None) -> tuple[str, ...]:
-    """The tasks that are named, with commas between them; all of `TASKS` for None.
+    """Parse a comma-separated list of tasks; None stands for all of `TASKS`.
 
     Raises:
-        InputError: an unknown task, or one that is named twice.
+        InputError: if a task is unknown or named twice.
     """
     names = TASKS if mixture is None else tuple(name.strip() for name in mixture.split(","))
     for name in names:
         if name not in TASKS:
             raise InputError(
-                f"'{name}' is no task of the mixture; choose of {', '.join(TASKS)}, with commas between them"
+                f"'{name}' is no task of the mixture; choose from {', '.join(TASKS)}, with commas between them"
                 f"{did_you_mean(name, TASKS)}"
             )
     if len({*names}) < len(names):
@@ -156,17 +156,17 @@ def chosen_tasks(mixture: str | None) -> tuple[str, ...]:
 def load_mixture(
     mixture: str | None = None, *, examples: int = 10_000, held_out: float = 0.1, share: float = 1.0, seed: int = 0
 ) -> dict[str, InstructionData | None]:
-    """The parts `train`, `validation`, `test` and `unseen` of a mixture of tasks; None where a part has no example.
+    """Load the parts `train`, `validation`, `test` and `unseen` of a mixture of tasks; an empty part is None.
 
     Args:
-        mixture: the tasks, with commas between them; by default all.
-        examples: the most of a task to train on; a tenth as many at most choose the epoch.
-        held_out: the share of a task's training examples that chooses the epoch where the task has no split for that.
-        share: of the training examples that are used.
-        seed: draws all of these.
+        mixture: comma-separated tasks, by default all.
+        examples: maximum number of training examples per task; at most a tenth as many choose the epoch.
+        held_out: share of a task's training examples that chooses the epoch if the task has no split for it.
+        share: share of the training examples to use.
+        seed: random seed of all draws.
 
     Raises:
-        InputError: an unknown task, data that cannot be read, or a share that leaves a part or a class empty.
+        InputError: for an unknown task, data that cannot be read, or a share that leaves a part or a class empty.
     """
     found: dict[str, list[TextData]] = {"train": [], "validation": [], "test": []}
     for task in chosen_tasks(mixture):
@@ -186,20 +186,20 @@ def load_mixture(
 
 
 class LabelTokens(NamedTuple):
-    """By task and number of a prompt: the token of every class's word after that prompt."""
+    """Token of every class's word after a prompt, by task and template index."""
 
     ids: Mapping[tuple[str, int], tuple[int, ...]]
 
     def of(self, data: InstructionData) -> list[tuple[int, ...]]:
-        """One entry a prompt."""
+        """Return the label tokens of each prompt."""
         return [self.ids[key] for key in zip(data.tasks, data.templates)]
 
 
 def label_tokens(tokenizer: Any, tasks: Collection[str]) -> LabelTokens:
-    """The tokens of the label words as they follow each prompt of these tasks, a space between the two.
+    """Return the tokens of the label words as they follow each prompt of these tasks after a space.
 
     Raises:
-        InputError: a word that is not one token of its own there, or two that are the same.
+        InputError: if a word is not exactly one token there, or two words are the same token.
     """
     found = {}
     for task in tasks:
@@ -216,7 +216,7 @@ def label_tokens(tokenizer: Any, tasks: Collection[str]) -> LabelTokens:
                     )
                 words.append(whole[-1])
             if len({*words}) < len(words):
-                raise InputError(f"two label words of {task} are the same token; use a tokenizer that knows them apart")
+                raise InputError(f"two label words of {task} are the same token; use one that separates them")
             found[task, at] = tuple(words)
     return LabelTokens(found)
 
@@ -226,5 +226,5 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def spoken(data: InstructionData) -> list[str]:
-    """Every prompt with its answer, as a model should go on: what a tokenizer is trained on."""
+    """Return every prompt with its answer, as training text for a tokenizer."""
     return [text + ("" if text[-1].isspace() else " ") + word for text, word in zip(data.texts, data.answers)]

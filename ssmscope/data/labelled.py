@@ -1,4 +1,4 @@
-"""Labelled examples for a classifier by the name of a data set, or from a user's file."""
+"""Labelled examples for a classifier, from a known data set or a user's file."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ssmscope.data.text import SOURCES, TextData, load_text
 from ssmscope.errors import InputError, did_you_mean
 
 KNOWN = (*pixels.KNOWN, *SOURCES)
-"""The names that `load_labelled` knows."""
+"""Names that `load_labelled` knows."""
 
 
 def load_labelled(
     data: str | Path, split: str | None = None, *, label_names: Sequence[str] | None = None
 ) -> PixelData | TextData:
-    """One split of a known data set of images or texts, or the texts of a file, see `load_pixels` and `load_text`.
+    """Load one split of a known data set of images or texts, or the texts of a file (`load_pixels`, `load_text`).
 
     Raises:
-        InputError: an unknown name, and what those two refuse.
+        InputError: for an unknown name, and whatever those two refuse.
     """
     if data in pixels.KNOWN:
         return load_pixels(str(data), split)

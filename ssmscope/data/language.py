@@ -1,4 +1,4 @@
-"""Texts for language models: lines, tokenizers of bytes, words and symbols, and the rows that a model reads."""
+"""Texts for language models: lines, tokenizers of bytes, words and symbols, and rows of tokens."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ssmscope.core.reading import read_text
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.rows import SUFFIXES, checked_column, read_rows, text_of
 from ssmscope.data.text import LINE_SOURCES, known_rows
+from ssmscope.data.tokenizer import fast_tokenizer
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError, did_you_mean
 
@@ -22,25 +23,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
-"""The special tokens of `word_tokenizer`; the first one also is what WikiText writes for its rare words."""
+"""Special tokens of `word_tokenizer`; WikiText also writes the first for its rare words."""
 
 
 def load_lines(data: str | Path, split: str | None = None) -> tuple[str, ...]:
-    """The lines of a known text or of a file, each without white space around it. Blank lines stay: they are text too.
+    """Load the lines of a known text or of a file, stripped of white space. Blank lines are kept.
 
     Args:
-        data: `wikitext2` (WikiText-2, its words separated by spaces and its rare ones written `<unk>`), `books`
-            (English novels), a .txt file, or a csv, tsv, jsonl or parquet file with a column `text`.
-        split: of `wikitext2` and `books`: `train`, `validation` or, by default, `test`. A file has no splits.
+        data: `wikitext2` (WikiText-2, words separated by spaces and rare ones written `<unk>`), `books` (English
+            novels), a .txt file, or a csv, tsv, jsonl or parquet file with a column `text`.
+        split: `train`, `validation` or, by default, `test` of a known text. A file has no splits.
 
     Raises:
-        InputError: an unknown name or split, a file that cannot be read, a missing column, or no word at all.
+        InputError: for an unknown name or split, a file that cannot be read, a missing column, or no word at all.
     """
     if isinstance(data, str) and data in LINE_SOURCES:
         source = LINE_SOURCES[data]
         rows, place = known_rows(data, source, split or source.default_split)
         texts = [_text(row, number, place) for number, row in enumerate(rows, 1)]
-        # a last row without even its line end is no line: the hub's files, cut at line ends, may leave one
+        # The hub's files, cut at line ends, may leave an empty last row, which is no line.
         return _lines(texts[:-1] if texts[-1] == "" else texts, place)
     path = Path(data)
     if os.path.isdir(path):
@@ -72,30 +73,31 @@ def _lines(texts: Sequence[str], place: str | Path) -> tuple[str, ...]:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes of UTF-8: 256 tokens, a byte's value being its id. Every text can be encoded and is decoded exactly.
+    """Return a tokenizer of UTF-8 bytes: 256 tokens, the byte's value being its id.
 
-    There are no special tokens. The bytes of a word belong together (`word_ids`), with the space before it.
+    Every text can be encoded and is decoded exactly. There are no special tokens. In `word_ids`, the bytes of a word
+    belong together with the space before it.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
-    # ByteLevel writes a byte as the character of that code where that is printable, else as the next one from 256 on
+    # ByteLevel writes a byte as the character with that code if it is printable, else as the next one from 256 on.
     vocabulary = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return _fast(tokenizer)
+    return fast_tokenizer(tokenizer)
 
 
 def word_tokenizer(lines: Sequence[str], *, vocabulary: int = 10_000) -> PreTrainedTokenizerFast:
-    """Words between white space, the most frequent ones of `lines`, equally frequent ones in alphabetical order.
+    """Make a tokenizer of the most frequent white-space-separated words of `lines`; ties are in alphabetical order.
 
-    Id 0 is `<unk>`, any other word, and id 1 `<eos>`, the end of a line, which `language_data` puts there; encoding a
-    text adds no token. Decoding joins the words with single spaces.
+    Id 0 is `<unk>`, any other word, and id 1 `<eos>`, the end of a line, which `language_data` adds; encoding a text
+    adds no token. Decoding joins the words with single spaces.
 
     Args:
-        vocabulary: the most tokens, those two included.
+        vocabulary: maximum number of tokens, the two special ones included.
 
     Raises:
         InputError: for lines without a word, or a vocabulary below 3.
@@ -114,17 +116,17 @@ def word_tokenizer(lines: Sequence[str], *, vocabulary: int = 10_000) -> PreTrai
     names = (*special, *words[: vocabulary - 2])
     tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    # "<unk>" is looked up like any word, not searched for within words: "non-<unk>" is one unknown word
-    return _fast(tokenizer, unk_token=UNKNOWN, eos_token=END_OF_LINE, split_special_tokens=True)
+    # "<unk>" is looked up like any word, not searched for within words: "non-<unk>" is one unknown word.
+    return fast_tokenizer(tokenizer, unk_token=UNKNOWN, eos_token=END_OF_LINE, split_special_tokens=True)
 
 
 def symbol_tokenizer(tokens: Sequence[str]) -> PreTrainedTokenizerFast:
-    """The symbols of a synthetic task, written with white space between them; a symbol's place is its id.
+    """Make a tokenizer of a synthetic task's symbols, written with white space between them; the index is the id.
 
     There are no special tokens, and a text with any other symbol cannot be encoded (`tokenize` names it).
 
     Raises:
-        InputError: for no symbol, one that is given twice, is empty or holds white space.
+        InputError: if there is no symbol, or one is given twice, is empty or holds white space.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -139,41 +141,28 @@ def symbol_tokenizer(tokens: Sequence[str]) -> PreTrainedTokenizerFast:
         raise InputError(f"the symbol {twice[0]!r} is given twice; every symbol needs an id of its own")
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}))
     tokenizer.pre_tokenizer = split
-    return _fast(tokenizer)
-
-
-def _fast(tokenizer: Any, **special: Any) -> PreTrainedTokenizerFast:
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        padding_side="right",
-        truncation_side="right",
-        model_input_names=["input_ids", "attention_mask"],
-        clean_up_tokenization_spaces=False,
-        **special,
-    )
+    return fast_tokenizer(tokenizer)
 
 
 def token_names(tokenizer: Any) -> tuple[str, ...]:
-    """What a tokenizer's ids mean, in their order."""
+    """Return a tokenizer's tokens in the order of their ids."""
     return tuple(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
 
 
 def language_data(
     lines: Sequence[str], tokenizer: Any, *, length: int, name: str = "text", split: str = "all"
 ) -> TokenData:
-    """A text cut into rows of `length` tokens, at each of which the next token is asked.
+    """Cut a text into rows of `length` tokens with next-token targets.
 
-    Every line is followed by the tokenizer's end-of-text token (`eos_token`), or by a line end where it has none. The
-    whole is one stream: a row's last target is the first token of the next row, so of n tokens all but the first are
-    asked, once each. The rest of the last row is padding, with nothing asked.
+    Every line is followed by the tokenizer's `eos_token`, or by a line end if it has none. The text is one stream: a
+    row's last target is the first token of the next row, so all tokens but the first are predicted exactly once. The
+    rest of the last row is padding without targets.
 
     Raises:
-        InputError: a length below 1 or too large, fewer than two tokens, or a symbol that the tokenizer does not have.
+        InputError: for a length below 1 or too large, fewer than two tokens, or a symbol unknown to the tokenizer.
     """
     if length < 1:
-        raise InputError(f"rows of {length} tokens were asked for; give a length from 1 on")
+        raise InputError(f"rows of {length} tokens were asked for; give a length of at least 1")
     refuse_above(MAX_TOKENS_PER_ROW, length=length)
     end = tokenizer.eos_token_id
     texts = [line if end is not None else line + "\n" for line in lines]
@@ -182,9 +171,14 @@ def language_data(
     stream = np.array([i for row in rows for i in (*row, *tail)], dtype=np.int64)
     if len(stream) < 2:
         raise InputError(f"{name} has {len(stream)} tokens; a language model needs at least 2")
+    return TokenData(name, split, *next_token_rows(stream, length, tokenizer), token_names(tokenizer))
+
+
+def next_token_rows(stream: np.ndarray, length: int, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Cut a stream of token ids into rows, (rows, length) inputs and next-token targets, the last one padded."""
     count = -(-(len(stream) - 1) // length)
     padding = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     ids = np.full(count * length, padding, dtype=np.int64)
     targets = np.full(count * length, IGNORED, dtype=np.int64)
     ids[: len(stream) - 1], targets[: len(stream) - 1] = stream[:-1], stream[1:]
-    return TokenData(name, split, ids.reshape(count, length), targets.reshape(count, length), token_names(tokenizer))
+    return ids.reshape(count, length), targets.reshape(count, length)

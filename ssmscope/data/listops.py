@@ -1,16 +1,15 @@
-"""ListOps expressions: drawn at random, and evaluated.
+"""Random ListOps expressions and their values.
 
 ListOps (Nangia and Bowman 2018) nests lists of digits under an operator: `[MAX 4 7 [MIN 2 9 ] ]` is 7. `[SM` is the
-sum modulo 10; `[MED` of an even number of values is the mean of the middle two, rounded down. The expressions here
-have the distribution of the files on which the selective SSM's authors train (Generalization bounds for selective
-SSMs, B.3), which is that of Long Range Arena (Tay et al. 2020): from the outermost value on, a value is an expression
-with probability 1/4, else a digit; it has 2 to 10 values, as many of each number; the tenth level has digits only;
-digits and operators are uniform; and of what comes so, an expression is kept whose length is within 4 tokens of the one
-asked for. The round brackets of their files are left out: models do not read them.
+sum modulo 10; `[MED` of an even number of values is the mean of the middle two, rounded down. The expressions have the
+distribution of the files used by the authors of the selective SSM (Generalization bounds for selective SSMs, B.3),
+which is that of Long Range Arena (Tay et al. 2020): a value is an expression with probability 1/4, else a digit; an
+expression has 2 to 10 values, uniformly; the tenth level has digits only; digits and operators are uniform; and only
+expressions within 4 tokens of the requested length are kept. The round brackets of their files are left out.
 
-Of values drawn like this, one in a thousand has 96 to 104 tokens. None is thrown away here: the probability that a
-value at a level has n tokens is computed for every n; then an expression's length is drawn first and, from the outside
-in, how many values it has and how long each of them is, given the length that remains.
+Rejection sampling would keep one in a thousand expressions at 96 to 104 tokens. Instead, the probability that a value
+at a level has n tokens is computed for every n; then the length of an expression is drawn and, from the outside in, its
+number of values and the length of each, given the length that remains.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from ssmscope.data.sequences import SequenceData, listops
 from ssmscope.errors import InputError
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
-DEPTH = 10
-"""Levels; the outermost expression is at the first, and at the last there are digits only."""
-MOST = 10
-"""The most values that an expression has."""
-NESTED = 0.25
-"""The probability that a value is an expression."""
-AROUND = 4
-"""How far an expression's length may be from the one asked for."""
-SHORTEST, LONGEST = 8, 2000
-"""The lengths that can be asked for."""
+MAX_DEPTH = 10
+"""Number of levels; the outermost expression is at the first, and the last has digits only."""
+MAX_VALUES = 10
+"""Maximum number of values of an expression."""
+NESTING_PROBABILITY = 0.25
+"""Probability that a value is an expression."""
+LENGTH_TOLERANCE = 4
+"""Maximum difference in tokens between an expression's length and the requested one."""
+MIN_LENGTH, MAX_LENGTH = 8, 2000
+"""Range of requested lengths, in tokens."""
 
 
 def listops_expressions(length: int, *, examples: int = 1000, seed: int = 0) -> tuple[SequenceData, SequenceData]:
-    """Training and test set of random ListOps expressions of about `length` tokens.
+    """Draw a training and a test set of random ListOps expressions of about `length` tokens.
 
-    The lengths are from `length` − 4 to `length` + 4, as in the authors' files (T = 100: 96 to 104), and every row of
-    `ids` is padded on the right to `length` + 4. The sets have random streams of their own, and no expression comes
-    twice, in one set or in both.
+    Lengths are from `length` − 4 to `length` + 4, as in the authors' files (T = 100: 96 to 104), and every row of `ids`
+    is padded on the right to `length` + 4. Each set has its own random stream, and no expression occurs twice, within a
+    set or across them.
 
     Args:
         length: tokens of an expression, 8 to 2,000
@@ -51,10 +50,10 @@ def listops_expressions(length: int, *, examples: int = 1000, seed: int = 0) -> 
     Raises:
         InputError: for another length, no example, or a seed below 0.
     """
-    if not SHORTEST <= length <= LONGEST:
-        raise InputError(f"length is {length}; give {SHORTEST} to {LONGEST}, the tokens of an expression")
+    if not MIN_LENGTH <= length <= MAX_LENGTH:
+        raise InputError(f"length is {length}; give {MIN_LENGTH} to {MAX_LENGTH}, the tokens of an expression")
     if examples < 1 or seed < 0:
-        raise InputError(f"examples is {examples} and seed {seed}; give at least 1 example, and a seed from 0 on")
+        raise InputError(f"examples is {examples} and seed {seed}; give at least 1 example and a seed of at least 0")
     refuse_held(length * examples, f"{examples:,} expressions of {length:,} tokens", "ask for fewer or shorter ones")
     drawn: set[str] = set()
     trees = _Trees(length)
@@ -67,20 +66,20 @@ def listops_expressions(length: int, *, examples: int = 1000, seed: int = 0) -> 
             if text not in drawn:
                 drawn.add(text)
                 texts.append(text)
-        return listops(texts, [evaluate(text) for text in texts], split=split, width=length + AROUND)
+        return listops(texts, [evaluate(text) for text in texts], split=split, width=length + LENGTH_TOLERANCE)
 
     first, second = np.random.SeedSequence(seed).spawn(2)
     return draw("train", first), draw("test", second)
 
 
 def evaluate(text: str) -> int:
-    """The value of a ListOps expression, 0 to 9; round brackets are passed over.
+    """Return the value of a ListOps expression, 0 to 9; round brackets are ignored.
 
     Raises:
-        InputError: when the text is no single expression or digit.
+        InputError: if the text is not a single expression or digit.
     """
     outer: list[tuple[str, list[int]]] = []
-    values: list[int] = []  # of the innermost open expression, or at the end of the whole
+    values: list[int] = []  # They belong to the innermost open expression, or at the end to the whole.
     for token in text.replace("(", " ").replace(")", " ").split():
         if token in OPERATORS:
             outer.append((token, values))
@@ -114,23 +113,23 @@ def _shortened(text: str) -> str:
 
 
 class _Trees:
-    """Draws expressions of about `length` tokens.
+    """Sampler of expressions of about `length` tokens.
 
-    `rows[level][k, n]` is the probability that k values in a row at that level have n tokens together; one value has
+    `rows[level][k, n]` is the probability that k consecutive values at that level have n tokens together; a value has
     1 token, or 2 more than the values that it holds.
     """
 
     def __init__(self, length: int) -> None:
-        longest = length + AROUND
+        longest = length + LENGTH_TOLERANCE
         digit = np.zeros(longest + 1)
         digit[1] = 1.0
-        self.rows = {DEPTH: _in_a_row(digit)}
-        for level in reversed(range(1, DEPTH)):
+        self.rows = {MAX_DEPTH: _consecutive(digit)}
+        for level in reversed(range(1, MAX_DEPTH)):
             held = self.rows[level + 1][2:].mean(0)
-            one = (1 - NESTED) * digit
-            one[2:] += NESTED * held[:-2]
-            self.rows[level] = _in_a_row(one)
-        self.shortest = length - AROUND
+            one = (1 - NESTING_PROBABILITY) * digit
+            one[2:] += NESTING_PROBABILITY * held[:-2]
+            self.rows[level] = _consecutive(one)
+        self.shortest = length - LENGTH_TOLERANCE
         self.lengths = self.rows[1][1, self.shortest :]
 
     def expression(self, random: np.random.Generator) -> list[str]:
@@ -156,9 +155,9 @@ class _Trees:
 
     @staticmethod
     def _sizes(held: np.ndarray, number: int, rest: int, random: np.random.Generator) -> Iterator[int]:
-        """The lengths of `number` values that have `rest` tokens together."""
+        """Draw the lengths of `number` values that have `rest` tokens together."""
         for others in reversed(range(1, number)):
-            size = 1  # most values are digits: their share is looked at first
+            size = 1  # Digits come first because most values are digits.
             digit = held[1, 1] * held[others, rest - 1]
             if digit <= random.random() * held[others + 1, rest]:
                 size = 2 + _drawn(held[1, 2 : rest + 1] * held[others, rest - 2 :: -1], random)
@@ -167,16 +166,16 @@ class _Trees:
         yield rest
 
 
-def _in_a_row(one: np.ndarray) -> np.ndarray:
-    """(k, n): the probability that k values, of which one has n tokens with probability `one[n]`, have n together."""
-    rows = np.zeros((MOST + 1, len(one)))
+def _consecutive(one: np.ndarray) -> np.ndarray:
+    """Compute the probability (k, n) that k values have n tokens together; one has n with probability `one[n]`."""
+    rows = np.zeros((MAX_VALUES + 1, len(one)))
     rows[0, 0] = 1.0
-    for k in range(1, MOST + 1):
+    for k in range(1, MAX_VALUES + 1):
         rows[k] = np.convolve(rows[k - 1], one)[: len(one)]
     return rows
 
 
 def _drawn(weights: np.ndarray, random: np.random.Generator) -> int:
-    """An index, by its share of the weights."""
+    """Draw an index with probability proportional to its weight."""
     up_to = weights.cumsum()
     return int(up_to.searchsorted(random.random() * up_to[-1], side="right"))

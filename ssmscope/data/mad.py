@@ -1,16 +1,16 @@
-"""The synthetic token tasks of MAD: recall, copying, compression and memorization, each a test of one capability; MQAR.
+"""Synthetic token tasks of MAD (recall, copying, compression, memorization), each testing one capability, and MQAR.
 
-(Mechanistic Design and Scaling of Hybrid Architectures, Poli et al. 2024; Differential Mamba, appendix A.3, is compared
-with Mamba on them.) The default sizes are the paper's easiest settings. What a sequence looks like in detail is read
-off the authors' code; where a choice departs from it, the task says so. Two choices hold for every task:
+MAD is from Mechanistic Design and Scaling of Hybrid Architectures (Poli et al. 2024); Differential Mamba, appendix A.3,
+compares with Mamba on it. Default sizes are the paper's easiest settings. The details of a sequence follow the
+authors' code; each task states where it departs from it. Two differences hold for every task:
 
 - `length` counts the tokens of `ids`. Where their code shifts the tokens by one and so reads one less, the last token
-  stays here, and nothing is asked after it.
-- Training asks for what testing asks for. Their code trains the three recall tasks on every next token, most of
-  which nobody can know; `every_token` does so too.
+  is kept here without a target.
+- Training has the same targets as testing. Their code trains the three recall tasks on every next token, most of
+  which are unpredictable; `every_token` does so too.
 
-The same seed gives the same data; train and test set have random streams of their own, so that the number of training
-examples leaves the test set as it is.
+The same seed gives the same data. Training and test set have separate random streams, so the number of training
+examples does not change the test set.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,15 +29,16 @@ from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
 
 Parts = tuple[TokenData, TokenData]
+D = TypeVar("D", bound=TokenData)
 
 
 @dataclass(frozen=True, eq=False)
 class CompressionData(TokenData):
-    """Sequences to be compressed into the hidden state at their last token: not a task for next-token predictions.
+    """Sequences to compress into the hidden state at their last token; not a next-token prediction task.
 
-    `targets[:, t]` is `ids[:, t]`, named by a decoder that reads nothing but the hidden state of the LAST position and
-    a code for `t`: `logits[:, t] = decoder(hidden[:, -1] + code[t])`. At the last position, which holds the token
-    `compress`, nothing is asked.
+    `targets[:, t]` is `ids[:, t]`, predicted by a decoder that reads only the hidden state of the LAST position and a
+    code for `t`: `logits[:, t] = decoder(hidden[:, -1] + code[t])`. The last position, with the token `compress`, has
+    no target.
     """
 
 
@@ -49,10 +51,10 @@ def associative_recall(
     every_token: bool = False,
     seed: int = 0,
 ) -> Parts:
-    """In-context recall (multi-query): pairs of a key and its value, drawn anew for every sequence.
+    """Draw in-context recall (multi-query): pairs of a key and its value, drawn anew for every sequence.
 
-    A key keeps its value within a sequence; whenever it comes again, its value is asked after it. The last pair's
-    key has always come before. Several keys may have the same value.
+    A key keeps its value within a sequence; whenever it recurs, its value is the target. The key of the last pair has
+    always occurred before. Several keys may have the same value.
 
     Args:
         length: tokens of a sequence, an even number
@@ -81,20 +83,20 @@ def mqar(
     test_examples: int = 1280,
     seed: int = 0,
 ) -> Parts:
-    """Multi-query associative recall (Zoology, Arora et al. 2023): all pairs stand first, then every key is asked once.
+    """Draw multi-query associative recall (Zoology, Arora et al. 2023): all pairs first, then a query of every key.
 
-    Behind the pairs every second place is one for a key, the p-th of them taken with a probability in proportion to
-    p^(power − 1), so that distances follow a power law. Keys and values are distinct within a sequence. The value is
-    asked at the key and does not follow it; all other places hold any token.
+    After the pairs, every second position is a slot for a key; the p-th slot is taken with a probability proportional
+    to p^(power − 1), so that distances follow a power law. Keys and values are distinct within a sequence. The value is
+    the target at the queried key but does not follow it in the input; all other positions hold random tokens.
 
     The paper's vocabulary is 8,192, with 4 to 64 pairs at lengths of 64 to 512; 256 pairs just fit into 1,024 tokens.
-    Their code fills with any token, keys of the sequence too, at which nothing is asked; here none comes a third time.
+    Their code fills with any token, including keys of the sequence without a target; here no key occurs a third time.
 
     Args:
         length: tokens of a sequence, an even number, at least four times the pairs
         vocabulary: number of tokens, an even number: one half are keys, the other values
-        pairs: number of pairs, each asked once
-        power: of the distances; 1 for uniform places
+        pairs: number of pairs, each queried once
+        power: power of the distances; 1 for uniform positions
         train_examples: number of training sequences
         test_examples: number of test sequences
         seed: number that decides the draws
@@ -123,14 +125,14 @@ def noisy_recall(
     every_token: bool = False,
     seed: int = 0,
 ) -> Parts:
-    """Noisy in-context recall: `associative_recall` with tokens of another vocabulary between the pairs.
+    """Draw noisy in-context recall: `associative_recall` with tokens of another vocabulary between the pairs.
 
-    As in the authors' code each pair gives way, with probability `noise`, to two independent noise tokens. One pair,
-    whose place is drawn, and the last one always stay.
+    As in the authors' code, each pair is replaced with probability `noise` by two independent noise tokens. One pair at
+    a random position and the last pair are always kept.
 
     Args:
         length: tokens of a sequence, an even number
-        vocabulary: number of tokens, noise among them; of the others, one half are keys, the other values
+        vocabulary: number of tokens including noise; of the others, one half are keys, the other values
         noise_vocabulary: number of noise tokens
         noise: probability that a pair becomes noise, below 1
         train_examples: number of training sequences
@@ -161,21 +163,22 @@ def fuzzy_recall(
     every_token: bool = False,
     seed: int = 0,
 ) -> Parts:
-    """Fuzzy in-context recall: keys and values are runs of one token or several.
+    """Draw fuzzy in-context recall: keys and values are runs of one or more tokens.
 
-    Their lengths are uniform on 1…`key_tokens` and 1…`value_tokens`, the tokens of a run distinct; in the test set
-    every key has `key_tokens`. When a key comes again, every token of its value is asked: the first after the key's
-    last token, the others after the value's previous one. The last key has always come before; padding fills the left.
+    Their lengths are uniform on 1…`key_tokens` and 1…`value_tokens`, and the tokens of a run are distinct; in the test
+    set every key has `key_tokens`. When a key recurs, every token of its value is a target: the first after the key's
+    last token, the others after the value's previous one. The last key has always occurred before. Padding is on the
+    left.
 
     The paper divides the whole vocabulary equally into keys and values, the authors' code all but the padding, as
-    here. Their code draws the last key first and, now and then, fails to put it among the earlier ones; here it is
-    drawn from the distinct keys that came.
+    here. Their code draws the last key first and sometimes fails to place it among the earlier ones; here it is drawn
+    from the distinct keys that occurred.
 
     Args:
         length: tokens of a sequence, with room for two of the longest pairs
-        vocabulary: number of tokens, padding among them; of the others, the lower half are keys, the rest values
-        key_tokens: most tokens of a key
-        value_tokens: most tokens of a value
+        vocabulary: number of tokens including padding; of the others, the lower half are keys, the rest values
+        key_tokens: maximum number of tokens of a key
+        value_tokens: maximum number of tokens of a value
         train_examples: number of training sequences
         test_examples: number of test sequences
         every_token: train on every next token, as the authors' code does, not only on values of known keys
@@ -203,16 +206,16 @@ def selective_copying(
     test_examples: int = 1280,
     seed: int = 0,
 ) -> Parts:
-    """Selective copying: tokens scattered among blanks, to be named in their order after a copy token.
+    """Draw selective copying: tokens scattered among blanks, to be repeated in order after a copy token.
 
-    After the copy token come as many blanks as there are tokens to copy; at each of them the next one is asked.
+    After the copy token come as many blanks as there are tokens to copy; the target at each is the next of these.
 
-    In the authors' code a blank never follows the last token to copy, and the blanks' places escape the seed. Here
-    every choice of places before the copy token is as likely, and drawn by the seed.
+    In the authors' code a blank never follows the last token to copy, and the positions of blanks do not depend on the
+    seed. Here all choices of positions before the copy token are equally likely and drawn with the seed.
 
     Args:
         length: tokens of a sequence
-        vocabulary: number of tokens, the blank and the copy token among them
+        vocabulary: number of tokens including the blank and the copy token
         copied: number of tokens to copy
         train_examples: number of training sequences
         test_examples: number of test sequences
@@ -249,14 +252,14 @@ def compression(
     test_examples: int = 1280,
     seed: int = 0,
 ) -> tuple[CompressionData, CompressionData]:
-    """Compression: random tokens and a compress token, whose hidden state alone must hold all of them.
+    """Draw compression: random tokens and a compress token, whose hidden state alone must hold all of them.
 
-    How the targets are read: `CompressionData`. The authors' decoder adds a sine-cosine code of the position to that
-    hidden state; their code also asks for the compress token itself, which is always the last one and free.
+    `CompressionData` says how the targets are decoded. The authors' decoder adds a sine-cosine code of the position to
+    that hidden state; their code also has the compress token itself as a target, which is always the last and trivial.
 
     Args:
-        length: tokens of a sequence, the compress token among them
-        vocabulary: number of tokens, the compress token among them
+        length: tokens of a sequence including the compress token
+        vocabulary: number of tokens including the compress token
         train_examples: number of training sequences
         test_examples: number of test sequences
         seed: number that decides the draws
@@ -276,8 +279,7 @@ def compression(
         targets[:, -1] = IGNORED
         return CompressionData("compression", split, ids, targets, tokens)
 
-    train, test, _ = streams(seed)
-    return draw("train", train_examples, train), draw("test", test_examples, test)
+    return draw_parts(draw, train_examples, test_examples, seed)
 
 
 def memorization(
@@ -288,18 +290,18 @@ def memorization(
     test_examples: int = 1280,
     seed: int = 0,
 ) -> Parts:
-    """Memorization: one dictionary of keys and values for all sequences, to be learnt by heart.
+    """Draw memorization: one dictionary of keys and values for all sequences, to be learnt by heart.
 
-    Keys alternate with an insert token, at which the value of the key before it is asked. Values are never in the
-    input, and no two keys share one. The seed decides the dictionary, whatever the numbers of examples.
+    Keys alternate with an insert token, whose target is the value of the preceding key. Values never occur in the
+    input, and no two keys share one. The seed determines the dictionary, whatever the numbers of examples.
 
-    A key comes about `train_examples * length / vocabulary` times in training: 32 times by default, once in the
-    paper's hardest setting, a vocabulary of 8192. Keys are drawn with replacement, so where that is little the test
-    set asks for some that were never learnt.
+    A key occurs about `train_examples * length / vocabulary` times in training: 32 times by default, once in the
+    paper's hardest setting, a vocabulary of 8192. Keys are drawn with replacement, so if that number is small the test
+    set has some keys that training never showed.
 
     Args:
         length: tokens of a sequence, an even number
-        vocabulary: number of tokens, the insert token among them; of the others, the lower half are keys, the
+        vocabulary: number of tokens including the insert token; of the others, the lower half are keys, the
             rest values
         train_examples: number of training sequences
         test_examples: number of test sequences
@@ -327,20 +329,20 @@ def memorization(
 
 
 def streams(seed: int) -> tuple[np.random.Generator, np.random.Generator, np.random.Generator]:
-    """Independent random streams of the train set, the test set, and what both share."""
+    """Return independent random streams for the training set, the test set and what both share."""
     train, test, shared = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(3))
     return train, test, shared
 
 
 def draw_parts(
-    draw: Callable[[str, int, np.random.Generator], TokenData], train_examples: int, test_examples: int, seed: int
-) -> Parts:
+    draw: Callable[[str, int, np.random.Generator], D], train_examples: int, test_examples: int, seed: int
+) -> tuple[D, D]:
     train, test, _ = streams(seed)
     return draw("train", train_examples, train), draw("test", test_examples, test)
 
 
 def asked(parts: Parts, every_token: bool) -> Parts:
-    """The parts as they are, or with a training part that asks for every next token."""
+    """Return the parts; with `every_token` every next token is a target of the training part."""
     train, test = parts
     if every_token:
         following = np.pad(train.ids[:, 1:], ((0, 0), (0, 1)), constant_values=IGNORED)
@@ -385,4 +387,4 @@ GENERATORS: Mapping[str, Callable[..., Parts]] = MappingProxyType(
         "memorization": memorization,
     }
 )
-"""The generators by the names that the command line takes; a generator's keyword-only options are its signature."""
+"""Generators by their command-line names; the keyword-only parameters of a generator are its options."""

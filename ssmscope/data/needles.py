@@ -1,27 +1,27 @@
-"""RULER's needle tasks (Hsieh et al. 2024) as questions with one word for an answer, in the world of our stories.
+"""RULER's needle tasks (Hsieh et al. 2024) as questions with one-word answers, in the world of our stories.
 
 - `needle`: one fact names what is in a place; what is there? (single needle)
 - `multi-key`: four facts name what is in four places; what is in one of them?
 - `multi-value`: four facts name things in one place; what is there besides three of them?
-- `variables`: a person has a thing, four others what the one before has; three more pass on another thing. Who has
+- `variables`: a person has a thing, four others have what the one before has; three more pass on another thing. Who has
   the first thing besides four of the five? (variable tracking)
-- `common-words`: three words come ten times each, five others once; which comes as often as two of the three?
+- `common-words`: three words occur ten times each, five others once; which occurs as often as two of the three?
 
 As in RULER, a needle's key is two words (here a place and its owner), drawn like its value; facts stand at random
-places in filler, those of a chain in their order; a chain has four hops; a common word comes ten times as often as
-another.
+positions in filler, those of a chain in order; a chain has four hops; a common word occurs ten times as often as
+others.
 
-Otherwise than in RULER:
+Differences from RULER:
 
-- Values are numbers of seven digits, words or UUIDs there, and variables runs of five letters. Models that know few
-  words could not read them; here all are names of the world, eight of each kind.
-- A model writes there, and the share of all values that it wrote is its score. This probe scores the first token of one
-  word: where several are the answer, the question names all but one, each of them being left as often. Accuracy
-  is the recall of a value given the others, an easier question, and cannot be put beside RULER's numbers.
-- Several keys asked in a row (multi-query) are `multi-key` here, one question each.
-- One chain of variables is the default there. The second one here keeps its names from being the only ones in the
-  context.
-- The list of words fills the context there: ten common ones thirty times, others three times. Here it is the same at
+- There, values are seven-digit numbers, words or UUIDs, and variables are five letters, which models with a small
+  vocabulary cannot read. Here all are names of the world, eight of each kind.
+- There, a model generates text and is scored by the share of all values in it. Here the first token of one word is
+  scored: if several words are the answer, the question names all but one, each equally often left out. Accuracy is thus
+  the recall of a value given the others, an easier question, and not comparable with RULER's numbers.
+- Several keys queried in a row (multi-query) are `multi-key` here, one question each.
+- RULER has one chain of variables by default. The second chain here keeps the names of the first from being the only
+  ones in the context.
+- There, the list of words fills the context: ten common ones thirty times, others three times. Here it is the same at
   every length and spread in filler.
 """
 
@@ -35,10 +35,10 @@ import numpy as np
 from ssmscope.data.stories import TASKS as STORIES
 from ssmscope.data.stories import Entity, Sentence, Story, Task
 
-ALONE = 3
-"""The people of the chain that is not asked about."""
-COMMON, OFTEN = 3, 10
-"""So many words come so often; every other word once."""
+OTHER_CHAIN_LENGTH = 3
+"""Number of people in the chain that is not asked about."""
+COMMON_WORDS, COMMON_WORD_COUNT = 3, 10
+"""Number of common words, and how often each occurs; every other word occurs once."""
 
 
 def named(kind: str, numbers: np.ndarray) -> list[Entity]:
@@ -46,7 +46,7 @@ def named(kind: str, numbers: np.ndarray) -> list[Entity]:
 
 
 def besides(others: Sequence[Entity], article: str = "the ") -> Sentence:
-    """The names with `and` between them."""
+    """Join names with `and`."""
     parts: list[str | Entity] = []
     for other in others:
         parts += [" and " + article if parts else article, other]
@@ -54,7 +54,7 @@ def besides(others: Sequence[Entity], article: str = "the ") -> Sentence:
 
 
 def one_of_many(random: np.random.Generator, facts: int) -> Story:
-    """Things in as many places, one of which is asked for. No two facts share their key or their thing."""
+    """Draw things in as many places, one of which is asked for. No two facts share a key or a thing."""
     places, persons = np.unravel_index(random.choice(64, facts, replace=False), (8, 8))
     things = named("object", random.permutation(8)[:facts])
     keys = list(zip(named("place", places), named("person", persons)))
@@ -69,7 +69,7 @@ def holds(key: tuple[Entity, Entity], thing: Entity) -> Sentence:
 
 
 def all_of_one(random: np.random.Generator, facts: int) -> Story:
-    """Things in one place; the one that the question does not name is asked for."""
+    """Draw things in one place; the answer is the one that the question does not name."""
     key = Entity("place", 0), Entity("person", 0)
     things = named("object", random.permutation(8)[:facts])
     at = int(random.integers(facts))
@@ -79,11 +79,11 @@ def all_of_one(random: np.random.Generator, facts: int) -> Story:
 
 
 def chained(random: np.random.Generator, facts: int) -> Story:
-    """Two chains of persons, the later of whom have what the one before has; all but three are in the asked one."""
+    """Draw two chains of persons, each of whom has what the one before has; all but three are in the queried chain."""
     persons = named("person", random.permutation(8)[:facts])
-    asked = facts - ALONE
+    asked = facts - OTHER_CHAIN_LENGTH
     chains = [persons[:asked], persons[asked:]]
-    whose = random.permutation([0] * asked + [1] * ALONE)
+    whose = random.permutation([0] * asked + [1] * OTHER_CHAIN_LENGTH)
     told, done = list[Sentence](), [0, 0]
     for number in whose.tolist():
         chain, step = chains[number], done[number]
@@ -98,12 +98,13 @@ def chained(random: np.random.Generator, facts: int) -> Story:
 
 
 def counted(random: np.random.Generator, facts: int) -> Story:
-    """Words in any order, `COMMON` of them `OFTEN` times each and each of the others once."""
+    """Draw words in random order, `COMMON_WORDS` of them `COMMON_WORD_COUNT` times each and the others once."""
     words = named("object", random.permutation(8))
-    common, rare = words[:COMMON], words[COMMON : COMMON + facts - COMMON * OFTEN]
-    mentions = [*common * OFTEN, *rare]
+    common = words[:COMMON_WORDS]
+    mentions = common * COMMON_WORD_COUNT
+    mentions += words[COMMON_WORDS : COMMON_WORDS + facts - len(mentions)]
     order = [mentions[i] for i in random.permutation(facts)]
-    answer, *others = (common[i] for i in random.permutation(COMMON))
+    answer, *others = (common[i] for i in random.permutation(COMMON_WORDS))
     question = ("What comes as often as ", *besides(others), "?")
     supporting = frozenset(at for at, word in enumerate(order) if word == answer)
     return Story(tuple(("The ", word, ".") for word in order), question, answer, supporting)
@@ -119,4 +120,4 @@ NEEDLES: Mapping[str, Task] = MappingProxyType(
     }
 )
 TASKS: Mapping[str, Task] = MappingProxyType({**STORIES, **NEEDLES})
-"""Everything that `ssmscope.data.babi.questions` can ask, stories first."""
+"""All tasks of `ssmscope.data.babi.questions`, stories first."""

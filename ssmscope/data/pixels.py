@@ -1,4 +1,4 @@
-"""Images as sequences of pixels, the way a model of sequences classifies them (Long Range Arena, Tay et al. 2020)."""
+"""Images as sequences of pixels for sequence models (Long Range Arena, Tay et al. 2020)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from typing import Any
 import numpy as np
 
 from ssmscope.data.arrays import ArrayData
-from ssmscope.data.rows import Row, checked_label, first_line, read_rows
+from ssmscope.data.rows import Row, checked_class_id, checked_label, first_line, read_rows
 from ssmscope.data.text import Source, hub_rows
 from ssmscope.errors import InputError, did_you_mean
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """Formats that Pillow reads by itself; for others, such as PostScript, it runs other programs."""
-MOST_PIXELS = 2**24
-"""How many pixels, each a token, an image has at most."""
-UNDECODABLE = (
+MAX_PIXELS = 2**24
+"""Maximum number of pixels, and so of tokens, of an image."""
+DECODING_ERRORS = (
     *(OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error),
     *(IndexError, KeyError, TypeError, OverflowError),
 )
-"""What Pillow's readers raise at damaged images."""
+"""Errors that Pillow's readers raise for damaged images."""
 
 KNOWN = ("cifar10", "digits")
-"""The names that `load_pixels` knows."""
+"""Names that `load_pixels` knows."""
 
 CIFAR10 = Source(
     "uoft-cs/cifar10",
@@ -44,12 +44,12 @@ CIFAR10 = Source(
 
 @dataclass(frozen=True, eq=False)
 class PixelData(ArrayData):
-    """Images with their classes, one token a pixel in raster order: row by row, from the top left.
+    """Images with their classes, one token per pixel in raster order: row by row, from the top left.
 
     Attributes:
         pixels: (examples, height · width, channels) uint8; a model reads `pixels` / 255.
         labels: (examples,) int64 class ids.
-        label_names: what the classes mean.
+        label_names: names of the classes.
         shape: (height, width).
     """
 
@@ -64,16 +64,16 @@ class PixelData(ArrayData):
 
 
 def load_pixels(data: str, split: str | None = None) -> PixelData:
-    """One split of a known data set of images.
+    """Load one split of a known data set of images.
 
     Args:
         data: `cifar10` (32 × 32 RGB, 1024 tokens of 3 channels; 50,000 and 10,000 images) is read from
             `$SSMSCOPE_DATA/cifar10/<split>.parquet` when that variable is set, else through `datasets` from the hub.
-            `digits` (8 × 8 grey, 64 tokens of 1 channel) is that of `digits` with seed 0.
+            `digits` (8 × 8 grey, 64 tokens of 1 channel) is the function `digits` with seed 0.
         split: `train` or `test`; by default `test`.
 
     Raises:
-        InputError: an unknown name or split, files that are absent or cannot be read, or a package that is missing.
+        InputError: for an unknown name or split, absent or unreadable files, or a missing package.
     """
     if data not in KNOWN:
         raise InputError(f"unknown images {data!r}; give one of {', '.join(KNOWN)}{did_you_mean(str(data), KNOWN)}")
@@ -91,19 +91,22 @@ def load_pixels(data: str, split: str | None = None) -> PixelData:
     else:
         place = f"{CIFAR10.repository} ({split})"
         rows = hub_rows(CIFAR10, split)
-    labels = [_class_id(row, number, place) for number, row in enumerate(rows, 1)]
+    labels = [
+        checked_class_id(checked_label(row, number, place), CIFAR10.labels, number, place)
+        for number, row in enumerate(rows, 1)
+    ]
     pixels, shape = decoded([_image_of(row, number, place) for number, row in enumerate(rows, 1)], "RGB", place)
     return PixelData(data, split, pixels, np.array(labels, dtype=np.int64), CIFAR10.labels, shape)
 
 
 def digits(*, seed: int = 0, test: float = 0.2) -> tuple[PixelData, PixelData]:
-    """Training and test part of scikit-learn's 1797 handwritten digits (UCI, test part), 8 × 8 grey pixels.
+    """Load a training and a test part of scikit-learn's 1797 handwritten digits (UCI, test part), 8 × 8 grey pixels.
 
-    A grey value g from 0 to 16 becomes round(255 g / 16), halves to the even neighbour. The parts are disjoint: a share
-    `test` of the images, drawn by `seed`, is the test part.
+    A grey value g from 0 to 16 becomes round(255 g / 16), halves to the even neighbour. A share `test` of the images,
+    drawn with `seed`, is the test part; the rest is the training part.
 
     Raises:
-        InputError: without scikit-learn, or for a share that leaves one of the parts empty.
+        InputError: without scikit-learn, or for a share that leaves a part empty.
     """
     try:
         from sklearn.datasets import load_digits
@@ -128,11 +131,11 @@ def digits(*, seed: int = 0, test: float = 0.2) -> tuple[PixelData, PixelData]:
 def read_images(
     files: Sequence[str | os.PathLike[str]], channels: int, shape: Sequence[int] | None = None
 ) -> np.ndarray:
-    """Image files as tokens (files, height · width, channels) uint8, in RGB for 3 channels and in grey for 1.
+    """Read image files as tokens (files, height · width, channels) uint8, in RGB for 3 channels and in grey for 1.
 
     Raises:
-        InputError: a file cannot be read, is no image, has more than 8 bits a channel, or its size is not `shape`
-            (height, width), by default that of the first: none is resized.
+        InputError: if a file cannot be read, is no image, has more than 8 bits per channel, or another size than
+            `shape` (height, width), by default that of the first. No image is resized.
     """
     rows = []
     for file in files:
@@ -158,15 +161,14 @@ def _read_image(
 def decoded(
     images: Sequence[Any], mode: str, place: str, shape: Sequence[int] | None = None
 ) -> tuple[np.ndarray, tuple[int, int]]:
-    """Encoded images (PNG or JPEG bytes) or PIL images of one size as tokens (n, height · width, channels) uint8, and
-    that size (height, width).
+    """Decode images (PNG or JPEG bytes, or PIL images) of one size to tokens (n, height · width, channels) uint8.
 
-    Their headers say how large they are: what has another size than `shape` (height, width), or more than `MOST_PIXELS`
-    pixels, is not decoded.
+    Return also that size (height, width). An image whose header has another size than `shape` (height, width), or more
+    than `MAX_PIXELS` pixels, is not decoded.
 
     Raises:
-        InputError: no image, one that cannot be decoded, of more than 8 bits a channel, too large, or of another size
-            than `shape` or the first.
+        InputError: if there is no image, or one cannot be decoded, has more than 8 bits per channel, is too large, or
+            has another size than `shape` or the first.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -181,15 +183,15 @@ def decoded(
                 f"the image {place} is {width} × {height} pixels; the model reads {shape[1]} × {shape[0]}: resize it "
                 "first"
             )
-        if width * height > MOST_PIXELS:
-            raise InputError(f"an image of {place} has {width} × {height} pixels; allowed are up to {MOST_PIXELS:,}")
-        if opened.mode.startswith(("I", "F")):  # Pillow would cut these off at 255
+        if width * height > MAX_PIXELS:
+            raise InputError(f"an image of {place} has {width} × {height} pixels; allowed are up to {MAX_PIXELS:,}")
+        if opened.mode.startswith(("I", "F")):  # Pillow would clip these at 255.
             raise InputError(f"an image of {place} has more than 8 bits a channel (mode {opened.mode}): save it with 8")
         return np.asarray(opened.convert(mode), dtype=np.uint8)
 
     numbers = count(1)
     try:
-        # Pillow decodes outside Python's lock; what it warns of is either refused or of no consequence
+        # Pillow decodes outside Python's lock. Whatever it warns of is either refused or harmless.
         with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
             warnings.simplefilter("ignore")
             opened = pool.map(open_image, images)
@@ -202,13 +204,15 @@ def decoded(
             for number, array in zip(numbers, opened):
                 if array.shape[:2] != size:
                     found, wanted = (f"{width} × {height}" for height, width in (array.shape[:2], size))
-                    raise InputError(f"image {number} of {place} is {found} pixels, the first is {wanted}: one size")
+                    raise InputError(
+                        f"image {number} of {place} is {found} pixels, the first {wanted}; one size is needed"
+                    )
                 pixels[number - 1] = array.reshape(-1, channels)
     except InputError:
         raise
-    except UnidentifiedImageError as error:  # its message is the address of a buffer
+    except UnidentifiedImageError as error:  # Its message is only the address of a buffer.
         raise InputError(f"an image of {place} cannot be decoded: it is no image that Pillow can read") from error
-    except (*UNDECODABLE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except (*DECODING_ERRORS, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"an image of {place} cannot be decoded: {first_line(error)}") from error
     return pixels, (int(size[0]), int(size[1]))
 
@@ -222,7 +226,7 @@ def _parquet_rows(file: Path) -> list[Row]:
 
 
 def _image_of(row: Any, number: int, place: str) -> Any:
-    """The image of a row: bytes, a record that holds them, or an image that `datasets` has opened."""
+    """Return the image of a row: encoded bytes, or an image that `datasets` has opened."""
     column = next((name for name in CIFAR10.columns if name in row), None)
     if column is None:
         raise InputError(f"row {number} of {place} has no column 'img' or 'image'; its columns are {', '.join(row)}")
@@ -231,11 +235,3 @@ def _image_of(row: Any, number: int, place: str) -> Any:
     if image is None:
         raise InputError(f"row {number} of {place} has an empty {column}; every row needs an image")
     return image
-
-
-def _class_id(row: Any, number: int, place: str) -> int:
-    label = checked_label(row, number, place)
-    if not label.isdecimal() or int(label) >= len(CIFAR10.labels):
-        allowed = ", ".join(f"{i} ({name})" for i, name in enumerate(CIFAR10.labels))
-        raise InputError(f"row {number} of {place} has the label '{label}'; allowed are {allowed}")
-    return int(label)

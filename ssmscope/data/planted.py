@@ -1,10 +1,14 @@
-"""Texts whose label has one known reason, planted in filler: what an explanation must find is known, word for word.
+"""Texts whose label has one known reason planted in filler, so that the words an explanation must find are known.
 
-Four tasks of two classes. In `planted-words` one of eight words names the class. In `planted-recall` pairs of a name
-and a colour stand in the text, and the name that is asked for at the end has one of two colours. In `planted-xor` two
-words of direction stand in the text, and the label says whether they are the same. In `planted-position` several of the
-eight words stand in the text, and the first alone counts. The filler says nothing of the label, and neither does the
-length of a text or the place of what is planted, but for that "first".
+Four tasks of two classes:
+
+- `planted-words`: one of eight words determines the class.
+- `planted-recall`: the text has pairs of a name and a colour, and asks for the colour of one name at the end.
+- `planted-xor`: the text has two words of direction, and the label says whether they are the same.
+- `planted-position`: the text has several of the eight words, and only the first counts.
+
+Neither the filler, nor the length of a text, nor the position of the planted words depends on the label, except for
+that "first".
 """
 
 from __future__ import annotations
@@ -27,16 +31,17 @@ NEGATIVE, POSITIVE = ("dreadful", "tedious", "clumsy", "hollow"), ("splendid", "
 NAMES = ("anna", "boris", "clara", "david", "edith", "felix", "grace", "henry", "irene", "jonas", "karen", "louis")
 COLOURS = ("red", "blue")
 DIRECTIONS = ("north", "south")
-SHORTEST, LONGEST = 12, 32
+MIN_WORDS, MAX_WORDS = 12, 32
+"""Range of the number of words of a text."""
 PAIRS = 4
 SIZES = {"train": 16_000, "validation": 1_000, "test": 1_000}
-"""The splits, each drawn on its own, and how many texts they have."""
+"""Number of texts of each split; each split is drawn separately."""
 
 
 def _filled(draw: random.Random, planted: list[tuple[list[str], bool]], after: list[tuple[str, bool]]) -> Row:
-    """Filler with each of `planted`, words that stand together and whether they are a reason, at places drawn at
-    random, in their order, and `after` at the end."""
-    count = draw.randint(SHORTEST, LONGEST) - sum(len(words) for words, _ in planted) - len(after)
+    """Put each group of `planted`, words and whether they are a reason, at a random place in filler, and `after` at the
+    end; the groups keep their order."""
+    count = draw.randint(MIN_WORDS, MAX_WORDS) - sum(len(words) for words, _ in planted) - len(after)
     places = sorted(draw.randint(0, count) for _ in planted)
     words: list[tuple[str, bool]] = []
     filler = [draw.choice(FILLER) for _ in range(count)]
@@ -79,13 +84,13 @@ TASKS: Mapping[str, tuple[Callable[[random.Random, int], Row], tuple[str, str]]]
         "planted-position": (_position, ("negative", "positive")),
     }
 )
-"""How a text of a class is drawn, and the classes, by the name of the task."""
+"""Function that draws a text of a class, and the class names, by task."""
 
 
 def planted(name: str, split: str) -> list[Row]:
-    """The rows of a task: `text`, `label` (0 or 1, as many of each) and `rationale`, a 0 or 1 for every word.
+    """Draw the rows of a task: `text`, `label` (0 and 1, equally often) and `rationale`, a 0 or 1 for every word.
 
-    The same in every call: a split has its own seed, and what is drawn for one is not looked for in another.
+    Every call gives the same rows. Each split has its own seed; splits are not checked for common texts.
     """
     draw, (of, _) = random.Random(f"{name} {split}"), TASKS[name]
     return [{**of(draw, at % 2), "label": at % 2} for at in range(SIZES[split])]

@@ -1,4 +1,4 @@
-"""Task prompts: instructions around a text, and the word that stands for each class."""
+"""Task prompts: instructions around a text, and the label word of each class."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from ssmscope.data.text import PAIR_SEPARATOR
 from ssmscope.errors import InputError, did_you_mean
 
 CONTENT = "{content}"
-"""Where a template has the text."""
+"""Placeholder of the text in a template."""
 
 PAIRS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {"wnli": ("Sentence 1", "Sentence 2"), "snli": ("Premise", "Hypothesis")}
 )
-"""What the two sentences of a pair are called."""
+"""Names of the two sentences of a pair."""
 
 
 @dataclass(frozen=True)
 class TaskPrompts:
-    """Templates, each with `{content}` once, and a word a class, in the order of the data set's labels."""
+    """Templates, each with `{content}` once, and one word per class in the order of the data set's labels."""
 
     templates: tuple[str, ...]
     words: tuple[str, ...]
 
 
 def content_of(data_name: str, text: str) -> str:
-    """What stands in place of `{content}`: the text, or a known data set's pair of sentences with their names.
+    """Return the text that replaces `{content}`: the text itself, or a data set's pair of sentences with their names.
 
     Raises:
-        InputError: a text of such a data set that is no pair.
+        InputError: if a text of such a data set is no pair.
     """
     if data_name not in PAIRS:
         return text
@@ -42,10 +42,10 @@ def content_of(data_name: str, text: str) -> str:
 
 
 def prompts_of(data_name: str) -> TaskPrompts:
-    """The task prompts of a known data set.
+    """Return the task prompts of a known data set.
 
     Raises:
-        InputError: when it has none.
+        InputError: if it has none.
     """
     if data_name not in TASK_PROMPTS:
         raise InputError(
@@ -101,7 +101,7 @@ TASK_PROMPTS: Mapping[str, TaskPrompts] = MappingProxyType(
         ),
         "wnli": TaskPrompts(
             templates=(
-                # the prompt of Baleen (000), appendix B.1
+                # This is the prompt of Baleen (000), appendix B.1.
                 "In the following sentence, does the hypothesis correctly resolve the ambiguous pronoun? Answer "
                 "'correct' or 'incorrect'. Please classify: Question: {content}\nAnswer:",
                 "You are a teacher of English. A pupil has read the first sentence and concludes the second from it. "
@@ -131,4 +131,4 @@ TASK_PROMPTS: Mapping[str, TaskPrompts] = MappingProxyType(
         ),
     }
 )
-"""Of the known data sets, by name."""
+"""Task prompts of the known data sets, by name."""

@@ -15,14 +15,14 @@ COLUMNS = ("context", "question", "answer")
 
 
 def load_questions(path: str | Path) -> QuestionData:
-    """The questions of a csv, tsv, jsonl or parquet file with the columns `context`, `question` and `answer`.
+    """Load the questions of a csv, tsv, jsonl or parquet file with the columns `context`, `question` and `answer`.
 
-    The column `distractors`, where there is one, holds the other words of the context that might be taken for the
-    answer: a list, or in a csv or tsv file one written as JSON or with commas between the words. It may be empty.
+    An optional column `distractors` holds other words of the context that might be taken for the answer: a list, in a
+    csv or tsv file written as JSON or separated by commas. It may be empty.
 
     Raises:
-        InputError: a file that cannot be read, a missing column, no row, an empty context, question or answer, or
-            distractors that are no words or hold the answer.
+        InputError: for a file that cannot be read, a missing column, no row, an empty context, question or answer, or
+            distractors that are no words or include the answer.
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES or not os.path.isfile(path):

@@ -1,4 +1,4 @@
-"""What people marked in a text as the reason for its label, in the forms in which files have it."""
+"""Human rationales: the parts of a text that people marked as the reason for its label."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from ssmscope.data.rows import Row
 from ssmscope.errors import InputError
 
 Spans = tuple[tuple[int, int], ...]
-"""Characters of a text: from a start to the one after the last, in order and apart from one another."""
+"""Spans of characters [start, end) of a text, in order and not touching."""
 
 
 def rationale_spans(row: Row, number: int, place: str | Path) -> Spans | None:
-    """What the column `rationale` marks in the row's text, as characters of the text without its outer spaces; None
-    where it is absent or empty.
+    """Read the column `rationale` of a row as spans of characters of its stripped text; None if absent or empty.
 
-    It holds spans of characters, [[0, 4], [10, 17]] (start, and the one after the last); a 0 or 1 for every word
-    between spaces, [0, 1, 1] or "0 1 1"; or the marked words themselves, "a gripping film" or ["a", "film"], each of
-    which stands in the text once. In a csv or tsv file lists are written as JSON.
+    The column holds spans of characters, [[0, 4], [10, 17]] (end exclusive); a 0 or 1 for every white-space-separated
+    word, [0, 1, 1] or "0 1 1"; or the marked words themselves, "a gripping film" or ["a", "film"], each of which occurs
+    in the text once. In a csv or tsv file lists are written as JSON.
 
     Raises:
-        InputError: another form, a span outside the text, another number of words, or words that are not in the text or
-            in it several times.
+        InputError: for another form, a span outside the text, a wrong number of words, or words that do not occur in
+            the text exactly once.
     """
     given = row.get("rationale")
     whole = row["text"]
@@ -54,7 +53,7 @@ RATIONALES = "spans [[start, end], …], a 0 or 1 for every word, or words of th
 
 
 def _parsed_rationale(given: str, words: int) -> Any:
-    """A string's list, its numbers, or the string itself as the one thing that is marked."""
+    """Parse a string as a JSON list, as digits for `words` words, or as the one marked text."""
     given = given.strip()
     if not given:
         return None
@@ -85,7 +84,7 @@ def _checked_span(span: Sequence[Any], length: int, which: str) -> tuple[int, in
 
 
 def _joined_spans(spans: Iterable[tuple[int, int]], whole: str) -> Spans | None:
-    """In order, those that overlap or touch as one, counted from the first character that is no space."""
+    """Sort spans, merge those that overlap or touch, and count from the first character that is no space."""
     before, end = len(whole) - len(whole.lstrip()), len(whole.strip())
     joined: list[tuple[int, int]] = []
     for start, stop in sorted((max(a - before, 0), min(b - before, end)) for a, b in spans):

@@ -1,4 +1,4 @@
-"""Sequences of keys and their values in which the value of a key that has come before is asked."""
+"""Sequences of keys and values in which the value of a repeated key is the target."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Recall:
 
 @dataclass(frozen=True)
 class QueriedRecall:
-    """All pairs first, then each of their keys once among other tokens, its value asked at it."""
+    """All pairs first, then each of their keys once among other tokens, with its value as the target."""
 
     length: int
     halves: int
@@ -58,7 +58,7 @@ class QueriedRecall:
             key = random.choice(self.halves, self.pairs, replace=False)
             value = self.halves + random.choice(self.halves, self.pairs, replace=False)
             rank = random.integers(0, len(tokens) - self.pairs, self.length)
-            # the rank counts the tokens that are none of these keys
+            # The rank counts the tokens that are none of these keys.
             row[:] = rank + np.searchsorted(np.sort(key) - np.arange(self.pairs), rank, side="right")
             row[0:begin:2], row[1:begin:2] = key, value
             row[at], asked[at] = key, value
@@ -78,8 +78,8 @@ class FuzzyRecall:
     def draw(self, split: str, examples: int, random: np.random.Generator) -> TokenData:
         tokens = (*named("k", self.keys), *named("v", self.values), "pad")
         shortest = 1 if split == "train" else self.key_tokens
-        room = self.length - self.key_tokens - self.value_tokens  # what the longest last pair leaves
-        shape = examples, room // (shortest + 1) + 1  # as many pairs as may fit, and the last one
+        room = self.length - self.key_tokens - self.value_tokens  # The longest last pair must fit too.
+        shape = examples, room // (shortest + 1) + 1
         rows, place = np.arange(examples), np.arange(shape[1])
 
         key = distinct(self.keys, self.key_tokens, shape, random)
@@ -111,7 +111,7 @@ class FuzzyRecall:
 
 
 def first_uses(keys: np.ndarray) -> np.ndarray:
-    """For each entry of `keys` (examples, pairs) the first place in its row with the same key."""
+    """Return, for each entry of `keys` (examples, pairs), the first index in its row with the same key."""
     order = np.argsort(keys, axis=1, kind="stable")
     ordered = np.take_along_axis(keys, order, axis=1)
     new = np.diff(ordered, axis=1, prepend=ordered[:, :1] - 1) != 0
@@ -122,42 +122,42 @@ def first_uses(keys: np.ndarray) -> np.ndarray:
 
 
 def one_of(allowed: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """A place in each row of `allowed` (examples, pairs) that is true there, all of them as likely."""
+    """Draw an index in each row of `allowed` (examples, pairs), uniformly among those that are True."""
     return np.where(allowed, random.random(allowed.shape), -1).argmax(axis=1)
 
 
 def weighted(weights: np.ndarray, count: int, examples: int, random: np.random.Generator) -> np.ndarray:
-    """(examples, count) places of `weights`, drawn one after the other without replacement, as likely as they weigh.
+    """Draw (examples, count) indices without replacement, with probabilities proportional to `weights`.
 
-    The largest of log weight + Gumbel noise, in their order.
+    They are the largest values of log weight + Gumbel noise, in order.
     """
     noisy = np.log(weights) + random.gumbel(size=(examples, len(weights)))
     return np.argsort(-noisy, axis=1)[:, :count]
 
 
 def distinct(choices: int, count: int, shape: tuple[int, int], random: np.random.Generator) -> np.ndarray:
-    """(*shape, count) whole numbers below `choices`, different along the last axis."""
+    """Draw (*shape, count) integers below `choices` that are distinct along the last axis."""
     drawn = np.empty((*shape, count), dtype=np.int64)
     for i in range(count):
         rank = random.integers(0, choices - i, shape)
         for earlier in np.moveaxis(np.sort(drawn[..., :i], axis=-1), -1, 0):
-            rank += rank >= earlier  # the rank counts the numbers that are still free
+            rank += rank >= earlier  # The rank counts only the numbers that are still free.
         drawn[..., i] = rank
     return drawn
 
 
 def run_codes(runs: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """A number for each of `runs` (examples, pairs, tokens), the same where the first `sizes` tokens are the same."""
+    """Number `runs` (examples, pairs, tokens) so that those with the same first `sizes` tokens share a number."""
     codes = np.zeros(sizes.shape, dtype=np.int64)
     for i in range(runs.shape[2]):
         longer = codes * (runs.max() + 2) + np.where(i < sizes, runs[..., i] + 1, 0)
-        # numbered anew each time, so that no run is too long for 64 bits
+        # Codes are renumbered each time, so that no run overflows 64 bits.
         codes = np.unique(longer, return_inverse=True)[1].reshape(sizes.shape)
     return codes
 
 
 def interleaved(odd: np.ndarray, even: np.ndarray) -> np.ndarray:
-    """The first, third, … token of each sequence and the second, fourth, … as one (examples, length)."""
+    """Interleave the first, third, … and the second, fourth, … tokens of each sequence to (examples, length)."""
     return rearrange(np.stack([odd, even]), "two examples pairs -> examples (pairs two)")
 
 

@@ -1,4 +1,4 @@
-"""The rows of a user's csv, tsv, jsonl or parquet file, and the text and the label of a row."""
+"""Rows of a csv, tsv, jsonl or parquet file, and the text and label of a row."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ssmscope.errors import InputError
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 
-MOST_ROWS = 10_000_000
-"""How many rows a parquet file has at most: a small one can hold any number of equal rows."""
+MAX_ROWS = 10_000_000
+"""Maximum number of rows of a parquet file; a small file can hold any number of equal rows."""
 
 Row = Mapping[str, Any]
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a csv, tsv, jsonl or parquet file, as column → value.
+    """Read the rows of a csv, tsv, jsonl or parquet file as mappings from column to value.
 
     Raises:
-        InputError: no such file, another format, content that is not of its format, two columns of one name, a row
-            with more fields than there are columns, a character that no text has, or no row.
+        InputError: for a missing file, another format, malformed content, two columns of one name, a row with more
+            fields than columns, an invalid character, or no row.
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -62,8 +62,11 @@ def read_tsv(path: Path) -> list[Row]:
 
 
 def _is_quoted(content: str) -> bool:
-    """Return True if a table with tabs is quoted as a csv is. In most of them quotes are a part of the text;
-    they are not where they hold what no plain field can: line ends, tabs, or quotes that are doubled."""
+    """Return True if a tab-separated table is quoted like a csv.
+
+    In most such tables quotes are part of the text; they are not if they enclose what no plain field can hold: line
+    ends, tabs or doubled quotes.
+    """
     if '"' not in content:
         return False
     try:
@@ -83,8 +86,8 @@ def _is_quoted(content: str) -> bool:
 
 
 def _table(content: str, path: Path, advice: str, **dialect: Any) -> list[Row]:
-    """Rows below a header. Blank lines are passed over, and empty fields beyond the header; a short row lacks the
-    columns that it does not reach."""
+    """Read the rows below a header, ignoring blank lines and empty fields beyond the header; a short row has None in
+    its missing columns."""
     lines = csv.reader(io.StringIO(content, newline=""), **dialect)
     rows: list[Row] = []
     header: list[str] = []
@@ -137,9 +140,9 @@ def read_parquet(path: Path) -> list[Row]:
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            if file.metadata.num_rows > MOST_ROWS:
+            if file.metadata.num_rows > MAX_ROWS:
                 raise InputError(
-                    f"{path} has {file.metadata.num_rows:,} rows; allowed are up to {MOST_ROWS:,}: divide it"
+                    f"{path} has {file.metadata.num_rows:,} rows; allowed are up to {MAX_ROWS:,}: divide it"
                 )
             _distinct(file.schema_arrow.names, path)
             return file.read().to_pylist()
@@ -159,7 +162,7 @@ def checked_column(row: Row, column: str, number: int, place: str | Path) -> Any
 
 
 def checked_string(value: str, column: str, number: int, place: str | Path) -> str:
-    """Parquet files and hubs can hold what `read_text` refuses."""
+    """Return the value, or raise InputError if it has an invalid character, as parquet files and hubs may."""
     wrong = no_character(value)
     if wrong is not None:
         raise InputError(f"the {column} of row {number} of {place} has {wrong}, which is no character; remove it")
@@ -167,10 +170,10 @@ def checked_string(value: str, column: str, number: int, place: str | Path) -> s
 
 
 def text_of(value: Any, column: str, number: int, place: str | Path) -> str:
-    """A text as it is; empty where there is none.
+    """Return a text unchanged, or "" if there is none.
 
     Raises:
-        InputError: a list, a number or anything else that is no text.
+        InputError: if the value is a list, a number or anything else that is no text.
     """
     if value is None or value != value:
         return ""
@@ -182,12 +185,12 @@ def text_of(value: Any, column: str, number: int, place: str | Path) -> str:
 
 
 def whole(label: str) -> str:
-    """A label that is a whole number without its fraction: "1" of "1.0"."""
+    """Drop the fraction of an integer label: "1" for "1.0"."""
     return re.sub(r"^([+-]?\d+)\.0+$", r"\1", label, flags=re.ASCII)
 
 
 def checked_text(row: Row, columns: Sequence[str], number: int, place: str | Path, separator: str = " ") -> str:
-    """The text of a row, without white space around it; of several columns, with the separator between them."""
+    """Return the stripped text of a row; several columns are joined by the separator."""
     parts: list[str] = []
     for column in columns:
         text = text_of(checked_column(row, column, number, place), column, number, place).strip()
@@ -198,7 +201,7 @@ def checked_text(row: Row, columns: Sequence[str], number: int, place: str | Pat
 
 
 def checked_label(row: Row, number: int, place: str | Path, column: str = "label") -> str:
-    """The label as a string; whole numbers without a fraction, so that 1 and 1.0 are one class."""
+    """Return a row's label as a string; integers have no fraction, so that 1 and 1.0 are one class."""
     value = checked_column(row, column, number, place)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -208,6 +211,14 @@ def checked_label(row: Row, number: int, place: str | Path, column: str = "label
     if not label:
         raise InputError(f"row {number} of {place} has no label; every row needs one")
     return label
+
+
+def checked_class_id(label: str, names: Sequence[str], number: int, place: str | Path) -> int:
+    """Return a row's label as an index into `names`, or raise InputError if it is none."""
+    if not label.isdecimal() or int(label) >= len(names):
+        allowed = ", ".join(f"{i} ({name})" for i, name in enumerate(names))
+        raise InputError(f"row {number} of {place} has the label '{label}'; allowed are {allowed}")
+    return int(label)
 
 
 def first_line(error: Exception) -> str:

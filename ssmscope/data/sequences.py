@@ -1,7 +1,5 @@
-"""Labelled sequences of token ids: the majority task and ListOps, as the selective SSM's authors draw and encode them.
-
-(Generalization bounds for selective SSMs, section 5.)
-"""
+"""Labelled sequences of token ids: the majority task and ListOps as in Generalization bounds for selective SSMs,
+section 5."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from ssmscope.data.arrays import ArrayData
 from ssmscope.errors import InputError
 
 LISTOPS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]", "[PAD]")
-"""The tokens of ListOps, a token's place being its id; the last one pads."""
+"""Tokens of ListOps in the order of their ids; the last is padding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +24,8 @@ class SequenceData(ArrayData):
     Attributes:
         ids: (examples, length) token ids.
         labels: (examples,) class ids.
-        tokens: what the ids mean; their number is the vocabulary.
-        label_names: what the classes mean.
+        tokens: token of each id; their number is the vocabulary size.
+        label_names: names of the classes.
     """
 
     ids: np.ndarray
@@ -39,17 +37,17 @@ class SequenceData(ArrayData):
 def majority(
     length: int, *, examples: int = 1000, flipped: float = 0.25, seed: int = 0
 ) -> tuple[SequenceData, SequenceData]:
-    """Training and test set of the majority task: is there more than half of ones among `length` bits?
+    """Draw a training and a test set of the majority task: are more than half of `length` bits ones?
 
     The number of ones is uniform on 0…`length`. After the labels are set, every one of the training set becomes a zero
-    with probability `flipped`: the authors' code takes .25, their paper says that a small percentage is flipped. The
-    draws come in the order of their code, so a seed gives their sets.
+    with probability `flipped`: .25 in the authors' code, "a small percentage" in their paper. The order of the draws is
+    that of their code, so a seed gives their sets.
 
     Raises:
-        InputError: for a length or a number of examples below 1, or a probability outside 0…1.
+        InputError: for a length or number of examples below 1, or a probability outside 0…1.
     """
     if length < 1 or examples < 1:
-        raise InputError(f"length {length} and examples {examples} must be whole numbers from 1 on")
+        raise InputError(f"length {length} and examples {examples} must be at least 1")
     refuse_held(length * examples, f"{examples:,} sequences of {length:,} bits", "ask for fewer or shorter ones")
     if not 0 <= flipped <= 1:
         raise InputError(f"flipped is {flipped}; a probability from 0 to 1 is allowed")
@@ -76,10 +74,9 @@ def majority(
 def listops(
     texts: Sequence[str], labels: Sequence[int], *, split: str = "all", width: int | None = None
 ) -> SequenceData:
-    """ListOps expressions, e.g. `( ( ( [MAX 4 ) 7 ) ] )`, as ids, padded on the right to `width` or else the longest.
+    """Encode ListOps expressions, e.g. `( ( ( [MAX 4 ) 7 ) ] )`, as ids padded on the right to `width` or the longest.
 
-    Round brackets are left out; the padding is part of what the authors' models read. Random ones come from
-    `listops_expressions`.
+    Round brackets are left out; the authors' models read the padding too. `listops_expressions` draws random ones.
 
     Raises:
         InputError: for no expression, a token that ListOps does not have, or an expression longer than `width`.

@@ -1,6 +1,6 @@
-"""Short stories about persons, places and objects, and a question that some of their facts answer.
+"""Short stories about persons, places and objects, each with a question that some of its facts answer.
 
-Five tasks in the manner of bAbI's first five (Weston et al. 2015), over a world and in words of our own:
+Five tasks in the manner of bAbI's first five (Weston et al. 2015), with our own world and words:
 
 - `qa1`, one supporting fact: persons walk about; where is one of them?
 - `qa2`, two supporting facts: they also take objects along and put them down; where is an object?
@@ -23,11 +23,11 @@ PERSONS = ("Alma", "Bruno", "Clara", "Dario", "Edith", "Felix", "Greta", "Hugo")
 PLACES = ("attic", "bakery", "cellar", "garage", "kitchen", "library", "pantry", "stable")
 OBJECTS = ("basket", "hammer", "kettle", "lantern", "mirror", "ribbon", "umbrella", "violin")
 NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType({"person": PERSONS, "place": PLACES, "object": OBJECTS})
-"""The world by kind. Within a kind, and among all persons and objects, every name has its own first letter and case, so
-that the first byte of an answer tells it apart."""
+"""Names of the world by kind. Within a kind, and among all persons and objects, no two names share their first letter
+and case, so the first byte identifies an answer."""
 
 CAST = {"person": 4, "place": 6, "object": 3}
-"""How many of each kind may appear in one story."""
+"""Maximum number of each kind in one story."""
 
 WALK = ("walked to", "went to", "hurried to", "moved to")
 TAKE = ("picked up", "took", "grabbed")
@@ -39,7 +39,7 @@ DIRECTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
 
 
 class Entity(NamedTuple):
-    """One of a story's persons, places or objects, which is named only when the story is written down."""
+    """Person, place or object of a story, which gets its name only when the story is written."""
 
     kind: str
     number: int
@@ -49,7 +49,7 @@ Sentence = tuple[str | Entity, ...]
 
 
 class Story(NamedTuple):
-    """Facts in their order, a question, its answer, and which facts give it (by their place)."""
+    """Facts in order, a question, its answer, and the indices of the facts that give it."""
 
     facts: tuple[Sentence, ...]
     question: Sentence
@@ -58,13 +58,13 @@ class Story(NamedTuple):
 
 
 class Task(NamedTuple):
-    """How stories of a task are drawn.
+    """Recipe for the stories of a task.
 
     Attributes:
-        draw: a story of so many facts, None where the draw has no question with one answer. Redraw until it has.
-        kinds: what answers are.
-        facts: the least and the most facts of a story.
-        limits: between which numbers of facts a user may choose.
+        draw: draws a story with the given number of facts; None if no question has a unique answer: draw again.
+        kinds: kinds of the answers.
+        facts: default minimum and maximum number of facts of a story.
+        limits: smallest and largest number of facts that a user may choose.
     """
 
     draw: Callable[[np.random.Generator, int], Story | None]
@@ -74,12 +74,12 @@ class Task(NamedTuple):
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """Every word that may be an answer."""
+        """All possible answers."""
         return tuple(name for kind in self.kinds for name in NAMES[kind])
 
 
 class Event(NamedTuple):
-    """A person walks to a place, takes an object or drops it; `at` is the person's place then."""
+    """Action of a person: walks to a place, takes an object or drops it; `at` is the person's place afterwards."""
 
     action: str
     person: Entity
@@ -88,18 +88,18 @@ class Event(NamedTuple):
 
 
 def write(sentence: Sentence, names: Mapping[str, list[str]]) -> str:
-    """The sentence with every entity's name in it: `names[kind][number]`."""
+    """Write a sentence with the entities' names `names[kind][number]`."""
     return "".join(part if isinstance(part, str) else names[part.kind][part.number] for part in sentence)
 
 
 def walks(random: np.random.Generator, count: int) -> list[Event]:
-    """Persons walk, each time to a place where they are not yet."""
+    """Draw walks of persons, each to a place other than the person's current one."""
     places: dict[Entity, Entity] = {}
     return [_walk(random, places) for _ in range(count)]
 
 
 def errands(random: np.random.Generator, count: int) -> list[Event]:
-    """Persons walk, take objects that lie where they are, carry them along and drop them.
+    """Draw events in which persons walk, take objects that lie where they are, carry them and drop them.
 
     Nobody acts before the story has said where they are. An object that was never touched may lie anywhere.
     """
@@ -135,7 +135,7 @@ def _walk(random: np.random.Generator, places: dict[Entity, Entity]) -> Event:
 
 
 def told(random: np.random.Generator, events: list[Event]) -> tuple[Sentence, ...]:
-    """The events in words."""
+    """Write the events as sentences."""
     verbs = {"walk": WALK, "take": TAKE, "drop": DROP}
     return tuple(
         (event.person, f" {verbs[event.action][random.integers(len(verbs[event.action]))]} the ", event.other, ".")
@@ -144,7 +144,7 @@ def told(random: np.random.Generator, events: list[Event]) -> tuple[Sentence, ..
 
 
 def where_person(random: np.random.Generator, facts: int) -> Story | None:
-    """qa1: the last walk of the person says it."""
+    """Draw a story of qa1: the person's last walk gives the answer."""
     events = walks(random, facts)
     last = {event.person: at for at, event in enumerate(events)}
     person = list(last)[random.integers(len(last))]
@@ -153,7 +153,7 @@ def where_person(random: np.random.Generator, facts: int) -> Story | None:
 
 
 def where_object(random: np.random.Generator, facts: int) -> Story | None:
-    """qa2: who took or dropped it last, and where that person then was or now is."""
+    """Draw a story of qa2: the answer needs who last took or dropped the object, and where that person was or is."""
     events = errands(random, facts)
     last = {event.other: at for at, event in enumerate(events) if event.action != "walk"}
     if not last:
@@ -168,9 +168,9 @@ def where_object(random: np.random.Generator, facts: int) -> Story | None:
 
 
 def where_before(random: np.random.Generator, facts: int) -> Story | None:
-    """qa3: who took the object, where that person was, and the walk that brought it to the place that is asked about.
+    """Draw a story of qa3: the answer needs who took the object, where that person was, and the walk that brought it.
 
-    Only places that the object came to once, and by being carried, are asked about.
+    Only places to which the object came once, and by being carried, are asked about.
     """
     events = errands(random, facts)
     holders: dict[Entity, int] = {}
@@ -198,14 +198,15 @@ def where_before(random: np.random.Generator, facts: int) -> Story | None:
 
 
 def last_walk(events: list[Event], person: Entity, until: int) -> int:
-    """The place in the story of the person's last walk before event `until`."""
+    """Return the index of the person's last walk before event `until`."""
     return max(at for at in range(until) if events[at].action == "walk" and events[at].person == person)
 
 
 def which_place(random: np.random.Generator, facts: int) -> Story | None:
-    """qa4: places on a grid, each next to an earlier one; the two sides of a relation must not be confused.
+    """Draw a story of qa4: places on a grid, each next to an earlier one.
 
-    A question repeats the words of one fact, and no other place lies in the direction that it asks about.
+    The question repeats the words of one fact, so the two sides of the relation must not be confused, and no other
+    place lies in the direction that it asks about.
     """
     spots = {Entity("place", 0): (0, 0)}
     relations: list[tuple[Entity, str, Entity]] = []
@@ -240,7 +241,7 @@ def which_place(random: np.random.Generator, facts: int) -> Story | None:
 
 
 def who_gave(random: np.random.Generator, facts: int) -> Story | None:
-    """qa5: objects pass from hand to hand; only gifts that no other gift could be meant for are asked about."""
+    """Draw a story of qa5: objects pass from hand to hand; only questions that fit exactly one gift are asked."""
     holders: dict[Entity, Entity] = {}
     gifts: list[tuple[Entity, Entity, Entity]] = []
     told_facts: list[Sentence] = []

@@ -1,11 +1,11 @@
-"""BPE-dropout: another cut of every word in every epoch (Provilkov, Emelianenko & Voita 2020, section 3).
+"""BPE-dropout: a new segmentation of every word in every epoch (Provilkov, Emelianenko & Voita 2020, section 3).
 
-Greedy BPE shows a word always as the same tokens, and a small data set is soon learnt by heart. Here each merge is
-skipped with some probability, so a word is met in finer pieces too. `tokenizers` has this as an option of its
-model, but draws from a generator that cannot be seeded: a run could be neither repeated nor resumed.
+Greedy BPE always segments a word the same way, and a small data set is soon learnt by heart. Here each merge is skipped
+with some probability, so words also appear in finer pieces. `tokenizers` has this as an option of its model, but its
+random generator cannot be seeded: a run could be neither repeated nor resumed.
 
-A choice of ours: within an epoch a word keeps one cut, drawn once for each distinct word, which is many times
-faster than a draw for every occurrence.
+Unlike in the paper, a word keeps one segmentation within an epoch, which is many times faster than a draw for every
+occurrence.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from ssmscope.errors import InputError
 
 
 class Word(NamedTuple):
-    """The token ids of a word's greedy cut, or of one special token."""
+    """Token ids of a word's greedy segmentation, or of one special token."""
 
     ids: tuple[int, ...]
     special: bool
 
 
 class SubwordDropout:
-    """The texts of a data set, cut anew for every epoch, each merge skipped with probability `share`.
+    """Texts of a data set, segmented anew for every epoch, each merge skipped with probability `share`.
 
-    A text of more than `max_length` tokens is cut off there, its special tokens at the end kept; None for no limit.
-    Special tokens, and words with characters that the tokenizer does not know, keep their greedy cut.
+    A text is truncated to `max_length` tokens, its special tokens at the end kept; None for no limit. Special tokens,
+    and words with characters unknown to the tokenizer, keep their greedy segmentation.
 
     Raises:
         InputError: for a tokenizer that is not a plain byte-pair encoding.
@@ -61,12 +61,12 @@ class SubwordDropout:
         self.special = [word.special for word in self.numbers]
 
     def examples(self, epoch: int) -> Examples:
-        """Every text as the token ids of this epoch's cuts, the same for the same seed and epoch."""
+        """Return every text as token ids of this epoch's segmentation, the same for the same seed and epoch."""
         cuts = self.cuts(epoch)
         return Examples([self.row(text, cuts) for text in range(len(self.texts))], self.labels)
 
     def cuts(self, epoch: int) -> list[list[int]]:
-        """The token ids of every distinct word in this epoch."""
+        """Return the token ids of every distinct word in this epoch."""
         draw = random.Random(self.seed * 1_000_003 + epoch)
         return [
             list(word.ids) if letters is None else [self.vocabulary[part] for part in self.cut(letters, draw)]
@@ -74,7 +74,7 @@ class SubwordDropout:
         ]
 
     def row(self, number: int, cuts: Sequence[Sequence[int]]) -> list[int]:
-        """One text as the token ids of these cuts."""
+        """Return one text as token ids of the given segmentations."""
         text = self.texts[number]
         end = len(text)
         while end and self.special[text[end - 1]]:
@@ -84,7 +84,7 @@ class SubwordDropout:
         return (body if self.max_length is None else body[: self.max_length - len(tail)]) + tail
 
     def cut(self, letters: str, draw: random.Random) -> list[str]:
-        """`letters` merged pair by pair, the earliest learnt first, each open merge skipped in each round."""
+        """Merge `letters` pair by pair, earliest-learnt merge first, each skipped with probability `share`."""
         parts = list(letters)
         while len(parts) > 1:
             open_merges = [
@@ -106,7 +106,7 @@ class SubwordDropout:
 
 
 def words(ids: list[int], word_ids: list[int | None]) -> list[Word]:
-    """One text's token ids, grouped by the word they belong to; a special token (None) stands alone."""
+    """Group a text's token ids by word; each special token (None) is its own group."""
     found = []
     for number, group in groupby(zip(ids, word_ids), key=lambda pair: pair[1]):
         tokens = [token for token, _ in group]

@@ -1,7 +1,7 @@
-"""Labelled texts: the known data sets, and a user's own file.
+"""Labelled texts of known data sets and users' files.
 
-A known name is read from `$SSMSCOPE_DATA/<name>/<split>.parquet` when that variable is set, else through
-`datasets` from the hub. Both places have the hub's own columns, so a hub file can be dropped into the folder.
+A known data set is read from `$SSMSCOPE_DATA/<name>/<split>.parquet` if that variable is set, else from the hub
+through `datasets`. Both have the hub's own columns, so a file of the hub can be copied into the folder.
 """
 
 from __future__ import annotations
@@ -19,11 +19,20 @@ from types import MappingProxyType
 from ssmscope.data.classes import class_ids, label_column, sorted_names
 from ssmscope.data.planted import SIZES, TASKS, planted
 from ssmscope.data.rationales import Spans, rationale_spans
-from ssmscope.data.rows import SUFFIXES, Row, checked_label, checked_text, first_line, read_rows, whole
+from ssmscope.data.rows import (
+    SUFFIXES,
+    Row,
+    checked_class_id,
+    checked_label,
+    checked_text,
+    first_line,
+    read_rows,
+    whole,
+)
 from ssmscope.errors import InputError, did_you_mean
 
 PAIR_SEPARATOR = " ||| "
-"""Between the two sentences of a pair. A plain string, so that every tokenizer can read it."""
+"""Separator of the two sentences of a pair, a plain string that every tokenizer can read."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +42,12 @@ class TextData:
     Attributes:
         name: the data set's name, or the file's stem.
         split: `train`, `validation`, `test`; `all` for a user's file.
-        texts: one string an example.
-        labels: one class id an example, an index into `label_names`.
-        label_names: what the ids mean.
-        fingerprint: 16 hex digits of the SHA-256 of texts, labels, label names and, where there are any, rationales.
-        rationales: per text what people marked as the reason for its label, as spans of characters (start, end), or
-            None for a text that nobody marked; None where no text has any.
+        texts: one string per example.
+        labels: one class id per example, an index into `label_names`.
+        label_names: names of the classes.
+        fingerprint: first 16 hex digits of the SHA-256 of texts, labels, label names and any rationales.
+        rationales: for each text the spans of characters (start, end) that people marked as the reason for its label,
+            None for an unmarked text; None if no text is marked.
     """
 
     name: str
@@ -53,13 +62,13 @@ class TextData:
         return len(self.texts)
 
     def take(self, indices: Sequence[int], *, split: str | None = None) -> TextData:
-        """The examples at `indices`, in that order, under a new fingerprint."""
+        """Return the examples at `indices`, in that order, with a new fingerprint."""
         texts, labels = [self.texts[i] for i in indices], [self.labels[i] for i in indices]
         rationales = None if self.rationales is None else [self.rationales[i] for i in indices]
         return text_data(self.name, split or self.split, texts, labels, self.label_names, rationales)
 
     def sample(self, n: int, *, seed: int = 0) -> TextData:
-        """At most `n` examples drawn without replacement, in their source order."""
+        """Draw at most `n` examples without replacement; they keep their order."""
         if n < 1:
             raise InputError(f"a sample of {n} examples was asked for; ask for at least 1")
         if n >= len(self):
@@ -67,10 +76,10 @@ class TextData:
         return self.take(sorted(random.Random(seed).sample(range(len(self)), n)))
 
     def divide(self, share: float, *, seed: int = 0) -> tuple[TextData, TextData]:
-        """Two disjoint parts: the rest, and about `share` of the examples. Both hold every class.
+        """Split off about `share` of the examples; return the rest and the part. Both have every class.
 
         Raises:
-            InputError: `share` outside (0, 1), or a class with fewer than two examples.
+            InputError: if `share` is outside (0, 1), or a class has one example.
         """
         if not 0 < share < 1:
             raise InputError(f"a share of {share} was asked for; it must lie between 0 and 1")
@@ -87,8 +96,10 @@ class TextData:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a known data set lies on the hub, and how to read its rows. Without a repository it lies in
-    `$SSMSCOPE_DATA` alone, or is `planted`: drawn here."""
+    """Location of a known data set on the hub and format of its rows.
+
+    Without a repository, the data set is found only in `$SSMSCOPE_DATA`, or is `planted`: generated.
+    """
 
     repository: str
     labels: tuple[str, ...]
@@ -97,20 +108,20 @@ class Source:
     columns: tuple[str, ...] = ("text",)
     default_split: str = "test"
     unlabelled: bool = False
-    """Whether rows without a gold label (-1) are part of the data set; they are left out."""
+    """True if the data set has rows without a gold label (-1), which are left out."""
     planted: bool = False
 
 
 SENTIMENT = ("negative", "positive")
 SOURCES: Mapping[str, Source] = MappingProxyType(
     {
-        # the sentence-level SST-2 of the papers; GLUE's has 67,349 phrases and an unlabelled test split
+        # The papers use sentence-level SST-2; GLUE's has 67,349 phrases and an unlabelled test split.
         "sst2": Source("SetFit/sst2", SENTIMENT, ("train", "validation", "test")),
         "imdb": Source("stanfordnlp/imdb", SENTIMENT, ("train", "test")),
         "rotten_tomatoes": Source(
             "cornell-movie-review-data/rotten_tomatoes", SENTIMENT, ("train", "validation", "test")
         ),
-        # snli has -1 where the annotators did not agree
+        # SNLI has the label -1 where the annotators did not agree.
         "snli": Source(
             "stanfordnlp/snli",
             ("entailment", "neutral", "contradiction"),
@@ -118,7 +129,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             columns=("premise", "hypothesis"),
             unlabelled=True,
         ),
-        # GLUE keeps the labels of wnli's test split to itself
+        # GLUE does not publish the labels of WNLI's test split.
         "wnli": Source(
             "nyu-mll/glue",
             ("not_entailment", "entailment"),
@@ -132,9 +143,9 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
 )
 LINE_SOURCES: Mapping[str, Source] = MappingProxyType(
     {
-        # rare words are <unk> in this configuration, as in the perplexities of the literature
+        # This configuration has <unk> for rare words, as in the perplexities of the literature.
         "wikitext2": Source("Salesforce/wikitext", (), ("train", "validation", "test"), configuration="wikitext-2-v1"),
-        # English novels in the public domain, in documents of about 10,000 characters; whole books are held out
+        # These are public-domain English novels in documents of about 10,000 characters; splits hold whole books.
         "books": Source("", (), ("train", "validation", "test")),
     }
 )
@@ -149,7 +160,7 @@ def text_data(
     label_names: Sequence[str],
     rationales: Sequence[Spans | None] | None = None,
 ) -> TextData:
-    """Texts and class ids of any origin, and rationales where there are any, as `TextData`, with their fingerprint."""
+    """Make a `TextData` with its fingerprint from texts, class ids and optional rationales."""
     marked = None if rationales is None or not any(rationales) else tuple(spans or None for spans in rationales)
     parts = [list(texts), list(labels), list(label_names), *([marked] if marked is not None else [])]
     content = json.dumps(parts, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -164,23 +175,23 @@ def load_text(
     label_names: Sequence[str] | None = None,
     as_written: bool = False,
 ) -> TextData:
-    """The labelled texts of a known data set or of a csv, tsv, jsonl or parquet file.
+    """Load the labelled texts of a known data set or of a csv, tsv, jsonl or parquet file.
 
     Args:
-        data: `sst2`, `imdb`, `rotten_tomatoes`, `snli`, `wnli`, or the path of a file with the columns `text`
-            and `label`. Pairs of sentences become one text, joined by `PAIR_SEPARATOR`. A file's column `rationale`
-            holds what people marked in a text, in one of the forms that `rationale_spans` reads.
-        split: of a known data set; by default the one to evaluate on (`test`; `validation` for wnli, whose
-            test split has no labels). A file has no splits.
-        label_names: the classes of a model or of another file. The labels of the file are then all names of these,
-            or all indices into them. Where they could be either, its column is called `label_name` or `label_index`
-            instead of `label`. Without it, labels are numbered by sorted name (whole numbers by value).
-        as_written: whether `label_names` are another file's own labels, so that labels which can be names are names.
+        data: `sst2`, `imdb`, `rotten_tomatoes`, `snli`, `wnli`, or the path of a file with the columns `text` and
+            `label`. Pairs of sentences are joined to one text by `PAIR_SEPARATOR`. A file may have a column `rationale`
+            in one of the forms that `rationale_spans` reads.
+        split: split of a known data set, by default the one to evaluate on (`test`; `validation` for wnli, whose test
+            split has no labels). A file has no splits.
+        label_names: classes of a model or of another file. The file's labels are then all names of these or all
+            indices into them; if they could be either, name the column `label_name` or `label_index` instead of
+            `label`. By default labels are numbered by sorted name (integers by value).
+        as_written: `label_names` are the labels of another file, so labels that can be names are names.
 
     Raises:
-        InputError: an unknown name or split, a file that cannot be read, a missing column, no row, an empty
-            text, a missing or unknown label, labels that are names as well as indices, a rationale that does not
-            fit its text.
+        InputError: for an unknown name or split, a file that cannot be read, a missing column, no row, an empty text, a
+            missing or unknown label, labels that are names as well as indices, or a rationale that does not fit its
+            text.
     """
     if isinstance(data, str) and data in SOURCES:
         return load_known(data, split)
@@ -221,20 +232,17 @@ def load_known(name: str, split: str | None) -> TextData:
         label = checked_label(row, number, place)
         if label == "-1" and source.unlabelled:
             continue
-        if not label.isdecimal() or int(label) >= len(source.labels):
-            allowed = ", ".join(f"{i} ({name})" for i, name in enumerate(source.labels))
-            raise InputError(f"row {number} of {place} has the label '{label}'; allowed are {allowed}")
+        labels.append(checked_class_id(label, source.labels, number, place))
         texts.append(checked_text(row, source.columns, number, place, PAIR_SEPARATOR))
-        labels.append(int(label))
         rationales.append(rationale_spans(row, number, place) if source.planted else None)
     return text_data(name, split, texts, labels, source.labels, rationales)
 
 
 def known_rows(name: str, source: Source, split: str) -> tuple[list[Row], str]:
-    """The rows of a known data set, from `$SSMSCOPE_DATA` or the hub, and where that is.
+    """Return the rows of a known data set from `$SSMSCOPE_DATA` or the hub, and the name of that place.
 
     Raises:
-        InputError: for a split that it does not have, or rows that cannot be read.
+        InputError: for a split that does not exist, or rows that cannot be read.
     """
     root = os.environ.get("SSMSCOPE_DATA") if not source.planted else None
     if not root and not source.repository and not source.planted:
@@ -248,12 +256,19 @@ def known_rows(name: str, source: Source, split: str) -> tuple[list[Row], str]:
         if source.planted:
             return planted(name, split), f"{name} ({split})"
         return hub_rows(source, split), f"{source.repository} ({split})"
-    directory = Path(root) / name
-    present = sorted(path.stem for path in directory.glob("*.parquet"))
+    file = split_file(Path(root, name), split)
+    return read_rows(file), str(file)
+
+
+def split_file(folder: Path, split: str) -> Path:
+    """Return the file of a split in a data set's folder, or raise InputError if there is none."""
+    present = sorted(path.stem for path in folder.glob("*.parquet"))
     if split not in present:
         allowed = f"there are {', '.join(present)}" if present else "it holds no parquet file"
-        raise InputError(f"{name} has no split '{split}' in {directory}; {allowed}{did_you_mean(split, present)}")
-    return read_rows(directory / f"{split}.parquet"), str(directory / f"{split}.parquet")
+        raise InputError(
+            f"{folder.name} has no split {split!r:.80} in {folder}; {allowed}{did_you_mean(split, present)}"
+        )
+    return folder / f"{split}.parquet"
 
 
 def hub_rows(source: Source, split: str) -> list[Row]:
@@ -264,7 +279,7 @@ def hub_rows(source: Source, split: str) -> list[Row]:
             f"{source.repository} comes from the hub through the package 'datasets', which is not installed; "
             "install it, or set SSMSCOPE_DATA to a folder with <name>/<split>.parquet"
         ) from error
-    # what the hub's client says of its retries would bury the one line that says what to do
+    # The client's messages about retries would bury the one line that says what to do.
     client = logging.getLogger("huggingface_hub")
     level = client.level
     client.setLevel(logging.ERROR)

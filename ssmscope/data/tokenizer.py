@@ -1,12 +1,12 @@
-"""A small byte-pair tokenizer, trained on the texts at hand.
+"""Small byte-pair tokenizer for classifiers, trained on the texts at hand.
 
-Words are runs of letters and digits with their apostrophes (`don't`), clitics that stand alone (`'ve`), and
-runs of one punctuation mark (`...`); sub-words never cross a word, so `word_ids()` merges them back. A
-character that training never saw becomes [UNK]. Every text ends with [CLS]: a recurrent classifier reads its
-last position, and with the end token that position is the same for every text.
+Words are runs of letters and digits with their apostrophes (`don't`), separate clitics (`'ve`), and runs of one
+punctuation mark (`...`); sub-words never cross a word, so `word_ids()` restores words. A character not seen in training
+becomes [UNK]. Every text ends with [CLS], so that the last position, which a recurrent classifier reads, holds the same
+token in every text.
 
-Sub-words carry no `##` or `▁`: with a continuation prefix the `tokenizers` trainer numbers sub-words in the
-order of a randomly seeded hash map, and the same texts give another vocabulary in each process.
+Sub-words have no `##` or `▁`: with a continuation prefix the `tokenizers` trainer numbers sub-words in the order of a
+randomly seeded hash map, and the same texts would give another vocabulary in each process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ssmscope.errors import InputError
 
@@ -28,15 +28,14 @@ WORD = r"\w+(?:'\w+)*|'\w+|([^\w\s])\1*"
 def train_tokenizer(
     texts: Sequence[str], *, vocabulary: int = 4000, lowercase: bool = True, max_length: int = 512
 ) -> PreTrainedTokenizerFast:
-    """Byte-pair encoding of at most `vocabulary` tokens, the same for the same `texts` in every process.
+    """Train a byte-pair tokenizer of at most `vocabulary` tokens; the same texts give the same one in every process.
 
-    A text longer than `max_length` tokens is cut when the caller asks for truncation; it keeps its end token.
+    With truncation, a text is cut to `max_length` tokens and keeps its end token.
 
     Raises:
-        InputError: no text, a `max_length` under 2, or a `vocabulary` too small for the texts' characters.
+        InputError: for no text, a `max_length` below 2, or a `vocabulary` too small for the texts' characters.
     """
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
 
     if not texts:
         raise InputError("there is no text to train a tokenizer on; give at least one")
@@ -60,24 +59,28 @@ def train_tokenizer(
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {END}", pair=f"$A {END} $B:1 {END}:1", special_tokens=[(END, tokenizer.token_to_id(END))]
     )
+    return fast_tokenizer(tokenizer, pad_token=PAD, unk_token=UNKNOWN, cls_token=END, model_max_length=max_length)
+
+
+def fast_tokenizer(tokenizer: Any, **options: Any) -> PreTrainedTokenizerFast:
+    """Wrap a tokenizer of the package `tokenizers` for transformers, with padding and truncation on the right."""
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        pad_token=PAD,
-        unk_token=UNKNOWN,
-        cls_token=END,
         padding_side="right",
         truncation_side="right",
-        model_max_length=max_length,
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
+        **options,
     )
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: str | Path) -> None:
-    """Like `save_pretrained`, readable by transformers 4 and 5, and tokenizer.json without its indentation.
+    """Save a tokenizer like `save_pretrained`, but readable by transformers 4 and 5 and without indentation.
 
     transformers 5 names the class `TokenizersBackend`, which transformers 4 does not know; both know
-    `PreTrainedTokenizerFast`. Indentation, four lines a merge, would make the file several times larger.
+    `PreTrainedTokenizerFast`. Indentation, four lines per merge, would make tokenizer.json several times larger.
     """
     directory = Path(directory)
     tokenizer.save_pretrained(str(directory))
@@ -89,6 +92,6 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: str | Path) ->
     vocabulary_file = directory / "tokenizer.json"
     if vocabulary_file.exists():
         content = json.loads(vocabulary_file.read_text(encoding="utf-8"))
-        # truncation and padding are what the last call asked for: no part of a saved tokenizer
+        # Truncation and padding are settings of the last call, not part of the tokenizer.
         content["truncation"] = content["padding"] = None
         vocabulary_file.write_text(json.dumps(content, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Sequences in which a language model is asked for certain tokens."""
+"""Token sequences with targets at some positions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import numpy as np
 from ssmscope.data.arrays import ArrayData
 
 IGNORED = -100
-"""The target where nothing is asked; torch's cross-entropy leaves it out."""
+"""Target of positions without a target; torch's cross-entropy ignores it."""
 
 
 @dataclass(frozen=True, eq=False)
 class TokenData(ArrayData):
-    """Sequences of token ids and what should be said at each of their positions.
+    """Sequences of token ids and the target at each position.
 
     Attributes:
         ids: (examples, length) token ids.
-        targets: (examples, length), the token that the model should name after reading that position, `IGNORED` where
-            nothing is asked.
-        tokens: what the ids mean; their number is the vocabulary.
+        targets: (examples, length) token to predict after reading that position, `IGNORED` where there is none.
+        tokens: token of each id; their number is the vocabulary size.
     """
 
     ids: np.ndarray

@@ -1,1 +1,1 @@
-"""Batch reports: a plan of models and analyses, the jobs that it asks for, and the page that they end in."""
+"""Batch reports: a plan of models and analyses, its jobs, and the page of their results; and the live page."""

@@ -1,8 +1,8 @@
-"""Which code computes the result of a verb, as a few digits: a job is done again when it changes.
+"""Fingerprint of the code that computes a verb's result; a job runs again when it changes.
 
-The code is what the verb's function and those that it calls in its own module say, and the text of every module of ours
-that they import, directly or through others, with the C kernels and tables beside them. It is read, not run, and is the
-same on every machine and however the package is installed: names are relative to the package, line ends those of Unix.
+The code is the source of the verb's function and of all that it uses in its own module, and the text of every module of
+the package that these import, directly or indirectly, with the C kernels and tables next to them. It is read, not run,
+and does not depend on machine or installation: names are relative to the package, line ends those of Unix.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any
 import ssmscope
 
 ROOT = Path(ssmscope.__file__).parent
-BESIDE = re.compile(r"""["']([\w-]+\.(?:c|h|cu|json|txt))["']""", re.ASCII)
-"""How a module names a file beside it, such as the source of its kernel."""
-ALWAYS = ("api.analysis", "backends.c", "backends.triton")
-"""Modules of every call: they read models and inputs, or compute recurrences and are imported by a registry by name."""
-LISTED = ("architectures.own", "architectures.read", "interp.methods", "backends.c", "backends.triton")
-"""Packages that import their modules by name: all of these belong to the package itself."""
+SIBLING_FILE = re.compile(r"""["']([\w-]+\.(?:c|h|cu|json|txt))["']""", re.ASCII)
+"""Pattern of a file name in a module's source, such as that of its kernel in the same folder."""
+ALWAYS_USED = ("api.analysis", "backends.c", "backends.triton")
+"""Modules that every call uses: they read models and inputs, or compute recurrences and are imported by name."""
+REGISTRIES = ("architectures.own", "architectures.read", "interp.methods", "backends.c", "backends.triton")
+"""Packages that import their modules by name, so all of these count as imported."""
 
 Import = tuple[int, str, tuple[str, ...]]
-"""An import statement: how many levels up it starts, the package, and the names from there."""
+"""An import statement: the number of levels up, the package, and the names imported from it."""
 
 
 @cache
 def code_of(function: Callable[..., Any]) -> str:
-    """16 hex digits of the SHA-256 of all code that a function of the package runs."""
+    """Return 16 hex digits of the SHA-256 of all code that a function of the package runs."""
     home = inspect.unwrap(function)
     file = _file(home.__module__.partition(".")[2])
     lines = _text(file).encode().split(b"\n")
@@ -41,13 +41,13 @@ def code_of(function: Callable[..., Any]) -> str:
     for each in own:
         digest.update(_segment(lines, each) + b"\0")
     used = ast.Module(body=own, type_ignores=[])
-    for name in sorted(_reached({*_modules(_imports(used), home.__module__), *ALWAYS})):
+    for name in sorted(_reached({*_modules(_imports(used), home.__module__), *ALWAYS_USED})):
         digest.update(f"{name}\0{_module_digest(name)}\0".encode())
     return digest.hexdigest()[:16]
 
 
 def _segment(lines: list[bytes], statement: ast.stmt) -> bytes:
-    """A statement as a file of these lines says it; `ast.get_source_segment` parts the file into lines each time."""
+    """Return a statement's source; `ast.get_source_segment` would split the file into lines each time."""
     assert statement.end_lineno is not None
     found = lines[statement.lineno - 1 : statement.end_lineno]
     found[-1] = found[-1][: statement.end_col_offset]
@@ -56,7 +56,7 @@ def _segment(lines: list[bytes], statement: ast.stmt) -> bytes:
 
 
 def _called(tree: ast.Module, name: str) -> list[ast.stmt]:
-    """The function of that name and what it uses of its own module, in the module's order."""
+    """Return the named function and all that it uses of its own module, in the module's order."""
     defined: dict[str, ast.stmt] = {}
     for each in tree.body:
         if isinstance(each, ast.FunctionDef | ast.ClassDef):
@@ -76,7 +76,7 @@ def _called(tree: ast.Module, name: str) -> list[ast.stmt]:
 
 
 def _parts(statement: ast.stmt) -> list[ast.AST]:
-    """What a statement says; of a function not its decorators, which register it."""
+    """Return the parts of a statement that count; a function's decorators, which register it, do not."""
     return [statement.args, *statement.body] if isinstance(statement, ast.FunctionDef) else [statement]
 
 
@@ -84,14 +84,14 @@ def _parts(statement: ast.stmt) -> list[ast.AST]:
 def _module_digest(name: str) -> str:
     text = _text(_file(name))
     digest = hashlib.sha256(text.encode())
-    for beside in sorted({_file(name).with_name(found) for found in BESIDE.findall(text)}):
-        if beside.is_file():
-            digest.update(f"\0{beside.name}\0{_text(beside)}".encode())
+    for sibling in sorted({_file(name).with_name(found) for found in SIBLING_FILE.findall(text)}):
+        if sibling.is_file():
+            digest.update(f"\0{sibling.name}\0{_text(sibling)}".encode())
     return digest.hexdigest()
 
 
 def _reached(start: set[str]) -> set[str]:
-    """The modules, and all that they import."""
+    """Return the modules and all that they import, directly or indirectly."""
     found: set[str] = set()
     left = list(start)
     while left:
@@ -107,7 +107,7 @@ def _imports_of(name: str) -> tuple[str, ...]:
     file = _file(name)
     found = set(_modules(_imports_in(_text(file)), f"ssmscope.{name}", package=file.name == "__init__.py"))
     found |= {name.rpartition(".")[0]} - {""}
-    if name in LISTED:
+    if name in REGISTRIES:
         found |= {f"{name}.{path.stem}" for path in file.parent.glob("*.py") if path.stem != "__init__"}
     return tuple(sorted(found - {name}))
 
@@ -118,8 +118,8 @@ def _imports_in(text: str) -> tuple[Import, ...]:
 
 
 def _imports(tree: ast.AST) -> Iterator[Import]:
-    """What a piece of code imports, as it says it; not for type checkers alone."""
-    for field in ("body", "orelse", "finalbody", "handlers", "cases"):  # of statements: expressions import nothing
+    """Yield the import statements of a piece of code, except those for type checkers alone."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):  # Expressions import nothing.
         for node in getattr(tree, field, ()):
             if isinstance(node, ast.Import):
                 yield 0, "", tuple(alias.name for alias in node.names)
@@ -130,7 +130,7 @@ def _imports(tree: ast.AST) -> Iterator[Import]:
 
 
 def _modules(imports: Iterable[Import], module: str, *, package: bool = False) -> Iterator[str]:
-    """The modules of ours among what a module imports, below `ssmscope`."""
+    """Yield the modules of this package among a module's imports, named relative to `ssmscope`."""
     for level, base, names in imports:
         above = module.split(".")[: len(module.split(".")) - level + package] if level else []
         for name in names:
@@ -140,7 +140,7 @@ def _modules(imports: Iterable[Import], module: str, *, package: bool = False) -
 
 
 def _module(name: str) -> str:
-    """The module that holds a dotted name, below `ssmscope`; "" where it is none of ours."""
+    """Return the module that holds a dotted name, relative to `ssmscope`; "" if it is not of this package."""
     parts = name.split(".")
     if parts.pop(0) != "ssmscope":
         return ""

@@ -1,4 +1,4 @@
-"""Where the jobs of a plan run: in this process, one after the other, or on the workers of a Ray cluster."""
+"""Engines that run the jobs of a plan: in this process, one after the other, or on the workers of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ssmscope.reports.running import Engine, Outcome, execute
 from ssmscope.reports.store import Store
 
 
-def models_at_once(jobs: Sequence[Job]) -> int:
-    """How many models a worker keeps loaded: one more than a job needs, for a verb that reads it in another dtype."""
+def max_models_loaded(jobs: Sequence[Job]) -> int:
+    """Return how many models a worker keeps loaded: one more than a job needs, for verbs that load a second dtype."""
     return 1 + max(len(job.call.models) for job in jobs)
 
 
-def local(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Job, Outcome]]:
-    """One job after the other in this process."""
+def run_locally(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Job, Outcome]]:
+    """Run one job after the other in this process."""
     from ssmscope.architectures.loading.load import Kept, kept_loaded
 
-    with kept_loaded(Kept(models_at_once(jobs))):
+    with kept_loaded(Kept(max_models_loaded(jobs))):
         for job in jobs:
             yield job, execute(job, store.working(job.key))
 
@@ -33,35 +33,35 @@ def local(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Job, Outcome]]:
 
 
 def batches_on_ray(address: str | None = None, workers: int | None = None) -> Engine:
-    """An engine that runs job after job in this process, the batches of those over a data set on Ray's workers."""
+    """Return an engine that runs jobs in this process and their batches over data sets on Ray's workers."""
     check_installed()
 
     def run(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Job, Outcome]]:
         with on_engine(engine="ray", workers=workers, address=address):
-            yield from local(jobs, store)
+            yield from run_locally(jobs, store)
 
     return run
 
 
 def ray_engine(address: str | None = None, workers: int | None = None) -> Engine:
-    """An engine whose jobs are tasks of a Ray cluster, and start again elsewhere when their worker or node dies.
+    """Return an engine whose jobs are tasks of a Ray cluster, restarted elsewhere when their worker or node dies.
 
-    Only this process writes to the report's directory: workers send what their jobs wrote. They need the package, the
-    models and the data under the names that the plan gives them.
+    Only this process writes to the report's directory: workers send the files of their jobs. They need the package, and
+    the models and data under the names in the plan.
 
     Args:
-        address: of a cluster that runs; else one is started on this machine, and ended with the run.
-        workers: how many CPUs that has, by default all.
+        address: address of a running cluster; by default one is started on this machine and stopped after the run.
+        workers: number of CPUs of a started cluster, by default all.
 
     Raises:
-        InputError: Ray is not installed.
+        InputError: if Ray is not installed.
     """
     check_installed()
 
     def run(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Job, Outcome]]:
         with connected(address, workers) as ray:
             work = ray.remote(_work)
-            setting = Setting(models_at_once(jobs))
+            setting = Setting(max_models_loaded(jobs))
             running: dict[Any, Job] = {}
             for job in jobs:
                 lacks = lacking(ray.nodes(), job.cpus, job.gpus)
@@ -79,11 +79,11 @@ def ray_engine(address: str | None = None, workers: int | None = None) -> Engine
 
 
 _kept: Any = None
-"""The models that this worker keeps between its jobs."""
+"""Models that this worker keeps between its jobs."""
 
 
 def _work(job: Job, setting: Setting) -> tuple[Outcome, dict[str, bytes]]:
-    """Run a job on a worker: how it ended, and what it wrote, by its place in `working`."""
+    """Run a job on a worker; return its outcome and its files by path below `working`."""
     global _kept
     setting.apply()
     from ssmscope.architectures.loading.load import Kept, kept_loaded
@@ -97,7 +97,7 @@ def _work(job: Job, setting: Setting) -> tuple[Outcome, dict[str, bytes]]:
 
 
 def _received(ray: Any, done: Any, folder: Path) -> Outcome:
-    """The outcome of a task, what it wrote being put into `folder` and beside it."""
+    """Write the files of a task into `folder` and next to it, and return its outcome."""
     try:
         outcome, files = ray.get(done)
     except ray.exceptions.RayError as error:

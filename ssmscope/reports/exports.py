@@ -1,12 +1,11 @@
-"""The numbers of a report as files: one table of everything, a table of each analysis, and every figure.
+"""Files of a report: one table of everything, tables of each analysis, and every figure.
 
     all.parquet               every row of every result
     tables/NAME.csv           every row of one analysis, all digits
-    tables/NAME.md, .tex      its models and methods beside one another, the best marked, for reading and for papers
+    tables/NAME.md, .tex      comparison of its models and methods, the best marked, for reading and for papers
     figures/NAME.png, .svg, .pdf
 
-NAME is made of the analysis's heading, of figures of its heading and models. Files get their names when they are
-complete.
+NAME comes from the analysis's heading, for figures also from the models. Files appear only when complete.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,21 +23,21 @@ from ssmscope.api.writing import write_whole
 from ssmscope.errors import InputError
 from ssmscope.render import pictures
 from ssmscope.render.markup import to_latex, to_markdown
-from ssmscope.reports.grouping import Found, Group, compared, groups, unique
+from ssmscope.reports.grouping import Group, LabelledResult, comparison, groups, unique_names
 from ssmscope.reports.record import Report
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-ABOUT = ("verb", "heading", "model", "key", "options", "kind", "row")
-"""The columns of `all.parquet` that every row has."""
+ID_COLUMNS = ("verb", "heading", "model", "key", "options", "kind", "row")
+"""Columns of `all.parquet` that identify a row."""
 
 
 def write(report: Report, directory: str | os.PathLike[str]) -> list[Path]:
-    """Write the report's tables and figures below `directory`, and return their paths.
+    """Write the report's tables and figures below `directory` and return their paths.
 
     Raises:
-        InputError: the directory cannot be written to.
+        InputError: if the directory cannot be written to.
     """
     root = Path(directory)
     written = []
@@ -52,64 +51,58 @@ def write(report: Report, directory: str | os.PathLike[str]) -> list[Path]:
 
 
 def everything(report: Report) -> DataFrame:
-    """Every row of every result, as its `to_frame` has them, below one another.
+    """Concatenate the `to_frame` tables of all results.
 
-    Columns: verb, heading, model (the shown names, joined by ", "), key, options (JSON), kind, row (from 0, in its
-    result's table), then those of all the tables, missing where a table has none of that name. A name that stands for
-    numbers in one table and for words in another is two columns: NAME has the numbers, "NAME:text" the words, and
-    "NAME:flag" what is yes or no. The table of one analysis is `frame[frame.key == key].dropna(axis=1, how="all")`.
+    Columns: verb, heading, model (shown names joined by ", "), key, options (JSON), kind, row (from 0 in each result's
+    table), then the columns of all tables, missing where a table lacks them. A name with values of several types is
+    split: NAME has the numbers, "NAME:text" the words and "NAME:flag" the booleans. The table of one analysis is
+    `frame[frame.key == key].dropna(axis=1, how="all")`.
     """
     import pandas as pd
 
-    frames = []
-    for group in groups(report):
-        for found in group.found():
-            frame = _typed(_table(found))
-            frames.append(frame)
+    frames = [_typed(_table(found)) for group in groups(report) for found in group.results()]
     if not frames:
-        return pd.DataFrame({name: pd.Series(dtype="Int64" if name == "row" else "string") for name in ABOUT})
+        return pd.DataFrame({name: pd.Series(dtype="Int64" if name == "row" else "string") for name in ID_COLUMNS})
     names = list(dict.fromkeys(name for frame in frames for name in frame.columns))
     kinds = {name: {_kind(frame[name]) for frame in frames if name in frame} for name in names}
-    # Where numbers, words and flags share a name, the numbers keep it; alone, each keeps it.
+    # If numbers, words and flags share a name, the numbers keep it; otherwise it stays as it is.
     several = {name for name, found in kinds.items() if len(found) > 1}
     for at, frame in enumerate(frames):
         new = {name: name + _SUFFIX[_kind(frame[name])] for name in frame.columns if name in several}
         frames[at] = frame.rename(columns=new)
     whole = pd.concat(frames, ignore_index=True)
-    return whole[[*ABOUT, *(name for name in whole.columns if name not in ABOUT)]]
+    return whole[[*ID_COLUMNS, *(name for name in whole.columns if name not in ID_COLUMNS)]]
 
 
 _SUFFIX = {"number": "", "text": ":text", "flag": ":flag"}
 
 
-def _table(found: Found) -> DataFrame:
-    """A result's rows behind those columns that say what they are of; its own columns of such a name get a prefix, but
-    for `model` where it is of one."""
+def _table(found: LabelledResult) -> DataFrame:
+    """Return a result's rows after the identifying columns; its own columns of the same names get the prefix `of_`.
+
+    The result's own column `model` is dropped if the entry has one model.
+    """
     frame = found.result.to_frame()
     if len(found.entry.models) == 1:
         frame = frame.drop(columns="model")
-    frame = frame.rename(columns={name: f"of_{name}" for name in frame.columns if name in ABOUT})
+    frame = frame.rename(columns={name: f"of_{name}" for name in frame.columns if name in ID_COLUMNS})
     entry = found.entry
-    about = {
+    identity = {
         "verb": entry.verb,
         "heading": entry.heading,
         "model": ", ".join(entry.models),
         "key": entry.key,
-        "options": json.dumps(_plain(entry.options), ensure_ascii=False, default=str),
+        "options": json.dumps(dict(entry.options), ensure_ascii=False, default=str),
         "kind": found.result.kind,
         "row": range(len(frame)),
     }
-    for at, (name, value) in enumerate(about.items()):
+    for at, (name, value) in enumerate(identity.items()):
         frame.insert(at, name, value)
     return frame
 
 
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else value
-
-
 def _typed(frame: DataFrame) -> DataFrame:
-    """Every column that is not empty as words, flags, whole numbers or floats of 64 bits, each of which can miss."""
+    """Convert every column that is not empty to a nullable type: strings, booleans, Int64 or Float64."""
     import pandas as pd
 
     empty = [name for name in frame.columns if frame[name].dtype.kind == "O" and frame[name].isna().all()]
@@ -126,7 +119,7 @@ def _column(column: Series) -> Series:
 
 
 def _word(value: Any) -> str:
-    # A lone surrogate, which some tokenizers give, is no character that a file can hold.
+    # Some tokenizers give lone surrogates, which no file can hold.
     return str(value).encode(errors="backslashreplace").decode()
 
 
@@ -141,32 +134,30 @@ def _kind(column: Series) -> str:
 
 
 def _files(report: Report) -> Iterator[tuple[str, bytes]]:
-    """Every file by its path below the directory."""
+    """Yield the path below the directory and the content of every file."""
     buffer = io.BytesIO()
     everything(report).to_parquet(buffer, index=False)
     yield "all.parquet", buffer.getvalue()
     for group in groups(report):
         for kind in group.kinds:
             name = group.name if len(group.kinds) == 1 else f"{group.name}--{kind}"
-            table = compared(group, kind)
+            table = comparison(group, kind)
             yield f"tables/{name}.csv", _csv(group, kind)
             yield f"tables/{name}.md", _encoded(to_markdown(table))
             yield f"tables/{name}.tex", _encoded(to_latex(table))
-    every = [found for group in groups(report) for found in group.found()]
-    for name, found in zip(unique([f"{found.entry.heading} {found.label}" for found in every]), every):
+    every = [found for group in groups(report) for found in group.results()]
+    for name, found in zip(unique_names([f"{found.entry.heading} {found.label}" for found in every]), every):
         figure = found.result.figure()
         for suffix in ("png", "svg", "pdf"):
             yield f"figures/{name}.{suffix}", pictures.drawn(figure, suffix)
 
 
 def _csv(group: Group, kind: str) -> bytes:
-    """Every row of the group's results of a kind, behind the columns model, key and those options that differ."""
+    """Return every row of the group's results of a kind, after the columns model, key and options, as CSV."""
     import pandas as pd
 
-    frames = []
-    for found in group.found():
-        if found.result.kind == kind:
-            frames.append(_table(found).drop(columns=["verb", "heading", "kind", "row"]))
+    left_out = ["verb", "heading", "kind", "row"]
+    frames = [_table(found).drop(columns=left_out) for found in group.results() if found.result.kind == kind]
     return _encoded(pd.concat(frames, ignore_index=True).to_csv(index=False, lineterminator="\n"))
 
 

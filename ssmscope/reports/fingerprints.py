@@ -1,4 +1,4 @@
-"""What the files of a model or of data hold, as a few digits: a job is done again when they change."""
+"""Fingerprints of the files of models and data; a job runs again when they change."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-TOLD = (".md", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf")
-"""Endings of a model's files that describe it, its card and pictures, and change nothing that it computes."""
+DESCRIPTIVE_SUFFIXES = (".md", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf")
+"""Suffixes of files that only describe a model, such as its card and pictures."""
 
 
 class Fingerprints:
-    """Hashes files, each once."""
+    """Hashes of files, each computed once."""
 
     def __init__(self) -> None:
         self._known: dict[Path, str] = {}
 
     def of_model(self, where: Path) -> str:
-        """Of a file of weights, of a model's directory, or of a directory of checkpoints.
+        """Return the fingerprint of a weights file, of a model's directory, or of a directory of checkpoints.
 
         Raises:
-            OSError: a file cannot be read.
+            OSError: if a file cannot be read.
         """
         if where.is_file():
             return self._of_file(where)
         inside = where.glob("*") if (where / "config.json").is_file() else where.rglob("*")
-        return self._of_files(where, (file for file in inside if file.suffix not in TOLD))
+        return self._of_files(where, (file for file in inside if file.suffix not in DESCRIPTIVE_SUFFIXES))
 
     def of_data(self, name: str) -> str | None:
-        """Of a file, of a directory, or of a known data set in `$SSMSCOPE_DATA`; None for what lies elsewhere.
+        """Return the fingerprint of a file, a directory, or a known data set in `$SSMSCOPE_DATA`; None for others.
 
         Raises:
-            OSError: a file cannot be read.
+            OSError: if a file cannot be read.
         """
         if not name.strip():
             return None

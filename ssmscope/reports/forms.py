@@ -1,7 +1,6 @@
-"""What a visitor of the live page may set: the options that its analyses declare, with their words, ranges and help.
+"""Options that a visitor of the live page may set, as the analyses declare them.
 
-Left out are options that name what is read on the server, those that change no number, and what the page asks for in
-another way or has no room for (`ELSEWHERE`).
+Left out are options that name files on the server, those that change no number, and those of `EXCLUDED_OPTIONS`.
 """
 
 from __future__ import annotations
@@ -14,44 +13,44 @@ from ssmscope.api.registry import analysis_of
 from ssmscope.core.reading import SURROGATE
 from ssmscope.errors import InputError
 
-ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+EXCLUDED_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "heatmap": ("layers", "merge", "limit", "seed"),
     "attention": ("layers", "rows", "pool", "rollout", "residual", "span", "top"),
     "effect": ("before", "after"),
 }
-"""The analyses of the page, and their options that are no part of its forms: a layer and a token are chosen beside what
-is shown, single tokens are clicked, and whole maps, products of layers and data sets are not shown."""
+"""Analyses of the page, and their options without a control in its forms: layer and token have controls next to the
+views, tokens are clicked, and whole maps, products of layers and data sets are not shown."""
 
 
 def options(verb: str) -> dict[str, Option]:
-    """The options of an analysis that a visitor may set, by name."""
+    """Return the options of an analysis that a visitor may set, by name."""
     known = analysis_of(verb).options.items()
     return {
         name: option
         for name, option in known
-        if name not in ELSEWHERE[verb] and option.reads is None and not option.no_effect
+        if name not in EXCLUDED_OPTIONS[verb] and option.reads is None and not option.no_effect
     }
 
 
 def choices(option: Option) -> tuple[str, ...]:
-    """The words that an option takes, "" where it may be left out; none where it takes other values too."""
+    """Return the words that an option takes, with "" if it is optional; none if it takes other values too."""
     if option.kind is not None or option.several:
         return ()
     return option.words if option.default is not None else ("", *option.words)
 
 
 def shown(option: Option) -> Any:
-    """The default, as a form shows it: a bool, or a text."""
+    """Return the default as a form shows it: a bool or a text."""
     if option.is_flag:
         return bool(option.default)
     return "" if option.default is None else option.typed(option.default)[1]
 
 
 def chosen(verb: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a form gave, as the analysis takes it; what was left empty is left out.
+    """Convert a form's values to the analysis's options, leaving out empty ones.
 
     Raises:
-        InputError: no option of the form, or a value that it does not take.
+        InputError: for an option that the form does not have, or a value that it does not take.
     """
     known, found = options(verb), {}
     for name, value in given.items():

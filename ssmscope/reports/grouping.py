@@ -1,5 +1,4 @@
-"""How a report is divided: entries of one analysis together, what tells those of a group apart, and what their results
-say of each model in a line and beside one another."""
+"""Groups of a report's entries by analysis, with labels, verdicts and comparison tables of their results."""
 
 from __future__ import annotations
 
@@ -13,27 +12,27 @@ from ssmscope.render.table import Table
 from ssmscope.render.tokens import shorten, visible
 from ssmscope.reports.record import Entry, Report
 
-VALUE = 40
-"""As many characters as an option's value has in a label."""
-LONGEST = 50
-"""As many characters as a name for anchors and files has; no file system takes more than 255 bytes."""
-VERDICT = 240
-"""As many characters as a verdict has."""
+MAX_OPTION_CHARACTERS = 40
+"""Maximum length of an option's value in a label."""
+MAX_NAME_CHARACTERS = 50
+"""Maximum length of a name for anchors and files; file systems allow 255 bytes."""
+MAX_VERDICT_CHARACTERS = 240
+"""Maximum length of a verdict."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The entries of one analysis: all with the same heading and verb."""
+    """Entries of one analysis, all with the same heading and verb."""
 
     name: str
-    """Its anchor in the page, and its files' name: letters, digits and hyphens, unique within the report."""
+    """Name of its anchor in the page and of its files: letters, digits and hyphens, unique within the report."""
     heading: str
     verb: str
     entries: tuple[Entry, ...]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What each entry is called: its models, and the options in which the group's entries differ."""
+        """Label of each entry: its models, and the options in which the group's entries differ."""
         names = dict.fromkeys(name for entry in self.entries for name in entry.options)
         differing = [name for name in names if len({_written(entry.options.get(name)) for entry in self.entries}) > 1]
         labels = []
@@ -42,21 +41,21 @@ class Group:
             labels.append(" · ".join([", ".join(entry.models) or "no model", *parts]))
         return tuple(labels)
 
-    def found(self) -> Iterator[Found]:
-        """Every result of the group, entry by entry."""
+    def results(self) -> Iterator[LabelledResult]:
+        """Yield every result of the group, entry by entry."""
         for entry, label in zip(self.entries, self.labels):
             for result in entry.results:
-                yield Found(label, entry, result)
+                yield LabelledResult(label, entry, result)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of its results, in their order."""
+        """Kinds of its results, in order."""
         return tuple(dict.fromkeys(result.kind for entry in self.entries for result in entry.results))
 
 
 @dataclass(frozen=True)
-class Found:
-    """A result, the entry that it is of, and what that is called."""
+class LabelledResult:
+    """A result, its entry, and the entry's label."""
 
     label: str
     entry: Entry
@@ -64,41 +63,41 @@ class Found:
 
 
 def groups(report: Report) -> tuple[Group, ...]:
-    """The report's analyses in the order of the plan."""
+    """Group the report's entries by heading and verb, in the order of the plan."""
     together: dict[tuple[str, str], list[Entry]] = {}
     for entry in report.entries:
         together.setdefault((entry.heading, entry.verb), []).append(entry)
-    names = unique([heading for heading, _ in together])
+    names = unique_names([heading for heading, _ in together])
     return tuple(
         Group(name, heading, verb, tuple(entries)) for name, ((heading, verb), entries) in zip(names, together.items())
     )
 
 
-def models(report: Report) -> tuple[str, ...]:
-    """Every model of the report, in the order in which they come."""
+def model_names(report: Report) -> tuple[str, ...]:
+    """Return the names of the report's models, in order of appearance."""
     return tuple(dict.fromkeys(name for entry in report.entries for name in entry.models))
 
 
-def verdict(found: Found, model: str) -> str:
-    """What the result says of one of its entry's models, by its shown name."""
+def verdict(found: LabelledResult, model: str) -> str:
+    """Return the result's verdict on one of its entry's models, given by its shown name."""
     shown = found.entry.models
-    return shorten(visible(found.result.verdict(shown.index(model) if model in shown else 0)), VERDICT)
+    return shorten(visible(found.result.verdict(shown.index(model) if model in shown else 0)), MAX_VERDICT_CHARACTERS)
 
 
-def compared(group: Group, kind: str) -> Table:
-    """The group's results of one kind beside one another: models, methods or attacks, the best marked."""
-    found = [one for one in group.found() if one.result.kind == kind]
+def comparison(group: Group, kind: str) -> Table:
+    """Compare the group's results of one kind in a table of models, methods or attacks, the best marked."""
+    found = [one for one in group.results() if one.result.kind == kind]
     own = [one.entry.models for one in found]
     labels = [[one.label.replace(", ".join(names), name, 1) for name in names] for one, names in zip(found, own)]
     return found[0].result.compare([one.result for one in found], labels)
 
 
-def unique(texts: Sequence[str]) -> list[str]:
-    """A plain name for each text, for anchors and files: no two alike, not even where case does not count."""
+def unique_names(texts: Sequence[str]) -> list[str]:
+    """Return a plain name for each text, for anchors and files, unique even on case-insensitive file systems."""
     taken: set[str] = set()
     names = []
     for text in texts:
-        plain = re.sub(r"[\W_]+", "-", text.lower()).strip("-")[:LONGEST].strip("-") or "analysis"
+        plain = re.sub(r"[\W_]+", "-", text.lower()).strip("-")[:MAX_NAME_CHARACTERS].strip("-") or "analysis"
         name, number = plain, 1
         while name in taken:
             number += 1
@@ -111,4 +110,4 @@ def unique(texts: Sequence[str]) -> list[str]:
 def _written(value: Any) -> str:
     if isinstance(value, list | tuple):
         value = ",".join(map(str, value))
-    return shorten(visible(str(value)), VALUE)
+    return shorten(visible(str(value)), MAX_OPTION_CHARACTERS)

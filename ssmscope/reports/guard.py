@@ -1,8 +1,8 @@
-"""What the served page answers, and to whom: an ASGI middleware that stands before Gradio.
+"""ASGI middleware in front of Gradio that lets only the live page's own requests pass.
 
-Gradio has routes for uploads, files, foreign addresses and code, which the page does not use, and takes whatever values
-a call holds. Here only the page's own requests pass: by the server's own name, from no other page, to a route that the
-page needs, with values of the right types and of bounded size.
+Gradio has routes for uploads, files, foreign addresses and code that the page does not use, and accepts any values in a
+call. Requests pass only if they use the server's own name, come from no other page, go to a route that the page needs,
+and have values of the right types and of bounded size.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 Argument = type[str] | type[bool] | tuple[str, ...] | None
-"""What a call may give: a text, yes or no, one of these words, or nothing, where the server keeps the value itself."""
+"""Type of a call's argument: a text, a bool, one of these words, or null if the server keeps the value itself."""
 
 ROUTES = re.compile(
     r"/|/theme\.css|/favicon\.ico|/robots\.txt|/manifest\.json|/(?:assets|static|svelte)/[\w.@/-]+"
     r"|/gradio_api/heartbeat/\w{1,64}|/gradio_api/startup-events",
     re.ASCII,
 )
-"""What the page reads besides its answers: itself, its scripts and styles."""
+"""Routes that the page reads besides its answers: itself, its scripts and styles."""
 CALL, ANSWERS = "/gradio_api/queue/join", "/gradio_api/queue/data"
-"""Where the page sends its calls, and reads their answers."""
-OPEN = 1024
-"""Of how many sessions the answers can be read: those that called last."""
+"""Routes to which the page sends its calls and from which it reads the answers."""
+MAX_SESSIONS = 1024
+"""Number of sessions, those that called last, whose answers can be read."""
 SESSION = re.compile(r"\w{1,64}", re.ASCII)
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'self'; "
     "frame-ancestors 'self'"
 )
-"""Nothing of another host is loaded, whatever Gradio's page may name, and no other page shows this one within it."""
-OUTSIDE = re.compile(
+"""Policy that blocks all resources of other hosts and embedding in other pages."""
+EXTERNAL_RESOURCES = re.compile(
     rb"""<script[^>]*\bsrc="https?://[^>]*>\s*</script>|<link[^>]*\bhref="https?://[^>]*>""", re.IGNORECASE
 )
-"""What Gradio's page loads from other hosts: fonts, and a script for pages within frames."""
-LARGEST = 2**20
-"""How many bytes a call has at most, unless its texts may be longer."""
+"""Elements of Gradio's page that load from other hosts: fonts, and a script for embedded pages."""
+MAX_CALL_BYTES = 2**20
+"""Maximum size of a call, without the room for long texts."""
 
 Headers = Iterable[tuple[bytes, bytes]]
 
 
 class Refused(Exception):
-    """A request that is not answered, with its status and a line that says why."""
+    """Refusal of a request, with its HTTP status and a line that says why."""
 
     def __init__(self, status: int, line: str) -> None:
         super().__init__(line)
@@ -55,14 +55,14 @@ class Refused(Exception):
 
 
 class OwnPage:
-    """The page's own requests, and its pages without what they would load from other hosts.
+    """Middleware that passes only the page's own requests and removes external resources from its pages.
 
     Args:
-        app: the application behind it.
-        hosts: the names by which it may be called, so that no page of another host can make its own name stand for
-            this address and read along; None for any address in numbers and this machine's names.
-        calls: the arguments of each call that the page makes, by its number.
-        largest: how many bytes a call has at most.
+        app: the wrapped application.
+        hosts: allowed host names, which prevents DNS rebinding by other pages; None for any numeric address and this
+            machine's names.
+        calls: argument types of each call that the page makes, by its number.
+        max_bytes: maximum size of a call.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class OwnPage:
         app: Any,
         hosts: Collection[str] | None = None,
         calls: Mapping[int, Sequence[Argument]] | None = None,
-        largest: int = LARGEST,
+        max_bytes: int = MAX_CALL_BYTES,
     ) -> None:
-        self.app, self.hosts, self.calls, self.largest = app, hosts, calls or {}, largest
+        self.app, self.hosts, self.calls, self.max_bytes = app, hosts, calls or {}, max_bytes
         self._called: OrderedDict[str, None] = OrderedDict()
-        """The sessions that made the latest calls."""
+        """Sessions that made the latest calls."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -86,14 +86,14 @@ class OwnPage:
         try:
             check_origin(scope["headers"], self.hosts, page=scope["path"] == "/")
             if (scope["method"], scope["path"]) == ("POST", CALL):
-                call = checked_call(await whole_body(scope["headers"], receive, self.largest), self.calls)
+                call = checked_call(await read_body(scope["headers"], receive, self.max_bytes), self.calls)
                 self._remember(call["session_hash"])
                 body = json.dumps(call).encode()
                 scope = {**scope, "headers": _sized(scope["headers"], len(body))}
                 receive = _given(body, receive)
             elif (scope["method"], scope["path"]) == ("GET", ANSWERS):
                 asked = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [""])
-                if asked[0] not in self._called:  # Gradio fails at such a session
+                if asked[0] not in self._called:  # Gradio would crash on an unknown session.
                     raise Refused(404, "this session has made no call")
             elif scope["method"] not in ("GET", "HEAD") or not _is_read(scope["path"]):
                 raise Refused(404, "this page has no such route")
@@ -105,7 +105,7 @@ class OwnPage:
     def _remember(self, session: str) -> None:
         self._called[session] = None
         self._called.move_to_end(session)
-        while len(self._called) > OPEN:
+        while len(self._called) > MAX_SESSIONS:
             self._called.popitem(last=False)
 
 
@@ -113,10 +113,10 @@ class OwnPage:
 
 
 def check_origin(headers: Headers, hosts: Collection[str] | None, *, page: bool = False) -> None:
-    """Refuse a request that calls the server by another name than its own, or comes from another page.
+    """Refuse a request that uses another name than the server's own, or comes from another page.
 
     Args:
-        page: whether the page itself is asked for, to which any other may link.
+        page: True if the page itself is requested, to which any other may link.
 
     Raises:
         Refused: with status 400 for the name, 403 for the other page.
@@ -130,7 +130,7 @@ def check_origin(headers: Headers, hosts: Collection[str] | None, *, page: bool 
     if origin is not None:
         try:
             parts = urlsplit(origin.lower())
-        except ValueError:  # brackets that hold no address
+        except ValueError:  # The brackets hold no IPv6 address.
             parts = urlsplit("")
         if parts.scheme not in ("http", "https") or parts.netloc != host:
             raise Refused(403, "another page may not use this server")
@@ -139,7 +139,7 @@ def check_origin(headers: Headers, hosts: Collection[str] | None, *, page: bool 
 
 
 def _is_own(name: str) -> bool:
-    """Whether a name is an address in numbers, which no other host can make its own, or one of this machine's."""
+    """Return True if a name is a numeric address, which no other host can claim, or one of this machine's names."""
     try:
         ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
         return True
@@ -154,45 +154,46 @@ def _is_read(path: str) -> bool:
     return ROUTES.fullmatch(path) is not None and ".." not in path.split("/")
 
 
-async def whole_body(headers: Headers, receive: Any, largest: int) -> bytes:
-    """The body of a request, of which no more than `largest` bytes are read.
+async def read_body(headers: Headers, receive: Any, max_bytes: int) -> bytes:
+    """Read the body of a request.
 
     Raises:
-        Refused: it is larger, or no JSON by its type.
+        Refused: if it has more than `max_bytes` bytes, or its content type is not JSON.
     """
     given = _decoded(headers)
     if given.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Refused(415, "a call is JSON")
     size = given.get("content-length", "0")
-    if not size.isdecimal() or len(size) > 18 or int(size) > largest:
-        raise Refused(413, f"a call has at most {largest:,} bytes")
+    too_large = Refused(413, f"a call has at most {max_bytes:,} bytes")
+    if not size.isdecimal() or len(size) > 18 or int(size) > max_bytes:
+        raise too_large
     body = bytearray()
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            raise Refused(400, "the call was broken off")
+            raise Refused(400, "the call was interrupted")
         body += message.get("body", b"")
-        if len(body) > largest:
-            raise Refused(413, f"a call has at most {largest:,} bytes")
+        if len(body) > max_bytes:
+            raise too_large
         if not message.get("more_body", False):
             return bytes(body)
 
 
 def checked_call(body: bytes, calls: Mapping[int, Sequence[Argument]]) -> dict[str, Any]:
-    """The call, with nothing in it but what the page's own calls have.
+    """Parse a call and keep only the fields that the page's own calls have.
 
     Raises:
-        Refused: it is no call of the page, or has values of other types.
+        Refused: if it is no call of the page, or has values of other types.
     """
     try:
         call = json.loads(body)
     except (ValueError, RecursionError):
-        raise Refused(400, "the call is no JSON") from None
+        raise Refused(400, "the call is not valid JSON") from None
     if not isinstance(call, dict):
         raise Refused(422, "a call is an object with fn_index, data and session_hash")
     number, data, session = (call.get(key) for key in ("fn_index", "data", "session_hash"))
     if type(number) is not int or number not in calls:
-        raise Refused(422, "fn_index is no call of this page")
+        raise Refused(422, "fn_index is not a call of this page")
     if not isinstance(session, str) or not SESSION.fullmatch(session):
         raise Refused(422, "session_hash is up to 64 letters and digits")
     wanted = calls[number]
@@ -220,7 +221,7 @@ def _fits(value: Any, argument: Argument) -> bool:
 
 
 def _own(send: Any) -> Any:
-    """`send`, with pages as they are answered here."""
+    """Wrap `send` to remove external resources from pages and add the content security policy."""
     start: dict[str, Any] = {}
     body = bytearray()
 
@@ -230,7 +231,7 @@ def _own(send: Any) -> Any:
         elif start and message["type"] == "http.response.body":
             body.extend(message.get("body", b""))
             if not message.get("more_body", False):
-                own = OUTSIDE.sub(b"", bytes(body))
+                own = EXTERNAL_RESOURCES.sub(b"", bytes(body))
                 policy = (b"content-security-policy", POLICY.encode())
                 await send({**start, "headers": [*_sized(start["headers"], len(own)), policy]})
                 await send({"type": "http.response.body", "body": own})
@@ -247,7 +248,7 @@ async def _refuse(send: Any, refusal: Refused) -> None:
 
 
 def _given(body: bytes, receive: Any) -> Any:
-    """`receive` of a body that has been read, then of what comes after it."""
+    """Wrap `receive` to give again a body that has been read."""
     left = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Any:
@@ -265,6 +266,6 @@ def _is_html(message: Any) -> bool:
 
 
 def _sized(headers: Headers, length: int) -> list[tuple[bytes, bytes]]:
-    """The headers with the length of another body."""
+    """Set the headers' content length to that of another body."""
     kept = [(name, value) for name, value in headers if name.lower() not in (b"content-length", b"transfer-encoding")]
     return [*kept, (b"content-length", str(length).encode())]

@@ -1,4 +1,4 @@
-"""The jobs of a plan: its calls with all that their results depend on, under one key each."""
+"""Jobs of a plan: its calls, each with a key of everything its result depends on."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ssmscope.api.inputs import Texts
 from ssmscope.errors import InputError
 from ssmscope.reports.code import code_of
 from ssmscope.reports.fingerprints import Fingerprints
-from ssmscope.reports.kinds import able, kind_of
-from ssmscope.reports.plan import Line, Plan, PlannedModel
+from ssmscope.reports.kinds import kind_of, supported_kinds
+from ssmscope.reports.plan import Plan, PlannedCall, PlannedModel
 from ssmscope.reports.sources import check_model, check_sources
 
 
 @dataclass(frozen=True)
 class Job:
-    """One call, to be run once.
+    """One call to run.
 
     Attributes:
-        key: 16 hex digits of the SHA-256 of all that the result depends on.
-        models: the names that the report shows.
-        cpus, gpus: what it needs of a cluster.
-        threads: how many threads torch uses, None for as many as it does anyhow.
+        key: 16 hex digits of the SHA-256 of everything the result depends on.
+        models: names that the report shows.
+        cpus, gpus: resources that it needs of a cluster.
+        threads: number of torch threads, None for torch's default.
     """
 
     key: str
@@ -45,35 +45,35 @@ class Job:
 
     @property
     def command(self) -> str:
-        """The shell line that makes the result again."""
+        """Shell command that reproduces the result."""
         return self.call.command
 
     @property
     def options(self) -> dict[str, Any]:
         """Inputs and options with defaults, as plain values."""
-        return plain(self.call)
+        return json_options(self.call)
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of a plan in its order; `models` is what is known of each model, by name."""
+    """Jobs of a plan in its order; `models` has each model's id, kind and fingerprint by name."""
 
     every: tuple[Job, ...]
     models: Mapping[str, Mapping[str, Any]]
 
     def to_run(self) -> list[Job]:
-        """Each key once, those of one model after one another so that it is loaded once."""
+        """Return one job per key, ordered by model so that each model is loaded once."""
         once = {job.key: job for job in self.every}
         order = {names: i for i, names in enumerate(dict.fromkeys(job.call.models for job in once.values()))}
         return sorted(once.values(), key=lambda job: order[job.call.models])
 
 
 def make_jobs(plan: Plan) -> Jobs:
-    """The jobs of a plan; its models, data and files are looked at, nothing is loaded and nothing runs.
+    """Make the jobs of a plan; models, data and files are checked, but nothing is loaded or run.
 
     Raises:
-        InputError: a model, data or a file that cannot be found or read, a verb that cannot do a model and is not
-            restricted by `for`, or nothing that is left to do.
+        InputError: for a model, data or file that cannot be found or read, a verb that does not support a model and is
+            not restricted by `for`, or a plan without any job.
     """
     check_sources(plan)
 
@@ -83,12 +83,12 @@ def make_jobs(plan: Plan) -> Jobs:
     places = {model.name: locate(model.model) for model in plan.models}
     known = {model.name: _known(model, places[model.name], prints) for model in plan.models}
     jobs = []
-    for line in plan.lines:
-        models = [model for model in line.models if _wanted(line, known[model.name]["kind"])]
-        if len(models) < len(line.models):
+    for planned in plan.calls:
+        models = [model for model in planned.models if _wanted(planned, known[model.name]["kind"])]
+        if len(models) < len(planned.models):
             continue
-        call = _with_data(line.call, trained_on)
-        jobs.append(_job(key_of(call, [known[model.name] for model in models], prints), line, call))
+        call = _with_data(planned.call, trained_on)
+        jobs.append(_job(key_of(call, [known[model.name] for model in models], prints), planned, call))
     if not jobs:
         kinds = ", ".join(f"{name} is a {each['kind'] or 'model of no known kind'}" for name, each in known.items())
         raise InputError(f"no analysis of the plan is for these models: {kinds}")
@@ -109,28 +109,28 @@ def _known(model: PlannedModel, place: Path, prints: Fingerprints) -> dict[str, 
     return {"model": model.model, "kind": kind_of(place, tokenizer=model.tokenizer is not None), "files": files}
 
 
-def _wanted(line: Line, kind: str | None) -> bool:
-    if line.kinds is not None:
-        return kind in line.kinds
-    can = able(line.call.analysis)
+def _wanted(planned: PlannedCall, kind: str | None) -> bool:
+    if planned.kinds is not None:
+        return kind in planned.kinds
+    can = supported_kinds(planned.call.analysis)
     if kind is None or kind in can:
         return True
-    names = ", ".join(model.name for model in line.models)
+    names = ", ".join(model.name for model in planned.models)
     raise InputError(
-        f"{line.where} cannot do {names}, of kind {kind}; it does {', '.join(can)}: name its models, or write "
-        f"'for: [{', '.join(can)}]' beside it"
+        f"{planned.where} does not support {names}, of kind {kind}; it supports {', '.join(can)}: list its models, or "
+        f"add 'for: [{', '.join(can)}]'"
     )
 
 
 def _with_data(call: Call, trained_on: Callable[[str], str | None]) -> Call:
-    """The call with the data that it reads by default: what its model learnt from."""
+    """Fill in the default data of a call: the data that its model was trained on."""
     if isinstance(call.analysis.reads, Texts) or call.inputs.get("data", "") is not None:
         return call
     return replace(call, inputs={**call.inputs, "data": trained_on(call.models[0])})
 
 
 def _contents(call: Call, prints: Fingerprints) -> dict[str, list[str | None]]:
-    """What the files and data sets hold that a call reads, by option."""
+    """Return the fingerprints of the files and data sets that a call reads, by option."""
     found = {}
     named = [(each.name, value) for each, value in call.every() if each.reads is not None]
     for name, value in [*named, ("tokenizer", call.tokenizer)]:
@@ -146,18 +146,18 @@ def _contents(call: Call, prints: Fingerprints) -> dict[str, list[str | None]]:
 
 
 def key_of(call: Call, models: Iterable[Mapping[str, Any]], prints: Fingerprints) -> str:
-    """The key of a call's job: of its every option but those without effect, and of the content of all that it reads.
+    """Return the key of a call's job: a hash of all options with an effect and of the content of all that it reads.
 
     Args:
-        models: the name and the files' fingerprint of each of its models, as "model" and "files".
+        models: for each model its id as "model" and its files' fingerprint as "files".
 
     Raises:
-        InputError: a file that cannot be read.
+        InputError: if a file cannot be read.
     """
     without = {option.name for option, _ in call.every() if option.no_effect}
     essence = {
         "analysis": call.name,
-        "options": {name: value for name, value in plain(call).items() if name not in without},
+        "options": {name: value for name, value in json_options(call).items() if name not in without},
         "models": [[model["model"], model["files"]] for model in models],
         "contents": _contents(call, prints),
         "code": code_of(call.analysis.function),
@@ -165,24 +165,24 @@ def key_of(call: Call, models: Iterable[Mapping[str, Any]], prints: Fingerprints
     return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _job(key: str, line: Line, call: Call) -> Job:
-    cpus, gpus = line.resources.get("cpus"), line.resources.get("gpus")
+def _job(key: str, planned: PlannedCall, call: Call) -> Job:
+    cpus, gpus = planned.resources.get("cpus"), planned.resources.get("gpus")
     from ssmscope.architectures.loading.load import chosen_device
 
     on_gpu = chosen_device(call.device).startswith("cuda")
     return Job(
         key,
-        line.heading,
+        planned.heading,
         call,
-        tuple(model.name for model in line.models),
+        tuple(model.name for model in planned.models),
         cpus=1.0 if cpus is None else cpus,
         gpus=float(on_gpu) if gpus is None else gpus,
         threads=None if cpus is None else max(1, int(cpus)),
     )
 
 
-def plain(call: Call) -> dict[str, Any]:
-    """All that a call says beside its models, as values that JSON knows."""
+def json_options(call: Call) -> dict[str, Any]:
+    """Return a call's inputs, options and loading options as JSON values."""
     every = {option.name: _plain(value) for option, value in call.every()}
     return {**every, "tokenizer": call.tokenizer, "device": call.device, "dtype": call.dtype}
 

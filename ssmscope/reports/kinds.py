@@ -1,4 +1,4 @@
-"""Which kind of model a checkpoint is, by its configuration alone, and which verbs cannot do a kind."""
+"""Kind of model that a checkpoint holds, judged by its configuration alone, and the kinds that an analysis supports."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ from pathlib import Path
 from ssmscope.api.analysis import Analysis
 from ssmscope.api.inputs import KINDS, LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL
 
-
-def able(analysis: Analysis) -> tuple[str, ...]:
-    """The kinds of models that an analysis can do."""
-    return analysis.models or tuple(KINDS)
-
-
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
+def supported_kinds(analysis: Analysis) -> tuple[str, ...]:
+    """Return the kinds of models that an analysis supports."""
+    return analysis.models or tuple(KINDS)
+
+
 def kind_of(where: Path, *, tokenizer: bool = False) -> str | None:
-    """The kind of the model in a directory or file; None for what its configuration does not say, such as a directory
-    of checkpoints.
+    """Return the kind of the model in a directory or file; None if unknown, as for a directory of checkpoints.
 
     Args:
         where: the directory or file.
-        tokenizer: whether a tokenizer is given besides.
+        tokenizer: True if a tokenizer is given separately.
     """
-    if where.is_file():
-        return TEXT_CLASSIFIER if tokenizer else TOKEN_CLASSIFIER  # a selective SSM, which classifies
+    if where.is_file():  # A single file is a selective SSM, a classifier.
+        return TEXT_CLASSIFIER if tokenizer else TOKEN_CLASSIFIER
     try:
         config = json.loads((where / "config.json").read_bytes())
     except (OSError, ValueError, RecursionError):

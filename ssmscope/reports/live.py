@@ -1,6 +1,6 @@
-"""A typed text as pieces of a page: the prediction, the selection heatmap, what a token attends to, what an edit does.
+"""HTML pieces of the live page: prediction, selection heatmap, attention of a token, effect of an edit.
 
-Texts go in and HTML comes out, without a server and without a script; `ssmscope.reports.serving` puts it on a page.
+Texts go in and HTML comes out, without server or script; `ssmscope.reports.serving` puts it on a page.
 
     live = Live([ssmscope.load("demo/sst2-mamba2")])
     live.answer(0, "A gripping film.", "A boring film.").prediction
@@ -42,43 +42,42 @@ if TYPE_CHECKING:
     from ssmscope.core.trace import Trace
     from ssmscope.interp.attention.result import AttendedText, AttentionMap
 
-LAYERS = 8
-"""Up to how many layers stand below their average."""
-KEPT = 4
-"""How many traces are kept, so that another layer, score or token of a text needs no other run."""
-LIKELIEST = 10
-"""How many classes or next tokens of a text are shown."""
-STRONGEST = 5
-"""How many keys of a row are named."""
-WIDEST = 60
-"""As many characters of a class or a next token as are shown."""
+MAX_LAYERS_SHOWN = 8
+"""Maximum number of layers that are shown below their average."""
+TRACES_KEPT = 4
+"""Number of cached traces, so that another layer, score or token of a text needs no new run."""
+PREDICTIONS_SHOWN = 10
+"""Number of classes or next tokens shown per text."""
+KEYS_NAMED = 5
+"""Number of strongest keys named per row."""
+MAX_TOKEN_CHARACTERS = 60
+"""Maximum length of a class or token as shown."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The pieces of one model, each "" where there is nothing to show; where a text is refused, `prediction` says why
-    and the others are empty."""
+    """HTML pieces of one model, each "" if empty; a refused text has only `prediction`, which says why."""
 
     prediction: str
     given: str = ""
-    """The heatmap of the text."""
+    """Heatmap of the text."""
     edited: str = ""
-    """The heatmap of the edited text."""
+    """Heatmap of the edited text."""
     change: str = ""
 
 
 class Live:
-    """Models that answer about typed texts.
+    """Models that analyze typed texts.
 
-    A text whose trace is among the last `KEPT` is not run again. One call is worked on at a time, whichever thread it
-    comes from: a run changes the model's layers while it lasts.
+    A text whose trace is among the last `TRACES_KEPT` is not run again. Calls from all threads are serialized, because
+    a run changes the model's layers while it lasts.
 
     Args:
-        models: language models or classifiers of text, with their tokenizers.
-        max_tokens: how many tokens a text may have, of each model's.
+        models: language models or text classifiers with their tokenizers.
+        max_tokens: maximum number of tokens of a text, counted by each model's tokenizer.
 
     Raises:
-        InputError: a model of pixels, one without a tokenizer, no model, or no room for a token.
+        InputError: for no model, a model of pixels, one without a tokenizer, or a `max_tokens` below 1.
     """
 
     def __init__(self, models: Sequence[Model], *, max_tokens: int = 1024) -> None:
@@ -105,11 +104,11 @@ class Live:
         heatmap: Mapping[str, Any] | None = None,
         effect: Mapping[str, Any] | None = None,
     ) -> Answer:
-        """Everything about a text, and about its edited version where one is given, by the model of that number.
+        """Return all pieces for a text, and for its edited version if given, by the model with that index.
 
         Args:
-            layer: of the heatmaps: "mean", the average of all layers, or the number of one.
-            heatmap, effect: options of these analyses, as a form has them (`ssmscope.reports.forms`).
+            layer: layer of the heatmaps, or "mean" for the average of all layers.
+            heatmap, effect: options of these analyses as a form has them (`ssmscope.reports.forms`).
         """
         with self._lock:
             try:
@@ -121,7 +120,7 @@ class Live:
             return Answer(prediction, above, below, self.change(number, text, edited, **(effect or {})))
 
     def heatmaps(self, number: int, text: str, edited: str = "", *, layer: str, **options: Any) -> tuple[str, str]:
-        """The two heatmaps of an `answer` alone; `options` are those of its form."""
+        """Return only the two heatmaps of an `answer`; `options` are those of the heatmap form."""
         with self._lock:
             try:
                 chosen = forms.chosen("heatmap", options)
@@ -131,7 +130,7 @@ class Live:
                 return refusal(error), ""
 
     def change(self, number: int, text: str, edited: str, **options: Any) -> str:
-        """What the edit changes; "" without one. `options` are those of the form of effect."""
+        """Return the effect of the edit, "" without one; `options` are those of the effect form."""
         if not edited.strip():
             return ""
         with self._lock:
@@ -141,8 +140,10 @@ class Live:
                 return refusal(error)
 
     def row(self, number: int, text: str, position: str, *, layer: int, **options: Any) -> str:
-        """What the token at a position takes from itself and those before it, by a layer's implicit attention; without
-        a position (""), how to choose one. `options` are those of the form of attention."""
+        """Return the row of a layer's implicit attention for the token at a position, or a hint if position is "".
+
+        `options` are those of the attention form.
+        """
         if not position.strip():
             return _piece('<p class="soft">Click a token above to see what it attends to.</p>')
         with self._lock:
@@ -153,16 +154,16 @@ class Live:
                 return refusal(error)
 
     def trace(self, number: int, text: str) -> Trace:
-        """The model's run on the text.
+        """Return the trace of the model's run on the text.
 
         Raises:
-            InputError: the text is empty, too long, or has what the tokenizer does not know.
+            InputError: if the text is empty, too long, or has something unknown to the tokenizer.
         """
         with self._lock:
             key = (number, text)
             if key not in self._traces:
                 trace = self._run(number, text)
-                while len(self._traces) >= KEPT:
+                while len(self._traces) >= TRACES_KEPT:
                     self._traces.popitem(last=False)
                 self._traces[key] = trace
             self._traces.move_to_end(key)
@@ -185,23 +186,23 @@ class Live:
 
 
 def refusal(error: InputError) -> str:
-    """What is wrong, as a line of the page."""
+    """Format an error as a line of the page."""
     line = visible(as_typed(" ".join(str(error).split())))
     return _piece(f'<p class="refusal" role="alert">{escape(line)}</p>')
 
 
 def predictions(model: Model, given: Trace, edited: Trace | None = None) -> DataFrame:
-    """A row per class or next token among the `LIKELIEST` of a text or of its edited version, the likeliest of the text
-    first.
+    """Return the `PREDICTIONS_SHOWN` likeliest classes or next tokens of a text or its edited version, one per row.
 
-    Columns name, given, and with an edited text edited and change (edited − given). The traces are of one text each.
+    Rows are sorted by the probability given the text. Columns: name, given, and with an edited text also edited and
+    change (edited − given). Each trace has one text.
     """
     import pandas as pd
 
     rows = [
         model.probabilities(trace.logits[0].double()).cpu().numpy() for trace in (given, edited) if trace is not None
     ]
-    likeliest = {int(i) for row in rows for i in np.argsort(-row, kind="stable")[:LIKELIEST]}
+    likeliest = {int(i) for row in rows for i in np.argsort(-row, kind="stable")[:PREDICTIONS_SHOWN]}
     chosen = sorted(likeliest, key=lambda i: (-rows[0][i], i))
     labels = model.labels
     names = [labels[i] if labels is not None else model.tokenizer.decode([i]) for i in chosen]
@@ -221,7 +222,7 @@ def _prediction(model: Model, given: Trace, edited: Trace | None) -> str:
     best = {side: int(frame[side].to_numpy().argmax()) for side in sides}
     rows = []
     for at, entry in enumerate(frame.to_dict("records")):
-        cells = f"<td>{escape(visible(shorten(str(entry['name']), WIDEST)))}</td>"
+        cells = f"<td>{escape(visible(shorten(str(entry['name']), MAX_TOKEN_CHARACTERS)))}</td>"
         for side in sides:
             bold = ' class="best"' if best[side] == at else ""
             cells += f'<td{bold}><i style="width:{60 * entry[side]:.1f}px"></i>{entry[side]:.3f}</td>'
@@ -238,11 +239,12 @@ def _signed(change: float) -> str:
 
 
 def _heatmap(trace: Trace, layer: str, options: Mapping[str, Any]) -> str:
-    lives = bool(options.get("half_lives"))  # of each layer
-    of: Any = [int(layer)] if layer.isdecimal() else "all" if lives else layer  # checked by the analysis
+    lives = bool(options.get("half_lives"))
+    # The analysis checks the layer; half-lives are those of each layer.
+    of: Any = [int(layer)] if layer.isdecimal() else "all" if lives else layer
     found = selection_heatmap(None, trace, layers=of, **options)
     assert isinstance(found, SelectionHeatmap)
-    every = bool(found.heads) or len(found.layers) <= LAYERS
+    every = bool(found.heads) or len(found.layers) <= MAX_LAYERS_SHOWN
     shown: list[Block] = [views.rows(found, every=every)]
     if found.heads or lives:
         shown.append(table(("text", "of"), list(views.strongest(found)), most=TABLE_ROWS))
@@ -269,7 +271,7 @@ def _row(model: Model, trace: Trace, position: str, layer: int, options: Mapping
 
 
 def _of_map(text: AttendedText, map_: AttentionMap, at: int, level: str) -> str:
-    """The only row of a map, that of the token `at`: its scale, its tokens in its colours, and the strongest."""
+    """Format the only row of a map, that of the token `at`: scale, coloured tokens and strongest keys."""
     end = max(float(np.abs(map_.values[0]).max()), 0.0 if map_.sink is None else abs(float(map_.sink[0])))
     shade = levels(map_.values[0], end)
     tokens = written(text.tokens, text.words)
@@ -301,15 +303,15 @@ def _token(token: str, where: str, weight: float, end: float, name: str, shade: 
 
 
 def _named(map_: AttentionMap, text: AttendedText, tokens: Sequence[tuple[bool, str]]) -> str:
-    found = strongest(map_, 0, text, STRONGEST)
-    return ", ".join(
-        f"{'state' if key < 0 else f'{key} “{escape(shorten(tokens[key][1], WIDEST))}”'} {numbers.number(weight)}"
-        for key, weight in found
-    )
+    def name(key: int) -> str:
+        return "state" if key < 0 else f"{key} “{escape(shorten(tokens[key][1], MAX_TOKEN_CHARACTERS))}”"
+
+    found = strongest(map_, 0, text, KEYS_NAMED)
+    return ", ".join(f"{name(key)} {numbers.number(weight)}" for key, weight in found)
 
 
 def _piece(inner: str) -> str:
-    """A piece of the page with its style, so that it can stand anywhere."""
+    """Wrap HTML with the style that it needs to stand anywhere on a page."""
     return f'<div class="ssmscope-live"><style>{_style()}</style>{inner}</div>'
 
 

@@ -1,4 +1,4 @@
-"""What the page's texts to point at are made of: scores of tokens, packed, and where their attention lies."""
+"""Data of the page's interactive heatmaps: packed token scores and links to attention maps."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from ssmscope.api.results import Result
 from ssmscope.render.blocks import TokenRows, TokenText
 from ssmscope.render.token_rows import ends_of, kinds
 from ssmscope.render.tokens import chance, shorten, visible, written
-from ssmscope.reports.grouping import Found
+from ssmscope.reports.grouping import LabelledResult
 
-TEXT_TOKENS = 1500
-"""How many tokens of a text the page has; the files hold all."""
-TOKEN = 120
-"""As many characters of a token as are shown."""
-NAME = 60
-"""As many of a text as its name has."""
-BUDGET = 40_000_000
-"""How many bytes the heatmaps of an analysis have about at most; of the texts beyond, the page says how many."""
+MAX_TOKENS_PER_TEXT = 1500
+"""Number of a text's first tokens on the page; the files have all."""
+MAX_TOKEN_CHARACTERS = 120
+"""Maximum length of a token as shown."""
+MAX_NAME_CHARACTERS = 60
+"""Maximum length of a text's name."""
+MAX_BYTES = 40_000_000
+"""Approximate maximum size of an analysis's heatmaps; the page says how many texts are left out."""
 
 
 @dataclass(frozen=True)
-class Attended:
-    """Where in the page the attention of a text is."""
+class AttentionLink:
+    """Location of a text's attention maps in the page."""
 
     anchor: str
-    """The piece of the page with its maps."""
+    """Anchor of the part with the maps."""
     text: int
-    """Its number there, from 0."""
+    """Index of the text there, from 0."""
     label: str
-    """What the analysis is called."""
+    """Name of the analysis."""
 
 
-Links = Mapping[tuple[str, tuple[str, ...]], Sequence[Attended]]
-"""By a model's fingerprint and a text's tokens."""
+Links = Mapping[tuple[str, tuple[str, ...]], Sequence[AttentionLink]]
+"""Links by a model's fingerprint and a text's tokens."""
 
 
-def packed(every: Sequence[tuple[Found, TokenRows]], links: Links) -> list[dict[str, Any]]:
-    """For each view of coloured texts its model, variant and texts, as JSON takes them. See `_text` for a text."""
-    left = BUDGET
+def packed(every: Sequence[tuple[LabelledResult, TokenRows]], links: Links) -> list[dict[str, Any]]:
+    """Return the model, variant and texts of each view of coloured texts as JSON values (`_text` describes a text)."""
+    left = MAX_BYTES
     results = []
     for found, block in every:
         texts, shown = [], [text for text in block.texts if text.pixels is None]
@@ -70,40 +70,40 @@ def packed(every: Sequence[tuple[Found, TokenRows]], links: Links) -> list[dict[
 
 
 def model_of(result: Result) -> str:
-    """What tells a result's model from another: its fingerprint, or its name where it has none."""
+    """Return an identifier of a result's model: its fingerprint, or its name if it has none."""
     return str(result.provenance.get("fingerprint") or result.provenance.get("model", ""))
 
 
-def _variant(found: Found, score: str) -> str:
-    """The score, and the other options in which the group's entries differ."""
+def _variant(found: LabelledResult, score: str) -> str:
+    """Join the score and the other options in which the group's entries differ."""
     rest = found.label.removeprefix(", ".join(found.entry.models)).strip(" ·").split(" · ")
     return " · ".join([score, *(part for part in rest if part and part != f"score {score}")])
 
 
 def _size(text: TokenText) -> int:
-    shown = min(len(text.tokens), TEXT_TOKENS)
+    shown = min(len(text.tokens), MAX_TOKENS_PER_TEXT)
     return shown * (16 + 6 * len(text.rows)) + 300
 
 
-def _text(text: TokenText, links: Sequence[Attended]) -> dict[str, Any]:
-    """A text for the page: its first tokens as they are written, and their scores as little-endian float32.
+def _text(text: TokenText, links: Sequence[AttentionLink]) -> dict[str, Any]:
+    """Pack a text for the page: its first tokens as written, and their scores as little-endian float32.
 
-    `scores` holds row after row, each of so many numbers as `tokens` has. `low` and `high` are where the colours of
-    each row end, `signed` whether they lie around zero, and of each row `out` has the tokens without colour, `kept`
-    those that are underlined, and `against` the strongest against them.
+    `scores` holds the rows one after the other, each with one number per token. For each row, `low` and `high` are the
+    ends of the colour scale, `signed` is True for a scale around zero, `out` lists the tokens without colour, `kept`
+    the underlined tokens, and `against` the strongest tokens against them.
     """
-    shown, special = min(len(text.tokens), TEXT_TOKENS), text.special
+    shown, special = min(len(text.tokens), MAX_TOKENS_PER_TEXT), text.special
     every = written(text.tokens, text.words)
     rows = np.stack([row.scores for row in text.rows]).astype("<f4")
     return {
         "name": name_of([one for one, word in zip(every, text.words) if word is not None] or every),
-        "tokens": [shorten(token, TOKEN) for _, token in every[:shown]],
+        "tokens": [shorten(token, MAX_TOKEN_CHARACTERS) for _, token in every[:shown]],
         "gaps": "".join("1" if gap else "0" for gap, _ in every[:shown]),
         "special": [at for at in range(shown) if special[at]],
         "kept": [[int(at) for at in row.marked if at < shown] for row in text.rows],
         "against": [[int(at) for at in row.against if at < shown] for row in text.rows],
         "out": [[] if row.outside is None else np.flatnonzero(row.outside[:shown]).tolist() for row in text.rows],
-        "answer": shorten(visible(text.answer), TOKEN),
+        "answer": shorten(visible(text.answer), MAX_TOKEN_CHARACTERS),
         "p": chance(text.probability),
         "about": visible(text.about),
         "length": len(text.tokens),
@@ -117,10 +117,10 @@ def _text(text: TokenText, links: Sequence[Attended]) -> dict[str, Any]:
 
 
 def name_of(tokens: Sequence[tuple[bool, str]]) -> str:
-    """A text's beginning."""
+    """Return the beginning of a text as its name."""
     name = ""
     for gap, token in tokens:
         name += (" " if gap else "") + token
-        if len(name) > NAME:
-            return name[: NAME - 1] + "…"
+        if len(name) > MAX_NAME_CHARACTERS:
+            return name[: MAX_NAME_CHARACTERS - 1] + "…"
     return name

@@ -1,4 +1,4 @@
-"""A plan of a report: models, the analyses of each, and the calls that they come to, all checked."""
+"""Plan of a report: models, their analyses, and the resulting calls, all checked."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from ssmscope.api.inputs import KINDS
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.reports.plan_yaml import read_yaml
 
-TOP = ("title", "models", "analyses", "variables")
-OF_MODEL = ("model", "name", "tokenizer", "device", "dtype", "resources")
-OF_ANALYSIS = ("name", "models", "matrix", "overrides", "together", "for", "resources")
+PLAN_KEYS = ("title", "models", "analyses", "variables")
+MODEL_KEYS = ("model", "name", "tokenizer", "device", "dtype", "resources")
+ANALYSIS_KEYS = ("name", "models", "matrix", "overrides", "together", "for", "resources")
 RESOURCES = ("cpus", "gpus")
-OWN = ("out", "json", "cache")
+REPORT_OPTIONS = ("out", "json", "cache")
 """Options that the report sets itself."""
-SETTING = ("tokenizer", "device", "dtype")
-"""What says how models are loaded."""
+LOADING_OPTIONS = ("tokenizer", "device", "dtype")
+"""Options that say how models are loaded."""
 
-MOST_JOBS = 10_000
-"""How many jobs a plan comes to at most."""
-MOST_OF_A_RESOURCE = 100_000.0
+MAX_JOBS = 10_000
+"""Maximum number of jobs of a plan."""
+MAX_RESOURCE = 100_000.0
+"""Maximum number of CPUs or GPUs of a job."""
 
 _VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 _UNSET = object()
@@ -34,13 +35,13 @@ _UNSET = object()
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """A model of a plan.
+    """Model of a plan.
 
     Attributes:
-        model: what stands for it on the command line.
-        name: what the report calls it.
-        tokenizer, device, dtype: options that its jobs get where the analysis gives none.
-        resources: what each of its jobs needs of a cluster, "cpus" and "gpus".
+        model: command-line argument that names it.
+        name: name in the report.
+        tokenizer, device, dtype: defaults of its jobs' options.
+        resources: "cpus" and "gpus" that each of its jobs needs of a cluster.
     """
 
     model: str
@@ -52,12 +53,12 @@ class PlannedModel:
 
 
 @dataclass(frozen=True)
-class Line:
+class PlannedCall:
     """One call of a plan.
 
     Attributes:
-        where: the analysis, for messages.
-        kinds: of which kinds of models alone it is made; None for all that the analysis can do.
+        where: name of the analysis in messages.
+        kinds: kinds of models to which the call is restricted; None for all that the analysis supports.
     """
 
     where: str
@@ -70,11 +71,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan that was read: its calls in order, and the text that it was read from."""
+    """A parsed plan: its calls in order, and the text from which it was read."""
 
     title: str
     models: tuple[PlannedModel, ...]
-    lines: tuple[Line, ...]
+    calls: tuple[PlannedCall, ...]
     text: str
 
 
@@ -85,21 +86,21 @@ def read_plan(
     models: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Read and check a plan; nothing is loaded and nothing runs.
+    """Read and check a plan; nothing is loaded or run.
 
     Args:
         text: the YAML.
-        name: its title where it has none.
-        models: in place of the plan's own.
-        variables: values for `$name` in it.
+        name: title if the plan has none.
+        models: models to use instead of the plan's own.
+        variables: values of the plan's `$name` variables.
 
     Raises:
-        InputError: whatever is wrong with it, option values that the command line would refuse included.
+        InputError: if anything is wrong, including option values that the command line would refuse.
     """
     document = read_yaml(text)
     if not isinstance(document, dict):
-        raise InputError(f"a plan is a mapping with {', '.join(TOP)}, not {_shown(document)}")
-    _known(document, TOP, "the plan")
+        raise InputError(f"a plan is a mapping with {', '.join(PLAN_KEYS)}, not {_shown(document)}")
+    _known(document, PLAN_KEYS, "the plan")
     document = _filled(document, variables or {})
     if not isinstance(title := document.get("title") or name, str):
         raise InputError(f"title is {_shown(title)}; give a text")
@@ -108,20 +109,20 @@ def read_plan(
     analyses = document.get("analyses")
     if not isinstance(analyses, list) or not analyses:
         raise InputError(f"analyses is {_shown(analyses)}; give a list of verbs with their options")
-    lines: list[Line] = []
+    calls: list[PlannedCall] = []
     for number, item in enumerate(analyses, start=1):
         if not _has_unset(item):
-            lines += reader.lines(item, f"analysis {number}", MOST_JOBS - len(lines))
-    if not lines:
+            calls += reader.calls(item, f"analysis {number}", MAX_JOBS - len(calls))
+    if not calls:
         raise InputError("every analysis of the plan needs a variable that is not set; give it with --set NAME=VALUE")
-    return Plan(title, tuple(given), tuple(lines), text)
+    return Plan(title, tuple(given), tuple(calls), text)
 
 
 # ---- variables
 
 
 def _filled(document: dict[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
-    """The document with its variables filled in; what has none keeps a mark that `_has_unset` finds."""
+    """Fill in the document's variables; those without a value become a mark that `_has_unset` finds."""
     declared = document.get("variables") or {}
     if not isinstance(declared, dict) or any(isinstance(value, dict) for value in declared.values()):
         raise InputError(f"variables is {_shown(declared)}; give a mapping of names to values, or to nothing")
@@ -178,12 +179,11 @@ def _models(given: Any) -> list[PlannedModel]:
 def _model(item: Any, where: str) -> PlannedModel:
     fields = {"model": item} if isinstance(item, str) else item
     if not isinstance(fields, dict):
-        raise InputError(f"{where} is {_shown(item)}; give a name, or a mapping with {', '.join(OF_MODEL)}")
-    _known(fields, OF_MODEL, where)
+        raise InputError(f"{where} is {_shown(item)}; give a name, or a mapping with {', '.join(MODEL_KEYS)}")
+    _known(fields, MODEL_KEYS, where)
     texts = {key: value for key, value in fields.items() if key != "resources" and value is not None}
     for key, value in texts.items():
-        if not isinstance(value, str) or not value.strip():
-            raise InputError(f"{where}: {key} is {_shown(value)}; give a text")
+        _text(key, value, where)
     if "model" not in texts:
         raise InputError(f"{where} lacks 'model': demo/NAME, a directory, a file, or a hub id")
     if texts["model"].startswith("-"):
@@ -203,22 +203,22 @@ def _resources(given: Any, where: str) -> dict[str, float]:
             found[key] = float(value)
         except (TypeError, ValueError):
             found[key] = math.nan
-        if isinstance(value, bool) or not 0 <= found[key] <= MOST_OF_A_RESOURCE:
-            raise InputError(f"{where}: {key} is {_shown(value)}; give a number from 0 on")
+        if isinstance(value, bool) or not 0 <= found[key] <= MAX_RESOURCE:
+            raise InputError(f"{where}: {key} is {_shown(value)}; give a number of at least 0")
         if found[key] > 1 and found[key] != int(found[key]):
             raise InputError(f"{where}: {key} is {_shown(value)}; above 1 only whole numbers are allowed")
     return found
 
 
 class _Reader:
-    """Reads analyses of the given models."""
+    """Reader of the plan's analyses of the given models."""
 
     def __init__(self, models: Sequence[PlannedModel]) -> None:
         self.models = {model.name: model for model in models}
         self.verbs = registry.analyses()
 
-    def lines(self, item: Any, where: str, most: int) -> list[Line]:
-        """The calls of one analysis."""
+    def calls(self, item: Any, where: str, most: int) -> list[PlannedCall]:
+        """Return the calls of one analysis, at most `most`."""
         fields = {item: None} if isinstance(item, str) else item
         if not isinstance(fields, dict):
             raise InputError(f"{where} is {_shown(item)}; give a verb, or a mapping of a verb to its options")
@@ -236,21 +236,19 @@ class _Reader:
             able = ", ".join(name for name, one in self.verbs.items() if one.most > 1)
             raise InputError(f"{where} takes one model at a time, so it cannot be together; these can: {able}")
         if together and overrides:
-            raise InputError(f"{where}: overrides mean nothing for models that are taken together; leave them out")
-        heading = fields.get("name")
-        if not (heading is None or (isinstance(heading, str) and heading.strip())):
-            raise InputError(f"{where}: name is {_shown(heading)}; give a text")
+            raise InputError(f"{where}: overrides have no meaning with together; leave them out")
+        heading = verb.name if fields.get("name") is None else _text("name", fields["name"], where)
         resources = _resources(fields.get("resources"), where)
         groups = [tuple(chosen)] if together else [(model,) for model in chosen]
         if len(groups) * math.prod(len(values) for values in matrix.values()) > most:
-            raise InputError(f"{where}: the plan comes to more than {MOST_JOBS:,} jobs; divide it into several")
+            raise InputError(f"{where}: the plan has more than {MAX_JOBS:,} jobs; split it into several")
         return [
-            self._line(verb, heading or verb.name, group, {**options, **more}, overrides, kinds, resources, where)
+            self._call(verb, heading, group, {**options, **more}, overrides, kinds, resources, where)
             for more in _product(matrix)
             for group in groups
         ]
 
-    def _line(
+    def _call(
         self,
         verb: Analysis,
         heading: str,
@@ -260,17 +258,17 @@ class _Reader:
         kinds: tuple[str, ...] | None,
         resources: Mapping[str, float],
         where: str,
-    ) -> Line:
+    ) -> PlannedCall:
         setting: dict[str, Any] = {}
-        for name in SETTING:
+        for name in LOADING_OPTIONS:
             values = list(dict.fromkeys(getattr(model, name) for model in models))
             if len(values) > 1 and name not in options:
-                raise InputError(f"{where}: models that are taken together need the same {name}")
+                raise InputError(f"{where}: with together all models need the same {name}")
             if values[0] is not None:
                 setting[name] = values[0]
         every = {**setting, **options, **overrides.get(models[0].name, {})}
-        own = {name: value for name, value in every.items() if name not in SETTING}
-        setting = {name: _setting(name, every[name], where) for name in SETTING if every.get(name) is not None}
+        own = {name: value for name, value in every.items() if name not in LOADING_OPTIONS}
+        setting = {name: _text(name, every[name], where) for name in LOADING_OPTIONS if every.get(name) is not None}
         try:
             if own.get("file") == "-":
                 raise InputError("file is '-', and a plan has no standard input; give the name of a file")
@@ -278,10 +276,10 @@ class _Reader:
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
         needs = {**(models[0].resources if len(models) == 1 else _most(models)), **resources}
-        return Line(where, heading, models, kinds, call, needs)
+        return PlannedCall(where, heading, models, kinds, call, needs)
 
     def _verb(self, fields: Mapping[str, Any], where: str) -> Analysis:
-        named = [key for key in fields if key not in OF_ANALYSIS]
+        named = [key for key in fields if key not in ANALYSIS_KEYS]
         verbs = [key for key in named if key in self.verbs]
         if not named:
             raise InputError(f"{where} names no verb; there are {', '.join(self.verbs)}")
@@ -292,7 +290,7 @@ class _Reader:
             )
         if len(verbs) > 1:
             raise InputError(f"{where} names the verbs {' and '.join(verbs)}; make an item of the list of each")
-        _known({key: None for key in named if key not in verbs}, OF_ANALYSIS, f"{where} ({verbs[0]})")
+        _known({key: None for key in named if key not in verbs}, ANALYSIS_KEYS, f"{where} ({verbs[0]})")
         return self.verbs[verbs[0]]
 
     @staticmethod
@@ -304,9 +302,9 @@ class _Reader:
         found: dict[str, Any] = {}
         for key, value in given.items():
             name = key.replace("-", "_")
-            known = (*verb.inputs, *verb.options, *SETTING)
-            name = f"{name}_" if f"{name}_" in known else name  # from_, since Python has a word of its own
-            if name in OWN:
+            known = (*verb.inputs, *verb.options, *LOADING_OPTIONS)
+            name = f"{name}_" if f"{name}_" in known else name  # `from` is `from_` in Python.
+            if name in REPORT_OPTIONS:
                 raise InputError(f"{where}: the option {key!r} is set by the report itself; leave it out")
             if name not in known:
                 listed = ", ".join(known)
@@ -322,7 +320,7 @@ class _Reader:
         found = self._options(verb, given, f"{where}, matrix")
         for name, values in found.items():
             if name in options:
-                raise InputError(f"{where}: {name} stands among the options and in the matrix; give it once")
+                raise InputError(f"{where}: {name} is given both as an option and in the matrix; give it once")
             if not isinstance(values, list) or not values:
                 raise InputError(f"{where}, matrix: {name} is {_shown(values)}; give a list of values")
         return found
@@ -363,11 +361,12 @@ class _Reader:
             found[name] = self._options(verb, options, f"{where}, overrides of {name}")
             both = next((option for option in found[name] if option in matrix), None)
             if both is not None:
-                raise InputError(f"{where}: {both} stands in the matrix and in the overrides of {name}; give it once")
+                raise InputError(f"{where}: the matrix and the overrides of {name} both give {both}; give it once")
         return found
 
 
-def _setting(name: str, value: Any, where: str) -> str:
+def _text(name: str, value: Any, where: str) -> str:
+    """Return the value, or raise InputError if it is no text or blank."""
     if not isinstance(value, str) or not value.strip():
         raise InputError(f"{where}: {name} is {_shown(value)}; give a text")
     return value
@@ -391,7 +390,7 @@ def _product(matrix: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _most(models: Sequence[PlannedModel]) -> dict[str, float]:
-    """What models that are taken together need: of each resource the most that one of them asks for."""
+    """Return the resources that models need together: the maximum of each over the models."""
     needs: dict[str, float] = {}
     for model in models:
         for key, value in model.resources.items():
@@ -413,7 +412,7 @@ def _word(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value of the wrong type, short enough for a message."""
+    """Format a value of the wrong type for a message."""
     if value is None or value is _UNSET:
         return "nothing"
     return f"{value!r:.60}" if not isinstance(value, dict) else f"a mapping with {', '.join(value)!r:.60}"

@@ -1,7 +1,7 @@
-"""YAML as a plan is written in it: mappings, lists and texts, read without building anything else.
+"""Reader of the YAML of plans: mappings, lists and texts only.
 
-Numbers, dates and the like stay the text that was written, because every value ends on a command line, where the option
-that it belongs to reads it. Only `true`, `false` and nothing are values of their own.
+Numbers, dates and the like stay text, because every value becomes a command-line argument that its option reads. Only
+`true`, `false` and null have their own types.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import yaml
 from ssmscope.errors import InputError
 
 Value = Any
-"""A str, bool or None, or a list of values or dict of str to values."""
+"""A str, bool or None, a list of values, or a dict from str to values."""
 
-LONGEST = 2_000_000
-"""How many characters a plan has at most."""
-MOST_NODES = 100_000
-"""How many values a plan has at most, those that aliases repeat counted as often as they stand there."""
-DEEPEST = 20
-"""How many mappings and lists lie in one another at most."""
+MAX_CHARACTERS = 2_000_000
+"""Maximum length of a plan."""
+MAX_NODES = 100_000
+"""Maximum number of values of a plan; values repeated by aliases count each time."""
+MAX_DEPTH = 20
+"""Maximum nesting of mappings and lists."""
 
 _PLAIN = "tag:yaml.org,2002:"
 _BOOLEANS = {"true": True, "false": False}
@@ -29,26 +29,26 @@ _SCALARS = {_PLAIN + name for name in ("str", "int", "float", "bool", "null", "t
 
 
 def read_yaml(text: str) -> Value:
-    """The value that a YAML text describes.
+    """Parse a YAML text.
 
     Raises:
-        InputError: it is no YAML, a key stands twice, a tag asks for something else than plain values, aliases make it
-            too large, or a text has characters that no command line can hold.
+        InputError: if it is not valid YAML, a key is repeated, a tag asks for anything but plain values, aliases make
+            it too large, or a text has characters that no command line can hold.
     """
-    if len(text) > LONGEST:
-        raise InputError(f"the plan has {len(text):,} characters; at most {LONGEST:,} are allowed")
+    if len(text) > MAX_CHARACTERS:
+        raise InputError(f"the plan has {len(text):,} characters; at most {MAX_CHARACTERS:,} are allowed")
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" in line {mark.line + 1}" if mark is not None else ""
-        raise InputError(f"the plan is no YAML{where}: {error.problem or error.context}") from error
+        raise InputError(f"the plan is not valid YAML{where}: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
-        raise InputError(f"the plan is no YAML: {' '.join(str(error).split())}") from error
+        raise InputError(f"the plan is not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
-        raise InputError(f"the plan nests more than {DEEPEST} lists and mappings; make it flatter") from error
-    except ValueError as error:  # PyYAML's scanner makes characters of escapes that Unicode does not have
-        raise InputError(f"the plan is no YAML: {error}") from error
+        raise InputError(f"the plan nests more than {MAX_DEPTH} lists and mappings; flatten it") from error
+    except ValueError as error:  # PyYAML's scanner raises it for escapes beyond Unicode.
+        raise InputError(f"the plan is not valid YAML: {error}") from error
     return _Reader().value(node, 0) if node is not None else None
 
 
@@ -59,10 +59,12 @@ class _Reader:
     def value(self, node: yaml.Node, depth: int) -> Value:
         self.nodes += 1
         line = node.start_mark.line + 1
-        if self.nodes > MOST_NODES:
-            raise InputError(f"the plan has more than {MOST_NODES:,} values, aliases counted as often as they are used")
-        if depth > DEEPEST:
-            raise InputError(f"line {line} of the plan lies in more than {DEEPEST} lists and mappings; make it flatter")
+        if self.nodes > MAX_NODES:
+            raise InputError(f"the plan has more than {MAX_NODES:,} values, aliases counted as often as they are used")
+        if depth > MAX_DEPTH:
+            raise InputError(
+                f"line {line} of the plan is nested in more than {MAX_DEPTH} lists and mappings; flatten it"
+            )
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, line)
         if isinstance(node, yaml.SequenceNode) and node.tag == _PLAIN + "seq":
@@ -80,7 +82,7 @@ class _Reader:
             self.scalar(key_node, line)
             key = key_node.value
             if key in found:
-                raise InputError(f"line {line} of the plan has the key {key!r:.80} for the second time; give it once")
+                raise InputError(f"line {line} of the plan repeats the key {key!r:.80}; give it once")
             found[key] = self.value(value_node, depth + 1)
         return found
 

@@ -1,4 +1,4 @@
-"""What a report holds: its entries, each an analysis of one or several models, with all that they gave."""
+"""Data of a report: its entries, each an analysis of one or several models with its results."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 from ssmscope.api.results import Result
 
 DONE, FAILED, LEFT_OUT, MISSING = "done", "failed", "left-out", "missing"
-"""The states of an entry; what is left out has no answer for its model, what is missing has not run yet."""
+"""States of an entry: left out if the analysis has no answer for its model, missing if it has not run yet."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One job of a plan, and what became of it."""
+    """One job of a plan and its outcome."""
 
     verb: str
     heading: str
     models: tuple[str, ...]
-    """The names that the report shows."""
+    """Names that the report shows."""
     command: str
-    """The shell line that re-makes it."""
+    """Shell command that reproduces it."""
     options: Mapping[str, Any]
     key: str
     state: str
     """"done", "failed", "left-out" or "missing"."""
     results: tuple[Result, ...]
-    """Every JSON result that the job wrote."""
+    """All JSON results that the job wrote."""
     seconds: float | None
     error: str | None
     traceback: str | None
@@ -35,9 +35,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a page and its tables are made of."""
+    """All data from which the page and the tables are made."""
 
     title: str
     entries: tuple[Entry, ...]
     provenance: Mapping[str, Any]
-    """Versions, the plan's text, the date, the models' fingerprints."""
+    """Versions, text of the plan, date, fingerprints of the models."""

@@ -1,4 +1,4 @@
-"""Running a plan: what is done is skipped, what finishes appears whole, what fails is recorded, and a page ends it."""
+"""Execution of a plan: finished jobs are skipped, failures recorded, and the report written at the end."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from ssmscope.reports.store import LOG, Store
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended; `error` and `traceback` are None where it succeeded, its files then lie where it worked.
+    """Outcome of a job. `error` and `traceback` are None if it succeeded; its files are then in its working folder.
 
-    `unanswerable` where the error says that its model has nothing that it asks about.
+    `unanswerable` is True if the error says that the analysis has no answer for the model.
     """
 
     seconds: float
@@ -37,9 +37,9 @@ class Outcome:
 
 
 def execute(job: Job, folder: Path) -> Outcome:
-    """Run one job in this process, its results written to `folder`.
+    """Run one job in this process and write its results to `folder`.
 
-    What it prints lies beside the folder, as its name and ".log", until it has succeeded: the folder is the job's own.
+    Its output goes to a file next to the folder, with the folder's name and ".log", and into the folder on success.
     """
     started = time.perf_counter()
     log = folder.with_name(f"{folder.name}.log")
@@ -55,21 +55,18 @@ def execute(job: Job, folder: Path) -> Outcome:
         folder.mkdir(exist_ok=True)
         os.replace(log, folder / LOG)
     except (Exception, SystemExit) as error:
-        # Whatever goes wrong in one job is its own: the others go on, and the report shows it.
+        # A failure concerns one job only: the others go on, and the report shows it.
         told = "".join(traceback.format_exception(error))
         message = " ".join(str(error).split())
-        message = as_typed(message) if isinstance(error, InputError) else _named(error, message)
+        name = type(error).__name__
+        message = as_typed(message) if isinstance(error, InputError) else f"{name}: {message}" if message else name
         return Outcome(time.perf_counter() - started, message, told, isinstance(error, Unanswerable))
     return Outcome(time.perf_counter() - started)
 
 
-def _named(error: BaseException, message: str) -> str:
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
-
-
 @contextmanager
 def _threads(number: int | None) -> Iterator[None]:
-    """Within the context torch uses so many threads; sums may differ in their last digit by how many there are."""
+    """Set the number of torch threads within the context; it can change the last digits of sums."""
     if number is None:
         yield
         return
@@ -86,15 +83,15 @@ def _threads(number: int | None) -> Iterator[None]:
 # ---- a whole plan
 
 Engine = Callable[[Sequence[Job], Store], Iterator[tuple[Job, Outcome]]]
-"""Runs jobs and yields each as it ends, what it wrote in `Store.working`."""
+"""Function that runs jobs and yields each as it ends, its files in `Store.working`."""
 
 
 def run_plan(plan: Plan, jobs: Jobs, root: Path, *, engine: Engine) -> Report:
-    """Run what is missing of a plan and write its report into `root`: `index.html` and the tables of all results.
+    """Run the unfinished jobs of a plan and write its report into `root`: `index.html` and tables of all results.
 
     Raises:
-        InputError: another process runs in the directory, it cannot be written to, or the engine cannot start.
-        OSError: the page or the tables cannot be written; results that are finished stay.
+        InputError: if another process uses the directory, it cannot be written to, or the engine cannot start.
+        OSError: if the page or the tables cannot be written; finished results stay.
     """
     with held(root):
         store = Store(root)
@@ -112,14 +109,14 @@ def run_plan(plan: Plan, jobs: Jobs, root: Path, *, engine: Engine) -> Report:
         report = Report(
             title=plan.title,
             entries=tuple(store.entry(job, failures.get(job.key)) for job in jobs.every),
-            provenance=_provenance(plan, jobs),
+            provenance={"date": _now(), "versions": versions(), "models": dict(jobs.models), "plan": plan.text},
         )
         _write(report, root)
     return report
 
 
 def _settle(job: Job, outcome: Outcome, store: Store) -> dict[str, Any] | None:
-    """Keep what a job gave; the record of its failure where it failed, or where its results cannot be kept."""
+    """Store a job's results; return the record of its failure if it failed or its results cannot be stored."""
     record = {
         "command": job.command,
         "verb": job.verb,
@@ -135,16 +132,16 @@ def _settle(job: Job, outcome: Outcome, store: Store) -> dict[str, Any] | None:
             store.finish(job, {**record, "state": DONE})
             return None
         except (OSError, InputError) as problem:
-            error, told = _told(problem), traceback.format_exc()
+            error, told = _reason(problem), traceback.format_exc()
     failure = {**record, "state": LEFT_OUT if outcome.unanswerable else FAILED, "error": error, "traceback": told}
     try:
         store.fail(job, failure)
-    except OSError as problem:  # a full disk: this run still tells of it
-        _say(f"the failure of {job.verb} cannot be recorded: {_told(problem)}")
+    except OSError as problem:  # The disk may be full; this run still reports the failure.
+        _say(f"the failure of {job.verb} cannot be recorded: {_reason(problem)}")
     return failure
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
@@ -153,17 +150,13 @@ def _write(report: Report, root: Path) -> None:
 
     try:
         exports.write(report, root)
-    except InputError as error:  # nothing of the plan is wrong: the disk is
+    except InputError as error:  # The disk is at fault, not the plan.
         raise OSError(str(error)) from error
     write_whole(root / "index.html", page.render(report))
 
 
-def _provenance(plan: Plan, jobs: Jobs) -> dict[str, Any]:
-    return {"date": _now(), "versions": versions(), "models": dict(jobs.models), "plan": plan.text}
-
-
 def versions() -> dict[str, str]:
-    """Of what the numbers depend on."""
+    """Return the versions of the software that the numbers depend on."""
     python = ".".join(map(str, sys.version_info[:3]))
     installed = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     return {"ssmscope": __version__, "python": python, **installed}

@@ -1,4 +1,4 @@
-"""The live page, as a Gradio application that is served on this machine and asks nothing of any other."""
+"""Live page as a Gradio application, served on this machine without contacting any other."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from ssmscope.core.encoding import MAX_CHARACTERS_PER_TOKEN
 from ssmscope.errors import InputError, extra
 from ssmscope.render.tokens import visible
 from ssmscope.reports import forms
-from ssmscope.reports.guard import LARGEST, Argument, OwnPage
+from ssmscope.reports.guard import MAX_CALL_BYTES, Argument, OwnPage
 
 if TYPE_CHECKING:
     from ssmscope.api.options import Option
     from ssmscope.reports.live import Live
 
 SIDES = ("given", "edited")
-"""The text, and the text after an edit, as the page's parts are called."""
+"""Names of the page's parts for the text and for the edited text."""
 FONTS = ("system-ui", "-apple-system", "Segoe UI", "Noto Sans", "sans-serif")
 MONO = ("ui-monospace", "Consolas", "monospace")
-WAITING = 32
-"""How many calls may wait for those before them."""
-SESSIONS = 64
-"""Of how many opened pages the texts are kept."""
+MAX_QUEUED_CALLS = 32
+"""Maximum number of waiting calls."""
+MAX_SESSIONS = 64
+"""Number of opened pages whose texts are kept."""
 
 
 def serve(live: Live, *, host: str = "127.0.0.1", port: int | None = None) -> None:
     """Serve the page until the process is interrupted.
 
     Args:
-        host: the address to listen on; only on a loopback address is the page this machine's alone.
-        port: by default the first free one from 7860 on.
+        host: address to listen on; other machines can reach the page unless it is a loopback address.
+        port: by default the first free port from 7860 on.
 
     Raises:
-        InputError: Gradio is not installed, or the address cannot be listened on.
+        InputError: if Gradio is not installed, or the address cannot be listened on.
     """
     with tempfile.TemporaryDirectory(prefix="ssmscope-serve-") as files:
-        os.environ["GRADIO_TEMP_DIR"] = files  # else what it writes would stay
+        os.environ["GRADIO_TEMP_DIR"] = files  # Gradio would leave its files behind elsewhere.
         _serve_until_interrupted(live, host, port)
 
 
@@ -55,7 +55,7 @@ def _serve_until_interrupted(live: Live, host: str, port: int | None) -> None:
     page, url = start(live, host=host, port=port)
     print(f"Serving {', '.join(model.name for model in live.models)} at {url} (Ctrl+C ends it)", flush=True)
     if not _is_loopback(host):
-        print(f"Whoever reaches {host} can use this page: it asks for no password.", file=sys.stderr, flush=True)
+        print(f"Anyone who can reach {host} can use this page: it has no password.", file=sys.stderr, flush=True)
     try:
         threading.Event().wait()
     except KeyboardInterrupt:
@@ -65,7 +65,7 @@ def _serve_until_interrupted(live: Live, host: str, port: int | None) -> None:
 
 
 def start(live: Live, *, host: str = "127.0.0.1", port: int | None = None) -> tuple[Any, str]:
-    """Begin to serve the page; the application, whose `close` ends it, and the page's address.
+    """Start serving the page; return the application, whose `close` ends it, and the page's address.
 
     Raises:
         InputError: as `serve`.
@@ -73,13 +73,13 @@ def start(live: Live, *, host: str = "127.0.0.1", port: int | None = None) -> tu
     check_address(host, port)
     gradio = import_gradio()
     page, launch = build(live, gradio)
-    page.queue(max_size=WAITING, **_known(page.queue, api_open=False))
+    page.queue(max_size=MAX_QUEUED_CALLS, **_known(page.queue, api_open=False))
     guard = importlib.import_module("starlette.middleware").Middleware(
         OwnPage,
         hosts={"localhost", "127.0.0.1", "[::1]", host} if _is_loopback(host) else None,
         calls=_calls(page, gradio),
-        # In JSON a character may take 12 bytes; one that is too long for the model is still told so.
-        largest=LARGEST + len(SIDES) * 12 * MAX_CHARACTERS_PER_TOKEN * live.max_tokens,
+        # A character may take 12 bytes in JSON. A text that is too long for the model still gets its own message.
+        max_bytes=MAX_CALL_BYTES + len(SIDES) * 12 * MAX_CHARACTERS_PER_TOKEN * live.max_tokens,
     )
     try:
         _, url, _ = page.launch(
@@ -90,7 +90,7 @@ def start(live: Live, *, host: str = "127.0.0.1", port: int | None = None) -> tu
             quiet=True,
             prevent_thread_lock=True,
             ssr_mode=False,
-            state_session_capacity=SESSIONS,
+            state_session_capacity=MAX_SESSIONS,
             app_kwargs={"middleware": [guard]},
         )
     except OSError as error:
@@ -99,17 +99,17 @@ def start(live: Live, *, host: str = "127.0.0.1", port: int | None = None) -> tu
 
 
 def check_address(host: str, port: int | None) -> None:
-    """Refuse an address that cannot be listened on: Gradio would try one port after another, for minutes.
+    """Refuse an address that cannot be listened on, where Gradio would try one port after another for minutes.
 
     Raises:
-        InputError: the port is none, or taken; the host is not this machine's.
+        InputError: if the port is invalid or taken, or the host is not this machine's.
     """
     if port is not None and not 1 <= port <= 65535:
         raise InputError(f"--port is {port}; allowed are 1 to 65535")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port or 0), family=family).close()
-    except (OSError, TypeError, ValueError) as error:  # the last two of names that cannot be encoded
+    except (OSError, TypeError, ValueError) as error:  # Names that cannot be encoded raise the last two.
         raise _refused(host, port, error) from error
 
 
@@ -120,10 +120,10 @@ def _refused(host: str, port: int | None, error: Exception) -> InputError:
 
 
 def import_gradio() -> Any:
-    """Gradio, with its reports on its use turned off.
+    """Import Gradio with its telemetry turned off.
 
     Raises:
-        InputError: it is not installed, or does not go with what is.
+        InputError: if it is not installed, or cannot be imported.
     """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     try:
@@ -138,7 +138,7 @@ def import_gradio() -> Any:
 
 
 def build(live: Live, gradio: Any) -> tuple[Any, dict[str, Any]]:
-    """The application, and with what it is to be launched: Gradio 5 takes a theme with the one, 6 with the other."""
+    """Build the application; return it and its launch options. Gradio 5 takes the theme in one, 6 in the other."""
     soft = {"block_info_text_color": "*neutral_600", "block_info_text_color_dark": "*neutral_300"}
     theme = {"theme": gradio.themes.Default(font=list(FONTS), font_mono=list(MONO)).set(**soft)}
     early = "theme" in inspect.signature(gradio.Blocks.__init__).parameters
@@ -152,15 +152,16 @@ def build(live: Live, gradio: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _lay_out(live: Live, gradio: Any, page: Any) -> None:
-    asked = gradio.State(None)  # the texts that are shown, which are not those that are being typed
+    asked = gradio.State(None)  # These are the texts that are shown, not those that are being typed.
     with gradio.Row():
         begins = EXAMPLE if all(model.tokenizer is not None for model in live.models) else ""
-        named: dict[str, Any] = {"lines": 3, "max_lines": 8, "placeholder": "Enter asks, Shift+Enter begins a line"}
+        hint = "Enter analyzes, Shift+Enter begins a new line"
+        named: dict[str, Any] = {"lines": 3, "max_lines": 8, "placeholder": hint}
         text = gradio.Textbox(begins, label="Text", elem_id="ssmscope-text", **named)
         edited = gradio.Textbox(label="Edited text (optional)", elem_id="ssmscope-edited", **named)
     button = gradio.Button("Analyze", variant="primary", elem_id="ssmscope-analyze")
     with gradio.Row(equal_height=False):
-        fields = {verb: _form(gradio, verb) for verb in forms.ELSEWHERE}
+        fields = {verb: _form(gradio, verb) for verb in forms.EXCLUDED_OPTIONS}
     # One event at a time: two threads that run a model would only wait for each other.
     quiet = _known(button.click, concurrency_id="models", api_visibility="private", show_progress="minimal")
     if "api_visibility" not in quiet:
@@ -174,7 +175,7 @@ def _lay_out(live: Live, gradio: Any, page: Any) -> None:
 
 
 def _form(gradio: Any, verb: str) -> dict[str, Any]:
-    """The controls of an analysis' options, by name; those behind the first are folded."""
+    """Add the controls of an analysis's options, all but the first folded; return them by name."""
     with gradio.Column(min_width=260):
         gradio.HTML(f'<p class="ssmscope-side">{escape(analysis_of(verb).question)} <small>{verb}</small></p>')
         (first, option), *others = forms.options(verb).items()
@@ -185,7 +186,7 @@ def _form(gradio: Any, verb: str) -> dict[str, Any]:
 
 
 def _control(gradio: Any, verb: str, option: Option) -> Any:
-    """A control for an option, with its words, its help and its default."""
+    """Add a control for an option, with its words, help and default."""
     label = option.name.replace("_", " ")
     named = {"label": label, "info": option.help, "elem_id": f"ssmscope-{verb}-{option.name}"}
     value, words = forms.shown(option), forms.choices(option)
@@ -197,7 +198,7 @@ def _control(gradio: Any, verb: str, option: Option) -> Any:
 
 
 def _changes(gradio: Any, fields: Mapping[str, Any]) -> list[Any]:
-    """The events that follow a choice, or a typed value when it is left or entered."""
+    """Return the events of changed choices, and of typed values when entered or left."""
     texts = [each for each in fields.values() if isinstance(each, gradio.Textbox)]
     others = [each.change for each in fields.values() if not isinstance(each, gradio.Textbox)]
     return [*others, *(event for each in texts for event in (each.submit, each.blur))]
@@ -206,7 +207,7 @@ def _changes(gradio: Any, fields: Mapping[str, Any]) -> list[Any]:
 def _column(
     live: Live, gradio: Any, number: int, asked: Any, fields: Mapping[str, Any], typed: Any, quiet: dict[str, Any]
 ) -> Any:
-    """The parts of one model, and what happens there; returns the last event that follows a click on the button."""
+    """Add one model's parts and events; return the last event that follows a click on the button."""
     model = live.models[number]
     layers = [str(layer) for layer in model.layer_numbers]
     gradio.HTML(_heading(model))
@@ -258,7 +259,7 @@ def _column(
 
 
 def _named(verb: str, given: Sequence[Any]) -> dict[str, Any]:
-    """What a form gave, in the order of its controls, by the names of its options."""
+    """Map the values of a form, in the order of its controls, to option names."""
     return dict(zip(forms.options(verb), given, strict=True))
 
 
@@ -284,7 +285,7 @@ def _heading(model: Any) -> str:
 
 
 def _calls(page: Any, gradio: Any) -> dict[int, list[Argument]]:
-    """What each call of the page may give, by its number."""
+    """Return the argument types of each call of the page, by its number."""
     return {number: [_argument(each, gradio) for each in call.inputs] for number, call in page.fns.items() if call.fn}
 
 
@@ -298,7 +299,7 @@ def _argument(component: Any, gradio: Any) -> Argument:
 
 
 def _known(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
-    """Those of the options that this release of Gradio has."""
+    """Return the options that this release of Gradio has."""
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in options.items() if name in parameters}
 
@@ -311,7 +312,7 @@ def _is_loopback(host: str) -> bool:
 
 
 EXAMPLE = "A gripping, beautifully acted film, though the ending feels a little rushed."
-"""What a page opens with."""
+"""Text with which a page opens."""
 
 STYLE = """
 .ssmscope-model { font: 600 18px/1.4 system-ui, sans-serif; margin: 8px 0; overflow-wrap: anywhere; }
@@ -325,9 +326,8 @@ STYLE = """
 .ssmscope-pick .chosen { outline: 2px solid #d1540a; outline-offset: 1px; }
 """
 
-# A script within a piece of HTML does not run when Gradio puts it on the page, so that one listens for all of them.
-# The position goes through the visible field, which can be typed into as well; Gradio reads a field when it hears of an
-# input, assigning to it alone would go unnoticed.
+# Scripts within pieces of HTML do not run when Gradio inserts them, so one script listens for all pieces. It writes the
+# position into the visible field and sends an input event, without which Gradio does not notice the new value.
 SCRIPT = """
 () => {
   document.addEventListener("click", (event) => {

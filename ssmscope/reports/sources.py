@@ -1,4 +1,4 @@
-"""Whether the models, data and files of a plan are there and can be read, before anything runs."""
+"""Checks that the models, data and files of a plan exist and can be read, before anything runs."""
 
 from __future__ import annotations
 
@@ -14,43 +14,42 @@ from ssmscope.api.inputs import PIXEL_CLASSIFIER, Texts
 from ssmscope.api.options import Option
 from ssmscope.core.shipped import data_set_of, training_data
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.reports.kinds import able, kind_of
+from ssmscope.reports.kinds import kind_of, supported_kinds
 from ssmscope.reports.plan import Plan, PlannedModel
 
-LARGEST = 64 * 2**20
-"""Data files of up to so many bytes are read to the end beforehand; of larger ones only that they are there."""
-WEIGHTS = (".safetensors", ".bin")
-DEMOS = Path(ssmscope.__file__).parent
-"""Where `demo/NAME` is."""
+MAX_BYTES_CHECKED = 64 * 2**20
+"""Maximum size of data files that are read completely beforehand; larger ones only need to exist."""
+WEIGHT_SUFFIXES = (".safetensors", ".bin")
+DEMO_ROOT = Path(ssmscope.__file__).parent
+"""Folder that contains `demo/NAME`."""
 
 
 def check_sources(plan: Plan) -> None:
-    """Refuse data and files that the analyses of a plan cannot have. Nothing heavy is imported for it.
+    """Raise InputError, naming the analysis, for data and files of a plan that are missing or do not fit.
 
-    Raises:
-        InputError: naming the analysis.
+    Nothing heavy is imported.
     """
-    for line in plan.lines:
+    for planned in plan.calls:
         kinds = []
-        for model in line.models:
+        for model in planned.models:
             place = _place(model.model)
             kinds.append(None if place is None else kind_of(place, tokenizer=model.tokenizer is not None))
-        call = line.call
-        can = able(call.analysis) if line.kinds is None else line.kinds
+        call = planned.call
+        can = supported_kinds(call.analysis) if planned.kinds is None else planned.kinds
         if any(kind is not None and kind not in can for kind in kinds):
             continue
         try:
             check_files(call)
             for option, value in call.every():
                 if option.name == "data" and (value is not None or not isinstance(call.analysis.reads, Texts)):
-                    for model, kind in zip(line.models, kinds):
+                    for model, kind in zip(planned.models, kinds):
                         _check_data_of(model, kind, call, option, value)
         except InputError as error:
-            raise InputError(f"{line.where}: {error}") from error
+            raise InputError(f"{planned.where}: {error}") from error
 
 
 def _check_data_of(model: PlannedModel, kind: str | None, call: Call, option: Option, data: Any) -> None:
-    """Of a model of the hub the data that it learnt from is known once it is here."""
+    """Check a call's data for a model; the training data of a hub model is unknown before it is downloaded."""
     place, reads = _place(model.model), call.analysis.reads
     if data is None:
         data = None if place is None else data_set_of(training_data(place))
@@ -62,32 +61,33 @@ def _check_data_of(model: PlannedModel, kind: str | None, call: Call, option: Op
 
 
 def _place(name: str) -> Path | None:
-    """Where a model's files are on this machine; None for the id of a hub, and for what is nowhere."""
-    place = DEMOS / name if name.startswith("demo/") else Path(name)
+    """Return the location of a model's files on this machine; None for hub ids and missing files."""
+    place = DEMO_ROOT / name if name.startswith("demo/") else Path(name)
     return place if place.exists() else None
 
 
 def check_model(name: str, place: Path) -> None:
-    """Refuse a model's directory that cannot be loaded, by its configuration and file names alone.
+    """Refuse a model's directory that cannot be loaded, judged by its configuration and file names alone.
 
     Raises:
-        InputError: the configuration is no JSON object or of a type that nobody knows, or there are no weights.
+        InputError: if the configuration is no JSON object or of unknown type, or there are no weights.
     """
     from ssmscope.architectures.loading.checkpoints import is_mamba_ssm
     from ssmscope.architectures.loading.diff_checkpoints import is_diff_mamba2
     from ssmscope.core.shipped import readable_types
 
     file = place / "config.json"
-    if place.is_file() or not file.is_file():  # a state dict, or a directory of checkpoints
+    if place.is_file() or not file.is_file():  # It is a state dict, or a directory of checkpoints.
         return
     try:
         config = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{name}: {file} is no JSON: {' '.join(str(error).split()):.80}") from error
+        raise InputError(f"{name}: {file} is not valid JSON: {' '.join(str(error).split()):.80}") from error
     if not isinstance(config, dict):
-        raise InputError(f"{name}: {file} is no model configuration: a JSON object was expected")
-    if not any(each.suffix in WEIGHTS for each in place.iterdir()):
-        raise InputError(f"{name} has no weights: a model's directory holds config.json and {' or '.join(WEIGHTS)}")
+        raise InputError(f"{name}: {file} is not a model configuration: a JSON object was expected")
+    if not any(each.suffix in WEIGHT_SUFFIXES for each in place.iterdir()):
+        suffixes = " or ".join(WEIGHT_SUFFIXES)
+        raise InputError(f"{name} has no weights: a model's directory holds config.json and {suffixes}")
     kind = config.get("model_type")
     if not is_mamba_ssm(config) and not is_diff_mamba2(config, place) and not _is_type(kind):
         raise InputError(f"{name}: model type {kind!r:.60} is unknown{did_you_mean(str(kind), readable_types())}")
@@ -100,11 +100,7 @@ def _is_type(kind: Any) -> bool:
 
 
 def check_files(call: Call) -> None:
-    """Refuse files that are not there.
-
-    Raises:
-        InputError: naming the option and the file.
-    """
+    """Raise InputError, naming the option, if a file or folder that a call reads does not exist."""
     for option, value in call.every():
         if option.reads is None or value is None or option.reads.kind not in ("file", "folder"):
             continue
@@ -121,14 +117,12 @@ def check_files(call: Call) -> None:
 
 
 def check_data(data: str | None, split: str | None, kind: str | None, *, lines: bool = False) -> None:
-    """Refuse data that an analysis cannot have of a model of a kind, lines of text or labelled examples: an unknown
-    name, a split that is not there, a file that cannot be read.
+    """Refuse data, lines of text or labelled examples, that cannot be loaded for a model of the given kind.
 
-    What a known data set holds in `$SSMSCOPE_DATA` is not read; without that variable it comes from the hub, which is
-    not asked.
+    Neither the files of a known data set in `$SSMSCOPE_DATA` are read, nor is the hub contacted.
 
     Raises:
-        InputError: with the names that it can have.
+        InputError: for an unknown name, a missing split, or a file that cannot be read.
     """
     from ssmscope.data import pixels
     from ssmscope.data.rows import SUFFIXES
@@ -152,18 +146,16 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
         raise InputError(f"there is no file {data!r:.200}; give one of {', '.join(known)}{files}")
     if split is not None:
         raise InputError(f"split '{split}' was asked for, but file {path} has none; give a file each")
-    if path.stat().st_size <= LARGEST:
+    if path.stat().st_size <= MAX_BYTES_CHECKED:
         _read(path, lines)
 
 
 def _check_split(data: str, split: str, splits: Collection[str]) -> None:
+    from ssmscope.data.text import split_file
+
     root = os.environ.get("SSMSCOPE_DATA")
     if root:
-        folder = Path(root, data)
-        present = sorted(path.stem for path in folder.glob("*.parquet"))
-        if split not in present:
-            there = f"there are {', '.join(present)}" if present else "it holds no parquet file"
-            raise InputError(f"{data} has no split {split!r:.80} in {folder}; {there}{did_you_mean(split, present)}")
+        split_file(Path(root, data), split)
     elif split not in splits:
         raise InputError(
             f"{data} has no split {split!r:.80}; there are {', '.join(splits)}{did_you_mean(split, splits)}"

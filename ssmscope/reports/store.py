@@ -1,4 +1,4 @@
-"""The directory of a report: finished results, each of which appears whole, and failures."""
+"""Directory of a report: finished results, written atomically, and failures."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ssmscope.reports.record import DONE, FAILED, MISSING, Entry
 RECORD = "job.json"
 LOG = "job.log"
 ANSWERS = "answers.sqlite"
-"""Where a verb keeps answers from which a killed run continues; a finished job needs them no more."""
+"""File of a verb's answers, from which a killed run continues; removed when the job is finished."""
 
 
 class Store:
-    """Results by the keys of their jobs, in `results/KEY`, `failed/KEY.json` and, while they run, `working/KEY`."""
+    """Store of results by job key: `results/KEY`, `failed/KEY.json` and, for running jobs, `working/KEY`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def working(self, key: str) -> Path:
-        """Where a job writes; what a killed run left there may let it continue."""
+        """Return the folder where a job writes, and from which a killed run may continue."""
         return self.root / "working" / key
 
     def finished(self, key: str) -> Path:
@@ -38,7 +38,7 @@ class Store:
         return self.root / "failed" / f"{key}.json"
 
     def record(self, key: str) -> dict[str, Any] | None:
-        """The record of a finished job; None where it is not finished, or its files are not what was written."""
+        """Return the record of a finished job; None if it is not finished or its files are damaged."""
         folder = self.finished(key)
         try:
             record = json.loads((folder / RECORD).read_bytes())
@@ -52,15 +52,15 @@ class Store:
         return self.record(job.key) is not None
 
     def finish(self, job: Job, record: Mapping[str, Any]) -> None:
-        """Make the results in `working` the job's own, in one step.
+        """Move the results in `working` to the finished results, atomically.
 
         Raises:
-            OSError: they cannot be written.
-            InputError: there are none.
+            OSError: if they cannot be written.
+            InputError: if there are none.
         """
         folder, final = self.working(job.key), self.finished(job.key)
         for path in folder.iterdir():
-            # What a killed run left: half of a save, and answers that are in the results by now.
+            # A killed run may have left half of a save, and answers that are in the results by now.
             if path.name.startswith((".", ANSWERS)):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         if not _results(folder):
@@ -69,7 +69,7 @@ class Store:
         files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
         (folder / RECORD).write_text(json.dumps({**record, "files": files}, indent=2) + "\n", encoding="utf-8")
         final.parent.mkdir(parents=True, exist_ok=True)
-        if final.exists():  # it was damaged, else the job would not have run again
+        if final.exists():  # It was damaged, else the job would not have run again.
             shutil.rmtree(final)
         os.replace(folder, final)
         self.failure(job.key).unlink(missing_ok=True)
@@ -78,12 +78,12 @@ class Store:
         """Record why a job failed.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: if the record cannot be written.
         """
         write_whole(self.failure(job.key), json.dumps(record, indent=2) + "\n")
 
     def entry(self, job: Job, failure: Mapping[str, Any] | None = None) -> Entry:
-        """What the report shows of a job; `failure` is that of this run, where there was one."""
+        """Return the report's entry of a job; `failure` is that of this run, if any."""
         record = self.record(job.key)
         results: tuple[Result, ...] = ()
         if record is not None:
@@ -118,7 +118,7 @@ class Store:
         return found if isinstance(found, dict) else None
 
     def seconds(self) -> dict[str, list[float]]:
-        """How long the finished jobs took, by verb."""
+        """Return the durations of the finished jobs in seconds, by verb."""
         found: dict[str, list[float]] = {}
         for path in sorted(self.root.glob(f"results/*/{RECORD}")):
             record = self.record(path.parent.name) or {}
@@ -128,7 +128,7 @@ class Store:
 
 
 def _results(folder: Path) -> list[Path]:
-    """The files of results in a folder, in the order of their names."""
+    """Return the result files in a folder, sorted by name."""
     return [path for path in sorted(folder.glob("*.json")) if path.name != RECORD and _is_result(path)]
 
 
@@ -136,5 +136,5 @@ def _is_result(path: Path) -> bool:
     try:
         document = json.loads(path.read_bytes())
     except ValueError:
-        return True  # reading it says what is wrong
+        return True  # Loading it as a result says what is wrong.
     return isinstance(document, dict) and isinstance(document.get("kind"), str) and "class" in document

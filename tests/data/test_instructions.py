@@ -10,7 +10,7 @@ from mixture import CUES, SIZES, write_mixture
 from ssmscope.data.byte_pairs import train_byte_pairs
 from ssmscope.data.instructions import (
     TASKS,
-    UNSEEN,
+    UNSEEN_TEMPLATES,
     chosen_tasks,
     instruction_data,
     label_tokens,
@@ -99,7 +99,7 @@ class TestUnseenPrompts:
         for task in TASKS:
             count = len(TASK_PROMPTS[task].templates)
             assert [*seen_templates(task), *unseen_templates(task)] == [*range(count)]
-            assert len(unseen_templates(task)) == UNSEEN == 2
+            assert len(unseen_templates(task)) == UNSEEN_TEMPLATES == 2
 
     def test_are_in_no_row_but_those_of_their_part(self, parts) -> None:
         for part in PARTS:
@@ -223,7 +223,7 @@ class TestChosenTasks:
     @pytest.mark.parametrize(
         ("mixture", "says"),
         [
-            ("sst2,snil", "'snil' is no task of the mixture; choose of sst2, wnli, snli, .* did you mean 'snli'"),
+            ("sst2,snil", "'snil' is no task of the mixture; choose from sst2, wnli, snli, .* did you mean 'snli'"),
             ("imdb", "'imdb' is no task of the mixture"),
             ("", "'' is no task of the mixture"),
             ("sst2,wnli,sst2", "names a task twice"),

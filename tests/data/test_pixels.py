@@ -36,7 +36,7 @@ def test_many_images_stay_in_their_order():
 
 
 def test_one_size_only_and_only_images():
-    with pytest.raises(InputError, match="image 2 of here is 4 × 3 pixels, the first is 3 × 4"):
+    with pytest.raises(InputError, match="image 2 of here is 4 × 3 pixels, the first 3 × 4"):
         decoded([png(RASTER.transpose(1, 0, 2)), png(RASTER)], "RGB", "here")
     with pytest.raises(InputError, match="an image of here cannot be decoded"):
         decoded([b"no image"], "RGB", "here")

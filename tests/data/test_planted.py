@@ -2,7 +2,7 @@
 
 import pytest
 
-from ssmscope.data.planted import COLOURS, DIRECTIONS, FILLER, LONGEST, NEGATIVE, POSITIVE, SHORTEST, TASKS
+from ssmscope.data.planted import COLOURS, DIRECTIONS, FILLER, MAX_WORDS, MIN_WORDS, NEGATIVE, POSITIVE, TASKS
 from ssmscope.data.text import SOURCES, load_text
 from ssmscope.errors import InputError
 
@@ -27,7 +27,7 @@ def test_the_label_follows_from_what_is_marked(name: str) -> None:
     assert data.fingerprint == load_text(name, "validation").fingerprint != load_text(name, "test").fingerprint
     for text, label, spans in zip(data.texts, data.labels, data.rationales, strict=True):
         words = text.split()
-        assert SHORTEST <= len(words) <= LONGEST and label_of(name, words) == label
+        assert MIN_WORDS <= len(words) <= MAX_WORDS and label_of(name, words) == label
         marked = [text[start:end] for start, end in spans]
         assert not set(marked) & set(FILLER)
         if name == "planted-recall":

@@ -119,7 +119,7 @@ def test_rows_beyond_the_limit_are_counted_and_not_read(tmp_path, monkeypatch) -
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"] * 5, "label": [0] * 5}), tmp_path / "a.parquet")
-    monkeypatch.setattr(rows, "MOST_ROWS", 4)
+    monkeypatch.setattr(rows, "MAX_ROWS", 4)
     monkeypatch.setattr(pyarrow.parquet.ParquetFile, "read", None)
     with pytest.raises(InputError, match="has 5 rows; allowed are up to 4"):
         load_text(tmp_path / "a.parquet")

@@ -166,10 +166,10 @@ class TestHeatmap:
 
     def test_two_beside_one_another(self, opened):
         page = opened("real")
-        choose(page, "beside it", f"{reported.MODELS[1]} · write")
+        choose(page, "compare with", f"{reported.MODELS[1]} · write")
         assert heat(page).locator(".block").count() == 2
         assert f"{reported.MODELS[1]} · write" in heat(page).locator(".block").nth(1).inner_text()
-        choose(page, "beside it", "nothing")
+        choose(page, "compare with", "nothing")
         assert heat(page).locator(".block").count() == 1
 
     def test_a_click_shows_what_a_token_attends_to(self, opened):

@@ -57,7 +57,7 @@ class TestAWorker:
             lambda where, name, *more: read.append(name) or original(where, name, *more),
         )
         jobs = jobs_of(plan(models)).to_run()
-        setting = Setting(engines.models_at_once(jobs))
+        setting = Setting(engines.max_models_loaded(jobs))
         for job in jobs:
             outcome, files = engines._work(job, setting)
             written = {f"{job.key}/{name}" for name in ("job.log", f"{job.verb}.json", f"{job.verb}.csv")}
@@ -87,8 +87,8 @@ class TestAWorker:
 
     def test_keeps_as_many_models_as_a_job_reads_and_one(self, models) -> None:
         together = {"loss": {}, "together": True}
-        assert engines.models_at_once(jobs_of(plan(models)).to_run()) == 2
-        assert engines.models_at_once(jobs_of(plan(models, together)).to_run()) == 3
+        assert engines.max_models_loaded(jobs_of(plan(models)).to_run()) == 2
+        assert engines.max_models_loaded(jobs_of(plan(models, together)).to_run()) == 3
 
 
 class TestResources:

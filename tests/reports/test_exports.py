@@ -24,7 +24,7 @@ from ssmscope.render.pictures import LARGEST, data_uri, drawn
 from ssmscope.render.table import LONGEST, Cell, Table, folded
 from ssmscope.render.tokens import shorten, visible
 from ssmscope.reports import exports
-from ssmscope.reports.grouping import compared, groups
+from ssmscope.reports.grouping import comparison, groups
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ class TestEverything:
 
     def test_every_row_of_every_result_is_in_it(self):
         made = exports.everything(reported.small())
-        found = [one for group in groups(reported.small()) for one in group.found()]
+        found = [one for group in groups(reported.small()) for one in group.results()]
         assert len(made) == sum(len(one.result.to_frame()) for one in found)
         for one in found:
             frame = one.result.to_frame()
@@ -53,7 +53,7 @@ class TestEverything:
             assert set(rows.verb) == {one.entry.verb} and set(rows.heading) == {one.entry.heading}
             assert set(rows.model) == {", ".join(one.entry.models)}
             for name in frame.drop(columns="model") if len(one.entry.models) == 1 else frame:
-                own = f"of_{name}" if name in exports.ABOUT else name
+                own = f"of_{name}" if name in exports.ID_COLUMNS else name
                 if frame[name].isna().all():
                     assert own not in rows or rows[own].isna().all()
                     continue
@@ -85,7 +85,7 @@ class TestEverything:
         empty = reported.report(reported.failed("words", "e", "t"))
         exports.write(empty, tmp_path)
         read = pd.read_parquet(tmp_path / "all.parquet")
-        assert list(read.columns) == list(exports.ABOUT) and not len(read)
+        assert list(read.columns) == list(exports.ID_COLUMNS) and not len(read)
 
     def test_texts_of_every_script(self, tmp_path):
         tokens = ["שלום", "👩‍👩‍👧", "日本", "\n", '"']
@@ -117,7 +117,7 @@ class TestFiles:
         directory, _ = written
         read = pd.read_csv(directory / "tables" / "fidelity.csv")
         (group,) = [group for group in groups(reported.small()) if group.verb == "fidelity"]
-        (found,) = group.found()
+        (found,) = group.results()
         frame = found.result.to_frame().drop(columns="model")
         assert list(read.columns) == ["model", "key", "options", *frame.columns]
         pd.testing.assert_frame_equal(read[list(frame.columns)], frame, check_exact=True)
@@ -216,7 +216,7 @@ class TestTables:
     def test_the_page_and_the_paper_give_the_same_numbers(self, written):
         directory, _ = written
         for group in groups(reported.small()):
-            made = compared(group, group.kinds[0])
+            made = comparison(group, group.kinds[0])
             rows = (directory / "tables" / f"{group.name}.md").read_text().split("\n\n")[0].splitlines()
             assert len(rows) == 2 + len(made.rows)
             tex = (directory / "tables" / f"{group.name}.tex").read_text()

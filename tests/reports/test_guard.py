@@ -76,7 +76,7 @@ def application() -> Application:
 
 @pytest.fixture
 def page(application: Application) -> OwnPage:
-    return OwnPage(application, HOSTS, CALLS, largest=500)
+    return OwnPage(application, HOSTS, CALLS, max_bytes=500)
 
 
 def call(data: Any, number: Any = 0, session: Any = "abc", **more: Any) -> bytes:
@@ -194,7 +194,7 @@ class TestWhatIsAsked:
             assert asked(page, path=ANSWERS, query="session_hash=abc") == (200, "own")
 
     def test_few_sessions_are_remembered(self, page, monkeypatch) -> None:
-        monkeypatch.setattr(guard, "OPEN", 2)
+        monkeypatch.setattr(guard, "MAX_SESSIONS", 2)
         for session in "abc":
             asked(page, "POST", CALL, parts=(call(["a", "b"], session=session),))
         found = [asked(page, path=ANSWERS, query=f"session_hash={session}")[0] for session in "abc"]
@@ -213,16 +213,16 @@ class TestCalls:
     @pytest.mark.parametrize(
         ("body", "status", "line"),
         [
-            (b"", 400, "the call is no JSON"),
-            (b"[1, 2", 400, "the call is no JSON"),
-            (b"\xff", 400, "the call is no JSON"),
-            (b"[" * 400, 400, "the call is no JSON"),
+            (b"", 400, "the call is not valid JSON"),
+            (b"[1, 2", 400, "the call is not valid JSON"),
+            (b"\xff", 400, "the call is not valid JSON"),
+            (b"[" * 400, 400, "the call is not valid JSON"),
             (b"[1]", 422, "a call is an object with fn_index, data and session_hash"),
-            (call(["a", "b"], 2), 422, "fn_index is no call of this page"),
-            (call(["a", "b"], "0"), 422, "fn_index is no call of this page"),
-            (call(["a", "b"], False), 422, "fn_index is no call of this page"),
-            (call(["a", "b"], None), 422, "fn_index is no call of this page"),
-            (call(["a", "b"], [0]), 422, "fn_index is no call of this page"),
+            (call(["a", "b"], 2), 422, "fn_index is not a call of this page"),
+            (call(["a", "b"], "0"), 422, "fn_index is not a call of this page"),
+            (call(["a", "b"], False), 422, "fn_index is not a call of this page"),
+            (call(["a", "b"], None), 422, "fn_index is not a call of this page"),
+            (call(["a", "b"], [0]), 422, "fn_index is not a call of this page"),
             (call(["a", "b"], session=None), 422, "session_hash is up to 64 letters and digits"),
             (call(["a", "b"], session="a/b"), 422, "session_hash is up to 64 letters and digits"),
             (call(["a", "b"], session="a" * 65), 422, "session_hash is up to 64 letters and digits"),
@@ -269,7 +269,7 @@ class TestCalls:
         assert asked(page, "POST", CALL, parts=(call(["a", "b"]),), content_type=kind) == (415, "a call is JSON")
 
     def test_a_call_that_is_broken_off(self, page) -> None:
-        assert asked(page, "POST", CALL, parts=()) == (400, "the call was broken off")
+        assert asked(page, "POST", CALL, parts=()) == (400, "the call was interrupted")
 
     @settings(max_examples=200, deadline=None)
     @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3), lambda sub: st.lists(sub)))

@@ -37,7 +37,7 @@ def with_option(call: Call, name: str, value: Any) -> Call:
 
 @pytest.fixture(params=VERBS)
 def call(request) -> Call:
-    (line,) = planned({"models": ["m"], "analyses": [{request.param: MINIMAL.get(request.param)}]}).lines
+    (line,) = planned({"models": ["m"], "analyses": [{request.param: MINIMAL.get(request.param)}]}).calls
     return line.call
 
 

@@ -24,7 +24,7 @@ from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.reports import forms, serving
 from ssmscope.reports import live as module
 from ssmscope.reports.guard import POLICY, OwnPage
-from ssmscope.reports.live import KEPT, LIKELIEST, Live, predictions
+from ssmscope.reports.live import PREDICTIONS_SHOWN, TRACES_KEPT, Live, predictions
 from ssmscope.reports.serving import _heading, _is_loopback
 
 TEXT = "A gripping film , beautifully acted ."
@@ -84,13 +84,13 @@ class TestPredictions:
         wanted: dict[int, list[float]] = {}
         rows = [model.logits(model.encode(text))[0, -1].double().softmax(-1) for text in (TEXT, EDITED)]
         for row in rows:
-            for token in row.topk(LIKELIEST).indices.tolist():
+            for token in row.topk(PREDICTIONS_SHOWN).indices.tolist():
                 wanted[token] = [float(each[token]) for each in rows]
         assert sorted(frame["name"]) == sorted(model.tokenizer.decode([token]) for token in wanted)
         np.testing.assert_allclose(sorted(frame["given"]), sorted(p for p, _ in wanted.values()), atol=1e-5)
         np.testing.assert_allclose(sorted(frame["edited"]), sorted(q for _, q in wanted.values()), atol=1e-5)
         alone = predictions(model, live.trace(LANGUAGE, TEXT))
-        assert len(alone) == LIKELIEST and list(alone) == ["name", "given"]
+        assert len(alone) == PREDICTIONS_SHOWN and list(alone) == ["name", "given"]
 
     def test_the_table_shows_them(self, live, models):
         frame = predictions(models[CLASSIFIER], live.trace(CLASSIFIER, TEXT), live.trace(CLASSIFIER, EDITED))
@@ -262,13 +262,13 @@ def test_traces_are_kept_and_few(models):
     live = Live(models)
     first = live.trace(0, TEXT)
     assert live.trace(0, TEXT) is first and live.trace(1, TEXT) is not first
-    for number in range(KEPT - 1):
+    for number in range(TRACES_KEPT - 1):
         live.trace(0, f"{TEXT} {number}")
         assert live.trace(0, TEXT) is first
-    assert len(live._traces) == KEPT
-    for number in range(KEPT):
+    assert len(live._traces) == TRACES_KEPT
+    for number in range(TRACES_KEPT):
         live.trace(0, f"{TEXT} {number} again")
-    assert len(live._traces) == KEPT and live.trace(0, TEXT) is not first
+    assert len(live._traces) == TRACES_KEPT and live.trace(0, TEXT) is not first
 
 
 def test_one_call_at_a_time(models, monkeypatch):
@@ -293,7 +293,7 @@ def test_one_call_at_a_time(models, monkeypatch):
 
 class TestForms:
     def test_options_are_declared_and_read_nothing_on_the_server(self):
-        every = {verb: forms.options(verb) for verb in forms.ELSEWHERE}
+        every = {verb: forms.options(verb) for verb in forms.EXCLUDED_OPTIONS}
         assert set(every["effect"]) == {"layers", "top"} and "contrast" not in every["heatmap"]
         for verb, options in every.items():
             declared = analysis_of(verb).options
@@ -301,7 +301,7 @@ class TestForms:
                 assert option is declared[name] and option.reads is None and not option.no_effect
                 left = forms.chosen(verb, {name: forms.shown(option)})
                 assert option.is_default(left.get(name))
-            assert set(forms.ELSEWHERE[verb]) <= set(declared)  # none that is gone
+            assert set(forms.EXCLUDED_OPTIONS[verb]) <= set(declared)  # none that is gone
 
     def test_what_is_left_empty_is_left_out(self):
         assert forms.chosen("heatmap", {"at": " ", "heads": "", "top": "3 "}) == {"top": 3}

@@ -26,7 +26,7 @@ from ssmscope.render.numbers import told_apart
 from ssmscope.render.table import Cell, Line, folded, table
 from ssmscope.render.tokens import visible, written
 from ssmscope.reports import page_heatmap
-from ssmscope.reports.grouping import Found, compared, groups, unique, verdict
+from ssmscope.reports.grouping import LabelledResult, comparison, groups, unique_names, verdict
 from ssmscope.reports.page import render
 
 VOID = {"meta", "link", "img", "input", "br", "wbr", "hr"}
@@ -165,7 +165,7 @@ class TestSummary:
         for group in groups(report):
             at = groups(report).index(group)
             for model in reported.MODELS:
-                own = [one for one in group.found() if model in one.entry.models]
+                own = [one for one in group.results() if model in one.entry.models]
                 for found in own:
                     assert verdict(found, model) in rows[model][at]
                 if not any(model in entry.models for entry in group.entries):
@@ -182,7 +182,7 @@ class TestSummary:
         assert head.startswith("21 entries: 19 done, 1 failed, 1 not run yet; 23.8 s")
 
     def test_the_lines_give_the_results_numbers(self):
-        found = {one.result.kind: one for group in groups(reported.real()) for one in group.found()}
+        found = {one.result.kind: one for group in groups(reported.real()) for one in group.results()}
         model = reported.MODELS[1]
         result = found["fidelity"].result
         best = result.best("delta")[0]
@@ -213,7 +213,7 @@ class TestSummary:
             headline = "Something of m: 3 things"
             to_frame = figure = None
 
-        assert verdict(Found("m", other, Plain({"model": "m"})), "m") == "3 things"
+        assert verdict(LabelledResult("m", other, Plain({"model": "m"})), "m") == "3 things"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,7 +293,9 @@ class TestBlocks:
 
     def test_rules_of_one_view_leave_others_alone(self):
         """Several views stand in one page: the rules of each are of elements within an element of its own."""
-        blocks = [block for group in groups(reported.real()) for one in group.found() for block in one.result.blocks()]
+        blocks = [
+            block for group in groups(reported.real()) for one in group.results() for block in one.result.blocks()
+        ]
         for style in {block.style for block in blocks if isinstance(block, Custom)}:
             for rule in re.findall(r"[^{}]+(?=\{)", re.sub(r"@media[^{]+\{|/\*.*?\*/", "", style)):
                 for selector in rule.split(","):
@@ -334,7 +336,7 @@ class TestTexts:
         assert "\\udc00" in made and made.encode()
 
     def test_names_that_would_be_the_same_anchor(self):
-        assert unique(["A b", "a  B", "", "%", "x" * 99, "a-b-2", "a_b", "שלום & co"]) == [
+        assert unique_names(["A b", "a  B", "", "%", "x" * 99, "a-b-2", "a_b", "שלום & co"]) == [
             "a-b",
             "a-b-2",
             "analysis",
@@ -357,8 +359,8 @@ class TestTexts:
         made = reported.without_pictures(reported.report(entry))
         found = Page(made)
         first, second = found.islands()[0]["texts"]
-        assert (len(first["tokens"]), first["length"]) == (page_heatmap.TEXT_TOKENS, 12_000)
-        assert len(second["tokens"][0]) == page_heatmap.TOKEN and second["tokens"][0][:5] == "xxxxx"
+        assert (len(first["tokens"]), first["length"]) == (page_heatmap.MAX_TOKENS_PER_TEXT, 12_000)
+        assert len(second["tokens"][0]) == page_heatmap.MAX_TOKEN_CHARACTERS and second["tokens"][0][:5] == "xxxxx"
         assert command in [text for _, text in found.all("code")], "a command must re-make its item"
         assert "(50,000 characters)" in made and "v" * 301 not in made
 
@@ -394,7 +396,7 @@ def unsplit(text: str) -> str:
 
 class TestHeatmaps:
     def test_scores_come_back_exactly(self, page):
-        results = [found.result for group in groups(reported.real()) for found in group.found()]
+        results = [found.result for group in groups(reported.real()) for found in group.results()]
         results = [result for result in results if result.kind in ("heatmap", "explain")]
         islands = page.islands()
         assert len(islands) == len(results) == 6
@@ -450,14 +452,14 @@ class TestHeatmaps:
             assert [len(text["attention"]) for text in Page(made).islands()[0]["texts"]] == links
 
     def test_a_range_is_that_of_the_whole_text(self):
-        heatmap = reported.heatmap([["a"] * (page_heatmap.TEXT_TOKENS + 1)])
+        heatmap = reported.heatmap([["a"] * (page_heatmap.MAX_TOKENS_PER_TEXT + 1)])
         text = heatmap[0]
         text.scores[0, -1] = 9.0
         (island,) = Page(reported.without_pictures(reported.report(reported.entry("heatmap", heatmap)))).islands()
         assert island["texts"][0]["high"][1] == 9.0
 
     def test_what_does_not_fit_is_counted(self, monkeypatch):
-        monkeypatch.setattr(page_heatmap, "BUDGET", 1200)
+        monkeypatch.setattr(page_heatmap, "MAX_BYTES", 1200)
         made = reported.without_pictures(reported.report(reported.entry("heatmap", reported.heatmap([["a"] * 10] * 5))))
         shown = len(Page(made).islands()[0]["texts"])
         assert 0 < shown < 5
@@ -485,17 +487,17 @@ class TestMarks:
 
     def test_fidelity_marks_the_best_method_of_each_model(self):
         (group,) = [group for group in groups(reported.real()) if group.verb == "fidelity"]
-        made = compared(group, "fidelity")
+        made = comparison(group, "fidelity")
         rows = {labels: cells for labels, cells in made.rows}
-        for found in group.found():
+        for found in group.results():
             for at, measure in enumerate(found.result.measures):
                 best = {name for name in found.result.rows if rows[found.label, found.result.data, name][at].best}
                 assert best == set(found.result.best(measure))
 
     def test_the_worst_attack_of_each_model_is_marked_in_the_page(self, page):
         (group,) = [group for group in groups(reported.real()) if group.verb == "prompts"]
-        made = compared(group, "prompts")
-        for (_, cells), found in zip(made.rows, group.found()):
+        made = comparison(group, "prompts")
+        for (_, cells), found in zip(made.rows, group.results()):
             drops = [one.drop.value for one in found.result.attacks]
             assert [one.worst for one in cells[1:]] == [drop == max(drops) for drop in drops]
         marked = [text for _, text in page.all("td", class_="worst")]
@@ -521,7 +523,7 @@ class TestSeveralModels:
 
     def test_each_line_is_of_its_own_model(self, entries):
         for at, model in enumerate(("one", "two")):
-            found = {name: Found("one, two", entry, entry.results[0]) for name, entry in entries.items()}
+            found = {name: LabelledResult("one, two", entry, entry.results[0]) for name, entry in entries.items()}
             result = found["retrieval"].result
             assert verdict(found["retrieval"], model) == (
                 f"accuracy {result.mean(at, 0):.3f} at 0 tokens and {result.mean(at, 32):.3f} at 32 tokens, "
@@ -537,7 +539,7 @@ class TestSeveralModels:
 
     def test_tables_have_the_names_of_the_report_and_compare_within_a_task(self, entries):
         report = reported.report(*entries.values())
-        found = {group.verb: compared(group, group.kinds[0]) for group in groups(report)}
+        found = {group.verb: comparison(group, group.kinds[0]) for group in groups(report)}
         assert [labels for labels, _ in found["retrieval"].rows] == [
             (model, task) for model in ("one", "two") for task in ("qa1", "qa2")
         ]

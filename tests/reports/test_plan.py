@@ -22,10 +22,10 @@ from ssmscope.attacks.position.measure import PAPER
 from ssmscope.core.shipped import demos
 from ssmscope.errors import InputError
 from ssmscope.reports import plan as plan_module
-from ssmscope.reports.jobs import make_jobs, plain
-from ssmscope.reports.plan import Line, Plan, read_plan
-from ssmscope.reports.plan_yaml import MOST_NODES, read_yaml
-from ssmscope.reports.plans import shipped
+from ssmscope.reports.jobs import json_options, make_jobs
+from ssmscope.reports.plan import Plan, PlannedCall, read_plan
+from ssmscope.reports.plan_yaml import MAX_NODES, read_yaml
+from ssmscope.reports.plans import shipped_plans
 
 VERBS = registry.analyses()
 OPTIONS = sorted({name for verb in VERBS.values() for name in (*verb.inputs, *verb.options)})
@@ -33,12 +33,12 @@ OPTIONS = sorted({name for verb in VERBS.values() for name in (*verb.inputs, *ve
 
 def lines(analysis: Any, models: Any = ("m",), **more: Any) -> list[tuple[str, ...]]:
     return [
-        tuple(line.call.arguments) for line in planned({"models": list(models), "analyses": [analysis], **more}).lines
+        tuple(line.call.arguments) for line in planned({"models": list(models), "analyses": [analysis], **more}).calls
     ]
 
 
-def options(line: Line) -> dict[str, Any]:
-    return plain(line.call)
+def options(line: PlannedCall) -> dict[str, Any]:
+    return json_options(line.call)
 
 
 def refusal(document: Any, **options: Any) -> str:
@@ -62,12 +62,12 @@ class TestLines:
 
     def test_nothing_leaves_the_default_and_words_that_yaml_takes_for_more_stay_words(self) -> None:
         text = "models: [m]\nanalyses:\n- attention: {text: no, span: 1:30, target: null, top: 007}\n"
-        assert [tuple(line.call.arguments) for line in planned(text).lines] == [
+        assert [tuple(line.call.arguments) for line in planned(text).calls] == [
             ("attention", "m", "--text", "no", "--span", "1:30", "--top", "7")
         ]
 
     def test_defaults_are_filled_in_and_values_have_their_types(self) -> None:
-        (line,) = planned({"models": ["m"], "analyses": [{"heatmap": {"text": "a", "top": 3}}]}).lines
+        (line,) = planned({"models": ["m"], "analyses": [{"heatmap": {"text": "a", "top": 3}}]}).calls
         assert line.call.options["top"] == 3 and line.call.options["score"] == "survival"
         assert options(line)["max_tokens"] == 16384 and options(line)["text"] == ["a"]
         assert "out" not in options(line) and "json" not in options(line)
@@ -94,7 +94,7 @@ class TestLines:
             ("stability", "o"),
             ("stability", "runs/n"),
         ]
-        (line,) = planned({"models": models, "analyses": [{"loss": {}, "together": True}]}).lines
+        (line,) = planned({"models": models, "analyses": [{"loss": {}, "together": True}]}).calls
         assert line.call.arguments == ["loss", "m", "runs/n", "o"]
         assert [model.name for model in line.models] == ["m", "n", "o"]
 
@@ -118,18 +118,18 @@ class TestLines:
     def test_resources_are_of_the_model_unless_the_analysis_has_its_own(self) -> None:
         models = [{"model": "m", "resources": {"cpus": 2, "gpus": 1}}, {"model": "n", "resources": {"cpus": 4}}]
         items = [{"stability": {}, "resources": {"gpus": 0.5}}, {"loss": {"seed": 1}, "together": True}]
-        found = [line.resources for line in planned({"models": models, "analyses": items}).lines]
+        found = [line.resources for line in planned({"models": models, "analyses": items}).calls]
         assert found == [{"cpus": 2, "gpus": 0.5}, {"cpus": 4, "gpus": 0.5}, {"cpus": 4, "gpus": 1}]
 
     def test_headings_and_title(self) -> None:
         found = planned(
             {"models": ["m"], "analyses": ["stability", {"stability": {"seed": 1}, "name": "growth"}]}, name="p"
         )
-        assert [line.heading for line in found.lines] == ["stability", "growth"] and found.title == "p"
+        assert [line.heading for line in found.calls] == ["stability", "growth"] and found.title == "p"
 
     def test_models_of_the_command_line_stand_in_for_those_of_the_plan(self) -> None:
         found = planned({"models": ["m"], "analyses": ["stability"]}, models=["a", "b"])
-        assert [tuple(line.call.arguments) for line in found.lines] == [("stability", "a"), ("stability", "b")]
+        assert [tuple(line.call.arguments) for line in found.calls] == [("stability", "a"), ("stability", "b")]
 
 
 class TestVariables:
@@ -141,12 +141,12 @@ class TestVariables:
 
     def test_they_are_filled_in(self) -> None:
         found = planned(self.DOCUMENT, variables={"data": "sst2"})
-        assert tuple(found.lines[0].call.arguments) == ("fidelity", "m", "--data", "sst2", "--limit", "5")
-        assert tuple(found.lines[1].call.arguments) == ("heatmap", "m", "--text", "$limit", "--text", "$5")
-        assert planned(self.DOCUMENT, variables={"data": "x", "limit": "7"}).lines[0].call.options["limit"] == 7
+        assert tuple(found.calls[0].call.arguments) == ("fidelity", "m", "--data", "sst2", "--limit", "5")
+        assert tuple(found.calls[1].call.arguments) == ("heatmap", "m", "--text", "$limit", "--text", "$5")
+        assert planned(self.DOCUMENT, variables={"data": "x", "limit": "7"}).calls[0].call.options["limit"] == 7
 
     def test_an_analysis_that_needs_one_which_is_not_set_is_left_out(self) -> None:
-        assert [line.call.name for line in planned(self.DOCUMENT).lines] == ["heatmap"]
+        assert [line.call.name for line in planned(self.DOCUMENT).calls] == ["heatmap"]
 
     def test_unknown_ones(self) -> None:
         assert "did you mean 'data'?" in refusal(self.DOCUMENT, variables={"dota": "x"})
@@ -174,9 +174,9 @@ WRONG = [
     ({"models": ["m", "m"]}, "two models are called 'm'"),
     ({"models": ["--out"]}, "an option"),
     ({"models": [{"model": "m", "resources": {"cpu": 1}}]}, "did you mean 'cpus'"),
-    ({"models": [{"model": "m", "resources": {"cpus": -1}}]}, "from 0 on"),
+    ({"models": [{"model": "m", "resources": {"cpus": -1}}]}, "at least 0"),
     ({"models": [{"model": "m", "resources": {"gpus": 1.5}}]}, "whole numbers"),
-    ({"models": [{"model": "m", "resources": {"gpus": "nan"}}]}, "from 0 on"),
+    ({"models": [{"model": "m", "resources": {"gpus": "nan"}}]}, "at least 0"),
     ({"analyses": {}}, "analyses is"),
     ({"analyses": ["heatmpa"]}, "did you mean 'heatmap'?"),
     ({"analyses": [{"heatmpa": {"text": "a"}}]}, "did you mean 'heatmap'?"),
@@ -225,9 +225,9 @@ def test_what_is_wrong_is_said_with_the_nearest_name(change: dict[str, Any], sai
 
 
 def test_the_limit_of_jobs_counts_all_analyses_and_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "MOST_JOBS", 5)
+    monkeypatch.setattr(plan_module, "MAX_JOBS", 5)
     item = {"stability": {}, "matrix": {"seed": [0, 1]}}
-    assert len(planned({"models": ["m", "n"], "analyses": [item]}).lines) == 4
+    assert len(planned({"models": ["m", "n"], "analyses": [item]}).calls) == 4
     assert "more than 5 jobs" in refusal({"models": ["m", "n"], "analyses": [item, item]})
     assert "more than 5 jobs" in refusal({"models": ["m", "n", "o"], "analyses": [item]})
 
@@ -238,19 +238,19 @@ class TestYaml:
         [
             ("", "a plan is a mapping"),
             ("just words", "a plan is a mapping"),
-            ("a: [", "no YAML in line 1"),
-            ("a: 1\nb: 2\na: 3", "line 3 of the plan has the key 'a' for the second time"),
-            ("a: {b: 1, b: 2}", "key 'b' for the second time"),
+            ("a: [", "not valid YAML in line 1"),
+            ("a: 1\nb: 2\na: 3", "line 3 of the plan repeats the key 'a'"),
+            ("a: {b: 1, b: 2}", "repeats the key 'b'"),
             ("a: !!python/object:os.system x", "tag"),
             ("a: !mine {}", "tag"),
             ("a: !!binary aGk=", "tag"),
             ("? [a]\n: 1", "keys are words"),
             ('a: "\\0"', "no text"),
             ('a: "\\uD800"', "no text"),
-            ("a: " + "[" * 50 + "]" * 50, "make it flatter"),
-            ("a: " + "[" * 5000, "make it flatter"),
-            ("a: &x [*x]", "make it flatter"),
-            ("x\x07y: 1", "no YAML"),
+            ("a: " + "[" * 50 + "]" * 50, "flatten it"),
+            ("a: " + "[" * 5000, "flatten it"),
+            ("a: &x [*x]", "flatten it"),
+            ("x\x07y: 1", "not valid YAML"),
         ],
     )
     def test_refused(self, text: str, said: str) -> None:
@@ -261,7 +261,7 @@ class TestYaml:
     def test_aliases_that_grow_without_end(self) -> None:
         levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
         levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 15)]
-        with pytest.raises(InputError, match=f"more than {MOST_NODES:,} values"):
+        with pytest.raises(InputError, match=f"more than {MAX_NODES:,} values"):
             read_yaml("\n".join(levels))
 
     def test_aliases_that_do_not(self) -> None:
@@ -278,8 +278,8 @@ def test_the_example_of_the_docs_is_a_plan() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "reports.md").read_text(encoding="utf-8")
     found = planned(page.partition("```yaml\n")[2].partition("```")[0])
     wanted = ["heatmap", "heatmap", "fidelity", "fidelity", "stability", "stability", "checkpoints"]
-    assert [line.call.name for line in found.lines] == wanted
-    assert [(line.call.options["limit"], line.call.options["seed"]) for line in found.lines[2:4]] == [(50, 0), (50, 1)]
+    assert [line.call.name for line in found.calls] == wanted
+    assert [(line.call.options["limit"], line.call.options["seed"]) for line in found.calls[2:4]] == [(50, 0), (50, 1)]
 
 
 # ---- fuzzing
@@ -365,12 +365,12 @@ class TestNothingRuns:
     @pytest.mark.parametrize("name", VERBS)
     def test_while_a_verb_is_checked(self, name: str) -> None:
         item = {name: MINIMAL.get(name, {})}
-        (line,) = self.read({"models": ["m"], "analyses": [item]}).lines
+        (line,) = self.read({"models": ["m"], "analyses": [item]}).calls
         assert line.call.arguments[: len(name.split()) + 1] == [*name.split(), "m"]
 
-    @pytest.mark.parametrize("name", shipped())
+    @pytest.mark.parametrize("name", shipped_plans())
     def test_while_shipped_plans_are_checked_and_their_jobs_made(self, name: str) -> None:
-        chosen = self.read(shipped()[name].read_text(encoding="utf-8"), variables={})
+        chosen = self.read(shipped_plans()[name].read_text(encoding="utf-8"), variables={})
         if all(place.is_dir() for place in demos().values()):
             assert make_jobs(chosen).every
 
@@ -386,7 +386,7 @@ class TestNothingRuns:
         ):
             with pytest.raises(InputError):
                 self.read(document)
-        (line,) = self.read({"models": ["m"], "analyses": [{"heatmap": {"text": [option]}}]}).lines
+        (line,) = self.read({"models": ["m"], "analyses": [{"heatmap": {"text": [option]}}]}).calls
         assert options(line)["text"] == [option]
         assert capsys.readouterr().err == ""
 
@@ -470,22 +470,22 @@ def test_restricted_verbs_name_kinds_that_exist() -> None:
     assert any(verb.models for verb in VERBS.values())
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_plans())
 def test_shipped_plans_are_plans(name: str) -> None:
-    text = shipped()[name].read_text(encoding="utf-8")
+    text = shipped_plans()[name].read_text(encoding="utf-8")
     found = read_plan(
         text,
         models=["m"] if name == "quick" else [],
         variables={"data": "sst2"} if name == "quick" else {},
     )
-    assert found.title and found.lines
+    assert found.title and found.calls
 
 
 def test_the_plan_of_baleen_runs_the_papers_rows() -> None:
     """Tables 2 to 4 of the paper: what each row is of, what it is measured by, and on which data."""
-    plan = read_plan(shipped()["baleen"].read_text(encoding="utf-8"))
+    plan = read_plan(shipped_plans()["baleen"].read_text(encoding="utf-8"))
     rows: dict[str, set[tuple[str, str]]] = {}
-    for line in plan.lines:
+    for line in plan.calls:
         call = line.call
         rows.setdefault(call.name, set()).update((model, call.inputs["data"]) for model in call.models)
         if call.name == "fidelity":

@@ -190,7 +190,7 @@ def test_options_are_those_that_the_analyses_declare(opened, live):
     analyze(page, TEXT, EDITED)
     for number in (0, 1):
         wait_for_heatmap(page, number, shown_like(live.answer(number, TEXT).given))
-    for verb in forms.ELSEWHERE:
+    for verb in forms.EXCLUDED_OPTIONS:
         page.locator(f"#ssmscope-{verb}-more button").first.click()
         for name, option in forms.options(verb).items():
             control = page.locator(f"#ssmscope-{verb}-{name}")

@@ -15,14 +15,14 @@ from stand_ins import INTERVALS, NAN, Stand, beside, e, said, shown
 from ssmscope.render.markup import to_latex, to_markdown
 from ssmscope.render.table import ROWS, Cell, Table, folded, in_percent
 from ssmscope.render.table import written as as_text
-from ssmscope.reports.grouping import VERDICT
-from ssmscope.reports.page_items import _origin, flat, shortened, took
+from ssmscope.reports.grouping import MAX_VERDICT_CHARACTERS
+from ssmscope.reports.page_items import _origin, duration, flatten, shortened
 
 
 class TestVerdicts:
     def test_a_line_is_no_longer_than_it_may_be_and_shows_no_control_character(self) -> None:
         long = Stand("influence", verdict=lambda at: "x" * 500)
-        assert len(said(long)) == VERDICT and "…" in said(long)
+        assert len(said(long)) == MAX_VERDICT_CHARACTERS and "…" in said(long)
         assert "\x1b" not in said(Stand("influence", verdict=lambda at: "a\x1b[31mb"))
 
     def test_a_headline_loses_the_model_alone(self) -> None:
@@ -123,8 +123,8 @@ class TestItems:
         [(0.04, "0.0 s"), (119.9, "119.9 s"), (120, "2 min 0 s"), (3_725.4, "62 min 5 s"), (7_260, "2 h 1 min")],
     )
     def test_durations(self, seconds: float, words: str) -> None:
-        assert took(seconds) == words
+        assert duration(seconds) == words
 
     def test_values_are_cut(self) -> None:
-        assert flat({"a": {"b": "x" * 301}})[0][0] == "a b"
+        assert flatten({"a": {"b": "x" * 301}})[0][0] == "a b"
         assert shortened("x" * 300) == "x" * 300 and shortened("x" * 301).endswith("(301 characters)")

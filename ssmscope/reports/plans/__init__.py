@@ -1,4 +1,4 @@
-"""The plans that ship with the package."""
+"""Plans that ship with the package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 ORDER = ("quick", "baleen", "diff-mamba")
 
 
-def shipped() -> dict[str, Path]:
-    """Their files by name."""
+def shipped_plans() -> dict[str, Path]:
+    """Return the plans' files by name."""
     folder = Path(__file__).parent
     return {name: folder / f"{name}.yaml" for name in ORDER}

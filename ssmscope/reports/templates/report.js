@@ -83,7 +83,7 @@
       fit();
     });
     const variant = choice("score", [], 0, (at) => { state.first = at; fit(); });
-    choice("beside it", [[-1, "nothing"], ...heads.map((head, at) => [at, title(head)])], -1, (at) => {
+    choice("compare with", [[-1, "nothing"], ...heads.map((head, at) => [at, title(head)])], -1, (at) => {
       state.second = at;
       fit();
     }).holder.hidden = heads.length < 2;
@@ -134,8 +134,8 @@
         make("span", {className: `scale ${kind}`}, `${low} `, make("i"), ` ${high}`)),
       make("span", {}, make("b", {className: "kept", textContent: "underlined"}), ` ${head.marked}`),
       make("span", {}, make("span", {className: "special", textContent: "slanted"}), " special tokens"),
-      make("span", {className: "hint", textContent: "point at a token or move with the arrow keys for its scores; "
-        + "click or press Enter for what it attends to, Escape to let go"}));
+      make("span", {className: "hint", textContent: "hover over a token or use the arrow keys to see its scores; "
+        + "click or press Enter to see what it attends to, Escape to release"}));
   }
 
   // One text of one result: its tokens in colour, the scores of the one pointed at, and what that attends to.
@@ -178,7 +178,7 @@
     holder.append(tokens);
     if (count < text.length) holder.append(make("p", {className: "note",
       textContent: `the first ${count.toLocaleString("en")} of ${text.length.toLocaleString("en")} tokens; `
-        + "the result’s files have them all"}));
+        + "the result files have all"}));
     holder.append(told, strip, attended);
     let at = -1, pinned = -1;
 
