@@ -98,10 +98,9 @@ def __getattr__(name: str) -> Any:
     home = (f"ssmscope.{_HOMES[name]}", name) if name in _HOMES else _VERBS.get(name)
     if home is None and (name == "__all__" or not _is_module(name)):
         registry = importlib.import_module("ssmscope.api.registry")
-        functions = registry.functions()
         if name == "__all__":
-            return ["__version__", *sorted({*_HOMES, *_PACKAGES, *functions})]
-        home = (functions[name], name) if name in functions else registry.verbs().get(name)
+            return ["__version__", *sorted({*_HOMES, *_PACKAGES, *registry.functions()})]
+        home = registry.functions().get(name) or registry.verbs().get(name)
     if home is None:
         raise AttributeError(f"module 'ssmscope' has no attribute {name!r}")
     value = getattr(importlib.import_module(home[0]), home[1])
@@ -110,7 +109,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _is_module(name: str) -> bool:
-    """Return True if a name is that of a module here, which importing finds without looking for analyses."""
+    """Return True if a module here has this name; the import system finds it, and no analysis is looked for."""
     place = Path(__file__).parent / name
     return name.startswith("_") or place.is_dir() or place.with_suffix(".py").is_file()
 

@@ -49,7 +49,7 @@ def tiny_model(directory: Path, seed: int = 0) -> Path:
 
 def unpainted(patch: pytest.MonkeyPatch) -> None:
     """What jobs write has no pictures, whose drawing takes longer than such jobs."""
-    patch.setattr(Result, "_png", lambda self: b"a picture")
+    patch.setattr(Result, "_drawn", lambda self, suffix: b"a picture")
     patch.setattr("ssmscope.render.html.image_html", lambda picture: Markup('<img alt="" src="data:,">'))
 
 

@@ -30,7 +30,7 @@ class Stand:
     """Stands for a result of a kind, with some of what its class has."""
 
     def __init__(self, kind: str, items: tuple = (), *, model: str = "own", headline: str | None = None, **values):
-        importlib.import_module(registry.home_of(kind) or "")
+        importlib.import_module(registry.results()[kind])
         real = Result._kinds[kind]
         self.real = real
         known = {field.name for field in dataclasses.fields(real)} | set(dir(real))
@@ -58,7 +58,7 @@ class Stand:
         return self.items[at]
 
 
-def found(result: Any, models: tuple[str, ...] = ("m",), **options: Any) -> Found:
+def found(result: Any, models: tuple[str, ...] = ("m",), **options: Any) -> LabelledResult:
     entry = reported.entry(result.kind, result, models=models, options=options)
     return LabelledResult(", ".join(models), entry, result)
 

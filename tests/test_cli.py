@@ -22,7 +22,7 @@ from warm import TRANSFORMERS
 
 from ssmscope import cli, errors
 from ssmscope.api import registry
-from ssmscope.api.options import options_of
+from ssmscope.api.signatures import options_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -379,7 +379,7 @@ class TestFormats:
         ("given", "says"),
         [
             (["--formats", "png,jpg", "--out", "OUT"], "unknown format 'jpg'; allowed are json, csv, png, html, svg"),
-            (["--formats", "png"], "--formats says what is written: give --out DIR too"),
+            (["--formats", "png"], "--formats needs --out DIR; give that too"),
         ],
     )
     def test_what_is_refused(self, analyze, tmp_path, given, says):

@@ -160,7 +160,7 @@ class TestFit:
 
     def test_of_a_call_without_a_directory(self, folder):
         call = Call.of("lens fit", [str(folder / "mamba2")], {"data": str(folder / "text.txt")})
-        with pytest.raises(InputError, match="lens fit writes files of its own; give the directory for them as out"):
+        with pytest.raises(InputError, match="lens fit writes its own files; give the directory for them as out"):
             call.run()
 
     def test_figures_that_could_not_be_written_are_added(self, folder, tmp_path, monkeypatch):

@@ -82,7 +82,7 @@ class TestStability:
     def test_what_cannot_be_is_refused(self, refusal: Callable[..., str], models: Path) -> None:
         one = models / "mamba"
         assert "did you mean 'demo/sst2-mamba'" in refusal("stability", "demo/sst2-mmba")
-        assert "--length is that of random sequences" in refusal("stability", one, *IDS, "--length", 5)
+        assert "--length asks for random sequences" in refusal("stability", one, *IDS, "--length", 5)
         assert "--ids cannot be combined with --text" in refusal("stability", one, *IDS, "--text", "a")
         assert "length is 'x'" in refusal("stability", one, "--length", "x")
         assert "length is '5,6'" in refusal("stability", one, "--length", "5,6")
@@ -247,7 +247,7 @@ class TestInfluence:
     def test_what_cannot_be_is_refused(self, refusal: Callable[..., str], models: Path) -> None:
         given = ("influence", models / "mamba")
         assert "no text; give --text" in refusal(*given)
-        assert "--length is that of random sequences" in refusal(*given, *IDS, "--length", 9)
+        assert "--length asks for random sequences" in refusal(*given, *IDS, "--length", 9)
         assert "did you mean 'layers'" in refusal(*given, *IDS, "--at", "layer")
         assert "did you mean 'logits'" in refusal(*given, *IDS, "--of", "logit")
         assert "did you mean 'last'" in refusal(*given, *IDS, "--positions", "lst")

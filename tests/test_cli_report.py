@@ -15,7 +15,7 @@ from planned import TEXT, tiny_model, unpainted
 from transformers import Lfm2Config, Lfm2ForCausalLM
 
 from ssmscope import cli
-from ssmscope.api.writing import held
+from ssmscope.api.writing import locked
 from ssmscope.reports import exports, running
 
 
@@ -173,13 +173,13 @@ class TestRefusals:
         assert "given twice" in refusal(analyze, plan, "--out", out, "--set", "text=a", "--set", "text=b")
         assert "no variable 'data'" in refusal(analyze, plan, "--out", out, "--data", "sst2")
         assert "did you mean 'local'?" in refusal(analyze, plan, "--out", out, "--engine", "lokal")
-        assert "--workers is of --engine ray" in refusal(analyze, plan, "--out", out, "--workers", 2)
+        assert "--workers needs --engine ray" in refusal(analyze, plan, "--out", out, "--workers", 2)
         assert "--out" in refusal(analyze, plan)
         assert "is a file" in refusal(analyze, plan, "--out", plan)
         assert not out.exists()
 
     def test_a_directory_in_use(self, analyze, plan, out) -> None:
-        with held(out):
+        with locked(out):
             assert "is in use by process" in refusal(analyze, plan, "--out", out)
 
     def test_ray_that_is_not_installed(self, analyze, plan, out, monkeypatch) -> None:

@@ -22,6 +22,16 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 HOW_TO = sorted((DOCS / "how-to").glob("*.md"))
 EDITS = {
+    "ssmscope/api/analyses.py": (
+        (
+            '    "sanity": Entry(',
+            '    "remaining": Entry("interp.remaining:remaining", {"remaining": "interp.remaining.result"}),\n',
+        ),
+        (
+            '    "overflow": Entry(',
+            '    "order": Entry("attacks.order:word_order", {"order": "attacks.order.result"}),\n',
+        ),
+    ),
     "ssmscope/interp/methods/__init__.py": (
         ('    "random": "random:random",\n', '    "gradnorm": "gradnorm:gradnorm",\n'),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import re
 import subprocess
@@ -15,6 +16,7 @@ from warm import PLAIN, TORCH, Warm
 
 import ssmscope
 from ssmscope.api import registry
+from ssmscope.api.analyses import ANALYSES
 from ssmscope.cli import app
 from ssmscope.cli.command import command_of
 
@@ -90,6 +92,17 @@ def test_verbs_are_names_of_their_functions() -> None:
     assert ssmscope.lens is ssmscope.lens_show is ssmscope.trajectory and ssmscope.lens_fit is ssmscope.fit_lens
     for name, analysis in registry.analyses().items():
         assert getattr(ssmscope, name.replace(" ", "_")) is analysis.function
+
+
+def test_the_table_of_analyses_lists_all_that_are_declared() -> None:
+    declared = {}
+    for file in (Path(ssmscope.__file__).parent).glob("*/*/__init__.py"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            for call in getattr(node, "decorator_list", ()):
+                if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "analysis":
+                    declared[ast.literal_eval(call.args[0])] = f"{file.parts[-3]}.{file.parts[-2]}:{node.name}"
+    assert {name: entry.function for name, entry in ANALYSES.items()} == declared
+    assert [analysis.name for analysis in registry.analyses().values()] == list(ANALYSES)
 
 
 def test_there_is_one_version() -> None:

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from warm import PLAIN, TRANSFORMERS
 
 from ssmscope.api import jsonable, registry, results
-from ssmscope.api.jsonable import READABLE
+from ssmscope.api.jsonable import MAX_LISTED_NUMBERS
 from ssmscope.api.results import Result, record_provenance
 from ssmscope.errors import InputError
 
@@ -104,7 +104,7 @@ def odd_numbers(size, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", ">f4", "float16", "int64", ">i2", "uint8", "bool"])
 def test_large_arrays_come_back_bit_for_bit_from_few_bytes(provenance, dtype):
-    values = odd_numbers(2 * (READABLE // 2 + 1), dtype).reshape(2, -1)
+    values = odd_numbers(2 * (MAX_LISTED_NUMBERS // 2 + 1), dtype).reshape(2, -1)
     first = sample(provenance, parts=(Part("large", values), Part("strided", values[:, ::-1].T)))
     text = first.to_json()
     document = json.loads(text, parse_constant=refuse)
@@ -119,8 +119,8 @@ def test_large_arrays_come_back_bit_for_bit_from_few_bytes(provenance, dtype):
 
 
 def test_small_arrays_and_texts_stay_lists_that_can_be_read(provenance):
-    texts = np.array(["a", "b"] * READABLE)
-    parts = (Part("at the limit", np.zeros(READABLE)), Part("texts", texts))
+    texts = np.array(["a", "b"] * MAX_LISTED_NUMBERS)
+    parts = (Part("at the limit", np.zeros(MAX_LISTED_NUMBERS)), Part("texts", texts))
     first = sample(provenance, parts=parts)
     document = json.loads(first.to_json(), parse_constant=refuse)
     assert all(isinstance(part["values"]["values"], list) for part in document["parts"])
@@ -128,7 +128,7 @@ def test_small_arrays_and_texts_stay_lists_that_can_be_read(provenance):
 
 
 def test_a_list_of_any_length_still_loads(provenance):
-    values = odd_numbers(READABLE + 5, "float32")
+    values = odd_numbers(MAX_LISTED_NUMBERS + 5, "float32")
     document = sample(provenance).to_dict()
     listed = [None if math.isnan(v) else v if math.isfinite(v) else str(v) for v in values.tolist()]
     document["parts"][0]["values"] = {"dtype": "float32", "shape": [len(listed)], "values": listed}
@@ -136,7 +136,7 @@ def test_a_list_of_any_length_still_loads(provenance):
 
 
 def test_results_with_nan_of_other_bits_are_equal(provenance):
-    values = np.full(READABLE + 1, np.nan, dtype=np.float32)
+    values = np.full(MAX_LISTED_NUMBERS + 1, np.nan, dtype=np.float32)
     other = (values.view(np.uint32) ^ np.uint32(0x80000001)).view(np.float32)
     assert np.isnan(other).all() and other.tobytes() != values.tobytes()
     assert sample(provenance, parts=(Part("", values),)) == sample(provenance, parts=(Part("", other),))
@@ -212,9 +212,9 @@ def test_a_compressed_bomb_takes_no_memory(provenance, bomb, shape):
 
 
 def test_an_array_beyond_the_limit_is_listed_and_not_inflated(provenance, monkeypatch):
-    first = sample(provenance, parts=(Part("", np.arange(READABLE + 1)),))
+    first = sample(provenance, parts=(Part("", np.arange(MAX_LISTED_NUMBERS + 1)),))
     small = first.to_dict()
-    monkeypatch.setattr(jsonable, "LARGEST", 8 * READABLE)
+    monkeypatch.setattr(jsonable, "MAX_COMPRESSED_BYTES", 8 * MAX_LISTED_NUMBERS)
     assert isinstance(first.to_dict()["parts"][0]["values"]["values"], list)
     assert Result.from_dict(json.loads(first.to_json())) == first
     with pytest.raises(InputError, match="cannot be read as an array of shape"):
@@ -277,7 +277,7 @@ def test_save_leaves_the_old_files_when_writing_fails(tmp_path, provenance, monk
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../up"])
 def test_save_refuses_a_name_that_leaves_the_folder(tmp_path, provenance, name):
-    with pytest.raises(InputError, match="no file name"):
+    with pytest.raises(InputError, match="not a file name"):
         sample(provenance).save(tmp_path, name)
 
 
@@ -313,7 +313,7 @@ def test_load_refuses_what_is_no_result(tmp_path, provenance):
             with pytest.raises(InputError, match=message):
                 Result.load(path)
     path.write_text(json.dumps(document))
-    with pytest.raises(InputError, match="is no Broken"):
+    with pytest.raises(InputError, match="is not a Broken"):
         Broken.load(path)
 
 
@@ -357,8 +357,8 @@ def test_every_kind_is_read_from_the_module_that_defines_it():
                         defined[ast.literal_eval(keyword.value)] = ".".join(place.parts)
     for kind, place in defined.items():
         home = f"ssmscope.{place.rpartition('.')[0]}.result"
-        assert registry.home_of(kind) == (registry.PAIRED if kind == registry.PAIR else home)
-    assert sorted(registry.kinds()) == sorted(defined)
+        assert registry.results()[kind] == ("ssmscope.interp.paired" if kind == "pair" else home)
+    assert sorted(registry.results()) == sorted(defined)
     code = (
         "from ssmscope.errors import InputError\nfrom ssmscope.api.results import Result\n"
         f"for kind in {sorted(defined)}:\n"
@@ -435,8 +435,8 @@ def test_every_table_says_which_model_each_row_is_of(provenance, tmp_path):
     fields = {each.name: getattr(sample(provenance), each.name) for each in dataclasses.fields(Sample)}
     assert several(**fields).to_frame().model.tolist() == ["x", "y"]
     assert "model" not in str(sample(provenance)).split("part")[0].split("\n")[-1]  # the title names it
-    for kind in registry.kinds():
-        importlib.import_module(registry.home_of(kind))
+    for kind, home in registry.results().items():
+        importlib.import_module(home)
         assert hasattr(Result._kinds[kind].to_frame, "__wrapped__"), kind
 
 

@@ -190,11 +190,11 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["fidelity", MODEL, "--workers", "2"], "--workers is of --engine ray"),
+            (["fidelity", MODEL, "--workers", "2"], "--workers needs --engine ray"),
             (["fidelity", MODEL, "--engine", "ray", "--workers", "2", "--address", "a:1"], "give one"),
-            (["heatmap", MODEL, "--text", "a film", "--engine", "ray"], "--engine ray is of --data"),
+            (["heatmap", MODEL, "--text", "a film", "--engine", "ray"], "--engine ray needs --data"),
             (["explain", MODEL, "--text", "a film", "--engine", "ray"], "no option --engine"),
-            (["report", "quick", "--out", "x", "--by-batch"], "--by-batch is of --engine ray"),
+            (["report", "quick", "--out", "x", "--by-batch"], "--by-batch needs --engine ray"),
         ],
     )
     def test_of_options(self, arguments, message, refusal) -> None:
@@ -242,16 +242,18 @@ def test_ray_loses_nothing_with_a_worker(model, tmp_path, monkeypatch) -> None:
 def test_workers_import_while_ray_starts(monkeypatch) -> None:
     ray = pytest.importorskip("ray")
     seen: list[list[str | None]] = []
-    monkeypatch.setattr(ray, "init", lambda **how: seen.append([os.environ.get(name) for name in cluster.PREPARED]))
+    monkeypatch.setattr(
+        ray, "init", lambda **how: seen.append([os.environ.get(name) for name in cluster.RAY_VARIABLES])
+    )
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     for prepared in (True, False):
         with cluster.connected(None, 1, prepared=prepared):
-            assert not set(cluster.PREPARED) & set(os.environ)
+            assert not set(cluster.RAY_VARIABLES) & set(os.environ)
     monkeypatch.setenv("RAY_preload_python_modules", "mine")
     with cluster.connected(None, 1, prepared=True):
         assert os.environ["RAY_preload_python_modules"] == "mine" and cluster.OWN_GPU not in os.environ
-    assert seen == [[",".join(cluster.STARTED_WITH), "1"], [None, None], ["mine", "1"]]
-    assert all(importlib.util.find_spec(name) is not None for name in cluster.STARTED_WITH)
+    assert seen == [[",".join(cluster.PRELOADED_MODULES), "1"], [None, None], ["mine", "1"]]
+    assert all(importlib.util.find_spec(name) is not None for name in cluster.PRELOADED_MODULES)
 
 
 def test_a_gpu_is_found_among_those_that_are_seen(monkeypatch) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import pytest
 
-from ssmscope.api.options import REPEATED, Range, options_of
+from ssmscope.api.options import REPEATED, Range
+from ssmscope.api.signatures import options_of
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from matplotlib.colors import to_hex
 
 from ssmscope.render import token_rows
 from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
+from ssmscope.render.drawing import EMPTY, MARK
 from ssmscope.render.signed import SIGNED
-from ssmscope.render.token_figure import EMPTY, MARK, draw_rows
+from ssmscope.render.token_figure import draw_rows
 from ssmscope.render.tokens import BLUES, CIVIDIS
 
 TOKENS = ("<s>", *(f" {letter}" for letter in "abcde"))

@@ -14,7 +14,7 @@ import pytest
 from warm import PLAIN, Warm
 
 from ssmscope.api import writing
-from ssmscope.api.writing import held, made, publish, read_current, settle, write_atomically
+from ssmscope.api.writing import complete_set, created, locked, publish, read_current, write_atomically
 from ssmscope.errors import InputError
 
 OLD, NEW = ({f"a.{suffix}": f"{age} {suffix}".encode() for suffix in ("json", "csv", "png")} for age in ("old", "new"))
@@ -40,7 +40,7 @@ def counted(change):
 for module, name in ((os, "replace"), (os, "unlink"), (os, "rmdir"), (os, "mkdir"), (Path, "write_bytes")):
     setattr(module, name, counted(getattr(module, name)))
 if files is None:
-    writing.settle_all(directory)
+    writing.complete_all_sets(directory)
 else:
     writing.publish(directory, "a", {name: content.encode() for name, content in files.items()})
 """
@@ -100,7 +100,7 @@ def test_what_died_half_way_is_settled_without_a_new_set(tmp_path) -> None:
         publish(tmp_path / "set", "a", OLD)
         if not dying(tmp_path / "set", NEW, step):
             break
-        settle(tmp_path / "set", "a")
+        complete_set(tmp_path / "set", "a")
         now = seen(tmp_path / "set")
         assert now in (OLD, NEW)
         outcomes.add(now["a.csv"])
@@ -142,7 +142,7 @@ def test_where_a_move_fails_the_old_set_stays(tmp_path, monkeypatch, number) -> 
             assert {name: read_current(tmp_path / name) for name in OLD} in (OLD, NEW)
         else:
             assert number >= 7 and seen(tmp_path) == NEW
-    settle(tmp_path, "a")
+    complete_set(tmp_path, "a")
     assert seen(tmp_path) in (OLD, NEW) and {file.name for file in tmp_path.iterdir()} == {*OLD}
     if number <= 3:
         assert seen(tmp_path) == OLD
@@ -199,7 +199,7 @@ def test_a_reader_waits_while_a_file_is_on_its_way(tmp_path, monkeypatch) -> Non
     (tmp_path / "x").unlink()
     with pytest.raises(FileNotFoundError):
         read_current(tmp_path / "x")
-    assert len(slept) == 3 + writing.LOOKS
+    assert len(slept) == 3 + writing.READ_ATTEMPTS
 
 
 def _there(path: Path) -> bytes | None:
@@ -261,7 +261,7 @@ def test_the_disks_error_is_told_where_a_writer_hides_it(tmp_path) -> None:
 def test_made_directories_go_again_only_where_they_are_empty_and_were_made(tmp_path) -> None:
     (tmp_path / "old").mkdir()
     for keep in (False, True):
-        with pytest.raises(ValueError), made(tmp_path / "old" / "new" / "newer"):
+        with pytest.raises(ValueError), created(tmp_path / "old" / "new" / "newer"):
             if keep:
                 (tmp_path / "old" / "new" / "file").touch()
             raise ValueError
@@ -272,12 +272,12 @@ def test_made_directories_go_again_only_where_they_are_empty_and_were_made(tmp_p
 class TestHeld:
     def test_by_one_process_at_a_time_and_nothing_is_left(self, tmp_path) -> None:
         folder = tmp_path / "new" / "folder"
-        with held(folder):
+        with locked(folder):
             with pytest.raises(InputError, match=f"in use by process {os.getpid()}; wait until it has ended"):
-                with held(folder):
+                with locked(folder):
                     pass
         assert not list(folder.iterdir())
-        with pytest.raises(KeyError), held(tmp_path / "other"):
+        with pytest.raises(KeyError), locked(tmp_path / "other"):
             raise KeyError
         assert not (tmp_path / "other").exists()
 
@@ -286,20 +286,20 @@ class TestHeld:
         ready = context.Event()
 
         def hold() -> None:
-            with held(tmp_path):
+            with locked(tmp_path):
                 ready.set()
                 threading.Event().wait(60)
 
         process = context.Process(target=hold)
         process.start()
         assert ready.wait(20)
-        with pytest.raises(InputError, match=f"process {process.pid}"), held(tmp_path):
+        with pytest.raises(InputError, match=f"process {process.pid}"), locked(tmp_path):
             pass
         process.kill()
         process.join()
-        with held(tmp_path):
+        with locked(tmp_path):
             pass
 
     def test_an_error_within_is_not_taken_for_one_of_the_lock(self, tmp_path) -> None:
-        with pytest.raises(FileNotFoundError), held(tmp_path):
+        with pytest.raises(FileNotFoundError), locked(tmp_path):
             (tmp_path / "absent").read_bytes()

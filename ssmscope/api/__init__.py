@@ -1,1 +1,1 @@
-"""Analyses as functions, commands and entries of plans: their options, inputs and results."""
+"""Declaration, inputs, options and results of analyses, shared by Python code, the command line and plans."""

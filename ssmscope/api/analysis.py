@@ -1,15 +1,13 @@
-"""What an analysis declares, once, and the calls of analyses that command line, plans, Ray jobs and pages make of it.
-
+"""Declaration of analyses, and the calls that the command line, plans, Ray jobs and pages make of them.
     @analysis("heatmap", reads=Texts(), question="What is in its memory?")
     def selection_heatmap(model: Model, texts: TextsLike, *,
-                          top: Annotated[int, "how many tokens are named", Range(1)] = 5) -> SelectionHeatmap:
-        \"""One line that is the verb's help.\"""
+                          top: Annotated[int, "Number of tokens named.", Range(1)] = 5) -> SelectionHeatmap:
+        \"""Help of the verb, in one line.\"""
 
-The function's first parameter is a model, or several where it is declared so, then comes what it reads, and its
-options are keyword-only. They are checked whenever it is called, from Python too, so that the same is refused in the
-same words everywhere; a trace alone stands for model and texts where it is all that is needed. A `Call` names the
-models and inputs by what somebody types: it can be checked without running, run, sent to another process, and written
-as a command line.
+The function takes a model, or several if it is declared so, then its input; its options are keyword-only. Every call
+checks them, from Python too, so that all callers get the same errors. A trace may replace model and texts if the
+function needs nothing else. A `Call` holds models and inputs as they are typed: it can be checked without running, run,
+sent to another process, and written as a command line.
 """
 
 from __future__ import annotations
@@ -29,7 +27,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ssmscope.api import registry
 from ssmscope.api.inputs import Input
-from ssmscope.api.options import Option, options_of
+from ssmscope.api.options import Option
+from ssmscope.api.signatures import options_of
 from ssmscope.api.writing import check_writable
 from ssmscope.core.shipped import DTYPES
 from ssmscope.errors import InputError, did_you_mean
@@ -41,7 +40,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 CACHE = "answers.sqlite"
-"""Where a call keeps the model's answers beside its results, so that a killed one continues."""
+"""File next to the results that stores the model's answers, so that a killed call continues."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +48,20 @@ class Analysis:
     """An analysis as its function declares it.
 
     Attributes:
-        name: the verb; "lens show" is one within a group.
-        function: what runs, with its options checked.
-        reads: what it reads beside the models; None for nothing.
-        options: by name.
-        question: what it answers, in the words of a user.
-        several: whether it takes several models at once.
-        pair: makes one result of two models' results, where it takes one model, or two; None where it does not.
-        models: the kinds of models that it can do (`ssmscope.reports.kinds`); empty for all.
-        kinds: the kinds of results that it gives.
-        dtype: in which the models are loaded; None for that of `load`.
-        check: refuses options that contradict each other.
-        loads: whether it gets the models loaded; else it gets what names them.
-        writes: whether it writes its own files into the directory that it is given as `out`, and cannot do without.
-        then: the command line to try next, with {model} and {out} in it, of one that writes its own files.
-        sharded: whether it goes over a data set by `ssmscope.api.sharding.over`.
+        name: the verb; "lens show" belongs to the group "lens".
+        function: the analysis, which checks its options.
+        reads: its input in addition to the models; None for none.
+        options: its options by name.
+        question: the question that it answers, in the words of a user.
+        several: True if it takes any number of models at once.
+        pair: combines the results of two models, if it takes one or two; otherwise None.
+        models: kinds of models that it supports (`ssmscope.api.inputs.KINDS`); empty for all.
+        dtype: dtype in which the models are loaded; None for the default of `load`.
+        check: raises InputError if options contradict each other.
+        loads: True if it receives loaded models, False if it receives their names.
+        writes: True if it writes its own files into the directory `out`, which it requires.
+        then: the command line to try next, with {model} and {out}, if it writes its own files.
+        sharded: True if it goes over a data set by `ssmscope.api.sharding.parts.over`.
     """
 
     name: str
@@ -74,7 +72,6 @@ class Analysis:
     several: bool
     pair: Callable[[Sequence[Any]], Any] | None
     models: tuple[str, ...]
-    kinds: tuple[str, ...]
     dtype: str | None
     check: Callable[..., None] | None
     loads: bool
@@ -84,27 +81,27 @@ class Analysis:
 
     @property
     def module(self) -> str:
-        """The package that declares it."""
+        """Package that declares it."""
         return self.function.__module__
 
     @property
-    def most(self) -> float:
-        """How many models it takes at most."""
+    def max_models(self) -> float:
+        """Maximum number of models."""
         return math.inf if self.several else 1 if self.pair is None else 2
 
     @property
     def inputs(self) -> Mapping[str, Option]:
-        """The options that say what is read."""
+        """Options that name the input."""
         return {} if self.reads is None else self.reads.options
 
     def of_each(self, function: Callable[..., Any], given: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """What a function gives of one model, or of two as one result.
+        """Call the function for one model, or for two, whose results are combined.
 
         Args:
-            given: the models, and what they read.
+            given: the list of models, then the input.
 
         Raises:
-            InputError: no model, more than two, or a batch or trace, which is of one model.
+            InputError: there are no models or more than two, or the input is a batch or trace of one model.
         """
         models, *rest = given
         if not 1 <= len(models) <= 2:
@@ -116,13 +113,13 @@ class Analysis:
         return found[0] if len(found) == 1 else self.pair(found)
 
     def checked(self, given: Mapping[str, Any], models: int = 1) -> dict[str, Any]:
-        """Options that were given, as the function gets them; what is no option stays as it is.
+        """Convert the given options to what the function receives; other arguments stay unchanged.
 
         Args:
-            models: of how many models it is, which a `check` with a parameter of this name gets.
+            models: number of models, passed to a `check` that has a parameter of this name.
 
         Raises:
-            InputError: one that is not allowed, or that contradicts another.
+            InputError: an option is not allowed, or contradicts another.
         """
         found = {name: self.options[name].accept(v) if name in self.options else v for name, v in given.items()}
         if self.check is not None:
@@ -142,7 +139,6 @@ def analysis(
     several: bool = False,
     pair: Callable[[Sequence[Any]], Any] | None = None,
     models: tuple[str, ...] = (),
-    kinds: tuple[str, ...] = (),
     dtype: str | None = None,
     check: Callable[..., None] | None = None,
     loads: bool = True,
@@ -150,13 +146,13 @@ def analysis(
     then: str = "",
     sharded: bool = False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Declare a function an analysis, see `Analysis`; by default its results are of the kind of its name."""
+    """Declare a function as an analysis (see `Analysis`)."""
 
     def declare(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
-            alone = _is_trace(args[0]) if len(args) == 1 else False  # a trace says what its model did
-            # What can be read once is, since several models, or steps, may read it.
+            alone = _is_trace(args[0]) if len(args) == 1 else False  # A trace holds its model's answers.
+            # Several models or steps may read an iterator, which can be read only once.
             args = tuple(list(each) if isinstance(each, Iterator) else each for each in args)  # type: ignore[assignment]
             given: Any = (None, *args) if alone else args
             first = args[0] if args else kwargs.get("models")
@@ -178,7 +174,6 @@ def analysis(
             several=several,
             pair=pair,
             models=models,
-            kinds=(*(kinds or (name.replace(" ", "-"),)), *((registry.PAIR,) if pair is not None else ())),
             dtype=dtype,
             check=check,
             loads=loads,
@@ -194,19 +189,19 @@ def analysis(
 
 
 def _is_trace(value: Any) -> bool:
-    trace = sys.modules.get("ssmscope.core.trace")  # there is none before the module is imported
+    trace = sys.modules.get("ssmscope.core.trace")  # No trace exists before its module is imported.
     return trace is not None and isinstance(value, trace.Trace)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One analysis of one or several models, everything by what somebody types.
+    """An analysis of one or several models, with all arguments as they are typed.
 
     Attributes:
-        name: the analysis.
+        name: name of the analysis.
         models: names, directories, files or hub ids.
         inputs, options: all of them, with defaults, as plain values.
-        tokenizer, device, dtype: as `load` takes them; dtype "auto" is the analysis's own, or `load`'s.
+        tokenizer, device, dtype: arguments of `load`; dtype "auto" is the analysis's own, or `load`'s.
     """
 
     name: str
@@ -228,10 +223,10 @@ class Call:
         device: str = "cpu",
         dtype: str = "auto",
     ) -> Call:
-        """A call from what was typed or stands in a plan, values as texts or as themselves; nothing runs.
+        """Make a call from the arguments of a command line or a plan; nothing runs.
 
         Raises:
-            InputError: whatever the analysis would refuse without looking at a model.
+            InputError: the analysis would refuse the arguments without looking at a model.
         """
         found = registry.analysis_of(name)
         known = {**found.inputs, **found.options}
@@ -265,14 +260,12 @@ class Call:
         return registry.analysis_of(self.name)
 
     def check(self) -> None:
-        """Refuse what the analysis would refuse without looking at a model; nothing runs.
-
-        Raises:
-            InputError: as said.
-        """
+        """Raise InputError if the analysis would refuse the call without looking at a model; nothing runs."""
         declared = self.analysis
-        if not 1 <= len(self.models) <= declared.most:
-            allowed = {1: "one model", 2: "one model, or two"}.get(int(min(declared.most, 3)), "one or more models")
+        if not 1 <= len(self.models) <= declared.max_models:
+            allowed = {1: "one model", 2: "one model, or two"}.get(
+                int(min(declared.max_models, 3)), "one or more models"
+            )
             raise InputError(f"{self.name} takes {allowed}")
         if not declared.loads and (self.tokenizer, self.device, self.dtype) != (None, "cpu", "auto"):
             unused = "tokenizer" if self.tokenizer is not None else "device" if self.device != "cpu" else "dtype"
@@ -286,12 +279,14 @@ class Call:
         declared.checked(self.options, len(self.models))
 
     def run(self, out: Path | None = None, formats: Sequence[str] | None = None) -> tuple[Result, ...]:
-        """Load the models, run the analysis, and give its results; they are saved in `out` where that is given, in the
-        formats that are asked for (see `ssmscope.api.results.FORMATS`).
+        """Load the models, run the analysis and return its results.
+
+        Args:
+            out: directory to save the results in; an analysis that writes its own files requires it.
+            formats: some of `ssmscope.api.results.FORMATS`.
 
         Raises:
-            InputError: whatever is wrong with the models, inputs or options; then nothing is left in `out`. Also where
-                `out` is not given to an analysis that writes its own files.
+            InputError: a model, an input or an option is refused; nothing is left in `out`.
         """
         from ssmscope.api.results import SUFFIXES, Result, checked_formats, save_together
         from ssmscope.api.sharding.parts import keeping
@@ -303,7 +298,7 @@ class Call:
         declared = self.analysis
         formats = checked_formats(SUFFIXES if formats is None else formats)
         if declared.writes and out is None:
-            raise InputError(f"{self.name} writes files of its own; give the directory for them as out")
+            raise InputError(f"{self.name} writes its own files; give the directory for them as out")
         loaded: list[Any] = list(self.models)
         if declared.loads:
             dtype = declared.dtype if self.dtype == "auto" else self.dtype
@@ -328,17 +323,17 @@ class Call:
                     save_together({result.kind: result for result in results}, out, formats)
         return results
 
-    def every(self) -> Iterator[tuple[Option, Any]]:
-        """All inputs and options with their values."""
+    def option_values(self) -> Iterator[tuple[Option, Any]]:
+        """Yield all inputs and options with their values."""
         declared = self.analysis
         for known, values in ((declared.inputs, self.inputs), (declared.options, self.options)):
             yield from ((option, values[name]) for name, option in known.items())
 
     @property
     def arguments(self) -> list[str]:
-        """What is typed after `analyze`; options that are their defaults are left out."""
+        """Arguments of `analyze`, without options that have their defaults."""
         typed = [*self.name.split(), *self.models]
-        for option, value in self.every():
+        for option, value in self.option_values():
             if value is not None and (option.required or not option.is_default(value)):
                 typed += option.typed(value)
         typed += ["--tokenizer", self.tokenizer] if self.tokenizer is not None else []
@@ -347,16 +342,16 @@ class Call:
 
     @property
     def command(self) -> str:
-        """The shell line that makes the results again."""
+        """Shell command that reproduces the results."""
         return shlex.join(["analyze", *self.arguments])
 
 
 @contextmanager
 def _kept_answers(options: dict[str, Any], out: Path | None) -> Iterator[dict[str, Any]]:
-    """The options, with a cache in `out` where the analysis keeps answers and was given no other place.
+    """Yield the options, with a cache in `out` if the analysis stores answers and no other place is given.
 
-    A file that this run made goes again, with the directory, where the input is refused after all; it stays where only
-    the disk was in the way.
+    If the input is refused after all, a file that this run made is removed, with the directory; it stays if only the
+    disk was at fault.
     """
     if out is None or options.get("cache", out) is not None:
         yield options
@@ -368,15 +363,10 @@ def _kept_answers(options: dict[str, Any], out: Path | None) -> Iterator[dict[st
         yield {**options, "cache": file}
     except InputError as error:
         if not known and not isinstance(error.__cause__, OSError):
-            traceback.clear_frames(error.__traceback__)  # which hold the file open: Windows deletes no such file
+            traceback.clear_frames(error.__traceback__)  # They hold the file open, and Windows deletes no open file.
             for tail in ("", "-wal", "-shm"):
                 file.with_name(file.name + tail).unlink(missing_ok=True)
             for place in new:
                 with suppress(OSError):
                     place.rmdir()
         raise
-
-
-def first_line(function: Callable[..., Any]) -> str:
-    """The first paragraph of a function's docstring, on one line."""
-    return " ".join(inspect.cleandoc(function.__doc__ or "").partition("\n\n")[0].split())

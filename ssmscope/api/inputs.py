@@ -1,17 +1,17 @@
-"""What analyses read beside models, texts or labelled data: the options that name it, and their values."""
+"""Inputs of analyses, texts or labelled data: the options that name them, and how these are read."""
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from ssmscope.api.options import REPEATED, WHOLE_NUMBER, Metavar, Option, Range, Reads, options_of
+from ssmscope.api.options import REPEATED, Metavar, Option, Range, Reads
+from ssmscope.api.signatures import options_of
+from ssmscope.api.typed_texts import lines_of, texts_of, whole_numbers
 from ssmscope.core.limits import MAX_TOKENS_PER_ROW
-from ssmscope.core.reading import MAX_FILE_BYTES, SURROGATE, decoded_text, read_text
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,15 +33,13 @@ KINDS: Mapping[str, str] = {
     LANGUAGE_MODEL: "the next token of a text",
     TOKEN_MODEL: "the next of token ids, without a tokenizer",
 }
-"""The kinds of models, and what each predicts."""
+"""Kinds of models, and what each of them predicts."""
 TEXT_MODELS = (TEXT_CLASSIFIER, LANGUAGE_MODEL)
 
 TEXTS = ("text", "file", "ids", "image")
-"""The options that give texts."""
-MOST_TOKENS = 16384
-"""Of a text, unless somebody says otherwise."""
-TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx")
-"""How files end that hold more than lines of text."""
+"""Options that give texts."""
+DEFAULT_MAX_TOKENS = 16384
+"""Maximum length of a text in tokens, unless `max_tokens` is given."""
 
 
 class Input(ABC):
@@ -49,41 +47,40 @@ class Input(ABC):
 
     options: Mapping[str, Option]
     parameter: ClassVar[str]
-    """What it is called in the function's signature."""
+    """Name of the parameter that receives the input."""
 
     def reads_lines(self, kind: str | None) -> bool:
-        """Whether of a model of this kind the data is lines of text, without labels."""
+        """Return True if models of this kind read lines of text without labels."""
         return False
 
     @abstractmethod
     def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        """Refuse what can be refused without a model.
-
-        Raises:
-            InputError: as said.
-        """
+        """Raise InputError if the input can be refused without a model."""
 
     @abstractmethod
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
-        """The value that the function gets.
+        """Return the value that the function receives.
 
         Raises:
-            InputError: it cannot be read, or does not fit the models.
+            InputError: the input cannot be read, or does not fit the models.
         """
 
     def once(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The values for being read several times: what can be read once alone is read."""
+        """Return values that can be read several times: standard input, for example, is replaced by its lines."""
         return values
 
     def read_besides(
         self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]
     ) -> Mapping[str, Any]:
-        """What the function gets besides, by the name of its parameter; of most kinds of input nothing.
+        """Return further arguments of the function by parameter name; most kinds of input have none.
 
         Raises:
             InputError: as `read`.
         """
         return {}
+
+
+Split = Annotated[str | None, "Split of a known data set; by default the test split.", Metavar("NAME")]
 
 
 def _text_options(
@@ -100,7 +97,7 @@ def _text_options(
         Reads("file"),
         Metavar("FILE"),
     ] = None,
-    max_tokens: Annotated[int, "Refuse longer texts.", Range(1)] = MOST_TOKENS,
+    max_tokens: Annotated[int, "Refuse longer texts.", Range(1)] = DEFAULT_MAX_TOKENS,
 ) -> None: ...
 
 
@@ -109,16 +106,16 @@ class Texts(Input):
     """Texts, token ids or images, as one `Batch` of the model.
 
     Attributes:
-        needed: whether there must be any; without, the function gets None.
-        instead: the option that asks for random sequences in place of texts, and cannot stand beside them.
-        most: how many tokens a text may have, unless somebody says otherwise.
-        data: where labelled texts may be read instead, as `Data` does: refuses options that do not go with them, or
-            with texts, told which it is; None where they may not.
+        needed: True if texts are required; otherwise the function receives None without them.
+        instead: the option that asks for random sequences in place of texts; it excludes them.
+        most: default maximum length of a text in tokens.
+        data: None if labelled texts cannot be read instead. Otherwise a check, called with True for labelled texts and
+            with the analysis's options, that refuses options which do not apply.
     """
 
     needed: bool = True
     instead: str | None = None
-    most: int = MOST_TOKENS
+    most: int = DEFAULT_MAX_TOKENS
     data: Callable[..., None] | None = None
     parameter: ClassVar[str] = "texts"
 
@@ -139,40 +136,40 @@ class Texts(Input):
             return
         given, drawn = self._any(values), self._drawn(options)
         if given and drawn:
-            beside = ", ".join(f"--{name}" for name in TEXTS[:-1])
+            texts = ", ".join(f"--{name}" for name in TEXTS[:-1])
             raise InputError(
-                f"--{self.instead} is that of random sequences; leave it out beside {beside} and --{TEXTS[-1]}"
+                f"--{self.instead} asks for random sequences; it cannot be combined with {texts} or --{TEXTS[-1]}"
             )
         if self.needed and self.instead is not None and not given and not drawn:
             raise InputError(
                 f"no text; give --text, --file, --ids or --image, or --{self.instead} N for random sequences"
             )
         if given or (self.needed and not drawn):
-            # What stands on standard input can be read once, when it runs.
+            # Standard input can be read only once, when the analysis runs.
             self._rows(
                 {**values, "file": None, "text": ["-"]} if values["file"] == "-" and not values["text"] else values
             )
 
     def _of_data(self, values: Mapping[str, Any]) -> bool:
-        """Whether labelled texts are asked for.
+        """Return True if labelled texts are asked for.
 
         Raises:
-            InputError: beside texts, or with what is of one of the two alone.
+            InputError: texts are given too, or `--split` without `--data`.
         """
         given = self.data is not None and values["data"] is not None
         if given and self._any(values):
             raise InputError("--data cannot be combined with --text, --file, --ids or --image; give one of them")
         if self.data is not None and not given and values["split"] is not None:
-            raise InputError("--split is of --data; give it too")
+            raise InputError("--split needs --data; give that too")
         return given
 
     @staticmethod
     def _any(values: Mapping[str, Any]) -> bool:
-        """Whether texts are given."""
+        """Return True if texts are given."""
         return any(values[name] or values[name] == "" for name in TEXTS)
 
     def _drawn(self, options: Mapping[str, Any]) -> bool:
-        """Whether random sequences are asked for instead."""
+        """Return True if random sequences are asked for instead."""
         return self.instead is not None and options[self.instead] is not None
 
     def once(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -180,7 +177,7 @@ class Texts(Input):
 
     @staticmethod
     def _rows(values: Mapping[str, Any]) -> tuple[list[str] | None, list[list[int]] | None]:
-        """The texts, or the token ids."""
+        """Return the texts or the token ids, and None for the other."""
         text, file, ids, image = (values[name] for name in TEXTS)
         if ids and (text or file is not None):
             raise InputError("--ids cannot be combined with --text or --file; give one of them")
@@ -210,37 +207,37 @@ class Texts(Input):
 
 
 def one_text(model: Model, text: Any) -> Batch:
-    """A text, or token ids, which somebody types as "5,17,3" for a model without a tokenizer.
+    """Encode a text, or token ids, which are typed as "5,17,3" for a model without a tokenizer.
 
     Raises:
-        InputError: as `Model.encode`, for what are no ids, and for several texts.
+        InputError: as `Model.encode`; or the ids are not whole numbers, or several texts are given.
     """
     if isinstance(text, str) and model.tokenizer is None:
         return model.encode(ids=whole_numbers(text, "token ids", "5,17,3"))
     batch = model.encode(text)
     if len(batch.tokens) != 1:
-        raise InputError(f"{len(batch.tokens)} texts were given where one is read; give one")
+        raise InputError(f"{len(batch.tokens)} texts were given where one is expected; give one")
     return batch
 
 
 def _data_options(
     *,
     data: Annotated[
-        str | None, "sst2, imdb, … or a file; else what MODEL learnt from.", Reads("data"), Metavar("DATA")
+        str | None, "sst2, imdb, … or a file; by default MODEL's training data.", Reads("data"), Metavar("DATA")
     ] = None,
-    split: Annotated[str | None, "Of a known data set; by default the one to test on.", Metavar("NAME")] = None,
-    max_tokens: Annotated[int, "Refuse longer texts.", Range(1)] = MOST_TOKENS,
+    split: Split = None,
+    max_tokens: Annotated[int, "Refuse longer texts.", Range(1)] = DEFAULT_MAX_TOKENS,
 ) -> None: ...
 
 
 @dataclass(frozen=True)
 class Data(Input):
-    """Labelled examples, by default of the data that the model learnt from.
+    """Labelled examples, by default of the data that the model was trained on.
 
     Attributes:
-        of: "texts" alone, or "examples": of pixels too.
-        leaves_out: whether the analysis has an option `max_tokens` of its own, which leaves longer texts out; where it
-            is not given they are refused here.
+        of: "texts" alone, or "examples", which include images.
+        leaves_out: True if the analysis has its own option `max_tokens`, which leaves longer texts out; without a value
+            for it they are refused.
     """
 
     of: Literal["texts", "examples"] = "texts"
@@ -251,7 +248,7 @@ class Data(Input):
     def options(self) -> Mapping[str, Option]:  # type: ignore[override]
         found = options_of(_data_options, without=("max_tokens",) if self.leaves_out else ())
         if self.of == "examples":
-            help_ = "cifar10, digits, sst2, … or a file; else what MODEL learnt from."
+            help_ = "cifar10, digits, sst2, … or a file; by default MODEL's training data."
             return {**found, "data": replace(found["data"], help=help_)}
         return found
 
@@ -273,7 +270,7 @@ class Data(Input):
         most = (options if self.leaves_out else values)["max_tokens"]
         if most is None or not self.leaves_out:
             for each in models:
-                check_lengths(each, found, MOST_TOKENS if most is None else most)
+                check_lengths(each, found, DEFAULT_MAX_TOKENS if most is None else most)
         return found
 
 
@@ -281,13 +278,13 @@ def _example_options(
     *,
     data: Annotated[
         str | None,
-        "wikitext2, sst2, cifar10, … or a file; else what MODEL learnt from.",
+        "wikitext2, sst2, cifar10, … or a file; by default MODEL's training data.",
         Reads("data"),
         Metavar("DATA"),
     ] = None,
-    split: Annotated[str | None, "Of a known data set; by default the one to test on.", Metavar("NAME")] = None,
-    length: Annotated[int, "Tokens of a row, of a language model's text.", Range(1, MAX_TOKENS_PER_ROW)] = 256,
-    max_tokens: Annotated[int, "Refuse longer texts, of a classifier.", Range(1)] = MOST_TOKENS,
+    split: Split = None,
+    length: Annotated[int, "Tokens per row of a language model's text.", Range(1, MAX_TOKENS_PER_ROW)] = 256,
+    max_tokens: Annotated[int, "Refuse a classifier's longer texts.", Range(1)] = DEFAULT_MAX_TOKENS,
 ) -> None: ...
 
 
@@ -296,7 +293,7 @@ class Examples(Input):
     """A classifier's labelled texts or images, or a language model's text in rows of tokens.
 
     Attributes:
-        prefer: where no split is named, the first of these that a known data set has is read; else the one to test on.
+        prefer: splits in order of preference, if none is named; a data set without any of them gives its test split.
     """
 
     prefer: tuple[str, ...] = ()
@@ -325,23 +322,19 @@ class Examples(Input):
 
 
 def check_lengths(model: Model, data: ExampleData, most: int) -> None:
-    """Refuse labelled texts of more than `most` tokens before any is read.
-
-    Raises:
-        InputError: naming the first one.
-    """
+    """Raise InputError, naming the first, if labelled texts have more than `most` tokens."""
     from ssmscope.core.encoding import check_characters, check_tokens
     from ssmscope.core.tokenizing import tokenize
 
     for number, text in enumerate(getattr(data, "texts", ()) if model.tokenizer is not None else (), start=1):
-        if 4 * len(text) > most:  # a character is of four bytes at most, and a token has one at least
+        if 4 * len(text) > most:  # A character has at most four bytes and a token at least one.
             named = f"row {number} of {data.name}"
             check_characters(text, most, named)
             check_tokens(len(tokenize(model.tokenizer, text, named=named)["input_ids"]), most, named)
 
 
 def known_data(model: Model) -> tuple[str, ...]:
-    """The names of the data sets that a model of this kind reads."""
+    """Return the names of the data sets that a model of this kind reads."""
     from ssmscope.data import pixels
     from ssmscope.data.text import LINE_SOURCES, SOURCES
 
@@ -357,18 +350,18 @@ def load_examples(
     length: int,
     prefer: Sequence[str] = (),
     *,
-    max_tokens: int = MOST_TOKENS,
+    max_tokens: int = DEFAULT_MAX_TOKENS,
 ) -> ExampleData:
-    """Text in rows of `length` tokens for a language model, labelled examples for a classifier.
+    """Load text in rows of `length` tokens for a language model, or labelled examples for a classifier.
 
     Args:
         data: a known name or a file.
-        split: of a known name; None for the first of `prefer` that it has, else the one to test on.
-        max_tokens: of a classifier's text.
+        split: a split of a known data set; None for the first of `prefer` that it has, else the test split.
+        max_tokens: maximum length of a classifier's text.
 
     Raises:
-        InputError: an unknown name or split, a file that cannot be read, a longer text, or a language model without a
-            tokenizer.
+        InputError: the name or the split is unknown, the file cannot be read, a text is longer, or a language model
+            has no tokenizer.
     """
     from ssmscope.data.labelled import load_labelled
     from ssmscope.data.language import language_data, load_lines
@@ -386,66 +379,3 @@ def load_examples(
         split = source.default_split
     lines = load_lines(data, split)
     return language_data(lines, model.tokenizer, length=length, name=Path(data).stem, split=split or "all")
-
-
-# ---- what was typed, as values
-
-
-def texts_of(texts: Sequence[str] | None, file: str | None) -> list[str]:
-    """The texts of `--text` or of `--file`.
-
-    Raises:
-        InputError: both or neither are given, a text is not valid UTF-8, or the file cannot be used.
-    """
-    if texts and file is not None:
-        raise InputError("--text cannot be combined with --file; give one of them")
-    if file is not None:
-        return lines_of(file)
-    if not texts:
-        raise InputError(
-            "no text; give --text TEXT, --file FILE, or --ids 5,17,3 for a model without a tokenizer; --image FILE for "
-            "one of pixels"
-        )
-    for text in texts:
-        if SURROGATE.search(text):
-            raise InputError("--text is not valid UTF-8; give it in UTF-8, or in a file with --file")
-    return list(texts)
-
-
-def lines_of(file: str) -> list[str]:
-    """The lines of a UTF-8 file, `-` being stdin.
-
-    Raises:
-        InputError: the file cannot be read, is a table, is no UTF-8 text, has no line, or an empty one between others:
-            the numbers of the texts would no longer be those of the lines.
-    """
-    suffix = Path(file).suffix.lower()
-    if suffix in TABLES:
-        raise InputError(f"--file {file} is a table, and --file takes lines: save its texts one a line in a .txt file")
-    advice = "save it as UTF-8, one text a line"
-    if file == "-":
-        text = decoded_text(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), "--file -", advice=advice)
-    else:
-        text = read_text(file, f"--file {file}", advice=advice)
-    lines = text.replace("\r\n", "\n").split("\n")
-    while lines and not lines[-1].strip():
-        lines.pop()
-    if not lines:
-        raise InputError(f"--file {file} is empty; give one text a line")
-    empty = next((number for number, line in enumerate(lines, start=1) if not line.strip()), None)
-    if empty is not None:
-        raise InputError(f"--file {file}: line {empty} is empty; give one text a line")
-    return lines
-
-
-def whole_numbers(value: str, option: str, example: str) -> list[int]:
-    """The numbers of "5,17,3".
-
-    Raises:
-        InputError: a part is no whole number of at most 18 digits.
-    """
-    parts = [part.strip() for part in value.split(",")]
-    wrong = next((part for part in parts if not WHOLE_NUMBER.fullmatch(part)), None)
-    if wrong is not None:
-        raise InputError(f"{option} {value!r}: {wrong!r} is no whole number; write for example {option} {example}")
-    return [int(part) for part in parts]

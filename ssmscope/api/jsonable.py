@@ -1,7 +1,7 @@
-"""The fields of results as values that JSON knows, and back as they were.
+"""Conversion of results' fields to JSON values and back, without loss.
 
-Fields are plain values, numpy arrays, tuples, mappings or nested dataclasses of these; `Result.to_dict` says how each
-is written.
+Fields are plain values, numpy arrays, tuples, mappings or nested dataclasses of these; `Result.to_dict` describes the
+format.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from typing import Any
 
 import numpy as np
 
-READABLE = 10_000
-"""Up to how many numbers of an array are written as a list; more are compressed."""
+MAX_LISTED_NUMBERS = 10_000
+"""Maximum number of numbers in an array that is written as a list; larger arrays are compressed."""
 
-LARGEST = 2**30
-"""How many bytes an array has at most that is compressed, so that no small file asks for all memory."""
+MAX_COMPRESSED_BYTES = 2**30
+"""Maximum size of a compressed array in bytes, so that a small file cannot ask for all memory."""
 
-INFLATION = 1040
-"""How many bytes zlib makes at most of one: its longest match, 258 bytes, takes two bits at the least, 1032 : 1."""
+MAX_INFLATION = 1040
+"""Maximum bytes that zlib makes of one: its longest match, 258 bytes, takes at least two bits, 1032 : 1."""
 
 DTYPE = re.compile(r"bool|(?:int|uint|float)\d{1,3}|U\d{1,9}", re.ASCII)
 
 
 def encode(value: Any) -> Any:
-    """A value as JSON has it.
+    """Convert a value to JSON values.
 
     Raises:
-        TypeError: for what no result can hold.
+        TypeError: no result can hold the value.
     """
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biufU":
             raise TypeError(f"a result cannot hold an array of {value.dtype}")
-        if value.size > READABLE and value.dtype.kind != "U" and value.nbytes <= LARGEST:
-            if value.dtype.kind == "f":  # every NaN is written alike, so that results that hold NaN can be equal
+        if value.size > MAX_LISTED_NUMBERS and value.dtype.kind != "U" and value.nbytes <= MAX_COMPRESSED_BYTES:
+            if value.dtype.kind == "f":  # All NaNs get the same bytes, so that results with NaN can be equal.
                 value = np.where(np.isnan(value), np.array(np.nan, value.dtype), value)
             numbers = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
             packed = base64.b64encode(zlib.compress(numbers, 6)).decode()
@@ -63,12 +63,12 @@ def encode(value: Any) -> Any:
 
 
 def encode_fields(record: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name."""
+    """Convert the fields of a dataclass to JSON values by name."""
     return {field.name: encode(getattr(record, field.name)) for field in dataclasses.fields(record)}
 
 
 def _decode(value: Any, hint: Any) -> Any:
-    """The value of type `hint` that `_encode` turned into `value`."""
+    """Return the value of type `hint` that `encode` turned into `value`."""
     if isinstance(value, Mapping) and value.keys() == {"dtype", "shape", "values"}:
         return _decode_array(**value)
     if isinstance(value, Mapping) and value.keys() == {"dtype", "shape", "zlib"}:
@@ -81,9 +81,7 @@ def _decode(value: Any, hint: Any) -> Any:
     if hint is float:
         return math.nan if value is None else float(value)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        if hasattr(hint, "from_dict"):  # a result within another
-            return hint.from_dict(value)
-        return decode_fields(value, hint)
+        return hint.from_dict(value) if hasattr(hint, "from_dict") else decode_fields(value, hint)
     if origin is tuple and isinstance(value, list):
         hints = args[:1] * len(value) if args[-1] is Ellipsis else args
         if len(hints) != len(value):
@@ -104,7 +102,7 @@ def _decode_array(dtype: Any, shape: Any, values: Any) -> np.ndarray:
     if kind.kind == "U":
         flat = np.array(values, dtype=object)
         written = sum(map(len, flat.ravel()))
-        if kind.itemsize * flat.size > INFLATION * (written + flat.size):
+        if kind.itemsize * flat.size > MAX_INFLATION * (written + flat.size):
             raise ValueError(f"{written} characters cannot be read as an array of {dtype}")
         return flat.astype(kind).reshape(shape)
     flat = np.array(values, dtype=object if kind.kind == "f" else kind)
@@ -117,11 +115,11 @@ def _decode_dtype(dtype: Any) -> np.dtype:
     raise ValueError(f"expected the name of a dtype of numbers or text, not {dtype!r:.60}")
 
 
-def _unpack_array(dtype: Any, shape: Any, zlib: Any) -> np.ndarray:  # named as in the document
-    """The array that was compressed. No more is inflated than its shape asks for.
+def _unpack_array(dtype: Any, shape: Any, zlib: Any) -> np.ndarray:
+    """Decompress an array, inflating no more bytes than its shape needs; the arguments are the document's keys.
 
     Raises:
-        ValueError: the shape, the dtype or the bytes are no array's, or do not belong together.
+        ValueError: the shape, the dtype or the bytes are invalid, or do not fit together.
     """
     kind = _decode_dtype(dtype)
     if kind.kind == "U":
@@ -132,7 +130,7 @@ def _unpack_array(dtype: Any, shape: Any, zlib: Any) -> np.ndarray:  # named as 
         raise ValueError(f"expected compressed numbers, not {zlib!r:.60}")
     size = math.prod(shape) * kind.itemsize
     packed = base64.b64decode(zlib, validate=True)
-    if size > min(LARGEST, INFLATION * len(packed)):
+    if size > min(MAX_COMPRESSED_BYTES, MAX_INFLATION * len(packed)):
         raise ValueError(f"{len(packed)} compressed bytes cannot be read as an array of shape {shape!r:.60}")
     numbers = _inflate(packed, size)
     if len(numbers) != size:
@@ -142,7 +140,7 @@ def _unpack_array(dtype: Any, shape: Any, zlib: Any) -> np.ndarray:  # named as 
 
 
 def _inflate(packed: bytes, size: int) -> bytes:
-    """The uncompressed bytes, and of more than `size` of them only `size` + 1."""
+    """Decompress at most `size` + 1 bytes."""
     stream = zlib.decompressobj()
     try:
         numbers = stream.decompress(packed, size + 1)
@@ -154,10 +152,10 @@ def _inflate(packed: bytes, size: int) -> bytes:
 
 
 def decode_fields(document: Any, cls: type[Any]) -> Any:
-    """The dataclass whose fields were written.
+    """Return the dataclass whose fields `encode_fields` wrote.
 
     Raises:
-        TypeError, ValueError, KeyError, OverflowError, RecursionError: they do not describe one.
+        TypeError, ValueError, KeyError, OverflowError, RecursionError: the document does not describe one.
     """
     if not isinstance(document, Mapping):
         raise ValueError(f"expected the fields of {cls.__name__}, not {document!r:.60}")
@@ -177,7 +175,7 @@ def decode_fields(document: Any, cls: type[Any]) -> Any:
 
 
 def _fitting(value: Any, options: Sequence[Any]) -> Any:
-    """The first of a union's types that `_encode` shows as it shows `value`."""
+    """Return the first of a union's types that `encode` writes like `value`."""
     for option in options:
         origin = typing.get_origin(option) or option
         if not isinstance(origin, type):

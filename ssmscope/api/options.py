@@ -1,29 +1,26 @@
-"""The options of an analysis, read off its function's signature: types, ranges, defaults and help have one home.
+"""Options of analyses, declared once, in the function's signature: type, range, default and help.
 
     def selection_heatmap(model: Model, texts: Texts, *,
-                          score: Annotated[Literal["retention", "write"], "what of a token is shown"] = "retention",
-                          top: Annotated[int, "how many tokens are named", Range(1)] = 5) -> SelectionHeatmap: ...
+                          score: Annotated[Literal["retention", "write"], "Score of a token."] = "retention",
+                          top: Annotated[int, "Number of tokens named.", Range(1)] = 5) -> SelectionHeatmap: ...
 
-An option is a bool, int, float, str, a path, or words (`Literal`); a sequence of these; one or the other
-(`Literal["mean", "all"] | Sequence[int]`); and None where that is its default. What only Python code can give stands
-beside what can be typed: a class of this package (which may be imported under TYPE_CHECKING alone), a list, a sequence
-of sequences, a mapping of functions by name. A number beside a text (`int | str`: a token's id or its text) may stand
-in a plan too. Its `Annotated` says the help, and then `Range`, `OneOf`, `Reads` or the marks below. `Option.read` takes
-what somebody typed and what stands in a plan, `Option.accept` what Python code gives; each gives the value that the
-function gets, or refuses it.
+An option is a bool, int, float, str, a path, or words (`Literal`); a sequence of these; a union of words and one of
+these (`Literal["mean", "all"] | Sequence[int]`); and None where that is its default. A union may also name types that
+only Python code can give: a class of this package (which may be imported under TYPE_CHECKING alone), a list, a sequence
+of sequences, a mapping of functions by name. `int | str` (a token's id or its text) takes numbers from plans too. The
+first item of `Annotated` is the help; `Range`, `OneOf`, `Reads` and the marks below may follow. `Option.read` converts
+values from a command line or a plan, `Option.accept` those from Python code; both raise InputError for a wrong value.
+`ssmscope.api.signatures` makes the options of a function.
 """
 
 from __future__ import annotations
 
-import builtins
 import importlib
 import inspect
 import math
 import os
 import re
-import types
-import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -32,13 +29,13 @@ from typing import Annotated, Any, Literal
 from ssmscope.errors import InputError, did_you_mean
 
 KINDS = (bool, int, float, str, Path, os.PathLike)
-"""The types of what can be typed."""
+"""The types that can be typed on a command line."""
 WHOLE_NUMBER = re.compile(r"-?\d{1,18}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that are allowed: from `low` to `high`; `strict` leaves the ends out."""
+    """Allowed numbers, from `low` to `high`; `strict` excludes the ends."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -48,7 +45,7 @@ class Range:
         return self.low < value < self.high if self.strict else self.low <= value <= self.high
 
     def describe(self, whole: bool) -> str:
-        """ "a whole number from 1 on"."""
+        """Return the range in words: "a whole number from 1 on"."""
         kind = "a whole number" if whole else "a number"
         low, high = (f"{end:,.12g}" for end in (self.low, self.high))
         if self.strict:
@@ -61,7 +58,7 @@ class Range:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Words that are registered elsewhere: a collection of names as "module:NAME" below `ssmscope`, and more words."""
+    """Words that are registered elsewhere: a collection "module:NAME" below `ssmscope`, and more words."""
 
     where: str
     more: tuple[str, ...] = ()
@@ -73,12 +70,12 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Reads:
-    """The option names what is read: its content decides the result.
+    """Mark of an option that names something to read, whose content decides the result.
 
     Attributes:
-        kind: "file", "folder" (a lens), "data" and "lines" (a known name or a file, of labelled examples or of text),
-            "model" (a directory or hub id).
-        besides: words that stand for something else and read nothing.
+        kind: "file", "folder" (a lens), "data" and "lines" (a known name or a file, with labelled examples or with
+            text), "model" (a directory or hub id).
+        besides: words that read nothing, such as "-".
     """
 
     kind: Literal["file", "folder", "data", "lines", "model"]
@@ -87,26 +84,30 @@ class Reads:
 
 @dataclass(frozen=True)
 class Metavar:
-    """What stands for the value in the help, where the type does not say it."""
+    """Placeholder of the value in the help, where the type alone does not say it."""
 
     text: str
 
 
 REPEATED = object()
-"""The option is given once for each value, since its values may have commas in them."""
+"""Mark of an option that is given once for each value, because values may contain commas."""
 NO_EFFECT = object()
-"""The option changes no number of the result: a cache, progress."""
+"""Mark of an option that changes no number of the result: a cache, progress."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option.
+    """An option of an analysis.
 
     Attributes:
-        words: that are allowed in place of other values.
-        elements: words that are allowed in a sequence.
-        kind: the type of other values; None where there are words alone.
-        several: whether a sequence is allowed; `single` the type of one value that is, beside it.
+        words: allowed in place of other values.
+        elements: words allowed within a sequence.
+        kind: type of other values; None if only words are allowed.
+        several: True if a sequence is allowed.
+        single: type of a single value that is allowed in place of a sequence.
+        nested: True for a mapping of names to mappings: the options of each method of explanation.
+        objects: types of values that only Python code can give; the function receives them unchanged.
+        numbers: True if a whole number may be given in place of a text.
     """
 
     name: str
@@ -124,11 +125,8 @@ class Option:
     repeated: bool = False
     no_effect: bool = False
     nested: bool = False
-    """A mapping of names to mappings: the options of each method of explanation."""
     objects: tuple[type, ...] = ()
-    """The types of values that only Python code can give: the function gets them as they are."""
     numbers: bool = False
-    """A whole number may stand for a text."""
 
     @property
     def required(self) -> bool:
@@ -140,7 +138,7 @@ class Option:
 
     @property
     def metavar(self) -> str:
-        """What stands for the value in the help."""
+        """Placeholder of the value in the help."""
         if self.metavar_text is not None:
             return self.metavar_text
         if self.nested:
@@ -152,12 +150,12 @@ class Option:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """How it is typed."""
-        name = self.name.rstrip("_").replace("_", "-")  # from_, since Python has a word of its own
+        """Spelling on the command line; a flag also has its negation."""
+        name = self.name.rstrip("_").replace("_", "-")  # `from` is a keyword in Python, so the parameter is `from_`.
         return (f"--{name}", f"--no-{name}") if self.is_flag else (f"--{name}",)
 
     def accept(self, value: Any) -> Any:
-        """As `read`, of what Python code gives: what is of `objects` stays as it is, alone or among others.
+        """Convert a value from Python code like `read`, but leave instances of `objects` unchanged.
 
         Raises:
             InputError: as `read`.
@@ -175,10 +173,10 @@ class Option:
         )
 
     def read(self, value: Any) -> Any:
-        """The value that the function gets.
+        """Convert a value from a command line or a plan to what the function receives.
 
         Raises:
-            InputError: naming what was given, what is allowed and the nearest word.
+            InputError: the value is not allowed; the message names the allowed ones and the nearest word.
         """
         if value is None:
             if self.required or self.default is not None:
@@ -223,7 +221,7 @@ class Option:
         return found
 
     def _typed(self, value: Any) -> Any:
-        """The value as the option's type; None where it is none."""
+        """Convert a value to the option's type; None if that is impossible."""
         if self.numbers and not isinstance(value, bool) and isinstance(value, Integral):
             return value
         if self.kind is str:
@@ -244,7 +242,7 @@ class Option:
         return found if math.isfinite(found) else None
 
     def _nested(self, value: Any) -> dict[str, dict[str, Any]]:
-        """The options "ig.baseline=pad" by method and name; numbers and yes or no as such."""
+        """Parse options such as "ig.baseline=pad" into values by method and name."""
         if isinstance(value, Mapping):
             if not all(isinstance(each, Mapping) for each in value.values()):
                 raise InputError(f"{self.name} is {value!r:.80}; give a mapping of methods to their options")
@@ -260,7 +258,7 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """ "allowed is a whole number from 1 on", "allowed are mean, all, or whole numbers from 0 on"."""
+        """Allowed values in words: "allowed is a whole number from 1 on"."""
         if self.one_of is not None:
             return f"allowed are {', '.join(self.one_of.words())}"
         kinds = {int: self.range.describe(True), float: self.range.describe(False), str: "a text"}
@@ -273,13 +271,13 @@ class Option:
         return f"allowed {'are' if len(parts) > 1 or self.several else 'is'} {listed}"
 
     def is_default(self, value: Any) -> bool:
-        """Whether this is the default, whatever kind of sequence holds it."""
+        """Return True if the value is the default; a list equals a tuple."""
         alike = (list, tuple)
         both = isinstance(value, alike) and isinstance(self.default, alike)
         return bool([*value] == [*self.default] if both else value == self.default)
 
     def typed(self, value: Any) -> list[str]:
-        """As it is typed on a command line."""
+        """Return the arguments that give this value on a command line."""
         if self.is_flag:
             return [self.flags[0] if value else self.flags[1]]
         if self.nested:
@@ -291,7 +289,7 @@ class Option:
 
 
 def as_value(text: str) -> Any:
-    """What somebody typed as a bool, a number, or the text that it is."""
+    """Convert typed text to a bool or a number where it looks like one."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):
@@ -307,139 +305,14 @@ def _written(value: Any) -> str:
 
 
 class Later:
-    """Stands for a class that a module imports under TYPE_CHECKING alone, by its name."""
-
-
-class Names(dict[str, Any]):
-    """Names of a module, those under TYPE_CHECKING as `Later`."""
-
-    def __missing__(self, name: str) -> type:
-        return type(name, (Later,), {})
-
-
-def options_of(function: Callable[..., Any], *, without: Collection[str] = ()) -> dict[str, Option]:
-    """The keyword-only parameters of a function as options, by name.
-
-    The help of one without `Annotated` is its entry under `Args:` in the docstring; its texts and paths are names. Only
-    the options' annotations are evaluated, so that a module need not import what its other parameters are.
-
-    Raises:
-        TypeError: a parameter without help, or of a type that is no option's.
-    """
-    names = Names(
-        {
-            "Annotated": Annotated,
-            "Literal": Literal,
-            **vars(builtins),
-            **getattr(inspect.unwrap(function), "__globals__", {}),
-        }
-    )
-    helps, found = dict(documented(function)), {}
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name not in without:
-            hint = parameter.annotation
-            hint = eval(hint, {}, names) if isinstance(hint, str) else hint  # noqa: S307  # the function's own annotation
-            if not hasattr(hint, "__metadata__") and parameter.name in helps:
-                kinds = tuple(str if kind is Path else kind for kind in _members(hint))
-                marks = (Metavar("NAME"),) if str in kinds else ()
-                hint = Annotated[(typing.Union[kinds], helps[parameter.name], *marks)]  # noqa: UP007
-            found[parameter.name] = _option(parameter, hint)
-    return found
-
-
-def documented(function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
-    """The name and the text of every entry under `Args:` in a docstring."""
-    _, _, section = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")
-    section = re.split(r"\n(?=\S)", section)[0]
-    for entry in re.split(r"\n(?=    \w)", "\n" + section):
-        name, colon, text = entry.strip().partition(": ")
-        if colon:
-            yield name, " ".join(text.split()).replace("`", "")
-
-
-def _option(parameter: inspect.Parameter, hint: Any) -> Option:
-    marks = list(getattr(hint, "__metadata__", ()))
-    if not marks or not isinstance(marks[0], str):
-        raise TypeError(f"the option {parameter.name} needs Annotated[TYPE, HELP]")
-    words: list[str] = []
-    elements: list[str] = []
-    kinds: list[type] = []
-    several = nested = False
-    singles: list[type] = []
-    objects: list[type] = []
-    for member in _members(typing.get_args(hint)[0]):
-        origin, inner = typing.get_origin(member), typing.get_args(member)
-        if member is type(None):
-            continue
-        if origin is Literal:
-            words += inner
-        elif isinstance(origin, type) and issubclass(origin, Mapping):
-            of_mappings = typing.get_origin(inner[1])
-            nested = isinstance(of_mappings, type) and issubclass(of_mappings, Mapping)
-            objects += [] if nested else [Mapping]
-        elif isinstance(origin, type) and issubclass(origin, Sequence):
-            if origin is list:
-                objects += [list, tuple]
-                continue
-            several = True
-            for each in _members(inner[0]):
-                if typing.get_origin(each) is Literal:
-                    elements += typing.get_args(each)
-                elif typing.get_origin(each) is not None:
-                    objects += [list, tuple]
-                elif each in KINDS:
-                    kinds.append(each)
-                else:
-                    objects.append(each)
-        elif member in KINDS:
-            singles.append(member)
-            kinds.append(member)
-        elif isinstance(member, type):
-            objects.append(member)
-        else:
-            raise TypeError(f"the option {parameter.name} cannot be a {member}")
-    by_type = {type(mark): mark for mark in marks[1:]}
-    reads = by_type.get(Reads)
-    if reads is not None and reads.kind in ("model", "data", "lines"):
-        # a hub id or a known name is no path
-        kinds, singles = ([str if kind is Path else kind for kind in each] for each in (kinds, singles))
-    kinds = [kind for kind in dict.fromkeys(kinds) if kind is not os.PathLike and not (kind is str and Path in kinds)]
-    kinds = [float] if set(kinds) == {int, float} else kinds
-    numbers = set(kinds) == {int, str}
-    kinds = [str] if numbers else kinds
-    if len(kinds) > 1 or not (kinds or words or elements or nested):
-        raise TypeError(f"the option {parameter.name} has the types {kinds}; it may have one besides words")
-    metavar = by_type.get(Metavar)
-    return Option(
-        name=parameter.name,
-        help=marks[0],
-        default=parameter.default,
-        words=tuple(words),
-        elements=tuple(elements),
-        kind=kinds[0] if kinds else None,
-        several=several,
-        single=next((kind for kind in (Path, float, str, int, bool) if kind in singles), None),
-        range=by_type.get(Range, Range()),
-        one_of=by_type.get(OneOf),
-        reads=reads,
-        metavar_text=None if metavar is None else metavar.text,
-        repeated=REPEATED in marks,
-        no_effect=NO_EFFECT in marks,
-        nested=nested,
-        objects=tuple(objects),
-        numbers=numbers,
-    )
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    """Placeholder for a class that a module imports only under TYPE_CHECKING, with its name."""
 
 
 def chosen_layers(layers: str | Sequence[int], numbers: Sequence[int]) -> tuple[int, ...]:
-    """The places of the layers that an option names among `numbers`, a model's state-space layers: all for a word.
+    """Return the indices of the chosen layers within `numbers`, a model's state-space layers; a word chooses all.
 
     Raises:
-        InputError: a layer that is not there, or one that is named twice.
+        InputError: a layer does not exist, or is named twice.
     """
     if isinstance(layers, str):
         return tuple(range(len(numbers)))
@@ -455,36 +328,35 @@ def chosen_layers(layers: str | Sequence[int], numbers: Sequence[int]) -> tuple[
     return tuple(map(list(numbers).index, layers))
 
 
-# ---- options that several analyses have
-
+# ---- options shared by several analyses
 Layers = Annotated[
-    Literal["mean", "all"] | Sequence[int], "Average all layers; also show all, or those given.", Range(0)
+    Literal["mean", "all"] | Sequence[int], "Average over layers, show all, or show the given ones.", Range(0)
 ]
-Top = Annotated[int, "How many tokens are named.", Range(1)]
-Seed = Annotated[int, "Of everything that is drawn.", Range(0)]
-Limit = Annotated[int | None, "Only so many examples, drawn by the seed.", Range(1)]
-BatchSize = Annotated[int | None, "How many examples are run together.", Range(1)]
-Progress = Annotated[bool, "Say on stderr how far it is.", NO_EFFECT]
+Top = Annotated[int, "Number of tokens named.", Range(1)]
+Seed = Annotated[int, "Random seed.", Range(0)]
+Limit = Annotated[int | None, "Maximum number of examples, sampled with the seed.", Range(1)]
+BatchSize = Annotated[int | None, "Number of examples per batch.", Range(1)]
+Progress = Annotated[bool, "Show progress on stderr.", NO_EFFECT]
 Cache = Annotated[
     str | Path | None,
-    "A file that keeps the model's answers, from which a killed run continues; else beside the results.",
+    "A file that stores the model's answers so that a killed run continues; by default next to the results.",
     NO_EFFECT,
 ]
-Template = Annotated[str | None, "A prompt with {content} in it, for a language model."]
+Template = Annotated[str | None, "A prompt that contains {content}, for a language model."]
 LabelWords = Annotated[
-    Sequence[str] | None, "What a language model answers for each class, in their order.", Metavar("A,B,…")
+    Sequence[str] | None, "A language model's answer for each class, in order of the classes.", Metavar("A,B,…")
 ]
 Scoring = Annotated[
-    Literal["likelihood", "generated"], "Of a language model: the likelihood of the words, or what it says."
+    Literal["likelihood", "generated"], "Score a language model by the words' likelihood, or by the text it generates."
 ]
-Piece = Annotated[int, "How many tokens of a text run at once.", Range(1)]
-Embeddings = Annotated[str | Path | None, "Word vectors, for neighbours in meaning.", Reads("file")]
+Piece = Annotated[int, "Number of tokens of a text that run at once.", Range(1)]
+Embeddings = Annotated[str | Path | None, "Word vectors, to find words of similar meaning.", Reads("file")]
 MaskedLM = Annotated[
     str | Path | None, "A directory or hub id of a masked language model.", Reads("model"), Metavar("NAME")
 ]
 Encoder = Annotated[
     str | Path | None,
-    "A directory or hub id of a sentence encoder, for the least similarity; else that limit is left out.",
+    "A directory or hub id of a sentence encoder, which bounds similarity from below; by default no bound.",
     Reads("model"),
     Metavar("NAME"),
 ]

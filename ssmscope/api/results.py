@@ -1,4 +1,4 @@
-"""What every analysis returns: numbers with their provenance, which can be shown, saved and read back.
+"""Results of analyses: numbers with their provenance, which can be shown, saved and read back.
 
 A result is a frozen dataclass that names its kind and owns its views:
 
@@ -10,8 +10,7 @@ A result is a frozen dataclass that names its kind and owns its views:
         def to_frame(self): ...
 
 Fields are plain values, numpy arrays, tuples, mappings or nested dataclasses of these, annotated with types
-that exist at run time. Importing this module is quick: pandas, matplotlib and rich are imported by the views
-that use them.
+that exist at run time. The views import pandas, matplotlib and rich themselves, so that this module imports quickly.
 """
 
 from __future__ import annotations
@@ -48,37 +47,36 @@ R = TypeVar("R", bound="Result")
 T = TypeVar("T")
 
 SUFFIXES = ("json", "csv", "png", "html")
-"""How the files of a result end, unless others are asked for."""
+"""Default formats of a result's files, which are also their suffixes."""
 
 FORMATS = (*SUFFIXES, "svg", "pdf", "tex", "md")
-"""All that a result can be written as: itself, its numbers, its picture, its page, and its tables for papers."""
+"""All formats: the result itself, its numbers, its picture, its page, and its tables for papers."""
 
 TABLE_ROWS = 40
-"""How many rows of the table the default terminal, notebook and HTML views show."""
+"""Maximum rows of a table in the default terminal, notebook and HTML views."""
 
 REPORT_ROWS = 100
-"""How many of them a report shows."""
+"""Maximum rows of a table in a report."""
 
 
 @dataclass(frozen=True)
 class Result(ABC):
-    """The base of all results.
+    """Base class of all results.
 
-    `provenance` says where the numbers come from: model, architecture, fingerprint, options, seed, versions,
-    date (see `record_provenance`). Two results are equal when all that they hold, provenance included, is
-    equal; a NaN equals a NaN.
+    `provenance` says where the numbers come from: model, architecture, fingerprint, options, seed, versions, date (see
+    `record_provenance`). Two results are equal if all their fields, provenance included, are equal; NaN equals NaN.
     """
 
     provenance: Mapping[str, Any]
 
     kind: ClassVar[str]
     vector: ClassVar[bool] = True
-    """Whether its picture is of lines; one with a mark for every token or pixel is kept as pixels."""
+    """True if the picture may be saved as vector graphics; False for one with a mark per token or pixel."""
     _kinds: ClassVar[dict[str, type[Result]]] = {}
 
     def __init_subclass__(cls, *, kind: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # @dataclass writes its own comparison and repr unless the class has them; arrays break the former.
+        # @dataclass writes its own comparison and repr unless the class has them, and arrays break the comparison.
         for name in ("__eq__", "__repr__"):
             if name not in cls.__dict__:
                 setattr(cls, name, getattr(cls, name))
@@ -94,19 +92,22 @@ class Result(ABC):
 
     @abstractmethod
     def to_frame(self) -> DataFrame:
-        """All numbers as one tidy table: a row per observation, a column per variable. Where a class' own has no column
-        `model`, it gets one, the first: `model_name` in every row."""
+        """Return all numbers as one tidy table: a row per observation, a column per variable.
+
+        A first column `model` is added to tables of subclasses that have none.
+        """
 
     def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
-        """The picture, made without pyplot: nothing is registered globally and no display is needed. By default what
-        `draw` gives in the module `figure` beside the class' own.
+        """Draw the picture without pyplot: nothing is registered globally and no display is needed.
+
+        By default this calls `draw` of the module `figure` in the package of the class.
 
         Args:
-            size: its width and height in inches; by default as much as it needs. Letters and lines keep their share of
-                it.
+            size: width and height in inches, by default as large as the content needs. Letters and lines are scaled
+                with it.
 
         Raises:
-            InputError: a size that is none.
+            InputError: the size is invalid.
         """
         from ssmscope.render.pictures import sized
 
@@ -115,18 +116,22 @@ class Result(ABC):
 
     @property
     def model_name(self) -> str:
-        """The model, or the models, that it is of."""
+        """Name of the model or models."""
         return str(self.provenance.get("model", "a model"))
 
     @property
     def headline(self) -> str:
-        """One line that says what this is and of which model; the title of the page and of the terminal
-        view."""
+        """Title of the page and of the terminal view: the finding and its model in one line."""
         return f"{self.kind} of {self.model_name}"
 
     def verdict(self, at: int = 0) -> str:
-        """What the result says of a model, by its number among those that it is of: one line of numbers with their
-        intervals, without the model's name. By default the headline without the model."""
+        """Return the finding for one model in one line, numbers with intervals, without the model's name.
+
+        By default this is the headline without the model.
+
+        Args:
+            at: number of the model among those of the result.
+        """
         for before in (f" of {self.model_name}: ", f" on {self.model_name}: "):
             if before in self.headline:
                 return self.headline.split(before, 1)[1]
@@ -134,15 +139,15 @@ class Result(ABC):
 
     @property
     def queries_made(self) -> str:
-        """How often the model was run, in words; empty where a result does not count it."""
+        """Number of model runs in words; empty if the result does not count them."""
         return ""
 
     @classmethod
     def compare(cls: type[R], results: Sequence[R], labels: Sequence[Sequence[str]]) -> Table:
-        """Results of this kind beside one another in one table, the best marked where that has a meaning.
+        """Compare results of this kind in one table, with the best marked where that is meaningful.
 
         Args:
-            labels: for each result what each of its models is called.
+            labels: names of the models of each result.
         """
         from ssmscope.render.table import of_frames
 
@@ -163,15 +168,14 @@ class Result(ABC):
         return self.to_dict() == other.to_dict() if isinstance(other, type(self)) else NotImplemented
 
     def blocks(self) -> Iterable[Block]:
-        """What is shown of the result, in a terminal, a notebook and a page alike: by default its picture and the
-        beginning of its table."""
+        """Yield the blocks that a terminal, a notebook and a page show: by default picture and head of the table."""
         from ssmscope.render.table import folded
 
         yield from self.opening()
         yield dataclasses.replace(folded(self.to_frame(), limit=REPORT_ROWS), brief=TABLE_ROWS)
 
     def opening(self, *said: str, notes: Iterable[str] = ()) -> Iterable[Block]:
-        """The blocks that come first: the title, what is said of the whole, notes, and the picture."""
+        """Yield the first blocks: the title, paragraphs, notes, and the picture."""
         from ssmscope.render.blocks import Picture, Prose
 
         yield Prose(self.headline, "title")
@@ -180,82 +184,86 @@ class Result(ABC):
         yield Picture(self.figure, self.headline, vector=self.vector)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
-        """The terminal view: what `rich.print` and the command line show."""
+        """Terminal view, which `rich.print` and the command line show."""
         from ssmscope.render.terminal import render
 
         return render(self.blocks(), console)
 
     def _repr_html_(self) -> str:
-        """The notebook view: a fragment of HTML that brings its own style."""
+        """Notebook view: a fragment of HTML with its own style."""
         from ssmscope.render.html import fragment
 
         return fragment(self.blocks())
 
     def to_html(self) -> str:
-        """A self-contained page in light and dark: nothing is fetched, and no script runs but the one that a kind's
-        own view may bring inline."""
+        """Return a self-contained page in light and dark.
+
+        Nothing is fetched, and no script runs except inline ones of a kind's own views.
+        """
         from ssmscope.render.html import page
 
         return page(self.headline, self._repr_html_(), _flatten(encode(self.provenance)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as values that JSON knows; `Result.from_dict` reads it back.
+        """Return all fields as JSON values, which `Result.from_dict` reads back.
 
-        An array becomes its dtype, shape and values; NaN becomes null, an infinity the string "inf" or "-inf".
-        An array of more than `jsonable.READABLE` numbers (up to `LARGEST` bytes) becomes its dtype, shape and "zlib":
-        its numbers as little-endian bytes in C order, compressed with zlib, in base64.
+        An array becomes its dtype, shape and values; NaN becomes null, an infinity the string "inf" or "-inf". An array
+        of more than `jsonable.MAX_LISTED_NUMBERS` numbers (up to `MAX_COMPRESSED_BYTES`) becomes its dtype, shape and
+        "zlib": its numbers as little-endian bytes in C order, compressed with zlib, in base64.
         """
         return {"kind": self.kind, "class": _class_path(type(self)), **encode_fields(self)}
 
     def to_json(self) -> str:
-        """`to_dict` as strict JSON. Floats, float32 included, come back exactly as they were."""
+        """Return `to_dict` as strict JSON, which preserves floats, float32 included, exactly."""
         return json.dumps(self.to_dict(), allow_nan=False)
 
     def tables(self) -> list[Table]:
-        """The tables that the result shows, as `blocks` has them."""
+        """Return the tables among the result's `blocks`."""
         from ssmscope.render.table import Table
 
         return [block for block in self.blocks() if isinstance(block, Table)]
 
     def to_latex(self) -> str:
-        """The tables that the result shows as booktabs tabulars, one below the other."""
+        """Return the result's tables as booktabs tabulars, one below the other."""
         from ssmscope.render.markup import to_latex
 
         return "\n".join(map(to_latex, self.tables()))
 
     def to_markdown(self) -> str:
-        """The tables that the result shows in Markdown, one below the other."""
+        """Return the result's tables in Markdown, one below the other."""
         from ssmscope.render.markup import to_markdown
 
         return "\n".join(map(to_markdown, self.tables()))
 
     def save(self, directory: str | os.PathLike[str], name: str, formats: Sequence[str] = SUFFIXES) -> dict[str, Path]:
-        """Write NAME.json, NAME.csv, NAME.png and NAME.html into `directory` and return their paths by
-        suffix.
+        """Write NAME.json, NAME.csv, NAME.png and NAME.html into `directory` and return their paths by suffix.
+
+        Everything is rendered before anything is written. If one fails, the directory stays as it was; after a kill
+        at any moment it holds no files of two results, and `Result.load` reads the old one or the new one (see
+        `ssmscope.api.writing.publish`).
 
         Args:
             formats: others of `FORMATS`; the JSON, which is the result, is always written. Files of formats that are
                 not asked for stay as they are.
 
-        Everything is rendered before anything is written. If one fails, the directory stays as it was; after a kill
-        at any moment it holds no files of two results, and `Result.load` reads the old one or the new one (see
-        `ssmscope.api.writing.publish`). Raises InputError if the name, a format or the directory cannot be used.
+        Raises:
+            InputError: the name, a format or the directory cannot be used.
         """
         return save_together({name: self}, directory, formats)[name]
 
     @classmethod
     def load(cls: type[R], path: str | os.PathLike[str]) -> R:
-        """Read back the JSON that `save` wrote, as the class that wrote it.
+        """Read the JSON that `save` wrote, as the class that wrote it.
 
-        Raises InputError if the file cannot be read, is no result, or is of another kind than the class it is
-        asked of (`Result.load` takes all).
+        Raises:
+            InputError: the file cannot be read, is not a result, or is not of this class; `Result.load` reads all.
         """
         where = os.fspath(path)
         try:
             document = json.loads(read_current(Path(path)))
         except OSError as error:
             raise InputError(f"cannot read {where}: {error.strerror or error}") from error
-        except (ValueError, RecursionError) as error:  # undecodable text or JSON, or nested too deeply
+        except (ValueError, RecursionError) as error:  # It is not UTF-8 or JSON, or is nested too deeply.
             raise InputError(f"{where} is no result: expected the .json file that save() wrote") from error
         try:
             return cls.from_dict(document)
@@ -264,24 +272,27 @@ class Result(ABC):
 
     @classmethod
     def from_dict(cls: type[R], document: Mapping[str, Any]) -> R:
-        """The result that `to_dict` described. Raises InputError if it does not describe one of this
-        class."""
+        """Return the result that `to_dict` described.
+
+        Raises:
+            InputError: the document does not describe a result of this class.
+        """
         if not isinstance(document, Mapping) or not isinstance(document.get("kind"), str):
             raise InputError("not a result: expected the .json file that save() wrote, with a 'kind'")
         kind = document["kind"]
         if kind not in Result._kinds:
-            home = registry.home_of(kind)
+            home = registry.results().get(kind)
             if home is not None:
                 importlib.import_module(home)
         found = Result._kinds.get(kind)
         if found is None:
-            known = sorted({*registry.kinds(), *Result._kinds})
+            known = sorted({*registry.results(), *Result._kinds})
             raise InputError(
                 f"unknown kind of result {kind!r:.80}; known are {', '.join(known)}; import the module that defines it"
                 f"{did_you_mean(kind, known)}"
             )
         if not issubclass(found, cls):
-            raise InputError(f"a result of kind {kind!r} is no {cls.__name__}; Result.load reads every kind")
+            raise InputError(f"a result of kind {kind!r} is not a {cls.__name__}; Result.load reads every kind")
         try:
             made = decode_fields(document, found)
             _flatten(encode(made.provenance))
@@ -290,18 +301,15 @@ class Result(ABC):
             told = "nested too deeply" if isinstance(error, RecursionError) else error
             raise InputError(f"a damaged result of kind {kind!r}: {told}") from error
 
-    def _png(self) -> bytes:
-        return self._drawn("png")
-
     def _drawn(self, suffix: str) -> bytes:
         from ssmscope.render.pictures import drawn
 
         return drawn(self.figure(), suffix)
 
     def _written(self, suffix: str) -> bytes:
-        """The result in one of `FORMATS`."""
+        """Return the result in one of `FORMATS`."""
         if suffix in ("png", "svg", "pdf"):
-            return self._png() if suffix == "png" else self._drawn(suffix)
+            return self._drawn(suffix)
         text = {
             "json": self.to_json,
             "csv": lambda: self.to_frame().to_csv(index=False, lineterminator="\n"),
@@ -313,7 +321,7 @@ class Result(ABC):
 
 
 class OverTexts(Generic[T]):
-    """Mixed into a result of several texts: `len`, iteration and `[i]` are over them."""
+    """Mixin of a result with several texts: `len`, iteration and `[i]` go over them."""
 
     texts: tuple[T, ...]
 
@@ -328,7 +336,7 @@ class OverTexts(Generic[T]):
 
 
 def checked_formats(formats: Sequence[str]) -> tuple[str, ...]:
-    """The formats that are written, JSON among them. Raises InputError for one that is none of `FORMATS`."""
+    """Return the formats to write, JSON among them. Raise InputError for one that is not in `FORMATS`."""
     for each in formats:
         if each not in FORMATS:
             raise InputError(f"unknown format {each!r}; allowed are {', '.join(FORMATS)}{did_you_mean(each, FORMATS)}")
@@ -338,12 +346,14 @@ def checked_formats(formats: Sequence[str]) -> tuple[str, ...]:
 def save_together(
     results: Mapping[str, Result], directory: str | os.PathLike[str], formats: Sequence[str] = SUFFIXES
 ) -> dict[str, dict[str, Path]]:
-    """As `Result.save`, several results under their names, all or none of them; their paths by name and suffix."""
+    """Save several results under their names, all or none, as `Result.save` does; return paths by name and suffix."""
     formats = checked_formats(formats)
     contents: dict[str, bytes] = {}
     for name, result in results.items():
         if not name or name in (".", "..") or Path(name).name != name:
-            raise InputError(f"{name!r} is no file name; give a plain name without a folder, such as {result.kind!r}")
+            raise InputError(
+                f"{name!r} is not a file name; give a plain name without a folder, such as {result.kind!r}"
+            )
         contents |= {f"{name}.{suffix}": result._written(suffix) for suffix in formats}
     folder = Path(directory)
     blocked = next((folder / file for file in contents if os.path.isdir(folder / file)), None)
@@ -359,8 +369,12 @@ def save_together(
 def record_provenance(
     source: Mapping[str, Any], *, options: Mapping[str, Any], seed: int | None = None, data: Any = None
 ) -> dict[str, Any]:
-    """The provenance of a result: the model's `source` (as in `Trace.source`), and what was asked of it when; of
-    labelled `data` also their origin."""
+    """Return the provenance of a result.
+
+    Args:
+        source: the model, as in `Trace.source`.
+        data: labelled data, whose origin is recorded.
+    """
     origin = {}
     if data is not None:
         about = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
@@ -388,7 +402,7 @@ def _version(package: str) -> str:
 
 
 def _with_model(to_frame: Callable[[Any], DataFrame]) -> Any:
-    """A class' own `to_frame`, whose table says in each row which model it is of."""
+    """Wrap a class's `to_frame` to add a column `model`, the first, to tables that have none."""
 
     @functools.wraps(to_frame)
     def with_model(result: Result) -> DataFrame:

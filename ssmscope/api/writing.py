@@ -1,7 +1,7 @@
-"""Files that appear whole, sets of files that appear together, and directories that one process at a time works in.
+"""Atomic files, sets of files that appear together, and directories that one process locks.
 
-After a kill at any moment a file that `write_atomically` writes has its old content or its new one, and of a set that
-`publish` writes only files of one generation are there.
+After a kill at any moment a file from `write_atomically` has its old content or the new one, and a set from `publish`
+has files of one generation only.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 LOCK = "lock"
-"""The file by which a directory is held."""
-PATIENCE = 60.0
-"""For how many seconds a set waits until another process has published its own of the same name."""
-LONGEST_NAME = 255
-"""How many bytes the name of a file or directory has at most."""
-LOOKS = 20
-"""How often a file is looked for that another process may just be replacing, every 10 ms."""
+"""Name of the lock file of a directory."""
+LOCK_TIMEOUT_SECONDS = 60.0
+"""Seconds that a set waits while another process publishes one of the same name."""
+MAX_NAME_BYTES = 255
+"""Maximum length of a file's or directory's name in bytes."""
+READ_ATTEMPTS = 20
+"""Attempts, 10 ms apart, to read a file that another process may be replacing."""
 
 
-class _Watched:
-    """A stream that remembers why a write failed: some writers, torch's among them, report it as something else."""
+class _RecordingStream:
+    """A stream that records why a write failed: some writers, such as torch's, report it as another error."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream = stream
@@ -48,16 +48,16 @@ class _Watched:
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """`path` has its old content or the new one, also if the process or the machine dies on the way.
+    """Write a file so that it has its old content or the new one, even if the process or the machine dies meanwhile.
 
     Raises:
-        OSError: it cannot be written; nothing of it stays.
+        OSError: the file cannot be written; nothing of it stays.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
-    with made(path.parent):
+    with created(path.parent):
         try:
             with unfinished.open("wb") as stream:
-                watched = _Watched(stream)
+                watched = _RecordingStream(stream)
                 try:
                     write(watched)  # type: ignore[arg-type]
                 except RuntimeError:
@@ -74,21 +74,21 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """As `write_atomically`, all of a content; what is no character of a text is written as its escape.
+    """Write a whole content with `write_atomically`; surrogates in a text are written as escapes.
 
     Raises:
-        OSError: as said.
+        OSError: the file cannot be written.
     """
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     write_atomically(path, lambda stream: stream.write(data))
 
 
 @contextmanager
-def made(directory: Path) -> Iterator[None]:
-    """A directory, made with its parents if need be; those that were made go again, if empty, when the body raises.
+def created(directory: Path) -> Iterator[None]:
+    """Create a directory and its parents; if the body raises, remove those that were created and are empty.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the directory cannot be created.
     """
     new = [place for place in (directory, *directory.parents) if not os.path.lexists(place)]
     try:
@@ -107,17 +107,17 @@ def made(directory: Path) -> Iterator[None]:
 def publish(directory: Path, name: str, files: Mapping[str, bytes]) -> None:
     """Write files of these names into a directory, all or none, in place of older ones.
 
-    They are written beside their places, in `.NAME.staged`, and count from the moment that this is renamed to
-    `.NAME.pending`. Then the old files are moved away, all of them, and only then the new ones to their places. Killed
-    before that moment the old set stays, killed after it `settle`, with which `publish` begins, goes on; until then
-    `current` gives the new files. At no moment are files of two generations in their places.
+    They are written to `.NAME.staged`; renaming this to `.NAME.pending` makes them valid. Then all old files are moved
+    away, and only after that the new ones to their places. A process killed before the renaming leaves the old set. If
+    it is killed later, `complete_set`, with which `publish` begins, finishes the work, and until then `read_current`
+    returns the new files. At no moment are files of two generations in their places.
 
     Raises:
-        InputError: another process is publishing this set all the time.
-        OSError: something cannot be written; the old files are in their places.
+        InputError: another process keeps publishing this set.
+        OSError: a file cannot be written; the old files are in their places.
     """
-    with made(directory), _alone(directory / f".{name}.lock"):
-        settle(directory, name)
+    with created(directory), _publishing_alone(directory / f".{name}.lock"):
+        complete_set(directory, name)
         staged = directory / f".{name}.staged"
         try:
             staged.mkdir()
@@ -127,11 +127,11 @@ def publish(directory: Path, name: str, files: Mapping[str, bytes]) -> None:
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
             raise
-        settle(directory, name)
+        complete_set(directory, name)
 
 
-def settle(directory: Path, name: str) -> None:
-    """Bring a set to its end, or back to its beginning, where a killed process left it between the two.
+def complete_set(directory: Path, name: str) -> None:
+    """Finish or undo the publication of a set that a killed process left halfway.
 
     Raises:
         OSError: a file cannot be moved.
@@ -168,25 +168,25 @@ def _put_back(directory: Path, old: Path) -> None:
     shutil.rmtree(old)
 
 
-def settle_all(directory: Path) -> None:
-    """`settle` every set of a directory.
+def complete_all_sets(directory: Path) -> None:
+    """Call `complete_set` for every set of a directory.
 
     Raises:
         OSError: a file cannot be moved.
     """
     for left in sorted(directory.glob(".*.pending")):
         name = left.name[1 : -len(".pending")]
-        with _alone(directory / f".{name}.lock"):
-            settle(directory, name)
+        with _publishing_alone(directory / f".{name}.lock"):
+            complete_set(directory, name)
 
 
 def read_current(path: Path) -> bytes:
-    """What a file holds, the new content where a killed process left a set of which it is one half-published.
+    """Return the content of a file: the new one if a killed process left its set half-published.
 
     Raises:
-        OSError: there is no such file, or it cannot be read.
+        OSError: the file does not exist, or cannot be read.
     """
-    for _ in range(LOOKS):
+    for _ in range(READ_ATTEMPTS):
         for place in (*sorted(path.parent.glob(".*.pending")), path.parent):
             with suppress(FileNotFoundError, NotADirectoryError):
                 return (place / path.name).read_bytes()
@@ -197,10 +197,10 @@ def read_current(path: Path) -> bytes:
 
 
 @contextmanager
-def _alone(lock_file: Path) -> Iterator[None]:
+def _publishing_alone(lock_file: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
-    lock = FileLock(lock_file, timeout=PATIENCE)
+    lock = FileLock(lock_file, timeout=LOCK_TIMEOUT_SECONDS)
     try:
         lock.acquire()
     except Timeout as error:
@@ -215,11 +215,11 @@ def _alone(lock_file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def held(directory: Path) -> Iterator[None]:
-    """Keep every other run away from a directory, which is made if need be. A run that is killed holds it no more.
+def locked(directory: Path) -> Iterator[None]:
+    """Lock a directory, which is created if necessary, against other runs. A killed run loses its lock.
 
     Raises:
-        InputError: another process runs in it, or it cannot be written to.
+        InputError: another process has locked the directory, or it cannot be written to.
     """
     from filelock import FileLock, Timeout
 
@@ -227,7 +227,7 @@ def held(directory: Path) -> Iterator[None]:
     lock = FileLock(file, timeout=0)
     entered = False
     try:
-        with made(directory):
+        with created(directory):
             try:
                 lock.acquire()
             except Timeout as error:
@@ -235,7 +235,7 @@ def held(directory: Path) -> Iterator[None]:
                     f"{directory} is in use by {_holder(file)}; wait until it has ended, or give another directory"
                 ) from error
             try:
-                with suppress(PermissionError):  # Windows locks the content too
+                with suppress(PermissionError):  # Windows locks the content too.
                     file.write_text(f"{os.getpid()}\n", encoding="utf-8")
                 entered = True
                 yield
@@ -248,7 +248,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def _give_back(lock: BaseFileLock, file: Path) -> None:
-    with suppress(OSError):  # Windows deletes no open file
+    with suppress(OSError):  # Windows deletes no open file.
         file.unlink()
     lock.release()
 
@@ -261,11 +261,7 @@ def _holder(file: Path) -> str:
 
 
 def check_writable(out: Path | None) -> None:
-    """Refuse a directory that cannot be written to before the work begins; nothing is created.
-
-    Raises:
-        InputError: it is a file, lies under a file, or is somebody else's.
-    """
+    """Raise InputError if a directory cannot be written to; nothing is created."""
     if out is None:
         return
     if os.path.exists(out) and not os.path.isdir(out):
@@ -275,6 +271,6 @@ def check_writable(out: Path | None) -> None:
         raise InputError(f"out {out} lies under {existing}, which is a file; give a directory")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(f"out {out}: {existing} cannot be written to; give a directory of yours")
-    longest = next((part for part in out.parts if len(os.fsencode(part)) > LONGEST_NAME), None)
+    longest = next((part for part in out.parts if len(os.fsencode(part)) > MAX_NAME_BYTES), None)
     if longest is not None:
         raise InputError(f"out has a name of {len(longest):,} characters; give a shorter one")

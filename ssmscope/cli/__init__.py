@@ -1,8 +1,8 @@
 """The command `analyze`: one verb per question about a trained state-space model.
 
 Exit codes: 0, the answer is on stdout; 1, a job of a report failed, or the answer could not be printed; 2, the input
-cannot be used, and one line on stderr says why; 130, interrupted. Anything else is a fault of ours and shows a
-traceback. The verbs import what they need when they run.
+cannot be used, and one line on stderr says why; 130, interrupted. Anything else is a bug and shows a traceback. The
+verbs import what they need when they run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from ssmscope import __version__
-from ssmscope.api.options import options_of
+from ssmscope.api.signatures import options_of
 from ssmscope.cli import command
 from ssmscope.cli.pages import report, serve
 from ssmscope.cli.training import models, train
@@ -44,7 +44,7 @@ def analyze(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Options that need no verb."""
+    """Handle the options that need no verb."""
 
 
 # The order of the verbs in --help is that of these lines.
@@ -54,7 +54,7 @@ for verb in (models, report, serve):
 add_to(app)
 
 COMPLETION = "_ANALYZE_COMPLETE"
-"""The variable of the environment in which a shell asks to complete a line, which click names after the program."""
+"""Environment variable, named by click after the program, with which a shell asks to complete a line."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -63,16 +63,16 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """The entry point of the command."""
+    """Run the command line of this process."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    if COMPLETION in os.environ:  # the shell asks for the next word
+    if COMPLETION in os.environ:
         app(prog_name="analyze")
-    # A refusal is one line: what libraries have to say while they load would bury it.
+    # A refusal is one line, which the messages of libraries that load would bury.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
-        warnings.filterwarnings("default", message="ssmscope ")  # our own, such as that of a kernel that is missing
+        warnings.filterwarnings("default", message="ssmscope ")  # Our own are shown, such as that of a missing kernel.
     warnings.formatwarning = lambda message, *_, **__: f"{message}\n"
     sys.exit(run(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""What the verbs of `analyze` share: their common options, and how a command line runs, answers and refuses."""
+"""Common options of the verbs of `analyze`, and the running of a command line with its exit codes and errors."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ssmscope.api import registry
 from ssmscope.core.reading import SURROGATE
 from ssmscope.core.shipped import demos
 from ssmscope.errors import InputError, as_typed, did_you_mean, ran_out_of_memory
@@ -22,35 +23,23 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# UsageError and ClickException, which typer brings itself or takes from click, depending on its version.
+# UsageError and ClickException belong to typer or to click, depending on typer's version.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 _CLICK_ERROR: Any = _USAGE_ERROR.__base__
 
 
-PIPED = 120
-"""How many columns an answer has where stdout is no terminal: tables with intervals need more than rich's 80."""
+PIPED_COLUMNS = 120
+"""Columns of an answer if stdout is not a terminal; tables with intervals need more than rich's 80."""
 
 
 class Verbs(TyperGroup):
-    """The verbs; an unknown one is answered with the nearest."""
+    """Group of verbs that names the nearest verb for an unknown one."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order in which they are added; typer itself puts groups of verbs behind all others."""
+        """Return other verbs, then those of analyses in the order of their table; typer lists groups last."""
         names = list(super().list_commands(ctx))
-        for group in [name for name in names if isinstance(self.commands[name], TyperGroup)]:
-            first = next(iter(self.commands[group].commands.values()))  # type: ignore[attr-defined]
-            room, _, package = first.callback.analysis.module.rpartition(".")
-            below = [
-                name
-                for name in names
-                if (analysis := getattr(self.commands[name].callback, "analysis", None)) is not None
-                and analysis.module.rpartition(".")[0] == room
-                and analysis.module.rpartition(".")[2] > package
-            ]
-            if below:
-                names.remove(group)
-                names.insert(names.index(below[0]), group)
-        return names
+        order = list(dict.fromkeys(name.partition(" ")[0] for name in registry.analyses()))
+        return [*(name for name in names if name not in order), *(name for name in order if name in names)]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None:
@@ -59,11 +48,11 @@ class Verbs(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-# ---- options that several verbs have
+# ---- options shared by several verbs
 
 
 def shipped(incomplete: str) -> list[str]:
-    """The shipped models whose name begins like this, for a shell that completes a line."""
+    """Return the shipped models whose name begins like this, to complete a line in a shell."""
     return [name for name in demos() if name.startswith(incomplete)]
 
 
@@ -71,13 +60,15 @@ MODEL = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="demo/NAME, a directory, a file, or a hub id.", autocompletion=shipped),
 ]
-OUT = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write VERB.json, .csv, .png and .html there.")]
+OUT = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Directory for VERB.json, .csv, .png and .html.")
+]
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 TOKENIZER = Annotated[
-    str | None, typer.Option("--tokenizer", metavar="NAME", help="A directory or hub id, where MODEL has none.")
+    str | None, typer.Option("--tokenizer", metavar="NAME", help="A directory or hub id, if MODEL has no tokenizer.")
 ]
 DEVICE = Annotated[
-    str, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:1 or mps; auto takes a GPU where there is one.")
+    str, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:1 or mps; auto takes a GPU if there is one.")
 ]
 DTYPE = Annotated[
     str,
@@ -90,25 +81,25 @@ DTYPE = Annotated[
 
 
 def console(**options: Any) -> Console:
-    """Prints on stdout. Where that is no terminal there is no width to keep to."""
+    """Return a console on stdout, with a fixed width if that is not a terminal."""
     from rich.console import Console
 
-    piped = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED
+    piped = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_COLUMNS
     return Console(width=piped, **options)
 
 
 # ---- running a command line
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""A disk takes no more."""
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Error numbers of a disk that takes no more."""
 
 given: list[str] = []
-"""The command line that runs, for the model card."""
+"""Current command line, for the model card."""
 
 
 @functools.cache
 def command_of(app: typer.Typer) -> Any:
-    """The application as the command that it is. It is made once: that takes longer than most refusals."""
+    """Return the application as a command, made once because that takes longer than most refusals."""
     return typer.main.get_command(app)
 
 
@@ -130,7 +121,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort) as end:
         print("; ".join(["analyze: interrupted", *map(str, end.args)]), file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `analyze … | head` has read enough
+    except BrokenPipeError:  # The reader, as in `analyze … | head`, has read enough.
         _discard_stdout()
         return 1
     except (MemoryError, RuntimeError) as error:
@@ -138,7 +129,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
             raise
         return _refuse(f"this needs more memory than there is ({str(error).partition(chr(10))[0] or 'none left'})")
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL_ERRORS:
             raise
         _discard_stdout()
         print(f"analyze: cannot write: {error.strerror}; make room", file=sys.stderr)
@@ -147,11 +138,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Refuse a command line with bytes that are no UTF-8; names of what exists may have them.
-
-    Raises:
-        InputError: naming the option.
-    """
+    """Raise InputError for an argument that is not UTF-8, unless it names an existing file."""
     for before, argument in zip(("", *arguments), arguments):
         if SURROGATE.search(argument) and not os.path.lexists(argument):
             named = before if before.startswith("--") else argument.partition("=")[0]
@@ -160,8 +147,8 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 def _discard_stdout() -> None:
-    """Nothing may be flushed into a pipe that is closed, or to a disk that is full, at exit."""
-    with suppress(OSError):  # of a stream that is no file
+    """Redirect stdout to nowhere, so that exit flushes nothing into a closed pipe or to a full disk."""
+    with suppress(OSError):  # The stream may have no file.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -172,7 +159,7 @@ def _refuse(message: str) -> int:
 
 
 def _usage_message(error: Any, arguments: Sequence[str]) -> str:
-    """What a usage error says, with the nearest options and with where to read more."""
+    """Return the message of a usage error, with the nearest options and a pointer to the help."""
     message = str(error.format_message()).strip()
     if message.startswith("No such option") and error.ctx is not None:
         options = [name for parameter in error.ctx.command.params for name in parameter.opts if name[:1] == "-"]

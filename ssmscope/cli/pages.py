@@ -1,4 +1,4 @@
-"""The verbs that make pages: report, of a plan of models and analyses, and serve, of what somebody types."""
+"""Verbs that make pages: report, for a plan of models and analyses, and serve, for texts that are typed."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ if TYPE_CHECKING:
 
 def report(
     plan: Annotated[
-        str, typer.Argument(metavar="PLAN", help="A YAML file, or a plan that ships: quick, baleen, diff-mamba.")
+        str, typer.Argument(metavar="PLAN", help="A YAML file, or a shipped plan: quick, baleen, diff-mamba.")
     ],
     *,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where results, tables and index.html are, and are added to.")
+        Path, typer.Option("--out", metavar="DIR", help="Directory for results, tables and index.html; may exist.")
     ],
     model: Annotated[
-        Sequence[str] | None, "In place of the plan's models; may be repeated.", REPEATED, Metavar("MODEL")
+        Sequence[str] | None, "Model to use instead of the plan's; may be repeated.", REPEATED, Metavar("MODEL")
     ] = None,
     data: Annotated[str | None, "The same as --set data=DATA.", Metavar("DATA")] = None,
     set: Annotated[
         Sequence[str] | None, "A variable of the plan; may be repeated.", REPEATED, Metavar("NAME=VALUE")
     ] = None,
-    dry_run: Annotated[bool, "List the jobs, what is done, and how long they may take."] = False,
-    engine: Annotated[Literal["local", "ray"], "In this process, or on the workers of Ray."] = "local",
-    address: Annotated[str | None, "A Ray cluster that runs; else one is started.", Metavar("HOST:PORT")] = None,
-    workers: Annotated[int | None, "CPUs of the Ray that is started.", Range(1)] = None,
+    dry_run: Annotated[bool, "List the jobs, their state, and their estimated time."] = False,
+    engine: Annotated[Literal["local", "ray"], "Run in this process, or on Ray's workers."] = "local",
+    address: Annotated[str | None, "A running Ray cluster; by default one is started.", Metavar("HOST:PORT")] = None,
+    workers: Annotated[int | None, "Workers of a Ray that is started here; by default one per CPU.", Range(1)] = None,
     by_batch: Annotated[
-        bool, "Job after job, and where one goes over a data set the workers share its batches; else they share jobs."
+        bool, "Let workers share the batches of a job over a data set; by default they share jobs."
     ] = False,
     json: JSON = False,
 ) -> None:
     """Run a plan, models × analyses × data, into one page and its tables. A killed run continues.
 
-    What has no answer for a model is left out, and noted. The exit code is 1 where a job failed; a second run tries
-    again what failed and does what is missing, nothing else.
+    An analysis that does not apply to a model is left out, with a note. The exit code is 1 if a job failed; a second
+    run repeats only failed and missing jobs.
     """
     check_writable(out)
     variables = _variables(set or [], data)
@@ -82,16 +82,18 @@ def report(
 
 def serve(
     model: MODEL,
-    beside: Annotated[str | None, typer.Argument(metavar="MODEL2", help="A second model beside it.")] = None,
+    beside: Annotated[str | None, typer.Argument(metavar="MODEL2", help="A second model to compare.")] = None,
     *,
-    host: Annotated[str, "Listen there; by default this machine alone can ask.", Metavar("ADDRESS")] = "127.0.0.1",
-    port: Annotated[int | None, "Else the first free one from 7860 on."] = None,
+    host: Annotated[
+        str, "Address to listen on; by default only this machine has access.", Metavar("ADDRESS")
+    ] = "127.0.0.1",
+    port: Annotated[int | None, "Port to listen on; by default the first free one from 7860 on."] = None,
     max_tokens: Annotated[int, "Refuse longer texts.", Range(1)] = 1024,
     tokenizer: TOKENIZER = None,
     device: DEVICE = "cpu",
     dtype: DTYPE = "auto",
 ) -> None:
-    """A page to type texts into: prediction, heatmap, attention of a clicked token, an edited text, a second model.
+    """Serve a page for typed texts: prediction, heatmap, attention of a clicked token, an edited text, a second model.
 
     It needs Gradio, which the extra "serve" of ssmscope installs.
     """
@@ -132,7 +134,7 @@ def _engine(engine: str, address: str | None, workers: int | None, by_batch: boo
 
 
 def _text(plan: str) -> tuple[str, str]:
-    """The text of a plan, from a file or from those that ship, and what it is called."""
+    """Return the text and the name of a plan, from a file or from the shipped ones."""
     from ssmscope.reports.plans import shipped_plans
 
     path, known = Path(plan), shipped_plans()
@@ -145,16 +147,16 @@ def _text(plan: str) -> tuple[str, str]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
-            f"no plan {plan!r}: it is no file that can be read ({reason}), and no plan that ships: {', '.join(known)}"
+            f"no plan {plan!r}: it is not a readable file ({reason}), nor a shipped plan: {', '.join(known)}"
             f"{did_you_mean(plan, known)}"
         ) from error
 
 
-# ---- what is said
+# ---- output
 
 
 def _list(plan: Plan, jobs: Jobs, store: Store, json: bool) -> None:
-    """The jobs, what is done of them, and the estimate: what finished jobs of the same verb took here."""
+    """Print the jobs with their state and estimated time: the mean of finished jobs of the same verb here."""
     times = store.seconds()
     rows: list[dict[str, Any]] = []
     for job in jobs.to_run():

@@ -1,4 +1,4 @@
-"""The verbs that make models and list them: train, models."""
+"""Verbs that train models and list them: train, models."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def train(
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Where the model is written, by default runs/NAME-ARCH."),
+        typer.Option("--out", metavar="DIR", help="Directory for the model, by default runs/NAME-ARCH."),
     ] = None,
     json: JSON = False,
     **options: Any,
 ) -> None:
     """Fit a model to a task, or turn a trained Mamba or Mamba-2 into a Baleen. A killed run continues.
 
-    NAME is sst2, imdb, rotten_tomatoes, snli, wnli, planted-words, planted-recall, planted-xor or planted-position
-    (whose reason is known word for word), or a csv, tsv, jsonl or parquet file with text and label
-    (classifiers of texts); cifar10 or digits (of pixels); majority or listops (of sequences); associative-recall,
-    mqar, fuzzy-recall, noisy-recall, selective-copying, compression, memorization, qa1 to qa5 or babi, all five
-    of them, needle, multi-key, multi-value, variables or common-words (tokens that are asked for); instruct (task
-    prompts around sst2, wnli and snli); wikitext2, books or a .txt file (language models).
+    NAME is one of the following. Text classification: sst2, imdb, rotten_tomatoes, snli, wnli, planted-words,
+    planted-recall, planted-xor or planted-position (whose decisive words are known), or a csv, tsv, jsonl or parquet
+    file with text and label. Image classification: cifar10 or digits. Classification of sequences: majority or listops.
+    Recall of tokens: associative-recall, mqar, fuzzy-recall, noisy-recall, selective-copying, compression,
+    memorization, qa1 to qa5, babi (all five of them), needle, multi-key, multi-value, variables or common-words.
+    Instructions: instruct (prompts for sst2, wnli and snli). Language modelling: wikitext2, books or a .txt file.
     """
     out = Path("runs", f"{Path(data).stem}-{architecture}") if out is None else out
     check_writable(out)
@@ -70,7 +70,7 @@ def _next_step(out: Path, record: Mapping[str, Any]) -> str:
 
     kind, name = record["kind"], record["data"]["train"]["name"]
     if name in QUESTIONS:
-        known = "" if name == MIXED_QUESTIONS else f" --tasks {name}"  # the words of the others may be unknown to it
+        known = "" if name == MIXED_QUESTIONS else f" --tasks {name}"  # Words of other tasks may be unknown to it.
         return f"; try: analyze retrieval {shlex.quote(str(out))}{known} --lengths 0,500"
     if kind == "pixels":
         return f"; try: analyze position {shlex.quote(str(out))}"
@@ -84,10 +84,11 @@ def _next_step(out: Path, record: Mapping[str, Any]) -> str:
 def models(
     json: JSON = False,
     backends: Annotated[
-        bool, typer.Option("--backends", help="List what computes the recurrences here, and why, instead.")
+        bool,
+        typer.Option("--backends", help="List instead the implementations of the recurrences, and which are in use."),
     ] = False,
 ) -> None:
-    """The shipped models with their accuracy, and what can be loaded."""
+    """List the shipped models with their accuracy, and the model types that can be loaded."""
     if backends:
         _list_backends(json)
         return
@@ -114,7 +115,7 @@ def models(
     console = command.console(highlight=False)
     console.print(table)
     console.print(
-        "\nIn brackets 95 % intervals over the test examples; size is the number of parameters.\n"
+        "\nIn brackets: 95 % intervals over the test examples; size is the number of parameters.\n"
         "\nMODEL can also be a directory or hub id in transformers' layout, a directory in mamba_ssm's, or the file of "
         f"a selective SSM's state dict.\nModel types that can be read: {', '.join(readable_types())}"
     )
@@ -135,7 +136,7 @@ def _list_backends(json: bool) -> None:
         table.add_row(row.operation.replace("_", " "), row.device, row.implementation, used)
     console = command.console(highlight=False)
     console.print(table)
-    console.print("\nWhatever is not listed is computed by torch. SSMSCOPE_BACKEND=torch switches all of these off.")
+    console.print("\nTorch computes everything not listed. SSMSCOPE_BACKEND=torch switches all of these off.")
 
 
 def _accuracy(measured: Mapping[str, Any]) -> str:

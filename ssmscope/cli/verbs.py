@@ -1,4 +1,4 @@
-"""Verbs made from what is declared: those of analyses from their register, others from a function and its options."""
+"""Verbs made from declarations: analyses from the registry, other verbs from a function and its options."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ import typer
 from ssmscope.api import registry
 from ssmscope.api.analysis import Analysis, Call
 from ssmscope.api.inputs import Texts
-from ssmscope.api.options import Option, options_of
+from ssmscope.api.options import Option
 from ssmscope.api.sharding.workers import on_engine
+from ssmscope.api.signatures import options_of
 from ssmscope.api.writing import check_writable
 from ssmscope.cli.command import DEVICE, DTYPE, JSON, MODEL, OUT, TOKENIZER, Verbs, console, shipped
 from ssmscope.errors import InputError
 
 PANELS = {"interp": "Interpret", "probes": "Probe", "attacks": "Attack"}
-"""Under which heading of the help the analyses of a room stand."""
+"""Heading of the help for the analyses of each package."""
 
 FORMATS = Annotated[
     str | None,
-    typer.Option("--formats", metavar="A,B,…", help="Those of csv, png, html, svg, pdf, tex, md; json always."),
+    typer.Option(
+        "--formats", metavar="A,B,…", help="Some of csv, png, html, svg, pdf, tex, md; json is always written."
+    ),
 ]
-OUT_NEEDED = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where it is written.")]
+OUT_NEEDED = Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory for the files.")]
 MODELS = Annotated[
     list[str],
     typer.Argument(
@@ -41,14 +44,14 @@ PAIR = Annotated[
     list[str],
     typer.Argument(
         metavar="MODEL…",
-        help="demo/NAME, a directory, a file, or a hub id; of two (no more) both are shown, and the difference.",
+        help="demo/NAME, a directory, a file, or a hub id; two are shown with their difference.",
         autocompletion=shipped,
     ),
 ]
 
 
 def parameter(option: Option) -> inspect.Parameter:
-    """An option as typer knows it; what was typed stays as it is, the call reads it."""
+    """Return an option as a parameter for typer, which passes values on as text for `Call.of` to read."""
     kind: Any = bool if option.is_flag else list[str] if option.repeated or option.nested else str
     settings: dict[str, Any] = {} if option.is_flag else {"metavar": option.metavar, "parser": _as_typed}
     default = option.default
@@ -73,19 +76,18 @@ def _as_typed(value: str) -> str:
 
 
 def verb(analysis: Analysis) -> Callable[..., None]:
-    """The function that answers an analysis' verb, with the signature that typer reads."""
-
+    """Return the function that answers the verb of an analysis, with the signature that typer reads."""
     engine = options_of(on_engine) if analysis.sharded else {}
 
     def answer(**given: Any) -> None:
         out, json, formats = given.pop("out"), given.pop("json"), given.pop("formats", None)
         call = _call(analysis, given)
         if given.get("engine") == "ray" and isinstance(analysis.reads, Texts) and call.inputs["data"] is None:
-            raise InputError("--engine ray is of --data; give that too, or leave it out")
+            raise InputError("--engine ray needs --data; give that too, or leave it out")
         check_writable(out)
         chosen = None if formats is None else [each.strip() for each in formats.split(",")]
         if chosen is not None and out is None:
-            raise InputError("--formats says what is written: give --out DIR too")
+            raise InputError("--formats needs --out DIR; give that too")
         with on_engine(**{name: option.read(given[name]) for name, option in engine.items()}):
             results = call.run(out, chosen)
         _print(results, out, json, analysis, chosen)
@@ -94,8 +96,8 @@ def verb(analysis: Analysis) -> Callable[..., None]:
             then = analysis.then.format(model=model, out=shlex.quote(str(out)))
             print(f"\nSaved in {out}" + f"; try: {then}" * bool(then))
 
-    names = ["models"] if analysis.most > 1 else ["model"]
-    common: dict[str, Any] = {names[0]: MODELS if analysis.several else MODEL if analysis.most == 1 else PAIR}
+    names = ["models"] if analysis.max_models > 1 else ["model"]
+    common: dict[str, Any] = {names[0]: MODELS if analysis.several else MODEL if analysis.max_models == 1 else PAIR}
     own = [parameter(each) for each in (*analysis.inputs.values(), *analysis.options.values())]
     out: Any = OUT_NEEDED if analysis.writes else OUT
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -120,8 +122,13 @@ def verb(analysis: Analysis) -> Callable[..., None]:
 
 
 def declared(function: Callable[..., None], more: Mapping[str, Option] | None = None) -> Callable[..., None]:
-    """A verb that is no analysis, as typer reads it. Its keyword-only options are declared as those of an analysis are;
-    `more` stand in place of its `**options`. What typer's own marks describe is left to typer."""
+    """Return the function of a verb that is not an analysis, with the signature that typer reads.
+
+    Its keyword-only options are declared like those of an analysis; typer reads the parameters with its own marks.
+
+    Args:
+        more: options in place of its `**options`.
+    """
     hints = typing.get_type_hints(function, include_extras=True)
     options: dict[str, Option] = {}
     parameters: list[inspect.Parameter] = []
@@ -151,20 +158,20 @@ def _signed(answer: Callable[..., None], parameters: list[inspect.Parameter]) ->
 
 
 def _call(analysis: Analysis, given: dict[str, Any]) -> Call:
-    models = given["models"] if analysis.most > 1 else [given["model"]]
-    # Where a verb is checked without running, an option that repeats and was not given is an empty list.
+    models = given["models"] if analysis.max_models > 1 else [given["model"]]
+    # If a verb is checked without running, a repeated option that was not given is an empty list.
     own = {name: None if given[name] in ([], ()) else given[name] for name in (*analysis.inputs, *analysis.options)}
     setting = {name: given[name] for name in ("tokenizer", "device", "dtype") if name in given}
     return Call.of(analysis.name, models, own, **setting)
 
 
 def help_of(analysis: Analysis) -> str:
-    """What `--help` says of an analysis: the first paragraph of its function's docstring."""
+    """Return the help of an analysis: the first paragraph of its function's docstring."""
     return inspect.cleandoc(analysis.function.__doc__ or "").partition("\n\n")[0]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the verbs of all analyses to the application; "lens show" into the group lens."""
+    """Add the verbs of all analyses to the application; "lens show" goes into the group lens."""
     groups: dict[str, typer.Typer] = {}
     for name, analysis in registry.analyses().items():
         group, _, leaf = name.rpartition(" ")
@@ -178,14 +185,14 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _group_help(analysis: Analysis) -> str:
-    """The first line of the package that declares a group of verbs."""
+    """Return the first paragraph of the docstring of the package that declares a group of verbs."""
     return inspect.cleandoc(sys.modules[analysis.module].__doc__ or "").partition("\n\n")[0]
 
 
 def _print(
     results: tuple[Any, ...], out: Path | None, json: bool, analysis: Analysis, formats: Sequence[str] | None
 ) -> None:
-    """The results as a person or a program reads them, and where their files are."""
+    """Print the results as text or JSON, and the paths of their files."""
     from ssmscope.api.results import SUFFIXES, checked_formats
 
     suffixes = checked_formats(SUFFIXES if formats is None else formats)

@@ -13,7 +13,7 @@ from ssmscope.errors import InputError
 from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import number
 from ssmscope.render.table import Cell, Line, Table, table
-from ssmscope.render.token_rows import COLOURED_ROWS
+from ssmscope.render.token_rows import MAX_COLOURED_ROWS
 from ssmscope.render.tokens import chance, named, written
 
 DIFFERENCE = "difference"
@@ -37,7 +37,7 @@ def paired_rows(first: TokenRows, other: TokenRows, names: Sequence[str]) -> Tok
         name=f"difference: {names[0]} minus {names[1]}; {first.name}",
         around=first.around if signed else ("less", "more"),
         marked=first.marked,
-        first=COLOURED_ROWS if first.first is None else 3 * first.first,
+        first=MAX_COLOURED_ROWS if first.first is None else 3 * first.first,
         summed=first.summed,
     )
 

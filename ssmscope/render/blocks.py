@@ -1,9 +1,9 @@
-"""What results are made of when they are shown: the same blocks in a terminal, in HTML and in a report.
+"""Blocks that results consist of in a terminal, in HTML and in a report.
 
-A result yields blocks; `terminal` and `html` of this package draw them. A picture is drawn by matplotlib,
-on a `Sheet` of `ssmscope.render.figure`. `TokenRows` are texts whose tokens are coloured by scores, row by row: of each
-layer, by each method, for a query. `Custom` is for what is special, such as a text with its changes marked; `TokenMaps`
-is such a view, to which a report leads from the tokens of `TokenRows`.
+A result yields blocks; `terminal` and `html` of this package draw them. Pictures are drawn by matplotlib, on a `Sheet`
+of `ssmscope.render.figure`. `TokenRows` are texts whose tokens are coloured by scores, in a row for each layer, method
+or query. `Custom` is for special views, such as a text with its changes marked; `TokenMaps` is one that a report links
+to the tokens of `TokenRows`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Prose:
     """A paragraph, a heading, the title of a result, or a note in smaller letters.
 
-    A title stands above a terminal's view alone: a page has its own.
+    Only a terminal shows the title; a page has its own.
     """
 
     text: str
@@ -37,13 +37,13 @@ class Prose:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, drawn where pictures are shown.
+    """A figure, drawn only by views that show pictures.
 
     Attributes:
-        draw: makes it.
-        alt: what it says, for those who do not see it.
-        vector: whether it is drawn as lines, not as pixels, where that is possible.
-        folded: whether a page shows it when it is asked for, because another view of the result says the same.
+        draw: makes the figure.
+        alt: its content in words, for those who do not see it.
+        vector: True to prefer vector graphics to pixels.
+        folded: True if a page shows it only on request, because another view shows the same.
     """
 
     draw: Callable[[], Figure]
@@ -54,20 +54,20 @@ class Picture:
 
 @dataclass(frozen=True, eq=False)
 class TokenRow:
-    """A score for every token of a text: of a layer, by a method, or what a query takes from each.
+    """A score for every token of a text, for example by layer, by method, or as contributions to a query.
 
     Attributes:
-        name: what it is of; a second line is written smaller.
+        name: label of the row; a second line is written smaller.
         scores: (tokens,).
-        ends: where the colours begin and end; a score beyond has the colour of the end.
-        signed: whether scores are for (positive) or against (negative); their ends are −e and e.
-        outside: (tokens,) bool, those that have no colour; None for none.
-        marked: the tokens that are underlined, the strongest first.
-        against: the same of those against what the marked ones are for.
-        query: the token that is framed, because the others' scores are what it takes from them.
-        state: the score of what comes before the first token.
-        remark: what has to be said of it.
-        own: the lowest and highest score, where other rows have the same ends.
+        ends: lowest and highest score of the colour scale; scores beyond have the colour of the end.
+        signed: True if positive scores are evidence for and negative ones against; the ends are −e and e.
+        outside: (tokens,) bool, the tokens without a colour; None if there are none.
+        marked: the underlined tokens, the strongest first.
+        against: the underlined tokens of the opposite sign, the strongest first.
+        query: the framed token, to which the other tokens contribute their scores.
+        state: score of everything before the first token.
+        remark: a remark about the row.
+        own: lowest and highest score of this row, if several rows share `ends`.
     """
 
     name: str
@@ -84,12 +84,16 @@ class TokenRow:
 
     @property
     def extent(self) -> str:
-        """The ends of the colours in figures."""
+        """The ends of the colour scale in numbers."""
         return f"±{number(self.ends[1])}" if self.signed else span_of(*(self.own or self.ends))
 
     def shades(self, scores: np.ndarray | None = None, *, count: int | None = None) -> np.ndarray:
-        """Which of `count` colours each token has, or each of other scores on the same scale, from 0 on; −1 for none.
-        By default there are 2 STEPS + 1 around zero, or SHADES."""
+        """Return the index of each token's colour, from 0 to `count` − 1; −1 for none.
+
+        Args:
+            scores: other scores to colour on the same scale.
+            count: number of colours; by default 2 STEPS + 1 for signed scores, else SHADES.
+        """
         low, high = self.ends
         values = (self.scores if scores is None else scores).astype(np.float64)
         unit = np.clip((values - low) / (high - low), 0, 1) if high > low else np.full(values.shape, 0.5)
@@ -99,16 +103,16 @@ class TokenRow:
 
 @dataclass(frozen=True, eq=False)
 class TokenText:
-    """A text whose tokens are shown in colour.
+    """A text with coloured tokens.
 
     Attributes:
         tokens: its tokens.
-        words: the word that each of them belongs to; None for a special token.
-        rows: what the tokens are coloured by.
-        answer: the model's, with its probability.
-        about: what else is said above it.
-        span: tokens that are set apart, from the first to the one after the last.
-        pixels: (height, width, channels), of an image whose pixels are the tokens.
+        words: number of the word that each token belongs to; None for a special token.
+        rows: scores that colour the tokens.
+        answer, probability: the model's answer and its probability.
+        about: further text in the heading.
+        span: highlighted tokens, from the first to the one after the last.
+        pixels: (height, width, channels), for an image whose pixels are the tokens.
     """
 
     tokens: tuple[str, ...]
@@ -122,24 +126,25 @@ class TokenText:
 
     @property
     def special(self) -> np.ndarray:
-        """(tokens,) bool: the tokens that the tokenizer added."""
+        """Mask of the tokens that the tokenizer added: (tokens,) bool."""
         return np.array([word is None for word in self.words], dtype=bool)
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Texts whose tokens are coloured, in one row or several. A report has those of an analysis in one view to point
-    at; images are in the picture alone.
+    """Texts whose tokens are coloured, in one row or several.
+
+    A report shows those of an analysis in one interactive view. Only the picture shows images.
 
     Attributes:
         texts: the texts.
-        of: what a row is of: "layer", "method".
-        score: what is scored, in a word.
-        name: the same, as a legend has it.
-        marked: what is underlined, in words.
-        around: what negative and positive scores are called.
-        first: how many rows of each text a terminal shows; None for all.
-        summed: whether the scores of the tokens of a word add up; else the word has their mean.
+        of: kind of the rows: "layer", "method".
+        score: name of the score in one word.
+        name: name of the score in a legend.
+        marked: description of the underlined tokens.
+        around: names of negative and positive scores.
+        first: maximum rows of a text in a terminal; None for all.
+        summed: True if a word's score is the sum of its tokens' scores, False if it is their mean.
     """
 
     texts: Sequence[TokenText]
@@ -154,16 +159,15 @@ class TokenRows:
 
 @dataclass(frozen=True)
 class Custom:
-    """A view of its own.
+    """A view that draws itself.
 
     Attributes:
-        terminal: what a terminal shows, told whether it has 256 colours.
-        html: a fragment, safe as it is, without styles and scripts.
-        style: the rules that it adds to the stylesheet.
-        script: what makes it live. It runs once, after everything that is in the page, and leaves alone what it has
-            started before.
-        on_request: whether a report, which shows many results, puts the fragment into its page only when it is asked
-            for, because it has an element for every token.
+        terminal: returns the terminal view, given True if the terminal has 256 colours.
+        html: returns an escaped fragment without styles and scripts.
+        style: rules to add to the stylesheet.
+        script: script of the fragment. It runs once, after the whole page, and skips elements that it has started
+            before.
+        on_request: True if a report inserts the fragment only on request, because it has an element for every token.
     """
 
     terminal: Callable[[bool], Iterable[RenderableType]] | None = None
@@ -175,14 +179,14 @@ class Custom:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenMaps(Custom):
-    """Weights between the tokens of texts. In a report the tokens of `TokenRows` of the same model lead to them.
+    """Weights between the tokens of texts, to which a report links the tokens of `TokenRows` of the same model.
 
     The fragment holds one element `script` of type application/json, {"texts": [...]}, in the order of `tokens`: for
     each text null or {"length", "queries", "edges", "maps"}, as `ssmscope.interp.attention.page` packs them.
 
     Attributes:
-        tokens: the tokens of each text.
-        name: what the weights are of.
+        tokens: tokens of each text.
+        name: name of the weights.
     """
 
     tokens: Sequence[tuple[str, ...]]

@@ -1,4 +1,4 @@
-"""What pictures share: one palette, a sheet with title and legend, axes without ornament, lines with their bands."""
+"""Common parts of pictures: the palette, a sheet with title and legend, plain axes, curves with bands."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 INK, SOFT, GRID, EDGE = "#1b1f24", "#57606a", "#e6e9ed", "#f3f4f6"
 COLOURS = ("#2065a8", "#d1540a", "#0f8a6c", "#b01e8a", "#7a6a00", "#57606a")
-"""Lines in this order; they differ in lightness too."""
+"""Colours of curves in order; they differ in lightness too."""
 MARKERS = "osD^vP"
-STEEP = 300.0
-"""From this value on the axis of `scale_steep` is logarithmic."""
+LOG_SCALE_FROM = 300.0
+"""Value above which `scale_steep` makes an axis logarithmic."""
 DASHED, DOTTED = (0, (4, 3)), (0, (1, 2))
 
-NAME = 20
-"""As many letters of a name as stand beside a row of points."""
+MAX_NAME_LETTERS = 20
+"""Maximum letters of the name of a row of points."""
 
-LETTERS, SMALL_LETTERS = 10.6, 14.0
-"""How many letters of the title, and of the line below it, stand in an inch."""
+TITLE_LETTERS_PER_INCH, SUBTITLE_LETTERS_PER_INCH = 10.6, 14.0
+"""Letters per inch of the title and of the line below it."""
 
 
 def plain(axes: Axes, *, grid: str | None = "both", size: float = 8.5) -> Axes:
-    """Axes with a left and a lower line alone, and a grid behind what is drawn."""
+    """Leave axes only their left and lower lines, and draw a grid behind the content."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(SOFT)
     axes.tick_params(which="both", colors=SOFT, labelsize=size)
@@ -47,36 +47,39 @@ def plain(axes: Axes, *, grid: str | None = "both", size: float = 8.5) -> Axes:
 
 
 def heading(figure: Figure, before: str, model: str, after: str, below: str, aside: float = 0.0) -> None:
-    """The title, in which the model's name gives way where it is long, and a smaller line below it; `aside` is how many
-    inches at their right are not theirs."""
+    """Write the title, with the model's name shortened if necessary, and a smaller line below it.
+
+    Args:
+        aside: inches at the right to leave free.
+    """
     width, height = figure.get_size_inches()
-    style: dict[str, Any] = dict(va="center", parse_math=False)  # names are the user's: a $ in them starts no formula
+    style: dict[str, Any] = dict(va="center", parse_math=False)  # A $ in a user's name must not start a formula.
     wide = width - aside
-    room = max(round(LETTERS * wide) - len(before) - len(after), 8)
-    title = shorten(f"{before}{shorten(visible(model), room)}{after}", round(LETTERS * wide))
+    room = max(round(TITLE_LETTERS_PER_INCH * wide) - len(before) - len(after), 8)
+    title = shorten(f"{before}{shorten(visible(model), room)}{after}", round(TITLE_LETTERS_PER_INCH * wide))
     figure.text(0.2 / width, 1 - 0.28 / height, title, size=11, color=INK, **style)
-    small = shorten(visible(below), round(SMALL_LETTERS * wide))
+    small = shorten(visible(below), round(SUBTITLE_LETTERS_PER_INCH * wide))
     figure.text(0.2 / width, 1 - 0.54 / height, small, size=8.5, color=SOFT, **style)
 
 
 def title(result: Any) -> tuple[str, str, str]:
-    """A result's headline as what is before its model's name, the name, and what is after it."""
+    """Split a result's headline into the part before its model's name, the name, and the part after it."""
     before, model, after = result.headline.partition(result.model_name)
     return before, model, after
 
 
 def data_line(result: Any, *more: str) -> str:
-    """What a result is measured on: "300 examples of sst2 (test), 95 % bootstrap intervals"."""
+    """Describe the data of a result: "300 examples of sst2 (test), 95 % bootstrap intervals"."""
     data = result.provenance["data"]
     name = shorten(visible(f"{data['name']} ({data['split']})"), 60)
     return "; ".join([f"{counted(data['examples'], 'example')} of {name}, 95 % bootstrap intervals", *more])
 
 
 class Sheet:
-    """A figure with a title, a legend below it, and panels that are placed in inches from the upper left.
+    """A figure with a title, a legend below it, and panels placed in inches from the upper left.
 
     Attributes:
-        top: where the panels may begin.
+        top: inches from the upper end at which panels may begin.
     """
 
     TOP, LINE = 0.85, 0.2
@@ -93,8 +96,14 @@ class Sheet:
         across: int = 1,
         aside: float = 0.0,
     ) -> None:
-        """Args: the sheet's size without the legend; the title before the model, the model, and after it; how many
-        names of the legend stand side by side; how many inches at the right of the title are not its own."""
+        """Make the sheet.
+
+        Args:
+            width, height: inches without the legend.
+            title: its parts before the model's name, the name, and after it.
+            across: entries of the legend per line.
+            aside: inches to leave free at the right of the title.
+        """
         lines = self.LINE * math.ceil(len(legend) / across)
         self.top = self.TOP + lines
         self.width, self.height = width, height + lines
@@ -111,7 +120,7 @@ class Sheet:
 
     @cached_property
     def paper(self) -> Axes:
-        """Axes of the whole sheet, in inches from its upper left, for what is placed freely."""
+        """Axes of the whole sheet, in inches from its upper left, for elements placed freely."""
         paper = self.figure.add_axes((0, 0, 1, 1), xlim=(0, self.width), ylim=(self.height, 0))
         paper.set_axis_off()
         return paper
@@ -119,17 +128,16 @@ class Sheet:
     def panel(
         self, left: float, top: float, width: float, height: float, *, grid: str | None = "both", **options: Any
     ) -> Axes:
-        """Axes at so many inches from the sheet's left and upper ends; a grid is of lines "x", "y" or "both"."""
+        """Return axes at these inches from the sheet's left and upper ends, with grid lines "x", "y" or "both"."""
         bottom = self.height - top - height
         place = (left / self.width, bottom / self.height, width / self.width, height / self.height)
         return plain(self.figure.add_axes(place, **options), grid=grid)
 
 
 def scale_steep(axes: Axes, curves: np.ndarray) -> None:
-    """A logarithmic axis where curves are steep, so that one that grows does not flatten the others; they hold
-    logarithms themselves."""
+    """Make the axis logarithmic if a curve exceeds `LOG_SCALE_FROM`, so that it does not flatten the others."""
     finite = curves[np.isfinite(curves)]
-    if finite.size and finite.max() > STEEP and finite.min() > 0:
+    if finite.size and finite.max() > LOG_SCALE_FROM and finite.min() > 0:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.12g}"))
 
@@ -137,7 +145,7 @@ def scale_steep(axes: Axes, curves: np.ndarray) -> None:
 def stacked(
     title: tuple[str, str, str], below: str, legend: Sequence[tuple[Line2D, str]], panels: int
 ) -> tuple[Figure, list[Axes]]:
-    """A sheet with panels one above the other, which share their horizontal axis."""
+    """Return a sheet's figure and its panels, one above the other with a common horizontal axis."""
     width, height, left, tall, step = 8.0, Sheet.TOP + 0.27, 0.85, 2.3, 2.65
     sheet = Sheet(width, height + step * panels, title, below, legend, left=left)
     axes: list[Axes] = []
@@ -149,7 +157,7 @@ def stacked(
 
 
 def line(axes: Axes, at: Sequence[float], found: Sequence[Estimate], number: int, **style: Any) -> None:
-    """A curve in the colour of its number and the band of its intervals; a bar where it is one point."""
+    """Draw a curve in the colour of its number with the band of its intervals, or a bar for a single point."""
     colour = COLOURS[number % len(COLOURS)]
     low, high = [e.low for e in found], [e.high for e in found]
     if len(at) == 1:
@@ -161,7 +169,7 @@ def line(axes: Axes, at: Sequence[float], found: Sequence[Estimate], number: int
 
 
 def interval(axes: Axes, at: float, found: Estimate, colour: str = INK, *, upright: bool = True) -> None:
-    """An interval as a thin line."""
+    """Draw an interval as a thin line."""
     ends, place = [found.low, found.high], [at, at]
     x, y = (place, ends) if upright else (ends, place)
     axes.plot(x, y, color=colour, linewidth=1.4, solid_capstyle="butt")
@@ -174,10 +182,14 @@ def points(
     colours: Sequence[str],
     *,
     numbers: bool = True,
-    letters: int = NAME,
+    letters: int = MAX_NAME_LETTERS,
 ) -> None:
-    """A row per name, of which so many letters are shown: a point with its interval beside zero, and at the right,
-    where there is room, its numbers."""
+    """Draw a row per name: a point with its interval on an axis with zero.
+
+    Args:
+        numbers: True to write the numbers at the right.
+        letters: maximum letters of a name.
+    """
     axes.grid(False, axis="y")
     axes.axvline(0, color=SOFT, linewidth=0.8)
     for place, (each, colour) in enumerate(zip(found, colours)):
@@ -192,7 +204,7 @@ def points(
 
 
 def handle(number: int, **style: Any) -> Line2D:
-    """What stands for a curve in the legend."""
+    """Return the legend handle of a curve."""
     look = {"linewidth": 1.6, "marker": MARKERS[number % len(MARKERS)], "markersize": 4, **style}
     return Line2D([], [], color=COLOURS[number % len(COLOURS)], **look)
 
@@ -206,7 +218,7 @@ def dotted(colour: str) -> Line2D:
 
 
 def limits(found: Sequence[Estimate]) -> tuple[float, float]:
-    """An axis of shares with a little room, within 0 and 1."""
+    """Return the limits of an axis of shares: the intervals with a little room, hardly beyond 0 and 1."""
     ends = [end for e in found for end in (e.low, e.high) if not math.isnan(end)]
     low, high = min(ends, default=0.0), max(ends, default=1.0)
     room = max(0.06 * (high - low), 0.02)

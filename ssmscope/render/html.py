@@ -1,4 +1,4 @@
-"""Blocks as HTML: fragments that bring the one stylesheet, and whole pages. Every text in them is escaped."""
+"""Blocks as HTML: fragments with the stylesheet, and whole pages. Every text in them is escaped."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from ssmscope.render.tokens import visible
 
 
 def fragment(blocks: Iterable[Block]) -> str:
-    """Blocks in one element with their styles and scripts, for a notebook or within a page. Titles are left to what is
-    around, and of tables that have a brief form that is shown."""
+    """Return blocks in one element with their styles and scripts, for a notebook or a page.
+
+    Titles are left out, and tables are cut to their brief form.
+    """
     shown = [block.head(block.brief) if isinstance(block, Table) else block for block in blocks]
     inner = Markup("\n").join(filter(None, map(block_html, shown)))
     styles = f"<style>{stylesheet()}{''.join(styles_of(shown))}</style>"
@@ -28,18 +30,18 @@ def fragment(blocks: Iterable[Block]) -> str:
 
 
 def styles_of(blocks: Iterable[Block]) -> list[str]:
-    """The rules that the blocks add to the stylesheet, each once."""
+    """Return the rules that blocks add to the stylesheet, each once."""
     rules = [token_rows.style() if isinstance(block, TokenRows) else getattr(block, "style", "") for block in blocks]
     return list(dict.fromkeys(f"{each}\n" for each in rules if each))
 
 
 def scripts_of(blocks: Iterable[Block]) -> list[str]:
-    """The scripts that make blocks live, each once."""
+    """Return the scripts of blocks, each once."""
     return list(dict.fromkeys(block.script for block in blocks if isinstance(block, Custom) and block.script))
 
 
 def block_html(block: Block, *, level: int = 2) -> Markup:
-    """One block; `level` is that of its headings."""
+    """Return a block as HTML, with headings of this level."""
     if isinstance(block, Prose):
         if block.kind == "title":
             return Markup("")
@@ -56,18 +58,18 @@ def block_html(block: Block, *, level: int = 2) -> Markup:
 
 
 def image_html(picture: Picture) -> Markup:
-    """A picture, folded or not, as an image."""
+    """Return a picture, folded or not, as an image."""
     source = Markup(data_uri(picture.draw(), vector=picture.vector))
     return Markup('<img class="figure" alt="{}" src="{}">').format(visible(picture.alt), source)
 
 
 def grid(table: Table, caption: str = "") -> Markup:
-    """A table, numbers at the right, and what stands below it; `caption` is for those who have it read to them."""
+    """Return a table with numbers aligned right and its remarks below; screen readers read the caption."""
     return Markup(template("table.html").module.grid(table, caption or table.title or "Table"))
 
 
 def page(title: str, body: str, provenance: Iterable[tuple[str, str]]) -> str:
-    """A self-contained page in light and dark: nothing is fetched, and no script runs but one that a view brings."""
+    """Return a self-contained page in light and dark, which fetches nothing and runs only scripts of its views."""
     return template("page.html").render(
         title=title, body=Markup(body), provenance=list(provenance), style=Markup(stylesheet())
     )
@@ -75,13 +77,13 @@ def page(title: str, body: str, provenance: Iterable[tuple[str, str]]) -> str:
 
 @lru_cache(maxsize=1)
 def stylesheet() -> str:
-    """The rules that all views share."""
+    """Return the rules that all views share."""
     return resources.files("ssmscope.render").joinpath("templates", "style.css").read_text(encoding="utf-8")
 
 
 @lru_cache
 def template(name: str) -> Any:
-    """A template; autoescape is on for every one, whatever its name ends with."""
+    """Return a template, with autoescape on whatever the suffix of its name."""
     loader = PackageLoader("ssmscope.render")
     options: Mapping[str, Any] = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True}
     return Environment(loader=loader, **options).get_template(name)

@@ -1,8 +1,8 @@
-"""Tables as Markdown and as LaTeX, for papers and for reading."""
+"""Tables in Markdown and in LaTeX."""
 
 from __future__ import annotations
 
-from ssmscope.render.table import LONGEST, WORST, Table
+from ssmscope.render.table import MAX_CELL_CHARACTERS, WORST, Table
 from ssmscope.render.tokens import shorten, visible
 
 LATEX = {
@@ -17,7 +17,7 @@ SUBSCRIPTS = {"A_MoRF": r"$A_{\mathrm{MoRF}}$", "A_LeRF": r"$A_{\mathrm{LeRF}}$"
 
 
 def to_markdown(found: Table) -> str:
-    """A table in Markdown: best values bold, the worst with their mark, intervals in brackets, the note below."""
+    """Return a table in Markdown: best values bold, the worst marked, intervals in brackets, the note below."""
     labels = len(found.heads)
     lines = [[*map(_for_markdown, (*found.heads, *found.columns))]]
     lines.append(["---"] * labels + ["---:" if number else "---" for number in found.numbers])
@@ -33,12 +33,12 @@ def to_markdown(found: Table) -> str:
 
 
 def to_latex(found: Table, *, plain: bool = False) -> str:
-    """A booktabs tabular: best values bold, the worst underlined, intervals small as [a, b], the note as a comment.
+    """Return a booktabs tabular: best values bold, the worst underlined, small intervals, the note as a comment.
 
     Every character that TeX would act on is escaped.
 
     Args:
-        plain: the tabular alone, its intervals as large as the numbers, with a rule wherever the first label changes.
+        plain: True for the tabular alone, with intervals in full size and a rule wherever the first label changes.
     """
     aligned = "".join("r" if number else "l" for number in found.numbers)
     interval = " %s" if plain else r" {\scriptsize %s}"
@@ -63,14 +63,14 @@ def to_latex(found: Table, *, plain: bool = False) -> str:
 
 
 def for_latex(text: str) -> str:
-    """The text with what TeX would act on escaped; a bracket that begins a cell is no argument of what is before."""
+    """Escape a text for TeX; a bracket that begins a cell cannot become an argument of what precedes it."""
     known = text.removesuffix(" ↑").removesuffix(" ↓")
     if known in SUBSCRIPTS:
         return SUBSCRIPTS[known] + for_latex(text.removeprefix(known))
-    escaped = "".join(LATEX.get(character, character) for character in shorten(visible(text), LONGEST))
+    escaped = "".join(LATEX.get(character, character) for character in shorten(visible(text), MAX_CELL_CHARACTERS))
     return f"{{}}{escaped}" if escaped.lstrip()[:1] in ("[", "*") else escaped
 
 
 def _for_markdown(text: str) -> str:
-    kept = shorten(visible(text), LONGEST)
+    kept = shorten(visible(text), MAX_CELL_CHARACTERS)
     return "".join(f"\\{character}" if character in r"\`*_{}[]<>|" else character for character in kept)

@@ -1,4 +1,4 @@
-"""How numbers are written: a dash where there is none, true minus signs, ∞, commas between thousands."""
+"""Formatting of numbers: a dash for NaN, true minus signs, ∞, commas between thousands."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 
 
 def number(value: float, digits: int | None = None, *, significant: int = 3) -> str:
-    """A number with so many digits behind the point, or else so many significant ones, zeros at the end among them; a
-    whole number up to a million has all of its digits."""
+    """Format a number with `digits` decimal places, or else with `significant` digits, trailing zeros included.
+
+    Without `digits`, a whole number below a million has all of its digits.
+    """
     if math.isnan(value):
         return "–"
     if math.isinf(value):
@@ -24,16 +26,18 @@ def number(value: float, digits: int | None = None, *, significant: int = 3) -> 
 
 
 def counted(count: int, noun: str) -> str:
-    """ "1 text", "2,000 texts"."""
+    """Return a count with its noun: "1 text", "2,000 texts"."""
     return f"{count:,} {noun}{'s' if count != 1 else ''}"
 
 
 def told_apart(names: Sequence[str], every: int) -> str:
-    """The first of the names, with how many of the others it cannot be told from; nothing where these are more than
-    half of all others, for then none stands out.
+    """Return the first name, with the number of others that are indistinguishable from it.
+
+    The text is empty if these are more than half of all others, because then none stands out.
 
     Args:
-        every: how many there are, those from which it can be told included.
+        names: the first name and the indistinguishable ones.
+        every: number of all names.
     """
     others = len(names) - 1
     if not names or 2 * others > every - 1:
@@ -42,7 +46,7 @@ def told_apart(names: Sequence[str], every: int) -> str:
 
 
 def brackets(found: Estimate, digits: int | None = None, *, significant: int = 3) -> str:
-    """The interval, " [0.1, 0.2]" with the space before it; nothing where there is none."""
+    """Return the interval after a space, " [0.1, 0.2]"; empty if there is none."""
     if not found.has_interval:
         return ""
     low, high = (number(end, digits, significant=significant) for end in (found.low, found.high))
@@ -50,7 +54,7 @@ def brackets(found: Estimate, digits: int | None = None, *, significant: int = 3
 
 
 def tokens(count: float) -> str:
-    """A number of tokens, with a fraction where they are few and a power of ten where they are very many."""
+    """Format a number of tokens: with a fraction if small, with a power of ten if very large."""
     if count < 100:
         return number(count, significant=2) if count < 10 else f"{count:.1f}"
     if count < 1e6 or not math.isfinite(count):
@@ -60,7 +64,7 @@ def tokens(count: float) -> str:
 
 
 def portion(part: int, whole: int) -> str:
-    """How many of so many, in percent: "0", "all", "1.2 %", or the number itself where that is less than 0.05 %."""
+    """Return a part in percent of the whole: "0", "all", "1.2 %", or the number itself if below 0.05 %."""
     if part in (0, whole):
         return "all" if part else "0"
     percent = 100 * part / whole

@@ -1,4 +1,4 @@
-"""Figures as files, the same bytes for the same figure: for pages and for papers."""
+"""Figures as files, with the same bytes for the same figure, for pages and for papers."""
 
 from __future__ import annotations
 
@@ -11,29 +11,34 @@ from ssmscope.errors import InputError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LARGEST = 300_000
-"""Up to how many bytes a page takes a figure as SVG; what is larger is a PNG."""
+MAX_SVG_BYTES = 300_000
+"""Maximum size of an SVG in a page, in bytes; larger figures become PNGs."""
 
-DOTS = 150
-"""Of a PNG, per inch."""
+DOTS_PER_INCH = 150
+"""Resolution of a PNG."""
 
-SMALLEST, WIDEST = 0.5, 100
-"""How many inches a side of a figure has."""
+MIN_SIDE_INCHES, MAX_SIDE_INCHES = 0.5, 100
+"""Minimum and maximum length of a figure's side in inches."""
 
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
 
 def sized(figure: Figure, size: tuple[float, float] | None) -> Figure:
-    """The figure in a width and height in inches, by default its own. It is laid out as before, and letters, lines and
-    marks are scaled by the smaller of the two ratios, so that nothing overlaps that did not.
+    """Resize a figure to a width and height in inches; None keeps its size.
+
+    The layout stays, and letters, lines and marks are scaled by the smaller of the two ratios, so that nothing new
+    overlaps.
 
     Raises:
-        InputError: a size that is not two numbers from 0.5 to 100.
+        InputError: the size is not two numbers from 0.5 to 100.
     """
     if size is None:
         return figure
-    if len(size) != 2 or not all(SMALLEST <= side <= WIDEST for side in size):
-        raise InputError(f"size is {tuple(size)}; allowed are a width and a height from {SMALLEST} to {WIDEST} inches")
+    if len(size) != 2 or not all(MIN_SIDE_INCHES <= side <= MAX_SIDE_INCHES for side in size):
+        raise InputError(
+            f"size is {tuple(size)}; allowed are a width and a height from {MIN_SIDE_INCHES} to "
+            f"{MAX_SIDE_INCHES} inches"
+        )
     import numpy as np
     from matplotlib.axis import Axis, Tick
     from matplotlib.collections import Collection
@@ -42,7 +47,7 @@ def sized(figure: Figure, size: tuple[float, float] | None) -> Figure:
     from matplotlib.text import Text
 
     factor = min(after / before for after, before in zip(size, figure.get_size_inches()))
-    figure.canvas.draw()  # all ticks are there
+    figure.canvas.draw()  # This creates all ticks.
     every = figure.findobj()
     of_ticks = {id(part) for each in every if isinstance(each, Tick) for part in each.findobj()}
     for axis in [each for each in every if isinstance(each, Axis)]:
@@ -70,23 +75,23 @@ def sized(figure: Figure, size: tuple[float, float] | None) -> Figure:
 
 
 def drawn(figure: Figure, suffix: str) -> bytes:
-    """The figure as "png", "svg" (its letters as outlines, so that it looks alike everywhere) or "pdf"."""
+    """Return the figure as "png", "svg" (with letters as outlines, so that it looks the same everywhere) or "pdf"."""
     import matplotlib
 
     buffer = io.BytesIO()
-    # Without the salt every SVG gets other ids; the same figure twice would be two different files.
+    # Without the salt every SVG gets other ids, and drawing a figure twice makes two different files.
     with matplotlib.rc_context({"svg.hashsalt": "ssmscope", "svg.fonttype": "path"}):
-        figure.savefig(buffer, format=suffix, dpi=DOTS, metadata=_UNDATED[suffix])
+        figure.savefig(buffer, format=suffix, dpi=DOTS_PER_INCH, metadata=_UNDATED[suffix])
     return buffer.getvalue()
 
 
 def data_uri(figure: Figure, *, vector: bool = True) -> str:
-    """The figure for the `src` of an image: an SVG if it is `vector` and not too large, else a PNG.
+    """Return the figure for the `src` of an image: an SVG if it is `vector` and not too large, else a PNG.
 
-    In an image, the ids of an SVG are its own: none can clash with those of another figure or of the page.
+    The ids of an SVG within an image cannot clash with those of other figures or of the page.
     """
     if vector:
         svg = drawn(figure, "svg")
-        if len(svg) <= LARGEST:
+        if len(svg) <= MAX_SVG_BYTES:
             return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
     return f"data:image/png;base64,{base64.b64encode(drawn(figure, 'png')).decode()}"

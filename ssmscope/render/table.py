@@ -1,7 +1,7 @@
-"""Tables: cells that are numbers with intervals, or words.
+"""Tables of numbers with intervals, or words.
 
-`table` makes one in which models and methods stand beside one another, the best marked; `folded` turns any tidy table
-into one: a number and the ends of its interval, three columns of it, become one.
+`table` compares models and methods and marks the best; `folded` makes a table of any tidy data frame, merging a number
+and the two ends of its interval into one column.
 """
 
 from __future__ import annotations
@@ -21,25 +21,28 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 BEST, WORST = "★", "▼"
-"""The marks of the best and the worst, beside bold and underlined."""
+"""Marks of the best and the worst value, in addition to bold and underlined."""
 
-SMALL = 0.01
-"""Shares below it show too little in three digits behind the point."""
+SMALL_SHARE = 0.01
+"""Share below which three decimal places show too little."""
 
-LONGEST = 200
-"""As many characters as a cell shows."""
+MAX_CELL_CHARACTERS = 200
+"""Maximum characters of a cell."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number with its interval, or words."""
+    """A number with its interval, or words.
+
+    Attributes:
+        found: the number; None for words. An estimate without ends has no interval.
+        text: the words, or the text of a number that is not written as its digits.
+        digits: decimal places; None for four significant digits.
+    """
 
     found: Estimate | None = None
-    """None for words; an estimate without ends has no interval."""
     text: str = ""
-    """The words; of a number, how it is written where its digits alone would not do."""
     digits: int | None = 3
-    """Behind the point; None for four significant ones."""
     best: bool = False
     worst: bool = False
 
@@ -49,24 +52,24 @@ class Cell:
 
     @property
     def value(self) -> str:
-        """The number alone, or the words; "–" for a number that is not defined."""
+        """The number without its interval, or the words; "–" for an undefined number."""
         if self.found is None or self.text:
-            return shorten(visible(self.text), LONGEST)
+            return shorten(visible(self.text), MAX_CELL_CHARACTERS)
         return number(self.found.value, self.digits, significant=4)
 
     @property
     def interval(self) -> str:
-        """The ends, "[0.1, 0.2]", or nothing."""
+        """The interval "[0.1, 0.2]"; empty if there is none."""
         return "" if self.found is None else brackets(self.found, self.digits, significant=4).strip()
 
 
 def written(found: Estimate) -> str:
-    """A number with its interval."""
+    """Format a number with its interval."""
     return "not defined" if math.isnan(found.value) else number(found.value, 3) + brackets(found, 3)
 
 
 def in_percent(found: Estimate, *, interval: bool = True, sign: bool = True) -> str:
-    """A share in percent, with its interval, where it has one, and the sign % unless they are not wanted."""
+    """Format a share in percent, optionally with its interval and the sign %."""
     if math.isnan(found.value):
         return "not defined"
     value, low, high = (f"{round(100 * each, 1) + 0.0:.1f}" for each in (found.value, found.low, found.high))
@@ -75,73 +78,77 @@ def in_percent(found: Estimate, *, interval: bool = True, sign: bool = True) -> 
 
 
 def as_share(value: float) -> str:
-    """An accuracy or another share from 0 to 1, without an interval; a small one has three significant digits."""
-    return "not defined" if math.isnan(value) else number(value, 3 if value == 0 or value >= SMALL else None)
+    """Format a share from 0 to 1, such as an accuracy; a small one has three significant digits."""
+    return "not defined" if math.isnan(value) else number(value, 3 if value == 0 or value >= SMALL_SHARE else None)
 
 
 def digits_of(shares: Iterable[Estimate]) -> int | None:
-    """How many digits behind the point show shares: 3, or None, for significant ones, where all are small."""
-    return 3 if any(abs(found.value) >= SMALL for found in shares) else None
+    """Return the decimal places for shares: 3, or None (significant digits) if all are small."""
+    return 3 if any(abs(found.value) >= SMALL_SHARE for found in shares) else None
 
 
 def plain(value: float) -> Cell:
-    """A number without an interval."""
+    """Return a cell of a number without an interval."""
     return Cell(Estimate(float(value), math.nan, math.nan), digits=None)
 
 
 def short(value: float, text: str = "") -> Cell:
-    """A number without an interval in three significant digits, or written as `text`."""
+    """Return a cell of a number without an interval, in three significant digits or written as `text`."""
     return Cell(Estimate(float(value), math.nan, math.nan), text or number(value))
 
 
 def bare(found: Estimate, digits: int | None = 3) -> Cell:
-    """An estimate without its interval, where there is no room for it."""
+    """Return a cell of an estimate without its interval, for which there is no room."""
     return Cell(Estimate(found.value, math.nan, math.nan), digits=digits)
 
 
-ROWS = 200
-"""How many rows a comparison has that no kind of result lays out for itself."""
+MAX_COMPARED_ROWS = 200
+"""Maximum rows of a comparison that a kind of result does not lay out itself."""
 
 Labels = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of labels, and columns of cells."""
+    """A table with columns of labels, then columns of cells.
+
+    Attributes:
+        heads: headings of the label columns.
+        columns: headings of the cell columns.
+        note: text below the table.
+        every: number of all rows, if these are the first of more.
+        brief: maximum rows in a terminal and a notebook; None for all.
+        wide: True if the table is too large for a terminal, which leaves it out.
+    """
 
     heads: Labels
-    """The headings of the columns of labels."""
     columns: Labels
     rows: tuple[tuple[Labels, tuple[Cell, ...]], ...]
     note: str = ""
-    """What stands below it."""
     title: str = ""
     every: int = 0
-    """How many rows there are, where these are the first of more."""
     brief: int | None = None
-    """How many rows a terminal and a notebook show; None for all."""
     wide: bool = False
-    """Whether it has too much in it for a terminal, which leaves it out."""
 
     @property
     def remarks(self) -> str:
-        """The note, and before it how many rows there are of which these are the first."""
+        """The note, preceded by the number of rows if the table is cut."""
         cut = f"{len(self.rows):,} of {self.every:,} rows." if self.every > len(self.rows) else ""
         return " ".join(filter(None, (cut, self.note)))
 
     def head(self, rows: int | None) -> Table:
-        """The first rows; None for all."""
+        """Return the table with its first rows only; None for all."""
         return replace(self, rows=self.rows[:rows], every=max(self.every, len(self.rows)))
 
     @property
     def numbers(self) -> tuple[bool, ...]:
-        """Which columns hold numbers."""
+        """One bool per column, True if it holds numbers."""
         return tuple(any(cells[at].is_number for _, cells in self.rows) for at in range(len(self.columns)))
 
 
 @dataclass
 class Line:
-    """A row in the making. Numbers of the same column are compared between lines of the same peers."""
+    """A row for `table`, which compares numbers of the same column between lines with equal `peers`."""
 
     labels: Labels
     cells: dict[str, Cell]
@@ -157,10 +164,13 @@ def table(
     note: str = "",
     most: int | None = None,
 ) -> Table:
-    """The lines with the best of each column marked: of the columns `more` the largest, of `less` the smallest.
+    """Make a table of lines, with the best value of each column marked.
 
-    Columns are those of any line, in their order. Where all that are compared are equal none is best. Of more
-    than `most` lines the first are shown, and the remarks say so.
+    The columns are those of any line, in their order. If all compared values are equal, none is marked.
+
+    Args:
+        more, less: columns in which the largest, or the smallest, value is best.
+        most: maximum number of lines; the remarks say if the table is cut.
     """
     every, lines = len(lines), lines[:most]
     columns = list(dict.fromkeys(name for line in lines for name in line.cells))
@@ -191,11 +201,14 @@ def table(
 
 
 def folded(frame: DataFrame, *, heads: Sequence[str] = (), limit: int | None = None) -> Table:
-    """Any tidy table: NAME, NAME_low and NAME_high, or value, low and high, as one column; `heads` are its labels.
+    """Make a table of a tidy data frame, with NAME, NAME_low, NAME_high (or value, low, high) as one column.
 
-    A column `model` that is the same in all rows is left out: what the table stands in names the model; and so is a
-    column that is missing in all rows. Numbers have four significant digits. Of more than `limit` rows the first are
-    shown, and the remarks say so.
+    A column `model` with only one value is left out, as are columns without values. Numbers have four significant
+    digits.
+
+    Args:
+        heads: columns that become labels.
+        limit: maximum number of rows; the remarks say if the table is cut.
     """
     frame = frame if "model" in heads else _of_one_model(frame)
     ends = interval_columns(frame)
@@ -214,12 +227,12 @@ def folded(frame: DataFrame, *, heads: Sequence[str] = (), limit: int | None = N
 
 
 def _of_one_model(frame: DataFrame) -> DataFrame:
-    """The table without the column `model`, unless it is of several."""
+    """Drop the column `model` if it has only one value."""
     return frame.drop(columns="model") if "model" in frame and frame["model"].nunique() <= 1 else frame
 
 
 def interval_columns(frame: DataFrame) -> Mapping[str, tuple[str, str]]:
-    """The columns that hold the ends of another's interval, by its name."""
+    """Return, by column, the names of the two columns with the ends of its interval."""
     names = list(frame.columns)
     pairs = {name: (f"{name}_low", f"{name}_high") for name in names}
     if {"low", "high"} <= set(names):
@@ -251,18 +264,17 @@ def _missing(value: Any) -> bool:
 
 
 def shown_names(label: Sequence[str], own: Sequence[str]) -> list[str]:
-    """What the models of a result of several are called beside others: by its label, which has a name for each of
-    them, else as the result calls them itself."""
+    """Return the names of a result's models in a comparison: those of the label if it names each, else its own."""
     return list(label if len(label) == len(own) else own)
 
 
 def of_frames(frames: Sequence[DataFrame], labels: Sequence[str]) -> Table:
-    """Tidy tables of several results as one, with a column that says which each row is of."""
+    """Combine the tidy tables of several results in one, with a column of their labels."""
     if len(frames) == 1:
-        return folded(frames[0], limit=ROWS)
+        return folded(frames[0], limit=MAX_COMPARED_ROWS)
     import pandas as pd
 
-    share = max(ROWS // len(frames), 10)
+    share = max(MAX_COMPARED_ROWS // len(frames), 10)
     parts = [_of_one_model(frame).head(share).assign(of=label) for frame, label in zip(frames, labels)]
     made = folded(pd.concat(parts, ignore_index=True), heads=["of"])
     return replace(made, heads=("model",), every=sum(map(len, frames)))

@@ -16,13 +16,13 @@ from ssmscope.render.tokens import visible
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-UNBOUNDED = 10_000
-"""Columns of a console on which every table finds room."""
+UNBOUNDED_COLUMNS = 10_000
+"""Width of a console that has room for every table."""
 STYLES = {"title": "bold", "heading": "bold", "note": "dim", "text": ""}
 
 
 def render(blocks: Iterable[Block], console: Console) -> Iterator[RenderableType]:
-    """What a console prints of blocks, with an empty line between them."""
+    """Yield what a console prints for blocks, with an empty line between them."""
     colours = console.color_system in ("256", "truecolor") and not console.no_color
     before: Block | None = None
     for block in blocks:
@@ -44,13 +44,13 @@ def render(blocks: Iterable[Block], console: Console) -> Iterator[RenderableType
 
 
 def grid(table: Table, console: Console | None = None) -> Iterator[RenderableType]:
-    """A table, numbers at the right, and what stands below it.
+    """Yield a table with numbers aligned right, and its remarks.
 
-    Intervals stand below their numbers where the table is wider than the console otherwise.
+    If the table is wider than the console, intervals are written below their numbers.
     """
     shown = _grid(table, " ")
     if console is not None:
-        unbounded = console.options.update(max_width=UNBOUNDED)
+        unbounded = console.options.update(max_width=UNBOUNDED_COLUMNS)
         if console.measure(shown, options=unbounded).maximum > console.width:
             shown = _grid(table, "\n")
     if table.title:
@@ -65,15 +65,15 @@ def _grid(table: Table, between: str) -> Grid:
     for name in table.heads:
         shown.add_column(Text(name), overflow="fold")
     for at, (name, numbers) in enumerate(zip(table.columns, table.numbers)):
-        least = max(len(cells[at].value) for _, cells in table.rows) if numbers else None  # no number is broken
-        shown.add_column(Text(name), justify="right" if numbers else "left", min_width=least)
+        widest = max(len(cells[at].value) for _, cells in table.rows) if numbers else None  # Numbers are never broken.
+        shown.add_column(Text(name), justify="right" if numbers else "left", min_width=widest)
     for labels, cells in table.rows:
         shown.add_row(*(Text(visible(label)) for label in labels), *(written(cell, between) for cell in cells))
     return shown
 
 
 def written(cell: Cell, between: str = " ") -> Text:
-    """A cell: the number, marked where it is the best or the worst, what stands `between`, and its interval."""
+    """Return a cell: the number, marked if it is the best or the worst, the text `between`, and the interval."""
     mark = f"{BEST} " if cell.best else f"{WORST} " if cell.worst else ""
     text = Text(f"{mark}{cell.value}", style="bold" if cell.best else "underline" if cell.worst else "")
     return text.append(f"{between}{cell.interval}", style="not bold dim") if cell.interval else text

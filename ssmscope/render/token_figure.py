@@ -1,30 +1,25 @@
-"""Drawing tokens on a sheet measured in inches: many boxes at once, and text in fonts that have its glyphs.
+"""Draw texts whose tokens are coloured: rows of tokens, strips over positions for long texts, maps for images.
 
-`draw_rows` draws texts whose tokens are coloured: in rows of tokens, of long texts in strips over positions, of images
-in maps. Everything is placed in inches, so that nothing overlaps at any number of tokens or rows.
+Everything is placed in inches, so that nothing overlaps at any number of tokens or rows.
 """
 
 from __future__ import annotations
 
 import math
-import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import font_manager
-from matplotlib.cm import ScalarMappable
-from matplotlib.collections import PatchCollection
-from matplotlib.colors import ListedColormap, to_rgb
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ssmscope.errors import InputError
-from ssmscope.render.figure import COLOURS, GRID, INK, LETTERS, SMALL_LETTERS, SOFT, Sheet
+from ssmscope.render.drawing import BAR_WIDTH, EMPTY, MARGIN, MARK, colour_bar, drawable, families, fill, letters, write
+from ssmscope.render.figure import INK, SOFT, SUBTITLE_LETTERS_PER_INCH, TITLE_LETTERS_PER_INCH, Sheet
 from ssmscope.render.numbers import number
 from ssmscope.render.signed import SIGNED, STEPS
 from ssmscope.render.token_rows import ends_of, kinds
@@ -35,107 +30,29 @@ if TYPE_CHECKING:
 
     from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
 
-MARGIN, BAR = 0.2, 1.5
-"""In inches: what is left of everything, and the width of a colour bar."""
-EMPTY, MARK = GRID, COLOURS[1]
-"""A box without a value, and what sets a box apart from the others."""
-FALLBACK_FONTS = (
-    *("DejaVu Sans Mono", "DejaVu Sans", "Noto Sans Mono CJK SC", "Noto Sans CJK SC", "Noto Sans CJK JP"),
-    *("Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "IPAGothic", "PingFang SC"),
-    *("Hiragino Sans", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Arial Unicode MS"),
-    *("Noto Emoji", "Symbola", "Segoe UI Symbol"),
-)
-
-
-def sheet_of(width: float, height: float) -> Axes:
-    """A white figure's only axes, in inches from its upper left."""
-    sheet = Figure(figsize=(width, height), facecolor="white").add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
-    sheet.set_axis_off()
-    return sheet
-
-
-def colour_bar(sheet: Axes, left: float, stops: Sequence[str], ends: tuple[str, str], name: str) -> None:
-    """A scale from the first to the last colour at the top of the sheet: what its ends are, and of what it is."""
-    figure = sheet.get_figure()
-    assert isinstance(figure, Figure)
-    width, height = figure.get_size_inches()
-    axes = figure.add_axes((left / width, 1 - 0.32 / height, BAR / width, 0.11 / height))
-    mappable = ScalarMappable(cmap=ListedColormap(ramp(stops, 256)))
-    labels: dict[float, str] = {0: ends[0], 0.5: "0", 1: ends[1]} if stops is SIGNED else {0: ends[0], 1: ends[1]}
-    scale = figure.colorbar(mappable, cax=axes, orientation="horizontal", ticks=list(labels))
-    scale.outline.set_linewidth(0.4)
-    axes.set_xticklabels(list(labels.values()), fontsize=7, color=SOFT)
-    axes.tick_params(length=2, width=0.4, pad=1.5)
-    axes.set_xlabel(name, fontsize=7, color=SOFT, labelpad=1)
-
-
-def fill(sheet: Axes, places: Sequence[tuple[Rectangle, str]], edge: str) -> None:
-    """Draw every rectangle in its colour, all of them as one collection."""
-    patches, colours = [patch for patch, _ in places], [colour for _, colour in places]
-    sheet.add_collection(PatchCollection(patches, facecolors=colours, edgecolors=edge, linewidths=0.4), autolim=False)
-
-
-def write(sheet: Axes, x: float, y: float, text: str, *, color: str = INK, **style: Any) -> None:
-    """Text as it is: no mathematics between dollar signs, whatever the user's settings."""
-    style.setdefault("family", families("DejaVu Sans"))
-    sheet.text(x, y, drawable(text), color=color, parse_math=False, usetex=False, **style)
-
-
-@lru_cache
-def families(first: str = "DejaVu Sans Mono") -> list[str]:
-    """The fonts to take glyphs from, in order: the first, then the fallbacks that this machine has."""
-    present = {entry.name for entry in font_manager.fontManager.ttflist}
-    return [first, *(name for name in FALLBACK_FONTS if name in present and name != first)]
-
-
-@lru_cache(maxsize=4096)
-def _has_glyph(character: str) -> bool:
-    paths = (font_manager.findfont(family) for family in families())
-    return any(font_manager.get_font(path).get_char_index(ord(character)) for path in paths)
-
-
-def drawable(text: str) -> str:
-    """The text without marks of no width that no font draws, and a box for every glyph that no font here
-    has."""
-    return "".join(character if _has_glyph(character) else "" if _width(character) == 0 else "□" for character in text)
-
-
-def _width(character: str) -> int:
-    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
-def letters(text: str) -> int:
-    """How many characters of a monospaced font the text is wide: 2 for a wide glyph, 0 for a mark of no width."""
-    return sum(map(_width, text))
-
-
-# ---- texts whose tokens are coloured, row by row
-
-# All in inches; a monospaced character is 0.602 of the font size wide.
+# All widths and heights are in inches; a monospaced character is 0.602 of the font size wide.
 FONT_SIZE = 8.5
-CHARACTER = FONT_SIZE / 72 * 0.602
-PADDING, GAP, LINE, BOX = 0.035, 0.075, 9.0, 0.21
-LEFT, RIGHT, HEADING, FOOTER, BETWEEN = 1.3, 1.55, 0.32, 0.14, 0.06
-WIDEST_LEFT, LABEL = 3.2, 0.05
-"""How far names of rows may reach to the right of the paper's edge, and the width of a character of theirs."""
-STRIP, SIDE, ASIDE, CAPTION = 0.18, 1.5, 0.18, 0.62
-ACROSS = 5
-"""How many pictures stand beside each other."""
-ROWS, ROW_TOKENS = 12, 800
-"""Up to how many rows, and tokens in all of them, each row is written out; others are strips over positions."""
-BOX_TOKENS = 1000
-"""How many tokens of a longer text are written out; the strips show all."""
-FINE = 257
-"""How many colours a map of pixels has."""
+CHARACTER_WIDTH = FONT_SIZE / 72 * 0.602
+PADDING, WORD_GAP, LINE_WIDTH, BOX_HEIGHT = 0.035, 0.075, 9.0, 0.21
+MIN_LABEL_WIDTH, RIGHT_WIDTH, HEADING_HEIGHT, FOOTER_HEIGHT, ROW_GAP = 1.3, 1.55, 0.32, 0.14, 0.06
+MAX_LABEL_WIDTH, LABEL_CHARACTER_WIDTH = 3.2, 0.05
+"""Maximum width of row names, and the width of one of their characters."""
+STRIP_HEIGHT, PICTURE_SIDE, PICTURE_GAP, CAPTION_HEIGHT = 0.18, 1.5, 0.18, 0.62
+PICTURES_PER_ROW = 5
+"""Number of pictures next to each other."""
+MAX_WRITTEN_ROWS, MAX_WRITTEN_TOKENS = 12, 800
+"""Maximum rows, and tokens in all of them, for which every row is written out; other texts become strips."""
+MAX_BOXES = 1000
+"""Maximum tokens of a long text that are written out; the strips show all."""
+PIXEL_SHADES = 257
+"""Number of colours in a map of pixels."""
 FRAME = "#b01e8a"
-"""Of pixels that are marked: neither orange nor blue, which are for and against."""
+"""Colour of the frame of marked pixels: neither orange nor blue, which mean against and for."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """A token in its place within a line of text."""
+    """A token and its place within a line of text, in inches."""
 
     position: int
     left: float
@@ -143,15 +60,15 @@ class Box:
     token: str
 
 
-def wrap(tokens: Sequence[str], words: Sequence[int | None], most: int = BOX_TOKENS) -> list[list[Box]]:
-    """The first `most` tokens as boxes, in lines of at most LINE inches."""
+def wrap(tokens: Sequence[str], words: Sequence[int | None], most: int = MAX_BOXES) -> list[list[Box]]:
+    """Return the first `most` tokens as boxes, in lines of at most LINE_WIDTH inches."""
     lines: list[list[Box]] = []
-    end = LINE
+    end = LINE_WIDTH
     for position, (gap, token) in enumerate(written(tokens, words)[:most]):
         token = drawable(shorten(token, 48))
-        width = max(letters(token), 1) * CHARACTER + 2 * PADDING
-        left = end + (GAP if gap else 0.012)
-        if not lines or left + width > LINE:
+        width = max(letters(token), 1) * CHARACTER_WIDTH + 2 * PADDING
+        left = end + (WORD_GAP if gap else 0.012)
+        if not lines or left + width > LINE_WIDTH:
             lines.append([])
             left = 0.0
         lines[-1].append(Box(position, left, width, token))
@@ -167,20 +84,22 @@ def draw_boxes(
     text: TokenText,
     row: TokenRow | None = None,
 ) -> None:
-    """One line of tokens in the colours of a row, or in none: its marked tokens underlined and bold, its query framed,
-    the text's span underlined in colour."""
+    """Draw one line of tokens in the colours of a row, or without colour.
+
+    Marked tokens are underlined and bold, the query is framed, and the text's span is underlined in colour.
+    """
     fills = _colours(row) if row is not None else ["#ffffff"] * len(text.tokens)
     kept, against = (set(row.marked), set(row.against)) if row is not None else (set(), set())
     span = range(*text.span) if text.span is not None else ()
-    places = [(Rectangle((left + box.left, y), box.width, BOX), fills[box.position]) for box in boxes]
+    places = [(Rectangle((left + box.left, y), box.width, BOX_HEIGHT), fills[box.position]) for box in boxes]
     for box in boxes:
-        lower = Rectangle((left + box.left, y + BOX + 0.007), box.width, 0.028)
+        lower = Rectangle((left + box.left, y + BOX_HEIGHT + 0.007), box.width, 0.028)
         if box.position in kept or box.position in against or box.position in span:
             places.append((lower, INK if box.position in kept else MARK))
     fill(sheet, places, edge="none")
     for box in boxes:
         if row is not None and box.position == row.query:
-            frame = Rectangle((left + box.left, y), box.width, BOX, fill=False, edgecolor=INK, linewidth=0.9)
+            frame = Rectangle((left + box.left, y), box.width, BOX_HEIGHT, fill=False, edgecolor=INK, linewidth=0.9)
             sheet.add_patch(frame)
         style: dict[str, Any] = dict(
             size=FONT_SIZE,
@@ -190,22 +109,22 @@ def draw_boxes(
             family=families(),
             ha="center",
         )
-        write(sheet, left + box.left + box.width / 2, y + BOX * 0.68, box.token, **style)
+        write(sheet, left + box.left + box.width / 2, y + BOX_HEIGHT * 0.68, box.token, **style)
 
 
 def _colours(row: TokenRow, count: int | None = None) -> list[str]:
-    """The colour of every token, of so many or as many as the other views have."""
+    """Return the colour of every token, from a palette of `count` or, by default, of as many as in other views."""
     palette = ramp(SIGNED if row.signed else BLUES, count or (2 * STEPS + 1 if row.signed else SHADES))
     return [palette[shade] if shade >= 0 else EMPTY for shade in row.shades(count=count).tolist()]
 
 
 class Panel(ABC):
-    """A piece of a figure under its heading. It lays itself out when it is made, so that the figure knows its size.
+    """A text of a figure, under its heading. It is laid out when it is made, so that the figure knows its size.
 
     Attributes:
-        width: of what it draws, in inches.
-        height: the same, with its heading.
-        left: where its tokens begin, behind the names of rows; 0 of one that has no such names.
+        width: width of its content in inches.
+        height: height in inches, with its heading.
+        left: inches from the left at which its tokens begin, after the names of rows; 0 without such names.
     """
 
     width: float
@@ -215,14 +134,21 @@ class Panel(ABC):
     def __init__(self, number: int, text: TokenText) -> None:
         self.number, self.text = number, text
 
+    def wrap(self, label_lines: int) -> None:
+        """Break the text into lines of tokens after row names of so many lines."""
+        self.lines = wrap(self.text.tokens, self.text.words)
+        self.left = _left(self.text.rows, label_lines)
+        tokens = max((boxes[-1].left + boxes[-1].width for boxes in self.lines), default=0)
+        self.width = self.left + tokens + RIGHT_WIDTH
+
     def indent(self, left: float) -> None:
-        """Begin where the other panels of a figure do."""
+        """Align the left end of its tokens with those of other panels."""
         if self.left:
             self.width += left - self.left
             self.left = left
 
     def draw(self, sheet: Sheet, top: float, line: float) -> None:
-        """It at so many inches below the sheet's upper end, `line` being the widest panel's width."""
+        """Draw it `top` inches below the sheet's upper end; `line` is the width of the widest panel."""
         text, paper = self.text, sheet.paper
         answer = f"{self.number}   answer “{shorten(visible(text.answer), 24)}”"
         answer += f", {said}" if (said := chance(text.probability)) else ""
@@ -230,43 +156,43 @@ class Panel(ABC):
         side = MARGIN + max(3.4, 0.105 * letters(drawable(answer)))
         room = max(int((sheet.width - side - MARGIN) / 0.072), 8)
         write(paper, side, top + 0.06, shorten(visible(text.about), room), size=8, color=SOFT, va="top")
-        self.draw_inner(sheet, top + HEADING, line)
+        self.draw_inner(sheet, top + HEADING_HEIGHT, line)
 
     @abstractmethod
     def draw_inner(self, sheet: Sheet, top: float, line: float) -> None:
-        """What stands below the heading."""
+        """Draw the content below the heading."""
 
 
 def panel(number: int, text: TokenText) -> Panel:
-    """A text in rows of tokens, as strips where it is long, or as pictures where its tokens are pixels."""
+    """Return a panel of a text: rows of tokens, strips if it is long, or pictures if its tokens are pixels."""
     if text.pixels is not None:
         return _Pictures(number, text)
-    short = len(text.rows) <= ROWS and len(text.rows) * len(text.tokens) <= ROW_TOKENS
+    short = len(text.rows) <= MAX_WRITTEN_ROWS and len(text.rows) * len(text.tokens) <= MAX_WRITTEN_TOKENS
     return (_Rows if short else _Strips)(number, text)
 
 
 def _names(row: TokenRow, lines: int) -> list[str]:
-    """What a row is of, in so many lines."""
+    """Return the name of a row in one line or in its own lines."""
     parts = [visible(part) for part in row.name.splitlines()]
     return [" · ".join(parts)] if lines == 1 else parts
 
 
 def _left(rows: Sequence[TokenRow], lines: int) -> float:
-    """The room at the left that the names of rows need."""
+    """Return the width that the names of rows need at the left."""
     longest = max((letters(drawable(part)) for row in rows for part in _names(row, lines)), default=0)
-    return min(max(LEFT, 0.12 + LABEL * longest), WIDEST_LEFT)
+    return min(max(MIN_LABEL_WIDTH, 0.12 + LABEL_CHARACTER_WIDTH * longest), MAX_LABEL_WIDTH)
 
 
 def _name(paper: Axes, left: float, y: float, row: TokenRow, *, lines: int = 2) -> None:
-    """What a row is of, at its left."""
-    parts, room = _names(row, lines), round((left - 0.1) / LABEL)
+    """Write the name of a row at its left."""
+    parts, room = _names(row, lines), round((left - 0.1) / LABEL_CHARACTER_WIDTH)
     for at, part in enumerate(parts):
         style: dict[str, Any] = dict(size=7 if len(parts) == 1 and lines > 1 else 6, va="center", ha="right")
         write(paper, left - 0.07, y + 0.1 * (at - (len(parts) - 1) / 2), shorten(part, room), **style)
 
 
 def _extent(paper: Axes, right: float, y: float, row: TokenRow) -> None:
-    """A row's range at the right end of its tokens, what comes from the state, and what is to be said of it."""
+    """Write a row's range, the score of the state and the remark at the right end of its tokens."""
     write(paper, right + 0.08, y, row.extent, size=6.5, color=SOFT, va="center")
     if row.remark:
         write(
@@ -286,48 +212,46 @@ def _state_colour(row: TokenRow) -> str:
 
 
 class _Rows(Panel):
-    """Of every line of the text a row of tokens each."""
+    """Panel in which every line of the text has a line of tokens for each row."""
 
     def __init__(self, number: int, text: TokenText) -> None:
         super().__init__(number, text)
-        self.lines = wrap(text.tokens, text.words)
-        self.step = (BOX + BETWEEN) * len(text.rows) + (0.12 if len(text.rows) > 1 else 0.04)
-        self.left = _left(text.rows, 2)
-        self.width = self.left + max((boxes[-1].left + boxes[-1].width for boxes in self.lines), default=0) + RIGHT
-        self.height = HEADING + self.step * len(self.lines) + FOOTER
+        self.wrap(2)
+        self.step = (BOX_HEIGHT + ROW_GAP) * len(text.rows) + (0.12 if len(text.rows) > 1 else 0.04)
+        self.height = HEADING_HEIGHT + self.step * len(self.lines) + FOOTER_HEIGHT
 
     def draw_inner(self, sheet: Sheet, top: float, line: float) -> None:
         for at, boxes in enumerate(self.lines):
             for index, row in enumerate(self.text.rows):
-                y = top + at * self.step + index * (BOX + BETWEEN)
+                y = top + at * self.step + index * (BOX_HEIGHT + ROW_GAP)
                 seen = [box for box in boxes if row.query is None or box.position <= row.query]
                 if seen:
                     draw_boxes(sheet.paper, seen, self.left, y, self.text, row)
-                    _name(sheet.paper, self.left, y + BOX / 2, row)
+                    _name(sheet.paper, self.left, y + BOX_HEIGHT / 2, row)
                 if at == 0:
-                    _extent(sheet.paper, line - RIGHT, y + BOX / 2, row)
+                    _extent(sheet.paper, line - RIGHT_WIDTH, y + BOX_HEIGHT / 2, row)
 
 
 class _Strips(Panel):
-    """The text in the colours of its first row, and a strip over positions for each."""
+    """Panel of the text in the colours of its first row, and a strip over positions for each row."""
 
     def __init__(self, number: int, text: TokenText) -> None:
         super().__init__(number, text)
-        self.lines = wrap(text.tokens, text.words)
-        self.cut = 0.16 if len(text.tokens) > BOX_TOKENS else 0.0
-        self.tall = STRIP * len(text.rows)
-        self.left = _left(text.rows, 1)
-        self.width = self.left + max((boxes[-1].left + boxes[-1].width for boxes in self.lines), default=0) + RIGHT
-        self.height = HEADING + (BOX + BETWEEN) * len(self.lines) + self.cut + FOOTER + self.tall + 0.5
+        self.wrap(1)
+        self.cut = 0.16 if len(text.tokens) > MAX_BOXES else 0.0
+        self.tall = STRIP_HEIGHT * len(text.rows)
+        self.height = (
+            HEADING_HEIGHT + (BOX_HEIGHT + ROW_GAP) * len(self.lines) + self.cut + FOOTER_HEIGHT + self.tall + 0.5
+        )
 
     def draw_inner(self, sheet: Sheet, top: float, line: float) -> None:
-        text, wide = self.text, line - self.left - RIGHT
-        _name(sheet.paper, self.left, top + BOX / 2, text.rows[0])
+        text, wide = self.text, line - self.left - RIGHT_WIDTH
+        _name(sheet.paper, self.left, top + BOX_HEIGHT / 2, text.rows[0])
         for boxes in self.lines:
             draw_boxes(sheet.paper, boxes, self.left, top, text, text.rows[0])
-            top += BOX + BETWEEN
+            top += BOX_HEIGHT + ROW_GAP
         if self.cut:
-            note = f"the first {BOX_TOKENS:,} of {len(text.tokens):,} tokens; below, all of them"
+            note = f"the first {MAX_BOXES:,} of {len(text.tokens):,} tokens; below, all of them"
             write(sheet.paper, self.left, top, note, size=7, color=SOFT, va="top")
         top += self.cut + 0.1
         axes = sheet.panel(self.left, top, wide, self.tall, grid=None)
@@ -340,8 +264,8 @@ class _Strips(Panel):
                     axes.add_patch(Rectangle((at - thick / 2, index + 0.79), thick, 0.13, color=colour, linewidth=0))
             if row.query is not None:
                 axes.plot([row.query], [index + 0.86], "^", color=INK, markersize=2.5, clip_on=False)
-            _name(sheet.paper, self.left, top + (index + 0.4) * STRIP, row, lines=1)
-            _extent(sheet.paper, line - RIGHT, top + (index + 0.4) * STRIP, row)
+            _name(sheet.paper, self.left, top + (index + 0.4) * STRIP_HEIGHT, row, lines=1)
+            _extent(sheet.paper, line - RIGHT_WIDTH, top + (index + 0.4) * STRIP_HEIGHT, row)
         axes.set(xlim=(-0.5, right), ylim=(len(text.rows), 0), yticks=[])
         axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
         axes.tick_params(length=2, width=0.4, pad=2, labelsize=6.5)
@@ -350,12 +274,14 @@ class _Strips(Panel):
 
 
 class _Pictures(Panel):
-    """The image, and beside it a map for each row."""
+    """Panel of the image, with a map for each row next to it."""
 
     def __init__(self, number: int, text: TokenText) -> None:
         super().__init__(number, text)
-        self.width = ACROSS * SIDE + (ACROSS - 1) * ASIDE
-        self.height = HEADING + math.ceil((1 + len(text.rows)) / ACROSS) * (SIDE + CAPTION)
+        self.width = PICTURES_PER_ROW * PICTURE_SIDE + (PICTURES_PER_ROW - 1) * PICTURE_GAP
+        self.height = HEADING_HEIGHT + math.ceil((1 + len(text.rows)) / PICTURES_PER_ROW) * (
+            PICTURE_SIDE + CAPTION_HEIGHT
+        )
 
     def draw_inner(self, sheet: Sheet, top: float, line: float) -> None:
         pixels = self.text.pixels
@@ -368,7 +294,7 @@ class _Pictures(Panel):
         axes.set_xlabel("image", fontsize=7, color=SOFT, labelpad=3)
         places = np.flatnonzero(~self.text.special)
         for index, row in enumerate(self.text.rows, start=1):
-            axes, colours = self._axes(sheet, top, index), _colours(row, FINE)
+            axes, colours = self._axes(sheet, top, index), _colours(row, PIXEL_SHADES)
             axes.imshow(np.array([to_rgb(colours[at]) for at in places]).reshape(high, wide, 3), **sharp)
             framed = [(at, FRAME, 1.2) for at in row.marked] + [(row.query, INK, 1.0)] * (row.query is not None)
             for token, colour, thick in framed:
@@ -384,43 +310,50 @@ class _Pictures(Panel):
             )
 
     def _axes(self, sheet: Sheet, top: float, index: int) -> Axes:
-        row, column = divmod(index, ACROSS)
-        left = MARGIN + column * (SIDE + ASIDE)
-        axes = sheet.panel(left, top + row * (SIDE + CAPTION), SIDE, SIDE, grid=None)
+        row, column = divmod(index, PICTURES_PER_ROW)
+        left = MARGIN + column * (PICTURE_SIDE + PICTURE_GAP)
+        axes = sheet.panel(left, top + row * (PICTURE_SIDE + CAPTION_HEIGHT), PICTURE_SIDE, PICTURE_SIDE, grid=None)
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set(color=SOFT, linewidth=0.4, visible=True)
         return axes
 
 
 Bar = tuple[Sequence[str], tuple[str, str], str]
-"""Colours, what their ends are, and of what they are."""
+"""Colours, the names of their ends, and the name of the scale."""
 
-
-WIDEST = 12.2
-"""Inches, up to which a sheet is widened for its headings."""
+MAX_HEADING_WIDTH = 12.2
+"""Width in inches up to which headings widen a sheet."""
 
 
 def stack(
     title: tuple[str, str, str], below: tuple[str, str], panels: Sequence[Panel], bars: Sequence[Bar], rest: str = ""
 ) -> Figure:
-    """A sheet of panels one below the other, with the scales of their colours at its upper right.
+    """Draw panels one below the other on a sheet, with their colour scales at the upper right.
 
     Args:
-        below: two smaller lines under the title; the sheet is as wide as all three are, up to WIDEST.
-        rest: what is said under the panels of what is not drawn.
+        below: two smaller lines under the title; headings widen the sheet up to MAX_HEADING_WIDTH.
+        rest: a note under the panels about texts that are not drawn.
     """
     left = max((one.left for one in panels), default=0.0)
     for one in panels:
         one.indent(left)
-    aside = (BAR + 0.35) * len(bars)
-    beside = max(len("".join(title)) / LETTERS, len(below[0]) / SMALL_LETTERS) + aside
-    said = min(max(beside, len(below[1]) / SMALL_LETTERS), WIDEST)
+    aside = (BAR_WIDTH + 0.35) * len(bars)
+    beside = max(len("".join(title)) / TITLE_LETTERS_PER_INCH, len(below[0]) / SUBTITLE_LETTERS_PER_INCH) + aside
+    said = min(max(beside, len(below[1]) / SUBTITLE_LETTERS_PER_INCH), MAX_HEADING_WIDTH)
     width = max([7.4, said, *(one.width for one in panels)]) + 2 * MARGIN
     height = Sheet.TOP + 0.1 + sum(one.height for one in panels) + (0.3 if rest else 0)
     sheet = Sheet(width, height, title, below[0], aside=aside)
-    write(sheet.paper, MARGIN, 0.72, shorten(below[1], int(width * SMALL_LETTERS)), size=8.5, color=SOFT, va="center")
+    write(
+        sheet.paper,
+        MARGIN,
+        0.72,
+        shorten(below[1], int(width * SUBTITLE_LETTERS_PER_INCH)),
+        size=8.5,
+        color=SOFT,
+        va="center",
+    )
     for at, (stops, ends, name) in enumerate(bars):
-        colour_bar(sheet.paper, width - aside + at * (BAR + 0.35), stops, ends, name)
+        colour_bar(sheet.paper, width - aside + at * (BAR_WIDTH + 0.35), stops, ends, name)
     top = Sheet.TOP + 0.1
     for one in panels:
         one.draw(sheet, top, width - 2 * MARGIN)
@@ -430,16 +363,16 @@ def stack(
     return sheet.figure
 
 
-TEXTS = 8
+MAX_TEXTS = 8
 
 
 def draw_rows(block: TokenRows, title: tuple[str, str, str], *, start: int = 0) -> Figure:
-    """A figure of up to TEXTS texts, from number `start` on.
+    """Draw a figure of up to MAX_TEXTS texts, from number `start` on.
 
     Raises:
         InputError: there is no such text.
     """
-    chosen = chosen_texts(block.texts, start, TEXTS)
+    chosen = chosen_texts(block.texts, start, MAX_TEXTS)
     bars = [(SIGNED if signed else BLUES, ends_of(block, signed), block.score) for signed in kinds(block)]
     below = (block.name, f"underlined or framed: {block.marked}")
     panels = [panel(number, text) for number, text in enumerate(chosen, start=start)]
@@ -447,7 +380,7 @@ def draw_rows(block: TokenRows, title: tuple[str, str, str], *, start: int = 0) 
 
 
 def chosen_texts(texts: Sequence[Any], start: int, most: int) -> Sequence[Any]:
-    """The texts of a figure.
+    """Return the texts of a figure.
 
     Raises:
         InputError: there is no text `start`.
@@ -458,5 +391,5 @@ def chosen_texts(texts: Sequence[Any], start: int, most: int) -> Sequence[Any]:
 
 
 def rest_of(every: int, start: int, shown: int) -> str:
-    """Which texts a figure has, where it does not have all."""
+    """Return a note on the texts that a figure shows; empty if it shows all."""
     return f"texts {start}–{start + shown - 1} of {every}; figure(start=…) draws the others" if shown < every else ""

@@ -1,4 +1,4 @@
-"""Texts with coloured tokens, in a terminal and as HTML: row by row, under the model's answer. No script."""
+"""Texts with coloured tokens in a terminal and as HTML without a script: row by row, under the model's answer."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
     from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
 
-TERMINAL_TEXTS, PAGE_TEXTS = 40, 200
-"""Of how many texts the views have the tokens; the files hold all."""
-COLOURED_TOKENS, COLOURED_ROWS = 400, 12
-"""Up to how many tokens and rows a text is written out in a terminal."""
-PAGE_TOKENS = 2000
-"""How many tokens of a text a page shows."""
+MAX_TERMINAL_TEXTS, MAX_PAGE_TEXTS = 40, 200
+"""Maximum texts whose tokens a terminal and a page show; the files hold all."""
+MAX_COLOURED_TOKENS, MAX_COLOURED_ROWS = 400, 12
+"""Maximum tokens and rows of a text that a terminal shows in colour."""
+MAX_PAGE_TOKENS = 2000
+"""Maximum tokens of a text in a page."""
 
 
 def kinds(block: TokenRows) -> list[bool]:
-    """Which kinds of rows there are: signed ones (True) first."""
+    """Return the kinds of rows that occur, signed ones (True) first."""
     return sorted({row.signed for text in block.texts for row in text.rows}, reverse=True)
 
 
 def ends_of(block: TokenRows, signed: bool) -> tuple[str, str]:
-    """What the ends of the colours are, in a word each."""
+    """Return the names of the two ends of the colour scale."""
     return block.around if signed else ("lowest", "highest")
 
 
 def cut(shown: int, every: int, what: str) -> str:
-    """What is said where not all are shown; nothing where they are."""
+    """Return a note that not all are shown; empty if they are."""
     return f"the first {shown:,} of {every:,} {what}; the files hold all" if shown < every else ""
 
 
@@ -45,12 +45,12 @@ def cut(shown: int, every: int, what: str) -> str:
 
 
 def terminal(block: TokenRows, colours: bool) -> Iterator[Text]:
-    """Per text the answer and, where there are 256 colours, its tokens in the colours of each row."""
+    """Yield, for each text, the answer and, on a terminal with 256 colours, its tokens in the colours of each row."""
     from rich.text import Text
 
     if colours and any(_written_out(text, block.first) for text in block.texts):
         yield _legend(block)
-    for at, text in enumerate(block.texts[:TERMINAL_TEXTS]):
+    for at, text in enumerate(block.texts[:MAX_TERMINAL_TEXTS]):
         if at:
             yield Text("")
         heading = Text.assemble((f"{at}  ", "dim"), ("answer ", "dim"), (f"“{visible(text.answer)}”", "bold"))
@@ -60,12 +60,16 @@ def terminal(block: TokenRows, colours: bool) -> Iterator[Text]:
             if row.name:
                 yield Text(f"{_in_line(row.name)}   {row.extent}", style="dim")
             yield _coloured(row, text)
-    if rest := cut(TERMINAL_TEXTS, len(block.texts), "texts"):
+    if rest := cut(MAX_TERMINAL_TEXTS, len(block.texts), "texts"):
         yield Text(rest, style="dim")
 
 
 def _written_out(text: TokenText, first: int | None) -> bool:
-    return text.pixels is None and len(text.tokens) <= COLOURED_TOKENS and 0 < len(text.rows[:first]) <= COLOURED_ROWS
+    return (
+        text.pixels is None
+        and len(text.tokens) <= MAX_COLOURED_TOKENS
+        and 0 < len(text.rows[:first]) <= MAX_COLOURED_ROWS
+    )
 
 
 def _in_line(name: str) -> str:
@@ -86,7 +90,7 @@ def _legend(block: TokenRows) -> Text:
 
 
 def _coloured(row: TokenRow, text: TokenText) -> Text:
-    """The tokens up to the query in their colours. Zero has the terminal's own background, which nobody knows."""
+    """Return a row of tokens in their colours; zero has the terminal's own background."""
     from rich.text import Text
 
     palette, line, kept = shades() if row.signed else ramp(CIVIDIS), Text(), {*row.marked, *row.against}
@@ -115,12 +119,12 @@ def _state_shade(row: TokenRow) -> int:
 
 
 def html(block: TokenRows) -> Markup:
-    """The legend, and a section per text; nothing of images, which are in the picture."""
-    texts = [(at, text) for at, text in enumerate(block.texts[:PAGE_TEXTS]) if text.pixels is None]
+    """Return the legend and a section per text; images are left to the picture."""
+    texts = [(at, text) for at, text in enumerate(block.texts[:MAX_PAGE_TEXTS]) if text.pixels is None]
     if not texts:
         return Markup("")
     sections = Markup("").join(_section(at, text) for at, text in texts)
-    rest = _note(cut(PAGE_TEXTS, len(block.texts), "texts"))
+    rest = _note(cut(MAX_PAGE_TEXTS, len(block.texts), "texts"))
     return Markup('<div class="texts">{}{}{}</div>').format(_html_legend(block), sections, rest)
 
 
@@ -139,7 +143,7 @@ def _html_legend(block: TokenRows) -> Markup:
 
 
 def answer(at: int, said: str, probability: float, about: str) -> Markup:
-    """The line above a text: its number, the model's answer, what else is to be said."""
+    """Return the line above a text: its number, the model's answer, further remarks."""
     line = Markup('<p class="answer"><span class="count">{}</span> answer <b dir="auto">“{}”</b> {}')
     after = Markup('<span class="about">{}</span></p>').format(about)
     return line.format(at, visible(said), chance(probability)) + after
@@ -149,7 +153,7 @@ def _section(at: int, text: TokenText) -> Markup:
     titles = _titles(text)
     rows = Markup("").join(_row(row, text, titles) for row in text.rows)
     shown = answer(at, text.answer, text.probability, text.about)
-    rest = _note(cut(PAGE_TOKENS, len(text.tokens), "tokens"))
+    rest = _note(cut(MAX_PAGE_TOKENS, len(text.tokens), "tokens"))
     return Markup("<section>{}{}{}</section>").format(shown, rows, rest)
 
 
@@ -160,11 +164,11 @@ def _row(row: TokenRow, text: TokenText, titles: Sequence[Markup]) -> Markup:
 
 
 def tokens(row: TokenRow, text: TokenText, titles: Sequence[Markup] = ()) -> Markup:
-    """The text in its flow, every token in its colour."""
+    """Return the running text with every token in its colour."""
     pieces = []
     places = {**dict.fromkeys(row.against, "against"), **dict.fromkeys(row.marked, "kept")}
     for at, ((gap, token), shade) in enumerate(
-        zip(written(text.tokens, text.words)[:PAGE_TOKENS], row.shades().tolist())
+        zip(written(text.tokens, text.words)[:MAX_PAGE_TOKENS], row.shades().tolist())
     ):
         names = [] if row.signed or shade < 0 else [f"v{shade}"]
         names += filter(None, [places.get(at)])
@@ -178,10 +182,10 @@ def tokens(row: TokenRow, text: TokenText, titles: Sequence[Markup] = ()) -> Mar
 
 
 def _titles(text: TokenText) -> list[Markup]:
-    """What a token shows when it is pointed at: its score in every row, and its rank where it is underlined."""
+    """Return the tooltip of each token: its score in every row, and its rank if it is underlined."""
     ranks = [{at: rank for rank, at in enumerate(row.marked, start=1)} for row in text.rows]
     titles = []
-    for at in range(min(len(text.tokens), PAGE_TOKENS)):
+    for at in range(min(len(text.tokens), MAX_PAGE_TOKENS)):
         lines = [f"position {at}" + (", special token" if text.words[at] is None else "")]
         for row, rank in zip(text.rows, ranks):
             place = f" (rank {rank[at]})" if at in rank else ""
@@ -192,6 +196,6 @@ def _titles(text: TokenText) -> list[Markup]:
 
 @lru_cache(maxsize=1)
 def style() -> str:
-    """The rules of texts with coloured tokens."""
+    """Return the CSS of texts with coloured tokens."""
     own = resources.files("ssmscope.render").joinpath("templates", "tokens.css").read_text(encoding="utf-8")
     return f"{shade_style()}{signed_style()}{own}"

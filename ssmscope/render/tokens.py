@@ -1,4 +1,4 @@
-"""What every view of scored tokens shares: how tokens are written, scores coloured and ranges printed."""
+"""Common parts of all views of scored tokens: spelling of tokens, colours of scores, formatting of ranges."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ import numpy as np
 from ssmscope.render.numbers import number
 
 SHADES = 32
-"""Into how many shades a view divides the range of a row's scores."""
+"""Number of shades for the range of a row's scores."""
 
 BLUES = ("#e9f0f7", "#c9dff0", "#8fc0e0", "#4f97cb", "#2065a8", "#08306b")
-"""From lowest to highest on white: one hue, so that it reads the same to every kind of colour vision and in
-print."""
+"""Colours on white from lowest to highest: one hue, which looks alike in print and to every kind of colour vision."""
 
 BLUES_ON_DARK = ("#1c2c3e", "#1d4064", "#2b6aa3", "#539bd3", "#9ccbf0", "#eef7ff")
 
 CIVIDIS = ("#00224e", "#1a386f", "#434e6c", "#61656f", "#7d7c78", "#9b9476", "#bcae6c", "#dec958", "#fee838")
-"""For terminals, whose background nobody knows: both ends stand out from black and from white."""
+"""Colours for terminals of unknown background: both ends stand out from black and from white."""
 
 REST = "⋯"
 """Sign for a token whose character is shown with the token that begins it."""
 
 _VISIBLE = {"\n": "↵", "\r": "␍", "\t": "⇥", "\x7f": "␡", "\u2028": "↵", "\u2029": "↵"}
-_JOINERS = "\u200c\u200d"  # inside emoji and in several scripts they belong to the glyph
+_JOINERS = "\u200c\u200d"  # They belong to the glyph within emoji and in several scripts.
 
 
 def visible(token: str) -> str:
-    """The token with every character that would not show, or would act on the display, as a visible symbol.
+    """Replace every character of a token that would not show, or would act on the display, by a visible symbol.
 
-    One space in front is kept (it is where a word begins); other spaces at an end or in a run become "␣". A mark
-    without its letter stands on a dotted circle.
+    One leading space is kept, because it begins a word; other spaces at an end or in a run become "␣". A combining
+    mark without its letter is put on a dotted circle.
     """
     if token and not token.strip(_JOINERS):
         return "".join(f"⟨{ord(character):04X}⟩" for character in token)
@@ -61,10 +60,10 @@ def _visible_character(character: str) -> str:
 
 
 def written(tokens: Sequence[str], words: Sequence[int | None]) -> list[tuple[bool, str]]:
-    """For every token whether a gap stands before it, and how it is written, without that gap.
+    """Return, for every token, True if a gap precedes it, and its spelling without that gap.
 
-    Tokens that carry their spaces (" movie") say so themselves; where none does (word pieces, bare numbers),
-    a gap stands wherever a new word begins.
+    If any token carries its space (" movie"), spaces mark the gaps; otherwise (word pieces, bare numbers) a gap
+    precedes every new word.
     """
     carries = any(token[:1] == " " and token.strip(" ") for token in tokens)
     begins = [True] + [word is None or word != before for before, word in pairwise(words)]
@@ -76,47 +75,46 @@ def written(tokens: Sequence[str], words: Sequence[int | None]) -> list[tuple[bo
 
 
 def chance(probability: float) -> str:
-    """The probability of an answer as it is written behind it; empty for answers that have none."""
+    """Format the probability of an answer; empty for answers without one."""
     return "" if math.isnan(probability) else f"p = {probability:.3f}"
 
 
 def shorten(text: str, width: int) -> str:
-    """The text with its middle replaced by an ellipsis if it is longer than `width` characters."""
+    """Replace the middle of a text by an ellipsis if it is longer than `width` characters."""
     head = (width - 1) // 2
     return text if len(text) <= width else f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
 def short_token(token: str, width: int) -> str:
-    """A token where there is little room: without the space in front, at most `width` characters, "␣" if blank, and
-    "⋯" for the rest of a character."""
+    """Shorten a token to `width` characters, without its leading space; "␣" if blank, "⋯" for part of a character."""
     return shorten((visible(token).strip(" ") or "␣") if token else REST, width)
 
 
 def bounds(scores: np.ndarray, special: np.ndarray) -> str:
-    """The lowest and highest score of the ordinary tokens, with the digits that tell the two apart."""
+    """Format the lowest and highest score of the ordinary tokens, with enough digits to tell them apart."""
     plain = scores[~special]
     return span_of(float(plain.min()), float(plain.max())) if plain.size else "no scores"
 
 
 def span_of(low: float, high: float) -> str:
-    """Two ends with the digits that tell them apart."""
+    """Format two ends of a range, with enough digits to tell them apart."""
     digits = 3 if high == low else int(np.clip(np.ceil(-np.log10(high - low)) + 2, 3, 8))
     return f"{low:.{digits}f}–{high:.{digits}f}".replace("-", "−")
 
 
 def numbers(indices: Sequence[int]) -> str:
-    """Layer numbers in short: (0, 1, 2, 5) is "0–2, 5"."""
+    """Abbreviate layer numbers: (0, 1, 2, 5) is "0–2, 5"."""
     runs = [[index for _, index in run] for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0])]
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def evenly_apart(layers: int, most: int) -> list[int]:
-    """At most so many of the layers 0 to `layers` − 1, evenly apart, the first and the last among them."""
+    """Return at most `most` of the layers 0 to `layers` − 1, evenly spaced, with the first and the last."""
     return np.unique(np.rint(np.linspace(0, layers - 1, min(layers, most))).astype(int)).tolist()
 
 
 def ramp(stops: Sequence[str], count: int = SHADES) -> list[str]:
-    """`count` colours (#rrggbb) evenly along the stops."""
+    """Return `count` colours (#rrggbb) evenly spaced along the stops."""
     channels = np.array([[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in stops])
     at = np.linspace(0, len(stops) - 1, count)
     mixed = np.stack([np.interp(at, np.arange(len(stops)), channel) for channel in channels.T], axis=1)
@@ -124,13 +122,13 @@ def ramp(stops: Sequence[str], count: int = SHADES) -> list[str]:
 
 
 def named(tokens: Sequence[str], scores: np.ndarray, places: Sequence[int], width: int = 24) -> str:
-    """The tokens at some places with their scores."""
+    """List the tokens at the given positions with their scores."""
     return " · ".join(f"{short_token(tokens[at], width)} {number(float(scores[at]))}" for at in places)
 
 
 @lru_cache(maxsize=1)
 def shade_style() -> str:
-    """Rules for the classes v0 to v31, a shade each in light and dark, and for the bar of a legend (`.scale i`)."""
+    """Return CSS in light and dark for the shades, classes v0 to v31, and for a legend's bar (`.scale i`)."""
     light, dark = (
         "".join(
             f".ssmscope .v{i} {{ background: {colour}; color: {ink(colour)} }}\n"
@@ -143,8 +141,7 @@ def shade_style() -> str:
 
 
 def ink(background: str) -> str:
-    """Black or white, whichever reads better on the background (WCAG contrast: at least 4.5 on any
-    colour)."""
+    """Return black or white, whichever has more contrast with the background (WCAG: at least 4.5 on any colour)."""
     channels = np.array([int(background[i : i + 2], 16) / 255 for i in (1, 3, 5)])
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     luminance = float(linear @ (0.2126, 0.7152, 0.0722))

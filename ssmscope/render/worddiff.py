@@ -1,4 +1,4 @@
-"""What was changed between two texts, word by word, for terminals and pages."""
+"""Differences between two texts, word by word, for terminals and pages."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 MARKS = {"removed": ("[-", "-]"), "added": ("{+", "+}")}
-"""What surrounds changed words where a terminal has no colour."""
+"""Brackets around changed words, so that they can be read without colour."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of one text or of both: `kind` is same, removed (of the first text only) or added (of the second)."""
+    """A part of one text or of both: `kind` is same, removed (only in the first text) or added (only in the second)."""
 
     kind: str
     text: str
 
 
 def word_diff(before: str, after: str) -> tuple[Piece, ...]:
-    """The differences between two texts in whole words, a removal before the addition in its place.
+    """Return the differences between two texts in whole words, a removal before the addition in its place.
 
     The pieces that are the same or removed, joined, are exactly `before`; those that are the same or added, `after`.
     """
@@ -40,13 +40,15 @@ def word_diff(before: str, after: str) -> tuple[Piece, ...]:
 
 
 def _parts(text: str) -> list[str]:
-    """Words, runs of white space, and every other character on its own."""
+    """Split a text into words, runs of white space, and single other characters."""
     return re.findall(r"\s+|\w+(?:['’-]\w+)*|[^\w\s]", text)
 
 
 def rich_diff(before: str, after: str) -> Text:
-    """Both texts in one line of a terminal: what was removed struck through, what was added underlined, both also
-    between brackets, so that the line can be read without colour. Line breaks are shown as ⏎."""
+    """Return both texts in one line of a terminal: removals struck through and additions underlined, in brackets.
+
+    Line breaks are shown as ⏎.
+    """
     from rich.text import Text
 
     line = Text()
@@ -58,6 +60,6 @@ def rich_diff(before: str, after: str) -> Text:
 
 
 def html_diff(before: str, after: str) -> str:
-    """Both texts as HTML with <del> and <ins>, escaped."""
+    """Return both texts as escaped HTML with <del> and <ins>."""
     tags = {"same": ("", ""), "removed": ("<del>", "</del>"), "added": ("<ins>", "</ins>")}
     return "".join(tags[p.kind][0] + html.escape(p.text) + tags[p.kind][1] for p in word_diff(before, after))

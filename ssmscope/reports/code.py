@@ -26,6 +26,9 @@ ALWAYS_USED = ("api.analysis", "backends.c", "backends.triton")
 REGISTRIES = ("architectures.own", "architectures.read", "interp.methods", "backends.c", "backends.triton")
 """Packages that import their modules by name, so all of these count as imported."""
 
+UNUSED = ("api.analyses",)
+"""Modules that are imported but change no number: the table of analyses."""
+
 Import = tuple[int, str, tuple[str, ...]]
 """An import statement: the number of levels up, the package, and the names imported from it."""
 
@@ -96,7 +99,7 @@ def _reached(start: set[str]) -> set[str]:
     left = list(start)
     while left:
         name = left.pop()
-        if name not in found:
+        if name not in found and name not in UNUSED:
             found.add(name)
             left += _imports_of(name)
     return found

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ssmscope.api.sharding.cluster import RETRIES, Setting, check_installed, connected, lacking
+from ssmscope.api.sharding.cluster import MAX_RETRIES, Setting, check_installed, connected, lacking
 from ssmscope.api.sharding.workers import on_engine
 from ssmscope.reports.jobs import Job
 from ssmscope.reports.running import Engine, Outcome, execute
@@ -68,7 +68,7 @@ def ray_engine(address: str | None = None, workers: int | None = None) -> Engine
                 if lacks is not None:
                     yield job, Outcome(0.0, f"{lacks} that the job asks for")
                     continue
-                needs = {"num_cpus": job.cpus, "num_gpus": job.gpus, "max_retries": RETRIES}
+                needs = {"num_cpus": job.cpus, "num_gpus": job.gpus, "max_retries": MAX_RETRIES}
                 running[work.options(**needs, name=f"{job.verb} {job.key}").remote(job, setting)] = job
             while running:
                 for done in ray.wait(list(running), num_returns=1)[0]:

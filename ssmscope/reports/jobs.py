@@ -132,7 +132,7 @@ def _with_data(call: Call, trained_on: Callable[[str], str | None]) -> Call:
 def _contents(call: Call, prints: Fingerprints) -> dict[str, list[str | None]]:
     """Return the fingerprints of the files and data sets that a call reads, by option."""
     found = {}
-    named = [(each.name, value) for each, value in call.every() if each.reads is not None]
+    named = [(each.name, value) for each, value in call.option_values() if each.reads is not None]
     for name, value in [*named, ("tokenizer", call.tokenizer)]:
         if value is None:
             continue
@@ -154,7 +154,7 @@ def key_of(call: Call, models: Iterable[Mapping[str, Any]], prints: Fingerprints
     Raises:
         InputError: if a file cannot be read.
     """
-    without = {option.name for option, _ in call.every() if option.no_effect}
+    without = {option.name for option, _ in call.option_values() if option.no_effect}
     essence = {
         "analysis": call.name,
         "options": {name: value for name, value in json_options(call).items() if name not in without},
@@ -183,7 +183,7 @@ def _job(key: str, planned: PlannedCall, call: Call) -> Job:
 
 def json_options(call: Call) -> dict[str, Any]:
     """Return a call's inputs, options and loading options as JSON values."""
-    every = {option.name: _plain(value) for option, value in call.every()}
+    every = {option.name: _plain(value) for option, value in call.option_values()}
     return {**every, "tokenizer": call.tokenizer, "device": call.device, "dtype": call.dtype}
 
 

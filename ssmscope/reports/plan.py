@@ -232,8 +232,8 @@ class _Reader:
         together = fields.get("together")
         if not (together is None or isinstance(together, bool)):
             raise InputError(f"{where}: together is {_shown(together)}; write true or false")
-        if together and verb.most == 1:
-            able = ", ".join(name for name, one in self.verbs.items() if one.most > 1)
+        if together and verb.max_models == 1:
+            able = ", ".join(name for name, one in self.verbs.items() if one.max_models > 1)
             raise InputError(f"{where} takes one model at a time, so it cannot be together; these can: {able}")
         if together and overrides:
             raise InputError(f"{where}: overrides have no meaning with together; leave them out")

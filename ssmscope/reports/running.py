@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmscope import __version__
-from ssmscope.api.writing import held, write_whole
+from ssmscope.api.writing import locked, write_whole
 from ssmscope.errors import InputError, Unanswerable, as_typed
 from ssmscope.reports.jobs import Job, Jobs
 from ssmscope.reports.plan import Plan
@@ -93,7 +93,7 @@ def run_plan(plan: Plan, jobs: Jobs, root: Path, *, engine: Engine) -> Report:
         InputError: if another process uses the directory, it cannot be written to, or the engine cannot start.
         OSError: if the page or the tables cannot be written; finished results stay.
     """
-    with held(root):
+    with locked(root):
         store = Store(root)
         missing = [job for job in jobs.to_run() if not store.is_done(job)]
         failures: dict[str, Mapping[str, Any]] = {}

@@ -40,7 +40,7 @@ def check_sources(plan: Plan) -> None:
             continue
         try:
             check_files(call)
-            for option, value in call.every():
+            for option, value in call.option_values():
                 if option.name == "data" and (value is not None or not isinstance(call.analysis.reads, Texts)):
                     for model, kind in zip(planned.models, kinds):
                         _check_data_of(model, kind, call, option, value)
@@ -101,7 +101,7 @@ def _is_type(kind: Any) -> bool:
 
 def check_files(call: Call) -> None:
     """Raise InputError, naming the option, if a file or folder that a call reads does not exist."""
-    for option, value in call.every():
+    for option, value in call.option_values():
         if option.reads is None or value is None or option.reads.kind not in ("file", "folder"):
             continue
         for name in value if isinstance(value, list | tuple) else [value]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ssmscope.api.writing import LOCK, held, write_atomically, write_whole
+from ssmscope.api.writing import LOCK, locked, write_atomically, write_whole
 from ssmscope.core.reading import parse_json
 from ssmscope.errors import UNPICKLABLE, InputError, ran_out_of_memory
 
@@ -36,7 +36,7 @@ def continued(plan: Path) -> Iterator[None]:
     """
     folder = plan.parent
     begins = not os.path.exists(plan)
-    with held(folder):
+    with locked(folder):
         try:
             yield
         except (InputError, OSError) as error:

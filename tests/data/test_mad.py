@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from ssmscope.api.options import documented
+from ssmscope.api.signatures import documented
 from ssmscope.data.mad import (
     GENERATORS,
     CompressionData,

@@ -15,9 +15,10 @@ from ssmscope.errors import InputError
 from ssmscope.interp.attention import views
 from ssmscope.interp.attention.maps import causal, limit, row_limits
 from ssmscope.interp.attention.triangles import strongest_of_blocks
+from ssmscope.render.drawing import EMPTY
 from ssmscope.render.numbers import number
 from ssmscope.render.signed import SIGNED, STEPS, levels, shades
-from ssmscope.render.token_figure import EMPTY, FINE
+from ssmscope.render.token_figure import PIXEL_SHADES
 from ssmscope.render.tokens import ramp
 
 LAYOUTS = {
@@ -183,8 +184,8 @@ def test_chosen_queries_of_images_are_pictures():
     for axes, row, query in zip(rows, text.maps[0].values, (7, 20)):
         shown = axes.images[0].get_array().reshape(-1, 3)
         end = np.abs(row[: query + 1]).max()
-        place = np.rint((row[: query + 1].astype(float) / end + 1) / 2 * (FINE - 1)).astype(int)
-        colours = ramp(SIGNED, FINE)
+        place = np.rint((row[: query + 1].astype(float) / end + 1) / 2 * (PIXEL_SHADES - 1)).astype(int)
+        colours = ramp(SIGNED, PIXEL_SHADES)
         assert [to_hex(colour) for colour in shown[: query + 1]] == [colours[at] for at in place[:20]]
         assert len({to_hex(colour) for colour in shown[query + 1 :]} - {EMPTY}) == 0
     assert [(box.get_x(), box.get_y()) for box in rows[0].patches] == [(1.5, 0.5)]  # pixel 7 is at row 1, column 2

@@ -19,7 +19,7 @@ from ssmscope.interp.explain import views
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
 from ssmscope.render import signed, token_figure
 from ssmscope.render.numbers import number
-from ssmscope.render.token_figure import FINE
+from ssmscope.render.token_figure import PIXEL_SHADES
 from ssmscope.render.tokens import BLUES, SHADES, ramp
 
 WORDS = (
@@ -246,7 +246,7 @@ def test_boxes_and_strips_have_the_colours_of_the_scores():
 
 
 def test_images_have_a_map_per_method(monkeypatch):
-    monkeypatch.setattr(token_figure, "TEXTS", 2)
+    monkeypatch.setattr(token_figure, "MAX_TEXTS", 2)
     names = tuple(f"{at // 4},{at % 4}" for at in range(12))
     pixels = np.random.default_rng(0).random((3, 4, 3)).astype(np.float32)
     result = make((13,), SEVEN, tokens=(*names, "[class]"), pixels=pixels)
@@ -262,8 +262,8 @@ def test_images_have_a_map_per_method(monkeypatch):
     images = [image.get_array() for axes in figure.axes for image in axes.get_images() if image.get_array().ndim == 3]
     assert len(images) == 2 * 8 and any("texts 0–1 of 3" in shown for shown, _ in texts)
     np.testing.assert_allclose(images[0], pixels)
-    shades = views._row(result[0].attributions[0], result[0], 3).shades(count=FINE)
-    expected = [ramp(signed.SIGNED, FINE)[shade] for shade in shades[:12]]
+    shades = views._row(result[0].attributions[0], result[0], 3).shades(count=PIXEL_SHADES)
+    expected = [ramp(signed.SIGNED, PIXEL_SHADES)[shade] for shade in shades[:12]]
     assert [to_hex(colour) for colour in images[1].reshape(12, 3)] == expected
     assert not overlapping(texts)
     assert "data:image/png;base64" in result.to_html() and result.of_images

@@ -227,7 +227,7 @@ def test_refusals(arguments, line, capsys):
 
 def test_what_is_of_data_alone(model, capsys):
     assert cli.run(["heatmap", "demo/sst2-mamba2", "--text", "good", "--split", "test"]) == 2
-    assert "--split is of --data" in capsys.readouterr().err
+    assert "--split needs --data" in capsys.readouterr().err
     with pytest.raises(InputError, match="limit is the number of texts read from a data set"):
         selection_heatmap(model, "good film", limit=3)
     with pytest.raises(InputError, match="heads applies to single texts"):

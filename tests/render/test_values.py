@@ -16,8 +16,8 @@ from ssmscope.render.numbers import brackets, counted, number, portion, tokens
 from ssmscope.render.signed import SIGNED, STEPS, levels
 from ssmscope.render.signed import shades as signed_shades
 from ssmscope.render.table import (
-    LONGEST,
-    ROWS,
+    MAX_CELL_CHARACTERS,
+    MAX_COMPARED_ROWS,
     Cell,
     Line,
     as_share,
@@ -88,7 +88,7 @@ def test_intervals():
     assert digits_of([Estimate(0.0099, NAN, NAN)]) is None
     assert (plain(0.123456).value, short(0.123456).value, bare(found).value) == ("0.1235", "0.123", "0.500")
     assert Cell(found).interval == "[0.250, 0.750]" and bare(found).interval == "" and Cell(text="a").interval == ""
-    assert short(2.0, "vacuous").value == "vacuous" and len(Cell(text="x" * 300).value) == LONGEST
+    assert short(2.0, "vacuous").value == "vacuous" and len(Cell(text="x" * 300).value) == MAX_CELL_CHARACTERS
 
 
 class TestTables:
@@ -143,7 +143,7 @@ class TestTables:
         found = of_frames(frames, ["one", "two"])
         assert [labels for labels, _ in found.rows] == [("one",)] * 100 + [("two",)] * 30
         assert (found.heads, found.columns, found.every) == (("model",), ("x",), 180)
-        assert of_frames(frames[:1], ["one"]) == folded(frames[0], limit=ROWS)
+        assert of_frames(frames[:1], ["one"]) == folded(frames[0], limit=MAX_COMPARED_ROWS)
         many = of_frames([frames[1]] * 40, [str(at) for at in range(40)])
         assert len(many.rows) == 40 * 10
         assert shown_names(["p", "q"], ["a", "b"]) == ["p", "q"] and shown_names(["p"], ["a", "b"]) == ["a", "b"]

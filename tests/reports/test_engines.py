@@ -195,7 +195,7 @@ def test_a_cluster_that_checks_tokens(monkeypatch) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(InputError, match="wants RAY_AUTH_MODE=token$"), connected(address, None):
+        with pytest.raises(InputError, match="needs RAY_AUTH_MODE=token$"), connected(address, None):
             pass
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
         with pytest.raises(InputError, match=r"\(Failed to connect to Ray cluster\)$"), connected(address, None):

@@ -20,8 +20,8 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
 from ssmscope.render import table
 from ssmscope.render.markup import LATEX, for_latex, to_latex, to_markdown
-from ssmscope.render.pictures import LARGEST, data_uri, drawn
-from ssmscope.render.table import LONGEST, Cell, Table, folded
+from ssmscope.render.pictures import MAX_SVG_BYTES, data_uri, drawn
+from ssmscope.render.table import MAX_CELL_CHARACTERS, Cell, Table, folded
 from ssmscope.render.tokens import shorten, visible
 from ssmscope.reports import exports
 from ssmscope.reports.grouping import comparison, groups
@@ -148,9 +148,9 @@ class TestFiles:
         figure = reported.heatmap([["a"]]).figure
         assert data_uri(figure()).startswith("data:image/svg+xml;base64,")
         assert data_uri(figure(), vector=False).startswith("data:image/png;base64,")
-        monkeypatch.setattr("ssmscope.render.pictures.LARGEST", len(drawn(figure(), "svg")) - 1)
+        monkeypatch.setattr("ssmscope.render.pictures.MAX_SVG_BYTES", len(drawn(figure(), "svg")) - 1)
         assert data_uri(figure()).startswith("data:image/png;base64,")
-        assert LARGEST > 0
+        assert MAX_SVG_BYTES > 0
 
 
 TABLE = Table(
@@ -208,7 +208,7 @@ class TestTables:
                 assert escaped[0] not in "&%$#_{}\\~^"
             read += back[token] if token else escaped[0]
             escaped = escaped[len(token or "x") :]
-        assert read == shorten(visible(text), LONGEST)
+        assert read == shorten(visible(text), MAX_CELL_CHARACTERS)
 
     def test_a_bracket_that_begins_a_cell_is_no_argument(self):
         assert for_latex("[CLS]") == "{}[CLS]" and for_latex("*") == "{}*" and for_latex("a[") == "a["

@@ -44,7 +44,7 @@ def call(request) -> Call:
 def test_every_option_matters_but_those_without_effect(call):
     before = key(call)
     assert key(replace(call)) == before
-    for option, value in call.every():
+    for option, value in call.option_values():
         for other in ("another", 7, ["a", "b"], not value):
             changed = key(with_option(call, option.name, other)) != before
             assert changed == (not option.no_effect), (call.name, option.name)
@@ -80,7 +80,7 @@ def test_every_byte_of_what_is_read_matters(call, tmp_path, monkeypatch):
     for place in (file, folder / "config.json", folder / "within" / "weights", known):
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(b"some bytes of it")
-    named = [option.name for option, _ in call.every() if option.reads is not None]
+    named = [option.name for option, _ in call.option_values() if option.reads is not None]
     for name in [*named, "tokenizer"]:
         for given, place in ((str(file), file), (str(folder), folder), ("sst2", known)):
             asked = replace(call, tokenizer=given) if name == "tokenizer" else with_option(call, name, given)

@@ -436,7 +436,7 @@ WRONG_VALUES = [
     ("loss", {"smooth": "4"}, "an odd number"),
     ("bound", {"delta": "1"}, "above 0 and below 1"),
     ("stability", {"tolerance": "-1"}, "tolerance is -1.0"),
-    ("stability", {"text": "a", "length": "9"}, "--length is that of random sequences"),
+    ("stability", {"text": "a", "length": "9"}, "--length asks for random sequences"),
     ("influence", {}, "no text"),
     ("influence", {"text": "a", "at": "layer"}, "did you mean 'layers'?"),
     ("influence", {"text": "a", "probes": "1"}, "from 2 on"),

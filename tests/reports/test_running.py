@@ -20,7 +20,7 @@ from planned import TEXT, jobs_of, numbers, run, tables, tiny_model, unpainted
 import ssmscope
 import ssmscope.architectures.loading.load
 from ssmscope import cli
-from ssmscope.api.writing import held
+from ssmscope.api.writing import locked
 from ssmscope.architectures.loading.load import Kept, kept_loaded, load
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import scored
@@ -130,7 +130,7 @@ class TestKeys:
         assert changed("\nX = 1\n", "backends/triton/ssd_kernels.py") == every, "backends are imported by name"
         assert changed("\nX = 1\n", "architectures/read/mamba.py") == every, "architectures are imported by name"
         assert changed("\nX = 1\n", "api/inputs.py") == every, "how texts are read"
-        others = ("reports/page.py", "cli/verbs.py", "cli/pages.py", "training/run.py", "__init__.py")
+        others = ("api/analyses.py", "reports/page.py", "cli/verbs.py", "training/run.py", "__init__.py")
         assert changed("\nX = 1\n", *others) == set()
         line = "    return scored("
         file = root / "interp/heatmap/__init__.py"
@@ -395,11 +395,11 @@ class TestRunning:
 
 class TestTheLock:
     def test_a_directory_is_one_runs_at_a_time(self, models, tmp_path) -> None:
-        with held(tmp_path):
+        with locked(tmp_path):
             with pytest.raises(InputError, match=rf"in use by process {os.getpid()};"):
                 run(plan(models[:1]), tmp_path)
         assert not (tmp_path / "results").exists()
-        with held(tmp_path):
+        with locked(tmp_path):
             pass
 
     def test_it_goes_with_its_process(self, tmp_path) -> None:
@@ -407,7 +407,7 @@ class TestTheLock:
         ready = context.Event()
 
         def hold() -> None:
-            with held(tmp_path):
+            with locked(tmp_path):
                 ready.set()
                 time.sleep(60)
 
@@ -415,17 +415,17 @@ class TestTheLock:
         process.start()
         assert ready.wait(20)
         with pytest.raises(InputError, match=f"process {process.pid}"):
-            with held(tmp_path):
+            with locked(tmp_path):
                 pass
         process.kill()
         process.join()
-        with held(tmp_path):
+        with locked(tmp_path):
             pass
 
     def test_a_place_that_cannot_be_written_to(self, tmp_path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(InputError, match="cannot write to"):
-            with held(tmp_path / "file" / "below"):
+            with locked(tmp_path / "file" / "below"):
                 pass
 
 

@@ -13,7 +13,7 @@ import reported
 from stand_ins import INTERVALS, NAN, Stand, beside, e, said, shown
 
 from ssmscope.render.markup import to_latex, to_markdown
-from ssmscope.render.table import ROWS, Cell, Table, folded, in_percent
+from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Table, folded, in_percent
 from ssmscope.render.table import written as as_text
 from ssmscope.reports.grouping import MAX_VERDICT_CHARACTERS
 from ssmscope.reports.page_items import _origin, duration, flatten, shortened
@@ -65,8 +65,11 @@ class TestTablesOfAnyKind:
 
         table = beside(result(2, 0.5), result(1, 0.25))
         assert (table.heads, shown(table)) == (("model",), [("a", "0.5000"), ("a", "0.5000"), ("b", "0.2500")])
-        many = beside(result(ROWS, 0.5), result(3, 0.25))
-        assert len(many.rows) == ROWS // 2 + 3 and many.remarks == f"{ROWS // 2 + 3} of {ROWS + 3} rows."
+        many = beside(result(MAX_COMPARED_ROWS, 0.5), result(3, 0.25))
+        assert (
+            len(many.rows) == MAX_COMPARED_ROWS // 2 + 3
+            and many.remarks == f"{MAX_COMPARED_ROWS // 2 + 3} of {MAX_COMPARED_ROWS + 3} rows."
+        )
 
     @pytest.mark.parametrize(
         ("cell", "value", "interval"),

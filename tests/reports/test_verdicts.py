@@ -15,7 +15,7 @@ from stand_ins import BEST, INTERVALS, NAN, Stand, beside, e, found, said, shown
 from ssmscope import load, patch
 from ssmscope.api import registry
 from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
-from ssmscope.render.table import ROWS
+from ssmscope.render.table import MAX_COMPARED_ROWS
 from ssmscope.reports.grouping import verdict
 
 
@@ -147,8 +147,11 @@ class TestHeatmap:
             ("a", "1", "negative", "0.600", "survival", "nothing"),
         ]
         assert table.note == ""
-        many = beside(self.result(*[first] * (ROWS + 1)))
-        assert len(many.rows) == ROWS and many.remarks == f"{ROWS} of {ROWS + 1} rows."
+        many = beside(self.result(*[first] * (MAX_COMPARED_ROWS + 1)))
+        assert (
+            len(many.rows) == MAX_COMPARED_ROWS
+            and many.remarks == f"{MAX_COMPARED_ROWS} of {MAX_COMPARED_ROWS + 1} rows."
+        )
 
 
 class TestAttention:
@@ -229,8 +232,11 @@ class TestExplain:
             ("a", "0", "ig", "positive", "0.5000", "a 0.250 · film 0.125", "good −1.50", "0.01230"),
             ("a", "0", "self-retention", "positive", "0.5000", "film 3 · good 2", "", "–"),
         ]
-        many = beside(self.result([True], texts=ROWS // 2 + 1))
-        assert len(many.rows) == ROWS and many.remarks == f"{ROWS} of {ROWS + 2} rows."
+        many = beside(self.result([True], texts=MAX_COMPARED_ROWS // 2 + 1))
+        assert (
+            len(many.rows) == MAX_COMPARED_ROWS
+            and many.remarks == f"{MAX_COMPARED_ROWS} of {MAX_COMPARED_ROWS + 2} rows."
+        )
 
 
 class TestKnockout:
@@ -338,4 +344,4 @@ class TestPair:
 def test_every_kind_has_its_test() -> None:
     files = Path(__file__).parent.glob("test_verdicts*.py")
     tested = {name for file in files for name in re.findall(r"^class (Test\w+):", file.read_text(), re.MULTILINE)}
-    assert {"Test" + kind.title().replace("-", "") for kind in registry.kinds()} == tested
+    assert {"Test" + kind.title().replace("-", "") for kind in registry.results()} == tested

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ssmscope.api.writing import held
+from ssmscope.api.writing import locked
 from ssmscope.errors import InputError
 from ssmscope.training import train_model
 from ssmscope.training.checkpoint import continued, read_json, save_state
@@ -115,7 +115,7 @@ def test_what_is_refused_while_it_runs_leaves_nothing(tmp_path) -> None:
 
 def test_two_runs_do_not_share_a_directory(tmp_path) -> None:
     out = tmp_path / "out"
-    with held(out / "checkpoint"):
+    with locked(out / "checkpoint"):
         with pytest.raises(InputError, match=f"is in use by process {os.getpid()}; wait until it has ended"):
             train(out)
     train(out)

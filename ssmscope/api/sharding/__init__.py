@@ -1,1 +1,1 @@
-"""Analyses over data sets, cut into batches that several processes or machines measure."""
+"""Analyses over data sets in batches, which several processes or machines can measure."""

@@ -1,4 +1,4 @@
-"""A Ray cluster: one that runs, or one that is started on this machine, and what its workers need to work as we do."""
+"""Connection to a Ray cluster, running or started on this machine, and the settings that its workers need."""
 
 from __future__ import annotations
 
@@ -12,48 +12,44 @@ from typing import Any
 
 from ssmscope.errors import InputError, extra
 
-PATIENCE = 10.0
-"""Seconds in which the address of a cluster must answer."""
-RETRIES = 3
-"""How often a task starts again whose worker or node died."""
-OBJECTS = 256 * 2**20
-"""Bytes of memory for what workers send, in a Ray that is started here: results are small."""
+CONNECT_TIMEOUT_SECONDS = 10.0
+"""Seconds within which the address of a cluster must answer."""
+MAX_RETRIES = 3
+"""Maximum restarts of a task whose worker or node died."""
+OBJECT_STORE_BYTES = 256 * 2**20
+"""Size of the object store of a Ray that is started here; results are small."""
 OWN_GPU = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
-"""The variable with which Ray leaves to a worker to use the GPU that it is given: a process that has used one sees no
-other later, and Ray may give the next task of the same process another."""
-STARTED_WITH = ("ssmscope.architectures.loading.load", "ssmscope.interp.objective")
-"""What the workers of a Ray that is started here import while it starts: what takes long."""
-PREPARED = {"RAY_preload_python_modules": ",".join(STARTED_WITH), OWN_GPU: "1"}
-"""The variables of a Ray that is started here for analyses."""
-PASSED_ON = ("SSMSCOPE_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "NLTK_")
-"""How the variables of the environment begin that workers get."""
+"""Variable that keeps Ray from hiding all GPUs but a task's own: a process that has used one GPU never sees another,
+but Ray may give the next task of the same process a different one."""
+PRELOADED_MODULES = ("ssmscope.architectures.loading.load", "ssmscope.interp.objective")
+"""Modules, slow to import, that workers of a Ray that is started here import at once."""
+RAY_VARIABLES = {"RAY_preload_python_modules": ",".join(PRELOADED_MODULES), OWN_GPU: "1"}
+"""Environment variables of a Ray that is started here for analyses."""
+WORKER_VARIABLE_PREFIXES = ("SSMSCOPE_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "NLTK_")
+"""Prefixes of the environment variables that workers receive."""
 
 
 def check_installed() -> None:
-    """Refuse, as an InputError, to use Ray where it is not installed."""
+    """Raise InputError if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise InputError(f"engine ray needs the package ray, which is not installed; install it {extra('ray')}")
 
 
 def check_engine(engine: str, **own: Any) -> None:
-    """Refuse Ray's options without Ray, and two that contradict each other.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError for Ray's options without Ray, or for two that contradict each other."""
     given = [f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None]
     if engine == "local" and given:
-        raise InputError(f"{given[0]} is of --engine ray; give that too, or leave it out")
+        raise InputError(f"{given[0]} needs --engine ray; give that too, or leave it out")
     if own.get("address") is not None and own.get("workers") is not None:
-        raise InputError("--workers is for a Ray that is started here, and --address names one that runs; give one")
+        raise InputError("--workers is for a Ray that is started here, and --address for one that runs; give one")
 
 
 class Setting:
-    """What a worker needs so that it works as this process would.
+    """Settings with which a worker computes as this process would.
 
     Attributes:
-        models: how many it keeps loaded.
-        threads: that torch uses: sums may differ in their last digit by how many there are.
+        models: number of models that it keeps loaded.
+        threads: number of torch's threads, on which the last digit of a sum may depend.
     """
 
     def __init__(self, models: int, threads: int | None = None) -> None:
@@ -62,7 +58,9 @@ class Setting:
         self.models = models
         self.threads = torch.get_num_threads() if threads is None else threads
         self.directory = os.getcwd()
-        self.environment = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+        self.environment = {
+            name: value for name, value in os.environ.items() if name.startswith(WORKER_VARIABLE_PREFIXES)
+        }
 
     def apply(self) -> None:
         os.environ.update(self.environment)
@@ -74,7 +72,7 @@ class Setting:
 
 
 def lacking(nodes: Sequence[Mapping[str, Any]], cpus: float, gpus: float) -> str | None:
-    """Why no node can ever run a task that needs so much; None where one can."""
+    """Return why no node can ever run a task with these needs; None if one can."""
     for node in nodes:
         has = node["Resources"]
         if node["Alive"] and has.get("CPU", 0) >= cpus and has.get("GPU", 0) >= gpus:
@@ -83,7 +81,7 @@ def lacking(nodes: Sequence[Mapping[str, Any]], cpus: float, gpus: float) -> str
 
 
 def gpu_given() -> int | None:
-    """Which of the GPUs that this process sees Ray has given to the task that runs; None where it has given none."""
+    """Return the number, as this process sees it, of the GPU that Ray assigned to the task; None if there is none."""
     import ray
 
     if not ray.is_initialized():
@@ -96,7 +94,7 @@ def gpu_given() -> int | None:
 
 
 def is_to_start(address: str | None) -> bool:
-    """Whether `connected` would start a Ray: it is not connected, and no address is given."""
+    """Return True if `connected` would start a Ray: none is connected, and no address is given."""
     import ray
 
     return address is None and not ray.is_initialized()
@@ -104,10 +102,10 @@ def is_to_start(address: str | None) -> bool:
 
 @contextmanager
 def connected(address: str | None, workers: int | None, *, prepared: bool = False) -> Iterator[Any]:
-    """Ray, connected or started; what was not connected before is not afterwards.
+    """Connect to Ray or start it, and disconnect afterwards unless it was connected before.
 
     Args:
-        prepared: the workers of a Ray that is started import `STARTED_WITH` at once, and have `OWN_GPU`.
+        prepared: start Ray with `RAY_VARIABLES`.
     """
     import ray
 
@@ -116,15 +114,15 @@ def connected(address: str | None, workers: int | None, *, prepared: bool = Fals
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        with _environment(PREPARED if prepared else {}):
-            ray.init(num_cpus=workers, include_dashboard=False, object_store_memory=OBJECTS, **quiet)
+        with _environment(RAY_VARIABLES if prepared else {}):
+            ray.init(num_cpus=workers, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet)
     else:
         _check_listens(address)
         try:
             ray.init(address=address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
             tokens = isinstance(error, ConnectionError) and ":" in address and "RAY_AUTH_MODE" not in os.environ
-            raise _unanswered(address, error, "; one that checks tokens wants RAY_AUTH_MODE=token" * tokens) from error
+            raise _unanswered(address, error, "; one that checks tokens needs RAY_AUTH_MODE=token" * tokens) from error
     try:
         yield ray
     finally:
@@ -132,18 +130,18 @@ def connected(address: str | None, workers: int | None, *, prepared: bool = Fals
 
 
 def _check_listens(address: str) -> None:
-    """Refuse, as an InputError, an address HOST:PORT where nothing listens, which Ray itself would ask for minutes."""
+    """Raise InputError for an address HOST:PORT where nothing listens, which Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():  # such as auto
+    if not host or not port.isdecimal():  # An address may also be "auto".
         return
     import ray
 
     hosts = [host.strip("[]")]
-    if hosts[0] in ("localhost", "127.0.0.1", "::1"):  # Ray takes this machine's own address then
+    if hosts[0] in ("localhost", "127.0.0.1", "::1"):  # Ray then uses this machine's own address.
         hosts.append(ray.util.get_node_ip_address())
     for one in hosts:
         try:
-            socket.create_connection((one, int(port)), PATIENCE).close()
+            socket.create_connection((one, int(port)), CONNECT_TIMEOUT_SECONDS).close()
             return
         except (OSError, OverflowError) as error:
             refused = error
@@ -157,7 +155,7 @@ def _unanswered(address: str, error: Exception, advice: str = "") -> InputError:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Within the context these variables have values, but for those that have one already."""
+    """Set environment variables within the context, except those that are set already."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:

@@ -1,4 +1,4 @@
-"""Work over a data set in parts: here or on an engine's workers, and kept in files from which a killed run goes on."""
+"""Measurement of a data set batch by batch, here or on workers, with parts in files so that a killed run continues."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from ssmscope.core.model import Model
 
 Columns = Mapping[str, np.ndarray]
-"""What is measured of one batch: arrays of numbers, truths or texts by name."""
+"""Measurements of one batch: arrays of numbers, booleans or texts by name."""
 Measure = Callable[[Any], Columns]
-"""Of a batch; it may depend on nothing that another batch leaves behind."""
+"""Function that measures a batch, independently of all other batches."""
 Engine = Callable[["Model", Measure, Sequence[tuple[int, Any]]], Iterator[tuple[int, Columns]]]
-"""Measures batches, given with their numbers, and yields each number with its part, in any order."""
+"""Function that measures numbered batches and yields each number with its part, in any order."""
 
 PARTS = ".parts"
-"""The folder of a result's directory in which its parts are until it is there."""
+"""Folder, within a result's directory, of its parts until the result is complete."""
 
 engine: ContextVar[Engine | None] = ContextVar("engine", default=None)
-"""What measures batches; None for this process."""
+"""Engine that measures batches; None for this process."""
 _keeping: ContextVar[tuple[Path, dict[Path, bool]] | None] = ContextVar("keeping", default=None)
-"""Where parts are kept, and the folders that were used, with whether they were new."""
+"""Folder of the parts, and the folders used within it, each with True if it is new."""
 
 
 def over(
@@ -47,15 +47,15 @@ def over(
     what: str | None = "texts",
     size: Callable[[Any], int] = len,
 ) -> Iterator[tuple[Any, Columns]]:
-    """Every batch with what is measured of it, in the order of `batches`.
+    """Yield every batch with its measurements, in the order of `batches`.
 
-    How the data are cut into batches is settled before, so the digits are the same on any number of workers and after
-    any number of interruptions. Within `keeping`, a part is in a file once it is measured.
+    The batches are fixed in advance, so the digits do not depend on the number of workers or interruptions. Within
+    `keeping`, each part is written to a file as soon as it is measured.
 
     Args:
-        provenance: all that the parts depend on beside the batches; without, they are not kept.
-        what: the batches consist of; None shows no progress.
-        size: how many of these a batch has.
+        provenance: everything that the parts depend on except the batches; without it they are not stored.
+        what: noun for the items of a batch, to show progress; None for no progress.
+        size: returns the number of items of a batch.
 
     Raises:
         InputError: as `measure`.
@@ -86,17 +86,17 @@ def over(
 
 
 def here(model: Model, measure: Measure, batches: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Columns]]:
-    """The engine of this process: one batch after the other."""
+    """Measure one batch after the other in this process."""
     for number, batch in batches:
         yield number, measure(batch)
 
 
 @contextmanager
 def keeping(out: Path | None) -> Iterator[None]:
-    """Within the context parts are kept in a folder of the directory `out`, until the body ends.
+    """Store parts in a folder of the directory `out` until the body ends.
 
-    They stay where it is killed, or where workers or a disk failed; where the input is refused, only if they were there
-    before.
+    They stay if the process is killed, or if workers or a disk fail. If the input is refused, only parts that were
+    there before stay.
     """
     if out is None:
         yield
@@ -118,7 +118,7 @@ def keeping(out: Path | None) -> Iterator[None]:
 
 
 def _remove(folders: Iterable[Path], above: Iterable[Path]) -> None:
-    """Remove folders, and of those above the empty ones."""
+    """Remove folders, and the directories above them that are empty."""
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
     for place in above:
@@ -127,7 +127,7 @@ def _remove(folders: Iterable[Path], above: Iterable[Path]) -> None:
 
 
 class _Kept:
-    """The parts of one measurement in files, by the numbers of their batches; without provenance there are none."""
+    """Stored parts of one measurement, by the numbers of their batches; none without provenance."""
 
     def __init__(self, provenance: Mapping[str, Any] | None, *essence: Any) -> None:
         self.folder: Path | None = None
@@ -154,7 +154,7 @@ class _Kept:
 
     @staticmethod
     def _read(file: Path) -> Columns | None:
-        """The part in a file; None where it is damaged, and has to be measured again."""
+        """Return the part in a file; None if it is damaged and has to be measured again."""
         try:
             with np.load(file, allow_pickle=False) as stored:
                 return dict(stored)

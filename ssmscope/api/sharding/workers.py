@@ -1,4 +1,4 @@
-"""The batches of a data set as tasks of a Ray cluster. A task whose worker or node dies starts again elsewhere."""
+"""Batches of a data set as tasks of a Ray cluster; a task whose worker or node dies restarts elsewhere."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.options import Metavar, Range
 from ssmscope.api.sharding.cluster import (
+    MAX_RETRIES,
     OWN_GPU,
-    RETRIES,
     Setting,
     check_engine,
     check_installed,
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     from ssmscope.api.sharding.parts import Columns, Measure
     from ssmscope.core.model import Model
 
-AHEAD = 2
-"""How many tasks wait for each that can run."""
+TASKS_PER_CPU = 2
+"""Submitted tasks per task that can run at once, so that none waits for the next batch."""
 
 
 @contextmanager
 def on_engine(
     *,
-    engine: Annotated[Literal["local", "ray"], "In this process, or batch by batch on the workers of Ray."] = "local",
-    workers: Annotated[int | None, "Of the Ray that is started; else one for each CPU.", Range(1)] = None,
+    engine: Annotated[Literal["local", "ray"], "Run in this process, or batch by batch on Ray's workers."] = "local",
+    workers: Annotated[int | None, "Workers of a Ray that is started here; by default one per CPU.", Range(1)] = None,
     gpus_per_worker: Annotated[
-        float | None, "May be a part of one; else 1 where the device is cuda.", Range(0, 64)
+        float | None, "GPUs per worker, may be a fraction; by default 1 if the device is cuda.", Range(0, 64)
     ] = None,
-    address: Annotated[str | None, "A Ray cluster that runs; else one is started.", Metavar("HOST:PORT")] = None,
+    address: Annotated[str | None, "A running Ray cluster; by default one is started.", Metavar("HOST:PORT")] = None,
 ) -> Iterator[None]:
-    """Within the context analyses over a data set have their batches measured by an engine.
+    """Measure the batches of analyses over a data set with an engine, within the context.
 
     Ray's workers load the model themselves, by its name, and use one thread each: they need the package, the model and
-    Ray. A cluster is connected, or started, when the first batches are there.
+    Ray. A cluster is connected or started when the first batches arrive.
 
     Raises:
-        InputError: options of Ray alone or that contradict each other, Ray is not installed, or no cluster answers; of
-            an analysis also a model that is not what its name loads, or that is edited, no node with so many GPUs, or a
-            worker that died again and again.
+        InputError: options contradict each other, Ray is not installed, or no cluster answers. An analysis within the
+            context also raises it if the model is edited or is not what its name loads, if no node has enough GPUs,
+            and if workers die repeatedly.
     """
     check_engine(engine, workers=workers, gpus_per_worker=gpus_per_worker, address=address)
     if engine == "local":
@@ -84,11 +84,11 @@ def _through(
         raise InputError(f"{lacks} that a worker needs; start such a node, or lower gpus_per_worker=…")
     total = ray.cluster_resources()
     places = int(min(total["CPU"], total.get("GPU", 0) / gpus if gpus else total["CPU"]))
-    needs: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus, "max_retries": RETRIES}
-    if gpus and not started:  # workers that have it from the start import while Ray starts
+    needs: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus, "max_retries": MAX_RETRIES}
+    if gpus and not started:  # A Ray that is started here has the variable from `RAY_VARIABLES`.
         needs["runtime_env"] = {"env_vars": {OWN_GPU: "1"}}
     task = ray.remote(_measured).options(**needs)
-    what = [ray.put(payload)]  # within a list a worker fetches it when it does not have it yet
+    what = [ray.put(payload)]  # Ray does not resolve a reference within a list, so a worker fetches it only if needed.
     key, setting = uuid.uuid4().hex, Setting(1, threads=1)
     running: dict[Any, int] = {}
     left = iter(batches)
@@ -96,7 +96,7 @@ def _through(
         while True:
             for number, batch in left:
                 running[task.remote(key, what, setting, batch)] = number
-                if len(running) >= AHEAD * max(1, places):
+                if len(running) >= TASKS_PER_CPU * max(1, places):
                     break
             if not running:
                 return
@@ -113,8 +113,8 @@ def _received(ray: Any, done: Any) -> Columns:
         part, refusal = ray.get(done)
     except gone as error:
         raise InputError(
-            f"the workers that measured a batch died, {1 + RETRIES} times: they may need more memory; give fewer "
-            "workers or smaller batches. What is measured is kept, the same command goes on with it"
+            f"the workers that measured a batch died, {1 + MAX_RETRIES} times: they may need more memory; give fewer "
+            "workers or smaller batches. Finished batches are kept; the same command continues from them"
         ) from error
     if refusal is not None:
         raise InputError(refusal)
@@ -124,13 +124,13 @@ def _received(ray: Any, done: Any) -> Columns:
 # ---- what runs in a worker
 
 _prepared: tuple[str, int | None, Any] = ("", None, None)
-"""What this worker measures, with its key and the GPU on which it does."""
+"""Key, GPU and measure of this worker's current job."""
 _models: Any = None
-"""The models that this worker keeps loaded."""
+"""Models that this worker keeps loaded."""
 
 
 def _measured(key: str, what: Sequence[Any], setting: Setting, batch: Any) -> tuple[Columns | None, str | None]:
-    """What a worker measures of a batch, or why that is refused."""
+    """Measure a batch in a worker; return its part, or the reason for refusing it."""
     global _prepared
     try:
         gpu = gpu_given()
@@ -145,7 +145,7 @@ def _measured(key: str, what: Sequence[Any], setting: Setting, batch: Any) -> tu
 
 
 def packed(model: Model, measure: Measure) -> bytes:
-    """A measure as bytes in which the model, its modules and its parameters stand by name, tensors without a device.
+    """Pickle a measure, with names in place of the model, its modules and its parameters, and tensors on the CPU.
 
     Raises:
         InputError: the model is edited.
@@ -178,17 +178,17 @@ def packed(model: Model, measure: Measure) -> bytes:
             return None
 
     stream = io.BytesIO()
-    # The model comes first: its parts are looked up in it.
+    # The model comes first, because its parts are looked up in it.
     Pickler(stream).dump((model, measure))
     return stream.getvalue()
 
 
 def unpacked(payload: bytes, models: int, gpu: int | None = None) -> Measure:
-    """What `packed` packed, with the model as this process loads it.
+    """Unpickle what `packed` made, with the model as this process loads it.
 
     Args:
-        models: how many stay loaded.
-        gpu: the number of the one to use for a model that was on a GPU.
+        models: number of models that stay loaded.
+        gpu: number of the GPU to use for a model that was on one.
 
     Raises:
         InputError: the model cannot be loaded, or is not the one that was packed.

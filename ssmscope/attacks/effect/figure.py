@@ -9,20 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ssmscope.attacks.effect.views import token_rows
+from ssmscope.render.drawing import MARGIN, MARK, drawable, families, write
 from ssmscope.render.figure import INK, SOFT, Sheet, plain
-from ssmscope.render.token_figure import (
-    HEADING,
-    LEFT,
-    MARGIN,
-    MARK,
-    RIGHT,
-    Panel,
-    drawable,
-    families,
-    panel,
-    stack,
-    write,
-)
+from ssmscope.render.token_figure import HEADING_HEIGHT, MIN_LABEL_WIDTH, RIGHT_WIDTH, Panel, panel, stack
 from ssmscope.render.tokens import BLUES, evenly_apart, ramp, short_token
 
 if TYPE_CHECKING:
@@ -62,16 +51,16 @@ class _Distances(Panel):
 
     def __init__(self, result: AttackEffect) -> None:
         self.result = result
-        self.left, self.width = LEFT, LEFT + CURVES_WIDTH + RIGHT
-        self.height = HEADING + CURVES_HEIGHT + _label_height(result)
+        self.left, self.width = MIN_LABEL_WIDTH, MIN_LABEL_WIDTH + CURVES_WIDTH + RIGHT_WIDTH
+        self.height = HEADING_HEIGHT + CURVES_HEIGHT + _label_height(result)
 
     def draw(self, sheet: Sheet, top: float, line: float) -> None:
         heading = "relative distance of the vectors at the tokens of both texts"
         write(sheet.paper, MARGIN, top + 0.05, heading, size=8.5, weight="bold", va="top")
-        self.draw_inner(sheet, top + HEADING, line)
+        self.draw_inner(sheet, top + HEADING_HEIGHT, line)
 
     def draw_inner(self, sheet: Sheet, top: float, line: float) -> None:
-        _draw_curves(sheet.panel(self.left, top, line - self.left - RIGHT, CURVES_HEIGHT), self.result)
+        _draw_curves(sheet.panel(self.left, top, line - self.left - RIGHT_WIDTH, CURVES_HEIGHT), self.result)
 
 
 def _label_height(result: AttackEffect) -> float:

@@ -26,7 +26,7 @@ from ssmscope.interp.attention.maps import causal
 from ssmscope.interp.attention.readouts import Readouts
 from ssmscope.render.blocks import Block, Prose, TokenRows
 from ssmscope.render.pictures import sized
-from ssmscope.render.table import ROWS, Table, folded
+from ssmscope.render.table import MAX_COMPARED_ROWS, Table, folded
 from ssmscope.render.tokens import numbers
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         empty = [
             name for name in ("part", "outside") if not every[name].map(lambda cell: cell == cell and cell != "").any()
         ]
-        return folded(every.drop(columns=empty), heads=["model"], limit=ROWS)
+        return folded(every.drop(columns=empty), heads=["model"], limit=MAX_COMPARED_ROWS)
 
     def map(
         self, text: int = 0, *, layer: int | str | None = None, head: int | str | None = None, part: str = ""

@@ -14,10 +14,11 @@ from matplotlib.ticker import MaxNLocator
 
 from ssmscope.interp.attention.maps import causal, limit, title
 from ssmscope.render.blocks import TokenText
+from ssmscope.render.drawing import MARGIN, MARK, drawable, families, letters, write
 from ssmscope.render.figure import INK, SOFT, Sheet
 from ssmscope.render.numbers import number
 from ssmscope.render.signed import SIGNED
-from ssmscope.render.token_figure import BOX, MARGIN, MARK, Panel, draw_boxes, drawable, families, letters, wrap, write
+from ssmscope.render.token_figure import BOX_HEIGHT, Panel, draw_boxes, wrap
 from ssmscope.render.tokens import ramp, short_token, shorten
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Triangles(Panel):
         self.step = self.before + self.wide + (0.95 if self.large else GAP_INCHES)
         written = not self.labelled and edges is None and len(text) <= MAX_LEGEND_TOKENS
         self.lines = wrap(text.tokens, text.words) if written else []
-        self.head = len(self.lines) * (BOX + 0.05) + 0.15 * written
+        self.head = len(self.lines) * (BOX_HEIGHT + 0.05) + 0.15 * written
         self.each = self.above + self.side + (label if self.labelled else 0.2) + named + GAP_INCHES
         self.height = 0.3 + self.head + math.ceil(count / self.across) * self.each + 0.2
         text_wide = max((boxes[-1].left + boxes[-1].width for boxes in self.lines), default=0.0)
@@ -83,8 +84,10 @@ class Triangles(Panel):
 
     def draw_inner(self, sheet: Sheet, top: float, line: float) -> None:
         for index, boxes in enumerate(self.lines):
-            y = top + index * (BOX + 0.05)
-            write(sheet.paper, MARGIN + 0.3, y + BOX * 0.68, str(boxes[0].position), size=6, color=SOFT, ha="right")
+            y = top + index * (BOX_HEIGHT + 0.05)
+            write(
+                sheet.paper, MARGIN + 0.3, y + BOX_HEIGHT * 0.68, str(boxes[0].position), size=6, color=SOFT, ha="right"
+            )
             draw_boxes(sheet.paper, boxes, MARGIN + 0.35, y, self.text)
         for index, map_ in enumerate(self.maps):
             row, column = divmod(index, self.across)

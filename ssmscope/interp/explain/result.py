@@ -20,7 +20,7 @@ from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRows
 from ssmscope.render.pictures import sized
-from ssmscope.render.table import ROWS, Table, table
+from ssmscope.render.table import MAX_COMPARED_ROWS, Table, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -181,7 +181,7 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         from ssmscope.interp.explain.views import strongest
 
         lines = [line for result, (label,) in zip(results, labels) for line in strongest(result, label)]
-        return table(("model", "text", "method"), lines, most=ROWS)
+        return table(("model", "text", "method"), lines, most=MAX_COMPARED_ROWS)
 
     def attribution(self, text: int = 0, method: str | None = None) -> Attribution:
         """Return the attribution of one text by one method; by default the first.
@@ -260,5 +260,5 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         yield Prose(self.headline, "title")
         yield views.rows(self)
         yield Picture(self.figure, self.headline, vector=False, folded=not self.of_images)
-        yield replace(table(("text", "method"), list(views.strongest(self)), most=ROWS), brief=TABLE_ROWS)
+        yield replace(table(("text", "method"), list(views.strongest(self)), most=MAX_COMPARED_ROWS), brief=TABLE_ROWS)
         yield from (Prose(line, "note") for line in views.baselines(self))

@@ -44,7 +44,6 @@ def check_reads(of_data: bool, *, limit: int | None, **options: Any) -> None:
     "heatmap",
     reads=Texts(data=check_reads),
     question="What is in its memory?",
-    kinds=("heatmap", "heatmap-data"),
     pair=pair,
     check=check_heatmap,
     sharded=True,

@@ -22,7 +22,7 @@ from ssmscope.interp.heatmap.words import (
 )
 from ssmscope.render.numbers import counted
 from ssmscope.render.pictures import sized
-from ssmscope.render.table import ROWS, Cell, Line, Table, table, written
+from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, written
 from ssmscope.render.tokens import numbers, visible
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
                 cells = {"answer": Cell(text=text.answer), "p": Cell(Estimate(text.probability, math.nan, math.nan))}
                 cells |= {"score": Cell(text=result.score), "stands out": Cell(text=tokens or "nothing")}
                 lines.append(Line((label, str(number)), cells))
-        return table(("model", "text"), lines, most=ROWS)
+        return table(("model", "text"), lines, most=MAX_COMPARED_ROWS)
 
     @property
     def headline(self) -> str:
@@ -402,7 +402,7 @@ class DataHeatmap(Result, kind="heatmap-data"):
             for group in result.groups:
                 cells = {"score": Cell(text=result.score), **group_cells(group)}
                 lines.append(Line((label, group.name), cells))
-        return table(("model", "texts"), lines, most=ROWS)
+        return table(("model", "texts"), lines, most=MAX_COMPARED_ROWS)
 
     @classmethod
     def draw_pair(cls, results: Sequence[DataHeatmap], names: Sequence[str], title: tuple[str, str, str]) -> Figure:

@@ -11,7 +11,7 @@ import numpy as np
 from ssmscope.api.results import TABLE_ROWS
 from ssmscope.interp.heatmap.words import median_half_life
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
-from ssmscope.render.table import ROWS, Cell, Line, table
+from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, table
 from ssmscope.render.token_figure import draw_rows
 from ssmscope.render.tokens import bounds
 
@@ -35,7 +35,7 @@ def blocks(result: SelectionHeatmap) -> Iterator[Block]:
     yield rows(result)
     yield Picture(result.figure, result.headline, vector=False, folded=not result.of_images)
     if not result.of_images:
-        yield replace(table(("text", "of"), list(strongest(result)), most=ROWS), brief=TABLE_ROWS)
+        yield replace(table(("text", "of"), list(strongest(result)), most=MAX_COMPARED_ROWS), brief=TABLE_ROWS)
     yield from (Prose(line, "note") for line in notes(result))
 
 

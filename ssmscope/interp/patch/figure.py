@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from ssmscope.interp.grids import draw_grid
+from ssmscope.render.drawing import drawable, families
 from ssmscope.render.figure import COLOURS, DASHED, SOFT, Sheet, title
 from ssmscope.render.signed import SIGNED
-from ssmscope.render.token_figure import drawable, families
 from ssmscope.render.tokens import BLUES
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     "checkpoints",
     question="Which of many checkpoints are stable?",
     several=True,
-    kinds=("stability-table",),
     loads=False,
 )
 def stability_table(

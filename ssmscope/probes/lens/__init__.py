@@ -33,7 +33,6 @@ def check_steps(*, steps: int, batch_tokens: int, **others: Any) -> None:
     "lens fit",
     reads=FitData(),
     question="What would it answer earlier? Fit a tuned lens.",
-    kinds=("lens-fit",),
     check=check_steps,
     writes=True,
     then='analyze lens show {model} --lens {out} --text "…"',
@@ -122,7 +121,7 @@ def fit_lens(
         raise KeyboardInterrupt("the same command continues from the last checkpoint") from None
 
 
-@analysis("lens show", reads=Texts(most=2048), question="What would it answer earlier?", kinds=("trajectory",))
+@analysis("lens show", reads=Texts(most=2048), question="What would it answer earlier?")
 def trajectory(
     model: Model | None,
     texts: TextsLike,

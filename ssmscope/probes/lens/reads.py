@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.api.inputs import Examples, load_examples
-from ssmscope.api.options import Metavar, Option, Reads, options_of
+from ssmscope.api.options import Metavar, Option, Reads
+from ssmscope.api.signatures import options_of
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model

@@ -14,8 +14,8 @@ from matplotlib.patches import Rectangle
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.probes.lens.lensed_text import STATISTICS, highest, shade
+from ssmscope.render.drawing import BAR_WIDTH, EMPTY, MARGIN, MARK, colour_bar, fill, sheet_of, write
 from ssmscope.render.figure import SOFT
-from ssmscope.render.token_figure import BAR, EMPTY, MARGIN, MARK, colour_bar, fill, sheet_of, write
 from ssmscope.render.tokens import BLUES, evenly_apart, ink, ramp, short_token, shorten, visible
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def draw(result: Trajectory, statistic: str, *, start: int = 0) -> Figure:
 
 
 def _header(sheet: Axes, result: Trajectory, statistic: str, high: float) -> None:
-    left = sheet.get_xlim()[1] - RIGHT - BAR - 0.15
+    left = sheet.get_xlim()[1] - RIGHT - BAR_WIDTH - 0.15
     room = left - 0.35 - MARGIN
     title = "Answers by layer of "
     model = shorten(visible(result.model_name), int(room / TITLE_LETTER) - len(title))

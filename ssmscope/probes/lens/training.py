@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from ssmscope.api.results import SUFFIXES, record_provenance
-from ssmscope.api.writing import settle_all, write_whole
+from ssmscope.api.writing import complete_all_sets, write_whole
 from ssmscope.core.bootstrap import estimate, ratio, resampled_sums
 from ssmscope.core.progress import on_stderr, progress_bar
 from ssmscope.errors import InputError
@@ -116,7 +116,7 @@ def _is_finished(out: Path, plan: Mapping[str, Any]) -> bool:
     """
     if out.is_dir():
         try:
-            settle_all(out)  # A kill may have interrupted the writing of figures.
+            complete_all_sets(out)  # A kill may have interrupted the writing of figures.
         except OSError as error:
             raise InputError(f"cannot write to {out}: {error.strerror or error}") from error
     if os.path.exists(out / RECORD):
