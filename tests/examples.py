@@ -60,7 +60,9 @@ HYBRIDS = tuple(
     if any(
         type(part).__name__.endswith("Attention")
         and not isinstance(part, architecture.MIXERS)
-        and not type(part).__module__.startswith(("ssmscope.architectures.own.groupmamba", "transformers.models.rwkv"))
+        and not type(part).__module__.startswith(
+            ("ssmscope.architectures.own.state_attention", "transformers.models.rwkv")
+        )
         for part in module.modules()
     )
 )

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaForCausalLM, PreTrainedModel
 
 from ssmscope.architectures.loading.checkpoints import check_groups
-from ssmscope.architectures.loading.diff_checkpoints import ABOUT_THE_FILE, PARTS
+from ssmscope.architectures.loading.diff_checkpoints import FILE_FIELDS, PART_NAMES
 from ssmscope.architectures.own.diff_mamba import DiffMambaForCausalLM
 from ssmscope.core.affine import stored_weights
 from ssmscope.errors import InputError
@@ -71,7 +71,7 @@ def write_mamba_ssm(module: PreTrainedModel, directory: str | Path, *, safetenso
 
 def their_name(name: str) -> str:
     """The name in the authors' model of a tensor of `DiffMambaForCausalLM`."""
-    for theirs, ours in PARTS.items():
+    for theirs, ours in PART_NAMES.items():
         name = re.sub(rf"^(backbone\.layers\.\d+\.){re.escape(ours)}", rf"\g<1>{theirs}", name)
     return name
 
@@ -101,7 +101,7 @@ def write_diff_mamba2(module: PreTrainedModel, directory: str | Path) -> Path:
             f"lambda_form {config.lambda_form!r}, expand {config.expand}, differential layers "
             f"{config.differential_indices}"
         )
-    shape = [name for name in Mamba2Config().to_dict() if name not in ABOUT_THE_FILE and not name.startswith("_")]
+    shape = [name for name in Mamba2Config().to_dict() if name not in FILE_FIELDS and not name.startswith("_")]
     fields = {name: getattr(config, name) for name in shape}
     fields.update(model_type="mamba2", architectures=["DiffMamba2ForCausalLM"])
     fields.update(diffmamba=True, diffmamba_settings=setting)

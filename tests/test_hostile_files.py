@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from ssmscope import cli
-from ssmscope.architectures.loading.load import Kept, kept_loaded
+from ssmscope.architectures.loading.load import ModelCache, cache_models
 
 CLASSIFIER, PROMPTED, ASKED, PIXELS = (
     f"demo/{name}" for name in ("sst2-mamba", "instruct-mamba2", "babi-mamba2", "cifar10-mamba")
@@ -156,7 +156,7 @@ def lenses(root: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def kept() -> Iterator[None]:
-    with kept_loaded(Kept(8)):
+    with cache_models(ModelCache(8)):
         yield
 
 

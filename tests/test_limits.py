@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ssmscope.architectures.loading.load import Kept, kept_loaded
+from ssmscope.architectures.loading.load import ModelCache, cache_models
 from ssmscope.core.limits import MAX_ITEMS_HELD, MAX_TOKENS_READ, refuse_above, refuse_held, refuse_reading
 from ssmscope.errors import InputError
 
@@ -73,7 +73,7 @@ UNBOUNDED = [
 
 @pytest.fixture(scope="module")
 def kept() -> Iterator[None]:
-    with kept_loaded(Kept(8)):
+    with cache_models(ModelCache(8)):
         yield
 
 

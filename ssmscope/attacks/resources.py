@@ -23,8 +23,8 @@ from torch import Tensor
 from ssmscope.architectures.loading.adapter_folder import is_adapter
 from ssmscope.architectures.loading.fields import check_fields, read_object
 from ssmscope.architectures.loading.quiet import quiet
-from ssmscope.architectures.loading.stored import BROKEN, reason, weight_files
-from ssmscope.architectures.loading.tokenizers import FILES, fetched, read_tokenizer
+from ssmscope.architectures.loading.stored import DAMAGE_ERRORS, reason, weight_files
+from ssmscope.architectures.loading.tokenizers import TOKENIZER_PATTERNS, fetched, read_tokenizer
 from ssmscope.core.reading import no_character, parse_json, read_text
 from ssmscope.errors import InputError
 
@@ -261,9 +261,9 @@ def _load(name: str, kind: str, option: str, what: str) -> tuple[Any, Any]:
     advice = f"give the directory or the hub id of {what}"
     try:
         with quiet():
-            where = fetched(name, (*FILES, "*.safetensors"))
+            where = fetched(name, (*TOKENIZER_PATTERNS, "*.safetensors"))
             if not list(where.glob("*.safetensors")):
-                where = fetched(name, (*FILES, "*.bin"))
+                where = fetched(name, (*TOKENIZER_PATTERNS, "*.bin"))
             tokenizer = read_tokenizer(where)
             if is_adapter(where) or not (where / "config.json").is_file():
                 raise InputError("it holds no model's config.json, or an adapter")
@@ -272,7 +272,7 @@ def _load(name: str, kind: str, option: str, what: str) -> tuple[Any, Any]:
             module, info = getattr(transformers, kind).from_pretrained(
                 where, output_loading_info=True, trust_remote_code=False, local_files_only=True
             )
-    except BROKEN as error:
+    except DAMAGE_ERRORS as error:
         raise InputError(f"{option} {name!r} could not be loaded ({reason(error)}); {advice}") from error
     missing = sorted(key for key in info["missing_keys"] if "pooler" not in key)
     if missing:

@@ -40,7 +40,7 @@ def readable_types() -> tuple[str, ...]:
     the installed transformers has."""
     library = find_spec("transformers")
     families = Path(*(library.submodule_search_locations or [])) / "models" if library is not None else Path()
-    later = _declared(PACKAGE / "architectures" / "__init__.py", "LATER")
+    later = _declared(PACKAGE / "architectures" / "__init__.py", "LAZY_FAMILIES")
     found = {"ssm-classifier"}
     for file in (file for room in ("read", "own") for file in (PACKAGE / "architectures" / room).glob("*.py")):
         if file.stem not in later or (families / file.stem).is_dir():

@@ -22,9 +22,9 @@ def max_models_loaded(jobs: Sequence[Job]) -> int:
 
 def run_locally(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Job, Outcome]]:
     """Run one job after the other in this process."""
-    from ssmscope.architectures.loading.load import Kept, kept_loaded
+    from ssmscope.architectures.loading.load import ModelCache, cache_models
 
-    with kept_loaded(Kept(max_models_loaded(jobs))):
+    with cache_models(ModelCache(max_models_loaded(jobs))):
         for job in jobs:
             yield job, execute(job, store.working(job.key))
 
@@ -86,11 +86,11 @@ def _work(job: Job, setting: Setting) -> tuple[Outcome, dict[str, bytes]]:
     """Run a job on a worker; return its outcome and its files by path below `working`."""
     global _kept
     setting.apply()
-    from ssmscope.architectures.loading.load import Kept, kept_loaded
+    from ssmscope.architectures.loading.load import ModelCache, cache_models
 
     if _kept is None:
-        _kept = Kept(setting.models)
-    with tempfile.TemporaryDirectory(prefix="ssmscope-") as folder, kept_loaded(_kept):
+        _kept = ModelCache(setting.models)
+    with tempfile.TemporaryDirectory(prefix="ssmscope-") as folder, cache_models(_kept):
         outcome = execute(job, Path(folder, job.key))
         files = {str(path.relative_to(folder)): path for path in Path(folder).rglob("*") if path.is_file()}
         return outcome, {name: path.read_bytes() for name, path in files.items()}

@@ -72,8 +72,7 @@ def check_model(name: str, place: Path) -> None:
     Raises:
         InputError: if the configuration is no JSON object or of unknown type, or there are no weights.
     """
-    from ssmscope.architectures.loading.checkpoints import is_mamba_ssm
-    from ssmscope.architectures.loading.diff_checkpoints import is_diff_mamba2
+    from ssmscope.architectures.loading.layouts import layout_of
     from ssmscope.core.shipped import readable_types
 
     file = place / "config.json"
@@ -89,7 +88,7 @@ def check_model(name: str, place: Path) -> None:
         suffixes = " or ".join(WEIGHT_SUFFIXES)
         raise InputError(f"{name} has no weights: a model's directory holds config.json and {suffixes}")
     kind = config.get("model_type")
-    if not is_mamba_ssm(config) and not is_diff_mamba2(config, place) and not _is_type(kind):
+    if layout_of(place, config) is None and not _is_type(kind):
         raise InputError(f"{name}: model type {kind!r:.60} is unknown{did_you_mean(str(kind), readable_types())}")
 
 

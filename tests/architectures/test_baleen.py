@@ -50,7 +50,7 @@ def test_gates_are_kept_with_their_probability(keep):
     torch.manual_seed(0)
     n = 200_000
     log_gates = baleen.sample_log_gates(torch.full((n,), keep, dtype=torch.float64).log(), tau=0.5)
-    assert set(log_gates.unique().tolist()) <= {0.0, baleen.LOG_DROPPED}
+    assert set(log_gates.unique().tolist()) <= {0.0, baleen.LOG_DROPPED_GATE}
     assert abs((log_gates == 0).double().mean().item() - keep) < 4 * (keep * (1 - keep) / n) ** 0.5
 
 

@@ -43,7 +43,7 @@ def test_soft_samples_are_the_relaxed_gates():
     uniform = torch.rand_like(log_keep).clamp(1e-7, 1 - 1e-7)
     theirs = torch.sigmoid((torch.logit(log_keep.exp()) + torch.logit(uniform)) / 0.7)
     torch.testing.assert_close(ours.exp(), theirs)
-    assert ((ours < 0) & (ours >= baleen.LOG_DROPPED)).all()
+    assert ((ours < 0) & (ours >= baleen.LOG_DROPPED_GATE)).all()
 
 
 @pytest.mark.parametrize("tau", [0.5, 1.0])

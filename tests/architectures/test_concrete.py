@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from ssmscope.architectures.own.concrete import LARGEST, mean_log_gate
+from ssmscope.architectures.own.concrete import MAX_LOGIT, mean_log_gate
 
 LOGITS = torch.linspace(-30, 30, 301, dtype=torch.float64) + 0.01234
 
@@ -49,7 +49,7 @@ def test_its_logarithm_keeps_its_digits_at_both_ends():
     low, high = mean_log_gate(far, 1.0).tolist()
     assert low == pytest.approx(-80 + torch.log(torch.tensor(79.0)).item(), abs=1e-3)  # p (−1 − ln p)
     assert -high == pytest.approx(39 * torch.tensor(-40.0, dtype=torch.float64).exp().item(), rel=1e-3)
-    assert torch.isfinite(mean_log_gate(torch.tensor([-1e4, 1e4, LARGEST, -LARGEST]), 0.5)).all()
+    assert torch.isfinite(mean_log_gate(torch.tensor([-1e4, 1e4, MAX_LOGIT, -MAX_LOGIT]), 0.5)).all()
 
 
 def test_its_gradient_is_that_of_its_values():

@@ -54,7 +54,7 @@ def test_layers_of_attention_are_layers(layers):
     "attention", [{"layers": [0], "num_heads": 4}, [3], ["layers"], [{"layers": [0], "num_heads": 4}, 1]]
 )
 def test_attention_is_a_list_of_options(attention):
-    with pytest.raises(InputError, match="must be a list of options, each of some layers"):
+    with pytest.raises(InputError, match="must be a list of options, each for some layers"):
         GLAConfig(hidden_size=WIDTH, vocab_size=16, num_hidden_layers=3, num_heads=4, attention=attention)
 
 

@@ -14,7 +14,8 @@ from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from ssmscope import ops
-from ssmscope.architectures.own import groupmamba
+from ssmscope.architectures.own import groupmamba, state_attention
+from ssmscope.architectures.own.state_attention import all_states
 from ssmscope.architectures.read import mamba, mamba2
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
@@ -131,7 +132,7 @@ def test_the_model_is_its_definition(base, k, monkeypatch):
         expected = by_hand(model, ids, k, PLAIN[base][0])
         assert relative(model.backbone(ids).last_hidden_state, expected) < 1e-11
         for at_once in (1, 2 * 32 * 3 * 4):  # one position at a time; four
-            monkeypatch.setattr(groupmamba, "CPU_STATES", at_once)
+            monkeypatch.setattr(state_attention, "MAX_CPU_STATE_NUMBERS", at_once)
             assert relative(model.backbone(ids).last_hidden_state, expected) < 1e-11
 
 
@@ -145,7 +146,7 @@ def test_a_wrong_definition_is_seen(base, mistake):
 
 @BASES
 def test_gradients_are_those_of_the_definition(base, monkeypatch):
-    monkeypatch.setattr(groupmamba, "CPU_STATES", 2 * 32 * 3 * 4)
+    monkeypatch.setattr(state_attention, "MAX_CPU_STATE_NUMBERS", 2 * 32 * 3 * 4)
     model, ids = double_model(base, k=3)
     weights = [p for n, p in model.named_parameters() if "lm_head" not in n]
     target = torch.randn(2, 9, 16).double()
@@ -258,8 +259,8 @@ def test_states_by_doubling_are_the_states():
         x, b, c = torch.randn(2, 37, 4, 5), torch.randn(2, 37, 2, 3), torch.randn(2, 37, 2, 3)
         r = ops.Recurrence(x=x, b=b, c=c, delta=torch.rand(2, 37, 4), A=-torch.rand(4, state)).to(torch.float64)
         start = torch.randn(2, 4, 5, 3).double()
-        torch.testing.assert_close(groupmamba.all_states(r, start), ops.states(r, range(37), start))
-        torch.testing.assert_close(groupmamba.all_states(r), ops.states(r, range(37)))
+        torch.testing.assert_close(all_states(r, start), ops.states(r, range(37), start))
+        torch.testing.assert_close(all_states(r), ops.states(r, range(37)))
 
 
 # ---- streams

@@ -10,7 +10,7 @@ from loud import loud
 from warm import TORCH
 
 import ssmscope
-from ssmscope.architectures import LATER, architectures, present
+from ssmscope.architectures import LAZY_FAMILIES, architectures, available_families
 from ssmscope.architectures.read import recurrent_gemma
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
@@ -69,8 +69,8 @@ def test_a_hooked_convolution_is_read_from_what_it_computes():
 
 def test_every_family_is_declared(model):
     found = architectures()
-    for name in present():
-        assert set(found[name].MODEL_TYPES) == set(LATER[name])
+    for name in available_families():
+        assert set(found[name].MODEL_TYPES) == set(LAZY_FAMILIES[name])
         assert all(kind.__module__ == f"transformers.models.{name}.modeling_{name}" for kind in found[name].MIXERS)
     assert {"granitemoehybrid", "falcon_h1", "jamba", "zamba", "zamba2", "qwen3_next"} <= set(EXAMPLES)
 
@@ -86,7 +86,7 @@ def test_experts_run_in_float64_too(name):
 
 
 def test_a_family_is_imported_with_its_first_model():
-    families = [f"transformers.models.{name}.modeling_{name}" for name in LATER]
+    families = [f"transformers.models.{name}.modeling_{name}" for name in LAZY_FAMILIES]
     code = f"""
 import sys, ssmscope.architectures
 from ssmscope.core.mixers import mixers

@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Mamba2Config, Mamba2ForCau
 import ssmscope
 from ssmscope.architectures import architectures
 from ssmscope.architectures.loading.load import _class_for
-from ssmscope.architectures.own.split import placed
+from ssmscope.architectures.own.split import device_of_parts
 from ssmscope.core.shipped import demos, readable_types
 from ssmscope.data.sequences import listops, majority
 from ssmscope.errors import InputError
@@ -395,7 +395,7 @@ def test_parts_beside_a_gpu_are_computed_on_the_cpu(how, monkeypatch):
     room = {0: empty.get_input_embeddings().weight.nbytes + 3 * block, "cpu": 2**30}
     monkeypatch.setattr(modeling, "get_max_memory", lambda given=None: dict(room))
     monkeypatch.setattr("accelerate.utils.get_max_memory", lambda given=None: dict(room))
-    found = placed(empty, how, None)
+    found = device_of_parts(empty, how, None)
     assert {str(device) for device in found.values()} == {"0", "cpu"}
     assert all(device == 0 or device == torch.device("cpu") for device in found.values())
     blocks = [part for part in found if part.startswith("backbone.layers.")]
@@ -403,7 +403,7 @@ def test_parts_beside_a_gpu_are_computed_on_the_cpu(how, monkeypatch):
     monkeypatch.setattr(modeling, "get_max_memory", lambda given=None: {**room, "cpu": 0})
     monkeypatch.setattr("accelerate.utils.get_max_memory", lambda given=None: {**room, "cpu": 0})
     with pytest.raises(InputError, match="out of memory"):
-        placed(empty, how, None)
+        device_of_parts(empty, how, None)
 
 
 def test_half_precision_on_disk_is_float32_in_memory(tmp_path):

@@ -196,7 +196,7 @@ def test_a_changed_formula_is_seen(tmp_path):
         ({"attn_layer_idx": [True]}, "attn_layer_idx has True"),
         ({"attn_layer_idx": 1}, "attn_layer_idx is 1; allowed is a list"),
         ({"d_intermediate": 300}, "do not fit its configuration"),
-        ({"ssm_cfg": {}}, "has attention layers .* and MLPs .* beside Mamba-1"),
+        ({"ssm_cfg": {}}, "has attention layers .* and MLPs .* with Mamba-1"),
     ],
 )
 def test_what_cannot_be_read_is_named(change, words):

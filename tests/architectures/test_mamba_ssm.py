@@ -58,8 +58,8 @@ def test_its_parameters_are_read_and_neither_copied_nor_changed(name):
 
 def test_what_it_has_that_is_not_read_is_refused():
     for other, words in (
-        ({"attn_layer_idx": [1]}, "has attention layers .* beside Mamba-1"),
-        ({"d_intermediate": 32}, "has MLPs .* beside Mamba-1"),
+        ({"attn_layer_idx": [1]}, "has attention layers .* with Mamba-1"),
+        ({"d_intermediate": 32}, "has MLPs .* with Mamba-1"),
         ({"rms_norm": False}, "has LayerNorm"),
     ):
         with pytest.raises(InputError, match=f"MambaLMHeadModel {words}"):

@@ -345,11 +345,11 @@ class Two(nn.Module):
 @pytest.mark.parametrize(
     "make, said",
     [
-        (PerToken, r"PerToken gives logits at every token, as in token classification, .* or its backbone, \.encoder"),
+        (PerToken, r"PerToken gives logits at every token, as in token classification; .* or its backbone, \.encoder"),
         (NoLogits, "NoLogits gives a dict without logits"),
         (Twice, "Twice runs encoder 2 times"),
         (Unasked, "Unasked cannot be run on token ids: TypeError .*images"),
-        (Two, "the state-space layers of Two do not stand in one transformers model"),
+        (Two, "the state-space layers of Two are not all in one transformers model"),
     ],
 )
 def test_what_cannot_be_read(make, said):
@@ -454,7 +454,7 @@ def test_heads_of_tokens_are_refused(kind):
     name = "minimax" if kind is MiniMaxForTokenClassification else "qwen3_next"
     what = "logits at every token" if name == "minimax" else "a beginning and an end among a text's tokens"
     module = kind(random_example(name).config)
-    with pytest.raises(InputError, match=f"{kind.__name__} gives {what}, .* one answer for a text: .* whose layers"):
+    with pytest.raises(InputError, match=f"{kind.__name__} gives {what}.*; .* one answer per text: .* whose layers"):
         ssmscope.load(module)
     assert ssmscope.load(module.base_model).trace(ids=TEXTS).answers[0][0] == "no head"
 
@@ -470,5 +470,5 @@ def test_a_backbone_alone_in_a_directory(name, tmp_path):
 
 def test_a_head_of_tokens_in_a_directory(tmp_path):
     MiniMaxForTokenClassification(random_example("minimax").config).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="is a MiniMaxForTokenClassification, which answers about tokens"):
+    with pytest.raises(InputError, match="is a MiniMaxForTokenClassification, which gives an answer per token"):
         ssmscope.load(tmp_path)

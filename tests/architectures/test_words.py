@@ -220,7 +220,7 @@ def test_an_index_that_names_a_file_elsewhere(tmp_path, name, layout):
     (path / "model.safetensors").unlink()
     index = path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": dict.fromkeys(held, name)}))
-    assert f"names {name!r}; allowed are the names of files beside it" in refused(ssmscope.load, path)
+    assert f"names {name!r}; allowed are names of files in its directory" in refused(ssmscope.load, path)
     index.write_text(json.dumps({"weight_map": {**dict.fromkeys(held, "x.safetensors"), min(held): name}}))
     assert f"names {name!r}" in refused(ssmscope.load, path)
 

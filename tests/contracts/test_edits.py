@@ -12,8 +12,8 @@ from loud import TrueFloat64, doubled, loud
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ssmscope import ops
-from ssmscope.architectures.own import diff_mamba, groupmamba
-from ssmscope.architectures.read import lfm2, parts, recurrent_gemma, rwkv, rwkv7
+from ssmscope.architectures.own import groupmamba
+from ssmscope.architectures.read import parts, rwkv, rwkv7
 from ssmscope.core.attention_layers import attention_layers, attention_modules
 from ssmscope.core.cuts import contribution, cut_attention, cut_convolution, cut_edges
 from ssmscope.core.edits import PLACES, Edit, edited, new_state, recorded, replaced
@@ -68,7 +68,7 @@ def brute_force(model: Model, batch, keep: torch.Tensor, level: str = "ssm") -> 
             every = [replace(layer.recurrence, D=None), *layer.borrowed]
             y = sum(weights[..., j] * attended(r, keep, None, paths[j]) for j, r in enumerate(every))
             y = y + attended(layer.recurrence, 0 * keep, None)  # the skip
-            return groupmamba._base(mixer).output(mixer, layer, (ops.Scan(y, None, None),))
+            return groupmamba.base_of(mixer).output(mixer, layer, (ops.Scan(y, None, None),))
         each = zip(layer.recurrences, starts, paths)
         return reader.output(mixer, layer, tuple(ops.Scan(attended(r, keep, H, path), H, None) for r, H, path in each))
 
@@ -153,8 +153,7 @@ def test_a_cut_convolution_is_one_of_zeros(module, monkeypatch):
     both = precise(model, batch, [cut, cut_edges(sources, targets)])
     naive, before = convolution_without(sources, targets), rwkv.token_before
     monkeypatch.setattr(parts, "_activated", lambda act, *terms: act(naive(*terms)))
-    for file in (parts, diff_mamba, lfm2, recurrent_gemma):
-        monkeypatch.setattr(file, "causal_convolution", naive)
+    monkeypatch.setattr(parts, "causal_convolution", naive)
     late = torch.zeros_like(sources)
     late[:, 1:] = sources[:, :-1] & targets[:, 1:]
     for file in (rwkv, rwkv7):

@@ -21,7 +21,7 @@ import ssmscope
 import ssmscope.architectures.loading.load
 from ssmscope import cli
 from ssmscope.api.writing import locked
-from ssmscope.architectures.loading.load import Kept, kept_loaded, load
+from ssmscope.architectures.loading.load import ModelCache, cache_models, load
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import scored
 from ssmscope.render import pictures
@@ -470,7 +470,7 @@ class TestKilled:
 
 class TestKept:
     def test_load_returns_what_it_returned_before(self, models) -> None:
-        with kept_loaded(Kept(2)):
+        with cache_models(ModelCache(2)):
             one = load(models[0])
             assert load(models[0], device="cpu", dtype="float32") is one
             assert load(models[0], dtype="float64") is not one
@@ -478,21 +478,21 @@ class TestKept:
         assert load(models[0]) is not one
 
     def test_the_latest_are_kept(self, models) -> None:
-        kept = Kept(1)
-        with kept_loaded(kept):
+        kept = ModelCache(1)
+        with cache_models(kept):
             one = load(models[0])
             load(models[1])
             assert len(kept.models) == 1 and load(models[0]) is not one
-        kept = Kept(2)
-        with kept_loaded(kept):
+        kept = ModelCache(2)
+        with cache_models(kept):
             one, two = load(models[0]), load(models[1])
             assert load(models[0]) is one
             load(models[0], dtype="float64")
             assert load(models[0]) is one and load(models[1]) is not two
 
     def test_a_tokenizer_or_model_in_memory_is_not_kept(self, models) -> None:
-        kept = Kept(2)
-        with kept_loaded(kept):
+        kept = ModelCache(2)
+        with cache_models(kept):
             one = load(models[0])
             load(models[0], tokenizer=one.tokenizer)
             load(one.module)
@@ -500,6 +500,6 @@ class TestKept:
 
     def test_after_an_error_nothing_is_kept_anymore(self, models) -> None:
         with pytest.raises(ZeroDivisionError):
-            with kept_loaded(Kept(1)):
+            with cache_models(ModelCache(1)):
                 raise ZeroDivisionError
         assert load(models[0]) is not load(models[0])

@@ -195,16 +195,16 @@ def unpacked(payload: bytes, models: int, gpu: int | None = None) -> Measure:
     """
     import pickle
 
-    from ssmscope.architectures.loading.load import Kept, kept_loaded, load
+    from ssmscope.architectures.loading.load import ModelCache, cache_models, load
     from ssmscope.core.model import Model
 
     global _models
-    _models = _models or Kept(models)
+    _models = _models or ModelCache(models)
     place: list[Model] = []
 
     def loaded(name: str, tokenizer: Any, dtype: str, device: str, fingerprint: str) -> Model:
         if not place:
-            with kept_loaded(_models):
+            with cache_models(_models):
                 found = load(name, dtype=dtype, device=device if gpu is None else device.replace("cuda", f"cuda:{gpu}"))
             if found.fingerprint != fingerprint:
                 raise InputError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 from ssmscope.architectures.loading.fields import check_depth, check_value, refused
 from ssmscope.architectures.loading.stored import (
     Contents,
-    Stored,
+    built,
     check_fit,
     check_tied,
     contents,
     filled,
+    headers_of,
     outline,
     read_tensors,
     weight_files,
@@ -32,8 +34,8 @@ from ssmscope.errors import InputError
 # ---- mamba_ssm's own layout: config.json with d_model and ssm_cfg, pytorch_model.bin or model.safetensors
 
 
-def is_mamba_ssm(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is one of mamba_ssm's."""
+def is_mamba_ssm(directory: Path, config: Mapping[str, Any]) -> bool:
+    """Return True if a config.json is one of mamba_ssm's."""
     return "d_model" in config and "n_layer" in config and "model_type" not in config
 
 
@@ -68,21 +70,22 @@ SSM_FIELDS: dict[str, Any] = dict(
     is_mimo=False,
     decay="heavy-tail",
 )
-"""The fields of a config.json and of its ssm_cfg that are read, each with a value that it may have."""
-LAYERS = ("Mamba1", "Mamba2", "Mamba3")
-MAMBA3 = dict(rope_fraction="rope_fraction", A_floor="decay_floor", is_outproj_norm="head_norm", decay="decay")
-"""The fields that its Mamba-3 alone has, and our names of them; "decay" is none of the package's, see `mamba3`."""
+"""Fields of a config.json, and of its ssm_cfg, that are read, each with an allowed value."""
+LAYER_KINDS = ("Mamba1", "Mamba2", "Mamba3")
+MAMBA3_FIELDS = dict(rope_fraction="rope_fraction", A_floor="decay_floor", is_outproj_norm="head_norm", decay="decay")
+"""Fields of Mamba-3 alone, with our names; "decay" is ours alone, see `mamba3`."""
 MLP_MULTIPLE = 128
-"""To the next multiple of it the width of an MLP is rounded up."""
+"""Multiple to which the width of an MLP is rounded up."""
 
 
 def read_mamba_ssm(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
-    """A language model of Mamba-1, 2 or 3 saved by mamba_ssm, as transformers' model, or ours of Mamba-3, and where it
-    has layers of attention or MLPs; `config` is its config.json.
+    """Return a language model of Mamba-1, 2 or 3 that mamba_ssm saved; `config` is its config.json.
+
+    It becomes transformers' model, or ours for Mamba-3 and for Mamba-2 with attention or MLPs.
 
     Raises:
-        InputError: for weights that are missing or do not fit, for fields of another kind, and for parts that
-            neither transformers' models nor ours have (attention that looks ahead, attention or MLPs beside Mamba-1,
+        InputError: if weights are missing or do not fit, a field has a wrong type, or the model has a part that
+            neither transformers' models nor ours have (attention that looks ahead, attention or MLPs with Mamba-1,
             Mamba-3 with several inputs per head, LayerNorm, a norm before the gate, a skip per channel).
     """
     what = str(directory)
@@ -97,7 +100,7 @@ def read_mamba_ssm(directory: Path, config: Mapping[str, Any]) -> PreTrainedMode
 
 
 def of_mamba_ssm(model: nn.Module) -> PreTrainedModel:
-    """mamba_ssm's language model in memory as transformers' model of the same parameters, which are not copied.
+    """Return mamba_ssm's language model in memory as transformers' model, with the same parameters, not copied.
 
     Raises:
         InputError: as `read_mamba_ssm`, and for a model with hooks.
@@ -106,8 +109,7 @@ def of_mamba_ssm(model: nn.Module) -> PreTrainedModel:
     if any(part._forward_hooks or part._forward_pre_hooks for part in model.modules()):
         raise InputError(f"{what} has hooks, of which nothing is known: remove them first")
     weights = {_in_transformers(name): weight for name, weight in model.named_parameters(remove_duplicate=False)}
-    tensors = {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in model.state_dict().items()}
-    held = Contents(tensors, sum(t.numel() * t.element_size() for t in weights.values()))
+    held = Contents(headers_of(model.state_dict()), sum(t.numel() * t.element_size() for t in weights.values()))
     if any(_is_first_mamba3(part) for part in model.modules()):
         config["ssm_cfg"] = {**(config.get("ssm_cfg") or {}), "decay": "softplus"}
     with torch.device("meta"):
@@ -119,13 +121,13 @@ def of_mamba_ssm(model: nn.Module) -> PreTrainedModel:
 
 
 def _is_first_mamba3(part: nn.Module) -> bool:
-    """Whether this is a Mamba-3 of the package's release 2.3.2, whose decays are made otherwise than later ones."""
+    """Return True for a Mamba-3 of mamba_ssm 2.3.2, whose decays have another formula than those of later releases."""
     kind = type(part)
     return kind.__name__ == "Mamba3" and not hasattr(sys.modules.get(kind.__module__), "heavy_tail_activation")
 
 
 def _builder(config: Mapping[str, Any], held: Contents, what: str) -> Callable[[], PreTrainedModel]:
-    """What builds the model of mamba_ssm's configuration, into which the weights that are held fit."""
+    """Return a function that builds the model of mamba_ssm's configuration, after checking that the weights fit."""
     cfg, attention = (config.get(name) or {} for name in ("ssm_cfg", "attn_cfg"))
     for name, given in (("ssm_cfg", cfg), ("attn_cfg", attention)):
         if not isinstance(given, dict):
@@ -134,12 +136,12 @@ def _builder(config: Mapping[str, Any], held: Contents, what: str) -> Callable[[
         for name in known.keys() & given.keys():
             check_value(name, given[name], known[name], what)
     kind = cfg.get("layer", "Mamba1")
-    if kind not in LAYERS:
-        raise InputError(f"{what} has layers {kind!r:.60}; {', '.join(LAYERS)} can be read from this layout")
+    if kind not in LAYER_KINDS:
+        raise InputError(f"{what} has layers {kind!r:.60}; {', '.join(LAYER_KINDS)} can be read from this layout")
     first = kind == "Mamba1"
     unsupported = {
-        "attention layers (attn_layer_idx) beside Mamba-1": config.get("attn_layer_idx") and first,
-        "MLPs (d_intermediate) beside Mamba-1": config.get("d_intermediate") and first,
+        "attention layers (attn_layer_idx) with Mamba-1": config.get("attn_layer_idx") and first,
+        "MLPs (d_intermediate) with Mamba-1": config.get("d_intermediate") and first,
         "several inputs and outputs per head (is_mimo)": cfg.get("is_mimo"),
         "LayerNorm (rms_norm false)": not config.get("rms_norm", True),
         "a norm before the gate (norm_before_gate)": cfg.get("norm_before_gate"),
@@ -159,7 +161,7 @@ def _builder(config: Mapping[str, Any], held: Contents, what: str) -> Callable[[
     check_depth(config, len(held.tensors), what)
 
     def build() -> PreTrainedModel:
-        # The vocabulary of the file is padded to a multiple of 8 or 16.
+        # The file pads the vocabulary to a multiple of 8 or 16.
         return _mamba_ssm_model(config, cfg, embeddings.shape[0])
 
     check_fit(outline(build, held, what, "its config.json"), stored, what)
@@ -196,7 +198,7 @@ def _mamba_ssm_model(config: Mapping[str, Any], cfg: Mapping[str, Any], vocabula
     inner = -(-inner // MLP_MULTIPLE) * MLP_MULTIPLE
     parts: dict[str, Any] = dict(attn_layer_idx=attending, attn_cfg=config.get("attn_cfg"), d_intermediate=inner)
     if kind == "Mamba3":
-        third: dict[str, Any] = {ours: cfg[name] for name, ours in MAMBA3.items() if name in cfg}
+        third: dict[str, Any] = {ours: cfg[name] for name, ours in MAMBA3_FIELDS.items() if name in cfg}
         return Mamba3ForCausalLM(Mamba3Config(**shared, **parts, **third))
     shared |= dict(num_heads=expand * width // head, chunk_size=cfg.get("chunk_size", 256), time_step_limit=(low, high))
     if not attending and not inner:
@@ -205,7 +207,10 @@ def _mamba_ssm_model(config: Mapping[str, Any], cfg: Mapping[str, Any], vocabula
 
 
 def check_groups(groups: int, what: str) -> None:
-    """mamba_ssm norms every group of heads by itself; transformers before 5 norms all channels together."""
+    """Raise InputError if transformers is older than 5 and there are several groups of heads.
+
+    mamba_ssm norms every group by itself; transformers before 5 norms all channels together.
+    """
     if groups > 1 and int(transformers.__version__.split(".")[0]) < 5:
         raise InputError(
             f"{what} has {groups} groups of heads, which transformers {transformers.__version__} norms otherwise than "
@@ -217,8 +222,7 @@ def check_groups(groups: int, what: str) -> None:
 
 
 def read_selective(path: Path, tensors: Mapping[str, Tensor]) -> PreTrainedModel:
-    """A selective SSM's state dict, the tensors of a file, as `SelectiveSSMForSequenceClassification`; binary with
-    `SSM.w`, classes with `W`.
+    """Return the classifier of a selective SSM's state dict: binary with `SSM.w`, several classes with `W`.
 
     Raises:
         InputError: when the file is no such state dict.
@@ -245,10 +249,7 @@ def read_selective(path: Path, tensors: Mapping[str, Tensor]) -> PreTrainedModel
         binary=binary,
         num_labels=2 if binary else head.shape[0],
     )
-    held = contents([path])
-    stored = {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in weights.items()}
-    check_fit(
-        outline(lambda: SelectiveSSMForSequenceClassification(config), held, str(path), "its shapes"), stored, str(path)
-    )
-    config.spectral_abscissa = weights["ssm.A"].max().item()
-    return filled(SelectiveSSMForSequenceClassification(config), weights)
+    build = partial(SelectiveSSMForSequenceClassification, config)
+    model = built(build, weights, contents([path]), str(path), by="its shapes")
+    model.config.spectral_abscissa = weights["ssm.A"].max().item()
+    return model

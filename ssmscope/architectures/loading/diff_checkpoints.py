@@ -15,44 +15,37 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ssmscope.architectures.loading.fields import check_depth
-from ssmscope.architectures.loading.stored import (
-    check_fit,
-    check_tied,
-    contents,
-    filled,
-    outline,
-    read_headers,
-    read_tensors,
-)
+from ssmscope.architectures.loading.fields import check_depth, check_fields
+from ssmscope.architectures.loading.stored import built, contents, read_headers, read_tensors
 from ssmscope.architectures.own.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
 from ssmscope.errors import InputError
 
-PARTS = {
+PART_NAMES = {
     "mixer_1.": "mixer.m1.",
     "mixer_2.": "mixer.m2.",
     "lambda_q1": "mixer.lambda_bar",
     "subln.weight": "mixer.sub_norm.weight",
 }
-"""Names within a layer: the authors', and ours."""
+"""Names of a layer's parts in the authors' model, and ours."""
 
-ABOUT_THE_FILE = ("architectures", "auto_map", "dtype", "model_type", "torch_dtype", "transformers_version")
+FILE_FIELDS = ("architectures", "auto_map", "dtype", "model_type", "torch_dtype", "transformers_version")
 """Fields of a config.json that say nothing about the model's shape."""
-ONLY_THEIRS = ("diffmamba", "diffmamba_settings", "verbose")
+AUTHORS_FIELDS = ("diffmamba", "diffmamba_settings", "verbose")
 
 
 def our_name(name: str) -> str:
-    """The name in `DiffMambaForCausalLM` of a tensor of the authors' model."""
-    for theirs, ours in PARTS.items():
+    """Return the name in `DiffMambaForCausalLM` of a tensor of the authors' model."""
+    for theirs, ours in PART_NAMES.items():
         name = re.sub(rf"^(backbone\.layers\.\d+\.){re.escape(theirs)}", rf"\g<1>{ours}", name)
     return name.replace("backbone.embedding.", "backbone.embeddings.")
 
 
-def is_diff_mamba2(config: Mapping[str, Any], directory: Path) -> bool:
-    """Whether a directory holds a model in the authors' layout: by its config.json, else by its tensors' names."""
+def is_diff_mamba2(directory: Path, config: Mapping[str, Any]) -> bool:
+    """Return True if a directory holds a model in the authors' layout, by its config.json or its tensors' names."""
     if config.get("model_type") != "mamba2":
         return False
-    if config.get("diffmamba") or "DiffMamba2ForCausalLM" in (config.get("architectures") or []):
+    architectures = config.get("architectures")
+    if config.get("diffmamba") or (isinstance(architectures, list) and "DiffMamba2ForCausalLM" in architectures):
         return True
     return any(".mixer_1." in name for file in directory.glob("*.safetensors") for name in _names(file))
 
@@ -61,18 +54,19 @@ def _names(file: Path) -> list[str]:
     try:
         return list(read_headers(file))
     except InputError:
-        return []  # what reads the weights says what is wrong with them
+        return []  # The function that reads the weights reports the error.
 
 
 def read_diff_mamba2(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
-    """A language model saved by the authors' code, as `DiffMambaForCausalLM`; `config` is its config.json.
+    """Return the model that the authors' code saved, as `DiffMambaForCausalLM`; `config` is its config.json.
 
-    Its tensors say which layers are differential.
+    The names of its tensors say which layers are differential.
 
     Raises:
         InputError: when no layer is differential, or weights are missing or do not fit the configuration.
     """
     what = str(directory)
+    check_fields(config, what)
     files = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("pytorch_model*.bin"))
     if not files:
         raise InputError(f"{directory} has no weights: neither *.safetensors nor pytorch_model*.bin")
@@ -85,9 +79,8 @@ def read_diff_mamba2(directory: Path, config: Mapping[str, Any]) -> PreTrainedMo
     if embeddings is None:
         raise InputError(f"the weights of {directory} lack backbone.embeddings.weight")
     tied = "lm_head.weight" not in stored or bool(config.get("tie_word_embeddings"))
-    stored.setdefault("lm_head.weight", embeddings)
     check_depth(config, len(held.tensors), what)
-    base = {name: value for name, value in config.items() if name not in (*ABOUT_THE_FILE, *ONLY_THEIRS)}
+    base = {name: value for name, value in config.items() if name not in (*FILE_FIELDS, *AUTHORS_FIELDS)}
     base.update(vocab_size=embeddings.shape[0], tie_word_embeddings=tied)
     if "time_step_limit" in base:
         base["time_step_limit"] = tuple(map(float, base["time_step_limit"] or ()))
@@ -95,12 +88,9 @@ def read_diff_mamba2(directory: Path, config: Mapping[str, Any]) -> PreTrainedMo
     def build() -> PreTrainedModel:
         return DiffMambaForCausalLM(DiffMambaConfig(**base, differential_layers=_as_setting(found, config)))
 
-    check_fit(outline(build, held, what, "its config.json"), stored, what)
     weights = {our_name(name): tensor for file in files for name, tensor in read_tensors(file).items()}
     weights.setdefault("lm_head.weight", weights["backbone.embeddings.weight"])
-    if tied:
-        check_tied(weights["lm_head.weight"], weights["backbone.embeddings.weight"], what)
-    return filled(build(), weights)
+    return built(build, weights, held, what, tied=tied)
 
 
 def _as_setting(layers: set[int], fields: Mapping[str, Any]) -> str | list[int]:

@@ -1,8 +1,7 @@
-"""The fields of a config.json, checked before anything is built from them.
+"""Checks of a config.json's fields, made before a model is built from them.
 
-transformers builds a model from what stands there, and much of it decides what the model computes without showing in
-the shape of any weight: a negative epsilon, an upper bound of Δ below its lower one, a word where a truth value was
-meant. Such a model runs, and its answers are not those of the model that was trained.
+Many fields change what the model computes and no weight's shape: a negative epsilon, an upper bound of Δ below the
+lower one, a word in place of a truth value. Such a model runs, and its answers are not those of the trained model.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from ssmscope.architectures.loading.words import check_config, shown
 from ssmscope.core.shipped import DTYPES, readable_types
 from ssmscope.errors import InputError, did_you_mean
 
-DEEPEST = 32
-"""Lists and objects within one another; a model's configuration has three or four."""
-LARGEST_EPSILON = 0.1
-NAMES_OF_DEPTH = ("num_hidden_layers", "n_layer", "num_layers")
+MAX_NESTING = 32
+"""Levels of nested lists and objects; a model's configuration has three or four."""
+MAX_EPSILON = 0.1
+DEPTH_FIELDS = ("num_hidden_layers", "n_layer", "num_layers")
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Return the JSON object in a file.
 
     Raises:
-        InputError: when it cannot be read, is no JSON, holds something else or half a surrogate pair, or is nested more
-            than `DEEPEST` deep.
+        InputError: if the file cannot be read, is no JSON, holds no object, or half a surrogate pair, or is nested
+            more than `MAX_NESTING` deep.
     """
     try:
         found = json.loads(file.read_text(encoding="utf-8"), object_hook=_decoded)
@@ -41,11 +40,11 @@ def read_object(file: Path) -> dict[str, Any]:
         raise InputError(f"{file} cannot be read: {error.strerror or error}") from error
     except RecursionError as error:
         raise InputError(f"{file} is no model configuration: it is nested too deeply") from error
-    except ValueError as error:  # of JSON, of UTF-8, and of numbers with thousands of digits
+    except ValueError as error:  # This covers JSON, UTF-8 and numbers with thousands of digits.
         raise InputError(f"{file} is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise InputError(f"{file} is no model configuration: a JSON object was expected")
-    if _too_deep(found, DEEPEST):
+    if _too_deep(found, MAX_NESTING):
         raise InputError(f"{file} is no model configuration: it is nested too deeply")
     try:
         json.dumps(found, ensure_ascii=False).encode("utf-8")
@@ -60,11 +59,11 @@ def _too_deep(value: Any, left: int) -> bool:
 
 
 def _decoded(value: dict[str, Any]) -> Any:
-    """Return the fields of an object; transformers 5 writes infinity as one, which transformers 4 hands on."""
+    """Return an object's fields, or the number that it stands for: transformers 5 writes infinity as an object."""
     return float(value["__float__"]) if value.get("__float__") in ("Infinity", "-Infinity", "NaN") else value
 
 
-SIGNED = ("spectral_abscissa",)
+SIGNED_FIELDS = ("spectral_abscissa",)
 """Fields that may be negative where their default is not."""
 
 
@@ -72,13 +71,13 @@ def check_fields(fields: Mapping[str, Any], what: str) -> None:
     """Refuse fields of a transformers configuration that no trained model has.
 
     Args:
-        fields: of the model, and in `backbone` of its backbone, each checked by the defaults of its `model_type`.
+        fields: the model's, with its backbone's in `backbone`; each is checked by the defaults of its `model_type`.
         what: the model, for messages.
 
     Raises:
-        InputError: an unknown model type, another type of value than the field's default has, a number that is
-            negative where the default is not, an epsilon above `LARGEST_EPSILON`, an empty range of steps, labels that
-            are not one name for each class, or words that are not known.
+        InputError: if the model type is unknown, a value has another type than the field's default, a number is
+            negative where the default is not, an epsilon exceeds `MAX_EPSILON`, a range of steps is empty, labels are
+            not one name per class, or a word is unknown.
     """
     kind, known = fields.get("model_type"), readable_types()
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
@@ -95,7 +94,7 @@ def check_fields(fields: Mapping[str, Any], what: str) -> None:
 
 
 def _declared(kind: str) -> dict[str, Any]:
-    """The fields of a type's configuration with their defaults; empty for types that have none for some field."""
+    """Return the fields of a type's configuration with their defaults; empty if the type cannot be built from these."""
     try:
         return transformers.CONFIG_MAPPING[kind]().to_dict()
     except (ImportError, StrictDataclassError, TypeError, ValueError, AttributeError):
@@ -103,7 +102,7 @@ def _declared(kind: str) -> dict[str, Any]:
 
 
 def _checked_by_us(kind: str) -> set[str]:
-    """The fields whose words this package's own classes look up, where the type is one of them."""
+    """Return the fields that this package's own configuration class checks itself; empty for other types."""
     ours = [each for each in transformers.CONFIG_MAPPING[kind].__mro__ if each.__module__.startswith("ssmscope.")]
     return {name for each in ours for name in (*inspect.signature(each.__init__).parameters, *vars(each))}
 
@@ -126,7 +125,7 @@ def _check_names(fields: Mapping[str, Any], what: str) -> None:
 
 
 def check_value(name: str, value: Any, default: Any, what: str) -> None:
-    """Refuse a value that is of another kind than `default`, which is one that the field may have.
+    """Refuse a value of another type or range than `default`, an allowed value of the field.
 
     Raises:
         InputError: as `check_fields`.
@@ -146,10 +145,10 @@ def check_value(name: str, value: Any, default: Any, what: str) -> None:
             allowed = "a whole number" if whole else "a number"
         elif abs(value) >= 2**63:
             allowed = "a number of fewer digits"
-        elif default >= 0 > value and name not in SIGNED:
+        elif default >= 0 > value and name not in SIGNED_FIELDS:
             allowed = "no negative number"
-        elif re.search(r"(?:eps|epsilon)$", name) and value > LARGEST_EPSILON:
-            allowed = f"a number from 0 to {LARGEST_EPSILON}"
+        elif re.search(r"(?:eps|epsilon)$", name) and value > MAX_EPSILON:
+            allowed = f"a number from 0 to {MAX_EPSILON}"
     elif isinstance(default, str):
         if not isinstance(value, str):
             allowed = f"a word, as {default!r}"
@@ -160,7 +159,7 @@ def check_value(name: str, value: Any, default: Any, what: str) -> None:
 
 
 def refused(what: str, name: str, value: Any, allowed: str) -> InputError:
-    """The error of a field that says something else than it may."""
+    """Return the error for a field with a value that is not allowed."""
     return InputError(f"{what} cannot be built from its config.json: {name} is {shown(value)}; allowed is {allowed}")
 
 
@@ -173,12 +172,11 @@ def _is_range(value: Any) -> bool:
 
 
 def check_depth(fields: Mapping[str, Any], tensors: int, what: str) -> None:
-    """Refuse more layers than there are tensors: lists as long as the layers are made before any layer is.
+    """Raise InputError for more layers than tensors.
 
-    Raises:
-        InputError: as said.
+    A configuration makes lists as long as its layers before any layer is built.
     """
-    for name in NAMES_OF_DEPTH:
+    for name in DEPTH_FIELDS:
         value = fields.get(name)
         if isinstance(value, int | float) and value > tensors:
             raise refused(what, name, value, f"no more than there are tensors in the weights, {tensors}")

@@ -1,7 +1,8 @@
-"""Checkpoints in flash-linear-attention's layout: Gated DeltaNet, DeltaNet, GLA, RetNet, RWKV-7, HGRN, HGRN2 and GSA,
-as our models of these, and Mamba-2, as transformers'.
+"""Checkpoints in flash-linear-attention's layout.
 
-Where its layers differ from the papers' these models have options: heads of GLA and RetNet are normalised by their root
+Gated DeltaNet, DeltaNet, GLA, RetNet, RWKV-7, HGRN, HGRN2 and GSA become our models, Mamba-2 becomes transformers'.
+
+Our models have options for what differs from the papers: heads of GLA and RetNet are normalised by their root
 mean square, with one weight; RetNet's feed-forward parts are SwiGLU; β may reach 2; q and k are divided by √(‖·‖² +
 10⁻⁶). Its delta rules read o_t = S_t q_t / √d, which the norm of the head undoes but for its ε: ours is ε d. Its RetNet
 rotates dimension i of a head with i + d/2, ours neighbours: the rows of its q and k are put in our order. Its RWKV-7
@@ -23,18 +24,9 @@ from transformers import PreTrainedModel
 
 from ssmscope.architectures.loading.checkpoints import read_mamba_ssm
 from ssmscope.architectures.loading.fields import check_depth, check_value, refused
-from ssmscope.architectures.loading.stored import (
-    Stored,
-    check_fit,
-    check_tied,
-    contents,
-    filled,
-    outline,
-    read_tensors,
-    weight_files,
-)
+from ssmscope.architectures.loading.stored import built, contents, read_tensors, weight_files
 from ssmscope.architectures.read.delta import DeltaNetConfig, DeltaNetForCausalLM
-from ssmscope.architectures.read.gated_delta import EPS
+from ssmscope.architectures.read.gated_delta import UNIT_EPSILON
 from ssmscope.architectures.read.hgrn import (
     GSAConfig,
     GSAForCausalLM,
@@ -44,7 +36,7 @@ from ssmscope.architectures.read.hgrn import (
     HGRNForCausalLM,
 )
 from ssmscope.architectures.read.linear_attention import (
-    ATTENDING,
+    ATTENTION_DEFAULTS,
     GLAConfig,
     GLAForCausalLM,
     RetNetConfig,
@@ -53,18 +45,18 @@ from ssmscope.architectures.read.linear_attention import (
 from ssmscope.architectures.read.rwkv7 import RWKV7Config, RWKV7ForCausalLM
 from ssmscope.errors import InputError
 
-THEIRS = ("gated_deltanet", "delta_net", "gla", "retnet", "rwkv7", "hgrn", "hgrn2", "gsa")
-"""Its model types that are read."""
-SHARED: dict[str, Any] = dict(
+MODEL_TYPES = ("gated_deltanet", "delta_net", "gla", "retnet", "rwkv7", "hgrn", "hgrn2", "gsa")
+"""Model types that can be read, without Mamba-2."""
+COMMON_FIELDS: dict[str, Any] = dict(
     hidden_size=2048, num_hidden_layers=24, num_heads=4, vocab_size=32000, hidden_ratio=4.0, norm_eps=1e-6,
     conv_size=4, tie_word_embeddings=False, expand_k=1.0, expand_v=1.0, allow_neg_eigval=False,
 )  # fmt: skip
-"""Fields of a config.json that are read, each with a value that it may have."""
-DELTA = ("gated_deltanet", "delta_net")
-"""Those of which several projections are one in ours."""
-GATED = ("hgrn", "hgrn2", "gsa")
-"""Those of `ssmscope.architectures.read.hgrn`."""
-DEFAULTS: dict[str, dict[str, Any]] = {
+"""Fields of a config.json that are read, with their defaults."""
+DELTA_TYPES = ("gated_deltanet", "delta_net")
+"""Types whose q, k and v have one projection in our models."""
+GATED_TYPES = ("hgrn", "hgrn2", "gsa")
+"""Types of `ssmscope.architectures.read.hgrn`."""
+TYPE_DEFAULTS: dict[str, dict[str, Any]] = {
     "gated_deltanet": dict(num_hidden_layers=21, num_heads=6, head_dim=256, expand_v=2.0),
     "delta_net": dict(num_heads=16),
     "gla": dict(expand_k=0.5),
@@ -77,8 +69,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "hgrn2": dict(use_lower_bound=True, expand_ratio=128),
     "gsa": dict(num_slots=64, gate_logit_normalizer=8),
 }  # fmt: skip
-"""Where a type's own default is another one."""
-ONLY: dict[str, dict[str, Any]] = {
+"""Defaults of single types, in place of or in addition to the common ones."""
+FIXED_OPTIONS: dict[str, dict[str, Any]] = {
     "gated_deltanet": dict(use_gate=True, use_short_conv=True, num_v_heads=None),
     "delta_net": dict(
         use_gate=False, use_short_conv=True, use_beta=True, use_output_norm=True, qk_norm="l2", qk_activation="silu"
@@ -97,8 +89,8 @@ ONLY: dict[str, dict[str, Any]] = {
         use_short_conv=False, elementwise_affine=True, num_kv_heads=None, feature_map="swish", expand_k=1, expand_v=1,
     ),
 }  # fmt: skip
-"""Options that can be read as their defaults alone."""
-NAMES = {
+"""Options that can be read with these values alone."""
+PART_NAMES = {
     r"^model\.": "backbone.",
     r"\.attn_norm\.": ".norm.",
     r"^backbone\.norm\.": "backbone.norm_f.",
@@ -113,36 +105,38 @@ NAMES = {
     r"\.mixer\.gk_proj\.1\.": ".mixer.decay_out.",
     r"\.mlp\.(gate|up|down)_proj\.": r".mlp.\1.",
 }
-"""Their names of parts, as patterns that are replaced one after the other, and ours."""
+"""Patterns of their names of parts, replaced one after the other, and our names."""
 
-RWKV7 = {
+RWKV7_PART_NAMES = {
     r"^model\.": "backbone.",
     r"^backbone\.norm\.": "backbone.norm_f.",
     r"^(backbone\.layers\.\d+)\.": r"\1.mixer.",
     r"_lora\.lora\.0\.": "_lora.into.",
     r"_lora\.lora\.2\.": "_lora.out.",
 }
-"""`NAMES` of RWKV-7."""
-SHIFTS = "rwkvag"
-"""Of what RWKV-7 has token shifts, in the order in which they were once stored."""
-MAMBA2: dict[str, Any] = dict(
+"""Patterns of names for RWKV-7."""
+RWKV7_SHIFTS = "rwkvag"
+"""Token shifts of RWKV-7 in the order in which they were stored together before March 2025."""
+MAMBA2_FIELDS: dict[str, Any] = dict(
     state_size=("d_state", 128), conv_kernel=("d_conv", 4), expand=("expand", 2), head_dim=("headdim", 64),
     n_groups=("ngroups", 1), chunk_size=("chunk_size", 256), dt_limit=("dt_limit", (0.0, float("inf"))),
     use_bias=("bias", False), use_conv_bias=("conv_bias", True), rmsnorm=("rmsnorm", True),
     norm_before_gate=("norm_before_gate", False), D_has_hdim=("D_has_hdim", False),
 )  # fmt: skip
-"""Fields of its Mamba-2, with mamba_ssm's names in `ssm_cfg`, and its defaults."""
+"""Fields of Mamba-2, with mamba_ssm's names in `ssm_cfg` and the defaults."""
 
 
-def is_fla(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is one of flash-linear-attention's that is read: its Mamba-2 has `norm_eps`, which
-    transformers' does not know."""
+def is_fla(directory: Path, config: Mapping[str, Any]) -> bool:
+    """Return True if a config.json is that of a flash-linear-attention model that can be read.
+
+    Its Mamba-2 is told from transformers' by the field `norm_eps`.
+    """
     kind = config.get("model_type")
-    return kind in THEIRS or (kind == "mamba2" and "norm_eps" in config and "layer_norm_epsilon" not in config)
+    return kind in MODEL_TYPES or (kind == "mamba2" and "norm_eps" in config and "layer_norm_epsilon" not in config)
 
 
 def _read_mamba2(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
-    """Its Mamba-2, whose weights have transformers' names, by the fields of mamba_ssm's."""
+    """Return a Mamba-2, read as mamba_ssm's: its weights have transformers' names."""
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise refused(str(directory), "hidden_act", config["hidden_act"], "'silu'")
     theirs: dict[str, Any] = {
@@ -152,27 +146,27 @@ def _read_mamba2(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
         "residual_in_fp32": config.get("residual_in_fp32", True),
         "norm_epsilon": config["norm_eps"],
     }
-    cfg = {ours: config.get(name, default) for name, (ours, default) in MAMBA2.items()}
+    cfg = {ours: config.get(name, default) for name, (ours, default) in MAMBA2_FIELDS.items()}
     return read_mamba_ssm(directory, {**theirs, "ssm_cfg": {"layer": "Mamba2", **cfg}})
 
 
 def read_fla(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
-    """A language model saved by flash-linear-attention, as ours or transformers'; `config` is its config.json.
+    """Return a language model that flash-linear-attention saved; `config` is its config.json.
 
     Raises:
-        InputError: for weights that are missing or do not fit, for fields of another kind, and for options that our
-            layers do not have (grouped heads, attention in an RWKV-7, a delta rule with one of its gates, …).
+        InputError: if weights are missing or do not fit, a field has a wrong type, or an option is one that our layers
+            do not have (grouped heads, attention in an RWKV-7, a delta rule with one of its gates, …).
     """
     what, kind = str(directory), config["model_type"]
     if kind == "mamba2":
         return _read_mamba2(directory, config)
-    fields = {**SHARED, **DEFAULTS[kind], **{k: v for k, v in config.items() if v is not None}}
-    for name, known in {**SHARED, **DEFAULTS[kind]}.items():
+    fields = {**COMMON_FIELDS, **TYPE_DEFAULTS[kind], **{k: v for k, v in config.items() if v is not None}}
+    for name, known in {**COMMON_FIELDS, **TYPE_DEFAULTS[kind]}.items():
         check_value(name, fields[name], known, what)
     attention = _attention(config.get("attn"), kind, what)
-    only = {"attnres_block_size": None, "hidden_act": "swish", **ONLY[kind]}
+    only = {"attnres_block_size": None, "hidden_act": "swish", **FIXED_OPTIONS[kind]}
     for name, default in only.items():
-        # written out, as many value heads as heads are the default
+        # As many value heads as heads are the default, also where they are written out.
         if config.get(name, default) not in (default, fields["num_heads"] if name.endswith("_heads") else default):
             raise refused(what, name, config[name], repr(default))
     sizes = config.get("value_dim")
@@ -181,18 +175,14 @@ def read_fla(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
     files = weight_files(directory)
     held = contents(files)
     check_depth(config, len(held.tensors), what)
-    build = partial(_BUILT[kind], {**fields, "attention": attention}, kind)
+    build = partial(_BUILDERS[kind], {**fields, "attention": attention}, kind)
     tensors = {name: t for file in files for name, t in read_tensors(file).items()}
     weights = _translated(tensors, {**fields, "attention": attention}, kind)
-    stored = {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in weights.items()}
-    check_fit(outline(build, held, what, "its config.json"), stored, what)
-    if fields["tie_word_embeddings"]:
-        check_tied(weights["lm_head.weight"], weights["backbone.embeddings.weight"], what)
-    return filled(build(), weights)
+    return built(build, weights, held, what, tied=fields["tie_word_embeddings"])
 
 
 def _attention(given: Any, kind: str, what: str) -> list[dict[str, Any]]:
-    """Its layers of softmax attention as ours; options beside these it keeps and does not read."""
+    """Return the options of softmax attention that are read; the library keeps others and does not use them."""
     if given is None:
         return []
     found = [given] if isinstance(given, Mapping) else given
@@ -200,12 +190,13 @@ def _attention(given: Any, kind: str, what: str) -> list[dict[str, Any]]:
         raise refused(
             what, "attn", given, "None" if kind == "rwkv7" else "options of attention for some layers, or None"
         )
-    names = ("layers", "num_heads", *ATTENDING)
+    names = ("layers", "num_heads", *ATTENTION_DEFAULTS)
     return [{name: each[name] for name in names if each.get(name) is not None} for each in found]
 
 
 def _size(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What all types share; feed-forward parts are as wide as 2/3 of `hidden_ratio` widths, in steps of 256."""
+    """Return the fields that all types share; a feed-forward part is 2/3 `hidden_ratio` widths wide, in steps of
+    256."""
     width, inner = fields["hidden_size"], fields.get("intermediate_size")
     if inner is None:
         inner = 256 * -(-int(width * fields["hidden_ratio"] * 2 / 3) // 256)
@@ -229,7 +220,7 @@ def _delta(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
         conv_kernel=fields["conv_size"],
         gated=gated,
         head_norm_epsilon=fields["norm_eps"] * (key // heads),
-        unit_epsilon=EPS,
+        unit_epsilon=UNIT_EPSILON,
         largest_beta=2.0 if fields["allow_neg_eigval"] else 1.0,
     )
     return DeltaNetForCausalLM(config)
@@ -251,16 +242,16 @@ def _rwkv7(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
     config = RWKV7Config(
         **{name: fields[name] for name in names},
         num_heads=width // head,
-        **{ours: fields[f"{theirs}_low_rank_dim"] for ours, theirs in RANKS.items()},
+        **{ours: fields[f"{theirs}_low_rank_dim"] for ours, theirs in RWKV7_RANKS.items()},
         intermediate_size=32 * -(-int(width * fields["hidden_ratio"]) // 32) if inner is None else inner,
         layer_norm_epsilon=fields["norm_eps"],
-        unit_epsilon=EPS if fields["fuse_norm"] else 0.0,
+        unit_epsilon=UNIT_EPSILON if fields["fuse_norm"] else 0.0,
     )
     return RWKV7ForCausalLM(config)
 
 
 def _gated(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
-    """HGRN, HGRN2 or GSA; the last two leave the ε of the norms within layers at 10⁻⁵, whatever `norm_eps` is."""
+    """Return an HGRN, HGRN2 or GSA; the last two keep ε = 10⁻⁵ in the norms within layers, whatever `norm_eps` is."""
     sizes = _size(fields)
     if kind == "gsa":
         slots, tau = fields["num_slots"], float(fields["gate_logit_normalizer"])
@@ -274,34 +265,37 @@ def _gated(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
     return HGRN2ForCausalLM(HGRN2Config(**{**sizes, "num_heads": width // each, "head_norm_epsilon": 1e-5}))
 
 
-RANKS = {"decay_rank": "decay", "rate_rank": "a", "value_rank": "v", "gate_rank": "gate"}
-"""Our names of the inner widths of RWKV-7's low-rank maps, and the beginnings of theirs."""
-_BUILT: dict[str, Callable[[Mapping[str, Any], str], PreTrainedModel]] = {
-    **dict.fromkeys(DELTA, _delta),
+RWKV7_RANKS = {"decay_rank": "decay", "rate_rank": "a", "value_rank": "v", "gate_rank": "gate"}
+"""Our names of the inner widths of RWKV-7's low-rank maps, with the prefixes of theirs."""
+_BUILDERS: dict[str, Callable[[Mapping[str, Any], str], PreTrainedModel]] = {
+    **dict.fromkeys(DELTA_TYPES, _delta),
     **dict.fromkeys(("gla", "retnet"), _linear),
-    **dict.fromkeys(GATED, _gated),
+    **dict.fromkeys(GATED_TYPES, _gated),
     "rwkv7": _rwkv7,
 }
-"""How a model of each type is made."""
+"""Functions that build the model of each type."""
 
 
 def _translated(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], kind: str) -> dict[str, Tensor]:
-    """Their tensors by our names: what several of theirs are in ours is put together, q before k before v, a gate of
-    twice the rows is divided, rotated rows are put in our order, and a bias that only our gates have is zero. RWKV-7's
-    token shifts, (1, 1, width) or, as stored before March 2025, six of them together, are (width,)."""
+    """Return the tensors by our names and in our layout.
+
+    q, k and v that share a projection are concatenated in this order, a gate stored with its up-projection is split,
+    rotated rows are put in our order, and a bias that only our gates have is zero. RWKV-7's token shifts, stored as
+    (1, 1, width) or, before March 2025, six of them together, become (width,).
+    """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        for pattern, ours in (RWKV7 if kind == "rwkv7" else NAMES).items():
+        for pattern, ours in (RWKV7_PART_NAMES if kind == "rwkv7" else PART_NAMES).items():
             name = re.sub(pattern, ours, name)
-        if kind in GATED:
+        if kind in GATED_TYPES:
             name = name.replace(".mixer.head_norm.", ".mixer.norm.")
         found[name] = tensor
     for name in [each for each in found if kind == "rwkv7" and re.search(r"\.attn\.x_.$", each)]:
         shifts = found.pop(name)
         if not name.endswith("x_x"):
             found[name] = shifts.flatten()
-        elif len(shifts) == len(SHIFTS):
-            found |= {f"{name[:-1]}{letter}": each.clone() for letter, each in zip(SHIFTS, shifts)}
+        elif len(shifts) == len(RWKV7_SHIFTS):
+            found |= {f"{name[:-1]}{letter}": each.clone() for letter, each in zip(RWKV7_SHIFTS, shifts)}
     for options in fields["attention"]:
         for layer in options.get("layers", []):
             for part in ("weight", "bias"):
@@ -311,7 +305,7 @@ def _translated(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], kind: 
     for name in [each for each in found if kind == "gsa" and each.endswith(".mixer.v_proj.weight")]:
         found[name.replace(".v_proj.", ".i_proj.")] = found.pop(name)
     for theirs, ours in (
-        {} if kind not in DELTA else {"_proj.weight": "qkv_proj.weight", "_conv1d.weight": "conv1d.weight"}
+        {} if kind not in DELTA_TYPES else {"_proj.weight": "qkv_proj.weight", "_conv1d.weight": "conv1d.weight"}
     ).items():
         for stem in [name.removesuffix("q" + theirs) for name in found if name.endswith(".q" + theirs)]:
             parts = [f"{stem}{each}{theirs}" for each in "qkv"]
@@ -319,13 +313,13 @@ def _translated(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], kind: 
                 found[stem + ours] = torch.cat([found.pop(part) for part in parts])
     for name in [each for each in found if each.endswith(".mlp.gate.weight")]:
         up = name.replace(".gate.", ".up.")
-        if up not in found:  # as before 2025
+        if up not in found:  # Before 2025 both were stored as one.
             found[name], found[up] = found[name].chunk(2)
     for name in [each for each in found if kind == "gla" and each.endswith(".mixer.z_proj.weight")]:
         found[name.replace("weight", "bias")] = found[name].new_zeros(found[name].shape[0])
     for name in [each for each in found if kind == "retnet" and re.search(r"\.mixer\.[qk]_proj\.weight$", each)]:
         heads = fields["num_heads"]
-        if heads and not found[name].shape[0] % (2 * heads):  # else no model can be built of them
+        if heads and not found[name].shape[0] % (2 * heads):  # Otherwise no model can be built from them.
             found[name] = rearrange(found[name], "(h part n) width -> (h n part) width", h=heads, part=2)
     if fields["tie_word_embeddings"] and "backbone.embeddings.weight" in found:
         found.setdefault("lm_head.weight", found["backbone.embeddings.weight"])

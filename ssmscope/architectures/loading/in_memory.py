@@ -1,4 +1,4 @@
-"""A user's model in memory: out of its wrappers, and in another dtype or on another device without touching it."""
+"""Models in memory: taken out of their wrappers, and copied to another dtype or device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ssmscope.architectures.loading.checkpoints import of_mamba_ssm
-from ssmscope.architectures.loading.stored import BROKEN, reason
+from ssmscope.architectures.loading.stored import DAMAGE_ERRORS, reason
 from ssmscope.architectures.loading.user_modules import own_model
 from ssmscope.core.heads import is_sequence_classifier
 from ssmscope.core.mixers import mixers
@@ -20,15 +20,15 @@ from ssmscope.errors import InputError
 
 
 def readable(module: nn.Module, backbone: str | None = None) -> Any:
-    """The transformers model in a module, or within `torch.compile`'s, DataParallel's or peft's wrapper of it; one of
-    mamba_ssm's as transformers' model of the same parameters; any other module around a backbone, and a backbone
-    without a head, as `OwnModel`.
+    """Return the model that can be read in a module.
 
-    What stands in the model stays: the adapters of an unmerged PeftModel are part of its layers.
+    That is a transformers model, within `torch.compile`'s, DataParallel's or peft's wrapper too; transformers' form of
+    a model of mamba_ssm's, with the same parameters; or an `OwnModel` around any other module with a backbone and
+    around a backbone without a head. The adapters of an unmerged PeftModel stay part of its layers.
 
     Raises:
-        InputError: when there is none, its weights are not in memory, or its wrapper computes something of its own; and
-            as `own_model`.
+        InputError: if there is no such model, its weights are not in memory, or its wrapper changes what it computes;
+            and as `own_model`.
     """
     given, module = type(module).__name__, unwrapped(module)
     name = type(module).__name__
@@ -44,16 +44,16 @@ def readable(module: nn.Module, backbone: str | None = None) -> Any:
         return module
     own = own_model(module, backbone)
     if own is None and isinstance(module, PreTrainedModel):
-        return module  # without a layer that can be read, as `Model` says
+        return module  # `Model` reports that it has no layer that can be read.
     if own is None and mixers(module) not in ([], [module]):
         raise InputError(
-            f"the state-space layers of {name} do not stand in one transformers model, which is what is read with what "
-            "is around it; give a part of it, or a module around one backbone"
+            f"the state-space layers of {name} are not all in one transformers model: give a part of it, or a module "
+            "around one backbone"
         )
     if own is None:
         within = f" within the {given} that was given" if name != given else ""
         raise InputError(
-            f"{name}{within} is no transformers model, and none that can be read stands in it; give one, as "
+            f"{name}{within} is no transformers model and contains none that can be read; give one, such as "
             "MambaForCausalLM, mamba_ssm's MambaLMHeadModel, or a module around such a model"
         )
     return own
@@ -67,10 +67,10 @@ def _has_known_head(module: PreTrainedModel) -> bool:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module within wrappers that hand their input on as it is.
+    """Return the module within wrappers that pass their input on unchanged.
 
     Raises:
-        InputError: for a PeftModel that does more, as prompt tuning does.
+        InputError: if a PeftModel changes the input, as prompt tuning does.
     """
     while (inner := _inner(module)) is not None:
         module = inner
@@ -80,7 +80,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def _inner(module: Any) -> nn.Module | None:
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         return module.module
-    # Neither library is imported for this: where it is not, nothing of it can have been given.
+    # Neither library is imported for this: if it is not yet, the module cannot be one of its wrappers.
     dynamo, peft = sys.modules.get("torch._dynamo"), sys.modules.get("peft")
     if dynamo is not None and isinstance(module, dynamo.OptimizedModule):
         return module._orig_mod
@@ -100,10 +100,10 @@ def _inner(module: Any) -> nn.Module | None:
 
 
 def converted(module: nn.Module, dtype: torch.dtype | None, device: torch.device | None) -> Any:
-    """The module itself where it has this dtype, stands on this device and can be in gradients, else a copy that does.
+    """Return the module itself if it has this dtype and device and allows gradients, else a copy that does.
 
     Raises:
-        InputError: for a module that cannot be copied or converted.
+        InputError: if the module cannot be copied or converted.
     """
     if all(
         (dtype is None or not t.is_floating_point() or t.dtype == dtype)
@@ -114,7 +114,7 @@ def converted(module: nn.Module, dtype: torch.dtype | None, device: torch.device
         return module
     try:
         return cast(copy.deepcopy(module), dtype, device)
-    except BROKEN as error:
+    except DAMAGE_ERRORS as error:
         raise InputError(
             f"{type(module).__name__} cannot be copied to {dtype or device} ({reason(error)}): convert it first, and "
             "give neither dtype nor device"
@@ -122,12 +122,12 @@ def converted(module: nn.Module, dtype: torch.dtype | None, device: torch.device
 
 
 def cast(module: nn.Module, dtype: torch.dtype | None, device: torch.device | None) -> nn.Module:
-    """The module itself, with its weights in this dtype, on this device."""
+    """Convert a module's weights in place to this dtype and device, and return it."""
     module.to(device=device, dtype=dtype)
     for part in module.modules() if dtype == torch.float64 else ():
         if hasattr(part, "set_experts_implementation"):
-            with contextlib.suppress(ValueError):  # of a model without experts
-                part.set_experts_implementation("eager")  # the grouped products of transformers 5 have no float64
+            with contextlib.suppress(ValueError):  # The model has no experts.
+                part.set_experts_implementation("eager")  # transformers 5 has no grouped products in float64.
     return module
 
 

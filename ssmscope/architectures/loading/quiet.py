@@ -1,4 +1,4 @@
-"""Transformers without its hints and progress bars."""
+"""Silencing of transformers' hints and progress bars."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' hints about kernels, which our scan does not use, and without its progress bars."""
+    """Silence transformers' hints about kernels, which our scan does not use, and its progress bars."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,6 +1,6 @@
-"""The tensors that a model's files hold: their names, shapes and types without the numbers, then whether a model fits.
+"""Tensors in a model's files: their names, shapes and types, and checks that a model fits them.
 
-A configuration is compared with them before memory is taken for the model that it describes.
+A configuration is compared with them before memory is allocated for the model that it describes.
 """
 
 from __future__ import annotations
@@ -27,40 +27,39 @@ from torch.nn.modules import module as hooks
 from ssmscope.architectures.loading.fields import read_object
 from ssmscope.errors import UNPICKLABLE, InputError
 
-BROKEN = (
+DAMAGE_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, MemoryError, OSError,
     RuntimeError, StrictDataclassError, TypeError, ValueError,
 )  # fmt: skip
-"""What transformers raises where a model's files are damaged: whatever its code comes upon, wherever that is."""
+"""Exceptions that transformers raises if a model's files are damaged, from anywhere in its code."""
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 
 
 class Stored(NamedTuple):
-    """A tensor in a file."""
+    """Shape and kind of a tensor in a file."""
 
     shape: tuple[int, ...]
     floating: bool
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, in at most 200 characters of one line."""
+    """Return an error's message, at most 200 characters in one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def read_tensors(path: Path, *, device: str = "cpu", as_written: bool = False) -> dict[str, Tensor]:
-    """The tensors of a safetensors file or of a pickled state dict, by their `plain_name` or as they are written there.
-    Pickles may hold nothing but tensors.
+    """Return the tensors of a safetensors file or a pickled state dict, by their `plain_name` or `as_written`.
 
     Raises:
-        InputError: when the file is not what it claims to be, or holds anything else.
+        InputError: if the file is not what it claims to be, or a pickle holds anything but tensors.
     """
     if path.suffix == ".safetensors":
         with _says_what_is_wrong(path):
             tensors = load_file(path, device)
         return tensors if as_written else _named(tensors, path)
     with _says_what_is_wrong(path):
-        with torch.serialization.safe_globals([argparse.Namespace]):  # the options of a training, which is not read
+        with torch.serialization.safe_globals([argparse.Namespace]):  # Options of a training are allowed and not read.
             found = torch.load(path, map_location=device, weights_only=True)
     for name in ("state_dict", "model"):
         if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
@@ -84,13 +83,13 @@ def _says_what_is_wrong(path: Path) -> Iterator[None]:
         raise InputError(f"{path} is no complete safetensors file ({reason(error)})") from error
     except pickle.UnpicklingError as error:
         raise InputError(f"{path} is not opened: a pickle may hold tensors only, and this one holds more") from error
-    except (*BROKEN, *UNPICKLABLE, zipfile.BadZipFile) as error:
-        told = "" if isinstance(error, IndexError) else f" ({reason(error)})"  # of a stack within pickle
+    except (*DAMAGE_ERRORS, *UNPICKLABLE, zipfile.BadZipFile) as error:
+        told = "" if isinstance(error, IndexError) else f" ({reason(error)})"  # It is about pickle.
         raise InputError(f"{path} is no readable PyTorch checkpoint{told}; give a model, see ssmscope.load") from error
 
 
 def plain_name(name: str) -> str:
-    """A weight's name without the wrappers that its model was saved in: DataParallel's, torch.compile's, FSDP's."""
+    """Return a weight's name without the prefixes of DataParallel, torch.compile and FSDP."""
     name = re.sub(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module)\.", "", name)
     while name.startswith("module."):
         name = name.removeprefix("module.")
@@ -98,10 +97,10 @@ def plain_name(name: str) -> str:
 
 
 def _named(tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Tensors, or what stands for them, by their plain names.
+    """Return tensors, or their headers, by their plain names.
 
     Raises:
-        InputError: for a name that is there with a wrapper and without.
+        InputError: if a name occurs both with a wrapper and without.
     """
     found: dict[str, Any] = {}
     for name, value in tensors.items():
@@ -112,16 +111,15 @@ def _named(tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def read_headers(path: Path, *, as_written: bool = False) -> dict[str, Stored]:
-    """The shapes and kinds of a file's tensors, by the names that `read_tensors` gives them.
+    """Return the shapes and kinds of a file's tensors, by the names that `read_tensors` gives them.
 
     Raises:
         InputError: as `read_tensors`.
     """
     if path.suffix != ".safetensors":
-        tensors = read_tensors(path, device="meta", as_written=as_written)
-        return {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in tensors.items()}
+        return headers_of(read_tensors(path, device="meta", as_written=as_written))
     with _says_what_is_wrong(path), safe_open(path, "pt") as opened:
-        parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118, no mapping
+        parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118, it is no mapping
         held = {
             name: Stored(tuple(part.get_shape()), part.get_dtype().startswith(("F", "BF")))
             for name, part in parts.items()
@@ -135,10 +133,10 @@ def is_wrapped(files: Collection[Path]) -> bool:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files with a model's weights, as transformers chooses them.
+    """Return the files with a model's weights, as transformers chooses them.
 
     Raises:
-        InputError: when there is none, or an index is damaged or names a file that is not there, or not beside it.
+        InputError: if there is none, or an index is damaged or names a file that is missing or in another directory.
     """
     for whole in (SAFETENSORS, PICKLED):
         index = directory / f"{whole}.index.json"
@@ -149,7 +147,7 @@ def weight_files(directory: Path) -> list[Path]:
             if not isinstance(shards, dict) or not shards or not all(isinstance(v, str) for v in shards.values()):
                 raise InputError(f"{index} is no index of weights: it must say which file holds which tensor")
             if outside := [name for name in shards.values() if not is_file_name(name)]:
-                raise InputError(f"{index} names {outside[0]!r:.100}; allowed are the names of files beside it")
+                raise InputError(f"{index} names {outside[0]!r:.100}; allowed are names of files in its directory")
             files = [directory / name for name in dict.fromkeys(shards.values())]
             if absent := [file for file in files if not file.is_file()]:
                 raise InputError(f"{index} names {absent[0].name}, which is not there")
@@ -158,31 +156,23 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def is_file_name(name: str) -> bool:
-    """Return True if a name that a file gives is that of another in the same folder, and no path out of it.
+    """Return True if a name can only be that of a file in the same directory, and is no path out of it.
 
-    Where such a file is a link is not looked at: in the hub's cache all are.
+    Links are allowed: all files in the hub's cache are links.
     """
     return name not in ("", ".", "..") and not set(name) & {"/", "\\", ":", "\0"}
 
 
 def check_finished(where: Path, name: str) -> None:
-    """Refuse what a training or the fit of a lens has not finished: its checkpoint is there, and no record of its end.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError if a training or the fit of a lens is unfinished: it left a checkpoint and no final record."""
     ended = any(os.path.isfile(where / record) for record in ("training.json", "lens.json"))
     planned, built = os.path.isfile(where / "checkpoint" / "plan.json"), os.path.isfile(where / "config.json")
     if os.path.isdir(where / "checkpoint") and not ended and (planned or not built):
-        raise InputError(f"{name} is unfinished: what writes it was stopped, and the same command continues it")
+        raise InputError(f"{name} is unfinished: its training or fit was stopped, and the same command continues it")
 
 
 def check_other_layouts(where: Path, name: str) -> None:
-    """Refuse files of llama.cpp, and a folder in which there are checkpoints and no model.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError for files of llama.cpp, and for a directory of checkpoints without a model of its own."""
     within = sorted(where.iterdir()) if where.is_dir() else [where]
     layouts = [SAFETENSORS, PICKLED, f"{SAFETENSORS}.index.json", f"{PICKLED}.index.json"]
     if any(each.name in layouts for each in within):
@@ -201,11 +191,7 @@ def check_other_layouts(where: Path, name: str) -> None:
 
 
 def check_not_quantised(fields: Mapping[str, Any], name: str) -> None:
-    """Refuse a model whose configuration, or one within it, says that its weights are quantised.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError if a configuration, or one within it, says that the weights are quantised."""
     for within in fields.values():
         if isinstance(within, Mapping):
             check_not_quantised(within, name)
@@ -219,15 +205,15 @@ def check_not_quantised(fields: Mapping[str, Any], name: str) -> None:
 
 
 class Contents(NamedTuple):
-    """What a model's files hold."""
+    """Headers of a model's tensors, and the size of its files."""
 
     tensors: dict[str, Stored]
     size: int
-    """Of the files, in bytes."""
+    """Total size of the files in bytes."""
 
 
 def contents(files: Collection[Path]) -> Contents:
-    """What these files hold, by their headers.
+    """Return the content of files by their headers.
 
     Raises:
         InputError: as `read_tensors`.
@@ -237,37 +223,37 @@ def contents(files: Collection[Path]) -> Contents:
 
 
 def outline(build: Callable[[], Any], held: Contents, what: str, by: str) -> Any:
-    """The model that `build` makes, on the meta device, as long as it is no larger than its files can fill.
+    """Return the model that `build` makes, on the meta device.
 
     Args:
         what: the model, for messages.
-        by: what it is built from, for messages.
+        by: the source of its configuration, for messages.
 
     Raises:
-        InputError: when it is larger, or cannot be built.
+        InputError: if the model is larger than its files can fill, or cannot be built.
     """
     try:
         with torch.device("meta"), _no_larger(held):
             return build()
-    except BROKEN as error:
+    except DAMAGE_ERRORS as error:
         raise InputError(f"{what} cannot be built from {by} ({reason(error)})") from error
 
 
-SPARE = 100
-"""Modules and parameters that a model may have beyond those that its files explain."""
+EXTRA_PARTS = 100
+"""Number of modules and parameters that a model may have beyond those that its files explain."""
 
 
 @contextmanager
 def _no_larger(held: Contents) -> Iterator[None]:
-    """Within the context this thread makes no more modules, parameters and numbers than the files can fill.
+    """Let this thread create no more modules, parameters and numbers than the files can fill, within the context.
 
     Tied weights are stored once and made twice, and quantised ones hold two numbers in a byte.
     """
     thread = threading.get_ident()
     most = {
-        "tensors": 2 * len(held.tensors) + SPARE,
+        "tensors": 2 * len(held.tensors) + EXTRA_PARTS,
         "numbers": 4 * held.size,
-        "modules": 20 * len(held.tensors) + SPARE,
+        "modules": 20 * len(held.tensors) + EXTRA_PARTS,
     }
     left = dict(most)
 
@@ -300,10 +286,9 @@ def _no_larger(held: Contents) -> Iterator[None]:
 
 
 def check_names(missing: Collection[str], unexpected: Collection[str], config: Any, what: str) -> None:
-    """Refuse weights that the model lacks or has no place for.
+    """Raise InputError for weights that are missing or have no place in the model.
 
-    Raises:
-        InputError: saying which, and what the configuration says of them.
+    The error says which, and quotes the fields of the configuration that they may contradict.
     """
     if missing:
         raise InputError(
@@ -317,11 +302,7 @@ def check_names(missing: Collection[str], unexpected: Collection[str], config: A
 
 
 def check_fit(module: nn.Module, held: Mapping[str, Stored], what: str) -> None:
-    """Refuse weights whose names, shapes or kinds are not the model's.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError if the names, shapes or kinds of weights are not the model's."""
     config = getattr(module, "config", None)
     wanted = module.state_dict()
     check_names(sorted(wanted.keys() - held.keys()), sorted(held.keys() - wanted.keys()), config, what)
@@ -335,11 +316,7 @@ def check_fit(module: nn.Module, held: Mapping[str, Stored], what: str) -> None:
 
 
 def check_kinds(module: nn.Module, held: Mapping[str, Stored], what: str) -> None:
-    """Refuse whole numbers where a model's weights are fractions: they would be taken for numbers of that size.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError for integers in place of floating-point weights, as which they would be used unscaled."""
     base = getattr(module, "base_model_prefix", "")
     for name, tensor in module.state_dict().items():
         found = held.get(name) or held.get(name.removeprefix(f"{base}."))
@@ -348,11 +325,7 @@ def check_kinds(module: nn.Module, held: Mapping[str, Stored], what: str) -> Non
 
 
 def check_tied(head: Tensor, embeddings: Tensor, what: str) -> None:
-    """Refuse a head of its own in the weights of a model whose configuration has it share the embeddings.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError if a stored head differs from the embeddings that it should share by the configuration."""
     if head.shape != embeddings.shape or not torch.equal(head, embeddings):
         raise InputError(
             f"the weights of {what} do not fit its configuration: they hold a head other than the embeddings, and "
@@ -366,7 +339,7 @@ def _listed(names: Collection[str]) -> str:
 
 
 def _says(names: Collection[str], config: Any) -> str:
-    """What a configuration says that these tensors may contradict."""
+    """Return the fields of a configuration that these tensors may contradict, for a message."""
     config = getattr(config, "backbone", None) or config
     wanted = ["num_hidden_layers"] if any(re.search(r"\.\d+\.", name) for name in names) else []
     wanted += ["use_conv_bias"] if any("conv" in name and name.endswith("bias") for name in names) else []
@@ -380,8 +353,38 @@ def _sizes(shape: Collection[int]) -> str:
     return " × ".join(map(str, shape)) or "a single number"
 
 
+def built(
+    build: Callable[[], Any],
+    weights: Mapping[str, Tensor],
+    held: Contents,
+    what: str,
+    by: str = "its config.json",
+    tied: bool = False,
+) -> Any:
+    """Return the model that `build` makes, with these weights.
+
+    Args:
+        weights: by the model's names.
+        held: the content of the files that the weights come from.
+        what: the model, and `by` the source of its configuration, for messages.
+        tied: whether the head must be the embeddings.
+
+    Raises:
+        InputError: as `outline`, `check_fit` and `check_tied`.
+    """
+    check_fit(outline(build, held, what, by), headers_of(weights), what)
+    if tied:
+        check_tied(weights["lm_head.weight"], weights["backbone.embeddings.weight"], what)
+    return filled(build(), weights)
+
+
+def headers_of(tensors: Mapping[str, Tensor]) -> dict[str, Stored]:
+    """Return the shapes and kinds of tensors."""
+    return {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in tensors.items()}
+
+
 def filled(module: nn.Module, weights: Mapping[str, Tensor]) -> Any:
-    """The module with these weights, in their dtype (the widest of several), so that none is rounded."""
+    """Load weights into a module in their dtype, the widest of several, so that none is rounded, and return it."""
     dtypes = {t.dtype for t in weights.values() if t.is_floating_point()}
     if dtypes:
         module.to(reduce(torch.promote_types, dtypes))

@@ -1,4 +1,4 @@
-"""A model of one's own, any module around a backbone that can be read, and a backbone alone, as `Model` reads them."""
+"""Users' own modules around a backbone that can be read, and backbones alone, as `Model` reads them."""
 
 from __future__ import annotations
 
@@ -13,37 +13,36 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import ModelOutput, SequenceClassifierOutput
 
-from ssmscope.architectures.loading.stored import BROKEN, reason
+from ssmscope.architectures.loading.stored import DAMAGE_ERRORS, reason
 from ssmscope.core.heads import Gives, given_by
 from ssmscope.core.intercept import active_override, evaluating, observe, override_forward
 from ssmscope.core.mixers import mixers
 from ssmscope.errors import InputError, did_you_mean
 
-TRIED = (7, 5)
-"""Lengths in tokens of the texts that a module is tried on: what its head gives shows in what both have in common."""
+TRIAL_LENGTHS = (7, 5)
+"""Lengths in tokens of two texts that a module is tried on, to tell the axes of its output apart."""
 
 
 class OwnModel(nn.Module):
-    """A user's module with what is asked of transformers' models. Its own forward pass gives the logits.
+    """A user's module with the interface of transformers' models. Its own forward pass gives the logits.
 
-    Nobody knows what its head makes of padding. Of a padded batch the backbone runs once, and what the module makes of
-    its output is asked for the rows of each length apart, without their padding, on either side.
+    Its head may treat padding in any way. For a padded batch the backbone runs once, and the rest of the module runs on
+    the backbone's output for the rows of each length separately, without their padding.
 
     Attributes:
-        module: the user's.
-        path: of the backbone in it; empty where it is the backbone itself.
-        gives: what its logits are of.
+        module: the user's module.
+        path: path of the backbone in it; empty if it is the backbone itself.
+        gives: the kind of answer that its logits give.
 
     Raises:
-        InputError: for a module that cannot be run on token ids, or that gives neither logits of a text nor of next
-            tokens.
+        InputError: if the module cannot be run on token ids, or gives neither logits of a text nor of next tokens.
     """
 
     def __init__(self, module: nn.Module, path: str) -> None:
         super().__init__()
         self.module, self.path = module, path
         self.config = copy.deepcopy(self.base_model.config)
-        self.config.around = _written(module)  # with the weights it is what the fingerprint is of
+        self.config.around = _written(module)  # The fingerprint is made from this and the weights.
         self.gives: Gives = "nothing"
         with torch.no_grad(), evaluating(module):
             self._table = self._find_embeddings()
@@ -52,13 +51,15 @@ class OwnModel(nn.Module):
 
     @property
     def base_model(self) -> Any:
+        """The backbone."""
         return self.module.get_submodule(self.path)
 
     def get_input_embeddings(self) -> Any:
+        """Return the embedding that reads the token ids."""
         return self.module.get_submodule(self._table)
 
     def get_output_embeddings(self) -> nn.Linear | None:
-        """The one linear layer behind the backbone that has as many outputs as there are logits."""
+        """Return the linear layer outside the backbone with one output per logit; None if there is not exactly one."""
         outputs = self.get_input_embeddings().weight.shape[0] if self.gives == "next tokens" else self.config.num_labels
         inside = set(self.base_model.modules())
         heads = [part for part in self.module.modules() if isinstance(part, nn.Linear) and part not in inside]
@@ -72,7 +73,8 @@ class OwnModel(nn.Module):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
     ) -> SequenceClassifierOutput:
-        """Logits (batch, classes), (batch, length, vocabulary) of a language model, or (batch, 0) without a head."""
+        """Return logits (batch, classes), a language model's (batch, length, vocabulary), or (batch, 0) without a
+        head."""
         given, mask = _given(input_ids, attention_mask, inputs_embeds)
         if self.gives == "nothing" or bool(mask.all()):
             return SequenceClassifierOutput(logits=self._logits(given, mask))
@@ -141,7 +143,7 @@ class OwnModel(nn.Module):
         try:
             with observe(after=[(backbone, lambda part, output: runs.append(part))]):
                 found = self._run(ids, torch.ones_like(ids, dtype=torch.bool))
-        except BROKEN as error:
+        except DAMAGE_ERRORS as error:
             raise InputError(
                 f"{self._name} cannot be run on token ids: {type(error).__name__} ({reason(error)}); its forward pass "
                 "should take them first or as input_ids, and give logits"
@@ -158,7 +160,7 @@ class OwnModel(nn.Module):
         return type(self.module).__name__
 
     def _find_embeddings(self) -> str:
-        """The path of the embedding that reads the ids."""
+        """Return the path of the embedding that reads the ids."""
         read: list[tuple[str, Tensor]] = []
         names = {part: name for name, part in self.module.named_modules() if isinstance(part, nn.Embedding)}
 
@@ -166,14 +168,14 @@ class OwnModel(nn.Module):
             return lambda part, args, kwargs: read.append((name, args[0])) if args else None
 
         with observe(before=[(part, note(name)) for part, name in names.items()]):
-            ids = self._tried(TRIED[0])[1]
+            ids = self._tried(TRIAL_LENGTHS[0])[1]
         found = [name for name, given in read if given.shape == ids.shape and bool((given == ids).all())]
         if not found:
             raise InputError(f"no embedding of {self._name} reads the token ids; a model is read that embeds them")
         return found[0]
 
     def _find_what_it_gives(self) -> Gives:
-        outputs = [self._tried(length)[0] for length in TRIED]
+        outputs = [self._tried(length)[0] for length in TRIAL_LENGTHS]
         if isinstance(outputs[0], ModelOutput) and "start_logits" in outputs[0]:
             self._refuse("a beginning and an end among a text's tokens, as in question answering")
         logits = [_logits_in(output) for output in outputs]
@@ -185,14 +187,14 @@ class OwnModel(nn.Module):
             )
         shapes = tuple(first.shape), tuple(second.shape)
         vocabulary = self.get_input_embeddings().weight.shape[0]
-        if shapes == tuple((2, length, vocabulary) for length in TRIED):
+        if shapes == tuple((2, length, vocabulary) for length in TRIAL_LENGTHS):
             return "next tokens"
-        if all(len(shape) > 1 and shape[:2] == (2, length) for shape, length in zip(shapes, TRIED)):
+        if all(len(shape) > 1 and shape[:2] == (2, length) for shape, length in zip(shapes, TRIAL_LENGTHS)):
             self._refuse("logits at every token, as in token classification")
         if shapes[0] != shapes[1] or len(shapes[0]) not in (1, 2) or shapes[0][0] != 2:
             raise InputError(
-                f"{self._name} gives {shapes[0]} for two texts of {TRIED[0]} tokens and {shapes[1]} for two of "
-                f"{TRIED[1]}; give a module with logits (texts, classes) or (texts, tokens, vocabulary)"
+                f"{self._name} gives {shapes[0]} for two texts of {TRIAL_LENGTHS[0]} tokens and {shapes[1]} for two of "
+                f"{TRIAL_LENGTHS[1]}; give a module with logits (texts, classes) or (texts, tokens, vocabulary)"
             )
         count = 1 if first.ndim == 1 else first.shape[1]
         own: Any = getattr(self.module, "config", None)
@@ -205,21 +207,21 @@ class OwnModel(nn.Module):
 
     def _refuse(self, what: str) -> None:
         raise InputError(
-            f"{self._name} gives {what}, and what is explained here is one answer for a text: give a module whose "
-            f"forward pass returns the logits of the token that is asked about, or its backbone, .{self.path}, whose "
-            "layers can be read without an answer"
+            f"{self._name} gives {what}; ssmscope explains one answer per text: give a module whose forward pass "
+            f"returns the logits of the token in question, or its backbone, .{self.path}, whose layers can be read "
+            "without an answer"
         )
 
 
 def own_model(module: nn.Module, backbone: str | None = None) -> OwnModel | None:
-    """A module around a backbone that can be read; None where there is none in it.
+    """Return a module as `OwnModel`; None if it has no backbone that can be read.
 
     Args:
-        backbone: its path in the module; by default it is the innermost transformers model with all of the state-space
+        backbone: its path in the module; by default that of the innermost transformers model with all state-space
             layers.
 
     Raises:
-        InputError: as `OwnModel`, and for a part that is no such backbone.
+        InputError: as `OwnModel`, and if `backbone` names no such model.
     """
     whole = [id(mixer) for mixer in mixers(module)]
     holding = [
@@ -239,7 +241,7 @@ def own_model(module: nn.Module, backbone: str | None = None) -> OwnModel | None
 
 
 def _written(module: nn.Module) -> list[str]:
-    """Return a module's classes that a user has written, by name, with a hash of their code where it is at hand."""
+    """Return the names of a module's classes that a user has written, with a hash of their code if it is available."""
     kinds = {type(part) for part in module.modules()}
     own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "transformers", "ssmscope")]
     found = []
@@ -265,7 +267,7 @@ def _embedded_as(embeddings: Tensor) -> Callable[..., Tensor]:
 
 
 def _logits_in(output: Any) -> Tensor | None:
-    """The logits in what a module returns: a tensor, or an output, a dictionary or a tuple that holds them."""
+    """Return the logits in a module's output: a tensor, or an object, a dictionary or a tuple that holds them."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, Mapping):

@@ -2,8 +2,8 @@
 
 Baleen-B samples Bernoulli gates that keep each part of the memory with probability Ā_t (Baleen, Eqs. 6 and 7);
 Baleen-E samples exponential time steps with mean Δ_t (Eqs. 8 and 9). Both add β · KL to the loss and no parameter to
-Mamba or Mamba-2: a trained model of either is converted by changing how its gate is used. In evaluation the gates are
-at their expectations. One layer's output is linear in H, so for given inputs it then is its exact expected output.
+Mamba or Mamba-2: a trained model of either is converted by changing how its gate is used. In evaluation the gates
+have their expected values. As a layer's output is linear in H, this is its exact expected output for given inputs.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from transformers import (
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
+from ssmscope.architectures.own.base import base_of
 from ssmscope.architectures.own.concrete import mean_log_gate
 from ssmscope.architectures.own.generation import MAMBA2_TIED, WholeSequences
-from ssmscope.architectures.read import mamba, mamba2
-from ssmscope.architectures.read.parts import ReadMixer, at_least_float32
+from ssmscope.architectures.read.parts import ReadMixer, at_least_float32, state_after
 from ssmscope.core.affine import offset, stored_weights
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -41,8 +41,10 @@ GATES = {"bernoulli": "baleen-b", "exponential": "baleen-e"}
 SAMPLES = ("hard", "soft")
 KL_OVER = ("mean", "sum")
 PRIOR_PER = ("layer", "head")
-LOG_DROPPED = -30.0  # the log-gate of a state that is dropped
+LOG_DROPPED_GATE = -30.0
+"""Log-gate of a state that is dropped."""
 PAPER_BETA = {"bernoulli": 0.01, "exponential": 0.5}
+"""The paper's weight β of the KL for each gate."""
 
 
 # ---- the random gates and their divergences from the prior
@@ -55,11 +57,11 @@ def gate_logit(log_keep: Tensor) -> Tensor:
 
 
 class _StraightThrough(torch.autograd.Function):
-    """log of a hard gate whose gradient is the soft gate's: d gate / d soft = 1, though log(gate) is handed on."""
+    """Log of a hard gate with the soft gate's gradient: d gate / d soft = 1, although log(gate) is passed on."""
 
     @staticmethod
     def forward(ctx, soft: Tensor) -> Tensor:
-        log_gate = torch.where(soft > 0.5, 0.0, LOG_DROPPED).to(soft.dtype)
+        log_gate = torch.where(soft > 0.5, 0.0, LOG_DROPPED_GATE).to(soft.dtype)
         ctx.save_for_backward(log_gate)
         return log_gate
 
@@ -80,7 +82,7 @@ def sample_log_gates(log_keep: Tensor, tau: float, samples: str = "hard") -> Ten
     noise = torch.log(uniform) - torch.log1p(-uniform)
     score = (gate_logit(log_keep) + noise) / tau
     if samples == "soft":
-        return logsigmoid(score).clamp(min=LOG_DROPPED)
+        return logsigmoid(score).clamp(min=LOG_DROPPED_GATE)
     return _StraightThrough.apply(torch.sigmoid(score))
 
 
@@ -112,6 +114,8 @@ class BaleenMamba2Mixer(ReadMixer, Mamba2Mixer):
     """Mamba-2's mixer with a random gate."""
 
 
+__all__ = ["state_after"]
+
 MIXERS: tuple[type[nn.Module], ...] = (BaleenMambaMixer, BaleenMamba2Mixer)
 MODEL_TYPES = ("baleen-mamba", "baleen-mamba2")
 
@@ -119,15 +123,15 @@ MODEL_TYPES = ("baleen-mamba", "baleen-mamba2")
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms: the base model's, with sampled gates in training and expected gates in evaluation.
+    """Return the base model's terms with sampled gates in training and expected gates in evaluation.
 
     In training `extras["kl"]` is the layer's divergence from the prior, its mean over states, heads and sequences and
     its mean or sum over positions (`kl_over`), and `mixer.kl` keeps it for the loss. Gates at the first position act on
     an empty memory: Baleen-B leaves them out. Soft samples have another mean than hard ones, and so other expected
     gates.
     """
-    gate = mixer.baleen  # the model's configuration
-    layer = _base(mixer).compute_terms(mixer, u, mask, state)
+    gate = mixer.baleen  # The model's configuration.
+    layer = base_of(mixer).compute_terms(mixer, u, mask, state)
     recurrence = layer.recurrence
     if not mixer.training:
         if gate.gate == "exponential":
@@ -160,26 +164,17 @@ def compute_terms(
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The mixer's output (batch, length, width) from its terms, as the base model's."""
-    return _base(mixer).output(mixer, layer, scans)
+    """Return the mixer's output (batch, length, width) from its terms, as the base model's."""
+    return base_of(mixer).output(mixer, layer, scans)
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The layer as a linear map, as the base model's: with the gates that `layer` has, sampled or expected."""
-    return _base(mixer).linearized(mixer, layer)
-
-
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
-    """Where a run continues from after this layer."""
-    return _base(mixer).state_after(mixer, layer, scans)
-
-
-def _base(mixer: nn.Module) -> Any:
-    return mamba if isinstance(mixer, MambaMixer) else mamba2
+    """Return the layer as a linear map, as the base model's: with the gates that `layer` has, sampled or expected."""
+    return base_of(mixer).linearized(mixer, layer)
 
 
 def _over_positions(t: Tensor, mask: Tensor | None, how: str, first: int = 0) -> Tensor:
-    """The mean over all that is divergent, or the sum over positions of that over the rest."""
+    """Return the mean of divergences (batch, length, …), or with `how` "sum" their sum over positions."""
     t = t.flatten(2).mean(-1)
     if mask is not None:
         t = t * mask[:, first:].to(t.dtype)
@@ -189,17 +184,17 @@ def _over_positions(t: Tensor, mask: Tensor | None, how: str, first: int = 0) ->
 
 
 def prior_of(mixer: nn.Module) -> Any:
-    """Of Baleen-B a probability; of Baleen-E the prior mean of Δ, or a list of them, one per head."""
+    """Return a Baleen-B's prior probability, or a Baleen-E's prior mean of Δ, or a list of one per head."""
     config = mixer.baleen
     if "annealed_prior" in mixer.__dict__:
         return mixer.__dict__["annealed_prior"]
-    if config.prior is None:  # of a Baleen-E: a base model's checkpoint, whose steps are the initial ones
+    if config.prior is None:  # A base model's checkpoint became a Baleen-E, and has its initial steps.
         return 0.5 if config.gate == "bernoulli" else initial_steps(mixer)
     return config.prior[mixer.layer_idx] if isinstance(config.prior, (list, tuple)) else config.prior
 
 
 def anneal_prior(model: nn.Module, prior: float) -> None:
-    """Let the KL of a Baleen-B be that from this prior keep probability, whatever its configuration says."""
+    """Use this prior keep probability in the KL of a Baleen-B, in place of the configuration's."""
     for module in model.modules():
         if isinstance(module, MIXERS):
             module.__dict__["annealed_prior"] = prior
@@ -222,8 +217,7 @@ def _initial_steps(mixer: nn.Module) -> Tensor:
 
 
 def fix_prior(model: PreTrainedModel) -> None:
-    """Set the prior means of Δ of a Baleen-E to its present initial steps, one per layer or (`prior_per`) as many as
-    it has heads, in its configuration."""
+    """Set a Baleen-E's prior means of Δ to its current initial steps, one per layer or per head (`prior_per`)."""
     mixers = [block.mixer for block in model.base_model.layers]
     each = initial_steps if model.config.prior_per == "layer" else _initial_steps_of_heads
     model.config.prior = [each(mixer) for mixer in mixers]
@@ -233,7 +227,7 @@ def fix_prior(model: PreTrainedModel) -> None:
 
 
 class _BaleenFields:
-    """The fields that a Baleen configuration has beside its base model's."""
+    """Fields of a Baleen configuration in addition to its base model's."""
 
     gate: str
     beta: float | None
@@ -269,16 +263,16 @@ class _BaleenFields:
 class BaleenMambaConfig(MambaConfig, _BaleenFields):
     """A Mamba with random gates.
 
-    Args (beside those of `MambaConfig`):
+    Args (in addition to those of `MambaConfig`):
         gate: `bernoulli` (Baleen-B) or `exponential` (Baleen-E).
         beta: weight of the KL in the loss; by default the paper's, 0.01 (B) or 0.5 (E).
         tau: temperature of the relaxed Bernoulli sample.
         prior: Baleen-B: the prior keep probability (0.5). Baleen-E: the prior mean of Δ, one number, one per layer or
             a list per layer with one per head; by default the geometric mean of the initial Δ of each layer.
         kl: `true` or `printed`, see `exponential_kl`.
-        samples: of Baleen-B in training, `hard` or `soft`, see `sample_log_gates`.
-        kl_over: positions, whose divergences have their `mean` taken or their `sum` (Baleen, Eq. 5).
-        prior_per: of Baleen-E, whether every `layer` or every `head` (channel on Mamba) has its own default prior.
+        samples: Baleen-B's gates in training, `hard` or `soft`, see `sample_log_gates`.
+        kl_over: `mean` or `sum` of the divergences over positions (Baleen, Eq. 5).
+        prior_per: unit with its own default prior in Baleen-E, `layer` or `head` (channel on Mamba).
     """
 
     model_type = "baleen-mamba"
@@ -300,7 +294,7 @@ class BaleenMambaConfig(MambaConfig, _BaleenFields):
 
 
 class BaleenMamba2Config(Mamba2Config, _BaleenFields):
-    """A Mamba-2 with random gates; arguments as `BaleenMambaConfig` beside those of `Mamba2Config`."""
+    """A Mamba-2 with random gates; arguments as `BaleenMambaConfig`, in addition to those of `Mamba2Config`."""
 
     model_type = "baleen-mamba2"
 
@@ -353,7 +347,7 @@ class BaleenMamba2Model(Mamba2Model):
 
 
 class _BaleenLanguageModel(WholeSequences):
-    """The loss of Baleen's language models, and generation without a cache: random gates have none."""
+    """Loss of Baleen's language models, and generation without a cache, which random gates cannot have."""
 
     def forward(self, *args, labels=None, use_cache=False, **kwargs):
         result = super().forward(*args, labels=labels, use_cache=False, **kwargs)  # type: ignore[misc]
@@ -388,7 +382,7 @@ AUTO = (BaleenMambaModel, BaleenMambaForCausalLM, BaleenMamba2Model, BaleenMamba
 
 
 def information_loss(module: nn.Module) -> Tensor | None:
-    """The mean over layers of the KL of the last training forward; None where no layer left one. It is then cleared.
+    """Return, and clear, the mean over layers of the last training pass's KL; None if no layer left one.
 
     The KL of a layer is a mean over states and heads, so β means the same at every size of the model; over positions it
     is a mean too, or with `kl_over` "sum" a sum.
@@ -398,11 +392,10 @@ def information_loss(module: nn.Module) -> Tensor | None:
 
 
 def convert(module: PreTrainedModel, gate: str, **options: Any) -> PreTrainedModel:
-    """A trained Mamba or Mamba-2 (backbone or language model) as a Baleen with the same weights, no parameter added.
+    """Convert a trained Mamba or Mamba-2 (backbone or language model) to a Baleen with the same parameters.
 
     Args:
-        module: `MambaModel`, `MambaForCausalLM`, `Mamba2Model` or `Mamba2ForCausalLM`; left as it is, its weights are
-            copied.
+        module: `MambaModel`, `MambaForCausalLM`, `Mamba2Model` or `Mamba2ForCausalLM`; its weights are copied.
         gate: `bernoulli` or `exponential`.
         options: further fields of `BaleenMambaConfig` or `BaleenMamba2Config`.
 
@@ -420,14 +413,7 @@ def convert(module: PreTrainedModel, gate: str, **options: Any) -> PreTrainedMod
         names = ", ".join(cls.__name__ for cls in classes)
         raise InputError(f"{type(module).__name__} cannot become a Baleen: give one of {names}")
     fields = module.config.to_dict()
-    for name in (
-        "model_type",
-        "architectures",
-        "transformers_version",
-        "intermediate_size",
-        "torch_dtype",
-        "dtype",
-    ):
+    for name in ("model_type", "architectures", "transformers_version", "intermediate_size", "torch_dtype", "dtype"):
         fields.pop(name, None)
     converted = target(target.config_class(**fields, gate=gate, **options))
     converted = converted.to(next(module.parameters()).dtype)

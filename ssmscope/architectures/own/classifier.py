@@ -1,4 +1,4 @@
-"""A classifier of texts or of pixels on any state-space backbone: a linear head that reads the last real position."""
+"""Classifier of texts or pixels on any state-space backbone: a linear head that reads the last real position."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class SSMClassifierConfig(PretrainedConfig):
 
     Args:
         backbone: the backbone's configuration, an object or a dict with its `model_type`.
-        dropout: probability with which components of the state that the head reads are dropped in training.
-        channels: how many numbers a pixel has, for a classifier of pixels; None for one of tokens. The only token of
-            such a model's backbone (`vocab_size` 1) is the class token, which stands after the last pixel.
-        image_size: (height, width) of the images that a pixel classifier was trained on, where that is known.
-        patch: [size, step] where a token is a patch of size × size pixels, the next one so many pixels further; then
-            `channels` are those of all its pixels, and `image_size` counts patches.
+        dropout: probability with which components of the head's input are dropped in training.
+        channels: numbers per pixel of a classifier of pixels; None for one of tokens. The only token of a pixel
+            classifier's backbone (`vocab_size` 1) is the class token, after the last pixel.
+        image_size: (height, width) of a pixel classifier's training images, if known.
+        patch: [size, step] in pixels if a token is a patch of size × size pixels; then `channels` are those of all its
+            pixels, and `image_size` counts patches.
         num_labels, id2label, label2id: as in every transformers classifier.
     """
 
     model_type = "ssm-classifier"
 
-    # Set on an instance only where they are given: the fingerprints of token models know no such fields.
+    # An instance has these only if they are given: the fingerprints of token models have no such fields.
     channels = None
     image_size = None
     patch = None
@@ -98,7 +98,7 @@ class SSMForSequenceClassification(PreTrainedModel):
     With `config.channels` it reads pixels: each is mapped linearly to the backbone's width, and a learnt class token is
     appended, whose position the head reads (Baleen, section 4.3, after ViT).
 
-    Padding may stand on either side; a row's last real position is the last one whose `attention_mask` is 1.
+    Padding may be on either side; a row's last real position is the last one whose `attention_mask` is 1.
     """
 
     config_class = SSMClassifierConfig
@@ -111,7 +111,7 @@ class SSMForSequenceClassification(PreTrainedModel):
         if config.backbone is None:
             raise InputError("an SSM classifier needs the configuration of its backbone")
         self.backbone = AutoModel.from_config(config.backbone)
-        config.backbone = self.backbone.config  # with what the backbone settled when it was made
+        config.backbone = self.backbone.config  # This has the fields that the backbone derives.
         self.dropout = nn.Dropout(config.dropout)
         self.head = nn.Linear(config.backbone.hidden_size, config.num_labels)
         if config.channels is not None:
@@ -120,14 +120,17 @@ class SSMForSequenceClassification(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        own = (self.head, getattr(self, "embed", None))  # the backbone initialises itself
+        own = (self.head, getattr(self, "embed", None))  # The backbone initialises itself.
         if isinstance(module, nn.Linear) and any(module is part for part in own):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
             nn.init.zeros_(module.bias)
 
     def is_custom_code(self) -> bool:
-        """As the backbone's: transformers 5 leaves out parts of custom code that have no weights of their own, and such
-        parts fill the buffers of Falcon-H1 that no file holds."""
+        """Return the backbone's answer.
+
+        transformers 5 does not initialise parts of custom code without weights of their own, and such parts fill the
+        buffers of Falcon-H1 that no file holds.
+        """
         return self.backbone.is_custom_code()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -137,10 +140,10 @@ class SSMForSequenceClassification(PreTrainedModel):
         self.backbone.set_input_embeddings(value)
 
     def embed_values(self, input_values: Float[Tensor, "batch length channels"]) -> Float[Tensor, "batch after width"]:
-        """The embeddings of the pixels and, after the last one, of the class token; `after` is length + 1.
+        """Return the embeddings of the pixels and then of the class token; `after` is length + 1.
 
         Raises:
-            InputError: when this classifies tokens, or pixels of another number of channels.
+            InputError: if this classifies tokens, or pixels with another number of channels.
         """
         if self.config.channels is None:
             raise InputError("this classifier reads tokens, not pixels: give input_ids")
@@ -162,10 +165,10 @@ class SSMForSequenceClassification(PreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> SequenceClassifierOutput | tuple[Tensor, ...]:
-        """Logits (batch, classes) from `input_ids` (batch, length) or `inputs_embeds` (batch, length, width).
+        """Return logits (batch, classes) from `input_ids` (batch, length) or `inputs_embeds` (batch, length, width).
 
-        A pixel classifier reads `input_values` (batch, length, channels) in [0, 1]; its `inputs_embeds`, and an
-        `attention_mask`, count the class token: they are length + 1 long.
+        A pixel classifier reads `input_values` (batch, length, channels) in [0, 1]; its `inputs_embeds` and
+        `attention_mask` include the class token: they are length + 1 long.
 
         With `labels` (batch,) the loss is the cross-entropy, with several labels (batch, labels) that of each, with
         numbers the mean squared error, as `config.problem_type` says; plus β · KL for a Baleen backbone in training
@@ -189,7 +192,7 @@ class SSMForSequenceClassification(PreTrainedModel):
         loss = None
         if labels is not None:
             loss = _loss(given_by(self.config), logits.float(), labels)
-            divergence = information_loss(self.backbone)  # left to the caller who makes a loss of their own
+            divergence = information_loss(self.backbone)  # Callers with a loss of their own read it themselves.
             if divergence is not None and self.training:
                 loss = loss + self.config.backbone.kl_weight * divergence
         result = SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=run.hidden_states)
@@ -205,7 +208,7 @@ def _loss(gives: Gives, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def last_real(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """Each row of `hidden` (batch, length, width) at its last real position, (batch, width)."""
+    """Return each row of `hidden` (batch, length, width) at its last real position, (batch, width)."""
     if mask is None:
         return hidden[:, -1]
     return hidden[torch.arange(len(hidden), device=hidden.device), last_positions(mask.to(hidden.device))]

@@ -1,4 +1,4 @@
-"""The layers of Differential Mamba: λ, and what is subtracted from what.
+"""Layers of Differential Mamba.
 
 `DiffMambaMixer` subtracts whole mixers (Differential Mamba, Eq. 21), `DiffS6Mixer` recurrences (Eqs. 13 and 16).
 """
@@ -29,10 +29,10 @@ def lambda_init(layer: int) -> float:
 
 
 class Subtraction(nn.Module):
-    """What both kinds of differential layer share: λ, the norm after the subtraction, and the factor 1 − λ_i.
+    """Base of both differential layers: λ, the norm after the subtraction, and the factor 1 − λ_i.
 
-    λ by `lambda_form`. (Table 2 compares λ̄ ∈ R^D with its "reparameterization to a scalar" and gives no second formula;
-    the authors' code has all three of these.)
+    λ by `lambda_form`. (Table 2 compares λ̄ ∈ R^D with its "reparameterization to a scalar" and gives no second
+    formula; the authors' code has all three of these.)
         sum: σ(Σ λ̄) + λ_i, λ̄ ∈ R^D (Eq. 17).
         scalar: σ(λ̄) + λ_i, λ̄ ∈ R.
         exponential: exp(λ_q1 · λ_k1) − exp(λ_q2 · λ_k2) + λ_i, vectors in R^N. Eq. 11 is printed with − λ_i, which
@@ -61,22 +61,22 @@ class Subtraction(nn.Module):
                 nn.init.normal_(parameter, std=self.lambda_std) if self.lambda_std else nn.init.zeros_(parameter)
 
     def reset(self) -> None:
-        """Initialise what transformers' models do not know how to."""
+        """Initialise the parameters that transformers' models do not."""
         self.reset_lambda()
 
     def current_lambda(self) -> Tensor:
-        """λ, a number in at least float32, with its gradient."""
+        """Return λ, a number in at least float32, with its gradient."""
         if self.lambda_form == "exponential":
             q1, k1, q2, k2 = map(at_least_float32, (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2))
             return torch.exp(torch.dot(q1, k1)) - torch.exp(torch.dot(q2, k2)) + self.lambda_init
         return torch.sigmoid(at_least_float32(self.lambda_bar).sum()) + self.lambda_init
 
     def difference(self, first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
-        """N(first − λ second), all (batch, length, channels)."""
+        """Return N(first − λ second), all (batch, length, channels)."""
         return self.normed(first - weight.to(first.dtype) * second)
 
     def normed(self, y: Tensor) -> Tensor:
-        """N(y), the identity without `normalize`."""
+        """Return N(y), which is y without `normalize`."""
         return y if self.sub_norm is None else self.sub_norm(y)
 
 
@@ -130,28 +130,28 @@ class DiffS6Mixer(Subtraction):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """As Mamba-2's mixer in transformers, for each of the two recurrences."""
+        """Initialise each of the two recurrences as transformers does Mamba-2's mixer."""
         self.reset_lambda()
         low, high = math.log(self.sizes.time_step_min), math.log(self.sizes.time_step_max)
         step = torch.empty_like(self.dt_bias).uniform_(low, high).exp().clamp(min=self.sizes.time_step_floor)
-        _start(self.dt_bias, step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
+        _start(self.dt_bias, step + torch.log(-torch.expm1(-step)))  # This inverts softplus.
         _start(self.A_log, torch.arange(1.0, self.num_heads + 1).log().expand(2, -1))
         nn.init.ones_(self.D)
         nn.init.kaiming_uniform_(self.conv1d.weight, a=math.sqrt(5))
         if self.conv1d.bias is not None:
             nn.init.zeros_(self.conv1d.bias)
         projection = torch.empty_like(self.out_proj.weight)
-        nn.init.kaiming_uniform_(projection, a=math.sqrt(5))  # returns nothing while transformers 4 opens a checkpoint
+        nn.init.kaiming_uniform_(projection, a=math.sqrt(5))  # It returns None while transformers 4 opens a checkpoint.
         depth = self.sizes.num_hidden_layers if self.sizes.rescale_prenorm_residual else 1
         _start(self.out_proj.weight, projection / math.sqrt(depth))
 
     def gated(self, first: Tensor, second: Tensor, z: Tensor, weight: Tensor) -> Tensor:
-        """The layer's output from its recurrences' (batch, length, channels) and the gate."""
+        """Return the layer's output from its recurrences' outputs (batch, length, channels) and the gate."""
         y = self.norm(self.difference(first, second, weight) * self.act(z)).to(z.dtype)
         return (1 - self.lambda_init) * self.out_proj(y)
 
     def forward(self, hidden_states, cache_params=None, *args, cache=None, attention_mask=None, **kwargs):
-        """Step by step; see `fast_scan` for long sequences and for training."""
+        """Run the recurrences step by step; see `fast_scan` for long sequences and for training."""
         _refuse(cache_params, cache)
         mask, length = as_mask(attention_mask), hidden_states.shape[1]
         z, mixed, step = self.in_proj(mask_padding(hidden_states, mask)).split(self.parts, dim=-1)
@@ -166,10 +166,11 @@ class DiffS6Mixer(Subtraction):
 
     @property
     def parts(self) -> list[int]:
+        """Sizes of z, the convolution's input and Δ in the output of `in_proj`."""
         return [self.intermediate_size, self.conv_dim, 2 * self.num_heads]
 
     def terms(self, convolved: Tensor) -> list[Tensor]:
-        """x (batch, length, heads, width) and B₁, C₁, B₂, C₂ (batch, length, groups, state)."""
+        """Return x (batch, length, heads, width) and B₁, C₁, B₂, C₂ (batch, length, groups, state)."""
         sizes = [self.intermediate_size, *[self.n_groups * self.ssm_state_size] * 4]
         x, *rest = at_least_float32(convolved).split(sizes, dim=-1)
         return [
@@ -178,7 +179,7 @@ class DiffS6Mixer(Subtraction):
         ]
 
     def steps(self, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Δ of both recurrences, (batch, length, heads) each."""
+        """Return Δ of both recurrences, (batch, length, heads) each."""
         halves = zip(at_least_float32(step).chunk(2, dim=-1), at_least_float32(self.dt_bias))
         first, second = (softplus(t + bias).clamp(*self.sizes.time_step_limit) for t, bias in halves)
         return first, second
@@ -191,7 +192,8 @@ def _start(parameter: Tensor, value: Tensor) -> None:
 
 
 def _recur(x: Tensor, B: Tensor, C: Tensor, delta: Tensor, A: Tensor, D: Tensor) -> Tensor:
-    """H_t = exp(Δ_t A) H_{t−1} + Δ_t x_t B_tᵀ, y_t = H_t C_t + D x_t in a loop, (batch, length, heads · width)."""
+    """Compute H_t = exp(Δ_t A) H_{t−1} + Δ_t x_t B_tᵀ, y_t = H_t C_t + D x_t in a loop, (batch, length, heads ·
+    width)."""
     share = x.shape[2] // B.shape[2]
     B, C = B.repeat_interleave(share, dim=2), C.repeat_interleave(share, dim=2)
     H = x.new_zeros(*x[:, 0].shape, B.shape[-1])

@@ -23,28 +23,27 @@ from transformers import (
     MambaForCausalLM,
     MambaModel,
 )
-from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, Mamba2RMSNorm
 
+from ssmscope.architectures.own.base import base_of
 from ssmscope.architectures.own.diff_layers import LAMBDA_FORMS, DiffMambaMixer, DiffS6Mixer, Subtraction
 from ssmscope.architectures.own.generation import MAMBA2_TIED, WholeSequences
-from ssmscope.architectures.read import mamba, mamba2, mamba2_pair
+from ssmscope.architectures.read import mamba, mamba2_pair
 from ssmscope.architectures.read.parts import (
     as_mask,
     at_least_float32,
-    causal_convolution,
     constant,
     convolution,
+    convolve,
     convolved_input_map,
-    layer_state,
     mask_padding,
     norm_weight,
     opened_by,
     projection,
     rms_factor,
+    state_after,
 )
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
-from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.ops import Recurrence, Scan
@@ -55,6 +54,8 @@ LAYERS = ("full", "hybrid")
 
 # ---- how to read them
 
+__all__ = ["state_after"]
+
 MIXERS: tuple[type[nn.Module], ...] = (DiffMambaMixer, DiffS6Mixer)
 MODEL_TYPES = ("diff-mamba", "diff-mamba1")
 
@@ -62,14 +63,14 @@ MODEL_TYPES = ("diff-mamba", "diff-mamba1")
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms: two recurrences, first the one that is kept, then the one that is subtracted.
+    """Return the layer's terms: two recurrences, first the one that is kept, then the one that is subtracted.
 
-    `extras["lambda"]` is λ. With two whole mixers `conv_input`, `conv_tail`, `taps` and `z` are both mixers' side by
-    side along the last dimension, m₁'s first; Diff-S6 has one of each.
+    `extras["lambda"]` is λ. With two whole mixers `conv_input`, `conv_tail`, `taps` and `z` are those of both mixers,
+    concatenated along the last dimension, m₁'s first; Diff-S6 has one of each.
     """
     extras = {"lambda": mixer.current_lambda()}
     if isinstance(mixer, DiffS6Mixer):
-        return _s6_quantities(mixer, u, as_mask(mask), state, extras)
+        return _s6_terms(mixer, u, as_mask(mask), state, extras)
     if isinstance(mixer.m1, Mamba2Mixer):
         return replace(mamba2_pair.terms((mixer.m1, mixer.m2), u, as_mask(mask), state), extras=extras)
     both: Any = (mamba.compute_terms(m, u, mask, part) for m, part in zip((mixer.m1, mixer.m2), _state_of_each(state)))
@@ -85,26 +86,22 @@ def compute_terms(
     )
 
 
-def _s6_quantities(
+def _s6_terms(
     mixer: DiffS6Mixer, u: Tensor, mask: Tensor | None, state: LayerState | None, extras: dict[str, Tensor]
 ) -> LayerTrace:
     z, conv_input, step = mixer.in_proj(u).split(mixer.parts, dim=-1)
-    conv_input = edit_conv_input(mixer, mask_padding(conv_input, mask))
-    tail = state.conv if state is not None else None
-    taps = conv_tap_mask(mixer, conv_input, mixer.conv_kernel_size)
-    convolved = causal_convolution(conv_input, *convolution(mixer, conv_input), tail, taps)
-    x, B1, C1, B2, C2 = mixer.terms(mask_padding(mixer.act(convolved), mask))
+    convolved, around = convolve(mixer, conv_input, convolution(mixer, conv_input), mask, state, mixer.act)
+    x, B1, C1, B2, C2 = mixer.terms(convolved)
     A, D = -at_least_float32(mixer.A_log).exp().unsqueeze(-1), at_least_float32(mixer.D)
     recurrences = tuple(
         Recurrence(x=x, b=B, c=C, delta=mask_padding(delta, mask), A=A[i], D=D[i])
         for i, (B, C, delta) in enumerate(zip((B1, B2), (C1, C2), mixer.steps(step)))
     )
-    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
-    return LayerTrace(u, recurrences, mask=mask, extras=extras, **around)
+    return LayerTrace(u, recurrences, mask=mask, z=z, extras=extras, **around)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """What the block adds to the residual stream, (batch, length, width), from its terms (Eqs. 16 and 21)."""
+    """Return the block's contribution to the residual stream, (batch, length, width) (Eqs. 16 and 21)."""
     scans = layer.scan() if scans is None else scans
     weight = layer.extras["lambda"]
     assert layer.z is not None
@@ -125,17 +122,17 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """(1 − λ_i) diag(w / rms) (M₁ − λ M₂) as a linear map (Differential Mamba, Eqs. 13 and 21), gates and norms frozen.
 
-    With two whole mixers the norm stands behind their projections: maps have its factor 1 / rms, without the weights of
+    With two whole mixers the norm follows their projections: maps have its factor 1 / rms, without the weights of
     single channels.
     """
     u, weight = at_least_float32(layer.u), -layer.extras["lambda"]
     outside = 1 - mixer.lambda_init
     if isinstance(mixer, DiffS6Mixer):
-        return _s6_frozen(mixer, layer, u, weight, outside)
+        return _s6_linearized(mixer, layer, u, weight, outside)
     assert layer.z is not None and layer.conv_input is not None
     tails, taps = ((None, None) if each is None else each.chunk(2, dim=-1) for each in (layer.conv_tail, layer.taps))
     conv_inputs, gates = layer.conv_input.chunk(2, dim=-1), layer.z.chunk(2, dim=-1)
-    bases = [_base(m).linearized for m in (mixer.m1, mixer.m2)]
+    bases = [base_of(m).linearized for m in (mixer.m1, mixer.m2)]
     first, second = (
         each(m, replace(layer, recurrences=(r,), conv_input=x, conv_tail=tail, taps=read, z=z))
         for each, m, r, x, tail, read, z in zip(
@@ -146,28 +143,28 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     behind, factor = _sub_norm(mixer, of_both)
     factor, behind = outside * factor, outside * behind
     paths = (
-        _behind(first.paths[0], "kept", None, factor, behind),
-        _behind(second.paths[0], "subtracted", weight, factor, behind),
+        _after_norm(first.paths[0], "kept", None, factor, behind),
+        _after_norm(second.paths[0], "subtracted", weight, factor, behind),
     )
     biases = [torch.zeros_like(of_both) if b.rest is None else b.rest for b in (first, second)]
     return LinearizedLayer(u, paths, rest=factor * (biases[0] + weight * biases[1]), joined=False)
 
 
-def _behind(path: Path, name: str, weight: Tensor | None, factor: Tensor, behind: Tensor) -> Path:
+def _after_norm(path: Path, name: str, weight: Tensor | None, factor: Tensor, behind: Tensor) -> Path:
     project = path.output_map.project
     output_map = replace(path.output_map, project=lambda v: factor * project(v), behind=behind)
     return replace(path, name=name, weight=weight, output_map=output_map)
 
 
 def _sub_norm(mixer: Subtraction, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The factor of the norm after the subtraction, (batch, length), and with its weights, as `y`."""
+    """Return the factor of the norm after the subtraction, (batch, length), and with its weights, shaped as `y`."""
     if mixer.sub_norm is None:
         return torch.ones_like(y[..., 0]), torch.ones_like(y)
     factor = rms_factor(y, mixer.sub_norm.variance_epsilon)
     return factor[..., 0], factor * norm_weight(mixer, "sub_norm", Mamba2RMSNorm)
 
 
-def _s6_frozen(mixer: DiffS6Mixer, layer: LayerTrace, u: Tensor, weight: Tensor, outside: float) -> LinearizedLayer:
+def _s6_linearized(mixer: DiffS6Mixer, layer: LayerTrace, u: Tensor, weight: Tensor, outside: float) -> LinearizedLayer:
     inner, project = mixer.intermediate_size, projection(mixer, "out_proj")
     enter = projection(mixer, "in_proj", slice(inner, 2 * inner))
     input_map = convolved_input_map(mixer, layer, mixer.act, enter, slice(0, inner))
@@ -190,16 +187,6 @@ def _s6_frozen(mixer: DiffS6Mixer, layer: LayerTrace, u: Tensor, weight: Tensor,
     return LinearizedLayer(u, paths, rest=None if rest is None else outside * rest)
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
-    """Where a run continues from after this layer; `conv` holds both mixers' inputs along the channels."""
-    taps = mixer.conv_kernel_size if isinstance(mixer, DiffS6Mixer) else mixer.m1.conv_kernel_size
-    return layer_state(layer, scans, taps)
-
-
-def _base(mixer: nn.Module) -> Any:
-    return mamba if isinstance(mixer, MambaMixer) else mamba2
-
-
 def _state_of_each(state: LayerState | None) -> Sequence[LayerState | None]:
     if state is None:
         return (None, None)
@@ -211,7 +198,7 @@ def _state_of_each(state: LayerState | None) -> Sequence[LayerState | None]:
 
 
 class _DifferentialFields:
-    """The fields that a differential configuration has beside its base model's."""
+    """Fields of a differential configuration in addition to its base model's."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -241,7 +228,7 @@ class _DifferentialFields:
 
     @property
     def differential_indices(self) -> list[int]:
-        """The differential layers, from 0."""
+        """Indices of the differential layers, from 0."""
         if isinstance(self.differential_layers, str):
             return list(range(0, self.num_hidden_layers, 1 if self.differential_layers == "full" else 2))
         return self.differential_layers
@@ -250,13 +237,13 @@ class _DifferentialFields:
 class DiffMambaConfig(Mamba2Config, _DifferentialFields):
     """A Differential Mamba on Mamba-2, the paper's.
 
-    Args (beside those of `Mamba2Config`, which are those of the plain layers; the two mixers of a differential layer
-    have expansion 1 and as many heads, narrower ones):
+    Args (in addition to those of `Mamba2Config`, which describe the plain layers; the two mixers of a differential
+    layer have expansion 1 and as many heads, which are narrower):
         scope: `block` subtracts whole mixers (Diff-Mamba, Eq. 19), `s6` recurrences inside one block (Diff-S6, Eq. 13).
         differential_layers: `full`, `hybrid` (layers 0, 2, 4, …), or the indices of the differential layers.
         normalize: a root-mean-square norm after the subtraction (Eqs. 16 and 21).
         lambda_form: `sum` (Eq. 17), `scalar` or `exponential` (Eq. 11), see `Subtraction`.
-        lambda_std: standard deviation of the parameters of λ at the start. Default 0 for `sum` and `scalar`: the sum of
+        lambda_std: initial standard deviation of the parameters of λ. Default 0 for `sum` and `scalar`: the sum of
             D standard normal numbers (1, the authors' choice) saturates the sigmoid. Default 0.1 for `exponential`.
     """
 
@@ -272,7 +259,7 @@ class DiffMambaConfig(Mamba2Config, _DifferentialFields):
 
 
 class DiffMamba1Config(MambaConfig, _DifferentialFields):
-    """A Differential Mamba on Mamba-1, `scope="block"` only; arguments as `DiffMambaConfig` beside `MambaConfig`'s."""
+    """A Differential Mamba on Mamba-1, `scope="block"` only; arguments as `DiffMambaConfig`, and `MambaConfig`'s."""
 
     model_type = "diff-mamba1"
 
@@ -286,7 +273,7 @@ class DiffMamba1Config(MambaConfig, _DifferentialFields):
 
 
 class _Differential:
-    """Models whose layers are partly differential; they run whole sequences, without a cache."""
+    """Base of models with differential layers, which run whole sequences without a cache."""
 
     config: Any
     layers: Any
@@ -302,7 +289,7 @@ class _Differential:
     def _init_weights(self, module: nn.Module) -> None:
         config = self.config
         try:
-            self.config = getattr(module, "sizes", config)  # transformers 4 reads a mixer's sizes from here
+            self.config = getattr(module, "sizes", config)  # transformers 4 reads a mixer's sizes from here.
             super()._init_weights(module)  # type: ignore[misc]
         finally:
             self.config = config
@@ -360,7 +347,7 @@ AUTO = (DiffMambaModel, DiffMambaForCausalLM, DiffMamba1Model, DiffMamba1ForCaus
 
 
 def lambdas(module: nn.Module) -> dict[int, float]:
-    """λ of every differential layer of a model, by the layer's index from 0."""
+    """Return λ of every differential layer of a model, by the layer's index from 0."""
     with torch.no_grad():
         return {m.layer_idx: m.current_lambda().item() for m in module.modules() if isinstance(m, Subtraction)}
 

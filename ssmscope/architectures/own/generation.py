@@ -1,4 +1,4 @@
-"""What our own language models share: their output and loss, and generation without a cache."""
+"""Base classes of our own language models: output and loss, and generation without a cache."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.nn.functional import cross_entropy
 from transformers import Mamba2ForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
-# transformers 4 leaves these empty for Mamba-2, and then cannot save a model with tied embeddings.
 MAMBA2_TIED = Mamba2ForCausalLM._tied_weights_keys or ["lm_head.weight"]
+"""Tied weights, which transformers 4 leaves empty for Mamba-2, and then cannot save a model with tied embeddings."""
 
 
 class WholeSequences:
-    """Mixed in before a transformers language model, makes its `generate` hand on all tokens and no cache."""
+    """Mixin before a transformers language model that makes `generate` pass all tokens on and no cache."""
 
     def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **kwargs):
         return {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
@@ -29,7 +29,7 @@ class WholeSequences:
 
 
 class BlocksInTurn:
-    """Mixed in before a transformers model, makes it a backbone of its `embeddings`, `layers` and `norm_f`."""
+    """Mixin before a transformers model that makes it a backbone of `embeddings`, `layers` and `norm_f`."""
 
     config: PretrainedConfig
     embeddings: nn.Module
@@ -42,12 +42,12 @@ class BlocksInTurn:
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.embeddings = value
 
-    def placed(self, x: Tensor) -> Tensor:
-        """What the first block reads of the embeddings (batch, length, width)."""
+    def add_positions(self, x: Tensor) -> Tensor:
+        """Return the first block's input for the embeddings (batch, length, width)."""
         return x
 
-    def beside(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> tuple[Any, ...]:
-        """What every block reads beside the stream."""
+    def block_arguments(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> tuple[Any, ...]:
+        """Return the arguments of every block after the residual stream."""
         return (attention_mask,)
 
     def forward(
@@ -60,20 +60,20 @@ class BlocksInTurn:
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> BaseModelOutput | tuple[Tensor, ...]:
-        """The last hidden state (batch, length, width) from `input_ids` (batch, length) or `inputs_embeds`.
+        """Return the last hidden state (batch, length, width) from `input_ids` (batch, length) or `inputs_embeds`.
 
         `hidden_states` are, as Mamba's, every layer's output and then the norm's. There is no cache; `use_cache` is
-        what transformers' callers say to every model.
+        accepted as transformers' callers pass it to every model.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
-        x = self.placed(self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds)
-        beside = self.beside(x, attention_mask, position_ids)
+        x = self.add_positions(self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds)
+        arguments = self.block_arguments(x, attention_mask, position_ids)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         after = []
         for block in self.layers:
-            x = block(x, *beside)
+            x = block(x, *arguments)
             after.append(x)
         x = self.norm_f(x.to(self.norm_f.weight.dtype))
         result = BaseModelOutput(last_hidden_state=x, hidden_states=(*after, x) if output_hidden_states else None)
@@ -81,7 +81,7 @@ class BlocksInTurn:
 
 
 class HeadOnBackbone(WholeSequences):
-    """Mixed in before a transformers model, makes it a language model of its `backbone` and `lm_head`."""
+    """Mixin before a transformers model that makes it a language model of `backbone` and `lm_head`."""
 
     backbone: PreTrainedModel
     lm_head: nn.Module
@@ -108,8 +108,8 @@ class HeadOnBackbone(WholeSequences):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> CausalLMOutput | tuple[Tensor, ...]:
-        """Logits (batch, length, vocabulary); with `labels` (batch, length), −100 where nothing is asked, the mean
-        cross-entropy of each next token."""
+        """Return logits (batch, length, vocabulary) and, with `labels` (batch, length), −100 where there is none, the
+        mean cross-entropy of each next token."""
         run = self.backbone(
             input_ids, attention_mask, inputs_embeds, use_cache=use_cache, output_hidden_states=output_hidden_states
         )

@@ -1,4 +1,4 @@
-"""GFSSM (arXiv 2408.00244): the state of a Mamba or Mamba-2 in Q groups that take turns, behind a short filter.
+"""GFSSM (arXiv 2408.00244): the state of a Mamba or Mamba-2 in Q groups that take turns, after a short filter.
 
 The filtered input is s_t = Σ_j k_j x_{t−j}. Of the Q states h_i only the one whose turn it is, i = t mod Q, makes a
 step, h_i ← Ā_t h_i + B̄_t s_tᵀ; the others hold; all are read, y_t = C_tᵀ Σ_i h_i + D s_t. Each h_i starts from a
@@ -9,8 +9,8 @@ A layer therefore is Q recurrences on the whole time axis. Off its turn a recurr
 and writes nothing. The paper defines no skip: here D reads s_t, as everything else in the layer does. The filter is
 (1, 0, 0, 0) and the prompts are zero at first: with Q = 1 that is the base model.
 
-What grouping does to a constant transition a: a group's state changes as a^{t/Q} in place of a^t. Memory lasts Q times
-as long and growth has a Q-th of the exponent; neither becomes bounded that was not.
+Under a constant transition a, grouping makes a group's state change as a^{t/Q} in place of a^t. Memory lasts Q times as
+long and growth has a Q-th of the exponent; what was unbounded stays so.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from transformers import (
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
+from ssmscope.architectures.own.base import base_of
 from ssmscope.architectures.own.generation import MAMBA2_TIED, WholeSequences
-from ssmscope.architectures.read import mamba, mamba2
 from ssmscope.architectures.read.parts import (
     ReadMixer,
     at_least_float32,
@@ -42,6 +42,7 @@ from ssmscope.architectures.read.parts import (
     constant,
     convolution_tail,
 )
+from ssmscope.architectures.read.parts import state_after as layer_state
 from ssmscope.core.linearized import LinearizedLayer, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
@@ -51,8 +52,8 @@ from ssmscope.ops import Recurrence, Scan
 
 
 class Grouping(nn.Module):
-    """What a GFSSM layer has beside its base: the filter's taps `fir` (1, taps), k_0 first, and the states before the
-    first token, `prompt` (groups, heads, width, state), None without prompts."""
+    """Parameters that a GFSSM layer adds to its base: the filter's taps `fir` (1, taps), k_0 first, and the states
+    before the first token, `prompt` (groups, heads, width, state), None without prompts."""
 
     def __init__(self, config: Any, mixer: nn.Module) -> None:
         super().__init__()
@@ -67,7 +68,7 @@ class Grouping(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """No filter, and states that start at zero."""
+        """Set the filter to the identity and the prompts to zero."""
         nn.init.eye_(self.fir)
         if self.prompt is not None:
             nn.init.zeros_(self.prompt)
@@ -87,22 +88,25 @@ MODEL_TYPES = ("gfssm", "gfssm-mamba")
 
 @dataclass(frozen=True, eq=False)
 class GroupedState(LayerState):
-    """From where a layer continues. `ssm` holds the groups' states in the order of their next turns, so that a segment
-    of any length continues with the right group; `fir` (batch, taps − 1, channels) the last inputs of the filter."""
+    """State from which a layer continues. `ssm` holds the groups' states in the order of their next turns, so that a
+    segment of any length continues with the right group; `fir` (batch, taps − 1, channels) the filter's last inputs."""
 
     fir: Tensor
 
 
 def turns(mask: Tensor | None, batch: int, length: int, groups: int) -> Int[Tensor, "batch length"]:
-    """The group that each token steps: real positions are counted from 0 in every row, modulo the number of groups."""
+    """Return the group that each token steps: its number among the row's real positions, from 0, modulo `groups`."""
     if mask is None:
         return (torch.arange(length) % groups).expand(batch, length)
     return (mask.cumsum(1) - 1) % groups
 
 
 def grouped(recurrence: Recurrence, turn: Int[Tensor, "batch length"], groups: int) -> tuple[Recurrence, ...]:
-    """One recurrence per group, on the whole time axis: as `recurrence` (given by Δ and A) where `turn` is the group's
-    number, holding its state elsewhere. The skip D is the first one's, so that the outputs sum to the layer's."""
+    """Return one recurrence per group on the whole time axis.
+
+    Each is `recurrence` (given by Δ and A) where `turn` is the group's number, and holds its state elsewhere. The first
+    one has the skip D, so that the outputs sum to the layer's.
+    """
     delta = recurrence.delta
     assert delta is not None
     own = (delta * (turn == group).to(delta).unsqueeze(-1) for group in range(groups))
@@ -114,12 +118,12 @@ def grouped(recurrence: Recurrence, turn: Int[Tensor, "batch length"], groups: i
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms: the base model's, with the filtered input and one recurrence per group.
+    """Return the base model's terms with the filtered input and one recurrence per group.
 
-    `mask` (batch, length) is True at real positions; `state` is where a run continues from. `extras` has the filter's
-    taps `k`, its input `x` (batch, length, channels) and, in a run that continues, `x_tail`, the inputs before that.
+    `extras` has the filter's taps `k`, its input `x` (batch, length, channels) and, in a run that continues, `x_tail`,
+    the inputs before that.
     """
-    layer = _base(mixer).compute_terms(mixer, u, mask, state)
+    layer = base_of(mixer).compute_terms(mixer, u, mask, state)
     recurrence, grouping = layer.recurrence, mixer.grouping
     batch, length, heads, width, _ = recurrence.shape
 
@@ -142,15 +146,15 @@ def compute_terms(
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The mixer's output (batch, length, width) from its terms: the base model's, of the sum of the groups' outputs."""
+    """Return the base model's output (batch, length, width) for the sum of the groups' outputs."""
     scans = layer.scan() if scans is None else scans
     y = torch.stack([s.y for s in scans]).sum(0)
-    return _base(mixer).output(mixer, layer, (Scan(y, scans[0].state, None),))
+    return base_of(mixer).output(mixer, layer, (Scan(y, scans[0].state, None),))
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The layer as a linear map: a path per group of states, behind the filter, with the prompts as its sink."""
-    base, u = _base(mixer), at_least_float32(layer.u)
+    """Return the layer as a linear map: a path per group of states, after the filter, with the prompts as its sink."""
+    base, u = base_of(mixer), at_least_float32(layer.u)
     input_map = base.input_map(mixer, layer)
     output_map = base.output_map(mixer, layer, torch.stack([s.y for s in layer.scan()]).sum(0))
     initial = layer.initial or (None,) * len(layer.recurrences)
@@ -170,28 +174,24 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> GroupedState:
-    """Where a run continues from after this layer; every row by its own number of real positions."""
-    base = _base(mixer).state_after(mixer, layer, scans)
+    """Return the state from which a run continues, every row's by its own number of real positions."""
+    base = layer_state(mixer, replace(layer, reach=mixer.conv_kernel_size), scans)
     states = torch.stack(base.ssm, dim=1)
     batch, groups = states.shape[:2]
     length = layer.u.shape[1]
     past = layer.mask.sum(1) if layer.mask is not None else torch.full((batch,), length, device=states.device)
-    order = (past[:, None] + torch.arange(groups, device=states.device)) % groups  # whose turns come next
+    order = (past[:, None] + torch.arange(groups, device=states.device)) % groups  # The groups by their next turns.
     states = states[torch.arange(batch, device=states.device)[:, None], order]
     of_filter = replace(layer, conv_input=layer.extras["x"], conv_tail=layer.extras.get("x_tail"))
     tail = convolution_tail(of_filter, len(layer.extras["k"]))
     return GroupedState(conv=base.conv, ssm=tuple(states.unbind(1)), fir=tail)
 
 
-def _base(mixer: nn.Module) -> Any:
-    return mamba if isinstance(mixer, MambaMixer) else mamba2
-
-
 # ---- the models
 
 
 class _GroupingFields:
-    """The fields that a GFSSM configuration has beside its base model's."""
+    """Fields of a GFSSM configuration in addition to its base model's."""
 
     state_groups: int
     fir_taps: int
@@ -206,12 +206,13 @@ class _GroupingFields:
 
 
 class GFSSMConfig(Mamba2Config, _GroupingFields):
-    """A Mamba-2 with grouped states behind a filter.
+    """A Mamba-2 with grouped states after a filter.
 
-    Args (beside those of `Mamba2Config`):
-        state_groups: Q, how many states take turns. (`n_groups` are Mamba-2's groups of heads that share B and C.)
+    Args (in addition to those of `Mamba2Config`):
+        state_groups: Q, the number of states that take turns. (`n_groups` are Mamba-2's groups of heads that share B
+            and C.)
         fir_taps: the number of the filter's taps k_j; 1 leaves only a scale. The paper's filter has 4.
-        prompt: learn the states before the first token; without, they are zero.
+        prompt: whether the states before the first token are learnt; otherwise they are zero.
     """
 
     model_type = "gfssm"
@@ -222,7 +223,7 @@ class GFSSMConfig(Mamba2Config, _GroupingFields):
 
 
 class GFSSMMambaConfig(MambaConfig, _GroupingFields):
-    """A Mamba with grouped states; arguments as `GFSSMConfig` beside those of `MambaConfig`."""
+    """A Mamba with grouped states; arguments as `GFSSMConfig`, in addition to those of `MambaConfig`."""
 
     model_type = "gfssm-mamba"
 
@@ -232,13 +233,13 @@ class GFSSMMambaConfig(MambaConfig, _GroupingFields):
 
 
 class _Grouped:
-    """A base model whose mixers are given groups."""
+    """Base of models whose mixers have grouped states."""
 
     def __init__(self, config):
         super().__init__(config)  # type: ignore[call-arg]
         on_mamba2 = isinstance(config, Mamba2Config)
         backbone = self.base_model  # type: ignore[attr-defined]
-        backbone.__class__ = GFSSMModel if on_mamba2 else GFSSMMambaModel  # a language model's, too, knows a Grouping
+        backbone.__class__ = GFSSMModel if on_mamba2 else GFSSMMambaModel
         for block in backbone.layers:
             block.mixer.__class__ = GFSSMMixer if on_mamba2 else GFSSMMambaMixer
             block.mixer.grouping = Grouping(config, block.mixer)

@@ -1,4 +1,4 @@
-"""The selective state-space model of the generalisation paper (Generalization bounds for selective SSMs, section 3).
+"""Selective state-space model of the generalisation paper (Generalization bounds for selective SSMs, section 3).
 
 One layer without convolution, gate, norm or skip: a scalar step Δ_t = softplus(p + qᵀu_t) shared by all channels, a
 table A (channels, state) of diagonals that training may make positive (s_A = max A is the spectral abscissa), and
@@ -19,14 +19,14 @@ from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOut
 
 from ssmscope.architectures.own.classifier import last_real
 from ssmscope.architectures.own.generation import HeadOnBackbone
-from ssmscope.architectures.read.parts import as_mask, at_least_float32, mask_padding
+from ssmscope.architectures.read.parts import as_mask, at_least_float32, mask_padding, state_after
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
 
 class SelectiveSSM(nn.Module):
-    """The layer: input (batch, length, channels), output of the same shape."""
+    """Selective SSM layer; input and output are (batch, length, channels)."""
 
     def __init__(self, channels: int, state: int, spectral_abscissa: float = 0.0):
         super().__init__()
@@ -40,12 +40,14 @@ class SelectiveSSM(nn.Module):
 
     @property
     def spectral_abscissa(self) -> float:
-        """s_A, the largest diagonal entry of the continuous state matrix: below 0 every state decays."""
+        """Largest diagonal entry s_A of the continuous state matrix; below 0 every state decays."""
         return self.A.max().item()
 
     def forward(self, u: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         return output(self, compute_terms(self, u, attention_mask))
 
+
+__all__ = ["state_after"]
 
 MIXERS: tuple[type[nn.Module], ...] = (SelectiveSSM,)
 MODEL_TYPES = ("selective-ssm",)
@@ -54,7 +56,7 @@ MODEL_TYPES = ("selective-ssm",)
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms from its input `u` (batch, length, channels) and weights (Generalization bounds, Eq. 3)."""
+    """Return the layer's terms (Generalization bounds, Eq. 3)."""
     mask = as_mask(mask)
     u = mask_padding(u, mask)
     wide = at_least_float32(u)
@@ -71,21 +73,16 @@ def compute_terms(
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The layer's output y (batch, length, channels)."""
+    """Return the layer's output y (batch, length, channels)."""
     (scanned,) = layer.scan() if scans is None else scans
     return scanned.y.squeeze(-1).to(layer.u.dtype)
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The layer as a linear map: its recurrence alone."""
+    """Return the layer as a linear map, its recurrence alone."""
     u = at_least_float32(layer.u)
     input_map = InputMap(source=u, enter=lambda v, biased: mask_padding(v, layer.mask))
     return LinearizedLayer(u, (Path(layer.recurrence, input_map, OutputMap(lambda y: y)),))
-
-
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
-    """Where a run continues from after this layer."""
-    return LayerState(conv=None, ssm=tuple(s.state for s in scans))
 
 
 class SelectiveSSMConfig(PretrainedConfig):
@@ -94,11 +91,11 @@ class SelectiveSSMConfig(PretrainedConfig):
     Args:
         vocab_size, hidden_size, state_size: tokens, channels d, states N per channel.
         spectral_abscissa: s_A at initialisation; A = s_A − 10 U, its column 0 equal to s_A.
-        binary: a classifier has one head w, whose wᵀy is the log-odds of class 1; else a row of W per class.
+        binary: whether a classifier has one head w, whose wᵀy is the log-odds of class 1; else a row of W per class.
     """
 
     model_type = "selective-ssm"
-    num_hidden_layers = 1  # asked for by transformers' generation
+    num_hidden_layers = 1  # transformers' generation reads it.
 
     def __init__(
         self,
@@ -122,12 +119,12 @@ class _SelectiveSSMPreTrainedModel(PreTrainedModel):
     _is_stateful = True
 
     def _init_weights(self, module: nn.Module) -> None:
-        """A head; every other part initialises itself when it is made."""
+        """Initialise a head; every other part does so itself when it is made."""
         if isinstance(module, nn.Linear):
             module.reset_parameters()
 
     def make_head(self, rows: int) -> nn.Linear:
-        """Drawn by `_init_weights` alone: so too where a directory of weights holds another head."""
+        """Return a head that `_init_weights` alone draws, also if a directory of weights has another head."""
         like = next(self.parameters()).device
         return skip_init(nn.Linear, self.config.hidden_size, rows, bias=False, device=like)
 
@@ -146,13 +143,13 @@ class _EmbeddingAndSSM(_SelectiveSSMPreTrainedModel):
         self.embedding = value
 
     def outputs(self, input_ids: Tensor | None, attention_mask: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """y (batch, length, channels) at every position."""
+        """Return y (batch, length, channels) at every position."""
         u = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
         return self.ssm(u, attention_mask=attention_mask)
 
 
 class SelectiveSSMModel(_EmbeddingAndSSM):
-    """Embedding and one selective SSM."""
+    """Backbone of an embedding and one selective SSM."""
 
     def forward(
         self,
@@ -163,10 +160,11 @@ class SelectiveSSMModel(_EmbeddingAndSSM):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> BaseModelOutput | tuple[Tensor, ...]:
-        """y (batch, length, channels) from `input_ids` (batch, length) or `inputs_embeds` (batch, length, channels).
+        """Return y (batch, length, channels) from `input_ids` (batch, length) or `inputs_embeds` (batch, length,
+        channels).
 
-        `hidden_states` is y alone, the one layer's. There is no cache; `use_cache` is what transformers' callers say to
-        every model.
+        `hidden_states` is y alone, the one layer's. There is no cache; `use_cache` is accepted as transformers' callers
+        pass it to every model.
         """
         y = self.outputs(input_ids, attention_mask, inputs_embeds)
         if output_hidden_states is None:
@@ -176,7 +174,7 @@ class SelectiveSSMModel(_EmbeddingAndSSM):
 
 
 class SelectiveSSMForSequenceClassification(_EmbeddingAndSSM):
-    """Embedding, one selective SSM, and a head without bias on y at each row's last real position.
+    """Classifier of an embedding, one selective SSM, and a head without bias on y at each row's last real position.
 
     A binary model's logits are (0, wᵀy), whose softmax is the paper's sigmoid(wᵀy).
     """
@@ -194,7 +192,8 @@ class SelectiveSSMForSequenceClassification(_EmbeddingAndSSM):
         labels: Tensor | None = None,
         return_dict: bool | None = None,
     ) -> SequenceClassifierOutput | tuple[Tensor, ...]:
-        """Logits (batch, classes) from `input_ids` (batch, length) or `inputs_embeds` (batch, length, channels)."""
+        """Return logits (batch, classes) from `input_ids` (batch, length) or `inputs_embeds` (batch, length,
+        channels)."""
         logits = self.head(last_real(self.outputs(input_ids, attention_mask, inputs_embeds), attention_mask))
         if self.config.binary:
             logits = torch.cat([torch.zeros_like(logits), logits], dim=-1)
@@ -204,7 +203,7 @@ class SelectiveSSMForSequenceClassification(_EmbeddingAndSSM):
 
 
 class SelectiveSSMForCausalLM(HeadOnBackbone, _SelectiveSSMPreTrainedModel, GenerationMixin):
-    """Embedding, one selective SSM, and a head without bias on y at every position."""
+    """Language model of an embedding, one selective SSM, and a head without bias on y at every position."""
 
     def __init__(self, config: SelectiveSSMConfig):
         super().__init__(config)

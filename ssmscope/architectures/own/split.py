@@ -1,4 +1,4 @@
-"""A model over several devices: which part goes where, as accelerate's hooks then move what passes between them."""
+"""Models split over several devices, between which accelerate's hooks move activations."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from ssmscope.core.mixers import mixers
 from ssmscope.errors import InputError, did_you_mean
 
 SPLITS = ("auto", "balanced", "balanced_low_0", "sequential")
-"""The ways in which accelerate finds a device for each part of a model."""
+"""Accelerate's strategies of assigning a device to each part of a model."""
 
 
 def check_split(device_map: Any, device: Any, source: Any) -> None:
-    """Refuse a device map beside a device, of a model in memory, and without accelerate.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError for an unknown device map, one given with a device or a model in memory, or without
+    accelerate."""
     if device_map is None:
         return
     if device is not None:
@@ -38,19 +35,19 @@ def check_split(device_map: Any, device: Any, source: Any) -> None:
         raise InputError("device_map needs accelerate, which is not installed: pip install accelerate")
 
 
-def placed(empty: Any, device_map: str | Mapping[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
-    """For each part of a model its device.
+def device_of_parts(empty: Any, device_map: str | Mapping[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
+    """Return the device of each part of a model.
 
-    The CPU stands as a `torch.device`: for parts on the string "cpu" accelerate keeps their weights elsewhere, and
+    The CPU is given as a `torch.device`: for parts on the string "cpu" accelerate keeps their weights elsewhere, and
     moves them to a GPU as they run.
 
     Args:
         empty: the model on the meta device.
-        device_map: one of `SPLITS`, which never splits a block, or what `placed` returns but for the CPU.
-        dtype: in which it is read; by default the model's own.
+        device_map: one of `SPLITS`, which never splits a block, or a device for each part.
+        dtype: that in which the model is read; by default its own.
 
     Raises:
-        InputError: for parts on a disk or on the device meta, parts without a device, and mixers over several.
+        InputError: if a part is on a disk or the device meta or has no device, or a mixer is on several.
     """
     where = {} if isinstance(device_map, str) else dict(device_map)
     if isinstance(device_map, str):
@@ -83,7 +80,7 @@ def placed(empty: Any, device_map: str | Mapping[str, Any], dtype: torch.dtype |
 
 
 def start_at_embeddings(module: Any) -> None:
-    """Have a split model's input sent to where its embeddings are: accelerate sends it to any of the devices."""
+    """Have a split model's input sent to the device of its embeddings; accelerate may send it to another."""
     hook = getattr(module, "_hf_hook", None)
     if hook is not None:
         hook.execution_device = module.get_input_embeddings().weight.device

@@ -4,10 +4,10 @@ Each of `num_heads` heads keeps a matrix of value × key size, and exchanges wha
 
     S_t = α_t S_{t−1} (I − β_t k_t k_tᵀ) + β_t v_t k_tᵀ,        o_t = S_t q_t.
 
-q, k and v are projections behind a short causal convolution and SiLU, q and k then of length 1; β_t = σ(W_β u_t) is how
-much is exchanged and α_t = exp(−e^A softplus(W_α u_t + b)) how much of everything is kept, both one number per head.
-Each head's o_t is normalised by its root mean square, gated by SiLU(W_z u_t), and projected. DeltaNet has α_t = 1 and
-no W_z. In `ops.DeltaRecurrence` b = k, c = q, x = v.
+q, k and v are projections after a short causal convolution and SiLU, q and k normalised to length 1; β_t = σ(W_β u_t)
+is the share that is exchanged and α_t = exp(−e^A softplus(W_α u_t + b)) the share that is kept, one number per head
+each. Each head's o_t is normalised by its root mean square, gated by SiLU(W_z u_t), and projected. DeltaNet has α_t = 1
+and no W_z. In `ops.DeltaRecurrence` b = k, c = q, x = v.
 
 The backbone is that of `linear_attention`.
 """
@@ -26,20 +26,19 @@ from ssmscope.architectures.read.gated_delta import unit
 from ssmscope.architectures.read.linear_attention import LinearAttentionConfig, family
 from ssmscope.architectures.read.parts import (
     ReadMixer,
-    activated_convolution,
     as_mask,
     at_least_float32,
     constant,
     convolution,
+    convolve,
     convolved_input_map,
-    layer_state,
     mask_padding,
     opened_by,
     projection,
     rms_factor,
+    state_after,
 )
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
-from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import DeltaRecurrence, Scan
 
@@ -47,7 +46,7 @@ from ssmscope.ops import DeltaRecurrence, Scan
 
 
 class DeltaMixer(ReadMixer, nn.Module):
-    """The layer: input and output (batch, length, width)."""
+    """Gated DeltaNet's or DeltaNet's mixer; input and output are (batch, length, width)."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -69,10 +68,12 @@ class DeltaMixer(ReadMixer, nn.Module):
         self.out_proj = nn.Linear(value, width, bias=False)
 
     def reset_parameters(self) -> None:
-        """e^A from 1 to 16 and steps from about 0.001 to 0.1, both spread evenly on a logarithmic scale."""
+        """Draw e^A from 1 to 16 and steps from about 0.001 to 0.1, both evenly on a logarithmic scale."""
         nn.init.uniform_(self.A_log, 0, math.log(16))
         nn.init.uniform_(self.dt_bias, math.log(math.expm1(1e-3)), math.log(math.expm1(1e-1)))
 
+
+__all__ = ["state_after"]
 
 MIXERS: tuple[type[nn.Module], ...] = (DeltaMixer,)
 MODEL_TYPES = ("ssm-deltanet",)
@@ -81,18 +82,10 @@ MODEL_TYPES = ("ssm-deltanet",)
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms from its input `u` (batch, length, width) and weights.
-
-    `mask` (batch, length) is True at real positions; `state` is where a run continues from. At padding keys are zero:
-    whatever its β, such a token exchanges nothing.
-    """
-    assert isinstance(mixer, DeltaMixer)
+    """Return the layer's terms. At padding keys are zero, so that such a token exchanges nothing, whatever its β."""
     mask = as_mask(mask)
-    conv_input = edit_conv_input(mixer, mask_padding(mixer.qkv_proj(u), mask))
-    tail = state.conv if state is not None else None
-    taps = conv_tap_mask(mixer, conv_input, mixer.taps)
-    convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), silu, tail, taps)
-    convolved = mask_padding(convolved, mask)
+    qkv = mixer.qkv_proj(u)
+    convolved, around = convolve(mixer, qkv, convolution(mixer, qkv), mask, state, silu)
     q, k, v = (
         rearrange(at_least_float32(t), "b t (h n) -> b t h n", h=mixer.num_heads)
         for t in convolved.split(mixer.sizes, dim=-1)
@@ -105,13 +98,11 @@ def compute_terms(
     q, k = ((normalize(t, dim=-1) if not mixer.unit_epsilon else unit(t, mixer.unit_epsilon)) for t in (q, k))
     recurrence = DeltaRecurrence(x=v, b=k, c=q, log_a=log_a.unsqueeze(-1), beta=beta)
     z = mixer.z_proj(u) if mixer.z_proj is not None else None
-    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.taps}
-    return LayerTrace(u, (recurrence,), mask=mask, **around)
+    return LayerTrace(u, (recurrence,), mask=mask, z=z, **around)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ SiLU(z))."""
-    assert isinstance(mixer, DeltaMixer)
+    """Return the mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ SiLU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
     norm = mixer.head_norm
     o = rms_norm(scanned.y, norm.normalized_shape, norm.weight.to(scanned.y.dtype), norm.eps)
@@ -120,8 +111,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
-    assert isinstance(mixer, DeltaMixer)
+    """Return the layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
     u, norm = at_least_float32(layer.u), mixer.head_norm
     (scanned,) = layer.scan()
     factor = rms_factor(scanned.y, norm.eps) * at_least_float32(norm.weight)
@@ -137,34 +127,20 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "out_proj", u))
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
-    """Where a run continues from after this layer."""
-    assert isinstance(mixer, DeltaMixer)
-    return layer_state(layer, scans, mixer.taps)
-
-
 # ---- the models
 
 
 class DeltaNetConfig(LinearAttentionConfig):
     """A Gated DeltaNet, or a DeltaNet.
 
-    Args:
-        vocab_size, hidden_size, num_hidden_layers, num_heads: tokens, width, layers, heads of a layer.
+    Args (in addition to those of `LinearAttentionConfig`):
         key_size, value_size: of all heads together; by default three quarters of the width, and twice that, which make
             six width² weights a layer.
         conv_kernel: the taps of the short convolution.
-        gated: False leaves out α and the output gate: DeltaNet.
-        intermediate_size: of the SwiGLU feed-forward blocks; by default 8/3 of the width, rounded up to a multiple of
-            8; 0 leaves them out.
-        layer_norm_epsilon: of every norm.
+        gated: whether there are α and the output gate; without them it is DeltaNet.
         head_norm_epsilon: of the norms of heads; by default as of every norm.
-        unit_epsilon: under the root by which q and k get length 1; 0 for exactly 1.
-        largest_beta: by what σ is multiplied in β; 2 lets eigenvalues of the transition be negative.
-        initializer_range: the standard deviation of embeddings at first.
-
-    Raises:
-        InputError: for a size that is no positive integer, or that the heads cannot share.
+        unit_epsilon: ε under the root that normalises q and k; 0 for exactly length 1.
+        largest_beta: factor of σ in β; with 2 eigenvalues of the transition can be negative.
     """
 
     model_type = "ssm-deltanet"
@@ -175,41 +151,27 @@ class DeltaNetConfig(LinearAttentionConfig):
 
     def __init__(
         self,
-        vocab_size: int = 50280,
         hidden_size: int = 768,
-        num_hidden_layers: int = 24,
-        num_heads: int = 4,
         key_size: int | None = None,
         value_size: int | None = None,
         conv_kernel: int = 4,
         gated: bool = True,
-        intermediate_size: int | None = None,
-        layer_norm_epsilon: float = 1e-5,
         head_norm_epsilon: float | None = None,
         unit_epsilon: float = 0.0,
         largest_beta: float = 1.0,
-        initializer_range: float = 0.1,
         **kwargs,
     ):
         other: dict[str, Any] = {"unit_epsilon": unit_epsilon, "largest_beta": largest_beta}
-        self._set_beside_defaults(head_norm_epsilon=head_norm_epsilon, **other)
-        self.gated, self.layer_norm_epsilon, self.initializer_range = gated, layer_norm_epsilon, initializer_range
+        self._set_unless_default(head_norm_epsilon=head_norm_epsilon, **other)
+        self.gated = gated
         key_size = 3 * hidden_size // 4 if key_size is None else key_size
-        self._set(
-            kwargs,
-            vocab_size=vocab_size,
-            hidden_size=hidden_size,
-            num_hidden_layers=num_hidden_layers,
-            num_heads=num_heads,
-            key_size=key_size,
-            value_size=2 * key_size if value_size is None else value_size,
-            conv_kernel=conv_kernel,
-            intermediate_size=8 * math.ceil(hidden_size / 3) if intermediate_size is None else intermediate_size,
-        )
+        value_size = 2 * key_size if value_size is None else value_size
+        sizes = {"key_size": key_size, "value_size": value_size, "conv_kernel": conv_kernel}
+        super().__init__(hidden_size=hidden_size, sizes=sizes, **kwargs)
 
 
 class _DeltaNet:
-    """How the mixers of a new model begin."""
+    """Initialisation of a new model's mixers."""
 
     def _init_weights(self, module):
         super()._init_weights(module)  # type: ignore[misc]

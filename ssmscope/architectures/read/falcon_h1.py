@@ -1,7 +1,7 @@
-"""Falcon-H1 (TII, Zuo et al. 2025): in every layer a Mamba-2 mixer and softmax attention side by side.
+"""Falcon-H1 (TII, Zuo et al. 2025): in every layer a Mamba-2 mixer and softmax attention in parallel.
 
 The mixer is Mamba-2's with multipliers on its input and on each part of `in_proj`'s output, and a norm that may be
-absent, or stand before the gate. Attention is run by the model itself.
+absent or before the gate. Attention is run by the model itself.
 """
 
 from __future__ import annotations
@@ -35,17 +35,14 @@ MODEL_TYPES = ("falcon_h1",)
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms from its input `u` (batch, length, width) and weights.
-
-    `mask` (batch, length) is True at real positions; `state` is where a run continues from.
-    """
+    """Return the layer's terms."""
     projected = mixer.in_proj(u * mixer.ssm_in_multiplier) * mixer.mup_vector
     return terms(mixer, u, projected, mixer.time_step_limit, mask, state)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The mixer's output (batch, length, width) from its terms: out_proj of RMSNorm(y ⊙ SiLU(z)), RMSNorm(y) ⊙ SiLU(z)
-    or y ⊙ SiLU(z)."""
+    """Return the mixer's output (batch, length, width) from its terms: out_proj of RMSNorm(y ⊙ SiLU(z)), RMSNorm(y) ⊙
+    SiLU(z) or y ⊙ SiLU(z)."""
     (scanned,) = layer.scan() if scans is None else scans
     y, z = rearrange(scanned.y, "b t h p -> b t (h p)"), _gate_input(layer)
     factor = _norm_factor(mixer, y, z)
@@ -53,7 +50,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The layer as a linear map with Δ, B, C, SiLU, the gate and the norm frozen."""
+    """Return the layer as a linear map with Δ, B, C, SiLU, the gate and the norm frozen."""
     u, inner = at_least_float32(layer.u), mixer.intermediate_size
     (scanned,) = layer.scan()
     y, z = rearrange(scanned.y, "b t h p -> b t (h p)"), _gate_input(layer)
@@ -75,7 +72,7 @@ def _gate_input(layer: LayerTrace) -> Tensor:
 
 
 def _norm_factor(mixer: nn.Module, y: Tensor, z: Tensor) -> Tensor | None:
-    """By what the norm multiplies at `y` and `z` (batch, length, channels); None without one."""
+    """Return the norm's factor at `y` and `z` (batch, length, channels); None without a norm."""
     if not mixer.mamba_rms_norm:
         return None
     norm = mixer.norm
@@ -85,7 +82,7 @@ def _norm_factor(mixer: nn.Module, y: Tensor, z: Tensor) -> Tensor | None:
 
 
 def _entering(mixer: nn.Module, rows: slice):
-    """Some outputs of `in_proj` with their multipliers, as a map of the layer's input."""
+    """Return a map of the layer's input to `rows` of `in_proj`'s outputs with their multipliers."""
     enter, multipliers = projection(mixer, "in_proj", rows), mixer.mup_vector[..., rows]
     return lambda u, biased: enter(u * mixer.ssm_in_multiplier, biased) * multipliers
 

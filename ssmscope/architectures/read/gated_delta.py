@@ -1,8 +1,8 @@
-"""What the gated delta rule's layers in other libraries' hybrids share; the rule is that of `delta`.
+"""Gated delta rule of other libraries' hybrids; the rule is that of `delta`.
 
     S_t = α_t S_{t−1} (I − β_t k_t k_tᵀ) + β_t v_t k_tᵀ,        o_t = S_t q_t / √d,
 
-q, k and v behind a convolution and SiLU, q and k divided by √(‖·‖² + 10⁻⁶), α_t = exp(−e^A softplus(a_t + b)) and β_t =
+q, k and v after a convolution and SiLU, q and k divided by √(‖·‖² + 10⁻⁶), α_t = exp(−e^A softplus(a_t + b)) and β_t =
 σ(b_t), once per head of values; several of these may read one head of keys. Each head's o_t is normalised by its root
 mean square, gated by SiLU(z_t), and projected.
 """
@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
 from ssmscope.architectures.read.parts import (
-    activated_convolution,
     activation,
     as_mask,
     at_least_float32,
     constant,
     convolution,
+    convolve,
     convolved_input_map,
-    layer_state,
     mask_padding,
     norm_weight,
     opened_by,
@@ -34,17 +33,16 @@ from ssmscope.architectures.read.parts import (
 )
 from ssmscope.core.affine import innermost
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
-from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import DeltaRecurrence, Scan
 
-EPS = 1e-6
-"""Under the root of the length of q and k, as in transformers and flash-linear-attention."""
+UNIT_EPSILON = 1e-6
+"""ε under the root of the length of q and k, as in transformers and flash-linear-attention."""
 
 
 class Projected(NamedTuple):
-    """What a mixer's projections make of its input: `qkv` (batch, length, 2 · key + value sizes), `z` (batch, length,
-    value size), and `a` and `beta` (batch, length, heads), of which α is made and which is β."""
+    """Projections of a mixer's input: `qkv` (batch, length, 2 · key + value sizes), `z` (batch, length, value size),
+    `a` (batch, length, heads), from which α is computed, and β, `beta` (batch, length, heads)."""
 
     qkv: Tensor
     z: Tensor
@@ -57,12 +55,9 @@ def terms(
 ) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and projections. At padding nothing is exchanged."""
     mask = as_mask(mask)
-    conv_input = edit_conv_input(mixer, mask_padding(projected.qkv, mask))
-    tail = state.conv if state is not None else None
-    taps = conv_tap_mask(mixer, conv_input, mixer.conv_kernel_size)
-    convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), activation(mixer, silu), tail, taps)
-    convolved = at_least_float32(mask_padding(convolved, mask))
-    q, k, v = convolved.split([mixer.key_dim, mixer.key_dim, mixer.value_dim], dim=-1)
+    qkv, act = projected.qkv, activation(mixer, silu)
+    convolved, around = convolve(mixer, qkv, convolution(mixer, qkv), mask, state, act)
+    q, k, v = at_least_float32(convolved).split([mixer.key_dim, mixer.key_dim, mixer.value_dim], dim=-1)
     q, k = (unit(rearrange(t, "b t (h n) -> b t h n", n=mixer.head_k_dim)) for t in (q, k))
     step = softplus(at_least_float32(projected.a) + at_least_float32(mixer.dt_bias))
     log_a = mask_padding(-at_least_float32(mixer.A_log).exp() * step, mask)
@@ -73,17 +68,16 @@ def terms(
         log_a=log_a.unsqueeze(-1),
         beta=at_least_float32(projected.beta),
     )
-    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "reach": mixer.conv_kernel_size}
     return LayerTrace(u, (recurrence,), mask=mask, z=projected.z, **around)
 
 
-def unit(t: Tensor, eps: float = EPS) -> Tensor:
-    """t / √(‖t‖² + eps) over the last dimension."""
+def unit(t: Tensor, eps: float = UNIT_EPSILON) -> Tensor:
+    """Return t / √(‖t‖² + eps) over the last dimension."""
     return t * torch.rsqrt(t.square().sum(-1, keepdim=True) + eps)
 
 
 def output_through(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None, norm: str, out: str) -> Tensor:
-    """The mixer's output (batch, length, width) by its modules of these names: W_O (norm(o) ⊙ SiLU(z))."""
+    """Return the mixer's output (batch, length, width) by its modules of these names: W_O (norm(o) ⊙ SiLU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
     assert layer.z is not None
     z = rearrange(layer.z, "b t (h p) -> b t h p", p=scanned.y.shape[-1])
@@ -91,7 +85,7 @@ def output_through(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] 
     return getattr(mixer, out)(rearrange(normed, "b t h p -> b t (h p)"))
 
 
-def frozen_through(
+def linearized_through(
     mixer: nn.Module,
     layer: LayerTrace,
     enter: Callable[[Tensor, bool], Tensor],
@@ -99,8 +93,8 @@ def frozen_through(
     norm: str,
     out: str,
 ) -> LinearizedLayer:
-    """The layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen; `enter` makes v
-    of the layer's input, `enter_gate` z."""
+    """Return the layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads
+    frozen; `enter` maps the layer's input to v, `enter_gate` to z."""
     u = at_least_float32(layer.u)
     (scanned,) = layer.scan()
     assert layer.z is not None
@@ -113,8 +107,3 @@ def frozen_through(
     )
     input_map = convolved_input_map(mixer, layer, activation(mixer, silu), enter, slice(2 * mixer.key_dim, None))
     return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, out, u))
-
-
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
-    """Where a run continues from after this layer."""
-    return layer_state(layer, scans, mixer.conv_kernel_size)

@@ -1,7 +1,7 @@
 """HGRN (Hierarchically Gated Recurrent Neural Network, Qin et al. 2023), HGRN2 (Qin et al. 2024) and GSA (Gated Slot
 Attention, Zhang et al. 2024), as flash-linear-attention has them.
 
-What is written comes with the complement of what is kept. HGRN's states are its channels, HGRN2's matrices of key ×
+A write has the complement of the decay as its weight. HGRN's states are its channels, HGRN2's matrices of key ×
 value size per head:
 
     HGRN:   h_t = f_t ⊙ h_{t−1} + (1 − f_t) ⊙ SiLU(W_i x_t),       y = RMSNorm(h_t) ⊙ SiLU(W_g x_t),
@@ -12,15 +12,14 @@ over them, less the first's. GSA's heads have slots, with f = σ(W_f x)^{1/8}; a
 
     K_t = Diag(f_t) K_{t−1} + (1 − f_t) k_tᵀ,   V_t = Diag(f_t) V_{t−1} + (1 − f_t) v_tᵀ,   o_t = V_tᵀ softmax(K_t q_t),
 
-q, k and v behind SiLU, and y = RMSNorm(SiLU(o_t)). The recurrence of a GSA layer is that of the values. The slots' keys
-decay and are written to alike; what is made of them, the softmax, is what reads, and is frozen as queries are.
+q, k and v after SiLU, and y = RMSNorm(SiLU(o_t)). The recurrence of a GSA layer is that of the values. The slots' keys
+decay and are written in the same way; the softmax over them reads the values, and is frozen as queries are.
 
 The backbone is that of `linear_attention`.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -50,26 +49,26 @@ from ssmscope.ops import Recurrence, Scan
 
 
 class LowerBounds(nn.Module):
-    """γ of all layers (HGRN, section 3.2)."""
+    """Lower bounds γ of all layers (HGRN, section 3.2)."""
 
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(layers, width))
 
     def forward(self) -> Tensor:
-        """(layers, width), that of the first layer 0."""
+        """Return the bounds (layers, width); the first layer's are 0."""
         shares = at_least_float32(self.weight).softmax(0)
         return shares.cumsum(0) - shares[0]
 
 
 class GatedMixer(ReadMixer, nn.Module, ABC):
-    """What the three layers share; input and output (batch, length, width)."""
+    """Base of the three mixers; input and output are (batch, length, width)."""
 
     read = "q_proj"
-    """What is made of the input beside f and the values."""
+    """Name of the third projection of the input, next to f and the values."""
     number = 0
     bounds: tuple[LowerBounds, ...] = ()
-    """The model's lower bounds, where it has them: a tuple, as they are no part of the layer."""
+    """Lower bounds of the model, if it has them; in a tuple they are no part of the layer."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -81,11 +80,11 @@ class GatedMixer(ReadMixer, nn.Module, ABC):
         self.out_proj = nn.Linear(width, width, bias=False)
 
     def heads(self, t: Tensor) -> Tensor:
-        """`t` (batch, length, heads · n) by heads, in float32 at least."""
+        """Return `t` (batch, length, heads · n) by heads, in at least float32."""
         return rearrange(at_least_float32(t), "b t (h n) -> b t h n", h=self.num_heads)
 
     def log_f(self, u: Tensor) -> Tensor:
-        """log f, (batch, length, heads, n)."""
+        """Return log f, (batch, length, heads, n)."""
         log_f = at_least_float32(logsigmoid(at_least_float32(self.f_proj(u))))
         for bounds in self.bounds if self.number else ():
             bound = bounds()[self.number].to(log_f.device)
@@ -93,15 +92,15 @@ class GatedMixer(ReadMixer, nn.Module, ABC):
         return self.heads(log_f)
 
     def value(self, i: Tensor) -> Tensor:
-        """The values, of what W_i makes of the input."""
+        """Return the values for the output `i` of W_i."""
         return i
 
     @abstractmethod
     def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None) -> tuple[Recurrence, dict[str, Tensor]]:
-        """The layer's recurrence and `extras`."""
+        """Return the layer's recurrence and `extras`."""
 
-    def shown(self, o: Tensor) -> Tensor:
-        """What the norm reads of the recurrence's output."""
+    def activated(self, o: Tensor) -> Tensor:
+        """Return the norm's input for the recurrence's output."""
         return o
 
 
@@ -148,7 +147,7 @@ class SlotMixer(GatedMixer):
         log_f = self.log_f(u)
         written, log_f = mask_padding(-torch.expm1(log_f), mask), mask_padding(log_f, mask)
         q, k = (silu(self.heads(project(u))) for project in (self.q_proj, self.k_proj))
-        each_slot = Recurrence(  # a head with one decay for each slot of a head
+        each_slot = Recurrence(  # Each slot of a head becomes a head with one decay.
             x=rearrange(written, "b t h m -> b t (h m) 1"),
             b=k,
             c=q,
@@ -159,7 +158,7 @@ class SlotMixer(GatedMixer):
         x = self.heads(self.value(self.i_proj(u)))
         return Recurrence(x=x, b=written, c=reads, log_a=log_f), {"keys": keys.state}
 
-    def shown(self, o: Tensor) -> Tensor:
+    def activated(self, o: Tensor) -> Tensor:
         return silu(o)
 
 
@@ -169,7 +168,7 @@ MODEL_TYPES = ("ssm-hgrn", "ssm-hgrn2", "ssm-gsa")
 
 @dataclass(frozen=True, eq=False)
 class SlotState(LayerState):
-    """From where a GSA layer continues: also the slots' `keys` (batch, heads · slots, 1, key size)."""
+    """State from which a GSA layer continues, with the slots' `keys` (batch, heads · slots, 1, key size)."""
 
     keys: Tensor
 
@@ -177,12 +176,7 @@ class SlotState(LayerState):
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms from its input `u` (batch, length, width) and weights.
-
-    `mask` (batch, length) is True at real positions; `state` is where a run continues from. A GSA layer's `extras` have
-    the slots' `keys` after the last position.
-    """
-    assert isinstance(mixer, GatedMixer)
+    """Return the layer's terms. A GSA layer's `extras` have the slots' `keys` after the last position."""
     mask = as_mask(mask)
     recurrence, extras = mixer.terms(u, mask, state)
     z = mixer.z_proj(u) if isinstance(mixer, HGRNMixer) else None
@@ -190,21 +184,19 @@ def compute_terms(
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The mixer's output (batch, length, width) from its terms."""
-    assert isinstance(mixer, GatedMixer)
+    """Return the mixer's output (batch, length, width) from its terms."""
     (scanned,) = layer.scan() if scans is None else scans
-    o, norm = mixer.shown(rearrange(scanned.y, "b t h p -> b t (h p)")), mixer.norm
+    o, norm = mixer.activated(rearrange(scanned.y, "b t h p -> b t (h p)")), mixer.norm
     o = rms_norm(o, norm.normalized_shape, norm.weight.to(o.dtype), norm.eps).to(layer.u.dtype)
     return mixer.out_proj(o if layer.z is None else o * silu(layer.z))
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The layer as a linear map of its values with f, what reads, SiLU, the gate and the norm frozen."""
-    assert isinstance(mixer, GatedMixer)
+    """Return the layer as a linear map of its values with f, what reads, SiLU, the gate and the norm frozen."""
     u = at_least_float32(layer.u)
     (scanned,) = layer.scan()
     y = rearrange(scanned.y, "b t h p -> b t (h p)")
-    factor = rms_factor(mixer.shown(y), mixer.norm.eps) * at_least_float32(mixer.norm.weight)
+    factor = rms_factor(mixer.activated(y), mixer.norm.eps) * at_least_float32(mixer.norm.weight)
     factor = factor if not isinstance(mixer, SlotMixer) else factor * as_diagonal(silu, y)
     gate, opening = factor, None
     if layer.z is not None:
@@ -221,7 +213,7 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
-    """Where a run continues from after this layer."""
+    """Return the state from which a run continues after this layer."""
     states = tuple(s.state for s in scans)
     keys = layer.extras.get("keys")
     return LayerState(conv=None, ssm=states) if keys is None else SlotState(conv=None, ssm=states, keys=keys)
@@ -231,20 +223,11 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
 
 
 class GatedConfig(LinearAttentionConfig):
-    """What the three configurations share.
+    """Base of the three configurations; HGRN has no heads.
 
-    Args:
-        vocab_size, hidden_size, num_hidden_layers, num_heads: tokens, width, layers, heads of a layer; HGRN has none.
-        intermediate_size: of the SwiGLU feed-forward blocks; by default 8/3 of the width, rounded up to a multiple of
-            8; 0 leaves them out.
-        layer_norm_epsilon: of every norm.
+    Args (in addition to those of `LinearAttentionConfig`):
         head_norm_epsilon: of the norms within layers; by default as of every norm.
         lower_bounds: whether there are lower bounds γ; GSA has none.
-        initializer_range: the standard deviation of embeddings at first.
-        attention: as of `GLAConfig`.
-
-    Raises:
-        InputError: for a size that is no positive integer, or that the heads cannot share.
     """
 
     shared = ("hidden_size", "forget_size")
@@ -252,28 +235,18 @@ class GatedConfig(LinearAttentionConfig):
 
     def __init__(
         self,
-        vocab_size: int = 50280,
         hidden_size: int = 768,
-        num_hidden_layers: int = 24,
         num_heads: int = 6,
-        intermediate_size: int | None = None,
         layer_norm_epsilon: float = 1e-6,
         head_norm_epsilon: float | None = None,
         lower_bounds: bool = True,
-        initializer_range: float = 0.1,
         **kwargs,
     ):
-        self._set_beside_defaults(head_norm_epsilon=head_norm_epsilon)
-        self.layer_norm_epsilon, self.initializer_range = layer_norm_epsilon, initializer_range
+        self._set_unless_default(head_norm_epsilon=head_norm_epsilon)
         self.lower_bounds = bool(lower_bounds)
-        self._set(
-            kwargs,
-            vocab_size=vocab_size,
-            hidden_size=hidden_size,
-            num_hidden_layers=num_hidden_layers,
-            num_heads=num_heads,
-            forget_size=kwargs.pop("forget_size", hidden_size),
-            intermediate_size=8 * math.ceil(hidden_size / 3) if intermediate_size is None else intermediate_size,
+        sizes = {"forget_size": kwargs.pop("forget_size", hidden_size)}
+        super().__init__(
+            hidden_size=hidden_size, num_heads=num_heads, layer_norm_epsilon=layer_norm_epsilon, sizes=sizes, **kwargs
         )
 
 
@@ -293,16 +266,16 @@ class HGRN2Config(GatedConfig):
     model_type = "ssm-hgrn2"
     mixer = HGRN2Mixer
 
-    def __init__(self, num_heads: int = 6, **kwargs):  # transformers 5 gives one of its own to a class without
+    def __init__(self, num_heads: int = 6, **kwargs):  # transformers 5 generates an `__init__` for a class without one.
         super().__init__(**{**kwargs, "num_heads": num_heads})
 
 
 class GSAConfig(GatedConfig):
     """A GSA, see `GatedConfig`.
 
-    Args (beside those of `GatedConfig`):
-        num_slots: of a head.
-        tau: the root that is taken of the gate.
+    Args (in addition to those of `GatedConfig`):
+        num_slots: slots per head.
+        tau: the root taken of the gate.
     """
 
     model_type = "ssm-gsa"
@@ -316,7 +289,7 @@ class GSAConfig(GatedConfig):
 
 
 class GatedModel(LinearAttentionModel):
-    """Embedding, blocks, norm, and the lower bounds of all layers."""
+    """Backbone of embedding, blocks, norm, and the lower bounds of all layers."""
 
     def blocks(self, config: Any) -> list[nn.Module]:
         found = super().blocks(config)

@@ -1,9 +1,9 @@
 """Kimi-Linear (Zhang et al. 2025): layers of the delta rule with a decay per channel of the keys, between them latent
-softmax attention, and experts behind most.
+softmax attention, and experts after most.
 
     S_t = S_{t−1} Diag(α_t) (I − β_t k_t k_tᵀ) + β_t v_t k_tᵀ,        o_t = S_t q_t / √d,
 
-q, k and v behind a convolution and SiLU, q and k divided by √(‖·‖² + 10⁻⁶), α_t = exp(−e^A softplus(W₂ W₁ x_t + b)) and
+q, k and v after a convolution and SiLU, q and k divided by √(‖·‖² + 10⁻⁶), α_t = exp(−e^A softplus(W₂ W₁ x_t + b)) and
 β_t = σ(W_β x_t). Each head's o_t is normalised by its root mean square, gated by σ(z_t), and projected. Attention and
 experts are run by the model itself.
 """
@@ -18,24 +18,25 @@ from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDelta
 
 from ssmscope.architectures.read.gated_delta import output_through, unit
 from ssmscope.architectures.read.parts import (
-    activated_convolution,
     activation,
     as_mask,
     at_least_float32,
     constant,
     convolution,
+    convolve,
     convolved_input_map,
-    layer_state,
     mask_padding,
     norm_weight,
     projection,
     rms_factor,
+    state_after,
 )
 from ssmscope.architectures.read.qwen3_next import with_longer_memory
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
-from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import DeltaRecurrence, Scan
+
+__all__ = ["state_after"]
 
 MIXERS: tuple[type[nn.Module], ...] = (KimiLinearDeltaAttention,)
 MODEL_TYPES = ("kimi_linear",)
@@ -44,19 +45,11 @@ MODEL_TYPES = ("kimi_linear",)
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms from its input `u` (batch, length, width) and weights.
-
-    `mask` (batch, length) is True at real positions; `state` is where a run continues from.
-    """
+    """Return the layer's terms."""
     mask, gate = as_mask(mask), mixer.forget_gate
     qkv = torch.cat([mixer.q_proj(u), mixer.k_proj(u), mixer.v_proj(u)], dim=-1)
-    conv_input = edit_conv_input(mixer, mask_padding(qkv, mask))
-    tail = state.conv if state is not None else None
-    taps = conv_tap_mask(mixer, conv_input, mixer.conv_kernel_size)
-    convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), activation(mixer), tail, taps)
-    q, k, v = rearrange(
-        at_least_float32(mask_padding(convolved, mask)), "b t (three h p) -> three b t h p", three=3, p=mixer.head_dim
-    )
+    convolved, around = convolve(mixer, qkv, convolution(mixer, qkv), mask, state, activation(mixer))
+    q, k, v = rearrange(at_least_float32(convolved), "b t (three h p) -> three b t h p", three=3, p=mixer.head_dim)
     step = softplus(at_least_float32(gate.f_b_proj(gate.f_a_proj(u))) + at_least_float32(gate.dt_bias))
     step = rearrange(step, "b t (h p) -> b t h p", p=mixer.head_dim)
     recurrence = DeltaRecurrence(
@@ -66,23 +59,16 @@ def compute_terms(
         log_a=mask_padding(-at_least_float32(gate.A_log).exp() * step, mask),
         beta=at_least_float32(torch.sigmoid(mixer.b_proj(u))),
     )
-    z = mixer.g_b_proj(mixer.g_a_proj(u))
-    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
-    return LayerTrace(u, (recurrence,), mask=mask, **around)
+    return LayerTrace(u, (recurrence,), mask=mask, z=mixer.g_b_proj(mixer.g_a_proj(u)), **around)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ σ(z))."""
+    """Return the mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ σ(z))."""
     return output_through(mixer, layer, scans, "o_norm", "o_proj")
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
-    """Where a run continues from after this layer."""
-    return layer_state(layer, scans, mixer.conv_kernel_size)
-
-
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The layer as a linear map of v with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
+    """Return the layer as a linear map of v with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
     u, (scanned,) = at_least_float32(layer.u), layer.scan()
     assert layer.z is not None
     factor = rms_factor(scanned.y, mixer.o_norm.variance_epsilon) * norm_weight(mixer, "o_norm", KimiLinearRMSNormGated)

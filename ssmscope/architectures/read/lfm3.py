@@ -5,7 +5,14 @@ from __future__ import annotations
 from torch import nn
 from transformers.models.lfm3.modeling_lfm3 import Lfm3ShortConv
 
-from ssmscope.architectures.read.lfm2 import HAS_RECURRENT_STATE, SMALL, compute_terms, linearized, output, state_after
+from ssmscope.architectures.read.lfm2 import (
+    EXAMPLE_SIZES,
+    HAS_RECURRENT_STATE,
+    compute_terms,
+    linearized,
+    output,
+    state_after,
+)
 
 __all__ = ["HAS_RECURRENT_STATE", "linearized", "output", "compute_terms", "state_after"]
 
@@ -17,7 +24,9 @@ def examples() -> dict[str, nn.Module]:
     """Small random language models of this family, by name; seeded by the caller."""
     from transformers import Lfm3Config, Lfm3ForCausalLM
 
-    sizes = {name: value for name, value in SMALL.items() if name not in ("block_auto_adjust_ff_dim", "layer_types")}
+    sizes = {
+        name: value for name, value in EXAMPLE_SIZES.items() if name not in ("block_auto_adjust_ff_dim", "layer_types")
+    }
     kinds = ["conv", "full_attention", "conv", "sliding_attention"]
     ends = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
     config = Lfm3Config(**{**sizes, "num_hidden_layers": 4}, **ends, layer_types=kinds, head_dim=12, sliding_window=6)

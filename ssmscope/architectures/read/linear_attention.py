@@ -5,8 +5,8 @@ Both are linear attention with a decay. Each of `num_heads` heads keeps a matrix
     H_t = α_t ⊙ H_{t−1} + k_t v_tᵀ,        o_t = H_tᵀ q_t / √(key size),
 
 GLA with a decay per key dimension that the token chooses, α_t = σ(W₂ W₁ x_t + b)^{1/τ}; RetNet with one constant decay
-per head, γ_h = 1 − 2^{−5−h}, on queries and keys that are rotated by their position. Each head's o_t is normalised by
-itself, gated by swish(W_z x_t), and projected. In `ops.Recurrence` the key dimensions are the state, the value
+per head, γ_h = 1 − 2^{−5−h}, on queries and keys that are rotated by their position. Each head's o_t is normalised
+separately, gated by swish(W_z x_t), and projected. In `ops.Recurrence` the key dimensions are the state, the value
 dimensions a head's width, b = k, c = q / √(key size), x = v.
 
 Of RetNet's three normalisations of scores (its section 2.2) the first is the √(key size) above; the others scale an
@@ -14,7 +14,7 @@ o_t by a number, which the norm of the head undoes.
 
 The backbone is Mamba's: x + mixer(RMSNorm(x)) per layer, a norm, a head that may be tied to the embedding. Both papers
 add a feed-forward block to each layer; `intermediate_size=0` leaves it out, which is Mamba's backbone itself. Layers in
-`attention` have softmax attention in place of the mixer, as flash-linear-attention's hybrids.
+`attention` have softmax attention in place of the mixer, as in flash-linear-attention's hybrids.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from torch.nn.functional import gelu, silu
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 
 from ssmscope.architectures.own.generation import MAMBA2_TIED, BlocksInTurn, HeadOnBackbone
-from ssmscope.architectures.read.linear_layers import GatedLinearAttention, LinearAttention, Retention
+from ssmscope.architectures.read.linear_layers import GatedLinearAttention, Retention
 from ssmscope.architectures.read.parts import as_mask, at_least_float32, constant, opened_by, projection, rms_factor
-from ssmscope.architectures.read.rotary_attention import RotaryAttention, unread
+from ssmscope.architectures.read.rotary_attention import RotaryAttention, score_mask
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
@@ -42,33 +42,48 @@ from ssmscope.ops import Recurrence, Scan
 # ---- the configurations
 
 HEAD_NORMS = ("layer", "rms")
-"""How a head's output is normalised: as in the papers, or by its root mean square, with one weight for all heads."""
-ATTENDING: dict[str, Any] = dict(num_kv_heads=None, qkv_bias=False, window_size=None, rope_theta=10000.0)
-"""The options of layers of softmax attention beside their `num_heads`, with defaults."""
+"""Norms of a head's output: the papers', or its root mean square with one weight for all heads."""
+ATTENTION_DEFAULTS: dict[str, Any] = dict(num_kv_heads=None, qkv_bias=False, window_size=None, rope_theta=10000.0)
+"""Options of softmax attention in addition to `layers` and `num_heads`, with defaults."""
 
 
 class LinearAttentionConfig(PretrainedConfig):
-    """What the configurations share, see `GLAConfig`: the class of their `mixer`, and whether feed-forward blocks are
-    SwiGLU or GELU."""
+    """Base of the configurations. A subclass names its `mixer`, and says whether its feed-forward blocks are SwiGLU or
+    GELU.
+
+    Args:
+        vocab_size, hidden_size, num_hidden_layers, num_heads: tokens, width, layers, heads of a layer.
+        intermediate_size: of the feed-forward blocks; by default 8/3 of the width, rounded up to a multiple of 8; 0
+            leaves them out.
+        layer_norm_epsilon: of every norm.
+        initializer_range: the initial standard deviation of embeddings.
+        head_norm: "layer", or "rms" (`HEAD_NORMS`).
+        attention: layers of softmax attention, a list of options (`ATTENTION_DEFAULTS`), each with `num_heads` and its
+            `layers`.
+        sizes: the subclass's further sizes by their names.
+
+    Raises:
+        InputError: if a size is no positive integer, or the heads cannot share it.
+    """
 
     mixer: ClassVar[type[nn.Module]]
     swiglu: ClassVar[bool] = True
     head_norm = "layer"
     shared: ClassVar[tuple[str, ...]] = ("key_size", "value_size")
-    """The sizes that the heads share."""
+    """Fields with sizes that the heads share."""
     attention: Sequence[Mapping[str, Any]] = ()
-    """Layers of softmax attention in place of the mixer's: their options for some `layers`, see `ATTENDING`."""
+    """Options of softmax attention for some `layers`, in place of the mixer, see `ATTENTION_DEFAULTS`."""
 
     def _set_attention(self, given: Any) -> None:
         width, taken = self.hidden_size, set[int]()
         if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
-            raise InputError(f"attention {given!r:.60} must be a list of options, each of some layers")
+            raise InputError(f"attention {given!r:.60} must be a list of options, each for some layers")
         for each in given:
-            unknown = sorted(each.keys() - {"layers", "num_heads", *ATTENDING})
+            unknown = sorted(each.keys() - {"layers", "num_heads", *ATTENTION_DEFAULTS})
             if unknown or not {"layers", "num_heads"} <= each.keys():
-                known = ", ".join(("layers", "num_heads", *ATTENDING))
+                known = ", ".join(("layers", "num_heads", *ATTENTION_DEFAULTS))
                 raise InputError(f"attention has {unknown[0] if unknown else 'no layers or num_heads'}; give {known}")
-            options, layers = {**ATTENDING, **each}, each["layers"]
+            options, layers = {**ATTENTION_DEFAULTS, **each}, each["layers"]
             few = isinstance(layers, list) and len({*layers} - taken) == len(layers)
             if not few or any(type(at) is not int or not 0 <= at < self.num_hidden_layers for at in layers):
                 last = self.num_hidden_layers - 1
@@ -89,13 +104,30 @@ class LinearAttentionConfig(PretrainedConfig):
         if given:
             self.attention, self.num_attention_heads = given, given[0]["num_heads"]
 
-    def _set_beside_defaults(self, **fields: Any) -> None:
-        """Set what is not the class's default: a configuration's fingerprint is of its own fields alone."""
+    def _set_unless_default(self, **fields: Any) -> None:
+        """Set fields that differ from the class's defaults; a configuration's fingerprint is made from its own fields
+        alone."""
         for name, value in fields.items():
             if value != getattr(type(self), name):
                 setattr(self, name, value)
 
-    def _set(self, kwargs: dict[str, Any], **fields: Any) -> None:
+    def __init__(
+        self,
+        vocab_size: int = 50280,
+        hidden_size: int = 768,
+        num_hidden_layers: int = 24,
+        num_heads: int = 4,
+        intermediate_size: int | None = None,
+        layer_norm_epsilon: float = 1e-5,
+        initializer_range: float = 0.1,
+        *,
+        sizes: Mapping[str, int],
+        **kwargs,
+    ):
+        self.layer_norm_epsilon, self.initializer_range = layer_norm_epsilon, initializer_range
+        fields = {"vocab_size": vocab_size, "hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers}
+        fields |= {"num_heads": num_heads, **sizes}
+        fields["intermediate_size"] = 8 * math.ceil(hidden_size / 3) if intermediate_size is None else intermediate_size
         for name, value in fields.items():
             least = 0 if name == "intermediate_size" else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -104,11 +136,12 @@ class LinearAttentionConfig(PretrainedConfig):
         head_norm = kwargs.pop("head_norm", "layer")
         if head_norm not in HEAD_NORMS:
             raise InputError(f"head_norm {head_norm!r} is unknown: choose one of {', '.join(HEAD_NORMS)}")
-        self._set_beside_defaults(head_norm=head_norm)
-        heads = fields["num_heads"]
+        self._set_unless_default(head_norm=head_norm)
         for name in self.shared:
-            if fields[name] % heads:
-                raise InputError(f"{name} {fields[name]} cannot be shared by {heads} heads: give a multiple of {heads}")
+            if fields[name] % num_heads:
+                raise InputError(
+                    f"{name} {fields[name]} cannot be shared by {num_heads} heads: give a multiple of {num_heads}"
+                )
         self._set_attention(kwargs.pop("attention", []))
         kwargs.setdefault("pad_token_id", 0)
         kwargs.setdefault("bos_token_id", 0)
@@ -121,20 +154,10 @@ class LinearAttentionConfig(PretrainedConfig):
 class GLAConfig(LinearAttentionConfig):
     """A GLA Transformer.
 
-    Args:
-        vocab_size, hidden_size, num_hidden_layers, num_heads: tokens, width, layers, heads of a layer.
-        key_size, value_size: of all heads together; by default half the width, and the width (GLA, section 4.4).
+    Args (in addition to those of `LinearAttentionConfig`):
+        key_size, value_size: of all heads together; by default half the width and the width (GLA, section 4.4).
         gate_rank: the width between W₁ and W₂.
-        tau: τ, the root that is taken of the gate. 16 keeps decays near 1 at first.
-        intermediate_size: of the SwiGLU feed-forward blocks; by default 8/3 of the width, rounded up to a multiple of
-            8; 0 leaves them out.
-        layer_norm_epsilon: of every norm.
-        head_norm: "layer", or "rms" (`HEAD_NORMS`).
-        attention: layers of softmax attention, a list of options (`ATTENDING`), each with `num_heads` and its `layers`.
-        initializer_range: the standard deviation of embeddings at first.
-
-    Raises:
-        InputError: for a size that is no positive integer, or that the heads cannot share.
+        tau: τ, the root taken of the gate; 16 keeps initial decays near 1.
     """
 
     model_type = "ssm-gla"
@@ -142,47 +165,34 @@ class GLAConfig(LinearAttentionConfig):
 
     def __init__(
         self,
-        vocab_size: int = 50280,
         hidden_size: int = 768,
-        num_hidden_layers: int = 24,
-        num_heads: int = 4,
         key_size: int | None = None,
         value_size: int | None = None,
         gate_rank: int = 16,
         tau: float = 16.0,
-        intermediate_size: int | None = None,
-        layer_norm_epsilon: float = 1e-5,
-        initializer_range: float = 0.1,
         **kwargs,
     ):
         if not tau > 0:
             raise InputError(f"tau {tau!r} must be a positive number")
-        self.tau, self.layer_norm_epsilon, self.initializer_range = tau, layer_norm_epsilon, initializer_range
-        self._set(
-            kwargs,
-            vocab_size=vocab_size,
-            hidden_size=hidden_size,
-            num_hidden_layers=num_hidden_layers,
-            num_heads=num_heads,
-            key_size=hidden_size // 2 if key_size is None else key_size,
-            value_size=hidden_size if value_size is None else value_size,
-            gate_rank=gate_rank,
-            intermediate_size=8 * math.ceil(hidden_size / 3) if intermediate_size is None else intermediate_size,
-        )
+        self.tau = tau
+        key_size = hidden_size // 2 if key_size is None else key_size
+        value_size = hidden_size if value_size is None else value_size
+        sizes = {"key_size": key_size, "value_size": value_size, "gate_rank": gate_rank}
+        super().__init__(hidden_size=hidden_size, sizes=sizes, **kwargs)
 
 
 class RetNetConfig(LinearAttentionConfig):
     """A RetNet.
 
-    Args (beside those of `GLAConfig`):
-        key_size, value_size: of all heads together; by default the width, and twice the width (RetNet, section 3.1).
-        rotary: rotate queries and keys by their position; the key size of a head is then even.
+    Args (in addition to those of `LinearAttentionConfig`):
+        key_size, value_size: of all heads together; by default the width and twice the width (RetNet, section 3.1).
+        rotary: whether queries and keys are rotated by their position; a head's key size is then even.
         rotary_base: pair i of a head's key dimensions turns by base^{−2i / key size} a token.
-        intermediate_size: of the feed-forward blocks; by default twice the width; 0 leaves them out.
-        swiglu: whether these are SwiGLU, else GELU.
+        intermediate_size: by default twice the width.
+        swiglu: whether feed-forward blocks are SwiGLU, else GELU.
 
     Raises:
-        InputError: as `GLAConfig`, and for an odd number of dimensions to rotate.
+        InputError: as `LinearAttentionConfig`, and if the number of dimensions to rotate is odd.
     """
 
     model_type = "ssm-retnet"
@@ -191,33 +201,21 @@ class RetNetConfig(LinearAttentionConfig):
 
     def __init__(
         self,
-        vocab_size: int = 50280,
         hidden_size: int = 768,
-        num_hidden_layers: int = 24,
-        num_heads: int = 4,
         key_size: int | None = None,
         value_size: int | None = None,
         rotary: bool = True,
         rotary_base: float = 10000.0,
         intermediate_size: int | None = None,
         swiglu: bool = False,
-        layer_norm_epsilon: float = 1e-5,
-        initializer_range: float = 0.1,
         **kwargs,
     ):
-        self._set_beside_defaults(swiglu=swiglu)
+        self._set_unless_default(swiglu=swiglu)
         self.rotary, self.rotary_base = rotary, rotary_base
-        self.layer_norm_epsilon, self.initializer_range = layer_norm_epsilon, initializer_range
-        self._set(
-            kwargs,
-            vocab_size=vocab_size,
-            hidden_size=hidden_size,
-            num_hidden_layers=num_hidden_layers,
-            num_heads=num_heads,
-            key_size=hidden_size if key_size is None else key_size,
-            value_size=2 * hidden_size if value_size is None else value_size,
-            intermediate_size=2 * hidden_size if intermediate_size is None else intermediate_size,
-        )
+        key_size = hidden_size if key_size is None else key_size
+        sizes = {"key_size": key_size, "value_size": 2 * hidden_size if value_size is None else value_size}
+        inner = 2 * hidden_size if intermediate_size is None else intermediate_size
+        super().__init__(hidden_size=hidden_size, intermediate_size=inner, sizes=sizes, **kwargs)
         each = self.key_size // self.num_heads
         if rotary and each % 2:
             raise InputError(f"a head's key size {each} is odd: rotation needs pairs; change key_size or rotary=False")
@@ -232,7 +230,7 @@ MODEL_TYPES = ("ssm-gla", "ssm-retnet")
 
 @dataclass(frozen=True, eq=False)
 class RetentionState(LayerState):
-    """From where a rotated layer continues: also the `position` (batch,) of every row's next token."""
+    """State from which a rotated layer continues, with the `position` (batch,) of every row's next token."""
 
     position: Tensor
 
@@ -240,12 +238,7 @@ class RetentionState(LayerState):
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms from its input `u` (batch, length, width) and weights.
-
-    `mask` (batch, length) is True at real positions; `state` is where a run continues from. A rotated layer's `extras`
-    have every token's `position` (batch, length).
-    """
-    assert isinstance(mixer, LinearAttention)
+    """Return the layer's terms. A rotated layer's `extras` have every token's `position` (batch, length)."""
     mask = as_mask(mask)
     terms = mixer.terms(u, mask, state.position if isinstance(state, RetentionState) else None)
     recurrence = Recurrence(x=terms.v, b=terms.k, c=terms.q, log_a=terms.log_a)
@@ -254,15 +247,15 @@ def compute_terms(
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The mixer's output (batch, length, width) from its terms."""
-    assert isinstance(mixer, LinearAttention) and layer.z is not None
+    """Return the mixer's output (batch, length, width) from its terms."""
+    assert layer.z is not None
     (scanned,) = layer.scan() if scans is None else scans
     return mixer.finish(scanned.y, layer.z)
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The layer as a linear map with q, k, decays, the gate and the norms of its heads frozen."""
-    assert isinstance(mixer, LinearAttention) and layer.z is not None
+    """Return the layer as a linear map with q, k, decays, the gate and the norms of its heads frozen."""
+    assert layer.z is not None
     u, norm = at_least_float32(layer.u), mixer.head_norm
     (scanned,) = layer.scan()
     z, weight, centred = at_least_float32(layer.z), at_least_float32(norm.weight), isinstance(norm, nn.GroupNorm)
@@ -287,7 +280,7 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
-    """Where a run continues from after this layer."""
+    """Return the state from which a run continues after this layer."""
     states = tuple(s.state for s in scans)
     if "position" not in layer.extras:
         return LayerState(conv=None, ssm=states)
@@ -298,7 +291,7 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
 
 
 class FeedForward(nn.Module):
-    """W₃ (swish(W₁ x) ⊙ W₂ x), or W₂ gelu(W₁ x) for RetNet."""
+    """Feed-forward part W₃ (swish(W₁ x) ⊙ W₂ x), or W₂ gelu(W₁ x) for RetNet."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -312,11 +305,11 @@ class FeedForward(nn.Module):
 
 
 def _attention(config: Any, number: int) -> RotaryAttention | None:
-    """A layer's softmax attention; None where it has none."""
+    """Return a layer's softmax attention; None if it has none."""
     found = next((each for each in getattr(config, "attention", ()) if number in each["layers"]), None)
     if found is None:
         return None
-    options = {**ATTENDING, **found}
+    options = {**ATTENTION_DEFAULTS, **found}
     own: dict[str, Any] = {
         "num_heads": options["num_heads"],
         "num_heads_kv": options["num_kv_heads"],
@@ -329,7 +322,7 @@ def _attention(config: Any, number: int) -> RotaryAttention | None:
 
 
 class Block(nn.Module):
-    """x + mixer(norm(x)), then x + feed-forward(norm(x)) where there is one."""
+    """Block x + mixer(norm(x)), then x + feed-forward(norm(x)) if it has one."""
 
     def __init__(self, config: Any, number: int) -> None:
         super().__init__()
@@ -346,7 +339,7 @@ class Block(nn.Module):
         hidden: Mapping[int | None, Tensor] | None = None,
         position_ids: Tensor | None = None,
     ) -> Tensor:
-        """`hidden` is `unread` for each window of attention."""
+        """Run the block; `hidden` is `score_mask` for each window of attention."""
         if isinstance(self.mixer, RotaryAttention):
             assert hidden is not None and position_ids is not None
             x = x + self.mixer(self.norm(x), hidden[self.mixer.sliding_window], position_ids, None)[0]
@@ -363,7 +356,7 @@ class _LinearAttentionPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Linear maps that keep the size of what they read; unit norms; a decay of 2^{−1/τ} for GLA."""
+        """Initialise linear maps to keep their input's size, norms to 1, and GLA's decays to 2^{−1/τ}."""
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
             if module.bias is not None:
@@ -377,7 +370,7 @@ class _LinearAttentionPreTrainedModel(PreTrainedModel):
 
 
 class LinearAttentionModel(BlocksInTurn, _LinearAttentionPreTrainedModel):
-    """Embedding, blocks, norm."""
+    """Backbone of embedding, blocks and norm."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -387,25 +380,25 @@ class LinearAttentionModel(BlocksInTurn, _LinearAttentionPreTrainedModel):
         self.post_init()
 
     def blocks(self, config: Any) -> list[nn.Module]:
-        """A new model's blocks, the first first."""
+        """Return a new model's blocks, the first first."""
         return [Block(config, number) for number in range(config.num_hidden_layers)]
 
     def norm(self, config: Any) -> nn.Module:
-        """What stands before the head."""
+        """Return the norm before the head."""
         return nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
 
-    def beside(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> tuple[Any, ...]:
+    def block_arguments(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> tuple[Any, ...]:
         attention = getattr(self.config, "attention", ())
         if not attention:
             return (attention_mask,)
         mask, steps = as_mask(attention_mask), torch.arange(x.shape[1], device=x.device)
         windows = {options.get("window_size") for options in attention}
-        hidden = {window: unread(x, mask, window) for window in windows}
+        hidden = {window: score_mask(x, mask, window) for window in windows}
         return attention_mask, hidden, steps.expand(len(x), -1) if position_ids is None else position_ids
 
 
 class LinearAttentionForCausalLM(HeadOnBackbone, _LinearAttentionPreTrainedModel, GenerationMixin):
-    """The backbone and a head on the vocabulary."""
+    """Language model of the backbone and a head on the vocabulary."""
 
     _tied_weights_keys = MAMBA2_TIED
     backbone_class: type[LinearAttentionModel]
@@ -420,7 +413,8 @@ class LinearAttentionForCausalLM(HeadOnBackbone, _LinearAttentionPreTrainedModel
 def family(
     config: type[PretrainedConfig], *first: type, backbone: type[LinearAttentionModel] = LinearAttentionModel
 ) -> tuple[type[LinearAttentionModel], type[LinearAttentionForCausalLM]]:
-    """NAMEModel, the backbone, and NAMEForCausalLM, the language model, of NAMEConfig; `first` are bases of both."""
+    """Return NAMEModel, the backbone, and NAMEForCausalLM, the language model, of NAMEConfig; `first` are bases of
+    both."""
     name, own = config.__name__.removesuffix("Config"), {"config_class": config, "__module__": config.__module__}
     model = type(f"{name}Model", (*first, backbone), own)
     return model, type(f"{name}ForCausalLM", (*first, LinearAttentionForCausalLM), {**own, "backbone_class": model})

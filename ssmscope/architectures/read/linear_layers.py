@@ -1,4 +1,4 @@
-"""The mixers of GLA (Yang et al. 2023) and RetNet (Sun et al. 2023); see `linear_attention`."""
+"""Mixers of GLA (Yang et al. 2023) and RetNet (Sun et al. 2023); see `linear_attention`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from torch.nn.functional import group_norm, logsigmoid, rms_norm, silu
 
 from ssmscope.architectures.read.parts import as_mask, at_least_float32, mask_padding
 
-CHUNK = 16  # steps that are worked as one masked product: a GLA layer holds CHUNK decays per token and key dimension
+CHUNK_LENGTH = 16
+"""Tokens computed as one masked product; a GLA layer holds as many decays per token and key dimension."""
 
 
 class Terms(NamedTuple):
-    """A layer's terms: `q`, `k` (batch, length, heads, key), `v` (batch, length, heads, value), `log_a` as `k` or with
-    one decay per head, the gate `z` (batch, length, value size), and `position` (batch, length), where it matters."""
+    """Terms of a layer: `q`, `k` (batch, length, heads, key), `v` (batch, length, heads, value), `log_a` as `k` or with
+    one decay per head, the gate `z` (batch, length, value size), and `position` (batch, length) if keys are rotated."""
 
     q: Tensor
     k: Tensor
@@ -34,11 +35,12 @@ def chunked(
     k: Float[Tensor, "batch length heads key"],
     v: Float[Tensor, "batch length heads value"],
     log_a: Float[Tensor, "batch length heads decays"],
-    chunk: int = CHUNK,
+    chunk: int = CHUNK_LENGTH,
 ) -> Float[Tensor, "batch length heads value"]:
-    """o_t = Σ_{s≤t} (q_tᵀ (∏_{s<r≤t} α_r ⊙ k_s)) v_s; `decays` is the key size or 1 (GLA, section 4.2; RetNet, Eq. 7).
+    """Compute o_t = Σ_{s≤t} (q_tᵀ (∏_{s<r≤t} α_r ⊙ k_s)) v_s; `decays` is the key size or 1 (GLA, section 4.2; RetNet,
+    Eq. 7).
 
-    Chunks of the parallel form, joined by the recurrent one. Products of decays are exponentials of sums that are
+    Chunks of the parallel form are joined by the recurrent one. Products of decays are exponentials of sums that are
     masked first: the papers' quotients of cumulative products overflow. With one chunk it is the parallel form.
     """
     batch, length, heads, key = q.shape
@@ -63,7 +65,7 @@ def chunked(
 
 
 class LinearAttention(nn.Module, ABC):
-    """What the two mixers share; input and output (batch, length, width)."""
+    """Base of the two mixers; input and output are (batch, length, width)."""
 
     gate_bias = False
 
@@ -81,31 +83,32 @@ class LinearAttention(nn.Module, ABC):
         self.out_proj = nn.Linear(config.value_size, width, bias=False)
 
     def heads(self, t: Tensor) -> Tensor:
-        """`t` (batch, length, heads · n) by heads, in float32 at least."""
+        """Return `t` (batch, length, heads · n) by heads, in at least float32."""
         return rearrange(at_least_float32(t), "b t (h n) -> b t h n", h=self.num_heads)
 
     def terms(self, u: Tensor, mask: Tensor | None, start: Tensor | None = None) -> Terms:
-        """The terms of the input; where `mask` (batch, length) is False nothing is written and the state holds. A run
-        that continues does so from position `start` (batch,)."""
+        """Return the terms of the input, at positions from `start` (batch,) in a run that continues; where `mask`
+        (batch, length) is False nothing is written and the state holds."""
         q, k, v = (self.heads(project(u)) for project in (self.q_proj, self.k_proj, self.v_proj))
         position = self.position(u, mask, start)
-        q, k = self.placed(q * self.scale, position), self.placed(mask_padding(k, mask), position)
+        q, k = self.rotate(q * self.scale, position), self.rotate(mask_padding(k, mask), position)
         return Terms(q, k, v, mask_padding(self.log_decay(u), mask), self.z_proj(u), position)
 
     def position(self, u: Tensor, mask: Tensor | None, start: Tensor | None) -> Tensor | None:
-        """Every token's position (batch, length), None where it does not matter."""
+        """Return every token's position (batch, length); None if keys are not rotated."""
         return None
 
-    def placed(self, t: Tensor, position: Tensor | None) -> Tensor:
-        """Queries or keys with their position worked into them."""
+    def rotate(self, t: Tensor, position: Tensor | None) -> Tensor:
+        """Return queries or keys rotated by their position, where the layer does so."""
         return t
 
     @abstractmethod
     def log_decay(self, u: Tensor) -> Tensor:
-        """log α_t, (batch, length, heads, key) or (batch, length, heads, 1)."""
+        """Return log α_t, (batch, length, heads, key) or (batch, length, heads, 1)."""
 
     def finish(self, o: Tensor, z: Tensor) -> Tensor:
-        """The output from the heads' o (batch, length, heads, value) and the gate z: W_O (norm(o) ⊙ swish(z))."""
+        """Return the output from the heads' o (batch, length, heads, value) and the gate z: W_O (norm(o) ⊙
+        swish(z))."""
         norm, weight = self.head_norm, self.head_norm.weight.to(o.dtype)
         if isinstance(norm, nn.RMSNorm):
             normed = rearrange(rms_norm(o, norm.normalized_shape, weight, norm.eps), "b t h p -> b t (h p)")
@@ -132,7 +135,7 @@ class GatedLinearAttention(LinearAttention):
         self.decay_out = nn.Linear(config.gate_rank, config.key_size)
 
     def log_decay(self, u: Tensor) -> Tensor:
-        """log σ(W₂ W₁ u + b) / τ."""
+        """Return log σ(W₂ W₁ u + b) / τ."""
         return logsigmoid(self.heads(self.decay_out(self.decay_in(u)))) / self.tau
 
 
@@ -144,7 +147,7 @@ class Retention(LinearAttention):
         self.rotary_base = config.rotary_base if config.rotary else None
 
     def log_decay(self, u: Tensor) -> Tensor:
-        """log γ_h = log(1 − 2^{−5−h})."""
+        """Return log γ_h = log(1 − 2^{−5−h})."""
         log_gamma = [math.log1p(-(2.0 ** (-5 - head))) for head in range(self.num_heads)]
         decays = at_least_float32(u.new_empty(0)).new_tensor(log_gamma)
         return rearrange(decays, "h -> h 1").expand(*u.shape[:2], -1, -1)
@@ -156,16 +159,16 @@ class Retention(LinearAttention):
         position = real.cumsum(1) - 1
         return position if start is None else position + start.unsqueeze(-1)
 
-    def placed(self, t: Tensor, position: Tensor | None) -> Tensor:
+    def rotate(self, t: Tensor, position: Tensor | None) -> Tensor:
         return t if position is None or self.rotary_base is None else rotated(t, position, self.rotary_base)
 
 
 def rotated(
     t: Float[Tensor, "batch length heads key"], position: Tensor, base: float = 10000.0
 ) -> Float[Tensor, "batch length heads key"]:
-    """`t` e^{i n θ} at position n: neighbouring dimensions are the complex numbers, θ_i = base^{−2i / key}.
+    """Return `t` e^{i n θ} at position n, neighbouring dimensions being complex numbers, θ_i = base^{−2i / key}.
 
-    Angles are worked in float64: at ten thousand tokens float32 numbers are a thousandth of a radian apart.
+    Angles are computed in float64: at ten thousand tokens float32 numbers are a thousandth of a radian apart.
     """
     key = t.shape[-1]
     theta = base ** (-torch.arange(0, key, 2, dtype=torch.float64, device=t.device) / key)
@@ -176,7 +179,7 @@ def rotated(
 def turned(
     t: Float[Tensor, "batch length heads key"], angle: Float[Tensor, "#batch length #heads pairs"]
 ) -> Float[Tensor, "batch length heads key"]:
-    """`t` whose first dimensions, neighbours as complex numbers, are turned by the angles; the others stay."""
+    """Turn the first dimensions of `t`, neighbours as complex numbers, by the angles; the others stay."""
     pairs = 2 * angle.shape[-1]
     cos, sin = angle.cos().to(t.dtype), angle.sin().to(t.dtype)
     real, imaginary = rearrange(t[..., :pairs], "b t h (n part) -> part b t h n", part=2)

@@ -1,4 +1,4 @@
-"""Mamba (Gu & Dao 2023) and Falcon-Mamba: the layers of transformers' models, read, not rewritten.
+"""Mamba (Gu & Dao 2023) and Falcon-Mamba: the layers of transformers' models.
 
 One recurrence with a head of width 1 per channel: Δ, B, C come from the convolved input, the decay of state n of
 channel d is exp(Δ_{t,d} A_{d,n}). Falcon-Mamba normalises Δ's low-rank input, B and C by their root mean square.
@@ -12,24 +12,25 @@ from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMi
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
 from ssmscope.architectures.read.parts import (
-    activated_convolution,
     activation,
     as_mask,
     at_least_float32,
     constant,
     convolution,
+    convolve,
     convolved_input_map,
     gate_activation,
-    layer_state,
     mask_padding,
     opened_by,
     projection,
+    state_after,
     step_projection,
 )
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
-from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
+
+__all__ = ["state_after"]
 
 MIXERS: tuple[type[nn.Module], ...] = (MambaMixer, FalconMambaMixer)
 MODEL_TYPES = ("mamba", "falcon_mamba")
@@ -38,20 +39,13 @@ MODEL_TYPES = ("mamba", "falcon_mamba")
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms from its input `u` (batch, length, width) and weights (Mamba, Algorithm 2).
-
-    `mask` (batch, length) is True at real positions; `state` is where a run continues from.
-    """
+    """Return the layer's terms (Mamba, Algorithm 2)."""
     mask = as_mask(mask)
     conv_input, z = mixer.in_proj(u).chunk(2, dim=-1)
-    conv_input = edit_conv_input(mixer, mask_padding(conv_input, mask))
-    tail = state.conv if state is not None else None
-    taps = conv_tap_mask(mixer, conv_input, mixer.conv_kernel_size)
-    x = activated_convolution(conv_input, *convolution(mixer, conv_input), activation(mixer), tail, taps)
-    x = mask_padding(x, mask)
+    x, around = convolve(mixer, conv_input, convolution(mixer, conv_input), mask, state, activation(mixer))
     sizes = [mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size]
     step, B, C = mixer.x_proj(x).split(sizes, dim=-1)
-    if hasattr(mixer, "dt_layernorm"):  # Jamba's and, in release 5, Falcon-Mamba's
+    if hasattr(mixer, "dt_layernorm"):  # Jamba has these and, in transformers 5, Falcon-Mamba.
         step, B, C = mixer.dt_layernorm(step), mixer.b_layernorm(B), mixer.c_layernorm(C)
     elif isinstance(mixer, FalconMambaMixer):
         step, B, C = (_unit_rms(t, mixer.rms_eps) for t in (step, B, C))
@@ -64,12 +58,11 @@ def compute_terms(
         A=-at_least_float32(mixer.A_log).exp(),
         D=at_least_float32(mixer.D),
     )
-    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
-    return LayerTrace(u, (recurrence,), mask=mask, **around)
+    return LayerTrace(u, (recurrence,), mask=mask, z=z, **around)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The mixer's output (batch, length, width) from its terms: out_proj(y ⊙ SiLU(z))."""
+    """Return the mixer's output (batch, length, width) from its terms: out_proj(y ⊙ SiLU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
     assert layer.z is not None
     return mixer.out_proj(scanned.y.squeeze(-1).to(layer.z.dtype) * gate_activation(mixer)(layer.z))
@@ -78,31 +71,26 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
 def linearized(
     mixer: nn.Module, layer: LayerTrace, x_rows: slice | None = None, z_rows: slice | None = None
 ) -> LinearizedLayer:
-    """The layer as a linear map with Δ, B, C, SiLU and the gate frozen; see `input_map` and `output_map`."""
+    """Return the layer as a linear map with Δ, B, C, SiLU and the gate frozen; see `input_map` and `output_map`."""
     u = at_least_float32(layer.u)
     path = Path(layer.recurrence, input_map(mixer, layer, x_rows), output_map(mixer, layer, rows=z_rows))
     return LinearizedLayer(u, (path,), rest=constant(mixer, "out_proj", u))
 
 
 def input_map(mixer: nn.Module, layer: LayerTrace, rows: slice | None = None) -> InputMap:
-    """How the layer's input becomes what its recurrence reads, of these outputs of `in_proj`, else the first half."""
+    """Return the map from the layer's input to its recurrence's, `rows` of `in_proj`, by default the first half."""
     enter = projection(mixer, "in_proj", rows or slice(0, mixer.intermediate_size))
     return convolved_input_map(mixer, layer, activation(mixer), enter)
 
 
 def output_map(mixer: nn.Module, layer: LayerTrace, y: Tensor | None = None, rows: slice | None = None) -> OutputMap:
-    """How the recurrence's output becomes the layer's, z being these outputs of `in_proj`, by default the second half;
-    whatever it is, nothing here depends on `y`."""
+    """Return the map from the recurrence's output to the layer's, z being `rows` of `in_proj`, by default the second
+    half. It does not depend on `y`."""
     assert layer.z is not None
     project, z = projection(mixer, "out_proj"), at_least_float32(layer.z)
     enter = projection(mixer, "in_proj", rows or slice(mixer.intermediate_size, None))
     act = gate_activation(mixer)
     return OutputMap(lambda v: project(v, False), gate=act(z), opening=opened_by(enter, act, z))
-
-
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
-    """Where a run continues from after this layer."""
-    return layer_state(layer, scans, mixer.conv_kernel_size)
 
 
 def _unit_rms(t: Tensor, eps: float) -> Tensor:
@@ -113,15 +101,8 @@ def examples() -> dict[str, nn.Module]:
     """Small random language models of this family, by name; seeded by the caller."""
     from transformers import FalconMambaConfig, FalconMambaForCausalLM, MambaConfig, MambaForCausalLM
 
-    sizes = dict(
-        vocab_size=97,
-        hidden_size=24,
-        state_size=5,
-        num_hidden_layers=2,
-        expand=2,
-        conv_kernel=4,
-        time_step_rank=3,
-    )
+    sizes = dict(vocab_size=97, hidden_size=24, state_size=5, num_hidden_layers=2)
+    sizes |= dict(expand=2, conv_kernel=4, time_step_rank=3)
     return {
         "mamba": MambaForCausalLM(MambaConfig(**sizes)),
         "mamba-with-biases": MambaForCausalLM(MambaConfig(**{**sizes, "use_bias": True, "conv_kernel": 3})),

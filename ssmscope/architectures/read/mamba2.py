@@ -1,4 +1,4 @@
-"""Mamba-2 (Dao & Gu 2024): the layers of transformers' model, read, not rewritten.
+"""Mamba-2 (Dao & Gu 2024): the layers of transformers' model.
 
 One recurrence with heads of some width, one decay exp(Δ_{t,h} A_h) per head, B and C shared by groups of heads, and a
 gated root-mean-square norm before the output projection.
@@ -12,24 +12,25 @@ from torch.nn.functional import silu, softplus
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from ssmscope.architectures.read.parts import (
-    activated_convolution,
     activation,
     as_mask,
     at_least_float32,
     constant,
     convolution,
+    convolve,
     convolved_input_map,
     gated_norm_weight,
-    layer_state,
     mask_padding,
     opened_by,
     projection,
     rms_factor,
+    state_after,
 )
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
-from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
+
+__all__ = ["state_after"]
 
 MIXERS: tuple[type[nn.Module], ...] = (Mamba2Mixer,)
 MODEL_TYPES = ("mamba2", "mamba2attn")
@@ -38,10 +39,7 @@ MODEL_TYPES = ("mamba2", "mamba2attn")
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms from its input `u` (batch, length, width) and weights (Mamba-2, section 7).
-
-    `mask` (batch, length) is True at real positions; `state` is where a run continues from.
-    """
+    """Return the layer's terms (Mamba-2, section 7)."""
     return terms(mixer, u, mixer.in_proj(u), mixer.time_step_limit, mask, state)
 
 
@@ -53,19 +51,15 @@ def terms(
     mask: Tensor | None,
     state: LayerState | None,
 ) -> LayerTrace:
-    """The layer's terms from what `in_proj` gave, z, x, B, C and Δ before its softplus, and what may stand behind, with
-    Δ from limits[0] to limits[1]."""
+    """Return the layer's terms from `in_proj`'s output, z, x, B, C and Δ before its softplus, and perhaps more after
+    these; Δ is clamped from limits[0] to limits[1]."""
     mask = as_mask(mask)
     sizes = [mixer.intermediate_size, mixer.conv_dim, mixer.num_heads]
     z, conv_input, step, _ = projected.split([*sizes, projected.shape[-1] - sum(sizes)], dim=-1)
-    conv_input = edit_conv_input(mixer, mask_padding(conv_input, mask))
-    tail = state.conv if state is not None else None
-    taps = conv_tap_mask(mixer, conv_input, mixer.conv_kernel_size)
-    xBC = activated_convolution(conv_input, *convolution(mixer, conv_input), activation(mixer), tail, taps)
+    xBC, around = convolve(mixer, conv_input, convolution(mixer, conv_input), mask, state, activation(mixer))
     delta = softplus(at_least_float32(step) + at_least_float32(mixer.dt_bias)).clamp(*limits)
-    recurrence = recurrence_of(mixer, at_least_float32(mask_padding(xBC, mask)), mask_padding(delta, mask))
-    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
-    return LayerTrace(u, (recurrence,), mask=mask, **around)
+    recurrence = recurrence_of(mixer, at_least_float32(xBC), mask_padding(delta, mask))
+    return LayerTrace(u, (recurrence,), mask=mask, z=z, **around)
 
 
 def recurrence_of(mixer: nn.Module, xBC: Tensor, delta: Tensor) -> Recurrence:
@@ -83,7 +77,7 @@ def recurrence_of(mixer: nn.Module, xBC: Tensor, delta: Tensor) -> Recurrence:
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The mixer's output (batch, length, width) from its terms: out_proj(RMSNorm(y ⊙ SiLU(z)))."""
+    """Return the mixer's output (batch, length, width) from its terms: out_proj(RMSNorm(y ⊙ SiLU(z)))."""
     (scanned,) = layer.scan() if scans is None else scans
     assert layer.z is not None
     y = rearrange(scanned.y, "b t h p -> b t (h p)")
@@ -91,7 +85,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The layer as a linear map with Δ, B, C, SiLU, the gate and the norm frozen."""
+    """Return the layer as a linear map with Δ, B, C, SiLU, the gate and the norm frozen."""
     u = at_least_float32(layer.u)
     (scanned,) = layer.scan()
     path = Path(layer.recurrence, input_map(mixer, layer), output_map(mixer, layer, scanned.y))
@@ -99,32 +93,27 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
 
 
 def input_map(mixer: nn.Module, layer: LayerTrace) -> InputMap:
-    """How the layer's input becomes what its recurrence reads."""
+    """Return the map from the layer's input to its recurrence's."""
     inner = mixer.intermediate_size
     enter = projection(mixer, "in_proj", slice(inner, 2 * inner))
     return convolved_input_map(mixer, layer, activation(mixer), enter, slice(0, inner))
 
 
 def output_map(mixer: nn.Module, layer: LayerTrace, y: Tensor) -> OutputMap:
-    """How the recurrence's output becomes the layer's; the norm's factor is the one at `y` (batch, length, heads,
-    width)."""
+    """Return the map from the recurrence's output to the layer's, with the norm's factor frozen at `y` (batch, length,
+    heads, width)."""
     assert layer.z is not None
     norm, project = mixer.norm, projection(mixer, "out_proj")
     z = at_least_float32(layer.z)
     opened, opening = silu(z), opened_by(projection(mixer, "in_proj", slice(0, mixer.intermediate_size)), silu, z)
-    size = getattr(norm, "group_size", None)  # transformers before 5 has one group
+    size = getattr(norm, "group_size", None)  # transformers before 5 has one group.
     factor = rms_factor(rearrange(y, "b t h p -> b t (h p)") * opened, norm.variance_epsilon, size)
     factor = factor * gated_norm_weight(mixer)
     return OutputMap(lambda v: project(v, False), gate=opened * factor, opening=opening, factor=factor)
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
-    """Where a run continues from after this layer."""
-    return layer_state(layer, scans, mixer.conv_kernel_size)
-
-
 def with_longer_memory(module: nn.Module) -> nn.Module:
-    """A random hybrid with steps as those of Mamba and Mamba-2: as initialised most forget within one."""
+    """Give a random hybrid steps like those of Mamba and Mamba-2; as initialised most layers forget within one."""
     for name, parameter in module.named_parameters():
         if name.endswith(("dt_bias", "dt_proj.bias")):
             parameter.data.uniform_(-5.0, -2.0)
@@ -137,15 +126,8 @@ def examples() -> dict[str, nn.Module]:
 
     from ssmscope.architectures.read.mamba2attn import Mamba2AttnConfig, Mamba2AttnForCausalLM
 
-    sizes = dict(
-        vocab_size=97,
-        hidden_size=24,
-        state_size=6,
-        num_hidden_layers=2,
-        expand=2,
-        conv_kernel=4,
-        chunk_size=8,
-    )
+    sizes = dict(vocab_size=97, hidden_size=24, state_size=6, num_hidden_layers=2)
+    sizes |= dict(expand=2, conv_kernel=4, chunk_size=8)
     hybrid = dict(sizes, num_hidden_layers=3, num_heads=6, head_dim=8, n_groups=1, initializer_range=0.1)
     options = dict(num_heads=4, num_heads_kv=2, head_dim=8, causal=True, d_conv=4, rotary_emb_dim=4)
     attention = Mamba2AttnConfig(**hybrid, attn_layer_idx=[1], attn_cfg=options, d_intermediate=16)

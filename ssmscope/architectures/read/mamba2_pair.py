@@ -1,7 +1,7 @@
-"""Two Mamba-2 mixers of one size over the same input, computed side by side as one mixer with the heads of both.
+"""Two Mamba-2 mixers of one size over the same input, computed as one mixer with the heads of both.
 
 A projection whose modules compute what their weights say is one product with the weights of both; other modules (with
-adapters or hooks) are called, and their outputs set side by side. Equations as in `ssmscope.architectures.read.mamba2`.
+adapters or hooks) are called, and their outputs concatenated. Equations as in `ssmscope.architectures.read.mamba2`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ An Empirical Study of Mamba-based Language Models, Waleffe et al. 2024, and Mamb
 
 Layer i of `attn_layer_idx` has attention where the others have a Mamba-2 mixer. Its queries, keys and values are
 convolved over a few tokens, without an activation; then queries and keys are rotated. With `d_intermediate` every layer
-has a part W₂ (h ⊙ SiLU(g)) behind its mixer, [h, g] = W₁ x. Each part reads a norm of the stream and adds to it.
+has a part W₂ (h ⊙ SiLU(g)) after its mixer, [h, g] = W₁ x. Each part reads a norm of the stream and adds to it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, Mamba2PreTra
 from ssmscope.architectures.own.generation import MAMBA2_TIED, BlocksInTurn, HeadOnBackbone
 from ssmscope.architectures.read.linear_attention import FeedForward
 from ssmscope.architectures.read.parts import as_mask, at_least_float32
-from ssmscope.architectures.read.rotary_attention import ATTENTION, RotaryAttention, unread
+from ssmscope.architectures.read.rotary_attention import ATTENTION_OPTIONS, RotaryAttention, score_mask
 from ssmscope.errors import InputError
 
 
 class Mamba2AttnConfig(Mamba2Config):
     """Mamba-2 with attention and feed-forward parts.
 
-    Args (beside those of `Mamba2Config`):
-        attn_layer_idx: the layers with attention, from 0.
-        attn_cfg: their options, see `ATTENTION`.
-        d_intermediate: the width of the feed-forward parts; 0 leaves them out.
+    Args (in addition to those of `Mamba2Config`):
+        attn_layer_idx: indices of the layers with attention, from 0.
+        attn_cfg: their options, see `ATTENTION_OPTIONS`.
+        d_intermediate: width of the feed-forward parts; 0 leaves them out.
 
     Raises:
-        InputError: for a layer that there is not, options that are unknown or do not fit, attention that looks ahead,
-            and a feed-forward part within it (mlp_dim).
+        InputError: if a layer does not exist, options are unknown or do not fit, attention looks ahead or has a
+            feed-forward part within it (mlp_dim).
     """
 
     model_type = "mamba2attn"
@@ -64,11 +64,11 @@ class Mamba2AttnConfig(Mamba2Config):
 
 
 def _check_attention(options: Mapping[str, Any], width: int) -> None:
-    unknown = sorted(options.keys() - ATTENTION.keys())
+    unknown = sorted(options.keys() - ATTENTION_OPTIONS.keys())
     if unknown or "num_heads" not in options:
         wrong = f"{unknown[0]}, which is unknown" if unknown else "no num_heads"
-        raise InputError(f"attn_cfg has {wrong}; its options are {', '.join(ATTENTION)}")
-    o = {**ATTENTION, **options}
+        raise InputError(f"attn_cfg has {wrong}; its options are {', '.join(ATTENTION_OPTIONS)}")
+    o = {**ATTENTION_OPTIONS, **options}
     if not o["causal"]:
         raise InputError("attn_cfg has causal false: attention that looks ahead cannot be read")
     if o["mlp_dim"]:
@@ -93,7 +93,7 @@ def _check_attention(options: Mapping[str, Any], width: int) -> None:
 
 
 class Mamba2AttnFeedForward(FeedForward):
-    """W₂ (h ⊙ SiLU(g)), [h, g] = W₁ x."""
+    """Feed-forward part W₂ (h ⊙ SiLU(g)), [h, g] = W₁ x."""
 
     def __init__(self, config: Mamba2AttnConfig) -> None:
         nn.Module.__init__(self)
@@ -115,7 +115,7 @@ class Mamba2AttnFeedForward(FeedForward):
 
 
 class Mamba2AttnBlock(nn.Module):
-    """x + mixer(norm(x)), then x + feed-forward(norm(x)) where there is one; the stream in float32 if need be."""
+    """Block x + mixer(norm(x)), then x + feed-forward(norm(x)) if it has one; the stream may be float32."""
 
     def __init__(self, config: Mamba2AttnConfig, layer_idx: int) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class _Mamba2AttnPreTrainedModel(Mamba2PreTrainedModel):
 
 
 class Mamba2AttnModel(BlocksInTurn, _Mamba2AttnPreTrainedModel):
-    """Embedding, blocks, norm."""
+    """Backbone of embedding, blocks and norm."""
 
     def __init__(self, config: Mamba2AttnConfig) -> None:
         super().__init__(config)
@@ -156,11 +156,11 @@ class Mamba2AttnModel(BlocksInTurn, _Mamba2AttnPreTrainedModel):
         self.norm_f = nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
         self.post_init()
 
-    def beside(
+    def block_arguments(
         self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
     ) -> tuple[Tensor | None, Tensor, Tensor]:
         mask, steps = as_mask(attention_mask), torch.arange(x.shape[1], device=x.device)
-        return mask, unread(x, mask), steps.expand(len(x), -1) if position_ids is None else position_ids
+        return mask, score_mask(x, mask), steps.expand(len(x), -1) if position_ids is None else position_ids
 
 
 class Mamba2AttnForCausalLM(HeadOnBackbone, _Mamba2AttnPreTrainedModel, GenerationMixin):

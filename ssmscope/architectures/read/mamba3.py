@@ -5,15 +5,15 @@ Each head keeps H_t by the trapezoidal rule, and turns its state by angles that 
     H_t = a_t H_{t−1} + β_t b_{t−1} x_{t−1}ᵀ + γ_t b_t x_tᵀ,        y_t = c_tᵀ H_t + D x_t,
     a_t = exp(Δ_t A_t),  β_t = (1 − λ_t) Δ_t a_t,  γ_t = λ_t Δ_t,  λ_t = σ(·),
 
-b and c being RMSNorm(B) and RMSNorm(C) with a bias per head, of which neighbouring dimensions are turned, as complex
+b and c being RMSNorm(B) and RMSNorm(C) with a bias per head. Their neighbouring dimensions are turned, as complex
 numbers, by the sum of π tanh(θ_r) Δ_r over r ≤ t: the state is given in a frame that turns with it, which is exact.
-There is no convolution. A step writes what two tokens give, of rank two, so a layer is two recurrences with the same
-decays: "now" writes γ_t b_t x_tᵀ, and "before" β_t b_{t−1} x_{t−1}ᵀ.
+There is no convolution. A step's write comes from two tokens and has rank two, so a layer is two recurrences with the
+same decays: "now" writes γ_t b_t x_tᵀ, and "before" β_t b_{t−1} x_{t−1}ᵀ.
 
 The rate A_t = −f(·) is chosen by the token too. In the package's release 2.3.2 f is the softplus; since June 2026, and
 with it in all of its language models of these layers, f(x) is 1 + x from 0 on and 1 / (1 − x) below (`decay`).
 
-Beside the mixers the model has what mamba_ssm's Mamba-2 may have: attention and feed-forward parts.
+The model may also have the attention and feed-forward parts of mamba_ssm's Mamba-2.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from ssmscope.ops import Recurrence, Scan
 
 MODEL_TYPES = ("ssm-mamba3",)
 DECAYS = ("heavy-tail", "softplus")
-ROTATED = (0.5, 1.0)
-"""Which share of a state's dimensions may be turned."""
-EPS = 1e-5
-"""Of the norms within a layer."""
+ROTATED_SHARES = (0.5, 1.0)
+"""Allowed shares of a state's dimensions that are turned."""
+NORM_EPSILON = 1e-5
+"""Epsilon of the norms within a layer."""
 
 
 class Terms(NamedTuple):
@@ -81,14 +81,14 @@ class Mamba3Mixer(nn.Module):
         self.in_proj = nn.Linear(config.hidden_size, sum(self.sizes), bias=False)
         self.dt_bias, self.D = nn.Parameter(torch.empty(heads)), nn.Parameter(torch.empty(heads))
         self.B_bias, self.C_bias = (nn.Parameter(torch.empty(heads, 1, state)) for _ in range(2))
-        self.B_norm, self.C_norm = nn.RMSNorm(state, EPS), nn.RMSNorm(state, EPS)
-        self.norm = nn.RMSNorm(inner, EPS) if config.head_norm else None
+        self.B_norm, self.C_norm = nn.RMSNorm(state, NORM_EPSILON), nn.RMSNorm(state, NORM_EPSILON)
+        self.norm = nn.RMSNorm(inner, NORM_EPSILON) if config.head_norm else None
         self.out_proj = nn.Linear(inner, config.hidden_size, bias=False)
         self.steps = config.time_step_min, config.time_step_max, config.time_step_floor
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Steps between the configuration's least and largest, evenly in their logarithm; D and the biases are 1."""
+        """Draw steps between the configuration's bounds, evenly in their logarithm, and set D and the biases to 1."""
         low, high, floor = self.steps
         with torch.no_grad():
             delta = (torch.rand_like(self.dt_bias) * math.log(high / low)).exp().mul(low).clamp(min=floor)
@@ -97,8 +97,8 @@ class Mamba3Mixer(nn.Module):
                 nn.init.ones_(ones)
 
     def terms(self, u: Tensor, mask: Tensor | None, start: Tensor | None = None) -> Terms:
-        """The terms of the input; where `mask` (batch, length) is False nothing is written and the state holds. A run
-        that continues does so from the angles `start` (batch, heads, pairs)."""
+        """Return the terms of the input, with angles from `start` (batch, heads, pairs) in a run that continues; where
+        `mask` (batch, length) is False nothing is written and the state holds."""
         z, x, B, C, step, rate, share, theta = self.in_proj(u).split(self.sizes, dim=-1)
         delta = softplus(at_least_float32(step) + at_least_float32(self.dt_bias))
         delta = mask_padding(delta, mask)
@@ -106,29 +106,32 @@ class Mamba3Mixer(nn.Module):
         angle = (math.pi * at_least_float32(theta).tanh().unsqueeze(2) * delta.unsqueeze(-1)).double().cumsum(1)
         angle = angle if start is None else angle + start.unsqueeze(1)
         x = rearrange(at_least_float32(mask_padding(x, mask)), "b t (h p) -> b t h p", p=self.head_dim)
-        b, c = self.placed(self.B_norm, B, self.B_bias, angle), self.placed(self.C_norm, C, self.C_bias, angle)
+        b, c = (
+            self.turned_heads(norm, t, bias, angle)
+            for norm, t, bias in ((self.B_norm, B, self.B_bias), (self.C_norm, C, self.C_bias))
+        )
         return Terms(b, c, x, delta, A * delta, at_least_float32(share).sigmoid(), z, angle)
 
-    def placed(self, norm: nn.Module, t: Tensor, bias: Tensor, angle: Tensor) -> Tensor:
-        """B or C (batch, length, groups · state) of every head, normed, with its bias, and turned."""
+    def turned_heads(self, norm: nn.Module, t: Tensor, bias: Tensor, angle: Tensor) -> Tensor:
+        """Return B or C (batch, length, groups · state) of every head, normed, with its bias, and turned."""
         by_group = at_least_float32(norm(rearrange(t, "b t (g n) -> b t g n", g=self.n_groups)))
         by_head = by_group.repeat_interleave(self.num_heads // self.n_groups, dim=2)
         return turned(by_head + at_least_float32(bias).squeeze(1), angle)
 
     def rate(self, t: Tensor) -> Tensor:
-        """f, which is positive; see the module."""
+        """Return f(t), which is positive; see the module's docstring."""
         return softplus(t) if self.decay == "softplus" else t.clamp(min=0) + 1 / (1 - t.clamp(max=0))
 
     def finish(self, y: Tensor, z: Tensor) -> Tensor:
-        """The output from the heads' y (batch, length, heads, width) and the gate z: W_O (norm(y) ⊙ SiLU(z))."""
+        """Return the output from the heads' y (batch, length, heads, width) and the gate z: W_O (norm(y) ⊙ SiLU(z))."""
         flat = rearrange(y, "b t h p -> b t (h p)")
         if self.norm is not None:
-            flat = flat * rms_factor(flat, EPS, self.head_dim) * at_least_float32(self.norm.weight)
+            flat = flat * rms_factor(flat, NORM_EPSILON, self.head_dim) * at_least_float32(self.norm.weight)
         return self.out_proj((flat * silu(at_least_float32(z))).to(z.dtype))
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """With the two writes of each token summed, as mamba_ssm computes it: b_t x_tᵀ is written at t with γ_t +
-        (1 − λ_{t+1}) Δ_{t+1}, of which y_t reads γ_t alone."""
+        """Compute the output with the two writes of each token summed, as mamba_ssm does: b_t x_tᵀ is written at t with
+        γ_t + (1 − λ_{t+1}) Δ_{t+1}, of which y_t reads γ_t alone."""
         t = self.terms(hidden_states, as_mask(attention_mask))
         later = pad(((1 - t.share) * t.delta)[:, 1:], (0, 0, 0, 1)).unsqueeze(-1)
         gamma = (t.share * t.delta).unsqueeze(-1)
@@ -142,7 +145,7 @@ MIXERS: tuple[type[nn.Module], ...] = (Mamba3Mixer,)
 
 @dataclass(frozen=True, eq=False)
 class Mamba3State(LayerState):
-    """From where a layer continues: `ssm` are the states of "now" and "before", then the last token's `x` (batch, 1,
+    """State from which a layer continues: in `ssm` the states of "now" and "before"; the last token's `x` (batch, 1,
     heads, width) and `b` (batch, 1, heads, state), and the `angle` (batch, heads, pairs) by which it was turned."""
 
     x: Tensor
@@ -153,12 +156,13 @@ class Mamba3State(LayerState):
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms from its input `u` (batch, length, width) and weights, as two recurrences: "now", "before".
+    """Return the layer's terms from its input `u` (batch, length, width) and weights, as two recurrences: "now",
+    "before".
 
-    `mask` (batch, length) is True at real positions; `state` is where a run continues from. `extras` has the `angle`
+    `extras` has the `angle`
     of every pair of the state's dimensions.
     """
-    assert isinstance(mixer, Mamba3Mixer) and (state is None or isinstance(state, Mamba3State))
+    assert state is None or isinstance(state, Mamba3State)
     mask = as_mask(mask)
     t = mixer.terms(u, mask, None if state is None else state.angle)
     before_x, before_b = (None, None) if state is None else (state.x, state.b)
@@ -171,29 +175,29 @@ def compute_terms(
 
 
 def _shifted(t: Tensor, first: Tensor | None) -> Tensor:
-    """`t` (batch, length, …) a step later, behind `first` (batch, 1, …) or zeros."""
+    """Return `t` (batch, length, …) a step later, after `first` (batch, 1, …) or zeros."""
     first = torch.zeros_like(t[:, :1]) if first is None else first.to(t)
     return torch.cat([first, t[:, :-1]], dim=1)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The mixer's output (batch, length, width) from its terms."""
-    assert isinstance(mixer, Mamba3Mixer) and layer.z is not None
+    """Return the mixer's output (batch, length, width) from its terms."""
+    assert layer.z is not None
     now, before = layer.scan() if scans is None else scans
     return mixer.finish(now.y + before.y, layer.z)
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The layer as a linear map with Δ, λ, A, b, c, the gate and the norm frozen: a path for each recurrence, that of
-    "before" behind a shift by a token."""
-    assert isinstance(mixer, Mamba3Mixer) and layer.z is not None
+    """Return the layer as a linear map with Δ, λ, A, b, c, the gate and the norm frozen: a path for each recurrence,
+    that of "before" after a shift by one token."""
+    assert layer.z is not None
     now, before = layer.recurrences
     z, inner = at_least_float32(layer.z), mixer.sizes[0]
     gate, factor = silu(z), None
     if mixer.norm is not None:
         scans = layer.scan()
         y = rearrange(scans[0].y + scans[1].y, "b t h p -> b t (h p)")
-        factor = rms_factor(y, EPS, mixer.head_dim) * at_least_float32(mixer.norm.weight)
+        factor = rms_factor(y, NORM_EPSILON, mixer.head_dim) * at_least_float32(mixer.norm.weight)
         gate = gate * factor
     project, enter = projection(mixer, "out_proj"), projection(mixer, "in_proj", slice(inner, 2 * inner))
     opening = opened_by(projection(mixer, "in_proj", slice(0, inner)), silu, z)
@@ -220,7 +224,7 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> Mamba3State:
-    """Where a run continues from after this layer."""
+    """Return the state from which a run continues after this layer."""
     now, before = layer.recurrences
     x, b = (
         last_inputs(own.flatten(2), 2, later[:, :1].flatten(2), layer.mask).unflatten(2, own.shape[2:])
@@ -235,14 +239,15 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
 class Mamba3Config(Mamba2AttnConfig):
     """Mamba-3, with attention and feed-forward parts where `Mamba2AttnConfig` says so.
 
-    Args (beside those of `Mamba2AttnConfig`; there is no convolution, and expand · hidden_size / head_dim heads):
+    Args (in addition to those of `Mamba2AttnConfig`; there is no convolution, and expand · hidden_size / head_dim
+    heads):
         rope_fraction: the share of a state's dimensions that are turned, 0.5 or 1.
-        decay: how the rate A is made of what the token gives, one of `DECAYS`.
-        decay_floor: the least |A|.
+        decay: the formula of the rate A, one of `DECAYS`.
+        decay_floor: the smallest |A|.
         head_norm: whether every head's output is normed before the gate.
 
     Raises:
-        InputError: as `Mamba2AttnConfig`; for a head_dim or n_groups that does not divide, and other values of these.
+        InputError: as `Mamba2AttnConfig`; if head_dim or n_groups does not divide, or an option has another value.
     """
 
     model_type = "ssm-mamba3"
@@ -267,7 +272,7 @@ class Mamba3Config(Mamba2AttnConfig):
             raise InputError(
                 f"head_dim {head_dim} must divide the {inner} channels, and n_groups {n_groups} the heads that it makes"
             )
-        if rope_fraction not in ROTATED or int(state_size * rope_fraction) < 2:
+        if rope_fraction not in ROTATED_SHARES or int(state_size * rope_fraction) < 2:
             raise InputError(f"rope_fraction {rope_fraction!r} of a state of {state_size}: give 0.5 or 1, of 4 or more")
         if decay not in DECAYS:
             raise InputError(f"decay {decay!r} is unknown: choose one of {', '.join(DECAYS)}")
@@ -284,7 +289,7 @@ class _Initialised:
 
 
 class Mamba3Model(_Initialised, Mamba2AttnModel):
-    """Embedding, blocks, norm."""
+    """Backbone of embedding, blocks and norm."""
 
     config_class = Mamba3Config
 

@@ -1,4 +1,4 @@
-"""MiniMax-01 (MiniMax 2025): layers of lightning attention, between them softmax attention, and experts behind each.
+"""MiniMax-01 (MiniMax 2025): layers of lightning attention, between them softmax attention, and experts after each.
 
 Lightning attention is linear attention with a constant decay e^{−s_h} per head, smaller in later layers, with an
 activation on q, k and v, a norm over all heads, and a sigmoid gate. Attention and experts are run by the model itself.
@@ -15,15 +15,17 @@ from ssmscope.architectures.read.parts import (
     as_mask,
     at_least_float32,
     constant,
-    layer_state,
     mask_padding,
     norm_weight,
     projection,
     rms_factor,
+    state_after,
 )
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
+
+__all__ = ["state_after"]
 
 MIXERS: tuple[type[nn.Module], ...] = (MiniMaxLightningAttention,)
 MODEL_TYPES = ("minimax",)
@@ -32,10 +34,7 @@ MODEL_TYPES = ("minimax",)
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms from its input `u` (batch, length, width) and weights.
-
-    `mask` (batch, length) is True at real positions; at padding the state holds.
-    """
+    """Return the layer's terms."""
     mask = as_mask(mask)
     qkv = at_least_float32(mask_padding(mixer.act_fn(mixer.qkv_proj(u)), mask))
     q, k, v = rearrange(qkv, "b t (h three p) -> three b t h p", three=3, p=mixer.head_dim)
@@ -46,7 +45,7 @@ def compute_terms(
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The mixer's output (batch, length, width) from its terms: W_O (σ(z) ⊙ RMSNorm(y))."""
+    """Return the mixer's output (batch, length, width) from its terms: W_O (σ(z) ⊙ RMSNorm(y))."""
     (scanned,) = layer.scan() if scans is None else scans
     assert layer.z is not None
     normed = mixer.norm(rearrange(scanned.y, "b t h p -> b t (h p)").to(layer.u.dtype))
@@ -54,17 +53,12 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
 
 
 def returned(output: Tensor) -> tuple[Tensor, None]:
-    """What the mixer's own forward pass returns: also its state, which nobody reads."""
+    """Return the output in the form of the mixer's own forward pass, with a state, which is not read."""
     return output, None
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
-    """Where a run continues from after this layer."""
-    return layer_state(layer, scans, None)
-
-
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The layer as a linear map with q, k, the activation of v, the norm and the gate frozen."""
+    """Return the layer as a linear map with q, k, the activation of v, the norm and the gate frozen."""
     u, heads = at_least_float32(layer.u), mixer.num_attention_heads
     places = torch.arange(mixer.qkv_proj.out_features).view(heads, -1)[:, 2 * mixer.head_dim :].flatten()
     value, project = projection(mixer, "qkv_proj", places), projection(mixer, "out_proj")

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridGatedDeltaNet
 
-from ssmscope.architectures.read.gated_delta import Projected, frozen_through, output_through, state_after, terms
-from ssmscope.architectures.read.parts import projection
-from ssmscope.architectures.read.qwen3_next import SMALL, with_longer_memory
+from ssmscope.architectures.read.gated_delta import Projected, linearized_through, output_through, terms
+from ssmscope.architectures.read.parts import projection, state_after
+from ssmscope.architectures.read.qwen3_next import EXAMPLE_SIZES, with_longer_memory
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Scan
@@ -26,30 +26,29 @@ MODEL_TYPES = ("olmo_hybrid",)
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms from its input `u` (batch, length, width) and weights.
-
-    `mask` (batch, length) is True at real positions; `state` is where a run continues from.
-    """
+    """Return the layer's terms."""
     qkv = torch.cat([mixer.q_proj(u), mixer.k_proj(u), mixer.v_proj(u)], dim=-1)
     beta = mixer.b_proj(u).sigmoid() * (2.0 if mixer.allow_neg_eigval else 1.0)
     return terms(mixer, u, Projected(qkv, mixer.g_proj(u), mixer.a_proj(u), beta), mask, state)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The mixer's output (batch, length, width) from its terms."""
+    """Return the mixer's output (batch, length, width) from its terms."""
     return output_through(mixer, layer, scans, "o_norm", "o_proj")
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The layer as a linear map, see `frozen_through`."""
-    return frozen_through(mixer, layer, projection(mixer, "v_proj"), projection(mixer, "g_proj"), "o_norm", "o_proj")
+    """Return the layer as a linear map, see `linearized_through`."""
+    return linearized_through(
+        mixer, layer, projection(mixer, "v_proj"), projection(mixer, "g_proj"), "o_norm", "o_proj"
+    )
 
 
 def examples() -> dict[str, nn.Module]:
     """Small random language models of this family, by name; seeded by the caller."""
     from transformers import OlmoHybridConfig, OlmoHybridForCausalLM
 
-    sizes = {name: value for name, value in SMALL.items() if name != "head_dim"}
+    sizes = {name: value for name, value in EXAMPLE_SIZES.items() if name != "head_dim"}
     tokens = dict(pad_token_id=0, eos_token_id=1)
     return {
         name: with_longer_memory(

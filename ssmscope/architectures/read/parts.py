@@ -1,8 +1,9 @@
-"""Pieces that the layers of several architecture families share."""
+"""Functions that the layers of several architecture families share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import transformers
@@ -14,19 +15,19 @@ from transformers.activations import ACT2FN
 from ssmscope.core.affine import agrees_with_weight, convolved, depthwise, innermost, linear_map, norm_terms, offset
 from ssmscope.core.compiling import compilable
 from ssmscope.core.linearized import InputMap, as_diagonal
-from ssmscope.core.mixers import adapter_for, as_constant
+from ssmscope.core.mixers import adapter_for, as_constant, conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
+from ssmscope.ops import Scan
 
 BY_WEIGHT = int(transformers.__version__.split(".")[0]) >= 5
-"""Whether transformers' mixers multiply by the weights of `conv1d` and `dt_proj` instead of calling them."""
-
+"""True if transformers' mixers multiply by the weights of `conv1d` and `dt_proj` instead of calling them."""
 
 Activation = Callable[[Tensor], Tensor]
 
 
 class ReadMixer:
-    """Mixed in before a library's mixer, its output is the one that its architecture reads: terms, scan, output."""
+    """Mixin before a mixer that computes its output as its architecture is read: terms, scan, output."""
 
     def forward(self, hidden_states, cache_params=None, *args, cache=None, attention_mask=None, **kwargs):
         if cache_params is not None or cache is not None:
@@ -39,17 +40,17 @@ class ReadMixer:
 
 
 def at_least_float32(t: Tensor) -> Tensor:
-    """Half-precision tensors as float32, in which recurrences are run; others as they are."""
+    """Return half-precision tensors as float32, in which recurrences are run, and others unchanged."""
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
 def mask_padding(t: Tensor, mask: Tensor | None) -> Tensor:
-    """`t` (batch, length, …) with zeros where `mask` (batch, length) is False."""
+    """Return `t` (batch, length, …) with zeros where `mask` (batch, length) is False."""
     return t if mask is None else t.masked_fill(~mask.view(*mask.shape, *[1] * (t.ndim - 2)), 0)
 
 
 def as_mask(mask: Tensor | None) -> Tensor | None:
-    """An attention mask as booleans, and None when nothing is masked."""
+    """Return an attention mask as booleans, or None if nothing is masked."""
     if mask is None:
         return None
     mask = mask.bool()
@@ -63,8 +64,10 @@ def causal_convolution(
     tail: Float[Tensor, "batch before channels"] | None = None,
     taps: Bool[Tensor, "batch length taps"] | None = None,
 ) -> Float[Tensor, "batch length channels"]:
-    """Depthwise causal convolution, Σ_j weight_j x_{t − taps + 1 + j} + bias; `tail` holds the taps − 1 inputs before
-    the first position (zeros when absent), and `taps` says which inputs are read, x_t first (all when absent).
+    """Compute a depthwise causal convolution, Σ_j weight_j x_{t − taps + 1 + j} + bias.
+
+    `tail` holds the taps − 1 inputs before the first position (default zeros), and `taps` says which inputs are read,
+    x_t first (default all).
     """
     return _convolution(x, as_constant(weight), None if bias is None else as_constant(bias), tail, taps)
 
@@ -86,6 +89,30 @@ def activated_convolution(
     return _activated(act, x, as_constant(weight), None if bias is None else as_constant(bias), tail, taps)
 
 
+def convolve(
+    mixer: nn.Module,
+    x: Float[Tensor, "batch length channels"],
+    kernel: tuple[Tensor, Tensor | None],
+    mask: Bool[Tensor, "batch length"] | None,
+    state: LayerState | None,
+    act: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Float[Tensor, "batch length channels"], dict[str, Any]]:
+    """Return act(conv1d(x)) with zeros at padding, and the convolution's fields of a `LayerTrace`.
+
+    Args:
+        kernel: the weight (channels, 1, taps) and bias (channels,), see `convolution`.
+        state: where the run continues from.
+    """
+    weight, bias = kernel
+    x = edit_conv_input(mixer, mask_padding(x, mask))
+    tail, taps = None if state is None else state.conv, conv_tap_mask(mixer, x, weight.shape[-1])
+    if act is None:
+        y = causal_convolution(x, weight, bias, tail, taps)
+    else:
+        y = activated_convolution(x, weight, bias, act, tail, taps)
+    return mask_padding(y, mask), {"conv_input": x, "conv_tail": tail, "taps": taps, "reach": weight.shape[-1]}
+
+
 @compilable
 def _activated(
     act: Callable[[Tensor], Tensor],
@@ -99,11 +126,11 @@ def _activated(
 
 
 def projection(mixer: nn.Module, name: str, rows: slice | Tensor | None = None) -> Callable[[Tensor, bool], Tensor]:
-    """A linear layer of a mixer, or some of its outputs, as a map that leaves its constant out unless its second
-    argument is true.
+    """Return a linear layer of a mixer, or the `rows` of its outputs, as a map (x, biased): without its bias if
+    `biased` is False.
 
     Raises:
-        InputError: when the layer is none, see `ssmscope.core.affine`.
+        InputError: if the layer is not linear, see `ssmscope.core.affine`.
     """
     return linear_map(getattr(mixer, name), _named(mixer, name), rows)
 
@@ -111,10 +138,10 @@ def projection(mixer: nn.Module, name: str, rows: slice | Tensor | None = None) 
 def convolution(
     mixer: nn.Module, x: Float[Tensor, "batch length channels"], name: str = "conv1d", taps: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """The weight (channels, 1, taps) and bias (channels,) of a mixer's convolution, which reads `x`.
+    """Return the weight (channels, 1, taps) and bias (channels,) of a mixer's convolution, which reads `x`.
 
     Raises:
-        InputError: when it is no depthwise convolution, or when the library's mixer leaves its adapter out.
+        InputError: if it is no depthwise convolution, or the library's mixer ignores its adapter.
     """
     _check_weight_is_all(mixer, name)
     taps = taps or (mixer.taps if hasattr(mixer, "taps") else mixer.conv_kernel_size)
@@ -128,22 +155,21 @@ GATED_NORMS = (
     "NemotronHRMSNormGated",
     "Zamba2RMSNormGated",
 )
-"""The libraries' norms that compute RMSNorm(y ⊙ SiLU(z))."""
+"""Norms in transformers that compute RMSNorm(y ⊙ SiLU(z))."""
 
 
 def step_projection(mixer: nn.Module, step: Tensor) -> Tensor:
-    """Δ before its softplus, of a Mamba's mixer.
+    """Return Δ before its softplus for a Mamba's mixer.
 
     Raises:
-        InputError: when the library's mixer leaves an adapter of it out.
+        InputError: if the library's mixer ignores an adapter of `dt_proj`.
     """
     _check_weight_is_all(mixer, "dt_proj")
     return mixer.dt_proj(step)
 
 
 def activation(mixer: nn.Module, otherwise: Activation | None = None) -> Activation:
-    """Return the activation after a mixer's convolution, by default its `act`; release 5 of transformers goes by its
-    name, and calls no `act`."""
+    """Return the activation after a mixer's convolution, by default its `act`; transformers 5 looks it up by name."""
     return ACT2FN[mixer.activation] if _by_weight(mixer) else otherwise or mixer.act
 
 
@@ -153,13 +179,13 @@ def gate_activation(mixer: nn.Module) -> Activation:
 
 
 def _by_weight(mixer: nn.Module) -> bool:
-    """Return True if a mixer runs by weights and names where others call their parts."""
+    """Return True if a mixer uses the weights and names of parts that others call."""
     theirs = any(kind.__module__.startswith("transformers.") for kind in type(mixer).__mro__)
     return BY_WEIGHT and theirs and not isinstance(mixer, ReadMixer)
 
 
 def _check_weight_is_all(mixer: nn.Module, name: str) -> None:
-    """Refuse a part that computes something else than its weight says where transformers' mixer reads nothing else."""
+    """Raise InputError if transformers' mixer uses a part's weight alone and the part computes something else."""
     if _by_weight(mixer) and not agrees_with_weight(getattr(mixer, name)):
         raise InputError(
             f"transformers {transformers.__version__} reads the weight of {_named(mixer, name)} and leaves out what an "
@@ -173,10 +199,10 @@ def _named(mixer: nn.Module, name: str) -> str:
 
 
 def norm_weight(mixer: nn.Module, name: str, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> Tensor:
-    """The weight of a mixer's norm, a `kind`, in at least float32.
+    """Return the weight of a mixer's norm, a `kind`, in at least float32.
 
     Raises:
-        InputError: when it is no such norm.
+        InputError: if it is no such norm.
     """
     weight = norm_terms(getattr(mixer, name), kind, _named(mixer, name)).weight
     assert weight is not None
@@ -184,10 +210,10 @@ def norm_weight(mixer: nn.Module, name: str, kind: type[nn.Module] | tuple[type[
 
 
 def gated_norm_weight(mixer: nn.Module) -> Tensor:
-    """The weight of a mixer's gated norm, one of `GATED_NORMS`, in at least float32.
+    """Return the weight of a mixer's gated norm, one of `GATED_NORMS`, in at least float32.
 
     Raises:
-        InputError: when it is no such norm.
+        InputError: if it is no such norm.
     """
     kind = type(innermost(mixer.norm))
     known = kind.__name__ in GATED_NORMS and kind.__module__.startswith("transformers.")
@@ -197,17 +223,24 @@ def gated_norm_weight(mixer: nn.Module) -> Tensor:
 def convolved_input_map(
     mixer: nn.Module,
     layer: LayerTrace,
-    act: Callable[[Tensor], Tensor],
+    act: Callable[[Tensor], Tensor] | None,
     enter: Callable[[Tensor, bool], Tensor],
     channels: slice = slice(None),
+    kernel: tuple[Tensor, Tensor | None] | None = None,
 ) -> InputMap:
-    """How values come about that are act(conv1d(source)), the source being `channels` of the layer's `conv_input`."""
+    """Return the input map of values act(conv1d(source)), the source being `channels` of the layer's `conv_input`.
+
+    Without `act` there is no activation; `kernel` is the convolution's weight and bias, by default those of `conv1d`.
+    """
     assert layer.conv_input is not None
     source = at_least_float32(layer.conv_input[..., channels])
-    weight, bias = convolution(mixer, layer.conv_input)
+    weight, bias = kernel or convolution(mixer, layer.conv_input)
     weight, bias = weight[channels], None if bias is None else bias[channels]
     tail = None if layer.conv_tail is None else layer.conv_tail[..., channels]
-    y = causal_convolution(source, weight, bias, tail, layer.taps)
+    activation = None if layer.mask is None else layer.mask.unsqueeze(-1).to(source).expand_as(source)
+    if act is not None:
+        y = causal_convolution(source, weight, bias, tail, layer.taps)
+        activation = mask_padding(as_diagonal(act, y), layer.mask)
     return InputMap(
         source=source,
         enter=lambda u, biased: mask_padding(enter(u, biased), layer.mask),
@@ -215,7 +248,7 @@ def convolved_input_map(
         bias=None if bias is None else at_least_float32(bias),
         tail=tail,
         taps=layer.taps,
-        activation=mask_padding(as_diagonal(act, y), layer.mask),
+        activation=activation,
     )
 
 
@@ -227,19 +260,19 @@ def opened_by(
 
 
 def constant(mixer: nn.Module, name: str, u: Tensor) -> Tensor | None:
-    """What a linear layer of a mixer adds, its bias, at every position of `u` (batch, length, …); None for nothing."""
+    """Return a linear layer's bias at every position of `u` (batch, length, …); None without one."""
     bias = offset(getattr(mixer, name), _named(mixer, name))
     return None if bias is None else bias.to(u).expand(*u.shape[:2], -1)
 
 
 def rms_factor(v: Tensor, eps: float, size: int | None = None) -> Tensor:
-    """1 / √(mean of v² + eps) over the last dimension, or over each `size` neighbours of it, in the shape of `v`."""
+    """Return 1 / √(mean of v² + eps) over the last dimension, or over groups of `size` in it, in the shape of `v`."""
     groups = v.unflatten(-1, (-1, size or v.shape[-1]))
     return torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + eps).expand_as(groups).flatten(-2)
 
 
 def convolution_tail(layer: LayerTrace, taps: int) -> Float[Tensor, "batch before channels"]:
-    """`last_inputs` of a layer's convolution."""
+    """Return the `last_inputs` of a layer's convolution."""
     assert layer.conv_input is not None
     return last_inputs(layer.conv_input, taps, layer.conv_tail, layer.mask)
 
@@ -250,19 +283,19 @@ def last_inputs(
     before: Float[Tensor, "batch before channels"] | None = None,
     mask: Bool[Tensor, "batch length"] | None = None,
 ) -> Float[Tensor, "batch before channels"]:
-    """The last taps − 1 inputs of a convolution, up to each row's last real position; `before` stand those of before
-    the run, zeros when absent."""
+    """Return the last taps − 1 inputs of a convolution, up to each row's last real position; `before` are the inputs
+    before the run, by default zeros."""
     before = before if before is not None else x.new_zeros(x.shape[0], taps - 1, x.shape[2])
     x = torch.cat([before.to(x.dtype), x], dim=1)
     if mask is None:
         return x[:, x.shape[1] - (taps - 1) :]
     positions = torch.arange(mask.shape[1], device=x.device)
-    last = (mask * (positions + 1)).amax(1)  # how many positions a row's continuation has behind it
+    last = (mask * (positions + 1)).amax(1)  # The number of positions before a row's continuation.
     index = last[:, None] + torch.arange(taps - 1, device=x.device)
     return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[2]))
 
 
-def layer_state(layer: LayerTrace, scans, taps: int | None) -> LayerState:
-    """The state from which a run continues after `layer` was scanned."""
-    conv = convolution_tail(layer, taps) if taps is not None else None
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+    """Return the state from which a run continues after `layer` was scanned."""
+    conv = None if layer.conv_input is None else convolution_tail(layer, layer.reach)
     return LayerState(conv=conv, ssm=tuple(s.state for s in scans))

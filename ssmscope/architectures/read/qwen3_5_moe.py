@@ -6,7 +6,7 @@ from torch import nn
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeGatedDeltaNet
 
 from ssmscope.architectures.read.qwen3_5 import compute_terms, linearized, output, state_after
-from ssmscope.architectures.read.qwen3_next import SMALL, with_longer_memory
+from ssmscope.architectures.read.qwen3_next import EXAMPLE_SIZES, with_longer_memory
 
 __all__ = ["linearized", "output", "compute_terms", "state_after"]
 
@@ -19,4 +19,4 @@ def examples() -> dict[str, nn.Module]:
     from transformers import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
 
     experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16)
-    return {"qwen3_5_moe": with_longer_memory(Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**SMALL, **experts)))}
+    return {"qwen3_5_moe": with_longer_memory(Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**EXAMPLE_SIZES, **experts)))}

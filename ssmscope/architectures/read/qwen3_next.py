@@ -1,6 +1,6 @@
-"""Qwen3-Next (Qwen 2025): layers of the gated delta rule, every fourth one softmax attention, and experts behind each.
+"""Qwen3-Next (Qwen 2025): layers of the gated delta rule, every fourth one softmax attention, and experts after each.
 
-q, k, v and z stand together in one projection, one head of keys after another. Attention and experts are run by the
+q, k, v and z share one projection, one head of keys after another. Attention and experts are run by the
 model itself.
 """
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
-from ssmscope.architectures.read.gated_delta import Projected, frozen_through, output_through, state_after, terms
-from ssmscope.architectures.read.parts import projection
+from ssmscope.architectures.read.gated_delta import Projected, linearized_through, output_through, terms
+from ssmscope.architectures.read.parts import projection, state_after
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Scan
@@ -27,30 +27,27 @@ MODEL_TYPES = ("qwen3_next",)
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms from its input `u` (batch, length, width) and weights.
-
-    `mask` (batch, length) is True at real positions; `state` is where a run continues from.
-    """
+    """Return the layer's terms."""
     q, k, v, z, b, a = mixer.fix_query_key_value_ordering(mixer.in_proj_qkvz(u), mixer.in_proj_ba(u))
     qkv = torch.cat([t.flatten(2) for t in (q, k, v)], dim=-1)
     return terms(mixer, u, Projected(qkv, z.flatten(2), a, b.sigmoid()), mask, state)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The mixer's output (batch, length, width) from its terms."""
+    """Return the mixer's output (batch, length, width) from its terms."""
     return output_through(mixer, layer, scans, "norm", "out_proj")
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The layer as a linear map, see `frozen_through`."""
+    """Return the layer as a linear map, see `linearized_through`."""
     each = mixer.num_v_heads // mixer.num_k_heads * mixer.head_v_dim
     places = torch.arange(mixer.in_proj_qkvz.out_features).view(mixer.num_k_heads, -1)
     values, gates = places[:, -2 * each : -each].flatten(), places[:, -each:].flatten()
     enter, enter_gate = (projection(mixer, "in_proj_qkvz", rows) for rows in (values, gates))
-    return frozen_through(mixer, layer, enter, enter_gate, "norm", "out_proj")
+    return linearized_through(mixer, layer, enter, enter_gate, "norm", "out_proj")
 
 
-SMALL: dict[str, Any] = dict(
+EXAMPLE_SIZES: dict[str, Any] = dict(
     vocab_size=97,
     hidden_size=24,
     intermediate_size=16,
@@ -65,11 +62,11 @@ SMALL: dict[str, Any] = dict(
     linear_value_head_dim=8,
     initializer_range=0.05,
 )
-"""A small model's sizes, for tests."""
+"""Sizes of a small model, for tests."""
 
 
 def with_longer_memory(module: nn.Module) -> nn.Module:
-    """A random hybrid whose heads keep their states for some steps: as initialised most forget within one."""
+    """Make a random hybrid's heads keep their states for some steps; as initialised most forget within one."""
     for name, parameter in module.named_parameters():
         if name.endswith("dt_bias"):
             parameter.data.uniform_(-6.0, -3.0)
@@ -83,4 +80,4 @@ def examples() -> dict[str, nn.Module]:
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
     experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16)
-    return {"qwen3_next": with_longer_memory(Qwen3NextForCausalLM(Qwen3NextConfig(**SMALL, **experts)))}
+    return {"qwen3_next": with_longer_memory(Qwen3NextForCausalLM(Qwen3NextConfig(**EXAMPLE_SIZES, **experts)))}

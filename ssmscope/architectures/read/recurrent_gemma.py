@@ -1,7 +1,7 @@
 """RecurrentGemma (Google 2024; Griffin, De et al. 2024): two blocks of RG-LRU, one of local softmax attention, and on.
 
 A channel of RG-LRU has a state of one number, h_t = a_t h_{t−1} + √(1 − a_t²) i_t x_t, a_t = e^{−8 r_t softplus(Λ)},
-with gates r and i of its own head's channels, and x behind a convolution without an activation (Griffin, Eqs. 1 to 4).
+with gates r and i of its own head's channels, and x after a convolution without an activation (Griffin, Eqs. 1 to 4).
 At a text's first token the root is 1. Attention is run by the model itself. Transformers 4.57 keeps its keys and values
 out of reach, so that runs do not continue from states there.
 """
@@ -21,18 +21,20 @@ from ssmscope.architectures.read.parts import (
     BY_WEIGHT,
     as_mask,
     at_least_float32,
-    causal_convolution,
     constant,
-    layer_state,
+    convolve,
+    convolved_input_map,
     mask_padding,
     opened_by,
     projection,
+    state_after,
 )
 from ssmscope.core.affine import depthwise
-from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
-from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
+from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
+
+__all__ = ["state_after"]
 
 MIXERS: tuple[type[nn.Module], ...] = (RecurrentGemmaRecurrentBlock,)
 MODEL_TYPES = ("recurrent_gemma",)
@@ -41,30 +43,24 @@ MODEL_TYPES = ("recurrent_gemma",)
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms from its input `u` (batch, length, width) and weights.
-
-    `mask` (batch, length) is True at real positions; `state` is where a run continues from.
-    """
-    mask = as_mask(mask) if mask is None or mask.ndim == 2 else None  # 4.57 hands over that of attention
-    conv_input = edit_conv_input(mixer, mask_padding(mixer.linear_x(u), mask))
-    tail = state.conv if state is not None else None
-    taps = conv_tap_mask(mixer, conv_input, mixer.conv1d_width)
-    convolved = causal_convolution(conv_input, *_convolution(mixer, conv_input), tail, taps)
-    x = at_least_float32(mask_padding(convolved, mask))
+    """Return the layer's terms."""
+    mask = as_mask(mask) if mask is None or mask.ndim == 2 else None  # transformers 4.57 passes the mask of attention.
+    conv_input = mixer.linear_x(u)
+    convolved, around = convolve(mixer, conv_input, _convolution(mixer, conv_input), mask, state)
+    x = at_least_float32(convolved)
     log_a = -8.0 * _gate(mixer, x, "recurrent_gate") * softplus(at_least_float32(mixer.rg_lru.recurrent_param))
-    root = SqrtBoundDerivative.apply(1 - torch.exp(2 * log_a))  # not expm1, as the library's own
+    root = SqrtBoundDerivative.apply(1 - torch.exp(2 * log_a))  # The library's own is not expm1 either.
     if state is None:
         real = torch.ones(u.shape[:2], dtype=torch.bool, device=u.device) if mask is None else mask
         root = torch.where((real & (real.cumsum(1) == 1)).unsqueeze(-1), 1.0, root)
     b = mask_padding(_gate(mixer, x, "input_gate") * root, mask).unsqueeze(-1)
     log_a = mask_padding(log_a, mask).unsqueeze(-1)
     recurrence = Recurrence(x=x.unsqueeze(-1), b=b, c=torch.ones_like(b), log_a=log_a)
-    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "reach": mixer.conv1d_width}
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.linear_y(u), **around)
 
 
 def _gate(mixer: nn.Module, x: Tensor, name: str) -> Tensor:
-    """σ(W x + b) of each head's own channels, (batch, length, channels)."""
+    """Return σ(W x + b) of each head's own channels, (batch, length, channels)."""
     weight, bias = (at_least_float32(getattr(mixer.rg_lru, f"{name}_{each}")) for each in ("weight", "bias"))
     by_head = rearrange(x, "b t (h p) -> b t h p", h=len(weight))
     made = einsum(by_head, weight, "b t h p, h p q -> b t h q") + bias
@@ -76,38 +72,23 @@ def _convolution(mixer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The mixer's output (batch, length, width) from its terms: W_O (h ⊙ GELU(z))."""
+    """Return the mixer's output (batch, length, width) from its terms: W_O (h ⊙ GELU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
     assert layer.z is not None
     return mixer.linear_out(scanned.y.squeeze(-1).to(layer.z.dtype) * mixer.act_fn(layer.z))
 
 
 def returned(output: Tensor) -> Tensor | tuple[Tensor, None]:
-    """What the mixer's own forward pass returns."""
+    """Return the output in the form of the mixer's own forward pass."""
     return (output, None) if BY_WEIGHT else output
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
-    """Where a run continues from after this layer."""
-    return layer_state(layer, scans, mixer.conv1d_width)
-
-
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The layer as a linear map with a, i and the output gate frozen."""
+    """Return the layer as a linear map with a, i and the output gate frozen."""
     assert layer.conv_input is not None and layer.z is not None
     u, z = at_least_float32(layer.u), at_least_float32(layer.z)
     enter, enter_gate, project = (projection(mixer, name) for name in ("linear_x", "linear_y", "linear_out"))
-    weight, bias = _convolution(mixer, layer.conv_input)
-    shown = None if layer.mask is None else layer.mask.unsqueeze(-1).to(u).expand_as(layer.conv_input)
-    input_map = InputMap(
-        source=at_least_float32(layer.conv_input),
-        enter=lambda u, biased: mask_padding(enter(u, biased), layer.mask),
-        kernel=at_least_float32(weight[:, 0].flip(-1)),
-        bias=None if bias is None else at_least_float32(bias),
-        tail=layer.conv_tail,
-        taps=layer.taps,
-        activation=shown,
-    )
+    input_map = convolved_input_map(mixer, layer, None, enter, kernel=_convolution(mixer, layer.conv_input))
     opening = opened_by(enter_gate, mixer.act_fn, z)
     output_map = OutputMap(lambda v: project(v, False), gate=mixer.act_fn(z), opening=opening)
     return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "linear_out", u))
@@ -127,5 +108,5 @@ def examples() -> dict[str, nn.Module]:
     module = RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**sizes, **kinds, w_init_variance_scale=1.0))
     for name, parameter in module.named_parameters():
         if name.endswith("recurrent_param"):
-            parameter.data.uniform_(-3.0, -1.0)  # decays that differ from token to token
+            parameter.data.uniform_(-3.0, -1.0)  # The decays then differ from token to token.
     return {"recurrent_gemma": module}

@@ -1,5 +1,5 @@
-"""Softmax attention of hybrids that are ours: queries and keys rotated by their positions, heads of keys in groups, and
-a short convolution or a window where there is one."""
+"""Softmax attention of our own hybrids: rotated queries and keys, grouped heads of keys, and optionally a short
+convolution or a window."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ssmscope.architectures.read.parts import at_least_float32, causal_convolution, last_inputs, mask_padding
 from ssmscope.core.affine import depthwise
 
-ATTENTION: dict[str, Any] = dict(
+ATTENTION_OPTIONS: dict[str, Any] = dict(
     num_heads=1,
     num_heads_kv=None,
     head_dim=None,
@@ -29,13 +29,13 @@ ATTENTION: dict[str, Any] = dict(
     rotary_emb_interleaved=False,
     mlp_dim=0,
 )
-"""The options of a layer of attention by mamba_ssm's names, with its defaults but for `num_heads`, which has none."""
+"""Options of attention by mamba_ssm's names, with its defaults; it has none for `num_heads`."""
 
 
 def rotated(x: Tensor, position: Tensor, size: int, base: float, interleaved: bool) -> Tensor:
-    """Heads (batch, length, heads, width) with pairs of their first `size` dimensions turned: pair i by
-    position (batch, length) × base^{−2i / size} (RoFormer, Eq. 15). A pair is dimensions i and i + size / 2, or
-    `interleaved`, 2i and 2i + 1."""
+    """Rotate pairs of the first `size` dimensions of heads (batch, length, heads, width): pair i by position (batch,
+    length) × base^{−2i / size} (RoFormer, Eq. 15). A pair is dimensions i and i + size / 2, or `interleaved`, 2i and
+    2i + 1."""
     exponent = torch.arange(0, size, 2, device=x.device, dtype=at_least_float32(x).dtype) / size
     angle = (position.to(exponent)[..., None] * base**-exponent)[:, :, None]
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
@@ -48,13 +48,13 @@ def rotated(x: Tensor, position: Tensor, size: int, base: float, interleaved: bo
 
 class RotaryAttention(nn.Module):
     """Softmax attention over queries, keys and values that are convolved, then rotated. With a `window` a query reads
-    so many keys, its own the last: who calls it hides the others."""
+    that many keys, its own the last; the caller masks the others."""
 
     def __init__(
         self, config: PretrainedConfig, layer_idx: int, options: Mapping[str, Any], window: int | None = None
     ) -> None:
         super().__init__()
-        options = {**ATTENTION, **options}
+        options = {**ATTENTION_OPTIONS, **options}
         self.config, self.layer_idx, self.sliding_window = config, layer_idx, window
         width, self.heads = config.hidden_size, options["num_heads"]
         self.key_heads, self.head_dim = (
@@ -78,7 +78,8 @@ class RotaryAttention(nn.Module):
         padding_mask: Tensor | None = None,
         past_key_values: Any = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """The layer's output (batch, length, width), and its weights (batch, heads, queries, keys) when it is `eager`.
+        """Return the layer's output (batch, length, width), and its weights (batch, heads, queries, keys) if it is
+        `eager`.
 
         `attention_mask` (batch, 1 or heads, queries, keys) is 0 where a key is read, `padding_mask` (batch, length)
         True at tokens. `past_key_values` adds the keys and values before these, and has the convolution's last inputs.
@@ -86,17 +87,17 @@ class RotaryAttention(nn.Module):
         q, k, v = self.heads_of(hidden_states, position_ids, padding_mask, past_key_values)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
-        unread = torch.zeros_like(attention_mask, dtype=q.dtype)
-        unread = unread.masked_fill(attention_mask != 0, torch.finfo(q.dtype).min)
+        mask = torch.zeros_like(attention_mask, dtype=q.dtype)
+        mask = mask.masked_fill(attention_mask != 0, torch.finfo(q.dtype).min)
         kind = self.config._attn_implementation
         attend = softmax_attention if kind == "eager" else ALL_ATTENTION_FUNCTIONS[kind]
-        y, weights = attend(self, q, k, v, unread, scaling=self.scale)
+        y, weights = attend(self, q, k, v, mask, scaling=self.scale)
         return self.out_proj(rearrange(y, "b t h p -> b t (h p)")), weights
 
     def heads_of(
         self, x: Tensor, position_ids: Tensor, padding_mask: Tensor | None, past_key_values: Any = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (batch, heads, length, width) of the layer's input."""
+        """Return queries, keys and values (batch, heads, length, width) of the layer's input."""
         qkv = self.in_proj(x)
         if self.taps:
             qkv = mask_padding(qkv, padding_mask)
@@ -113,17 +114,17 @@ class RotaryAttention(nn.Module):
 
 
 def softmax_attention(
-    part: nn.Module, q: Tensor, k: Tensor, v: Tensor, unread: Tensor, *, scaling: float
+    part: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """softmax(q kᵀ · scaling + unread) v (batch, length, heads, width), and the softmax."""
+    """Return softmax(q kᵀ · scaling + mask) v (batch, length, heads, width), and the softmax."""
     k, v = (repeat(each, "b h t p -> b (h n) t p", n=part.num_key_value_groups) for each in (k, v))
-    weights = (q @ k.mT * scaling + unread).softmax(-1)
+    weights = (q @ k.mT * scaling + mask).softmax(-1)
     return rearrange(weights @ v, "b h t p -> b t h p"), weights
 
 
-def unread(x: Tensor, mask: Tensor | None, window: int | None = None) -> Tensor:
-    """What is added to the scores of a stream `x` (batch, length, …): 0 where a key is read, the least number where it
-    comes later, is padding or lies before the window, (batch, 1, queries, keys)."""
+def score_mask(x: Tensor, mask: Tensor | None, window: int | None = None) -> Tensor:
+    """Return the mask (batch, 1, queries, keys) that is added to the scores of a stream `x` (batch, length, …): 0 where
+    a key is read, the most negative number where it is later, padding or before the window."""
     steps = torch.arange(x.shape[1], device=x.device)
     reads = (steps <= steps[:, None]).expand(len(x), 1, -1, -1)
     reads = reads if mask is None else reads & mask[:, None, None]

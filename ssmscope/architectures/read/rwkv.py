@@ -1,12 +1,12 @@
-"""RWKV-4 (Peng et al. 2023): the blocks of transformers' models, read, not rewritten.
+"""RWKV-4 (Peng et al. 2023): the blocks of transformers' models.
 
 A channel of the time mixing averages the values of the tokens before, the bonus u added to the current key (RWKV,
 Eq. 16):
 
     wkv_t = (Σ_{s<t} e^{k_s − (t−1−s) w} v_s + e^{k_t + u} v_t) / (Σ_{s<t} e^{k_s − (t−1−s) w} + e^{k_t + u}),
 
-w = e^{time_decay}. Numerator and denominator grow and fall with e^k; what a channel remembers, and all that is ever
-read of it, is their ratio without the bonus, the mean p_t of the values so far. With e^{ℓ_t} the denominator,
+w = e^{time_decay}. Numerator and denominator grow and fall with e^k; a channel's memory, all that is ever read of it,
+is their ratio without the bonus, the mean p_t of the values so far. With e^{ℓ_t} the denominator,
 
     p_t = a_t p_{t−1} + (1 − a_t) v_t,    a_t = e^{ℓ_{t−1} − w − ℓ_t},    ℓ_t = log(e^{ℓ_{t−1} − w} + e^{k_t}),
 
@@ -24,7 +24,7 @@ The mixer that is read is the whole block: its channel mixing, too, reads the pr
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,13 +58,14 @@ from ssmscope.ops import Recurrence, Scan, skip_alone
 MIXERS: tuple[type[nn.Module], ...] = (RwkvBlock,)
 MODEL_TYPES = ("rwkv",)
 
-NOTHING = -1e30  # the log-weight of an empty memory, and of a key at padding
+EMPTY_LOG_WEIGHT = -1e30
+"""Log-weight of an empty memory, and of a key at padding."""
 
 
 @dataclass(frozen=True, eq=False)
 class RwkvState(LayerState):
-    """From where a block continues. `conv` is the last input of the time mixing, `channel` (batch, 1, width) that of
-    the channel mixing, `log_weight` (batch, channels) float64 the ℓ of the mean in `ssm`."""
+    """State from which a block continues. `conv` is the last input of the time mixing, `channel` (batch, 1, width) that
+    of the channel mixing, `log_weight` (batch, channels) float64 the ℓ of the mean in `ssm`."""
 
     channel: Tensor
     log_weight: Tensor
@@ -76,15 +77,15 @@ def log_weights(
     mask: Tensor | None = None,
     start: Float[Tensor, "batch channels"] | None = None,
 ) -> Float[Tensor, "batch length+1 channels"]:
-    """ℓ_0 … ℓ_length in float64: log Σ_{s≤t} e^{k_s − (t−s) w}, from ℓ_0 = `start` (nothing when absent).
+    """Compute ℓ_0 … ℓ_length in float64: log Σ_{s≤t} e^{k_s − (t−s) w}, from ℓ_0 = `start` (default: an empty memory).
 
-    Where `mask` (batch, length) is False ℓ holds. As e^{ℓ_t + t w} is a cumulative sum, no step waits for another;
-    t w grows long, and float64 has the digits for it.
+    Where `mask` (batch, length) is False ℓ holds. As e^{ℓ_t + t w} is a cumulative sum, all steps are computed at once;
+    t w becomes large, for which float64 has enough digits.
     """
     batch, length, channels = k.shape
     real = torch.ones(batch, length, dtype=torch.bool, device=k.device) if mask is None else mask
-    k, w = k.double().masked_fill(~real.unsqueeze(-1), NOTHING), w.double()
-    start = k.new_full((batch, channels), NOTHING) if start is None else start.double()
+    k, w = k.double().masked_fill(~real.unsqueeze(-1), EMPTY_LOG_WEIGHT), w.double()
+    start = k.new_full((batch, channels), EMPTY_LOG_WEIGHT) if start is None else start.double()
     grown = torch.cat([start.unsqueeze(1), k + rearrange(real.cumsum(1), "b t -> b t 1") * w], dim=1)
     past = torch.cat([real.new_zeros(batch, 1), real], dim=1).cumsum(1)
     return grown.logcumsumexp(1) - rearrange(past, "b t -> b t 1") * w
@@ -93,9 +94,9 @@ def log_weights(
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The block's terms from its input `u` (batch, length, width) and weights.
+    """Return the block's terms.
 
-    `mask` (batch, length) is True at real positions; `state` is where a run continues from. `extras` has the mean's
+    `extras` has the mean's
     log-weights `log_weight` (batch, length + 1, channels), from ℓ_0; `bonus`, the log-odds ℓ_{t−1} − u − k_t of reading
     the memory (batch, length, channels); the bare decays `decay` (channels,), e^{−w}; and in a run that continues
     `channel_tail`, the last input of the channel mixing.
@@ -105,7 +106,7 @@ def compute_terms(
     attention = mixer.attention
     mask = as_mask(mask)
     tail = state.conv if state is not None else None
-    x = edit_conv_input(mixer, mask_padding(mixer.ln1(_entering(mixer, u)), mask))
+    x = edit_conv_input(mixer, mask_padding(mixer.ln1(_stream(mixer, u)), mask))
     taps = conv_tap_mask(mixer, x, 2)
     before = token_before(x, tail, taps)
     k, v, z = (
@@ -118,7 +119,7 @@ def compute_terms(
     )
     k, v, w, bonus = (at_least_float32(t) for t in (k, v, attention.time_decay.exp(), attention.time_first))
     log_weight = log_weights(k, w, mask, state.log_weight if isinstance(state, RwkvState) else None)
-    odds = mask_padding((k + w - log_weight[:, :-1]).to(v.dtype), mask)  # of what is written against what is there
+    odds = mask_padding((k + w - log_weight[:, :-1]).to(v.dtype), mask)  # Of the write against the memory.
     share = mask_padding(torch.sigmoid(odds), mask)
     recurrence = Recurrence(
         x=v.unsqueeze(-1),
@@ -139,13 +140,14 @@ def compute_terms(
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The block's output (batch, length, width) from its terms: x + W_o (σ(z) ⊙ wkv), then the channel mixing."""
+    """Return the block's output (batch, length, width) from its terms: x + W_o (σ(z) ⊙ wkv), then the channel
+    mixing."""
     x = _after_time_mixing(mixer, layer, layer.scan() if scans is None else scans)
     return x + _channel_mixing(mixer, layer, x)
 
 
 def without(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...], part: Any) -> tuple[Scan, ...]:
-    """The scan less the `part` of its recurrence: a token reads the memory that the token before it left."""
+    """Return the scan without the `part` of its recurrence: a token reads the memory that the token before it left."""
     return (scans[0]._replace(y=scans[0].y - part(0, layer.recurrence, late=1)),)
 
 
@@ -155,12 +157,12 @@ def _channel_mixing(mixer: nn.Module, layer: LayerTrace, x: Tensor) -> Tensor:
     before = token_before(shown, layer.extras.get("channel_tail"), layer.taps)
     k = torch.relu(mixing.key(mixed_with_before(shown, before, mixing.time_mix_key))).square()
     r = torch.sigmoid(mixing.receptance(mixed_with_before(shown, before, mixing.time_mix_receptance)))
-    return r * mixing.value(k) * _undone(mixer)
+    return r * mixing.value(k) * _rescaling(mixer)
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The time mixing as a linear map with keys, receptance and the norms' scales frozen; what passes it by, and the
-    channel mixing, are in the rest.
+    """Return the time mixing as a linear map with keys, receptance and the norms' scales frozen; the residual stream
+    and the channel mixing are in the rest.
 
     wkv_t = g_t p_{t−1} + (1 − g_t) v_t is two paths: the memory one step before, a recurrence of shifted terms, and the
     token's own value. Maps act on the values v, which the token shift has already mixed with those of the token before.
@@ -169,10 +171,10 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     recurrence = layer.recurrence
     assert layer.z is not None and recurrence.log_a is not None
     read = torch.sigmoid(layer.extras["bonus"])
-    project, undone = projection(attention, "output"), _undone(mixer)
-    output_map = OutputMap(lambda v: project(v, False) * undone, gate=torch.sigmoid(at_least_float32(layer.z)))
+    project, rescaling = projection(attention, "output"), _rescaling(mixer)
+    output_map = OutputMap(lambda v: project(v, False) * rescaling, gate=torch.sigmoid(at_least_float32(layer.z)))
     input_map = InputMap(source=rearrange(recurrence.x, "b t c 1 -> b t c"), enter=_values(mixer, layer))
-    memory = replace(recurrence, b=_late(recurrence.b), log_a=_late(recurrence.log_a))
+    memory = replace(recurrence, b=_delayed(recurrence.b), log_a=_delayed(recurrence.log_a))
     shift = read.new_tensor([0.0, 1.0])
     start = None if layer.initial is None else layer.initial[0]
     paths = (
@@ -180,7 +182,7 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
         Path(skip_alone(recurrence, read.new_ones(read.shape[-1])), input_map, output_map, "own", weight=1 - read),
     )
     mixed = _after_time_mixing(mixer, layer, layer.scan())
-    rest = at_least_float32(_entering(mixer, layer.u) + _channel_mixing(mixer, layer, mixed))
+    rest = at_least_float32(_stream(mixer, layer.u) + _channel_mixing(mixer, layer, mixed))
     added = constant(attention, "output", u)
     rest = rest if added is None else rest + added
     return LinearizedLayer(u, paths, rest=rest, beside=_beside(mixer, layer, at_least_float32(mixed), added))
@@ -189,15 +191,15 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
 def _beside(
     mixer: nn.Module, layer: LayerTrace, x: Tensor, added: Tensor | None
 ) -> Callable[[Tensor, Tensor, bool], Tensor]:
-    """The residual stream and the channel mixing as a map of the block's input and the time mixing's output less what
-    its projection has `added`, with the norms' scales, the receptance and ReLU frozen at `x`, the stream after the time
+    """Return the residual stream and the channel mixing as a map of the block's input and the time mixing's output
+    without its bias `added`, with the norms' scales, the receptance and ReLU frozen at `x`, the stream after the time
     mixing: relu(k)² is k [relu(k)]."""
     mixing, tail = mixer.feed_forward, layer.extras.get("channel_tail")
     u = at_least_float32(layer.u)
     first = frozen_layer_norm(mixer, "pre_ln", u) if mixer.layer_id == 0 else None
     second = frozen_layer_norm(mixer, "ln2", x)
     key, value, receptance = (projection(mixing, name) for name in ("key", "value", "receptance"))
-    undone = _undone(mixer)
+    rescaling = _rescaling(mixer)
 
     def shifted(x: Tensor, mix: Tensor, biased: bool) -> Tensor:
         shown = mask_padding(second(x, biased), layer.mask)
@@ -209,37 +211,51 @@ def _beside(
     def beside(u: Tensor, mixed: Tensor, biased: bool) -> Tensor:
         x = u if first is None else first(u, biased)
         x = x + added if biased and added is not None else x
-        return x + r * value(k * key(shifted(x + mixed, mixing.time_mix_key, biased), biased), biased) * undone
+        return x + r * value(k * key(shifted(x + mixed, mixing.time_mix_key, biased), biased), biased) * rescaling
 
     return beside
 
 
-def _late(t: Tensor) -> Tensor:
-    """Every step's term one step later."""
+def _delayed(t: Tensor) -> Tensor:
+    """Return every step's term one step later."""
     return torch.cat([torch.zeros_like(t[:, :1]), t[:, :-1]], dim=1)
 
 
 def _values(mixer: nn.Module, layer: LayerTrace) -> Callable[[Tensor, bool], Tensor]:
-    """The values v of the time mixing as a map of the block's input, with the norms' scales at `layer.u`."""
-    attention = mixer.attention
-    norms, x = [], at_least_float32(layer.u)
-    for name in (["pre_ln"] if mixer.layer_id == 0 else []) + ["ln1"]:
-        norms.append(frozen_layer_norm(mixer, name, x))
-        x = norms[-1](x, True)
-    value = projection(attention, "value")
+    """Return the values v of the time mixing as a map of the block's input, with the norms' scales at `layer.u`."""
+    norms = (["pre_ln"] if mixer.layer_id == 0 else []) + ["ln1"]
+    value, mix = projection(mixer.attention, "value"), at_least_float32(mixer.attention.time_mix_value)
+    return shifted_map(mixer, norms, at_least_float32(layer.u), layer, layer.conv_tail, mix, value)
+
+
+def shifted_map(
+    mixer: nn.Module,
+    norms: Sequence[str],
+    x: Tensor,
+    layer: LayerTrace,
+    tail: Tensor | None,
+    mix: Tensor,
+    project: Callable[[Tensor, bool], Tensor],
+) -> Callable[[Tensor, bool], Tensor]:
+    """Return the map of a block's input through its `norms`, the token shift and a projection, linear and biased or
+    not, with the norms' scales frozen at the input `x`."""
+    frozen: list[Callable[[Tensor, bool], Tensor]] = []
+    for name in norms:
+        frozen.append(frozen_layer_norm(mixer, name, x))
+        x = frozen[-1](x, True)
 
     def enter(v: Tensor, biased: bool) -> Tensor:
-        for norm in norms:
+        for norm in frozen:
             v = norm(v, biased)
         v = mask_padding(v, layer.mask)
-        before = token_before(v, layer.conv_tail if biased else None, layer.taps)
-        return value(mixed_with_before(v, before, attention.time_mix_value.to(v)), biased)
+        before = token_before(v, tail if biased else None, layer.taps)
+        return project(mixed_with_before(v, before, mix.to(v)), biased)
 
     return enter
 
 
 def frozen_layer_norm(part: nn.Module, name: str, x: Tensor) -> Callable[[Tensor, bool], Tensor]:
-    """A layer norm of a block as a linear map with its factor frozen at `x`, biased or not."""
+    """Return a layer norm of a block as a linear map with its factor frozen at `x`, biased or not."""
     weight, bias, eps = norm_terms(getattr(part, name), nn.LayerNorm, f"{name} of a {type(part).__name__}")
     assert weight is not None and eps is not None
     scale = rms_factor(x - x.mean(-1, keepdim=True), eps) * weight.to(x)
@@ -252,12 +268,12 @@ def frozen_layer_norm(part: nn.Module, name: str, x: Tensor) -> Callable[[Tensor
 
 
 def returned(output: Tensor) -> tuple[Tensor, None, None]:
-    """What a block's own forward gives: its output, no cache and no attention."""
+    """Return the output in the form of a block's own forward pass: with neither cache nor attention."""
     return output, None, None
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> RwkvState:
-    """Where a run continues from after this block."""
+    """Return the state from which a run continues after this block."""
     shown = mask_padding(mixer.ln2(_after_time_mixing(mixer, layer, scans)), layer.mask)
     of_channels = replace(layer, conv_input=shown, conv_tail=layer.extras.get("channel_tail"))
     return RwkvState(
@@ -268,19 +284,19 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
     )
 
 
-def _entering(mixer: nn.Module, u: Tensor) -> Tensor:
+def _stream(mixer: nn.Module, u: Tensor) -> Tensor:
     return mixer.pre_ln(u) if mixer.layer_id == 0 else u
 
 
 def token_before(x: Tensor, tail: Tensor | None, taps: Tensor | None) -> Tensor:
-    """The input one token earlier, 0 where `taps` (batch, length, 2) bool leaves it out."""
+    """Return the input one token earlier, 0 where `taps` (batch, length, 2) bool leaves it out."""
     first = torch.zeros_like(x[:, :1]) if tail is None else tail.to(x.dtype)
     before = torch.cat([first, x[:, :-1]], dim=1)
     return before if taps is None else before * taps[..., 1:]
 
 
 def mixed_with_before(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:
-    """The token shift: `mix` (width,) of each input, the rest of that of the token before."""
+    """Return the token shift: `mix` (width,) of each input and 1 − `mix` of the token before."""
     return x * mix + before * (1 - mix)
 
 
@@ -292,19 +308,19 @@ def _after_time_mixing(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, .
     p = torch.cat([first.unsqueeze(1), p[:, :-1]], dim=1)
     wkv = torch.lerp(v, p, torch.sigmoid(layer.extras["bonus"]))
     gated = torch.sigmoid(layer.z) * wkv.to(layer.z.dtype)
-    return _entering(mixer, layer.u) + mixer.attention.output(gated) * _undone(mixer)
+    return _stream(mixer, layer.u) + mixer.attention.output(gated) * _rescaling(mixer)
 
 
 # ---- the whole model while it is read
 
 _backbones: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
-"""The backbone of every block that was read."""
+"""Backbone of every block that was read."""
 
 
-def _undone(block: nn.Module) -> float:
-    """By what the outputs of a block's projections are multiplied to be those of the weights that were stored.
+def _rescaling(block: nn.Module) -> float:
+    """Return the factor that gives a block's projections the outputs of the stored weights.
 
-    When it first runs in evaluation transformers' backbone divides the weights of later blocks by powers of two, in
+    When it first runs in evaluation, transformers' backbone divides the weights of later blocks by powers of two, in
     place, and the residual stream with them, so that float16 does not overflow.
     """
     found = _backbones.get(block)
@@ -315,11 +331,11 @@ def _undone(block: nn.Module) -> float:
 
 
 def stored(module: nn.Module) -> dict[str, Tensor]:
-    """The weights of a model, or of one block, as they were before transformers rescaled them."""
+    """Return the weights of a model, or of one block, as they were before transformers rescaled them."""
     _remember(module)
     weights = module.state_dict()
     for path, part in module.named_modules():
-        if type(part) is RwkvBlock and (factor := _undone(part)) != 1:
+        if type(part) is RwkvBlock and (factor := _rescaling(part)) != 1:
             for name in ("attention.output.weight", "feed_forward.value.weight"):
                 name = f"{path}.{name}" if path else name
                 weights[name] = weights[name] * factor
@@ -336,15 +352,14 @@ def _remember(module: nn.Module) -> list[RwkvModel]:
 
 @contextmanager
 def reading(module: nn.Module) -> Iterator[None]:
-    """Within, and in this thread, the backbones of `module` hand their blocks the mask of padding and rescale nothing;
-    what transformers has rescaled is undone as it is read.
+    """Have the backbones of `module` pass the padding mask to their blocks and rescale nothing, in this thread and
+    within the context; rescaled weights are read as stored.
 
-    No output is another for it, up to the ε of the norms, and no weight is touched.
+    Outputs change by no more than the ε of the norms, and no weight changes.
 
     Raises:
-        InputError: in float16, for a model that relies on being rescaled; for one that would be, with adapters; and
-            where a forward pass in another thread,
-            the model's first, rescaled the weights meanwhile.
+        InputError: if a float16 model relies on rescaling, one with adapters would be rescaled, or the model's first
+            forward pass, in another thread, rescaled the weights meanwhile.
     """
     found = _remember(module)
     for part in found:
@@ -363,7 +378,7 @@ def reading(module: nn.Module) -> Iterator[None]:
     def remember(model: nn.Module, args: tuple, kwargs: dict) -> None:
         masks[model.rwkv] = args[1] if len(args) > 1 else kwargs.get("attention_mask")
 
-    # transformers' language model is given a mask and drops it
+    # transformers' language model gets a mask and drops it.
     speaking = [(part, remember) for part in module.modules() if type(part) is RwkvForCausalLM]
     taken = [(part, partial(_backbone, part, masks, rescaled)) for part in found]
     with observe(before=speaking), override_forward(taken):
@@ -377,7 +392,7 @@ def reading(module: nn.Module) -> Iterator[None]:
 def _backbone(
     model, masks, rescaled, below, input_ids=None, attention_mask=None, inputs_embeds=None, state=None, **kwargs
 ):
-    """The backbone's forward pass for whole sequences, without rescaling."""
+    """Run the backbone on whole sequences without rescaling."""
     if state is not None or kwargs.get("use_cache"):
         run = below(input_ids, attention_mask, inputs_embeds, state, **kwargs)
         rescaled[model] = model.layers_are_rescaled

@@ -4,17 +4,17 @@ Each head keeps a matrix of value × key size and exchanges what it holds under 
 
     S_t = S_{t−1} (Diag(w_t) − κ̂_t (a_t ⊙ κ̂_t)ᵀ) + v_t k̃_tᵀ,    o_t = S_t r_t,
 
-w_t the decay of each key dimension, exp(−e^{−1/2} σ(…)); κ̂_t = κ ⊙ ξ of length 1, under which the memory is looked up;
-a_t how much of what is found there is taken away; k̃_t = k_t ⊙ (1 + (a_t − 1) ⊙ α) what is written under. In
-`ops.DeltaRecurrence` e = κ̂ / w, which reads the decayed memory as κ̂ reads the one before, r = a ⊙ κ̂, b = k̃, c = r_t,
-x = v, β = 1.
+w_t the decay of each key dimension, exp(−e^{−1/2} σ(…)); κ̂_t = κ ⊙ ξ of length 1, the key under which the memory is
+looked up; a_t the share of the value found there that is removed; k̃_t = k_t ⊙ (1 + (a_t − 1) ⊙ α) the key of the
+write. In `ops.DeltaRecurrence` e = κ̂ / w, which reads the decayed memory as κ̂ reads the one before, r = a ⊙ κ̂, b =
+k̃, c = r_t, x = v, β = 1.
 
-All of these are made of the token's input mixed with the one before, through low-rank maps but for r, k and v. Later
+All of these come from the token's input mixed with the one before, through low-rank maps except for r, k and v. Later
 layers give v_t a share ν_t of the first layer's values. A head's o_t is normalised, the current value added by
 (r_t · ρ ⊙ k̃_t) v_t (the bonus), and all gated. The channel mixing is W_v relu(W_k x′)², its input token-shifted too.
 
 The mixer that is read is the whole block, as RWKV-4's. It takes the first block's input before its own, (batch, length,
-2 · width), of which it makes the first layer's values again: a layer is thereby a function of one input. With its own
+2 · width), and computes the first layer's values again: a layer is thereby a function of one input. With its own
 input alone (batch, length, width) it has no others' values to mix in.
 """
 
@@ -46,15 +46,15 @@ from ssmscope.architectures.read.parts import (
     projection,
     rms_factor,
 )
-from ssmscope.architectures.read.rwkv import frozen_layer_norm, mixed_with_before, token_before
+from ssmscope.architectures.read.rwkv import frozen_layer_norm, mixed_with_before, shifted_map, token_before
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import DeltaRecurrence, Scan, skip_alone
 
-LEAST_LOG_DECAY = -math.exp(-0.5)
-"""log w is this times σ: no decay is below 0.545."""
+MIN_LOG_DECAY = -math.exp(-0.5)
+"""Smallest log w, which is this times σ: no decay is below 0.545."""
 
 
 # ---- the configuration
@@ -63,18 +63,14 @@ LEAST_LOG_DECAY = -math.exp(-0.5)
 class RWKV7Config(LinearAttentionConfig):
     """An RWKV-7.
 
-    Args:
-        vocab_size, hidden_size, num_hidden_layers, num_heads: tokens, width, layers, heads of a layer.
+    Args (in addition to those of `LinearAttentionConfig`, without `attention`):
         decay_rank, rate_rank, value_rank, gate_rank: the inner widths of the low-rank maps of w, a, ν and the gate.
         intermediate_size: of the channel mixing; by default four times the width.
-        layer_norm_epsilon: of every norm; those of heads have as many times more as a head has dimensions.
         norm_bias: whether the norms of blocks have biases.
         norm_first: whether the first block normalises the embeddings.
-        unit_epsilon: under the root by which κ̂ gets length 1; 0 for exactly 1.
-        initializer_range: the standard deviation of embeddings at first.
+        unit_epsilon: ε under the root that normalises κ̂; 0 for exactly length 1.
 
-    Raises:
-        InputError: for a size that is no positive integer, or that the heads cannot share.
+    The norms of heads have `layer_norm_epsilon` times a head's number of dimensions.
     """
 
     model_type = "ssm-rwkv7"
@@ -82,7 +78,6 @@ class RWKV7Config(LinearAttentionConfig):
 
     def __init__(
         self,
-        vocab_size: int = 50280,
         hidden_size: int = 768,
         num_hidden_layers: int = 12,
         num_heads: int = 12,
@@ -91,30 +86,19 @@ class RWKV7Config(LinearAttentionConfig):
         value_rank: int = 16,
         gate_rank: int = 128,
         intermediate_size: int | None = None,
-        layer_norm_epsilon: float = 1e-5,
         norm_bias: bool = True,
         norm_first: bool = True,
         unit_epsilon: float = 0.0,
-        initializer_range: float = 0.1,
         **kwargs,
     ):
-        self.layer_norm_epsilon, self.initializer_range = layer_norm_epsilon, initializer_range
         self.norm_bias, self.norm_first, self.unit_epsilon = norm_bias, norm_first, unit_epsilon
         kwargs.setdefault("tie_word_embeddings", False)
-        self._set(
-            kwargs,
-            vocab_size=vocab_size,
-            hidden_size=hidden_size,
-            num_hidden_layers=num_hidden_layers,
-            num_heads=num_heads,
-            decay_rank=decay_rank,
-            rate_rank=rate_rank,
-            value_rank=value_rank,
-            gate_rank=gate_rank,
-            intermediate_size=4 * hidden_size if intermediate_size is None else intermediate_size,
-        )
+        kwargs |= {"hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers, "num_heads": num_heads}
+        kwargs["intermediate_size"] = 4 * hidden_size if intermediate_size is None else intermediate_size
+        ranks = {"decay_rank": decay_rank, "rate_rank": rate_rank, "value_rank": value_rank, "gate_rank": gate_rank}
+        super().__init__(sizes=ranks, **kwargs)
         if self.attention:
-            raise InputError("attention: an RWKV-7's blocks have none beside their time mixing")
+            raise InputError("attention: an RWKV-7's blocks have none in addition to their time mixing")
         if not self.intermediate_size:
             raise InputError("intermediate_size 0: an RWKV-7 has a channel mixing in every layer; give 1 or more")
 
@@ -123,7 +107,7 @@ class RWKV7Config(LinearAttentionConfig):
 
 
 class LowRank(nn.Module):
-    """W₂ act(W₁ x) + bias."""
+    """Low-rank map W₂ act(W₁ x) + bias."""
 
     def __init__(self, width: int, rank: int, act: Callable[[Tensor], Tensor] | None, bias: bool = True) -> None:
         super().__init__()
@@ -134,13 +118,13 @@ class LowRank(nn.Module):
 
 
 class TimeMixing(nn.Module):
-    """The weights of a block's time mixing; the first layer's has no ν."""
+    """Weights of a block's time mixing; the first layer's has no ν."""
 
     def __init__(self, config: RWKV7Config, first: bool) -> None:
         super().__init__()
         width, heads = config.hidden_size, config.num_heads
         self.num_heads, self.unit_epsilon = heads, config.unit_epsilon
-        for name in "rwkvag":  # how much of the token before each of them is made of
+        for name in "rwkvag":  # The shares of the token before.
             setattr(self, f"x_{name}", nn.Parameter(torch.full((width,), 0.5)))
         self.k_k, self.k_a = (nn.Parameter(torch.ones(width)) for _ in range(2))  # ξ and α
         self.r_k = nn.Parameter(torch.zeros(heads, width // heads))  # ρ
@@ -153,7 +137,7 @@ class TimeMixing(nn.Module):
 
 
 class ChannelMixing(nn.Module):
-    """The weights of a block's channel mixing."""
+    """Weights of a block's channel mixing."""
 
     def __init__(self, config: RWKV7Config) -> None:
         super().__init__()
@@ -163,8 +147,8 @@ class ChannelMixing(nn.Module):
 
 
 class RWKV7Mixer(ReadMixer, nn.Module):
-    """The whole block: input (batch, length, width), the first block's before it in later ones, and output (batch,
-    length, width). `before` is the first block's mixer, none in that itself."""
+    """Mixer that is the whole block. The input is (batch, length, width), in later blocks after the first block's; the
+    output is (batch, length, width). `before` has the first block's mixer, and is empty in that itself."""
 
     def __init__(self, config: RWKV7Config, before: tuple[RWKV7Mixer, ...]) -> None:
         super().__init__()
@@ -172,7 +156,7 @@ class RWKV7Mixer(ReadMixer, nn.Module):
         def norm() -> nn.LayerNorm:
             return nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon, bias=config.norm_bias)
 
-        self.before = before  # a tuple: it is no part of this one
+        self.before = before  # In a tuple it is no part of this one.
         self.pre_norm = None if before or not config.norm_first else norm()
         self.attn_norm, self.attn = norm(), TimeMixing(config, not before)
         self.ffn_norm, self.ffn = norm(), ChannelMixing(config)
@@ -184,15 +168,15 @@ MODEL_TYPES = ("ssm-rwkv7",)
 
 @dataclass(frozen=True, eq=False)
 class RWKV7State(LayerState):
-    """From where a block continues. `conv` is the last input of the time mixing, `channel` (batch, 1, width) that of
-    the channel mixing, and `first` that of the first layer's time mixing, in other layers."""
+    """State from which a block continues. `conv` is the last input of the time mixing, `channel` (batch, 1, width) that
+    of the channel mixing, and `first` that of the first layer's time mixing, in other layers."""
 
     channel: Tensor
     first: Tensor | None = None
 
 
 class _Inputs(NamedTuple):
-    """What a block reads: its own input and, in later blocks, the first one's."""
+    """Inputs of a block: its own and, in later blocks, the first one's."""
 
     own: Tensor
     first: Tensor | None
@@ -206,8 +190,8 @@ def _inputs(mixer: RWKV7Mixer, u: Tensor) -> _Inputs:
     return _Inputs(own, first)
 
 
-def _entered(mixer: RWKV7Mixer, x: Tensor) -> Tensor:
-    """The residual stream that a block adds to."""
+def _stream(mixer: RWKV7Mixer, x: Tensor) -> Tensor:
+    """Return the residual stream that a block adds to."""
     return x if mixer.pre_norm is None else mixer.pre_norm(x)
 
 
@@ -218,19 +202,18 @@ def _shifted(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The block's terms from its input `u` (batch, length, width or 2 · width) and weights.
+    """Return the block's terms from its input `u` (batch, length, width or 2 · width).
 
-    `mask` (batch, length) is True at real positions; `state` is where a run continues from. `extras` has the `gate`
+    `extras` has the `gate`
     (batch, length, width), the `bonus` (batch, length, heads), the share `mixed_in` of the first layer's values
     (batch, length, width), the last input of the first layer `first_input` and, in a run that continues,
     `channel_tail` and `first_tail`, the inputs before it.
     """
-    assert isinstance(mixer, RWKV7Mixer)
     if state is not None and not isinstance(state, RWKV7State):
         raise TypeError("an RWKV-7 block continues from an RWKV7State, which state_after gives")
     mask, part, (own, first) = as_mask(mask), mixer.attn, _inputs(mixer, u)
     tail, first_tail = (state.conv, state.first) if isinstance(state, RWKV7State) else (None, None)
-    x = edit_conv_input(mixer, mask_padding(mixer.attn_norm(_entered(mixer, own)), mask))
+    x = edit_conv_input(mixer, mask_padding(mixer.attn_norm(_stream(mixer, own)), mask))
     taps = conv_tap_mask(mixer, x, 2)
     before = token_before(x, tail, taps)
     r, w, k, v, a, g = (_shifted(x, before, getattr(part, f"x_{name}")) for name in "rwkvag")
@@ -238,13 +221,13 @@ def compute_terms(
     values = part.v_proj(v)
     if first is not None and part.v_lora is not None:
         (source,) = mixer.before
-        extras["first_input"] = mask_padding(source.attn_norm(_entered(source, first)), mask)
+        extras["first_input"] = mask_padding(source.attn_norm(_stream(source, first)), mask)
         earlier = token_before(extras["first_input"], first_tail, taps)
         mixed_in = extras["mixed_in"] = torch.sigmoid(part.v_lora(v))
         others = source.attn.v_proj(_shifted(extras["first_input"], earlier, source.attn.x_v))
         values = torch.lerp(values, others, mixed_in)
     rate, keys = torch.sigmoid(at_least_float32(part.a_lora(a))), at_least_float32(part.k_proj(k))
-    log_w = mask_padding(LEAST_LOG_DECAY * torch.sigmoid(at_least_float32(part.w_lora(w))), mask)
+    log_w = mask_padding(MIN_LOG_DECAY * torch.sigmoid(at_least_float32(part.w_lora(w))), mask)
     written = mask_padding(keys * (1 + (rate - 1) * at_least_float32(part.k_a)), mask)
     r, log_w, written, v, rate, looked_up = (
         rearrange(at_least_float32(t), "b t (h n) -> b t h n", h=part.num_heads)
@@ -267,9 +250,8 @@ def compute_terms(
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The block's output (batch, length, width) from its terms: x + W_o (gate ⊙ (norm(o) + bonus v)), then the channel
-    mixing."""
-    assert isinstance(mixer, RWKV7Mixer)
+    """Return the block's output (batch, length, width) from its terms: x + W_o (gate ⊙ (norm(o) + bonus v)), then the
+    channel mixing."""
     x = _after_time_mixing(mixer, layer, layer.scan() if scans is None else scans)
     shown = mask_padding(mixer.ffn_norm(x), layer.mask)
     before = token_before(shown, layer.extras.get("channel_tail"), layer.taps)
@@ -282,13 +264,13 @@ def _after_time_mixing(mixer: RWKV7Mixer, layer: LayerTrace, scans: tuple[Scan, 
     o = group_norm(o, norm.num_groups, norm.weight.to(o.dtype), norm.bias.to(o.dtype), norm.eps)
     own = layer.extras["bonus"].unsqueeze(-1) * layer.recurrence.x
     mixed = rearrange(o, "(b t) c -> b t c", b=len(gate)) + rearrange(own, "b t h p -> b t (h p)")
-    return _entered(mixer, _inputs(mixer, layer.u).own) + mixer.attn.o_proj(mixed.to(gate.dtype) * gate)
+    return _stream(mixer, _inputs(mixer, layer.u).own) + mixer.attn.o_proj(mixed.to(gate.dtype) * gate)
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The time mixing as a linear map with all of the transition, r, k̃, ν, the gate and the norms' scales frozen: the
-    memory, and the bonus of the token's own value. What passes it by, and the channel mixing, are in the rest."""
-    assert isinstance(mixer, RWKV7Mixer)
+    """Return the time mixing as a linear map with all of the transition, r, k̃, ν, the gate and the norms' scales
+    frozen: the memory, and the bonus of the token's own value. The residual stream and the channel mixing are in the
+    rest."""
     u, recurrence, norm = at_least_float32(layer.u), layer.recurrence, mixer.attn.g_norm
     (scanned,), gate = layer.scan(), at_least_float32(layer.extras["gate"])
     factor = rms_factor(scanned.y - scanned.y.mean(-1, keepdim=True), norm.eps)
@@ -304,14 +286,14 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     added = project(gate * at_least_float32(norm.bias), True)
     mixed = at_least_float32(_after_time_mixing(mixer, layer, (scanned,)))
     beside = _beside(mixer, layer, mixed, added)
-    stream = at_least_float32(_entered(mixer, _inputs(mixer, layer.u).own))
+    stream = at_least_float32(_stream(mixer, _inputs(mixer, layer.u).own))
     return LinearizedLayer(u, paths, rest=beside(u, mixed - stream - added, True), beside=beside)
 
 
 def _beside(mixer: RWKV7Mixer, layer: LayerTrace, x: Tensor, added: Tensor) -> Callable[[Tensor, Tensor, bool], Tensor]:
-    """The residual stream and the channel mixing as a map of the block's input and the time mixing's output less what
-    its norm has `added`, with the norms' scales and ReLU frozen at `x`, the stream after the time mixing: relu(k)² is
-    k [relu(k)]."""
+    """Return the residual stream and the channel mixing as a map of the block's input and the time mixing's output
+    without its norm's bias `added`, with the norms' scales and ReLU frozen at `x`, the stream after the time mixing:
+    relu(k)² is k [relu(k)]."""
     u, tail, mix = at_least_float32(layer.u), layer.extras.get("channel_tail"), at_least_float32(mixer.ffn.x_k)
     first = None if mixer.pre_norm is None else frozen_layer_norm(mixer, "pre_norm", _inputs(mixer, u).own)
     second = frozen_layer_norm(mixer, "ffn_norm", x)
@@ -333,7 +315,7 @@ def _beside(mixer: RWKV7Mixer, layer: LayerTrace, x: Tensor, added: Tensor) -> C
 
 
 def _values(mixer: RWKV7Mixer, layer: LayerTrace) -> Callable[[Tensor, bool], Tensor]:
-    """The values v of the time mixing as a map of the block's input, with the norms' scales and ν frozen."""
+    """Return the values v of the time mixing as a map of the block's input, with the norms' scales and ν frozen."""
     u, mixed_in = _inputs(mixer, at_least_float32(layer.u)), layer.extras.get("mixed_in")
     own = _projected(mixer, u.own, layer, layer.conv_tail)
     others = None
@@ -354,26 +336,14 @@ def _values(mixer: RWKV7Mixer, layer: LayerTrace) -> Callable[[Tensor, bool], Te
 def _projected(
     mixer: RWKV7Mixer, x: Tensor, layer: LayerTrace, tail: Tensor | None
 ) -> Callable[[Tensor, bool], Tensor]:
-    """W_v of a block's input behind its norms, frozen at `x`, and token shift."""
-    norms: list[Callable[[Tensor, bool], Tensor]] = []
-    for name in ("pre_norm", "attn_norm"):
-        if getattr(mixer, name) is not None:
-            norms.append(frozen_layer_norm(mixer, name, x))
-            x = norms[-1](x, True)
-    value, mix = projection(mixer.attn, "v_proj"), at_least_float32(mixer.attn.x_v)
-
-    def enter(v: Tensor, biased: bool) -> Tensor:
-        for norm in norms:
-            v = norm(v, biased)
-        v = mask_padding(v, layer.mask)
-        return value(_shifted(v, token_before(v, tail if biased else None, layer.taps), mix), biased)
-
-    return enter
+    """Return W_v of a block's input, after its norms and the token shift, as a linear map."""
+    norms = [name for name in ("pre_norm", "attn_norm") if getattr(mixer, name) is not None]
+    value, mix = projection(mixer.attn, "v_proj"), 1 - at_least_float32(mixer.attn.x_v)
+    return shifted_map(mixer, norms, x, layer, tail, mix, value)
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> RWKV7State:
-    """Where a run continues from after this block."""
-    assert isinstance(mixer, RWKV7Mixer)
+    """Return the state from which a run continues after this block."""
     shown = mask_padding(mixer.ffn_norm(_after_time_mixing(mixer, layer, scans)), layer.mask)
     first = layer.extras.get("first_input")
     return RWKV7State(
@@ -388,28 +358,28 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
 
 
 class RWKV7Block(nn.Module):
-    """A block: its mixer, with the first block's input before its own."""
+    """Block of a mixer, which is given the first block's input before its own."""
 
     def __init__(self, config: RWKV7Config, before: tuple[RWKV7Mixer, ...]) -> None:
         super().__init__()
         self.mixer = RWKV7Mixer(config, before)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None, first: list[Tensor]) -> Tensor:
-        """`first` has the first block's input, which that puts there.
+        """Run the block; `first` holds the first block's input, which that block stores.
 
         Raises:
-            InputError: on several devices.
+            InputError: if blocks are on several devices.
         """
         if not self.mixer.before:
             first[:] = [x]
             return self.mixer(x, attention_mask=attention_mask)
-        if not first or first[0].device != x.device:  # accelerate hands copies of lists to parts on other devices
+        if not first or first[0].device != x.device:  # accelerate copies lists for other devices.
             raise InputError("the blocks of an RWKV-7 read the first one's values: load it on one device")
         return self.mixer(torch.cat([first[0], x], dim=-1), attention_mask=attention_mask)
 
 
 class _RWKV7:
-    """How a new model begins."""
+    """Initialisation of a new model."""
 
     def _init_weights(self, module):
         super()._init_weights(module)  # type: ignore[misc]
@@ -424,7 +394,7 @@ class _RWKV7:
 
 
 class RWKV7Model(_RWKV7, LinearAttentionModel):
-    """An RWKV-7's backbone."""
+    """Backbone of an RWKV-7."""
 
     config_class = RWKV7Config
     _no_split_modules = ["RWKV7Block"]
@@ -438,12 +408,12 @@ class RWKV7Model(_RWKV7, LinearAttentionModel):
     def norm(self, config: Any) -> nn.Module:
         return nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon, bias=config.norm_bias)
 
-    def beside(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> tuple[Any, ...]:
+    def block_arguments(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> tuple[Any, ...]:
         return attention_mask, []
 
 
 class RWKV7ForCausalLM(_RWKV7, LinearAttentionForCausalLM):
-    """An RWKV-7's language model."""
+    """Language model of an RWKV-7."""
 
     config_class = RWKV7Config
     backbone_class = RWKV7Model
@@ -458,5 +428,5 @@ def examples() -> dict[str, nn.Module]:
     small |= dict(decay_rank=5, rate_rank=6, value_rank=4, gate_rank=7, initializer_range=1.0)
     model = RWKV7ForCausalLM(RWKV7Config(**small, num_hidden_layers=2))
     for block in model.backbone.layers:
-        nn.init.zeros_(block.mixer.attn.w_lora.out.bias)  # decays that matter
+        nn.init.zeros_(block.mixer.attn.w_lora.out.bias)  # The decays then matter.
     return {"rwkv7": model}

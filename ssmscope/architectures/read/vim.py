@@ -1,9 +1,9 @@
-"""Vision Mamba (Vim, Zhu et al. 2024, arXiv 2401.09417): layers of Mamba that read the patches of an image both ways.
+"""Vision Mamba (Vim, Zhu et al. 2024, arXiv 2401.09417): layers of Mamba that read an image's patches both ways.
 
 A layer is two of Mamba's recurrences on one projection (Vim, Algorithm 1): forwards and backwards, each with a
 convolution, Δ, B, C, A and D of its own, gated alike: W_O (½ (y_forward + y_backward) ⊙ SiLU(z)). The class token
-stands in the middle of the patches. Here it is the last position, as in every classifier of pixels, and the recurrences
-come by the positions in the order of the image: each has an `order`. A learnt vector is added to each position.
+is in the middle of the patches. Here it is the last position, as in every classifier of pixels, and each recurrence has
+an `order`, in which it visits the positions. A learnt vector is added to each position.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ssmscope.architectures.read.parts import (
     mask_padding,
     opened_by,
     projection,
+    state_after,
 )
 from ssmscope.core.affine import depthwise
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
@@ -36,13 +37,15 @@ from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
 from ssmscope.ops.order import along
 
+__all__ = ["state_after"]
+
 MODEL_TYPES = ("ssm-vim",)
 BIDIRECTIONAL = True
-WAYS = ("forward", "backward")
+DIRECTIONS = ("forward", "backward")
 
 
-class Way(NamedTuple):
-    """The parts with which a layer reads one way, and the order of the positions on it."""
+class Direction(NamedTuple):
+    """Parts with which a layer reads in one direction, and the order of positions in it."""
 
     conv1d: nn.Module
     x_proj: nn.Module
@@ -53,7 +56,7 @@ class Way(NamedTuple):
 
 
 class VimMixer(nn.Module):
-    """Vim's mixer; its parameters have the names of the published code, with _b those of the way back."""
+    """Vim's mixer; its parameters have the names of the published code, with _b for the backward direction."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -71,11 +74,11 @@ class VimMixer(nn.Module):
             setattr(self, f"A{back}_log", nn.Parameter(rates.clone()))
             setattr(self, f"D{back}", nn.Parameter(torch.ones(inner)))
 
-    def ways(self, u: Tensor, mask: Tensor | None) -> tuple[Way, Way]:
-        """Forwards and backwards through an input (batch, length, width).
+    def directions(self, u: Tensor, mask: Tensor | None) -> tuple[Direction, Direction]:
+        """Return both directions, forward first, through an input (batch, length, width).
 
         Raises:
-            InputError: for padding where the class token stands in the middle.
+            InputError: if there is padding and the class token is in the middle.
         """
         order = torch.arange(u.shape[1], device=u.device)
         if self.middle:
@@ -84,25 +87,25 @@ class VimMixer(nn.Module):
             order = torch.cat([order[: len(order[1:]) // 2], order[-1:], order[len(order[1:]) // 2 : -1]])
         own = (self.conv1d, self.x_proj, self.dt_proj, self.A_log, self.D)
         back = (self.conv1d_b, self.x_proj_b, self.dt_proj_b, self.A_b_log, self.D_b)
-        return Way(*own, order), Way(*back, order.flip(0))
+        return Direction(*own, order), Direction(*back, order.flip(0))
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         mask = as_mask(attention_mask)
         x, z = self.in_proj(hidden_states).chunk(2, dim=-1)
         outputs = []
-        for way in self.ways(hidden_states, mask):
+        for direction in self.directions(hidden_states, mask):
 
-            def read(x: Tensor, way: Way = way) -> Tensor:
-                hidden = None if mask is None else mask[:, way.order]
+            def read(x: Tensor, direction: Direction = direction) -> Tensor:
+                hidden = None if mask is None else mask[:, direction.order]
                 x = rearrange(mask_padding(x, hidden), "b t d -> b d t")
-                x = mask_padding(self.act(rearrange(way.conv1d(x)[..., : x.shape[2]], "b d t -> b t d")), hidden)
-                step, B, C = way.x_proj(x).split([self.rank, self.state, self.state], dim=-1)
-                delta = mask_padding(softplus(way.dt_proj(step)), hidden)
+                x = mask_padding(self.act(rearrange(direction.conv1d(x)[..., : x.shape[2]], "b d t -> b t d")), hidden)
+                step, B, C = direction.x_proj(x).split([self.rank, self.state, self.state], dim=-1)
+                delta = mask_padding(softplus(direction.dt_proj(step)), hidden)
                 b, c = (t.unsqueeze(2).expand(-1, -1, x.shape[2], -1) for t in (B, C))
-                log_a = -delta.unsqueeze(-1) * way.A_log.to(delta).exp()
-                return chunked(c, b, (delta * x).unsqueeze(-1), log_a).squeeze(-1) + way.D.to(x) * x
+                log_a = -delta.unsqueeze(-1) * direction.A_log.to(delta).exp()
+                return chunked(c, b, (delta * x).unsqueeze(-1), log_a).squeeze(-1) + direction.D.to(x) * x
 
-            outputs.append(along(way.order, read, x))
+            outputs.append(along(direction.order, read, x))
         return self.out_proj((outputs[0] + outputs[1]) / 2 * self.act(z))
 
 
@@ -112,77 +115,69 @@ MIXERS: tuple[type[nn.Module], ...] = (VimMixer,)
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms from its input `u` (batch, length, width) and weights, as two recurrences with an order.
-
-    `mask` (batch, length) is True at real positions. `extras` has `values`, what the convolutions read.
+    """Return the layer's terms, two recurrences with an order; `extras` has `values`, the convolutions' input.
 
     Raises:
-        InputError: for a state: what looks ahead does not continue.
+        InputError: if a state is given, as a layer that looks ahead cannot continue.
     """
-    assert isinstance(mixer, VimMixer)
     if state is not None:
-        raise InputError("Vim reads whole images both ways: no run continues from its states")
+        raise InputError("Vim reads whole images in both directions: no run continues from its states")
     mask = as_mask(mask)
     values, z = mixer.in_proj(u).chunk(2, dim=-1)
     values, recurrences = mask_padding(values, mask), []
-    for way in mixer.ways(u, mask):
-        weight, bias = _taps(mixer, way)
-        x = along(way.order, lambda t: activated_convolution(t, weight, bias, mixer.act), values)  # noqa: B023
+    for direction in mixer.directions(u, mask):
+        weight, bias = _taps(mixer, direction)
+        x = along(direction.order, lambda t: activated_convolution(t, weight, bias, mixer.act), values)  # noqa: B023
         x = mask_padding(x, mask)
-        step, B, C = way.x_proj(x).split([mixer.rank, mixer.state, mixer.state], dim=-1)
+        step, B, C = direction.x_proj(x).split([mixer.rank, mixer.state, mixer.state], dim=-1)
         recurrences.append(
             Recurrence(
                 x=at_least_float32(x).unsqueeze(-1),
                 b=at_least_float32(B).unsqueeze(2),
                 c=at_least_float32(C).unsqueeze(2),
-                delta=mask_padding(softplus(at_least_float32(way.dt_proj(step))), mask),
-                A=-at_least_float32(way.A_log).exp(),
-                D=at_least_float32(way.D),
-                order=way.order,
+                delta=mask_padding(softplus(at_least_float32(direction.dt_proj(step))), mask),
+                A=-at_least_float32(direction.A_log).exp(),
+                D=at_least_float32(direction.D),
+                order=direction.order,
             )
         )
     at = u.shape[1] - 1 if mixer.middle else None
     return LayerTrace(u, tuple(recurrences), mask=mask, z=z, reach=mixer.taps, at=at, extras={"values": values})
 
 
-def _taps(mixer: VimMixer, way: Way) -> tuple[Tensor, Tensor | None]:
-    return depthwise(way.conv1d, mixer.out_proj.in_features, mixer.taps, "VimMixer.conv1d")
+def _taps(mixer: VimMixer, direction: Direction) -> tuple[Tensor, Tensor | None]:
+    return depthwise(direction.conv1d, mixer.out_proj.in_features, mixer.taps, "VimMixer.conv1d")
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The mixer's output (batch, length, width) from its terms."""
-    assert isinstance(mixer, VimMixer) and layer.z is not None
+    """Return the mixer's output (batch, length, width) from its terms."""
+    assert layer.z is not None
     forward, backward = layer.scan() if scans is None else scans
     y = (forward.y + backward.y).squeeze(-1) / 2
     return mixer.out_proj(y.to(layer.z.dtype) * mixer.act(layer.z))
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The layer as a linear map with Δ, B, C, SiLU and the gate frozen: a path for each way."""
-    assert isinstance(mixer, VimMixer) and layer.z is not None
+    """Return the layer as a linear map with Δ, B, C, SiLU and the gate frozen: a path for each direction."""
+    assert layer.z is not None
     u, z, inner = at_least_float32(layer.u), at_least_float32(layer.z), mixer.out_proj.in_features
     enter, project = projection(mixer, "in_proj", slice(0, inner)), projection(mixer, "out_proj")
     opening = opened_by(projection(mixer, "in_proj", slice(inner, None)), mixer.act, z)
     output_map = OutputMap(lambda v: project(v, False), gate=mixer.act(z), opening=opening)
     source, paths = at_least_float32(layer.extras["values"]), []
-    for name, way, recurrence in zip(WAYS, mixer.ways(layer.u, layer.mask), layer.recurrences):
-        weight, bias = _taps(mixer, way)
-        y = along(way.order, lambda t: causal_convolution(t, weight, bias), source)  # noqa: B023
+    for name, direction, recurrence in zip(DIRECTIONS, mixer.directions(layer.u, layer.mask), layer.recurrences):
+        weight, bias = _taps(mixer, direction)
+        y = along(direction.order, lambda t: causal_convolution(t, weight, bias), source)  # noqa: B023
         input_map = InputMap(
             source=source,
             enter=lambda u, biased: mask_padding(enter(u, biased), layer.mask),
             kernel=at_least_float32(weight[:, 0].flip(-1)),
             bias=None if bias is None else at_least_float32(bias),
             activation=mask_padding(as_diagonal(mixer.act, y), layer.mask),
-            order=way.order,
+            order=direction.order,
         )
         paths.append(Path(recurrence, input_map, output_map, name=name, weight=0.5))
     return LinearizedLayer(u, tuple(paths), rest=constant(mixer, "out_proj", u))
-
-
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
-    """The states at the end of each way; no run continues from them."""
-    return LayerState(conv=None, ssm=tuple(scan.state for scan in scans))
 
 
 # ---- the models
@@ -194,12 +189,12 @@ class VimConfig(PretrainedConfig):
     Args:
         vocab_size, hidden_size, num_hidden_layers: tokens (of a classifier of images, the class token), width, layers.
         state_size, expand, conv_kernel, time_step_rank: as Mamba's.
-        positions: how many positions have a learnt vector, the class token's the last; 0 for no such vectors.
-        middle: whether the last token is the class token, and stands in the middle of the others.
-        layer_norm_epsilon, initializer_range: of the norms; the standard deviation of embeddings at first.
+        positions: number of positions with a learnt vector, the class token's the last; 0 for no such vectors.
+        middle: whether the last token is the class token, which is read in the middle of the others.
+        layer_norm_epsilon, initializer_range: of the norms; the initial standard deviation of embeddings.
 
     Raises:
-        InputError: for a size that is no positive integer.
+        InputError: if a size is no positive integer.
     """
 
     model_type = "ssm-vim"
@@ -232,7 +227,7 @@ class VimConfig(PretrainedConfig):
 
 
 class VimModel(BlocksInTurn, PreTrainedModel):
-    """Embedding, positions, blocks, norm."""
+    """Backbone of embedding, positions, blocks and norm."""
 
     config_class = VimConfig
     main_input_name = "input_ids"
@@ -256,11 +251,11 @@ class VimModel(BlocksInTurn, PreTrainedModel):
             for dt_proj in (module.dt_proj, module.dt_proj_b):
                 nn.init.uniform_(dt_proj.bias, -5.0, -2.0)
 
-    def placed(self, x: Tensor) -> Tensor:
-        """The embeddings with the positions' vectors added.
+    def add_positions(self, x: Tensor) -> Tensor:
+        """Return the embeddings with the positions' vectors added.
 
         Raises:
-            InputError: for another number of tokens than there are positions.
+            InputError: if the number of tokens is not that of positions.
         """
         if self.position is None:
             return x
@@ -275,7 +270,7 @@ AUTO = (VimModel,)
 
 
 def examples() -> dict[str, nn.Module]:
-    """A small random classifier of this family, of tokens; seeded by the caller."""
+    """Small random classifier of tokens of this family; seeded by the caller."""
     from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
     sizes: dict[str, Any] = dict(vocab_size=97, hidden_size=16, num_hidden_layers=2, state_size=3, time_step_rank=2)

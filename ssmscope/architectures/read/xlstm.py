@@ -4,13 +4,13 @@
     h_t = C_t q_t / (max(|n_tᵀ q_t|, 1) + ε e^{m_t}),   m_t = max(log f_t + m_{t−1}, ĩ_t),   m_0 = 0,
 
 with q divided by √(key size) (xLSTM, Eqs. 19 to 27 and 15; k is divided there, and there is no ε). The library holds
-e^{−m_t} C_t and e^{−m_t} n_t, which keeps both from overflowing; C and n themselves are what is read here: f is the
-decay of a head, and the stabiliser m is left in ε e^{m_t} alone. Both gates are capped softly, so that e^ĩ is no large
-number. In `ops.Recurrence` x = v, b = i k and c = q / normaliser.
+e^{−m_t} C_t and e^{−m_t} n_t, which keeps both from overflowing; here C and n themselves are read: f is the
+decay of a head, and the stabiliser m occurs in ε e^{m_t} alone. Both gates are softly capped, so that e^ĩ stays small.
+In `ops.Recurrence` x = v, b = i k and c = q / normaliser.
 
 The normaliser is taken from a recurrence of its own, n, whose state and m_t a run continues from too. In implicit
-attention, relevance (LRP) and cut edges it is a constant, as the denominator of a softmax is: what it would be without
-a token is not asked. Behind it stands a norm of each head, which undoes it but for the ε of that norm.
+attention, relevance (LRP) and cut edges it is a constant, as the denominator of a softmax is: its change without a
+token is not considered. The norm of each head that follows undoes it but for that norm's ε.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from ssmscope.ops import Recurrence, Scan
 MIXERS: tuple[type[nn.Module], ...] = (xLSTMLayer,)
 MODEL_TYPES = ("xlstm",)
 
-HIGHEST = 40.0
-"""The highest cap of a gate for which e^ĩ k, summed over a long text, is within float32."""
+MAX_GATE_CAP = 40.0
+"""Largest cap of a gate for which e^ĩ k, summed over a long text, is within float32."""
 
 
 @dataclass(frozen=True, eq=False)
 class MLSTMState(LayerState):
-    """From where a layer continues: `normalizer` (batch, heads, 1, state) is n, `stabilizer` (batch, heads) m."""
+    """State from which a layer continues; `normalizer` (batch, heads, 1, state) is n, `stabilizer` (batch, heads) m."""
 
     normalizer: Tensor
     stabilizer: Tensor
@@ -64,8 +64,8 @@ def stabilizers(
     log_i: Float[Tensor, "batch length heads"],
     start: Float[Tensor, "batch heads"] | None = None,
 ) -> Float[Tensor, "batch length+1 heads"]:
-    """m_0 … m_length in float64, m_t = max(log f_t + m_{t−1}, log i_t) (xLSTM, Eq. 15), from m_0 = `start`, 0 when
-    absent, as in transformers."""
+    """Compute m_0 … m_length in float64, m_t = max(log f_t + m_{t−1}, log i_t) (xLSTM, Eq. 15), from m_0 = `start`, by
+    default 0 as in transformers."""
     start = log_f.new_zeros(log_f.shape[0], log_f.shape[2]) if start is None else start
     kept = pad(log_f.double().cumsum(1), (0, 0, 1, 0))
     entered = torch.cat([start.double().unsqueeze(1), log_i.double() - kept[:, 1:]], dim=1)
@@ -75,20 +75,21 @@ def stabilizers(
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms from its input `u` (batch, length, width) and weights.
+    """Return the layer's terms.
 
-    `mask` (batch, length) is True at real positions, elsewhere states hold; `state` is where a run continues from.
-    `extras` has the `normalizer` (batch, length, heads) by which q is divided, and where both end, `n` (batch, heads,
-    1, state) and `m` (batch, heads).
+    `extras` has the `normalizer` (batch, length, heads) by which q is divided, and the final `n` (batch, heads, 1,
+    state) and `m` (batch, heads).
 
     Raises:
-        InputError: for gates that have no cap, or one above `HIGHEST`, and for projections in one matrix.
+        InputError: if gates have no cap or one above `MAX_GATE_CAP`, or projections share one matrix.
     """
     if state is not None and not isinstance(state, MLSTMState):
         raise TypeError("an mLSTM continues from an MLSTMState, which state_after gives: it holds n and m too")
     cap, heads = mixer.config.gate_soft_cap, mixer.config.num_heads
-    if cap is None or not 0 < cap <= HIGHEST:
-        raise InputError(f"gate_soft_cap is {cap}: an xLSTM can be read whose gates are capped, at {HIGHEST:g} at most")
+    if cap is None or not 0 < cap <= MAX_GATE_CAP:
+        raise InputError(
+            f"gate_soft_cap is {cap}: an xLSTM can be read whose gates are capped, at {MAX_GATE_CAP:g} at most"
+        )
     if mixer.config.weight_mode != "single":
         raise InputError(
             f"weight_mode is {mixer.config.weight_mode!r}: an xLSTM can be read with 'single' weights alone"
@@ -110,25 +111,25 @@ def compute_terms(
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """The mixer's output (batch, length, width) from its terms: W_O (σ(z) ⊙ norm(h))."""
+    """Return the mixer's output (batch, length, width) from its terms: W_O (σ(z) ⊙ norm(h))."""
     (scanned,) = layer.scan() if scans is None else scans
     assert layer.z is not None
     return mixer.out_proj(mixer.ogate_act_fn(layer.z) * mixer.multihead_norm(scanned.y.to(layer.z.dtype)))
 
 
 def returned(output: Tensor) -> tuple[Tensor, None]:
-    """What the mixer's own forward pass returns: also its state, which is read with a cache alone."""
+    """Return the output in the form of the mixer's own forward pass, whose state is read with a cache alone."""
     return output, None
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> MLSTMState:
-    """Where a run continues from after this layer."""
+    """Return the state from which a run continues after this layer."""
     states, extras = tuple(s.state for s in scans), layer.extras
     return MLSTMState(conv=None, ssm=states, normalizer=extras["n"], stabilizer=extras["m"])
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The layer as a linear map with q, k, gates, the normaliser and the norms of its heads frozen."""
+    """Return the layer as a linear map with q, k, gates, the normaliser and the norms of its heads frozen."""
     assert layer.z is not None
     u, (scanned,) = at_least_float32(layer.u), layer.scan()
     weight, bias, eps = norm_terms(mixer.multihead_norm, xLSTMMultiHeadLayerNorm, "the norm of an xLSTM's heads")
@@ -150,11 +151,12 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
 
 @contextmanager
 def reading(module: nn.Module) -> Iterator[None]:
-    """Within, and in this thread, texts longer than `max_inference_chunksize` run in one piece: transformers cuts them,
-    without gradients and with a cache.
+    """Run texts longer than `max_inference_chunksize` in one piece, in this thread and within the context.
+
+    transformers cuts them, without gradients and with a cache.
 
     Raises:
-        InputError: within, where gradients of such a text are asked for: its head, too, cuts them off.
+        InputError: within, if gradients of such a text are asked for, which its head cuts off too.
     """
     with override_forward(
         [(part, partial(_backbone, part)) for part in module.modules() if isinstance(part, xLSTMModel)]
@@ -194,6 +196,6 @@ def examples() -> dict[str, nn.Module]:
         for name, parameter in module.named_parameters():
             if name.endswith(("igate_preact.weight", "fgate_preact.weight")):
                 parameter.data.normal_(0.0, 0.15)
-            elif name.endswith(("igate_preact.bias", "fgate_preact.bias")):  # at first i is e^{−10} for every token
+            elif name.endswith(("igate_preact.bias", "fgate_preact.bias")):  # i is e^{−10} as initialised.
                 parameter.data.uniform_(0.0, 2.0)
     return models

@@ -1,7 +1,7 @@
 """Zamba (Zyphra, Glorioso et al. 2024): Mamba's mixers in several heads, and one attention layer shared by many depths.
 
-A Zamba mixer is Mamba's with Δ, B and C of each head made from that head's channels alone, and with x and z interleaved
-in `in_proj`'s output. The attention layer is run by the model itself.
+A Zamba mixer is Mamba's with Δ, B and C of each head computed from that head's channels alone, and with x and z
+interleaved in `in_proj`'s output. The attention layer is run by the model itself.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from transformers.models.zamba.modeling_zamba import ZambaMambaMixer
 from ssmscope.architectures.read import mamba
 from ssmscope.architectures.read.mamba import output, state_after
 from ssmscope.architectures.read.parts import (
-    activated_convolution,
     activation,
     as_mask,
     at_least_float32,
     convolution,
+    convolve,
     mask_padding,
 )
 from ssmscope.core.linearized import LinearizedLayer
-from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence
 
@@ -31,23 +30,17 @@ __all__ = ["output", "state_after"]
 MIXERS: tuple[type[nn.Module], ...] = (ZambaMambaMixer,)
 MODEL_TYPES = ("zamba",)
 X, Z = slice(0, None, 2), slice(1, None, 2)
-"""Which outputs of `in_proj` are the recurrence's, and which its gate's."""
+"""Outputs of `in_proj` that are the recurrence's input, and its gate."""
 
 
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms from its input `u` (batch, length, width) and weights: Mamba's, head by head.
-
-    `mask` (batch, length) is True at real positions; `state` is where a run continues from.
-    """
+    """Return the layer's terms: Mamba's, head by head."""
     mask = as_mask(mask)
     projected = mixer.in_proj(u)
-    conv_input, z = edit_conv_input(mixer, mask_padding(projected[..., X], mask)), projected[..., Z]
-    tail = state.conv if state is not None else None
-    taps = conv_tap_mask(mixer, conv_input, mixer.conv_kernel_size)
-    x = activated_convolution(conv_input, *convolution(mixer, conv_input), activation(mixer), tail, taps)
-    x = mask_padding(x, mask)
+    conv_input, z = projected[..., X], projected[..., Z]
+    x, around = convolve(mixer, conv_input, convolution(mixer, conv_input), mask, state, activation(mixer))
     by_head = rearrange(x, "b t (h p) -> b t h p", h=mixer.n_mamba_heads)
     sizes = [mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size]
     made = einsum(by_head, mixer.x_proj_weight, "b t h p, h n p -> b t h n")
@@ -62,12 +55,11 @@ def compute_terms(
         A=-at_least_float32(mixer.A_log).exp().flatten(0, 1),
         D=at_least_float32(mixer.D).flatten(),
     )
-    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
-    return LayerTrace(u, (recurrence,), mask=mask, **around)
+    return LayerTrace(u, (recurrence,), mask=mask, z=z, **around)
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """The layer as a linear map with Δ, B, C, SiLU and the gate frozen."""
+    """Return the layer as a linear map with Δ, B, C, SiLU and the gate frozen."""
     return mamba.linearized(mixer, layer, X, Z)
 
 

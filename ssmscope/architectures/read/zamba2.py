@@ -24,10 +24,7 @@ MODEL_TYPES = ("zamba2",)
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms from its input `u` (batch, length, width) and weights.
-
-    `mask` (batch, length) is True at real positions; `state` is where a run continues from.
-    """
+    """Return the layer's terms."""
     return terms(mixer, u, mixer.in_proj(u), (mixer.config.time_step_min, math.inf), mask, state)
 
 

@@ -22,14 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from ssmscope.architectures import LATER
+from ssmscope.architectures import LAZY_FAMILIES
 from ssmscope.core.intercept import observe, override_forward
 from ssmscope.core.linearized import as_diagonal
 from ssmscope.errors import InputError
 
 Handler = Callable[..., Any]
 
-FAMILIES = tuple(f"transformers.models.{name}." for name in LATER)
+FAMILIES = tuple(f"transformers.models.{name}." for name in LAZY_FAMILIES)
 LINEAR_CLASSES = re.compile(
     r"(Layer|Block|MLP|Mlp|FeedForward|MoE|Moe|Experts|Attention|Attention2|RotaryEmbedding|Router|Gating|Model|"
     r"ForCausalLM|ForSequenceClassification)$"
