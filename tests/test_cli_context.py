@@ -81,7 +81,7 @@ class TestLoss:
         options = ("--length", 40, "--limit", 5, "--smooth", 7, "--unit", "bits", "--piece", 16, "--seed", 3)
         answer = analyze("loss", *models, "--data", prose, *options, "--out", tmp_path / "out")
         assert answer.code == 0 and "5 windows of 40 tokens" in answer.err and "1–40" in answer.out
-        assert "bits a token" in answer.out and "less" in answer.out
+        assert "bits a token" in answer.out and "minus" in answer.out
         names = sorted(path.name for path in (tmp_path / "out").iterdir())
         assert names == ["loss.csv", "loss.html", "loss.json", "loss.png"]
         found = json.loads((tmp_path / "out" / "loss.json").read_text())

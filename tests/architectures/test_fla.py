@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid, silu, softplus
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import ssmscope
-from ssmscope.architectures.loading.fla_checkpoints import _BUILT, DEFAULTS, SHARED
+from ssmscope.architectures.loading.fla_checkpoints import _BUILDERS, COMMON_FIELDS, TYPE_DEFAULTS
 from ssmscope.errors import InputError
 
 IDS = [5, 17, 3, 9, 22, 1, 4, 60]
@@ -242,9 +242,9 @@ def test_mamba2_is_transformers_with_its_own_fields(tmp_path):
     ],
 )
 def test_fields_that_are_not_given_are_the_librarys_defaults(kind, expected):
-    fields = {**SHARED, **DEFAULTS[kind]}
+    fields = {**COMMON_FIELDS, **TYPE_DEFAULTS[kind]}
     assert (fields["hidden_size"], fields["num_hidden_layers"]) == (2048, 21 if kind == "gated_deltanet" else 24)
     with torch.device("meta"):
-        made = _BUILT[kind]({**fields, "attention": [], "num_hidden_layers": 1, "vocab_size": 8}, kind)
+        made = _BUILDERS[kind]({**fields, "attention": [], "num_hidden_layers": 1, "vocab_size": 8}, kind)
     assert {name: getattr(made.config, name) for name in expected} == pytest.approx(expected)
     assert not made.config.tie_word_embeddings

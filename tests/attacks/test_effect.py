@@ -24,7 +24,7 @@ from ssmscope.attacks.effect.result import AttackEffect
 from ssmscope.attacks.effect.views import attended, token_rows
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
-from ssmscope.render.token_figure import BOX_TOKENS
+from ssmscope.render.token_figure import MAX_BOXES
 from ssmscope.render.tokens import BLUES, ramp
 
 DECAY = 0.25
@@ -443,7 +443,7 @@ class TestResult:
         )
         figure = result.figure()
         texts = [text.get_text() for text in figure.axes[0].texts]
-        assert sum(f"the first {BOX_TOKENS:,} of 1,08" in text for text in texts) == 2
+        assert sum(f"the first {MAX_BOXES:,} of 1,08" in text for text in texts) == 2
         assert len(figure.axes[-1].lines[-1].get_xdata()) == 1081
         assert figure.axes[-1].get_xlabel() == "position after the change"
 

@@ -343,7 +343,7 @@ def test_two_models_are_drawn_side_by_side(result, longer):
         assert list(lives.lines[at].get_xdata()) == [found.number for found in each.by_layer]
         assert list(lives.lines[at].get_ydata()) == [found.half_life for found in each.by_layer]
         assert parts.lines[at].get_color() == lives.lines[at].get_color() == COLOURS[at]
-    assert lives.get_ylabel() == "half-life in tokens" + ", longer ones left out" * longer
+    assert lives.get_ylabel() == "half-life in tokens" + ", longer ones omitted" * longer
     assert parts.get_ylim()[0] == 0 and (lives.get_xlabel(), parts.get_xlabel()) == ("layer", "tenth of the text")
     assert words.get_xlabel() == parts.get_ylabel() == "times an even share" and lives.get_yscale() == "log"
     both = [first, dataclasses.replace(other, timed=0)]  # half-lives are of both or not drawn
@@ -357,7 +357,7 @@ def test_the_table_of_two_models_marks_words_whose_intervals_do_not_meet(result)
     ]
     table = data_pair.differences(pair, ["A", "B"])
     rows = {label: cells for (label,), cells in table.rows}
-    assert "in times an even share, of words that both results name; the difference is A less B, *" in table.note
+    assert "in times an even share, for words in both results; the difference is A minus B, *" in table.note
     assert list(rows) == ["touching", "near", "apart"]
     assert [cells[2].text for cells in rows.values()] == ["+1.00", "+0.50", "−1.25 *"]
     assert [[cell.found.value for cell in cells[:2]] for cells in rows.values()] == [[3, 2], [2, 1.5], [1, 2.25]]
@@ -416,14 +416,16 @@ def test_what_is_said_of_the_tables(result, score):
     unit = "times an even share" if score == "survival" else "write"
     words, groups, layers = made.tables()[:3]
     assert words.note.startswith(
-        "Of 40 words in at least 5 texts, by the nearer end of their interval, in the order of "
+        "Of 40 words in at least 5 texts, ranked by the inner end of their interval and ordered by their means over "
+        f"occurrences, in {unit}."
     )
-    assert f"the order of their means over occurrences, in {unit}." in words.note
-    assert groups.note.startswith("Shares of the state: of a" if score == "survival" else "Means over words: a text's")
+    assert groups.note.startswith(
+        "Shares of the state held by a text's highest word" if score == "survival" else "Means over words: a text's"
+    )
     assert layers.note.startswith(f"Half-lives in tokens. First and last tenth of a text: mean over words, in {unit}.")
     said = [block.text for block in made.blocks() if isinstance(block, Prose)]
     assert said[1].startswith("Highest: “w0” 3.000 [") and said[1].endswith(f"({score}, 30 texts).")
-    assert any("over the tokens of 1,000 texts; the median of Kaplan and Meier" in each for each in said)
+    assert any(" 1,000 texts: the Kaplan–Meier median" in each for each in said)
     assert not any("Kaplan" in block.text for block in made_by_hand(result, timed=0).blocks() if hasattr(block, "text"))
     many = made_by_hand(result, words=tuple(kept_word(f"w{at}", 30 - at, 0.25) for at in range(20)))
     assert many.tables()[0].note.startswith("The 10 highest and 5 lowest of 40 words")

@@ -127,7 +127,7 @@ class TestKnockout:
         assert prose(result)[1:] == [
             "“yes” has the probability 0.500 with nothing cut.",
             "“no” has the probability 0.250 with nothing cut.",
-            "Other parts of the model look back too: of these nothing is cut.",
+            "Other parts of the model also read earlier tokens; these are not cut.",
         ]
         assert result.verdict() == (
             "relative change of the answer's probability of each text: “a” −50.0 % [0.8, 1.2] in all layers, most in "
@@ -189,27 +189,27 @@ class TestPatching:
 
     def test_what_it_says(self):
         first, second = prose(self.result())[1:]
-        assert prose(self.result())[0] == "Patching states behind a token on own: “yes” or “no”"
+        assert prose(self.result())[0] == "Patching states after a token on own: “yes” or “no”"
         assert first == (
             "“yes” or “no”; corrupted: probability 0.500, difference of logits −1; clean: probability 0.900, "
             "difference of logits 1."
         )
-        assert second == "The gradient's approximation correlates with it by 0.875 (Pearson), −0.500 (Spearman):"
+        assert second == "Correlation of the gradient's approximation with it: 0.875 (Pearson), −0.500 (Spearman)."
         assert (
             "“yes” or “no”; clean: probability 0.500, difference of logits −1; corrupted: prob"
             in prose(self.result("noise"))[1]
         )
-        assert self.result().tables()[0].note.startswith("What the clean run had, in the corrupted one;")
-        assert self.result("noise").tables()[0].note.startswith("What the corrupted run had, in the clean one;")
+        assert self.result().tables()[0].note.startswith("Values of the clean run in the corrupted one;")
+        assert self.result("noise").tables()[0].note.startswith("Values of the corrupted run in the clean one;")
 
     def test_without_one_of_the_two(self):
         only = self.result(site="head")
-        assert only.is_exact and not any("correlates" in said or "Approximated" in said for said in prose(only))
+        assert only.is_exact and not any("Correlation of" in said or "Approximated" in said for said in prose(only))
         values = self.result().values.copy()
         values[..., 0] = np.nan
         near = replace(self.result(), values=values)
         assert not near.is_exact and "Approximated by a gradient, to first order: attribution patching." in prose(near)
-        assert not any("correlates" in said for said in prose(near))
+        assert not any("Correlation of" in said for said in prose(near))
         long = replace(self.result(), clean=("x" * 25, "b", "c", "d"), corrupted=("x" * 25, "b", "c", "d"))
         assert long._name(1, 0) == f"layer 1, 0 “{'x' * 9}…{'x' * 10}”"
         assert only._name(1, 2) == "layer 1, head 2"
@@ -263,10 +263,10 @@ class TestSteering:
         )
         assert prose(self.result())[1] == (
             "The probability of “yes” on 2 texts; a direction of norm 2.50, and its cost on 1,200 examples of drawn "
-            "(test), beside 5 random directions of that norm."
+            "(test), compared with 5 random directions of that norm."
         )
         assert prose(self.result(costs=False))[1] == (
-            "The probability of “yes” on 2 texts; a direction of norm 2.50, beside 5 random directions of that norm."
+            "The probability of “yes” on 2 texts; a direction of norm 2.50, compared with 5 random directions of that norm."
         )
 
     def test_beside_others(self):

@@ -17,7 +17,7 @@ from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.bound.norms import norms_of, theorem_model
 from ssmscope.probes.bound.result import GeneralizationBound
 from ssmscope.probes.bound.terms import CURVES, Norms, capacity, log_linear_capacity
-from ssmscope.probes.bound.words import in_words
+from ssmscope.probes.bound import words as bound_words
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def sentences(abscissa: float, log_lower: float = math.nan, rows: int = 1, **gap
     made = dict(length=1024, log_linear=8.75, rows=rows, row=1, delta=0.05, loss_bound=2.0, examples=6920)
     gap = dict(vacuous=False, bound=0.43217, log_examples=9.0) | gap
     return list(
-        in_words(
+        bound_words.sentences(
             SimpleNamespace(
                 **made,
                 norms=SimpleNamespace(**norms),
@@ -145,22 +145,21 @@ def test_every_number_stands_in_its_sentence():
     )
     assert loss == "Expected and training loss differ by at most 0.432 with probability 95 %, m = 6,920 (Eq. 13)."
     assert growth == (
-        "s_A < 0: no state can grow, ln ρ = −0.125, and C is bounded at every length, though only beyond about 8 "
-        "tokens does it stop growing."
+        "s_A < 0: no state can grow, ln ρ = −0.125, and C is bounded at every length; it grows up to about 8 tokens."
     )
-    assert linear.endswith("p = 0.541 (printed is p = e); here |A| ≤ 1.5, ‖q‖ = 0.75, softplus(p) = 0.693.")
+    assert linear.endswith("p = 0.541 (the paper prints p = e); here |A| ≤ 1.5, ‖q‖ = 0.75, softplus(p) = 0.693.")
     *_, row = sentences(-0.5, rows=3)
-    assert row == "w is row 1 of the 3 of W, that with the largest C."
+    assert row == "w is row 1 of the 3 rows of W, the one with the largest C."
 
 
 @pytest.mark.parametrize(("log_examples", "needed"), [(9.0, "8,103"), (13.9, "1,088,161"), (25.0, "10^10.9")])
 def test_a_vacuous_bound_says_when_it_begins_to_hold(log_examples, needed):
     assert sentences(-0.5, vacuous=True, log_examples=log_examples)[1] == (
-        "The bound is vacuous: 3 l C / √m is above c_l = 2 at m = 6,920, so all that is known is that losses differ by "
-        f"at most c_l. It begins to hold at m = {needed}."
+        "The bound is vacuous: 3 l C / √m exceeds c_l = 2 at m = 6,920, so losses are only known to differ by at most "
+        f"c_l. It begins to hold at m = {needed}."
     )
     assert "0.05" not in sentences(-0.5)[1] and sentences(-0.5, bound=2.0)[1].endswith(
-        "m = 6,920 (Eq. 13), which is no less than c_l = 2, by which any two losses differ at most."
+        "m = 6,920 (Eq. 13), which is no less than c_l = 2, the largest possible difference."
     )
 
 
