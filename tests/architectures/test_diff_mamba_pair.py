@@ -1,4 +1,4 @@
-"""The two Mamba-2 mixers of a differential layer, computed as one, against each by itself."""
+"""A differential layer of two Mamba-2 mixers against each mixer by itself."""
 
 from __future__ import annotations
 

@@ -266,7 +266,8 @@ class TestSteering:
             "(test), compared with 5 random directions of that norm."
         )
         assert prose(self.result(costs=False))[1] == (
-            "The probability of “yes” on 2 texts; a direction of norm 2.50, compared with 5 random directions of that norm."
+            "The probability of “yes” on 2 texts; a direction of norm 2.50, compared with 5 random directions of that "
+            "norm."
         )
 
     def test_beside_others(self):

@@ -23,12 +23,11 @@ from transformers import (
     MambaForCausalLM,
     MambaModel,
 )
-from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, Mamba2RMSNorm
+from transformers.models.mamba2.modeling_mamba2 import Mamba2RMSNorm
 
 from ssmscope.architectures.own.base import base_of
 from ssmscope.architectures.own.diff_layers import LAMBDA_FORMS, DiffMambaMixer, DiffS6Mixer, Subtraction
 from ssmscope.architectures.own.generation import MAMBA2_TIED, WholeSequences
-from ssmscope.architectures.read import mamba, mamba2_pair
 from ssmscope.architectures.read.parts import (
     as_mask,
     at_least_float32,
@@ -71,10 +70,9 @@ def compute_terms(
     extras = {"lambda": mixer.current_lambda()}
     if isinstance(mixer, DiffS6Mixer):
         return _s6_terms(mixer, u, as_mask(mask), state, extras)
-    if isinstance(mixer.m1, Mamba2Mixer):
-        return replace(mamba2_pair.terms((mixer.m1, mixer.m2), u, as_mask(mask), state), extras=extras)
-    both: Any = (mamba.compute_terms(m, u, mask, part) for m, part in zip((mixer.m1, mixer.m2), _state_of_each(state)))
-    first, second = both
+    first, second = (
+        base_of(m).compute_terms(m, u, mask, part) for m, part in zip((mixer.m1, mixer.m2), _state_of_each(state))
+    )
     return replace(
         first,
         recurrences=(first.recurrence, second.recurrence),
@@ -108,19 +106,16 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     if isinstance(mixer, DiffS6Mixer):
         first, second = (s.y.flatten(2) for s in scans)
         return mixer.gated(first, second, layer.z, weight)
-    if isinstance(mixer.m1, Mamba2Mixer):
-        y = mamba2_pair.difference((mixer.m1, mixer.m2), layer, scans, weight)
-    else:
-        first, second = (
-            mamba.output(m, replace(layer, recurrences=(r,), z=z), (scan,))
-            for m, r, z, scan in zip((mixer.m1, mixer.m2), layer.recurrences, layer.z.chunk(2, dim=-1), scans)
-        )
-        y = first - weight.to(first.dtype) * second
-    return (1 - mixer.lambda_init) * mixer.normed(y)
+    first, second = (
+        base_of(m).output(m, replace(layer, recurrences=(r,), z=z), (scan,))
+        for m, r, z, scan in zip((mixer.m1, mixer.m2), layer.recurrences, layer.z.chunk(2, dim=-1), scans)
+    )
+    return (1 - mixer.lambda_init) * mixer.difference(first, second, weight)
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """(1 − λ_i) diag(w / rms) (M₁ − λ M₂) as a linear map (Differential Mamba, Eqs. 13 and 21), gates and norms frozen.
+    """Return (1 − λ_i) diag(w / rms) (M₁ − λ M₂) as a linear map, gates and norms frozen (Differential Mamba, Eqs. 13
+    and 21).
 
     With two whole mixers the norm follows their projections: maps have its factor 1 / rms, without the weights of
     single channels.
