@@ -1,4 +1,4 @@
-"""What our own configurations have where nobody gave it is what their documentation says."""
+"""Fields of our own configurations that nobody gave have the values that their documentation says."""
 
 from __future__ import annotations
 

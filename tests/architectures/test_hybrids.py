@@ -58,7 +58,7 @@ def test_a_layer_of_attention_is_no_state_space_layer(model):
 
 
 def test_a_hooked_convolution_is_read_from_what_it_computes():
-    """Of another number of channels than of positions or of taps."""
+    """The numbers of channels, positions and taps all differ."""
     mixer = mixers(loud(random_example("recurrent_gemma")))[0]
     handle = mixer.conv_1d.register_forward_hook(lambda module, args, y: 1.5 * y)
     weight, bias = recurrent_gemma._convolution(mixer, torch.randn(2, 7, mixer.conv_1d.in_channels))

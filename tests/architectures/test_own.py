@@ -36,7 +36,7 @@ def backbone(name: str = "mamba") -> nn.Module:
     return random_example(name).base_model
 
 
-class GateAndTaps(nn.Module):
+class Wrapper(nn.Module):
     """Reads the last of as many positions as it is given, after a norm."""
 
     def __init__(self, inner: nn.Module, classes: int = 3):
@@ -52,19 +52,19 @@ class GateAndTaps(nn.Module):
         return self.classify(self.norm(self.pooled(self.encoder(input_ids)[0])))
 
 
-class First(GateAndTaps):
+class First(Wrapper):
     def pooled(self, hidden):
         return hidden[:, 0] + hidden[:, 1]
 
 
-class Mean(GateAndTaps):
+class Mean(Wrapper):
     """Of every position, padding or not, and with arguments of its own names."""
 
     def forward(self, tokens, temperature=2.0):
         return {"loss": None, "logits": self.classify(self.encoder(tokens).last_hidden_state.mean(1)) / temperature}
 
 
-class Attending(GateAndTaps):
+class Attending(Wrapper):
     """Pools by the softmax of scores, which bends; takes embeddings too."""
 
     def __init__(self, inner):
@@ -76,7 +76,7 @@ class Attending(GateAndTaps):
         return (self.classify((hidden * self.weigh(hidden).softmax(1)).sum(1)),)
 
 
-class Embedding(GateAndTaps):
+class Embedding(Wrapper):
     """Embeds the ids itself, and adds the mean of that to what its backbone makes of it."""
 
     def __init__(self, inner):
@@ -93,18 +93,18 @@ class Within(nn.Module):
 
     def __init__(self, inner):
         super().__init__()
-        self.deep = nn.ModuleDict({"model": GateAndTaps(inner)})
+        self.deep = nn.ModuleDict({"model": Wrapper(inner)})
 
     def forward(self, input_ids):
         return self.deep["model"](input_ids)
 
 
-KINDS = {each.__name__: each for each in (GateAndTaps, First, Mean, Attending, Embedding, Within)}
+MODULE_CLASSES = {each.__name__: each for each in (Wrapper, First, Mean, Attending, Embedding, Within)}
 
 
 def made(kind: str, name: str = "mamba") -> nn.Module:
     torch.manual_seed(0)
-    return doubled(loud(KINDS[kind](doubled(backbone(name)))))
+    return doubled(loud(MODULE_CLASSES[kind](doubled(backbone(name)))))
 
 
 def alone(module: nn.Module, text: list[int]) -> torch.Tensor:
@@ -114,7 +114,7 @@ def alone(module: nn.Module, text: list[int]) -> torch.Tensor:
     return found[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODULE_CLASSES)
 @pytest.mark.parametrize("name", ["mamba", "jamba", "gated-deltanet"])
 def test_logits_are_those_of_the_text_alone(kind, name):
     module = made(kind, name)
@@ -128,7 +128,7 @@ def test_logits_are_those_of_the_text_alone(kind, name):
         assert relative(model.forward_embeddings(model.embed(batch), batch.mask), expected) < 1e-6
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODULE_CLASSES)
 def test_gradients_are_those_of_the_text_alone(kind):
     module = made(kind)
     model = ssmscope.load(module)
@@ -146,7 +146,7 @@ def test_gradients_are_those_of_the_text_alone(kind):
         assert text.value == pytest.approx(float(logits[0, 1].detach()), rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODULE_CLASSES)
 def test_every_method_says_of_a_text_what_it_says_alone(kind):
     model = ssmscope.load(made(kind))
     methods = [name for name in METHODS if name not in ("random", "lrp")]
@@ -157,7 +157,7 @@ def test_every_method_says_of_a_text_what_it_says_alone(kind):
         np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4, atol=1e-6, err_msg=found.method)
 
 
-@pytest.mark.parametrize("kind", ["GateAndTaps", "First", "Mean", "Embedding", "Within"])
+@pytest.mark.parametrize("kind", ["Wrapper", "First", "Mean", "Embedding", "Within"])
 def test_relevance_adds_up_where_the_head_is_linear(kind):
     model = ssmscope.load(made(kind))
     found = explain(model, model.encode(ids=TEXTS), methods=("lrp",), target=0)
@@ -165,12 +165,12 @@ def test_relevance_adds_up_where_the_head_is_linear(kind):
     assert "lrp" in explain(model, model.encode(ids=TEXTS), target=0).methods
 
 
-class Bent(GateAndTaps):
+class Bent(Wrapper):
     def forward(self, input_ids):
         return super().forward(input_ids).tanh()
 
 
-class Activated(GateAndTaps):
+class Activated(Wrapper):
     def __init__(self, inner):
         super().__init__(inner)
         self.act = nn.Tanh()
@@ -224,7 +224,7 @@ def test_an_effect_compares_what_the_head_reads_of_each_text_alone(kind):
 
 
 def test_a_lens_reads_a_head_that_is_one_linear_map():
-    class Plain(GateAndTaps):
+    class Plain(Wrapper):
         def forward(self, input_ids):
             return self.classify(self.encoder(input_ids)[0][:, -1])
 
@@ -233,7 +233,7 @@ def test_a_lens_reads_a_head_that_is_one_linear_map():
     for lensed, text in zip(trajectory(model, model.encode(ids=TEXTS)).texts, TEXTS):
         assert lensed.answer_probability[-1][0] == pytest.approx(float(alone(module, text).softmax(-1).max()), rel=1e-4)
     with pytest.raises(InputError, match="do not give its own logits"):
-        trajectory(ssmscope.load(made("GateAndTaps")), model.encode(ids=TEXTS))
+        trajectory(ssmscope.load(made("Wrapper")), model.encode(ids=TEXTS))
 
 
 class Language(nn.Module):
@@ -265,7 +265,7 @@ def test_a_language_model_of_ones_own():
 
 @pytest.mark.parametrize("outputs, gives", [(1, "numbers"), (2, "classes")])
 def test_one_output_is_a_number(outputs, gives):
-    class Squeezed(GateAndTaps):
+    class Squeezed(Wrapper):
         def forward(self, input_ids):
             return super().forward(input_ids).squeeze(-1)
 
@@ -279,7 +279,7 @@ def test_one_output_is_a_number(outputs, gives):
 
 
 def test_a_mask_is_given_by_either_name():
-    class Masked(GateAndTaps):
+    class Masked(Wrapper):
         def forward(self, ids, mask):
             hidden = self.encoder(ids)[0] * mask.unsqueeze(-1)
             return self.classify(hidden.sum(1) / mask.sum(1, keepdim=True))
@@ -292,7 +292,7 @@ def test_a_mask_is_given_by_either_name():
 
 
 def test_a_fingerprint_knows_what_the_user_has_written():
-    module = made("GateAndTaps")
+    module = made("Wrapper")
     other = First(module.encoder)
     other.load_state_dict(module.state_dict())
     assert ssmscope.load(module).fingerprint == ssmscope.load(module).fingerprint
@@ -300,7 +300,7 @@ def test_a_fingerprint_knows_what_the_user_has_written():
 
 
 def test_a_configuration_of_its_own_names_the_labels():
-    class Named(GateAndTaps):
+    class Named(Wrapper):
         def __init__(self, inner):
             super().__init__(inner)
             config = type(inner.config)(num_labels=3, problem_type="multi_label_classification")
@@ -315,23 +315,23 @@ def test_a_configuration_of_its_own_names_the_labels():
     assert name == model.labels[int(p.argmax())] and found == pytest.approx(float(p.max()), rel=1e-5)
 
 
-class PerToken(GateAndTaps):
+class PerToken(Wrapper):
     def pooled(self, hidden):
         return hidden
 
 
-class NoLogits(GateAndTaps):
+class NoLogits(Wrapper):
     def forward(self, input_ids):
         return {"scores": super().forward(input_ids)}
 
 
-class Twice(GateAndTaps):
+class Twice(Wrapper):
     def forward(self, input_ids):
         self.encoder(input_ids)
         return super().forward(input_ids)
 
 
-class Unasked(GateAndTaps):
+class Unasked(Wrapper):
     def forward(self, input_ids, images):
         return super().forward(input_ids)
 
@@ -375,7 +375,7 @@ def test_the_backbone_by_name():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_module_stays_as_it_is(dtype):
-    module = loud(GateAndTaps(backbone("jamba")))
+    module = loud(Wrapper(backbone("jamba")))
     before = {name: value.clone() for name, value in module.state_dict().items()}
     model = ssmscope.load(module, dtype=dtype)
     assert (model.module.module is module) == (dtype == "float32")

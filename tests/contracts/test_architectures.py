@@ -1,4 +1,4 @@
-"""What every architecture must do. A file in `ssmscope.architectures` that defines MIXERS is tested here by itself."""
+"""Contract of every architecture. A file in `ssmscope.architectures` that defines MIXERS is tested here by itself."""
 
 from __future__ import annotations
 

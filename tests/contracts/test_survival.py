@@ -47,7 +47,7 @@ def test_survival_is_what_the_run_that_writes_at_one_token_alone_ends_with(layer
 
 
 def bidirectional(layer) -> bool:
-    """Whether its states come by the positions in other orders too; see tests/architectures/test_vim.py."""
+    """Return True if states come by the positions in other orders too; see tests/architectures/test_vim.py."""
     return any(r.order is not None for r in layer.recurrences)
 
 

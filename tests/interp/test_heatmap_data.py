@@ -272,7 +272,7 @@ def placed(axis) -> list[tuple[float, str]]:
     ids=["two layers", "nothing is halved", "many layers"],
 )
 def test_half_lives_are_drawn_at_their_layers(result, layers, longest, shown):
-    """What is longer than what is looked at lies at the top, at twice the longest."""
+    """Half-lives beyond the horizon are drawn at the top, at twice the horizon."""
     *_, axes = dataclasses.replace(result, by_layer=tuple(layers)).figure().axes
     dots = [line for line in axes.lines if line.get_marker() == "o"]
     wholes = [line for line in axes.lines if line.get_marker() != "o"]

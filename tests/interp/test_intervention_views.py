@@ -1,4 +1,4 @@
-"""What ablation, knockout, patching and steering show, from results made by hand with another number at every place."""
+"""Views of ablation, knockout, patching and steering, from hand-made results with distinct numbers at every place."""
 
 from __future__ import annotations
 
