@@ -36,6 +36,7 @@ from ssmscope.api.writing import publish, read_current
 from ssmscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -72,6 +73,8 @@ class Result(ABC):
     kind: ClassVar[str]
     vector: ClassVar[bool] = True
     """True if the picture may be saved as vector graphics; False for one with a mark per token or pixel."""
+    drawn_by: ClassVar[str] = "figure"
+    """Module of the class's package whose `draw(result, frame)` makes the picture."""
     _kinds: ClassVar[dict[str, type[Result]]] = {}
 
     def __init_subclass__(cls, *, kind: str | None = None, **kwargs: Any) -> None:
@@ -97,22 +100,31 @@ class Result(ABC):
         A first column `model` is added to tables of subclasses that have none.
         """
 
-    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
+    def figure(
+        self,
+        *,
+        ax: Axes | None = None,
+        title: str | None = None,
+        size: float | tuple[float, float] | None = None,
+        **options: Any,
+    ) -> Figure:
         """Draw the picture without pyplot: nothing is registered globally and no display is needed.
 
-        By default this calls `draw` of the module `figure` in the package of the class.
-
         Args:
-            size: width and height in inches, by default as large as the content needs. Letters and lines are scaled
-                with it.
+            ax: matplotlib axes to draw into, for a picture of one panel.
+            title: text in place of the picture's own title; "" for none, and no line below it.
+            size: width, or width and height, in inches, by default as large as the content needs. Letters keep their
+                size: at 3.3 inches, a column's width, they are 8 points.
+            options: of a kind's own picture, such as `start`, the number of the first text.
 
         Raises:
-            InputError: the size is invalid.
+            InputError: the size or an option is invalid, or `ax` is given for a picture of several panels.
         """
-        from ssmscope.render.pictures import sized
+        from ssmscope.render.figure import Frame, framed
 
-        beside = importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.figure")
-        return sized(beside.draw(self), size)
+        module = importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.{self.drawn_by}")
+        with framed(Frame(ax, title, size)) as frame:
+            return module.draw(self, frame, **options)
 
     @property
     def model_name(self) -> str:

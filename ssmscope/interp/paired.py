@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ssmscope.api.results import Result
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRows
-from ssmscope.render.pictures import sized
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
 class Paired(Result, kind="pair"):
     """Results of an analysis of two models."""
 
+    drawn_by: ClassVar[str] = "paired_rows"
     vector: ClassVar[bool] = False
 
     results: tuple[Result, ...]
@@ -63,18 +62,6 @@ class Paired(Result, kind="pair"):
                 cells = {"model": of, "text": number, "row": name, "position": range(len(text.tokens))}
                 found.append(pd.DataFrame({**cells, "token": text.tokens, "score": row.scores}))
         return pd.concat(found, ignore_index=True)
-
-    def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
-        """Draw every text in the colours of both models and of the difference; one figure holds 8 texts, from number
-        `start` on. Results over a data set share one picture, with their differences."""
-        from ssmscope.render.figure import title
-        from ssmscope.render.token_figure import draw_rows
-
-        shown = self.rows()
-        if shown is None:
-            drawn = self.results[0].draw_pair(self.results, self.names, title(self))  # type: ignore[attr-defined]
-            return sized(drawn, size)
-        return sized(draw_rows(shown, title(self), start=start), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.api.results import TABLE_ROWS

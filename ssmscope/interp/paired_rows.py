@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,8 +14,15 @@ from ssmscope.errors import InputError
 from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import number
 from ssmscope.render.table import Cell, Line, Table, table
+from ssmscope.render.token_figure import draw_rows
 from ssmscope.render.token_rows import MAX_COLOURED_ROWS
 from ssmscope.render.tokens import chance, named, written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ssmscope.interp.paired import Paired
+    from ssmscope.render.figure import Frame
 
 DIFFERENCE = "difference"
 MIN_NAMED_SHARE, NAMED_PER_SIDE = 0.1, 3
@@ -188,3 +196,12 @@ def differences(block: TokenRows, names: Sequence[str]) -> Table:
                 cells["largest difference"] = Cell(text=number(float(np.abs(row.scores[seen]).max(initial=0))))
                 lines.append(Line((str(at), about), cells))
     return table(("text", block.of), lines, note="Differences of at least a tenth of the scale.")
+
+
+def draw(pair: Paired, frame: Frame, *, start: int = 0) -> Figure:
+    """Draw every text in the colours of both models and of the difference; one figure holds 8 texts, from number
+    `start` on. Results over a data set share one picture, with their differences."""
+    shown = pair.rows()
+    if shown is None:
+        return pair.results[0].draw_pair(pair, frame)  # type: ignore[attr-defined]
+    return draw_rows(shown, pair.headline, frame, start=start)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -247,13 +248,13 @@ class AttackEffect(Result, kind="effect"):
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.effect import views
-        from ssmscope.attacks.effect.figure import draw_distances
         from ssmscope.render.blocks import Custom, Picture, Prose
         from ssmscope.render.html import grid
 
         yield Prose(self.headline, "title")
         yield views.token_rows(self)
-        yield Picture(lambda: draw_distances(self), "Relative distance of the vectors at the tokens of both texts")
+        distances = partial(self.figure, distances=True)
+        yield Picture(distances, "Relative distance of the vectors at the tokens of both texts")
         yield from (views.attended(name, side, self.size) for name, side in self.sides)
         yield views.layer_table(self)
         yield from (Prose(remark, "note") for remark in views.remarks(self))

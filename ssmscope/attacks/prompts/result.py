@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -13,11 +13,9 @@ from ssmscope.api.results import Result
 from ssmscope.attacks.parts import Recipe
 from ssmscope.core.bootstrap import Estimate, estimate, interval_columns, lowest, ratio, resampled_sums, with_intervals
 from ssmscope.render.numbers import counted, told_apart
-from ssmscope.render.pictures import sized
 from ssmscope.render.table import Cell, Line, Table, in_percent, table, written
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.render.blocks import Block
@@ -81,6 +79,8 @@ class Cost:
 @dataclass(frozen=True)
 class PromptAttack(Result, kind="prompts"):
     """Accuracy under clean and attacked prompts, attack by attack and template by template."""
+
+    drawn_by: ClassVar[str] = "views"
 
     templates: tuple[str, ...]
     clean: tuple[Estimate, ...]
@@ -172,12 +172,6 @@ class PromptAttack(Result, kind="prompts"):
         frame["measured_as"] = "promptbench" if self.as_promptbench else "ssmscope"
         frame.attrs["caption"] = self.measured
         return frame
-
-    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
-        """Draw the clean and the attacked accuracy of every attack and template with their intervals."""
-        from ssmscope.attacks.prompts.views import draw
-
-        return sized(draw(self), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.prompts.views import STYLE, by_template, html_prompts, terminal_prompts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -13,11 +13,9 @@ from jaxtyping import Float
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
 from ssmscope.render.numbers import counted
-from ssmscope.render.pictures import sized
 from ssmscope.render.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.render.blocks import Block
@@ -84,6 +82,8 @@ class AttackedText:
 @dataclass(frozen=True)
 class WordAttack(Result, kind="words"):
     """Accuracy under an attack on every text, and the text of each that the attack ended with."""
+
+    drawn_by: ClassVar[str] = "views"
 
     recipe: str
     labels: tuple[str, ...]
@@ -157,12 +157,6 @@ class WordAttack(Result, kind="words"):
             rows.append({**vars(each), **classes, "share": each.share})
         columns = ["row", "status", "label", "clean", "answer", "before", "after", "queries", "gradients"]
         return pd.DataFrame(rows, columns=[*columns, "words", "changed", "share", "text", "attacked"])
-
-    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
-        """Draw accuracy against the number of words that an attack may change."""
-        from ssmscope.attacks.words.views import draw
-
-        return sized(draw(self), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.words.views import STYLE, html_texts, terminal_texts

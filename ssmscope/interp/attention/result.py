@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -25,12 +25,10 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.attention.maps import causal
 from ssmscope.interp.attention.readouts import Readouts
 from ssmscope.render.blocks import Block, Prose, TokenRows
-from ssmscope.render.pictures import sized
 from ssmscope.render.table import MAX_COMPARED_ROWS, Table, folded
 from ssmscope.render.tokens import numbers
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 LEVELS = {"ssm": "the recurrence alone", "block": "the whole layer: convolution, SiLU, gate and norm frozen"}
@@ -105,6 +103,8 @@ class AttendedText:
 @dataclass(frozen=True)
 class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
     """Implicit attention of one or several texts."""
+
+    drawn_by: ClassVar[str] = "views"
 
     texts: tuple[AttendedText, ...]
     level: str
@@ -228,13 +228,6 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
             for each in text.maps
         ]
         return pd.DataFrame(rows, columns=["model", "text", "layer", "part", "head", *read])
-
-    def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
-        """Draw the maps as triangles, coloured by sign; chosen queries over the text, or next to the image. One figure
-        holds 4 texts, from number `start` on, and 48 maps."""
-        from ssmscope.interp.attention.views import draw
-
-        return sized(draw(self, start), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.attention.page import blocks

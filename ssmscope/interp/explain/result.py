@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float
@@ -19,11 +19,9 @@ from torch import Tensor
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRows
-from ssmscope.render.pictures import sized
 from ssmscope.render.table import MAX_COMPARED_ROWS, Table, table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.interp.objective import Objective
@@ -149,6 +147,8 @@ class ExplainedText:
 class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
     """Texts explained by one or several methods."""
 
+    drawn_by: ClassVar[str] = "views"
+
     texts: tuple[ExplainedText, ...]
     methods: tuple[str, ...]
     top: int
@@ -246,13 +246,6 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
             for rank, position in enumerate(text.top(each, self.top if k is None else k), start=1)
         ]
         return pd.DataFrame(rows, columns=["model", "text", "method", "rank", "position", "token", "score"])
-
-    def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
-        """Draw every text with a row of coloured tokens per method; long texts as a strip over positions per method,
-        images as a map next to each. One figure holds 8 texts, from number `start` on."""
-        from ssmscope.interp.explain.views import draw
-
-        return sized(draw(self, start), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.explain import views

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
+    from ssmscope.render.figure import Frame
 
 NAMED = 8
 """Largest number of words of each sign that a table names."""
@@ -118,6 +119,7 @@ def _special(each: Attribution, text: ExplainedText) -> str:
     return f"{named(text.tokens, each.scores, strongest)} ({share:.0f} % of all)"
 
 
-def draw(result: Explanation, start: int) -> Figure:
-    """Draw rows of coloured tokens, strips of long texts, or maps of images."""
-    return draw_rows(rows(result), ("Explanation of ", result.model_name, ""), start=start)
+def draw(result: Explanation, frame: Frame, *, start: int = 0) -> Figure:
+    """Draw every text with a row of coloured tokens per method; long texts as a strip over positions per method,
+    images as a map next to each. One figure holds 8 texts, from number `start` on."""
+    return draw_rows(rows(result), f"Explanation of {result.model_name}", frame, start=start)

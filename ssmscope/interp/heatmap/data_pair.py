@@ -5,22 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from matplotlib.ticker import MaxNLocator
+from typing import TYPE_CHECKING
 
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.interp.heatmap.data_views import draw_tenths
+from ssmscope.interp.heatmap.data_views import draw_tenths, words_and_parts
 from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, SHOWN_LOWEST
-from ssmscope.render.figure import COLOURS, INK, MARKERS, SOFT, Sheet, data_line, handle, interval
+from ssmscope.render import figure as plot
 from ssmscope.render.table import Cell, Line, Table, table
-from ssmscope.render.tokens import shorten, visible
+from ssmscope.render.tokens import visible
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ssmscope.interp.heatmap.result import DataHeatmap
+    from ssmscope.interp.paired import Paired
 
 NAME_CHARACTERS = 18
 """Number of characters of a word that are drawn."""
@@ -73,47 +71,31 @@ def signed(word: SharedWord) -> str:
     return f"{word.difference:+.2f}".replace("-", "−")
 
 
-def draw(results: Sequence[DataHeatmap], names: Sequence[str], title: tuple[str, str, str]) -> Figure:
-    """Draw both models' scores of each word on the left; parts of a text and the half-lives of layers on the right."""
+def draw(pair: Paired, frame: plot.Frame) -> Figure:
+    """Draw both models' scores of each word on the left, with the difference, marked * where the intervals do not meet;
+    parts of a text and the half-lives of layers on the right."""
+    results: Sequence[DataHeatmap] = pair.results  # type: ignore[assignment]
     words, timed = shared_words(results), all(result.timed for result in results)
-    tall = max(0.26 * len(words), 4.6)
-    below = data_line(results[0], "bold: the two intervals do not overlap")
-    legend = [(handle(at), name) for at, name in enumerate(names)]
-    sheet = Sheet(10.6, Sheet.TOP + tall + 0.6, title, below, legend, left=1.75, across=2)
-    axes = sheet.panel(1.75, sheet.top, 3.2, tall)
-    _draw_words(axes, words)
-    axes.set_xlabel(results[0].unit, color=SOFT, size=9)
-    high = (tall - 0.75) / 2 if timed else tall
-    parts = sheet.panel(6.6, sheet.top, 3.7, high)
-    draw_tenths(axes, parts, [result.tenths for result in results], results[0])
+    legend = [(plot.handle(at), name) for at, name in enumerate(pair.names)]
+    below = plot.data_line(
+        results[0], "at the right of a word the difference, * where the two intervals do not overlap"
+    )
+    sheet = plot.Sheet(frame, pair.headline, below, legend, width=10.6)
+    panels = words_and_parts(sheet, len(words), timed)
+    scores = [[each.kept[at] for each in words] for at in range(2)]
+    notes = [signed(each) + " *" * (each.gap > 0) for each in words]
+    plot.points(
+        panels["words"], [each.word for each in words], *scores, notes=notes, letters=NAME_CHARACTERS, zero=False
+    )
+    panels["words"].set_xlabel(results[0].unit if words else "no word is in both results")
+    draw_tenths(panels, [result.tenths for result in results], results[0])
     if timed:
-        lives = sheet.panel(6.6, sheet.top + high + 0.75, 3.7, high)
+        axes = panels["lives"]
         for at, result in enumerate(results):
             numbers, found = zip(*((each.number, each.half_life) for each in result.by_layer))
-            lives.plot(numbers, found, color=COLOURS[at], marker=MARKERS[at], markersize=4, linewidth=1.6)
-        lives.set_yscale("log", base=2)
-        lives.yaxis.set_major_formatter("{x:g}")
-        lives.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-        lives.set_xlabel("layer", color=SOFT, size=9)
+            axes.plot(numbers, found, **plot.look(at))
+        plot.scale_log(axes.yaxis, base=2)
+        plot.integers(axes.xaxis, 8)
         longer = any(math.isinf(each.half_life) for result in results for each in result.by_layer)
-        lives.set_ylabel("half-life in tokens" + ", longer ones omitted" * longer, color=SOFT, size=9)
+        axes.set(xlabel="layer", ylabel="half-life in tokens" + ", longer ones omitted" * longer)
     return sheet.figure
-
-
-def _draw_words(axes: Axes, words: Sequence[SharedWord]) -> None:
-    """Draw both scores of every word with their intervals, and the difference on the right, bold where the intervals do
-    not meet."""
-    axes.grid(False, axis="y")
-    for row, each in enumerate(words):
-        for at, kept in enumerate(each.kept):
-            place = row + 0.32 * at - 0.16
-            interval(axes, place, kept, COLOURS[at], upright=False)
-            axes.plot(kept.value, place, MARKERS[at], color=COLOURS[at], markersize=4)
-        weight = "bold" if each.gap > 0 else "normal"
-        style: dict[str, Any] = dict(va="center", size=8.5, color=INK, weight=weight)
-        axes.text(1.02, row, signed(each), transform=axes.get_yaxis_transform(), **style)
-    names = [shorten(visible(each.word), NAME_CHARACTERS) for each in words]
-    axes.set_yticks(range(len(names)), names, parse_math=False)
-    axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
-    head = "difference" if words else "no word is in both results"
-    axes.text(1.02, -0.7, head, transform=axes.get_yaxis_transform(), size=8.5, color=SOFT, va="bottom")

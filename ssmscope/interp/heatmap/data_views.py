@@ -10,8 +10,9 @@ import numpy as np
 
 from ssmscope.interp.heatmap.views import rows
 from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, SHOWN_LOWEST, format_half_life
+from ssmscope.render import figure as plot
 from ssmscope.render.blocks import Block, Prose
-from ssmscope.render.figure import COLOURS, DOTTED, INK, SOFT, Sheet, data_line, handle, line, points, title
+from ssmscope.render.figure import line
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import Cell, Line, Table, bare, table
 from ssmscope.render.tokens import evenly_apart, visible
@@ -113,41 +114,42 @@ def notes(result: DataHeatmap) -> list[str]:
     return [*found, *result.notes]
 
 
-def draw(result: DataHeatmap) -> Figure:
+def draw(result: DataHeatmap, frame: plot.Frame) -> Figure:
     """Draw words on the left, parts of a text and half-lives on the right."""
-    shown, timed = result.shown_words, bool(result.timed)
-    tall = max(0.26 * len(shown), 4.6)
     curves = [("mean", result.tenths)]
     chosen = result.by_layer if len(result.by_layer) > 1 else ()
     step = evenly_apart(len(chosen), MAX_LAYER_CURVES) if chosen else []
     curves += [(f"layer {chosen[at].number}", chosen[at].tenths) for at in step]
-    legend = [(handle(number), name) for number, (name, _) in enumerate(curves)]
-    below = data_line(result)
-    sheet = Sheet(10.2, Sheet.TOP + tall + 0.6, title(result), below, legend, left=5.9, across=min(len(legend), 3))
-    axes = sheet.panel(1.75, sheet.top, 2.1, tall)
-    colours = [COLOURS[0] if at < SHOWN_HIGHEST else COLOURS[1] for at in range(len(shown))]
-    if shown:
-        points(axes, [each.word for each in shown], [each.kept for each in shown], colours)
-    axes.set_xlabel(f"{result.score}, {result.unit}" if result.survives else result.score, color=SOFT, size=9)
-    high = (tall - 0.75) / 2 if timed else tall
-    parts = sheet.panel(6.1, sheet.top, 3.8, high)
-    draw_tenths(axes, parts, [tenths for _, tenths in curves], result)
-    if timed:
-        _half_lives(sheet.panel(6.1, sheet.top + high + 0.75, 3.8, high), result)
+    legend = [(plot.handle(number), name) for number, (name, _) in enumerate(curves)]
+    shown = result.shown_words
+    sheet = plot.Sheet(frame, result.headline, plot.data_line(result), legend, width=10.2)
+    panels = words_and_parts(sheet, len(shown), bool(result.timed))
+    colours = [[plot.COLOURS[0] if at < SHOWN_HIGHEST else plot.COLOURS[1] for at in range(len(shown))]]
+    plot.points(panels["words"], [each.word for each in shown], [each.kept for each in shown], colours=colours)
+    panels["words"].set_xlabel(f"{result.score}, {result.unit}" if result.survives else result.score)
+    draw_tenths(panels, [tenths for _, tenths in curves], result)
+    if result.timed:
+        _half_lives(panels["lives"], result)
     return sheet.figure
 
 
-def draw_tenths(words: Axes, axes: Axes, curves: Sequence[Sequence[Estimate]], result: DataHeatmap) -> None:
+def words_and_parts(sheet: plot.Sheet, words: int, timed: bool) -> dict[str, Axes]:
+    """Return panels of words, of parts of a text and, with `timed`, of half-lives."""
+    high = max(0.26 * words, 4.2) / 2
+    return sheet.mosaic([["words", "parts"], ["words", "lives" if timed else "parts"]], (high, high), (1, 1.5))
+
+
+def draw_tenths(panels: dict[str, Axes], curves: Sequence[Sequence[Estimate]], result: DataHeatmap) -> None:
     """Draw scores by tenth of the text, and lines at an even share here and in the panel of words."""
+    axes = panels["parts"]
     for number, tenths in enumerate(curves):
         line(axes, range(1, len(tenths) + 1), tenths, number)
     if result.survives:
-        for even in (words.axvline, axes.axhline):
-            even(1, color=INK, linewidth=0.8, linestyle=DOTTED)
+        for even in (panels["words"].axvline, axes.axhline):
+            even(1, color=plot.INK, linewidth=0.8, linestyle=plot.DOTTED)
         axes.set_ylim(bottom=0)
     axes.set_xticks(range(1, len(result.tenths) + 1))
-    axes.set_xlabel("tenth of the text", color=SOFT, size=9)
-    axes.set_ylabel(result.unit, color=SOFT, size=9)
+    axes.set(xlabel="tenth of the text", ylabel=result.unit)
 
 
 def _half_lives(axes: Axes, result: DataHeatmap) -> None:
@@ -159,20 +161,17 @@ def _half_lives(axes: Axes, result: DataHeatmap) -> None:
         heads = np.where(np.isfinite(each.heads), each.heads, longest)
         place = at + random.uniform(-0.22, 0.22, len(heads))
         size = 3 if len(heads) > 40 else 5
-        axes.plot(place, heads, "o", color=SOFT, markersize=size, alpha=0.5, markeredgewidth=0, rasterized=True)
+        axes.plot(place, heads, "o", color=plot.SOFT, markersize=size, alpha=0.5, markeredgewidth=0, rasterized=True)
         whole = each.half_life if np.isfinite(each.half_life) else longest
-        axes.plot([at - 0.32, at + 0.32], [whole, whole], color=COLOURS[1], linewidth=2)
+        axes.plot([at - 0.32, at + 0.32], [whole, whole], color=plot.COLOURS[1], linewidth=2)
     axes.set_yscale("log", base=2)
-    axes.set_ylim(0.8, 1.25 * longest)
     ticks = [2.0**k for k in range(int(np.log2(longest)))]
     axes.set_yticks([*ticks, longest], [*(f"{tick:.0f}" for tick in ticks), "longer"])
     axes.minorticks_off()
-    every = max(1, len(result.by_layer) // 12)
-    shown = range(0, len(result.by_layer), every)
+    shown = range(0, len(result.by_layer), max(1, len(result.by_layer) // 12))
     axes.set_xticks(list(shown), [str(result.by_layer[at].number) for at in shown])
-    axes.set_xlim(-0.6, len(result.by_layer) - 0.4)
-    axes.set_xlabel("layer (line) and its heads", color=SOFT, size=9)
-    axes.set_ylabel("half-life in tokens", color=SOFT, size=9)
+    axes.set(xlim=(-0.6, len(result.by_layer) - 0.4), ylim=(0.8, 1.25 * longest))
+    axes.set(xlabel="layer (line) and its heads", ylabel="half-life in tokens")
 
 
 def _finite(values: Sequence[float]) -> list[float]:

@@ -21,7 +21,6 @@ from ssmscope.interp.heatmap.words import (
     word_text,
 )
 from ssmscope.render.numbers import counted
-from ssmscope.render.pictures import sized
 from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, written
 from ssmscope.render.tokens import numbers, visible
 
@@ -29,7 +28,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
+    from ssmscope.interp.paired import Paired
     from ssmscope.render.blocks import Block, TokenRows
+    from ssmscope.render.figure import Frame
 
 
 SCORES = {
@@ -113,6 +114,7 @@ class Head:
 class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
     """Heatmap of one or several texts. `len`, iteration and `[i]` are over the texts."""
 
+    drawn_by: ClassVar[str] = "views"
     vector: ClassVar[bool] = False
 
     texts: tuple[ScoredText, ...]
@@ -279,13 +281,6 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
                 parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
 
-    def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
-        """Draw every text in the colours of its average, its layers and its heads; long texts as strips over positions,
-        images as maps. One figure holds 8 texts, from number `start` on."""
-        from ssmscope.interp.heatmap.views import draw
-
-        return sized(draw(self, start), size)
-
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.heatmap.views import blocks
 
@@ -295,6 +290,8 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
 @dataclass(frozen=True)
 class DataHeatmap(Result, kind="heatmap-data"):
     """Contents of a model's memory over a data set: which words, positions, classes and answers are kept."""
+
+    drawn_by: ClassVar[str] = "data_views"
 
     score: str
     """"survival", "retention" or "write"."""
@@ -405,11 +402,11 @@ class DataHeatmap(Result, kind="heatmap-data"):
         return table(("model", "texts"), lines, most=MAX_COMPARED_ROWS)
 
     @classmethod
-    def draw_pair(cls, results: Sequence[DataHeatmap], names: Sequence[str], title: tuple[str, str, str]) -> Figure:
+    def draw_pair(cls, pair: Paired, frame: Frame) -> Figure:
         """Draw two models in one picture: words, parts of a text, half-lives of layers."""
         from ssmscope.interp.heatmap.data_pair import draw
 
-        return draw(results, names, title)
+        return draw(pair, frame)
 
     @classmethod
     def differences(cls, results: Sequence[DataHeatmap], names: Sequence[str]) -> Table:
@@ -417,12 +414,6 @@ class DataHeatmap(Result, kind="heatmap-data"):
         from ssmscope.interp.heatmap.data_pair import differences
 
         return differences(results, names)
-
-    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
-        """Draw the highest and the lowest words with their intervals, the parts of a text, and half-lives of heads."""
-        from ssmscope.interp.heatmap.data_views import draw
-
-        return sized(draw(self), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.heatmap.data_views import blocks

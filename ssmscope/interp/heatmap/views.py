@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
+    from ssmscope.render.figure import Frame
 
 MAX_NAMED_WORDS = 8
 """Largest number of words that a table names."""
@@ -207,7 +208,7 @@ def notes(result: SelectionHeatmap) -> list[str]:
     return found
 
 
-def draw(result: SelectionHeatmap, start: int) -> Figure:
-    """Draw rows of coloured tokens, strips of long texts, or maps of images."""
-    before, model, after = result.headline.partition(result.model_name)
-    return draw_rows(rows(result), (before, model, after), start=start)
+def draw(result: SelectionHeatmap, frame: Frame, *, start: int = 0) -> Figure:
+    """Draw every text in the colours of its average, its layers and its heads; long texts as strips over positions,
+    images as maps. One figure holds 8 texts, from number `start` on."""
+    return draw_rows(rows(result), result.headline, frame, start=start)

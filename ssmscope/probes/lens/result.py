@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -13,11 +13,9 @@ from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.probes.lens.lensed_text import Column, LensedText
 from ssmscope.render.blocks import Block, Custom, Picture, Prose
-from ssmscope.render.pictures import sized
 from ssmscope.render.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 
@@ -45,6 +43,8 @@ class Evaluation:
 @dataclass(frozen=True)
 class LensFit(Result, kind="lens-fit"):
     """KL of a tuned lens and of the logit lens on held-out rows that took no part in the fit."""
+
+    drawn_by: ClassVar[str] = "fit_figure"
 
     positions: str
     layers: tuple[LayerFit, ...]
@@ -88,12 +88,6 @@ class LensFit(Result, kind="lens-fit"):
             for one in self.layers
         )
 
-    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
-        """Draw KL by layer of both lenses with their intervals, and the fit's progress on held-out rows."""
-        from ssmscope.probes.lens.fit_figure import draw
-
-        return sized(draw(self), size)
-
     @property
     def measured_on(self) -> str:
         """Description of the held-out rows."""
@@ -119,6 +113,8 @@ class LensFit(Result, kind="lens-fit"):
 @dataclass(frozen=True)
 class Trajectory(Result, kind="trajectory"):
     """Answers of a lens at every layer and position of some texts."""
+
+    drawn_by: ClassVar[str] = "show_figure"
 
     lens: str
     """Title of the lens: "logit lens", or "tuned lens" with its directory."""
@@ -185,19 +181,6 @@ class Trajectory(Result, kind="trajectory"):
                 columns.setdefault(name, []).append(array.ravel())
         frame = pd.DataFrame({name: np.concatenate(arrays) for name, arrays in columns.items()})
         return frame.drop(columns="cross_entropy") if self.classes else frame
-
-    def figure(
-        self, *, statistic: str | None = None, start: int = 0, size: tuple[float, float] | None = None
-    ) -> Figure:
-        """Draw layers × tokens of up to 4 texts with the layer's own answer in every cell, the embeddings at the bottom
-        and the model at the top: 24 tokens, from number `start` on, and 24 layers.
-
-        Raises:
-            InputError: an unknown statistic, or no text has a token number `start`.
-        """
-        from ssmscope.probes.lens.show_figure import draw
-
-        return sized(draw(self, statistic or self.statistic, start=start), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.probes.lens.show_page import STYLE, fragment
