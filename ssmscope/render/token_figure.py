@@ -51,6 +51,8 @@ LINE_INCHES, STRIP_INCHES, PICTURE_INCHES = 0.24, 0.19, 1.5
 """Heights in inches of a line of tokens, of a strip, and of a picture without its caption."""
 MAX_LINE, MIN_LINE, MAX_NAME, MAX_TOKEN = 100, 16, 44, 48
 """Maximum and minimum characters of a line of tokens, and maximum ones of a row's name and of a token."""
+SMALL_NAME = 0.66
+"""Size of a name of two lines, as a share of the tokens' size."""
 MIN_INCHES = 7.4
 PICTURES_PER_ROW = 5
 MAX_WRITTEN_ROWS, MAX_WRITTEN_TOKENS = 12, 800
@@ -93,7 +95,7 @@ class Columns:
     def fitting(cls, frame: Frame, texts: Sequence[TokenText]) -> Columns:
         """Return as many characters as the texts need, or as fit into the frame."""
         rows = [row for text in texts if text.pixels is None for row in text.rows]
-        names = min(2 + max((len(part) for row in rows for part in _names(row)), default=0), MAX_NAME)
+        names = min(2 + math.ceil(max((_name_width(row) for row in rows), default=0)), MAX_NAME)
         right = 2 + max((len(_right(row)) for row in rows), default=0)
         longest = [0] + [
             max(x + w for line in lay_out(text, MAX_LINE) for _, x, w, _ in line) for text in texts if text.tokens
@@ -183,6 +185,12 @@ def _names(row: TokenRow) -> list[str]:
     return [visible(part) for part in row.name.splitlines()]
 
 
+def _name_width(row: TokenRow) -> float:
+    """Return the width of a row's name in characters of tokens; names of two lines are smaller."""
+    names = _names(row)
+    return max(map(letters, names), default=0) * (1.0 if len(names) == 1 else SMALL_NAME)
+
+
 def _right(row: TokenRow) -> str:
     """Return what stands at the right of a row: its range, a remark, the score of the state."""
     return "  ".join(filter(None, (row.extent, row.remark, "" if row.state is None else f"state {number(row.state)}")))
@@ -263,11 +271,11 @@ def rows_part(text: TokenText, rows: Sequence[TokenRow | None], columns: Columns
 
 def _name(axes: Axes, columns: Columns, y: float, row: TokenRow) -> None:
     """Write the name of a row at its left; a second line is smaller."""
-    names = [drawable(shorten(part, max(columns.names - 1, 6))) for part in _names(row)]
-    if names:
-        style: dict[str, Any] = dict(va="center", ha="right", linespacing=0.95)
-        size = 0.95 * _token_size() if len(names) == 1 else 0.62 * _token_size()
-        axes.text(columns.names - 0.8, y + 0.45, "\n".join(names), size=size, **style)
+    names = _names(row)
+    size = 0.95 if len(names) == 1 else SMALL_NAME
+    shown = "\n".join(drawable(shorten(part, max(int((columns.names - 1) / size), 6))) for part in names)
+    style: dict[str, Any] = dict(va="center", ha="right", linespacing=0.95)
+    axes.text(columns.names - 0.8, y + 0.45, shown, size=size * _token_size(), **style)
 
 
 def _at_right(axes: Axes, columns: Columns, y: float, row: TokenRow) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ssmscope.interp.attention.result import AttendedText, AttentionMap
 
 MAX_LARGE_MAPS, MAX_NAMED_IN_SMALL = 4, 12
-"""Largest number of maps of a text that are drawn large, each with a colour bar, and of tokens named along small ones."""
+"""Largest number of maps of a text that are drawn large, with a colour bar each, and of tokens named along small ones."""
 MAX_LEGEND_TOKENS = 240
 """Largest number of tokens of a text that is written above maps too small for labels."""
 DOTS_PER_INCH = 150
@@ -116,7 +116,7 @@ class Triangles:
         caption = f"±{number(end)}" + f", largest {number(largest)}" * clipped if largest else "all weights are 0"
         name = shorten(plot.drawable(title(map_)), max(int(self._step / 0.075), 12))
         size = "medium" if self.large else "small"
-        axes.set_title(f"{name}\n{caption}" + "\n" * (map_.sink is not None), size=size)
+        axes.set_title(f"{name}\n{caption}", size=size, pad=16 if map_.sink is not None else None)
         axes.set(xlim=(begin, last), ylim=(last, first), facecolor="white")
         axes.set_box_aspect(long / (last - begin))
         axes.set_anchor("W")

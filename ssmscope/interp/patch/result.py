@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -160,11 +161,9 @@ class Patching(Result, kind="patch"):
             said.append("Approximated by a gradient, to first order: attribution patching.")
         yield from self.opening(*said)
         if self.is_exact and len(self.attributed):
-            from ssmscope.interp.patch.figure import draw
-
             own, ranks = (f"{each:.3f}".replace("-", "−") for each in self.agreement)
             yield Prose(f"Correlation of the gradient's approximation with it: {own} (Pearson), {ranks} (Spearman).")
-            yield Picture(lambda: draw(self, approximated=True), f"{self.headline}, approximated")
+            yield Picture(partial(self.figure, approximated=True), f"{self.headline}, approximated")
         lines = [Line((self._name(*cell),), {self.metric_name: short(value)}) for cell, value in self._top(NAMED_CELLS)]
         into = f"Values of the {names[1]} run in the {names[0]} one; the cells of single layers that change the most."
         yield table(("patched",), lines, note=into)
