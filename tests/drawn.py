@@ -58,7 +58,7 @@ def texts_of(figure: Figure) -> list[Text]:
     texts += [text for axes in figure.axes if axes.get_legend() for text in axes.get_legend().get_texts()]
     for axis in (axis for axes in figure.axes if axes.axison for axis in (axes.xaxis, axes.yaxis)):
         low, high = sorted(axis.get_view_interval())
-        ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
+        ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels())
         texts += [axis.label, *(label for at, label in ticks if low <= at <= high)]
     return [text for text in texts if text.get_text().strip() and text.get_visible()]
 

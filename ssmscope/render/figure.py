@@ -69,8 +69,7 @@ class Frame:
     @property
     def sides(self) -> tuple[float | None, float | None]:
         """Width and height in inches; None for what is not asked for."""
-        size = self.size
-        return (size, None) if size is None or isinstance(size, int | float) else (size[0], size[1])
+        return self.size if isinstance(self.size, tuple) and len(self.size) == 2 else (self.size, None)  # type: ignore[return-value]
 
 
 @contextmanager
@@ -80,9 +79,9 @@ def framed(frame: Frame) -> Iterator[Frame]:
     Raises:
         InputError: the size is not one or two numbers from 0.5 to 100, or given together with axes.
     """
-    sides = frame.size if isinstance(frame.size, tuple | list) else (frame.size,) if frame.size is not None else ()
+    sides = [side for side in frame.sides if side is not None]
     good = all(isinstance(side, int | float) and MIN_SIDE_INCHES <= side <= MAX_SIDE_INCHES for side in sides)
-    if frame.size is not None and not (good and len(sides) in (1, 2)):
+    if not good or (isinstance(frame.size, tuple) and len(frame.size) != 2):
         raise InputError(
             f"size is {frame.size!r}; allowed are a width, or a width and a height, from {MIN_SIDE_INCHES} to "
             f"{MAX_SIDE_INCHES} inches"
@@ -260,7 +259,7 @@ class Sheet:
     ) -> dict[str, Axes]:
         """Return panels by name, laid out as matplotlib's `subplot_mosaic` reads `layout`; in a narrow figure, one
         below the other."""
-        if self.width / len(layout[0]) < MIN_PANEL_INCHES:
+        if self.width / len(layout[0]) < 1.5 * MIN_PANEL_INCHES:
             names = dict.fromkeys(name for column in zip(*layout) for name in column)
             highs = {name: sum(high for row, high in zip(layout, heights) if name in row) for name in names}
             layout, heights, widths = [[name] for name in names], list(highs.values()), None

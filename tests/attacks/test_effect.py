@@ -11,6 +11,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from drawn import labels
 from examples import random_example
 from leaky import leaky
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -442,7 +443,7 @@ class TestResult:
             leaky(WEIGHTS, decay=0.1), before=" ".join(text), after=" ".join([*text[:1000], "bad", *text[1000:]])
         )
         figure = result.figure()
-        texts = [text.get_text() for text in figure.axes[0].texts]
+        texts = labels(figure)
         assert sum(f"the first {MAX_BOXES:,} of 1,08" in text for text in texts) == 2
         assert len(figure.axes[-1].lines[-1].get_xdata()) == 1081
         assert figure.axes[-1].get_xlabel() == "position after the change"

@@ -8,6 +8,7 @@ import math
 import re
 
 import pytest
+from drawn import drawn, outside, overlapping
 
 import ssmscope
 from ssmscope.attacks.words.result import SUMMARY, AttackedText, WordAttack, measure
@@ -100,12 +101,12 @@ class TestFigure:
 
     @pytest.mark.parametrize("statuses", [["failed"] * 3, ["success"] * 3, ["skipped"] * 3, ["success", "failed"]])
     def test_the_two_accuracies_do_not_overlap_and_stay_on_the_paper(self, statuses):
-        figure = result(*(example(row, status) for row, status in enumerate(statuses))).figure()
-        figure.canvas.draw()
-        (axes,) = figure.axes
-        boxes = [text.get_window_extent() for text in axes.texts]
-        assert len(boxes) == 2 and not boxes[0].overlaps(boxes[1])
-        assert all(box.x1 < figure.get_window_extent().x1 for box in boxes)
+        found = result(*(example(row, status) for row, status in enumerate(statuses)))
+        figure, texts = drawn(found)
+        assert not overlapping(texts) and not outside(figure, texts)
+        assert {f"clean {found.accuracy.value:.3f}", f"under attack {found.attacked.value:.3f}"} <= {
+            t for t, _ in texts
+        }
 
     def test_names_in_the_figure(self, found):
         """A $ starts no formula, and whatever their length names stay on the paper."""

@@ -9,7 +9,9 @@ from itertools import groupby
 import numpy as np
 import pytest
 from bags import tokenizer
+from drawn import drawn, labels, outside, overlapping, said, texts_of
 from examples import random_example
+from matplotlib.figure import Figure
 from seen import render
 
 from ssmscope import cli
@@ -237,20 +239,27 @@ def test_what_is_of_data_alone(model, capsys):
         selection_heatmap(bare, made_up())
 
 
-def test_a_figure_takes_a_size(result):
-    from matplotlib.text import Text
+@pytest.mark.parametrize("size", [3.3, (3.3, 6.0), (5.1, 6.0)])
+def test_a_figure_takes_a_size_and_its_letters_stay_readable(result, size):
+    figure, texts = drawn(result, size=size)
+    assert not overlapping(texts) and not outside(figure, texts)
+    wide, high = figure.get_size_inches()
+    assert (wide == size and high > wide) if size == 3.3 else (wide, high) == size
+    assert min(text.get_fontsize() for text in texts_of(figure)) > 6.5
 
-    own, small = result.figure(), result.figure(size=(5.1, 3.2))
-    factor = min(5.1 / own.get_figwidth(), 3.2 / own.get_figheight())
-    assert small.get_size_inches().tolist() == [5.1, 3.2] and factor < 0.6
-    for figure in (own, small):
-        figure.canvas.draw()
-    sizes = [[each.get_fontsize() for each in figure.findobj(Text) if each.get_text()] for figure in (own, small)]
-    assert max(sizes[1]) == pytest.approx(factor * max(sizes[0]))
-    assert min(sizes[1]) == pytest.approx(factor * min(sizes[0]))
-    for size in ((0.1, 3), (5,), (math.nan, 3), (3, 1000)):
-        with pytest.raises(InputError, match="allowed are a width and a height from 0.5 to 100 inches"):
+
+def test_a_figure_takes_a_title_but_no_axes_for_several_panels(result):
+    assert "My words" in labels(result.figure(title="My words")) and result.headline not in said(
+        result.figure(title="")
+    )
+    for size in ((0.1, 3), (5,), (math.nan, 3), (3, 1000), 0.1, "3"):
+        with pytest.raises(InputError, match="allowed are a width, or a width and a height, from 0.5 to 100 inches"):
             result.figure(size=size)
+    axes = Figure().subplots()
+    with pytest.raises(InputError, match="this figure has several panels"):
+        result.figure(ax=axes)
+    with pytest.raises(InputError, match="give ax or size, not both"):
+        result.figure(ax=axes, size=3.3)
 
 
 def layer(number: int, half_life: float, *heads: float, tenths: float = 1.0) -> KeptLayer:

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 from bags import tokenizer
-from examples import random_example
 from drawn import said
+from examples import random_example
 from matplotlib.text import Text
 from seen import render
 from tokenizers import Tokenizer, decoders, pre_tokenizers

@@ -54,18 +54,19 @@ def draw(result: Trajectory, frame: plot.Frame, *, statistic: str | None = None,
     if len(layers) <= result.layers:
         notes.append(f"{len(layers)} of {result.layers + 1} layers, evenly apart")
 
-    columns = max(map(len, panels))
+    columns, high = max(map(len, panels)), highest(chain(*panels), statistic)
     width = max(CELL_WIDTH * columns + SIDES, MIN_WIDTH)
     sheet = plot.Sheet(frame, f"Answers by layer of {result.model_name}", "; ".join(notes), width=width)
     made = sheet.panels(*[CELL_HEIGHT * len(layers)] * len(panels))
-    colours = plot.colours_of(BLUES, 0, highest(chain(*panels), statistic), SHADES)
+    colours = plot.colours_of(BLUES, 0, high, SHADES)
     room = max(int(LETTERS_PER_INCH * (sheet.width - SIDES) / columns), 3)
     for axes, panel in zip(made, panels):
         _panel(axes, panel, layers, statistic, colours, room, numbered=what == "text")
         axes.set_xlim(-0.5, columns - 0.5)
         if len(result.panels) > 1:
             axes.set_title(f"text {panel[0].number}", weight="bold")
-    plot.colour_bar(made, colours, STATISTICS[statistic], below=True)
+    bar = plot.colour_bar(made, colours, STATISTICS[statistic], below=True)
+    bar.set_ticks([0, high], labels=["0", f"{high:.3g}"])
     return sheet.figure
 
 
