@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
     from ssmscope.render.blocks import Block
+    from ssmscope.render.figure import Frame
     from ssmscope.render.table import Table
 
 R = TypeVar("R", bound="Result")
@@ -120,11 +121,18 @@ class Result(ABC):
         Raises:
             InputError: the size or an option is invalid, or `ax` is given for a picture of several panels.
         """
-        from ssmscope.render.figure import Frame, framed
+        from ssmscope.render.figure import Frame, fit_labels, framed
 
-        module = importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.{self.drawn_by}")
         with framed(Frame(ax, title, size)) as frame:
-            return module.draw(self, frame, **options)
+            figure = self.draw(frame, **options)
+            if ax is None:
+                fit_labels(figure)
+            return figure
+
+    def draw(self, frame: Frame, **options: Any) -> Figure:
+        """Draw the picture on a `Sheet` of this frame: by default by `draw(result, frame)` of the module `drawn_by`."""
+        package = type(self).__module__.rpartition(".")[0]
+        return importlib.import_module(f"{package}.{self.drawn_by}").draw(self, frame, **options)
 
     @property
     def model_name(self) -> str:

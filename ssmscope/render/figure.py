@@ -237,9 +237,12 @@ class Sheet:
                 self.frame.ax.legend([each for each, _ in self.legend], [name for _, name in self.legend])
             return [self.frame.ax]
         fitting = max(1, int(self.width / MIN_PANEL_INCHES))
-        if across > fitting and len(set(heights)) == 1:
-            across, widths = fitting, None
-            heights = heights[:1] * math.ceil(count / across)
+        if across > fitting:
+            alike = len(set(heights)) == 1
+            heights = (
+                heights[:1] * math.ceil(count / fitting) if alike else tuple(h for h in heights for _ in range(across))
+            )
+            across, widths = fitting if alike else 1, None
         inches = sum(heights) + AXIS_INCHES * len(heights)
         ratios: dict[str, Any] = dict(height_ratios=heights, width_ratios=widths)
         made = self.take(inches).subplots(len(heights), across, squeeze=False, **ratios, **options).ravel().tolist()
@@ -275,6 +278,16 @@ def styled(axes: Axes, grid: str | None = "both") -> Axes:
     if grid is not None:
         axes.grid(axis=grid)  # type: ignore[arg-type]
     return axes
+
+
+def fit_labels(figure: Figure) -> None:
+    """Break the titles and labels of a narrow figure's panels into lines."""
+    if figure.get_figwidth() < NARROW_INCHES:
+        for axes in figure.axes:
+            place = axes.get_subplotspec()
+            room = int(14 * figure.get_figwidth() / (place.get_gridspec().ncols if place else 1)) - 8
+            axes.set_xlabel(textwrap.fill(axes.get_xlabel(), room))
+            axes._left_title.set_text(textwrap.fill(axes.get_title("left"), room, replace_whitespace=False))
 
 
 def _wrapped(text: str, letters_per_line: int, lines: int = 3) -> str:

@@ -104,7 +104,7 @@ class Columns:
             least = int(MIN_INCHES / _character_inches()) - names - right
             return cls(names, max(math.ceil(max(longest)) + 1, least), right)
         total = int((frame.sides[0] - 0.16) / _character_inches())
-        names, right = min(names, total // 4), min(right, total // 4)
+        names, right = min(names, total // 4), min(right, total // 3)
         return cls(names, max(total - names - right, MIN_LINE), right)
 
 
@@ -282,10 +282,14 @@ def _at_right(axes: Axes, columns: Columns, y: float, row: TokenRow) -> None:
     """Write a row's range, the remark and the score of the state at the right end of its tokens."""
     style: dict[str, Any] = dict(size=0.88 * _token_size(), va="center")
     left = columns.names + columns.text + 1
+    if len(_right(row)) >= columns.right and row.state is None:  # too narrow: one below the other, in smaller letters
+        said = "\n".join(filter(None, (row.extent, row.remark)))
+        style["size"] = _token_size() * min(SMALL_NAME, columns.right / max(map(len, said.split("\n"))))
+        axes.text(left, y + 0.45, said, color=MARK if row.remark else SOFT, linespacing=0.95, **style)
+        return
     axes.text(left, y + 0.45, row.extent, color=SOFT, **style)
     left += len(row.extent) + 1
-    if row.remark:
-        axes.text(left, y + 0.45, shorten(row.remark, max(columns.right, 8)), color=MARK, **style)
+    axes.text(left, y + 0.45, row.remark, color=MARK, **style)
     if row.state is not None:
         said, colour = f"state {number(row.state)}", _state_colour(row)
         axes.add_patch(Rectangle((left, y + 0.06), len(said), 0.76, facecolor=colour, edgecolor=SOFT, linewidth=0.4))

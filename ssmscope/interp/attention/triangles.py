@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ssmscope.interp.attention.result import AttendedText, AttentionMap
 
 MAX_LARGE_MAPS, MAX_NAMED_IN_SMALL = 4, 12
-"""Largest number of maps of a text that are drawn large, with a colour bar each, and of tokens named along small ones."""
+"""Largest number of maps of a text drawn large, with a colour bar each, and of tokens named along small ones."""
 MAX_LEGEND_TOKENS = 240
 """Largest number of tokens of a text that is written above maps too small for labels."""
 DOTS_PER_INCH = 150

@@ -38,7 +38,7 @@ def draw(result: Influence, frame: plot.Frame) -> Figure:
         draw_panel(plot.styled(axes), result)
         for each in others:
             _recency(plot.styled(each), result)
-        part.legend(loc="outside lower left", ncols=2)
+        part.legend(loc="outside lower left", ncols=1 if sheet.width < plot.NARROW_INCHES else 2)
     return sheet.figure
 
 

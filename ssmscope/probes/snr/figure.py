@@ -30,34 +30,32 @@ def draw(result: NeedleSNR, frame: plot.Frame) -> Figure:
     below = f"{questions} ({listed}), mean and 95 % bootstrap interval over questions"
     names = [f"{plot.short_name(model.name, 44)}: {plot.short_name(model.lens, 44)}" for model in result.models]
     sheet = plot.Sheet(frame, title, below, [(plot.handle(at), name) for at, name in enumerate(names)], width=9.0)
-    across = min(max(len(tasks), 1), TASKS_PER_ROW, max(1, int(sheet.width / 1.5)))
-    small = SMALL * math.ceil(len(tasks) / across) + 0.3 if tasks else 0.0
-    by_length = [[result.curve(model.name, result.tasks[0], length) for model in result.models] for length in lengths]
-    if frame.ax is not None and len(lengths) == 1 and not tasks and not _has_ratios(by_length[0]):
-        _panel(sheet.panels(PANEL)[0], by_length[0], "needle", "needle probability")
+    if len(lengths) == 1 and lengths[0] is None and not tasks:
+        _upper(sheet.panels(PANEL, across=1 + _has_ratios(result.curves)), result.curves)
         return sheet.figure
-    blocks = sheet.take((PANEL + plot.AXIS_INCHES + small + 0.2) * len(lengths)).subfigures(
-        len(lengths), 1, squeeze=False
-    )
-    for block, length, curves in zip(blocks[:, 0], lengths, by_length):
+    across = min(max(len(tasks), 1), TASKS_PER_ROW, max(1, int(sheet.width / 1.5)))
+    stacked = sheet.width < plot.NARROW_INCHES
+    upper = (PANEL + plot.AXIS_INCHES) * (2 if stacked else 1)
+    lower = SMALL * math.ceil(len(tasks) / across) + 0.3 if tasks else 0.02
+    for length, block in zip(lengths, sheet.parts(*[upper + lower + 0.2] * len(lengths))):
+        curves = [result.curve(model.name, result.tasks[0], length) for model in result.models]
         if length is not None:
             said = f"contexts of {length:,} {result.unit}, {curves[0].tokens:,.0f} tokens a prompt"
             block.suptitle(said, x=0.12 / sheet.width, ha="left", fontsize="medium")
-        upper, *lower = (
-            block.subfigures(2, 1, height_ratios=(PANEL + plot.AXIS_INCHES, small)) if tasks else [block.subfigures()]
-        )
-        first, *others = map(plot.styled, upper.subplots(1, 1 + _has_ratios(curves), squeeze=False)[0])
-        _panel(first, curves, "needle", "needle probability")
-        for axes in others:
-            _panel(axes, curves, "log_ratio", "ln(needle / best distractor)")
-            axes.axhline(0, color=plot.SOFT, linewidth=0.9)
+        above, below = block.subfigures(2, 1, height_ratios=(upper, lower))
+        shape = (1, 1 + _has_ratios(curves))[:: -1 if stacked else 1]
+        _upper([plot.styled(axes) for axes in above.subplots(*shape, squeeze=False).ravel()], curves)
         if tasks:
-            _tasks(
-                lower[0],
-                [[result.curve(model.name, task, length) for model in result.models] for task in tasks],
-                across,
-            )
+            own = [[result.curve(model.name, task, length) for model in result.models] for task in tasks]
+            _tasks(below, own, across)
     return sheet.figure
+
+
+def _upper(panels: Sequence[Axes], curves: Sequence[SNRCurve]) -> None:
+    _panel(panels[0], curves, "needle", "needle probability")
+    for axes in panels[1:]:
+        _panel(axes, curves, "log_ratio", "ln(needle / best distractor)")
+        axes.axhline(0, color=plot.SOFT, linewidth=0.9)
 
 
 def _has_ratios(curves: Sequence[SNRCurve]) -> bool:
