@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -18,10 +16,12 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.scale import LogScale
 from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, MaxNLocator
 
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
+from ssmscope.render.letters import MAX_NAME_LETTERS, drawable, families, short_name
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import written
 from ssmscope.render.tokens import ink, ramp, shorten, visible
@@ -46,16 +46,8 @@ MIN_SIDE_INCHES, MAX_SIDE_INCHES = 0.5, 100
 """Minimum and maximum length of a figure's side in inches."""
 ROW_INCHES, AXIS_INCHES, MIN_PANEL_INCHES = 0.28, 0.6, 1.9
 """Height of a row of points, room for the labels of an axis, and the smallest width of panels next to each other."""
-MAX_NAME_LETTERS = 20
-"""Maximum letters of the name of a row of points."""
 MAX_NAMED = 60
 """Maximum number of columns or rows of a grid that are named."""
-FALLBACK_FONTS = (
-    *("DejaVu Sans Mono", "DejaVu Sans", "Noto Sans Mono CJK SC", "Noto Sans CJK SC", "Noto Sans CJK JP"),
-    *("Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "IPAGothic", "PingFang SC"),
-    *("Hiragino Sans", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Arial Unicode MS"),
-    *("Noto Emoji", "Symbola", "Segoe UI Symbol"),
-)
 
 
 @dataclass(frozen=True)
@@ -104,47 +96,6 @@ def _style(font_size: float) -> dict[Any, Any]:
         **{"legend.frameon": False, "legend.fontsize": "medium", "lines.solid_capstyle": "butt"},
         **{"axes.formatter.use_mathtext": False, "axes.autolimit_mode": "data", "axes.xmargin": 0.03},
     }
-
-
-# ---- Letters
-
-
-@lru_cache
-def families(first: str = "DejaVu Sans Mono") -> list[str]:
-    """Return the fonts to take glyphs from, in order: the first, then the fallbacks that this machine has."""
-    present = {entry.name for entry in font_manager.fontManager.ttflist}
-    return [first, *(name for name in FALLBACK_FONTS if name in present and name != first)]
-
-
-@lru_cache(maxsize=4096)
-def _has_glyph(character: str) -> bool:
-    paths = (font_manager.findfont(family) for family in families())
-    return any(font_manager.get_font(path).get_char_index(ord(character)) for path in paths)
-
-
-def drawable(text: str) -> str:
-    """Replace every character without a glyph in the fonts by a box, or drop it if it has no width."""
-    kept = (
-        character if character == "\n" or _has_glyph(character) else "□" * min(_width(character), 1)
-        for character in text
-    )
-    return "".join(kept)
-
-
-def _width(character: str) -> int:
-    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
-def letters(text: str) -> int:
-    """Return the width of a text in monospaced characters: 2 for a wide glyph, 0 for a mark without width."""
-    return sum(map(_width, text))
-
-
-def short_name(name: str, most: int = MAX_NAME_LETTERS) -> str:
-    """Return a user's name as it is drawn, in at most so many letters."""
-    return drawable(shorten(visible(name), most))
 
 
 def data_line(result: Any, *more: str) -> str:
@@ -217,7 +168,6 @@ class Sheet:
         *heights: float,
         across: int = 1,
         count: int | None = None,
-        grid: str | None = "both",
         widths: Sequence[float] | None = None,
         **options: Any,
     ) -> list[Axes]:
@@ -227,7 +177,6 @@ class Sheet:
             heights: inches of each row, without the labels of its axes.
             across: number of columns; in a narrow figure, panels of the same height stand in fewer columns.
             count: number of panels, by default as many as fit.
-            grid: grid lines "x", "y", "both" or None.
             options: of matplotlib's `subplots`.
         """
         count = len(heights) * across if count is None else count
@@ -238,37 +187,22 @@ class Sheet:
             return [self.frame.ax]
         fitting = max(1, int(self.width / MIN_PANEL_INCHES))
         if across > fitting:
-            alike = len(set(heights)) == 1
-            heights = (
-                heights[:1] * math.ceil(count / fitting) if alike else tuple(h for h in heights for _ in range(across))
-            )
-            across, widths = fitting if alike else 1, None
+            fitting = fitting if len(set(heights)) == 1 else 1
+            heights = tuple(np.repeat(heights, across)[: math.ceil(count / fitting)])
+            across, widths = fitting, None
         inches = sum(heights) + AXIS_INCHES * len(heights)
         ratios: dict[str, Any] = dict(height_ratios=heights, width_ratios=widths)
         made = self.take(inches).subplots(len(heights), across, squeeze=False, **ratios, **options).ravel().tolist()
         for axes in made[count:]:
             axes.remove()
-        return [styled(axes, grid) for axes in made[:count]]
+        return list(map(styled, made[:count]))
 
     def parts(self, *heights: float, across: int = 1) -> list[Any]:
         """Return parts with layouts of their own, row by row; in a narrow figure, one below the other."""
         if self.width / across < MIN_PANEL_INCHES:
-            heights, across = tuple(height for height in heights for _ in range(across)), 1
-        ratios: dict[str, Any] = dict(height_ratios=heights)
-        return self.take(sum(heights)).subfigures(len(heights), across, squeeze=False, **ratios).ravel().tolist()
-
-    def mosaic(
-        self, layout: Sequence[Sequence[str]], heights: Sequence[float], widths: Sequence[float] | None = None
-    ) -> dict[str, Axes]:
-        """Return panels by name, laid out as matplotlib's `subplot_mosaic` reads `layout`; in a narrow figure, one
-        below the other."""
-        if self.width / len(layout[0]) < 1.5 * MIN_PANEL_INCHES:
-            names = dict.fromkeys(name for column in zip(*layout) for name in column)
-            highs = {name: sum(high for row, high in zip(layout, heights) if name in row) for name in names}
-            layout, heights, widths = [[name] for name in names], list(highs.values()), None
-        ratios: dict[str, Any] = dict(height_ratios=heights, width_ratios=widths)
-        made = self.take(sum(heights) + AXIS_INCHES * len(heights)).subplot_mosaic(layout, **ratios)
-        return {name: styled(axes) for name, axes in made.items()}
+            heights, across = tuple(np.repeat(heights, across)), 1
+        made = self.take(sum(heights)).subfigures(len(heights), across, squeeze=False, height_ratios=heights)
+        return made.ravel().tolist()
 
 
 def styled(axes: Axes, grid: str | None = "both") -> Axes:
@@ -282,12 +216,12 @@ def styled(axes: Axes, grid: str | None = "both") -> Axes:
 
 def fit_labels(figure: Figure) -> None:
     """Break the titles and labels of a narrow figure's panels into lines."""
-    if figure.get_figwidth() < NARROW_INCHES:
-        for axes in figure.axes:
-            place = axes.get_subplotspec()
-            room = int(14 * figure.get_figwidth() / (place.get_gridspec().ncols if place else 1)) - 8
-            axes.set_xlabel(textwrap.fill(axes.get_xlabel(), room))
-            axes._left_title.set_text(textwrap.fill(axes.get_title("left"), room, replace_whitespace=False))
+    for axes in figure.axes if figure.get_figwidth() < NARROW_INCHES else ():
+        place = axes.get_subplotspec()
+        room = int(14 * figure.get_figwidth() / (place.get_gridspec().ncols if place else 1)) - 8
+        axes.set_xlabel(textwrap.fill(axes.get_xlabel(), room))
+        if len(axes.get_title("left")) > room:
+            axes.set_title(textwrap.fill(axes.get_title("left"), room))
 
 
 def _wrapped(text: str, letters_per_line: int, lines: int = 3) -> str:
@@ -299,9 +233,10 @@ def _wrapped(text: str, letters_per_line: int, lines: int = 3) -> str:
 # ---- Axes
 
 
-def scale_log(axis: Axis, base: float = 10) -> None:
-    """Make an axis logarithmic, with plain numbers at its ticks."""
-    axis._set_axes_scale("log", base=base)  # type: ignore[attr-defined]
+def scale_log(axes: Axes, which: str, base: float = 10) -> None:
+    """Make the axis "x" or "y" logarithmic, with plain numbers at its ticks."""
+    axes.set(**{f"{which}scale": LogScale(None, base=base)})
+    axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(LogLocator(base=base, numticks=9))
     axis.set_major_formatter(FuncFormatter(_plain_number))
     axis.set_minor_formatter(_MinorLabels(labelOnlyBase=False, minor_thresholds=(1.2, 0.5)))
@@ -322,7 +257,7 @@ def scale_steep(axes: Axes, curves: np.ndarray) -> None:
     """Make the axis logarithmic if a curve exceeds `LOG_SCALE_FROM`, so that it does not flatten the others."""
     finite = curves[np.isfinite(curves)]
     if finite.size and finite.max() > LOG_SCALE_FROM and finite.min() > 0:
-        scale_log(axes.yaxis)
+        scale_log(axes, "y")
 
 
 def integers(axis: Axis, most: int = 12) -> None:

@@ -94,7 +94,7 @@ def draw(pair: Paired, frame: plot.Frame) -> Figure:
         for at, result in enumerate(results):
             numbers, found = zip(*((each.number, each.half_life) for each in result.by_layer))
             axes.plot(numbers, found, **plot.look(at))
-        plot.scale_log(axes.yaxis, base=2)
+        plot.scale_log(axes, "y", base=2)
         plot.integers(axes.xaxis, 8)
         longer = any(math.isinf(each.half_life) for result in results for each in result.by_layer)
         axes.set(xlabel="layer", ylabel="half-life in tokens" + ", longer ones omitted" * longer)

@@ -135,8 +135,9 @@ def draw(result: DataHeatmap, frame: plot.Frame) -> Figure:
 
 def words_and_parts(sheet: plot.Sheet, words: int, timed: bool) -> dict[str, Axes]:
     """Return panels of words, of parts of a text and, with `timed`, of half-lives."""
-    high = max(0.26 * words, 4.2) / 2
-    return sheet.mosaic([["words", "parts"], ["words", "lives" if timed else "parts"]], (high, high), (1, 1.5))
+    left, right = sheet.parts(max(0.26 * words, 4.2) + plot.AXIS_INCHES, across=2)
+    panels = [left.subplots(), *np.ravel(right.subplots(1 + timed, 1))]
+    return dict(zip(("words", "parts", "lives"), map(plot.styled, panels)))
 
 
 def draw_tenths(panels: dict[str, Axes], curves: Sequence[Sequence[Estimate]], result: DataHeatmap) -> None:

@@ -35,7 +35,7 @@ def draw(result: GeneralizationBound, frame: plot.Frame) -> Figure:
         legend = [(Line2D([], [], **styles[at]), f"layer {result.layers[at].name}") for at in sorted(listed)]
     sheet = plot.Sheet(frame, result.headline, _below(result), legend)
     (axes,) = sheet.panels(3.2)
-    plot.scale_log(axes.xaxis)
+    plot.scale_log(axes, "x")
     for curve, style in zip(result.curves, styles):
         axes.plot(result.lengths, np.where(np.isfinite(curve), curve, np.nan), **style)
     if most is not None:

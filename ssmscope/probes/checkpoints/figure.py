@@ -73,7 +73,7 @@ def _by_behaviour(
 
 
 def _curves(axes: Axes, result: StabilityTable, bounded: list[int], colours: ScalarMappable) -> None:
-    plot.scale_log(axes.xaxis)
+    plot.scale_log(axes, "x")
     width, opacity = (1.6, 1.0) if len(bounded) <= 10 else (0.7, 0.75)
     for at in bounded:
         curve = np.where(np.isfinite(result.curves[at]), result.curves[at], np.nan)

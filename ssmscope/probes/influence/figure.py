@@ -65,7 +65,7 @@ def _distances(axes: Axes, result: Influence) -> None:
         label = f"fit, λ = {number(decay.rate.value)}, R² {decay.r2:.2f}"
         axes.plot(ends, fitted, color=plot.COLOURS[1], linewidth=1.6, linestyle=(0, (5, 2)), label=label)
     if np.nanmax(reach.norm[:, 0]) > 0:
-        plot.scale_log(axes.yaxis)
+        plot.scale_log(axes, "y")
     axes.set_xlim(0, max(1, len(distances) - 1))
     plot.integers(axes.xaxis, 5)
     axes.set(xlabel=f"distance t − s, {result.unit}", title="‖∂y(t)/∂x(s)‖ against distance")
@@ -89,7 +89,7 @@ def _contexts(axes: Axes, result: Influence) -> None:
         if missing.any():  # The layout takes an empty curve that is not clipped for one at the figure's corner.
             axes.plot(at[missing], np.full(missing.sum(), top), "^", color=colour, markersize=5, clip_on=False)
     axes.axhline(most, color=plot.SOFT, linewidth=0.8, linestyle=plot.DASHED)
-    plot.scale_log(axes.yaxis)
+    plot.scale_log(axes, "y")
     axes.set(xlim=(-0.5, len(layers) - 0.5), ylim=(0.8, top))
     plot.integers(axes.xaxis, 8)
     what = f"effective context, {result.unit}"
@@ -127,7 +127,7 @@ def _within(axes: Axes, result: Influence) -> None:
         axes.plot(
             [middle] * shown, [0] * shown, "^", color=colour, markersize=7, clip_on=not shown, zorder=3, label=text
         )
-    plot.scale_log(axes.xaxis)
+    plot.scale_log(axes, "x")
     axes.set(xlim=(1, max(2, len(curve))), ylim=(0, 1.02), xlabel=f"last k {result.unit}")
     axes.set_title("share of the influence within the last k")
 

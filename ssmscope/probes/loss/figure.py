@@ -38,7 +38,7 @@ def draw(result: TokenLoss, frame: plot.Frame) -> Figure:
     if result.differences:
         _differences(panels[1], result)
     for axes in panels:
-        plot.scale_log(axes.xaxis, base=2)
+        plot.scale_log(axes, "x", base=2)
         ticks = [2**k for k in range(0, 40) if 2**k <= result.length]
         axes.xaxis.set_major_locator(
             FixedLocator([tick for tick in ticks if len(ticks) <= 12 or tick >= 8 or tick == 1])

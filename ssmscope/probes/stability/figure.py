@@ -38,7 +38,7 @@ def _half_lives(axes: Axes, result: Stability) -> None:
     finite = spread[np.isfinite(spread) & (spread > 0)]
     low = min(finite.min(initial=result.longest), result.longest) / 2
     high = max(finite.max(initial=result.longest), result.longest) * 2
-    plot.scale_log(axes.xaxis)
+    plot.scale_log(axes, "x")
     axes.grid(visible=False, axis="y")
     axes.axvline(result.longest, color=plot.SOFT, linewidth=1, linestyle=plot.DASHED)
     named = len(result.layers) <= MAX_NAMED
@@ -61,7 +61,7 @@ def _half_lives(axes: Axes, result: Stability) -> None:
 
 
 def _norms(axes: Axes, result: Stability) -> None:
-    plot.scale_log(axes.yaxis)
+    plot.scale_log(axes, "y")
     number = len(result.norms)
     colours = ramp(BLUES[2:], max(number, 2))
     listed = {0, number - 1} if number > 6 else set(range(number))
