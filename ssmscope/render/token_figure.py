@@ -30,12 +30,10 @@ from ssmscope.render.figure import (
     Sheet,
     beside,
     colours_of,
-    drawable,
-    families,
     integers,
-    letters,
     styled,
 )
+from ssmscope.render.letters import drawable, families, letters
 from ssmscope.render.numbers import number
 from ssmscope.render.signed import SIGNED, STEPS
 from ssmscope.render.token_rows import ends_of, kinds
@@ -255,7 +253,7 @@ def rows_part(text: TokenText, rows: Sequence[TokenRow | None], columns: Columns
                 seen = [box for box in boxes if row is None or row.query is None or box[0] <= row.query]
                 if seen:
                     draw_boxes(axes, seen, columns.names, y, text, row)
-                if row is not None and seen:
+                if row is not None and seen and (at == 0 or len(rows) > 1):
                     _name(axes, columns, y, row)
                 if row is not None and at == 0:
                     _at_right(axes, columns, y, row)

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure, SubFigure
 from ssmscope.attacks.effect.result import AttackEffect
 from ssmscope.attacks.effect.views import token_rows
 from ssmscope.render import figure as plot
+from ssmscope.render.letters import drawable
 from ssmscope.render.token_figure import Part, draw_rows
 from ssmscope.render.tokens import BLUES, evenly_apart, ramp, short_token
 
@@ -58,7 +59,7 @@ def _curves(axes: Axes, result: AttackEffect) -> None:
         axes.set_xlabel("position after the change")
         return
     axes.set_xticks(
-        range(number), [plot.drawable(short_token(token, 14)) for token in result.after.text.tokens], rotation=90
+        range(number), [drawable(short_token(token, 14)) for token in result.after.text.tokens], rotation=90
     )
     for text, changed in zip(axes.get_xticklabels(), result.after.changed):
         text.set_color(plot.MARK if changed else plot.INK)

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from ssmscope.attacks.insertion.result import InsertionCurve, InsertionSweep
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render import figure as plot
+from ssmscope.render.letters import short_name
 
 OUTSIDE_DISTANCE = 0.09
 """Distance from the content's ends at which the places outside it are drawn."""
@@ -18,7 +19,7 @@ OUTSIDE_DISTANCE = 0.09
 def draw(result: InsertionSweep, frame: plot.Frame) -> Figure:
     """Draw accuracy over the places, with the clean one and the worst of each example, and the change of log-odds."""
     odds, curves = result.clean_log_odds is not None, result.shown
-    legend = [(plot.handle(number), f"“{plot.short_name(curve.phrase, 80)}”") for number, curve in enumerate(curves)]
+    legend = [(plot.handle(number), f"“{short_name(curve.phrase, 80)}”") for number, curve in enumerate(curves)]
     legend += [(plot.rule(), "clean"), (plot.rule(plot.SOFT, plot.DOTTED), "right at every place")]
     what = "the same phrase" if curves == result.curves else f"the worst {len(curves)} of {len(result.curves)} phrases"
     title = f"Insertion sweep of {result.model_name}: {what} at every place"

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from ssmscope.attacks.poisoning.result import NAMES, StatePoisoning
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render import figure as plot
+from ssmscope.render.letters import short_name
 
 
 def draw(result: StatePoisoning, frame: plot.Frame) -> Figure:
@@ -20,7 +21,7 @@ def draw(result: StatePoisoning, frame: plot.Frame) -> Figure:
     panels = iter(sheet.panels(*[0.34 * len(names)] * len(result.victims), across=3))
     for one in result.victims:
         survival, answers, seen = next(panels), next(panels), next(panels)
-        survival.set_title(f"survival in {plot.short_name(one.model, 36)}")
+        survival.set_title(f"survival in {short_name(one.model, 36)}")
         answers.set_title("accuracy" if one.planted is None else "planted class answered")
         seen.set_title("AUROC")
         clean = one.accuracy if one.planted is None else one.planted

@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from ssmscope.interp.attention.maps import causal, limit, title
 from ssmscope.render import figure as plot
 from ssmscope.render.blocks import TokenText
+from ssmscope.render.letters import drawable
 from ssmscope.render.numbers import number
 from ssmscope.render.signed import SIGNED
 from ssmscope.render.token_figure import Columns, Part, name_tokens, rows_part
@@ -114,7 +115,7 @@ class Triangles:
         begin = first if map_.sink is None else first - 1.5 * unit
         clipped = largest > end
         caption = f"±{number(end)}" + f", largest {number(largest)}" * clipped if largest else "all weights are 0"
-        name = shorten(plot.drawable(title(map_)), max(int(self._step / 0.075), 12))
+        name = shorten(drawable(title(map_)), max(int(self._step / 0.075), 12))
         size = "medium" if self.large else "small"
         axes.set_title(f"{name}\n{caption}", size=size, pad=16 if map_.sink is not None else None)
         axes.set(xlim=(begin, last), ylim=(last, first), facecolor="white")

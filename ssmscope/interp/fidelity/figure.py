@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from ssmscope.interp.fidelity.measures import LERF, MORF
 from ssmscope.interp.fidelity.result import Fidelity
 from ssmscope.render import figure as plot
+from ssmscope.render.letters import short_name
 from ssmscope.render.numbers import counted
 
 ORDERS: tuple[tuple[int, dict[str, Any], str], ...] = (
@@ -28,8 +29,8 @@ def draw(result: Fidelity, frame: plot.Frame) -> Figure:
     rankings, most relevant first and least relevant first, with those of the random rankings."""
     options, data = result.provenance["options"], result.provenance["data"]
     how = "deleted" if options["mode"] == "delete" else f"replaced ({options['replacement']})"
-    texts = f"{counted(len(result.texts), 'text')} of {plot.short_name(data['name'] + ' (' + data['split'] + ')', 40)}"
-    below = f"{texts}, tokens {plot.short_name(how, 30)}, 95 % bootstrap intervals"
+    texts = f"{counted(len(result.texts), 'text')} of {short_name(data['name'] + ' (' + data['split'] + ')', 40)}"
+    below = f"{texts}, tokens {short_name(how, 30)}, 95 % bootstrap intervals"
     legend = [*((Line2D([], [], **style), name) for _, style, name in ORDERS), (Line2D([], [], **CHANCE), "random")]
     sheet = plot.Sheet(frame, f"Fidelity of {result.model_name}", below, legend)
     across = min(ACROSS, max(1, int(sheet.width / 1.5)))
@@ -50,7 +51,7 @@ def draw(result: Fidelity, frame: plot.Frame) -> Figure:
         plot.line(axes, result.shares, result.curve[-1].mean(0), 0, marker="", **CHANCE)
         for order, style, _ in ORDERS:
             plot.line(axes, result.shares, result.curve[number, order], 0, marker="", **style)
-        axes.set(xlim=(0, 1), ylim=(low - room, high + room), title=plot.short_name(method, 30))
+        axes.set(xlim=(0, 1), ylim=(low - room, high + room), title=short_name(method, 30))
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"])
         axes.tick_params(labelbottom=number + across >= len(result.methods))
     for axes in panels[len(result.methods) :]:

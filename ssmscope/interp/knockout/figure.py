@@ -9,6 +9,7 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from ssmscope.interp.knockout.result import Knockout
 from ssmscope.render import figure as plot
+from ssmscope.render.letters import short_name
 from ssmscope.render.numbers import counted
 from ssmscope.render.signed import SIGNED
 
@@ -18,14 +19,14 @@ CHANGE = "relative change of probability"
 def draw(result: Knockout, frame: plot.Frame) -> Figure:
     """Draw lines against the middle of the window, dashed for all layers at once, a panel per part; or maps of
     heads, head 0 at the bottom."""
-    below = f"from each source to “{plot.short_name(result.target, 30)}”"
+    below = f"from each source to “{short_name(result.target, 30)}”"
     if result.by == "head":
         return _heads(result, frame, below)
     below += "; dashed: in all layers at once"
     if len(result.answers) > 1:
         below += f"; {counted(len(result.answers), 'text')}, 95 % bootstrap intervals"
     parts = list(dict.fromkeys(cut.part for cut in result.cuts if result.by == "window" or cut.part))
-    legend = [(plot.handle(number), plot.short_name(source, 40)) for number, source in enumerate(result.sources)]
+    legend = [(plot.handle(number), short_name(source, 40)) for number, source in enumerate(result.sources)]
     sheet = plot.Sheet(frame, result.headline, below, legend)
     panels = sheet.panels(*[2.3] * len(parts), sharey=True)
     for axes, part in zip(panels, parts):
@@ -68,5 +69,5 @@ def _heads(result: Knockout, frame: plot.Frame, below: str) -> Figure:
                 grid[result.cuts[at].head, layers.index(result.cuts[at].first)] = result.changes[number, at, 0]
             names, percent = [str(layer) for layer in layers], PercentFormatter(1)
             plot.cells(axes, grid, colours, columns=names, labels=("head", "layer"), bar=CHANGE, format=percent)
-            axes.set_title(f"from “{plot.short_name(source, 40)}”" + f", {part}" * bool(part))
+            axes.set_title(f"from “{short_name(source, 40)}”" + f", {part}" * bool(part))
     return sheet.figure

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from ssmscope.interp.patch.result import Patching
 from ssmscope.render import figure as plot
+from ssmscope.render.letters import drawable
 from ssmscope.render.signed import SIGNED
 from ssmscope.render.tokens import BLUES
 
@@ -60,7 +61,7 @@ def _tokens(axes: Axes, result: Patching) -> None:
         axes.set_xticks(ticks, [str(result.positions[at]) for at in ticks])
         axes.set_xlabel("position")
         return
-    axes.set_xticks(range(columns), [plot.drawable(result.token(column, 9)) for column in range(columns)], rotation=90)
+    axes.set_xticks(range(columns), [drawable(result.token(column, 9)) for column in range(columns)], rotation=90)
     for label, place in zip(axes.get_xticklabels(), result.positions):
         if result.clean[place] != result.corrupted[place]:
             label.set_color(plot.COLOURS[1])

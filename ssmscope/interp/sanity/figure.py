@@ -7,16 +7,17 @@ from matplotlib.figure import Figure
 
 from ssmscope.interp.sanity.result import MEASURES, SanityCheck
 from ssmscope.render import figure as plot
+from ssmscope.render.letters import short_name
 from ssmscope.render.numbers import counted
 
 
 def draw(result: SanityCheck, frame: plot.Frame) -> Figure:
     """Draw the correlation of each method's scores with those of the trained model against the randomised parts; a
     panel, with its title, for each measure."""
-    names = [plot.short_name(name, 24) for name in result.parts]
+    names = [short_name(name, 24) for name in result.parts]
     intervals = ", 95 % bootstrap intervals" if result.texts > 1 else ""
     below = f"{counted(result.texts, 'text')}{intervals}; randomised from the head down to the named part"
-    legend = [(plot.handle(at), plot.short_name(method, 26)) for at, method in enumerate(result.methods)]
+    legend = [(plot.handle(at), short_name(method, 26)) for at, method in enumerate(result.methods)]
     sheet = plot.Sheet(frame, f"Scores after randomising the weights of {result.model_name}", below, legend)
     low = min(0.0, float(np.nanmin(result.estimates[..., :2]))) if np.isfinite(result.estimates).any() else 0.0
     panels = sheet.panels(2.6, across=len(MEASURES), sharey=True)

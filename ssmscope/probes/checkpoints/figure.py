@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from ssmscope.probes.checkpoints.result import StabilityTable
 from ssmscope.probes.stability.figure import COLOURS
 from ssmscope.render import figure as plot
+from ssmscope.render.letters import short_name
 from ssmscope.render.numbers import counted
 
 ABSCISSA_COLOURS = ("#08306b", "#4f97cb", "#949ca5", "#e69f00", "#a50026")
@@ -42,7 +43,7 @@ def draw(result: StabilityTable, frame: plot.Frame) -> Figure:
     for axes, (label, values) in zip(panels, measures.items()):
         axes.grid(False, axis="y")
         _by_behaviour(axes, [row.behaviour for _, row in rows], values, range(len(rows)))
-        names = [plot.short_name(name, 24) for name, _ in rows] if named and axes is panels[0] else None
+        names = [short_name(name, 24) for name, _ in rows] if named and axes is panels[0] else None
         axes.set_yticks(range(len(rows)) if names else [], names)
         axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel=label)
     panels[0].legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3)

@@ -15,6 +15,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.probes.lens.lensed_text import STATISTICS, Column, highest
 from ssmscope.probes.lens.result import Trajectory
 from ssmscope.render import figure as plot
+from ssmscope.render.letters import drawable
 from ssmscope.render.tokens import BLUES, SHADES, evenly_apart, short_token
 
 MAX_TEXTS, MAX_TOKENS, MAX_LAYERS = 4, 24, 24
@@ -82,8 +83,8 @@ def _panel(
 ) -> None:
     """Draw the answers of a text, its tokens below, and an outline where the final answer begins to lead."""
     values = [[column.value(statistic, layer) for column in panel] for layer in layers]
-    texts = [[plot.drawable(short_token(column.answer(layer), room)) for column in panel] for layer in layers]
-    tokens = [plot.drawable(short_token(column.token, room)) + f"\ntext {column.number}" * numbered for column in panel]
+    texts = [[drawable(short_token(column.answer(layer), room)) for column in panel] for layer in layers]
+    tokens = [drawable(short_token(column.token, room)) + f"\ntext {column.number}" * numbered for column in panel]
     plot.cells(
         axes,
         np.array(values),

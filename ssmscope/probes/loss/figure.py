@@ -9,6 +9,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from ssmscope.probes.loss.result import TokenLoss
 from ssmscope.render import figure as plot
+from ssmscope.render.letters import short_name
 from ssmscope.render.tokens import shorten, visible
 
 STYLES = ("-", (0, (6, 2)), (0, (1, 1)), (0, (5, 1, 1, 1)))
@@ -61,6 +62,4 @@ def _differences(axes: Axes, result: TokenLoss) -> None:
             plot.interval(axes, low ** (1 - share) * high**share, found, colour)
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.set_ylabel("difference")
-    axes.set_title(
-        f"{plot.short_name(result.models[0], 40)} minus another, by bin: below 0 it is better", color=plot.SOFT
-    )
+    axes.set_title(f"{short_name(result.models[0], 40)} minus another, by bin: below 0 it is better", color=plot.SOFT)

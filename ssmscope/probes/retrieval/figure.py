@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.probes.retrieval.result import Ratio, Retrieval
-from ssmscope.render.figure import Frame, Sheet, cells, colours_of, short_name
+from ssmscope.render.figure import Frame, Sheet, cells, colours_of
+from ssmscope.render.letters import short_name
 from ssmscope.render.numbers import brackets, number
 from ssmscope.render.tokens import BLUES
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from ssmscope.probes.snr.measure import SNRCurve
 from ssmscope.probes.snr.result import NeedleSNR
 from ssmscope.render import figure as plot
+from ssmscope.render.letters import short_name
 from ssmscope.render.numbers import counted
 
 MAX_LENGTHS, TASKS_PER_ROW, MAX_NAME_LETTERS = 4, 5, 60
@@ -25,10 +26,10 @@ def draw(result: NeedleSNR, frame: plot.Frame) -> Figure:
     lengths, name = result.lengths[:MAX_LENGTHS], result.models[0].name
     tasks = result.tasks[1:] if len(result.tasks) > 1 else ()
     title = "Needle probability by layer" + f" of {name}" * (len(result.models) == 1)
-    listed = plot.short_name(", ".join(tasks or result.tasks), MAX_NAME_LETTERS)
+    listed = short_name(", ".join(tasks or result.tasks), MAX_NAME_LETTERS)
     questions = counted(result.curves[0].examples, "question")
     below = f"{questions} ({listed}), mean and 95 % bootstrap interval over questions"
-    names = [f"{plot.short_name(model.name, 44)}: {plot.short_name(model.lens, 44)}" for model in result.models]
+    names = [f"{short_name(model.name, 44)}: {short_name(model.lens, 44)}" for model in result.models]
     sheet = plot.Sheet(frame, title, below, [(plot.handle(at), name) for at, name in enumerate(names)], width=9.0)
     if len(lengths) == 1 and lengths[0] is None and not tasks:
         _upper(sheet.panels(PANEL, across=1 + _has_ratios(result.curves)), result.curves)
@@ -88,7 +89,7 @@ def _tasks(part: Any, tasks: Sequence[Sequence[SNRCurve]], across: int) -> None:
         _panel(
             plot.styled(axes), curves, "needle", "needle probability" if number == 0 else "", marker="", linewidth=1.3
         )
-        axes.set_title(plot.short_name(curves[0].task, 24))
+        axes.set_title(short_name(curves[0].task, 24))
         axes.set_xlabel("")
         axes.tick_params(labelbottom=number + across >= len(tasks))
     part.supxlabel(
