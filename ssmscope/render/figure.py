@@ -15,6 +15,7 @@ from matplotlib import font_manager
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize, to_hex
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.scale import LogScale
 from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, MaxNLocator
@@ -61,7 +62,7 @@ class Frame:
     @property
     def sides(self) -> tuple[float | None, float | None]:
         """Width and height in inches; None for what is not asked for."""
-        return self.size if isinstance(self.size, tuple) and len(self.size) == 2 else (self.size, None)  # type: ignore[return-value]
+        return self.size if isinstance(self.size, tuple) and len(self.size) == 2 else (self.size, None)
 
 
 @contextmanager
@@ -132,11 +133,12 @@ class Sheet:
         self.width, self._head = wide or width, 0.0
         own = title if frame.title is None else frame.title
         if frame.ax is not None:
-            self.title, self.figure = own, frame.ax.figure
+            self.title = own
+            self.figure: Figure = frame.ax.figure  # type: ignore[assignment]
             return
-        self.figure = Figure(figsize=(self.width, self._height or 1.0), layout="constrained")
-        self.figure.get_layout_engine().set(w_pad=0.06, h_pad=0.05, wspace=0.02, hspace=0.02)
-        self.body = self.figure
+        layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.05, wspace=0.02, hspace=0.02)
+        self.figure = Figure(figsize=(self.width, self._height or 1.0), layout=layout)
+        self.body: Any = self.figure
         lines = ((own, "large", INK, 3), (below if frame.title != "" else "", "medium", SOFT, 5))
         for text, size, colour, most in lines:
             if text:
@@ -303,7 +305,7 @@ def as_array(found: Any) -> np.ndarray:
     return np.array([(e.value, e.low, e.high) if isinstance(e, Estimate) else e for e in found], float).reshape(-1, 3)
 
 
-def line(axes: Axes, at: Sequence[float], found: Any, number: int, **style: Any) -> None:
+def line(axes: Axes, at: Any, found: Any, number: int, **style: Any) -> None:
     """Draw a curve over places with the band of its intervals, or a bar for a single point.
 
     Args:
@@ -395,7 +397,7 @@ def cells(
     *,
     rows: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
-    texts: Sequence[Sequence[str]] | None = None,
+    texts: Sequence[Sequence[str]] = (),
     labels: tuple[str, str] = ("", ""),
     bar: str | None = "",
     bold: np.ndarray | None = None,
@@ -411,8 +413,8 @@ def cells(
         options: of matplotlib's `colorbar`.
     """
     axes.grid(False)
-    axes.imshow(np.ma.masked_invalid(values), cmap=colours.cmap, norm=colours.norm, aspect="auto", origin="lower",
-                interpolation="nearest")  # fmt: skip
+    how: dict[str, Any] = dict(aspect="auto", origin="lower", interpolation="nearest", cmap=colours.cmap)
+    axes.imshow(np.ma.masked_invalid(values), clim=colours.get_clim(), **how)
     for axis, names in ((axes.yaxis, rows), (axes.xaxis, columns)):
         if names is None or len(names) > MAX_NAMED:
             integers(axis, 16)
@@ -421,11 +423,11 @@ def cells(
                 axis.set_major_formatter(FuncFormatter(lambda at, _, s=shown: s[int(at)] if 0 <= at < len(s) else ""))
         else:
             axis.set_ticks(range(len(names)), names)
-    if columns is not None and len(columns) <= MAX_NAMED and max(map(len, columns), default=0) > 4 and texts is None:
+    if columns is not None and len(columns) <= MAX_NAMED and max(map(len, columns), default=0) > 4 and not texts:
         axes.tick_params(axis="x", rotation=90)
-    for row, column in np.ndindex(values.shape) if texts is not None else ():
+    for row, column in np.ndindex(values.shape) if texts else ():
         value = values[row, column]
-        colour = EMPTY if np.isnan(value) else to_hex(colours.to_rgba(value))
+        colour = EMPTY if np.isnan(value) else to_hex(tuple(colours.to_rgba(value)))
         style: dict[str, Any] = dict(weight="bold" if bold is not None and bold[row, column] else "normal")
         axes.text(column, row, texts[row][column], color=ink(colour), size="x-small", ha="center", va="center", **style)
     axes.set(ylabel=labels[0], xlabel=labels[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -37,7 +38,7 @@ def _bars(axes: Axes, result: PositionBias) -> None:
     drops = [one.drop for one in result.regions]
     notes = ["no drop defined" if math.isnan(d.value) else f"drop {in_percent(d, interval=False)}" for d in drops]
     names = ["clean", *(one.region for one in result.regions)]
-    style = dict(colours=(plot.INK, plot.COLOURS[1]), markers="oD", notes=["", *notes], zero=False)
+    style: dict[str, Any] = dict(colours=(plot.INK, plot.COLOURS[1]), markers="oD", notes=["", *notes], zero=False)
     plot.points(axes, names, accuracies, *success, **style, bars=[plot.SOFT, *[BLUES[3]] * len(result.regions)])
     axes.axvline(result.clean.value, color=plot.INK, linewidth=1, linestyle=plot.DASHED)
     axes.set(xlim=(0, 1), xlabel="accuracy")

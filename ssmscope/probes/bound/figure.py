@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -21,7 +22,8 @@ CURVE_STYLES = (("#08306b", "-"), ("#4f97cb", "--"), ("#d1540a", ":"))
 def draw(result: GeneralizationBound, frame: plot.Frame) -> Figure:
     """Draw ln C against T in its three readings, the largest C that m allows, and T itself; for a model outside the
     theorem, ln of every layer's largest output."""
-    legend, most = [], None
+    styles: list[dict[str, Any]]
+    most = None
     if result.applies:
         assert result.examples is not None
         most = math.log(result.loss_bound * math.sqrt(result.examples) / (3 * result.lipschitz))
@@ -41,8 +43,10 @@ def draw(result: GeneralizationBound, frame: plot.Frame) -> Figure:
     if most is not None:
         axes.axhline(most, color=plot.SOFT, linewidth=1.1, linestyle="-.")
     axes.axvline(result.length, color=plot.SOFT, linewidth=0.9, linestyle=plot.DASHED)
-    style = dict(color=plot.SOFT, size="small", rotation=90, va="top", ha="right", transform=axes.get_xaxis_transform())
-    axes.text(result.length, 0.98, f"T = {result.length:,} ", **style)
+    text: dict[str, Any] = dict(
+        color=plot.SOFT, size="small", rotation=90, va="top", ha="right", transform=axes.get_xaxis_transform()
+    )
+    axes.text(result.length, 0.98, f"T = {result.length:,} ", **text)
     plot.scale_steep(axes, result.curves)
     axes.set(xlabel="tokens T", ylabel="ln C" if result.applies else "ln of the largest output")
     return sheet.figure

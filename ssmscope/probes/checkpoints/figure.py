@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -68,8 +69,8 @@ def _by_behaviour(
         if shown:
             places = np.array(shown)
             faces = COLOURS[behaviour] if colours is None else colours.to_rgba(places[:, 0])
-            edge = {} if colours is None else {"edgecolors": plot.INK, "linewidths": 0.4}
-            axes.scatter(*places.T, c=faces, marker=mark, s=28, label=behaviour, zorder=3, **edge)
+            edge: dict[str, Any] = {} if colours is None else {"edgecolors": plot.INK, "linewidths": 0.4}
+            axes.scatter(places[:, 0], places[:, 1], c=faces, marker=mark, s=28, label=behaviour, zorder=3, **edge)
     axes.xaxis.set_major_locator(MaxNLocator(4))
 
 

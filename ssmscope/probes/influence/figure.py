@@ -56,7 +56,7 @@ def _distances(axes: Axes, result: Influence) -> None:
         axes.fill_between(distances, *quantiles, color=plot.SOFT, alpha=0.12, linewidth=0, label="5–95 %")
     if len(result.lengths) > 1:
         axes.fill_between(distances, low, high, color=plot.INK, alpha=0.25, linewidth=0)
-    style = dict(linewidth=1.6 if len(mean) < 300 else 1.0, marker="." if len(mean) < 3 else None)
+    style: dict[str, Any] = dict(linewidth=1.6 if len(mean) < 300 else 1.0, marker="." if len(mean) < 3 else None)
     axes.plot(distances, mean, color=plot.INK, label="output, geometric mean", **style)
     decay = reach.decay
     if decay.defined:
