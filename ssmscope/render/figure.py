@@ -201,7 +201,7 @@ class Sheet:
 
     def parts(self, *heights: float, across: int = 1) -> list[Any]:
         """Return parts with layouts of their own, row by row; in a narrow figure, one below the other."""
-        if self.width / across < MIN_PANEL_INCHES:
+        if self.width / across < 1.5 * MIN_PANEL_INCHES:
             heights, across = tuple(np.repeat(heights, across)), 1
         made = self.take(sum(heights)).subfigures(len(heights), across, squeeze=False, height_ratios=heights)
         return made.ravel().tolist()

@@ -212,16 +212,13 @@ def folded(frame: DataFrame, *, heads: Sequence[str] = (), limit: int | None = N
     """
     frame = frame if "model" in heads else _of_one_model(frame)
     ends = interval_columns(frame)
-    hidden = {end for pair in ends.values() for end in pair}
-    empty = {name for name in frame.columns if len(frame) and frame[name].isna().all()}
-    columns = [name for name in frame.columns if name not in hidden and name not in heads and name not in empty]
-    shown = frame.head(limit) if limit is not None else frame
-    values = {name: shown[name].tolist() for name in shown.columns}
+    hidden = {*heads, *(end for pair in ends.values() for end in pair)}
+    columns = [name for name in frame.columns if name not in hidden and not (len(frame) and frame[name].isna().all())]
     numbers = {name for name in columns if frame[name].dtype.kind in "iuf"}
     rows = []
-    for at in range(len(shown)):
-        cells = tuple(_cell(name, at, values, ends, name in numbers) for name in columns)
-        rows.append((tuple(str(values[name][at]) for name in heads), cells))
+    for row in frame.iloc[:limit].to_dict("records"):
+        cells = tuple(_cell(row[name], [row[end] for end in ends.get(name, ())], name in numbers) for name in columns)
+        rows.append((tuple(str(row[name]) for name in heads), cells))
     note = "In brackets: the 95 % interval." if any(cell.interval for _, cells in rows for cell in cells) else ""
     return Table(tuple(heads), tuple(map(str, columns)), tuple(rows), note, every=len(frame))
 
@@ -242,8 +239,7 @@ def interval_columns(frame: DataFrame) -> Mapping[str, tuple[str, str]]:
     return {name: ends for name, ends in pairs.items() if set(ends) <= set(names)}
 
 
-def _cell(name: str, at: int, values: Mapping[str, list], ends: Mapping[str, tuple[str, str]], number: bool) -> Cell:
-    value = values[name][at]
+def _cell(value: Any, ends: Sequence[Any], number: bool) -> Cell:
     if _missing(value):
         return Cell(Estimate(math.nan, math.nan, math.nan)) if number else Cell(text="–")
     if isinstance(value, bool | np.bool_):
@@ -251,8 +247,7 @@ def _cell(name: str, at: int, values: Mapping[str, list], ends: Mapping[str, tup
     if isinstance(value, int | np.integer):
         return Cell(Estimate(int(value), math.nan, math.nan), digits=0)
     if isinstance(value, float | np.floating):
-        low, high = (values[end][at] for end in ends.get(name, ())) if name in ends else (math.nan, math.nan)
-        low, high = (math.nan if _missing(end) else float(end) for end in (low, high))
+        low, high = (math.nan if _missing(end) else float(end) for end in ends or (math.nan, math.nan))
         return Cell(Estimate(float(value), low, high), digits=None)
     return Cell(text=str(value))
 

@@ -25,6 +25,7 @@ from ssmscope.interp.heatmap.kept import KeptGroup, KeptLayer
 from ssmscope.interp.heatmap.over_data import median_half_lives
 from ssmscope.interp.heatmap.result import DataHeatmap, KeptWord
 from ssmscope.interp.heatmap.words import MAX_HALF_LIFE, format_half_life
+from ssmscope.interp.paired import Paired
 from ssmscope.render.blocks import Prose, TokenRows
 from ssmscope.render.figure import COLOURS
 from ssmscope.render.table import Table
@@ -239,7 +240,7 @@ def test_what_is_of_data_alone(model, capsys):
         selection_heatmap(bare, made_up())
 
 
-@pytest.mark.parametrize("size", [3.3, (3.3, 6.0), (5.1, 6.0)])
+@pytest.mark.parametrize("size", [3.3, (3.3, 7.5), (5.1, 8.0)])
 def test_a_figure_takes_a_size_and_its_letters_stay_readable(result, size):
     figure, texts = drawn(result, size=size)
     assert not overlapping(texts) and not outside(figure, texts)
@@ -329,23 +330,22 @@ def test_two_models_are_drawn_side_by_side(result, longer):
     first = dataclasses.replace(result, words=tuple(ours), by_layer=(layer(3, 5.0), layer(7, 9.0)))
     halved = math.inf if longer else 6.0
     other = dataclasses.replace(result, words=tuple(theirs), tenths=layer(0, 1.0).tenths, by_layer=(layer(4, halved),))
-    figure = data_pair.draw([first, other], ["A", "B"], ("Memory of ", "A and B", ""))
+    figure = Paired(result.provenance, (first, other)).figure()
     words, parts, lives = figure.axes
     order = [("up", 3, 0.5, 1, 0.5), ("level", 2, 0.5, 3.25, 0.75), ("down", 1, 0.25, 4, 0.125)]
-    assert placed(words.yaxis) == [(0, "up"), (1, "level"), (2, "down")] and words.get_ylim() == (2.5, -0.5)
+    assert placed(words.yaxis) == [(0, "up"), (1, "level"), (2, "down")] and words.get_ylim() == (2.6, -0.6)
     expected = []
-    for row, (_, value, half, another, wide) in enumerate(order):
-        for place, colour, middle, side in ((-0.16, 0, value, half), (0.16, 1, another, wide)):
-            expected.append((row + place, COLOURS[colour], [middle - side, middle + side]))
-            expected.append((row + place, COLOURS[colour], [middle]))
+    for at, place in enumerate((-0.125, 0.125)):
+        for row, (middle, side) in enumerate(each[1 + 2 * at : 3 + 2 * at] for each in order):
+            expected.append((row + place, COLOURS[at], [middle - side, middle + side]))
+            expected.append((row + place, COLOURS[at], [middle]))
     drawn = [
         (line.get_ydata()[0], line.get_color(), list(line.get_xdata())) for line in words.lines[:-1]
     ]  # without that of an even share
     for ours_, theirs_ in zip(drawn, expected, strict=True):
         assert ours_[0] == pytest.approx(theirs_[0]) and ours_[1:] == theirs_[1:]
-    said = [(text.get_position()[1], text.get_text(), text.get_weight()) for text in words.texts]
-    bold = [(0, "+2.00", "bold"), (1, "−1.25", "normal"), (2, "−3.00", "bold")]  # where they touch they meet
-    assert said == [*bold, (-0.7, "difference", "normal")]
+    notes = [(text.get_position()[1], text.get_text()) for text in words.texts]
+    assert notes == [(0, "+2.00 *"), (1, "−1.25"), (2, "−3.00 *")]  # where they touch they meet
     for at, each in enumerate((first, other)):
         assert list(parts.lines[at].get_ydata()) == [tenth.value for tenth in each.tenths]
         assert list(parts.lines[at].get_xdata()) == list(range(1, 11)) == [x for x, _ in placed(parts.xaxis)]
@@ -356,7 +356,7 @@ def test_two_models_are_drawn_side_by_side(result, longer):
     assert parts.get_ylim()[0] == 0 and (lives.get_xlabel(), parts.get_xlabel()) == ("layer", "tenth of the text")
     assert words.get_xlabel() == parts.get_ylabel() == "times an even share" and lives.get_yscale() == "log"
     both = [first, dataclasses.replace(other, timed=0)]  # half-lives are of both or not drawn
-    assert len(data_pair.draw(both, ["A", "B"], ("Memory of ", "A and B", "")).axes) == 2
+    assert len(Paired(result.provenance, tuple(both)).figure().axes) == 2
 
 
 def test_the_table_of_two_models_marks_words_whose_intervals_do_not_meet(result):
