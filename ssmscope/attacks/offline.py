@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import logging
@@ -10,8 +11,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -70,75 +70,53 @@ def textattack() -> ModuleType:
                 f"install it {extra('attacks')}"
             )
         try:
-            with _process_kept(), _stopwords_there():
-                _import_without_installing(Path(found.origin).parent / "shared" / "utils" / "install.py")
+            _import_without_installing(Path(found.origin).parent / "shared" / "utils" / "install.py")
         except ImportError as error:
             reason = str(error).partition("\n")[0]
             raise InputError(
                 f"the package textattack cannot be imported ({reason}); install it {extra('attacks')}, which selects "
                 "compatible versions of its libraries"
             ) from error
-    logging.getLogger(INSTALL).setLevel(logging.ERROR)
-    logging.getLogger("jieba").setLevel(logging.ERROR)  # TextAttack segments Chinese texts with it.
+        texts: Any = sys.modules["textattack.shared.attacked_text"]
+        texts.AttackedText.SPLIT_TOKEN = "\0SPLIT\0"  # Its own mark may occur in a text, which it then cuts.
+        # A search makes a text of every candidate and splits all its words, most of them again.
+        texts.words_from_text = functools.lru_cache(2**16)(texts.words_from_text)
+    for logger in (INSTALL, "jieba"):  # TextAttack segments Chinese texts with jieba.
+        logging.getLogger(logger).setLevel(logging.ERROR)
     return sys.modules["textattack"]
 
 
 def _import_without_installing(installer: Path) -> None:
     """Import the package while its installer, which runs at import, finds everything in place."""
-    spec = importlib.util.spec_from_file_location(INSTALL, installer)
-    if spec is None or spec.loader is None or not installer.is_file():  # Other versions of the package have none.
-        importlib.import_module("textattack")
-        return
-    module = importlib.util.module_from_spec(spec)
-    given = os.environ.get("TA_CACHE_DIR")
-    environment = dict(os.environ)
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["TA_CACHE_DIR"] = folder
-        Path(folder, "post_install_check_3").touch()
-        try:
+    from unittest.mock import patch
+
+    with ExitStack() as kept:
+        kept.enter_context(patch.dict(os.environ))
+        kept.enter_context(patch.object(logging.config, "dictConfig"))  # It would close others' handlers.
+        kept.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        words, _ = stopwords()
+        if words is FUNCTION_WORDS:
+            import nltk.corpus
+
+            kept.callback(setattr, nltk.corpus, "stopwords", nltk.corpus.stopwords)
+            nltk.corpus.stopwords = SimpleNamespace(words=lambda language="english": sorted(words))
+        spec = importlib.util.spec_from_file_location(INSTALL, installer)
+        if spec is None or spec.loader is None or not installer.is_file():  # Other versions of the package have none.
+            importlib.import_module("textattack")
+            return
+        module: Any = importlib.util.module_from_spec(spec)
+        cache = os.environ.get("TA_CACHE_DIR") or os.path.expanduser("~/.cache/textattack")
+        with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, TA_CACHE_DIR=folder):
+            Path(folder, "post_install_check_3").touch()
             spec.loader.exec_module(module)
-        finally:
-            os.environ.clear()
-            os.environ.update(environment)
-    cache: Any = given or os.path.expanduser("~/.cache/textattack")
-    module.TEXTATTACK_CACHE_DIR = cache  # type: ignore[attr-defined]
-    sys.modules[INSTALL] = module
-    try:
-        importlib.import_module("textattack")
-    except ImportError:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "textattack"]:
-            del sys.modules[name]
-        raise
-    sys.modules[INSTALL.rpartition(".")[0]].install = module  # type: ignore[attr-defined]
-
-
-@contextmanager
-def _process_kept() -> Iterator[None]:
-    """Restore environment, logging and warnings on exit."""
-    environment, configure = dict(os.environ), logging.config.dictConfig
-    logging.config.dictConfig = lambda config: None  # It would close the handlers of other libraries.
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.config.dictConfig = configure
-        os.environ.clear()
-        os.environ.update(environment)
-
-
-@contextmanager
-def _stopwords_there() -> Iterator[None]:
-    """Give TextAttack our stop words while it is imported, if NLTK's are not installed."""
-    words, _ = stopwords()
-    if words is not FUNCTION_WORDS:
-        yield
-        return
-    import nltk.corpus
-
-    real = nltk.corpus.stopwords
-    nltk.corpus.stopwords = SimpleNamespace(words=lambda language="english": sorted(words))
-    try:
-        yield
-    finally:
-        nltk.corpus.stopwords = real
+        module.TEXTATTACK_CACHE_DIR = cache
+        sys.modules[INSTALL] = module
+        try:
+            importlib.import_module("textattack")
+        except ImportError:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "textattack"]:
+                del sys.modules[name]
+            raise
+        utils: Any = sys.modules[INSTALL.rpartition(".")[0]]
+        utils.install = module

@@ -128,7 +128,6 @@ class TestOptions:
             (dict(template=["{content} {content}"]), "2 times"),
             (dict(template=[]), "template is empty"),
             (dict(template=[TEMPLATES[0]] * 2), "is given twice"),
-            (dict(template=["a <SPLIT> {content}"]), "holds <SPLIT>, at which TextAttack splits texts"),
             (dict(words=["negative"]), "words are negative; sentences has 2 classes, negative, positive"),
             (dict(scoring="likelyhood"), "likelihood"),
             (dict(words=["positive", "positive"]), "positive"),

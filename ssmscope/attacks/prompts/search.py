@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from ssmscope.attacks.parts import Recipe, protect, textattack
+from ssmscope.attacks.words.lockstep import drawing_from, seeded
 from ssmscope.core.reading import read_text
 from ssmscope.data.prompts import CONTENT
 from ssmscope.errors import InputError, did_you_mean
@@ -135,18 +135,10 @@ def searched(
     return worst.text, len(goal.tried - {template})
 
 
-@contextmanager
-def drawn_from(seed: int, template: str, attack: str) -> Iterator[None]:
+def drawn_from(seed: int, template: str, attack: str) -> AbstractContextManager[None]:
     """Seed Python's and numpy's global generators, which TextAttack draws from, and restore them on exit."""
     digest = hashlib.sha256(f"{seed}\0{attack}\0{template}".encode()).digest()
-    states: tuple[Any, Any] = random.getstate(), np.random.get_state()
-    random.seed(int.from_bytes(digest[:8], "big"))
-    np.random.seed(int.from_bytes(digest[8:12], "big"))
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+    return drawing_from(seeded(int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:12], "big")))
 
 
 def rewritten(source: str | Path, data_name: str) -> tuple[str, ...]:

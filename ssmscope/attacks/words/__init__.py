@@ -29,8 +29,7 @@ from ssmscope.api.options import (
     Template,
 )
 from ssmscope.attacks.checks import check_asked
-from ssmscope.attacks.recipes import WORDS
-from ssmscope.attacks.words.recipes import ACTIVE, CANDIDATES, HOTFLIP, OPTIONS
+from ssmscope.attacks.recipes import ACTIVE, CANDIDATES, HOTFLIP, OPTIONS, WORDS
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -123,20 +122,11 @@ def word_attack(
     from ssmscope.api.results import record_provenance
     from ssmscope.attacks.curves import check_data
     from ssmscope.attacks.offline import stopwords as stop_words
-    from ssmscope.attacks.parts import Recipe
     from ssmscope.attacks.parts import recipe as recipe_of
+    from ssmscope.attacks.words.hotflip import Limits, hotflip
     from ssmscope.attacks.words.lockstep import draw_seed
-    from ssmscope.attacks.words.measure import (
-        described,
-        example_of,
-        flipped,
-        forks,
-        limits_of,
-        probabilities,
-        sampled_rows,
-        searched,
-    )
-    from ssmscope.attacks.words.result import WordAttack, measure
+    from ssmscope.attacks.words.measure import described, example_of, forks, probabilities, sampled_rows, searched
+    from ssmscope.attacks.words.result import WORD, Outcome, WordAttack, measure
     from ssmscope.core.progress import on_stderr, progress_bar
     from ssmscope.evaluation import Evaluator, Template, label_words
     from ssmscope.evaluation.template import CONTENT
@@ -149,9 +139,9 @@ def word_attack(
     answers = evaluator.words or ()
     classes = class_ids(model, data) if model.is_classifier else word_ids(data, answers)
     prompt = Template(CONTENT if template is None else template)
-    attack: Recipe | None = None
-    if recipe != HOTFLIP:  # A missing resource is reported before the model runs.
-        attack = recipe_of(recipe, flavour="words", **{name: own[name] for name in OPTIONS.get(recipe, ())})
+    # A missing resource is reported before the model runs.
+    given = {name: own[name] for name in OPTIONS.get(recipe, ())}
+    attack = recipe_of(recipe, flavour="words", **given) if recipe != HOTFLIP else None
     rows = sampled_rows(len(data), limit, seed)
     data, labels = data.take(rows), classes[rows].tolist()
 
@@ -162,12 +152,14 @@ def word_attack(
     right = [place for place, found in enumerate(clean) if found.argmax() == labels[place]]
     texts, true = [data.texts[place] for place in right], [labels[place] for place in right]
     kept, whose = (frozenset[str](), "") if stopwords else stop_words()
-    limits = limits_of(own, budget, kept, answers)
+    absent = frozenset(part.lower() for word in answers for part in WORD.findall(word))
+    limits = Limits(beam, flips, candidates, budget, kept | absent, absent)
     with progress_bar(on_stderr(progress)) as bar:
         ended = functools.partial(bar.advance, bar.add_task("examples", total=len(right)))
         if attack is None:
             ids = label_words(model, answers, after=prompt.fill(texts[0])).ids if answers and texts else None
-            outcomes = flipped(model, texts, true, scores, ended, template=prompt, label_ids=ids, limits=limits)
+            ends = hotflip(model, texts, true, scores, template=prompt, label_ids=ids, limits=limits, ended=ended)
+            outcomes = [Outcome(e.text, probabilities(e.scores[None])[0], e.queries, e.gradients) for e in ends]
         else:
             seeds = [draw_seed(seed, rows[place]) for place in right]
             outcomes = searched(attack, texts, true, clean[right], scores, ended, answers, budget, seeds, active)

@@ -1,20 +1,20 @@
-"""Runs of the attacks on single texts, by TextAttack's searches or by HotFlip, and their outcomes."""
+"""Runs of TextAttack's searches on single texts, and the outcomes of all attacks."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
 from ssmscope.attacks.parts import Recipe, protect
-from ssmscope.attacks.words.hotflip import Limits, hotflip
+from ssmscope.attacks.words.hotflip import Limits
 from ssmscope.attacks.words.lockstep import lockstep
-from ssmscope.attacks.words.result import FAILED, SKIPPED, SUCCESS, WORD, AttackedText, Outcome, changed_words
+from ssmscope.attacks.words.result import FAILED, SKIPPED, SUCCESS, AttackedText, Outcome, changed_words
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -47,34 +47,11 @@ def searched(
         partial(search, recipe=attack, text=text, label=label, clean=row, budget=budget, constraints=limits)
         for text, label, row in zip(texts, labels, clean)
     ]
-    return lockstep(
-        searches,
-        lambda asked: list(probabilities(scores(asked))),
-        seeds=seeds,
-        active=active,
-        ended=lambda _: ended(1),
-    )
 
+    def answer(asked: list[str]) -> list[np.ndarray]:
+        return list(probabilities(scores(asked)))
 
-def flipped(
-    model: Model, texts: Sequence[str], labels: Sequence[int], scores: Scores, ended: Callable[[int], None], **how: Any
-) -> list[Outcome]:
-    """Run HotFlip's searches."""
-    found = hotflip(model, texts, labels, scores, ended=ended, **how)
-    return [Outcome(each.text, probabilities(each.scores[None])[0], each.queries, each.gradients) for each in found]
-
-
-def limits_of(own: dict[str, Any], budget: int | None, kept: frozenset[str], answers: Sequence[str]) -> Limits:
-    """Return HotFlip's limits: kept words stay, and label words are neither replaced nor inserted."""
-    absent = frozenset(part.lower() for word in answers for part in WORD.findall(word))
-    return Limits(
-        beam=own["beam"],
-        flips=own["flips"],
-        candidates=own["candidates"],
-        budget=budget,
-        kept=kept | absent,
-        absent=absent,
-    )
+    return lockstep(searches, answer, seeds=seeds, active=active, ended=lambda _: ended(1))
 
 
 def described(limits: Limits, whose: str) -> tuple[str, ...]:
