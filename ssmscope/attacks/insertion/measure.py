@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from ssmscope.attacks.curves import Questions, unknown_tokens
+from ssmscope.attacks.insertion.result import FIRST
 from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
-from ssmscope.core.limits import refuse_above
-from ssmscope.errors import InputError
 from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
@@ -31,52 +29,21 @@ def inserted(text: str, phrase: str, words: int) -> str:
     return f"{text[:at]} {phrase}{text[at:]}"
 
 
-def attacked_texts(
-    asked: Questions, phrase: str, shares: Sequence[float], outside: tuple[bool, bool]
-) -> Iterable[list[str]]:
-    """Yield all texts with the phrase at each place, place by place."""
-    contents = asked.contents
-    whole = [asked.before + content + asked.after for content in contents]
-    if outside[0]:
-        yield [f"{phrase} {text}" for text in whole]
-    for place in shares:
-        moved = [inserted(c, phrase, math.floor(place * len(c.split()) + 0.5)) for c in contents]
-        yield [asked.before + content + asked.after for content in moved]
-    if outside[1]:
-        yield [f"{text}{'' if text[-1:].isspace() else ' '}{phrase}" for text in whole]
+def attacked_texts(asked: Questions, phrase: str, spots: Sequence[tuple[str, float | None]]) -> Iterable[str]:
+    """Yield all texts with the phrase at each spot, spot by spot."""
+    before, after = asked.before, asked.after
+    for name, share in spots:
+        for content in asked.contents:
+            whole = before + content + after
+            if share is not None:
+                words = math.floor(share * len(content.split()) + 0.5)
+                yield before + inserted(content, phrase, words) + after
+            else:
+                gap = "" if whole[-1:].isspace() else " "
+                yield f"{phrase} {whole}" if name == FIRST else f"{whole}{gap}{phrase}"
 
 
-def checked_phrases(insert: str | Sequence[str]) -> tuple[str, ...]:
-    given = [insert] if isinstance(insert, str) else list(insert)
-    wrong = [phrase for phrase in given if not isinstance(phrase, str) or not phrase.strip()]
-    if wrong or not given:
-        shown = repr(wrong[0]) if wrong else "nothing"
-        raise InputError(f"{shown} was given to insert; give a phrase of at least one word")
-    phrases = tuple(phrase.strip() for phrase in given)
-    if len(set(phrases)) < len(phrases):
-        twice = next(phrase for phrase in phrases if phrases.count(phrase) > 1)
-        raise InputError(f"the phrase {twice!r} is given twice; give each once")
-    return phrases
-
-
-def checked_shares(places: int | Sequence[float]) -> tuple[float, ...]:
-    allowed = "allowed are a number of places from 2 on, or shares from 0 to 1"
-    if isinstance(places, int):
-        if places < 2:
-            raise InputError(f"places is {places!r}; {allowed}")
-        refuse_above(10_000, places=places)
-        return tuple(at / (places - 1) for at in range(places))
-    given = tuple(places)
-    wrong = [p for p in given if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1]
-    if wrong or not given:
-        raise InputError(f"places has {wrong[0]!r}; {allowed}" if wrong else f"places is empty; {allowed}")
-    if len(set(given)) < len(given):
-        raise InputError(f"places names {next(p for p in given if given.count(p) > 1):g} twice; give each place once")
-    return tuple(sorted(map(float, given)))
-
-
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """Estimates of one phrase: of every place, by the fields of `Place`, and of the worst place of each example."""
 
     clean: Estimate
@@ -110,20 +77,12 @@ def measure(
     sums = resampled_sums(np.concatenate(columns).T.astype(np.float64), seed=seed)
     rights, everywhere = sums[:, :1], sums[:, 1:2]
     each = [sums[:, 2 + i * number : 2 + (i + 1) * number] for i in range(len(columns) - 2)]
-    drops, flipped = 1 - ratio(each[0], rights), ratio(each[1], rights)
-    places = tuple(
-        {
-            "accuracy": estimate(each[0][:, i] / examples),
-            "drop": estimate(drops[:, i]),
-            "flipped": estimate(flipped[:, i]),
-            "log_odds_change": estimate(each[2][:, i] / examples) if len(each) > 2 else None,
-            "worst_here": estimate(each[3][:, i] / examples) if len(each) > 2 else None,
-        }
-        for i in range(number)
-    )
+    parts = {"accuracy": each[0] / examples, "drop": 1 - ratio(each[0], rights), "flipped": ratio(each[1], rights)}
+    parts |= dict(zip(("log_odds_change", "worst_here"), (part / examples for part in each[2:])))
+    places = [{name: estimate(part[:, i]) for name, part in parts.items()} for i in range(number)]
     return Measured(
         clean=estimate(rights[:, 0] / examples),
-        places=places,
+        places=tuple(places),
         hardest=lowest(each[0]),
         lowest_odds=lowest(-each[3]) if len(each) > 2 else (),
         worst=estimate(everywhere[:, 0] / examples),
