@@ -70,7 +70,7 @@ def insertion_sweep(
         InputError: an empty or repeated phrase, a place outside 0 to 1, data that do not fit the model, and what
             `Template` and `Evaluator` refuse.
     """
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks.curves import questions, true_log_odds
     from ssmscope.attacks.insertion.measure import (
         attacked_texts,
@@ -115,13 +115,7 @@ def insertion_sweep(
         ends = (measured.hardest, measured.lowest_odds, measured.worst, measured.worst_drop)
         curves.append(InsertionCurve(phrase, placed, *ends))
     every = measure(right[0], right[1:], answers[1:] != answers[0], None, None, seed)
-    options = {
-        "insert": list(phrases),
-        "places": list(shares),
-        **asked.options,
-        "scoring": scoring,
-        "limit": limit,
-    }
+    options = call_options(insert=list(phrases), places=list(shares), **asked.options)
     return InsertionSweep(
         provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
         clean=every.clean,
