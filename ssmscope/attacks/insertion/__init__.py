@@ -99,7 +99,7 @@ def insertion_sweep(
         InputError: an empty or repeated phrase, a place outside 0 to 1, data that do not fit the model, and what
             `Template` and `Evaluator` refuse.
     """
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks.curves import questions, true_log_odds
     from ssmscope.attacks.insertion.measure import attacked_texts, mean, measure, notes_on
     from ssmscope.attacks.insertion.result import FIRST, LAST, InsertionCurve, InsertionSweep, Place, place_name
@@ -129,13 +129,7 @@ def insertion_sweep(
         placed = tuple(Place(name, share, **each) for (name, share), each in zip(spots, found.places))
         curves.append(InsertionCurve(phrase, placed, found.hardest, found.lowest_odds, found.worst, found.worst_drop))
     every = measure(right[0], right[1:], changed[1:], None, None, seed)
-    options = {
-        "insert": list(phrases),
-        "places": list(shares),
-        **asked.options,
-        "scoring": scoring,
-        "limit": limit,
-    }
+    options = call_options(insert=list(phrases), places=list(shares), **asked.options)
     return InsertionSweep(
         provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
         clean=every.clean,

@@ -87,7 +87,7 @@ def state_overflow(
         InputError: an empty filler, no length above 0, data that do not fit the model, and what `Template` and
             `Evaluator` refuse.
     """
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks.curves import questions, true_log_odds
     from ssmscope.attacks.overflow.filler import added_tokens, filled, filler_text, pieces_of
     from ssmscope.attacks.overflow.measure import measure, notes_on
@@ -118,13 +118,7 @@ def state_overflow(
         )
         for row, place in enumerate(places)
     )
-    options = {
-        "filler": filler,
-        "lengths": list(steps),
-        "where": where,
-        **asked.options,
-        "limit": limit,
-    }
+    options = call_options(lengths=list(steps), **asked.options)
     return StateOverflow(
         provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
         classes=asked.classes,

@@ -111,7 +111,7 @@ def state_poisoning(
             four texts, a model of `transfer` has another tokenizer, a class is unknown, and what `Template` and
             `Evaluator` refuse.
     """
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks.curves import questions
     from ssmscope.attacks.poisoning.attack import Parts, measured, other_models, planted_class, read_otherwise, searched
     from ssmscope.attacks.poisoning.goals import Goal
@@ -151,25 +151,8 @@ def state_poisoning(
         for each in (model, *others):
             its = asked if each is model else questions(each, data, **asking)
             victims.append(measured(each, its, parts, known, groups, length, alarms, planted, seed, advance))
-    options = {
-        "objective": objective,
-        "length": length,
-        "place": place,
-        "span": span,
-        "target": None if planted is None else asked.classes[planted],
-        "vocabulary": None if vocabulary is None else str(vocabulary),
-        "train": train,
-        "beam": beam,
-        "candidates": candidates,
-        "sweeps": sweeps,
-        "draws": draws,
-        "detector": detector,
-        "penalty": penalty,
-        "alarms": alarms,
-        "transfer": [each.name for each in others] or None,
-        **asked.options,
-        "limit": limit,
-    }
+    to_plant = None if planted is None else asked.classes[planted]
+    options = call_options(target=to_plant, transfer=[each.name for each in others] or None, **asked.options)
     return StatePoisoning(
         provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
         detectors=DETECTORS,

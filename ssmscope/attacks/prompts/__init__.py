@@ -110,7 +110,7 @@ def prompt_attack(
         InputError: a template without `{content}`, no template or words for data without their own, words that do not
             fit the classes, options that contradict each other, or a missing resource.
     """
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks.curves import check_data
     from ssmscope.attacks.prompts.measure import attacked, fixed, labels_and_words, notes_on, own_prompts, recipe_of
     from ssmscope.attacks.prompts.result import Cost, PromptAttack, measured
@@ -155,18 +155,8 @@ def prompt_attack(
                     place = attacked(each, text, some, judge, protected, seed, as_promptbench)
                 found[each.name].append(place)
                 bar.advance(task)
-    options: dict[str, Any] = {
-        "attacks": list(named),
-        "template": list(templates),
-        "words": list(chosen) if chosen is not None else None,
-        "scoring": scoring,
-        "normalise": normalise,
-        "suffix": suffix,
-        "as_promptbench": as_promptbench,
-        "limit": limit,
-        **{name: str(value) if value is not None else None for name, value in resources.items()},
-        "semantic": str(semantic) if semantic is not None else None,
-    }
+    answers = None if chosen is None else list(chosen)
+    options = call_options(attacks=list(named), template=list(templates), words=answers)
     right = {
         name: [judge.right([place[0]])[0] if place is not None else None for place in places]
         for name, places in found.items()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import TEXT_MODELS, Data
 from ssmscope.api.options import (
+    NO_EFFECT,
     Cache,
     Embeddings,
     Encoder,
@@ -87,7 +88,7 @@ def word_attack(
     limit: Limit = None,
     seed: Seed = 0,
     cache: Cache = None,
-    active: Annotated[int, "Number of examples that TextAttack's searches attack at a time.", Range(1)] = ACTIVE,
+    active: Annotated[int, "Number of examples that TextAttack attacks at a time.", Range(1), NO_EFFECT] = ACTIVE,
     progress: Progress = True,
 ) -> WordAttack:
     """Attack single texts by changed words, with TextAttack's recipes or HotFlip. A killed run continues.
@@ -119,7 +120,7 @@ def word_attack(
         InputError: an option of another attack, a missing resource, data of other classes than the model's, or label
             words that do not fit.
     """
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks.curves import check_data
     from ssmscope.attacks.offline import stopwords as stop_words
     from ssmscope.attacks.parts import recipe as recipe_of
@@ -168,14 +169,7 @@ def word_attack(
         example_of(row, labels[place], text, clean[place], found.get(place))
         for place, (row, text) in enumerate(zip(rows, data.texts))
     )
-    options = {
-        "recipe": recipe,
-        "template": template,
-        "words": list(answers) or None,
-        "limit": limit,
-        "budget": budget,
-        **{name: str(value) if isinstance(value, Path) else value for name, value in own.items()},
-    }
+    options = call_options(words=list(answers) or None)
     return WordAttack(
         provenance=record_provenance(model.source, options=options, seed=seed, data=data),
         recipe=recipe,
