@@ -133,9 +133,8 @@ class InsertionSweep(Result, kind="insertion"):
         rows: list[dict[str, Any]] = [{"part": "clean", "accuracy": self.clean, "log_odds": self.clean_log_odds}]
         for curve in self.curves:
             for one in curve.places:
-                row = {"part": "place", "phrase": curve.phrase, "place": one.name, "share": one.share}
-                row |= {"accuracy": one.accuracy, "drop": one.drop.times(100), "flipped": one.flipped}
-                rows.append(row | {"log_odds": one.log_odds_change, "worst_here": one.worst_here})
+                own = {"part": "place", "phrase": curve.phrase, "place": one.name, "log_odds": one.log_odds_change}
+                rows.append({**vars(one), **own, "drop": one.drop.times(100)})
             rows.append(worst(curve.phrase, curve))
         rows += [worst("any phrase", self)] if len(self.curves) > 1 else []
         names = ["part", "phrase", "place", "share", "accuracy", "drop", "flipped"]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 from ssmscope.attacks.position.regions import Region
 from ssmscope.attacks.position.replaced import LEFT_OUT, Pixels, Tokens
+from ssmscope.attacks.position.result import Attacked
 from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.sequences import SequenceData
@@ -18,7 +19,6 @@ from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
-from ssmscope.attacks.position.result import Attacked
 
 PAPER = ((0, 32), (0, 96), (928, 1024), (992, 1024))
 """Regions of Baleen's Table 3, in 1024 pixels."""
@@ -27,8 +27,7 @@ SHARES = ("0%:10%", "0%:25%", "75%:100%", "90%:100%")
 """Regions for sequences of other lengths than 1024 tokens."""
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """Estimates, and the rows (value, then resamples) behind them.
 
     `rows` (1 + resamples, 1 + regions) are accuracies, the clean one first; `drops` are (1 + resamples, regions).
@@ -41,51 +40,37 @@ class Measured:
 
 
 def measure(
-    labels: np.ndarray,
-    clean: np.ndarray,
-    attacked: np.ndarray,
-    donor_labels: np.ndarray | None,
+    labels: Int[np.ndarray, " examples"],
+    clean: Int[np.ndarray, " examples"],
+    attacked: Int[np.ndarray, "examples regions"],
+    donor_labels: Int[np.ndarray, " examples"] | None,
     regions: Sequence[Region],
     seed: int,
 ) -> Measured:
-    """Compute all estimates from class ids.
-
-    Args:
-        labels, clean, donor_labels: (examples,).
-        attacked: (examples, regions).
-    """
-    number = len(regions)
+    """Compute all estimates from class ids."""
     right = (clean == labels)[:, None]
     usable = attacked != LEFT_OUT
-    hit = usable & (attacked == labels[:, None])
     changed = usable & right & (attacked != clean[:, None])
-    taken = changed & (attacked == donor_labels[:, None]) if donor_labels is not None else np.zeros_like(changed)
-    columns = np.concatenate([right, usable, usable & right, hit, changed, taken], axis=1)
-    sums = resampled_sums(columns.astype(np.float64), seed=seed)
-    rights, rest = sums[:, :1], sums[:, 1:]
-    among, clean_right, hits, changes, takes = (rest[:, i * number : (i + 1) * number] for i in range(5))
-    accuracy = ratio(hits, among)
-    same = ratio(clean_right, among)
-    drops = 1 - ratio(hits, clean_right)
-    flipped, success = ratio(changes, clean_right), ratio(takes, clean_right)
-    results = tuple(
+    taken = changed & (attacked == (labels if donor_labels is None else donor_labels)[:, None])
+    columns = [right, usable, usable & right, usable & (attacked == labels[:, None]), changed, taken]
+    sums = resampled_sums(np.concatenate(columns, axis=1).astype(np.float64), seed=seed)
+    rights, *rest = np.split(sums, 1 + len(regions) * np.arange(5), axis=1)
+    among, clean_right, hits, changes, takes = rest
+    accuracy, drops = ratio(hits, among), 1 - ratio(hits, clean_right)
+    parts = {"accuracy": accuracy, "clean": ratio(clean_right, among), "drop": drops}
+    parts |= {"flipped": ratio(changes, clean_right)}
+    parts |= {"success": ratio(takes, clean_right)} if donor_labels is not None else {}
+    results = [
         Attacked(
-            region=str(region),
-            start=region.start,
-            stop=region.stop,
-            percent=region.percent,
+            **{"region": str(region), **vars(region)},
             examples=int(usable[:, i].sum()),
             left_out=int((~usable[:, i]).sum()),
-            accuracy=estimate(accuracy[:, i]),
-            clean=estimate(same[:, i]),
-            drop=estimate(drops[:, i]),
-            flipped=estimate(flipped[:, i]),
-            success=estimate(success[:, i]) if donor_labels is not None else None,
+            **{name: estimate(part[:, i]) for name, part in parts.items()},
         )
         for i, region in enumerate(regions)
-    )
+    ]
     rows = np.concatenate([rights / len(labels), accuracy], axis=1)
-    return Measured(estimate(rows[:, 0]), results, rows, drops)
+    return Measured(estimate(rows[:, 0]), tuple(results), rows, drops)
 
 
 def averages(measured: Measured, number: int) -> dict[str, Any]:
@@ -101,18 +86,15 @@ def averages(measured: Measured, number: int) -> dict[str, Any]:
     }
 
 
-def notes_on(measured: Measured, examples: int) -> list[str]:
-    notes = []
+def notes_on(measured: Measured, examples: int) -> Iterator[str]:
     if measured.clean.value == 0:
-        notes.append("the clean accuracy is 0: there is no drop to measure")
-    short = [one for one in measured.attacked if one.left_out]
-    if short:
+        yield "the clean accuracy is 0: there is no drop to measure"
+    if short := [one for one in measured.attacked if one.left_out]:
         most = max(short, key=lambda one: one.left_out)
-        notes.append(
+        yield (
             f"{len(short)} of the regions and windows extend beyond some examples or their donors, which are left out "
             f"there: {most.left_out:,} of {examples:,} at {most.region}"
         )
-    return notes
 
 
 def replaced_inputs(model: Model, data: Any) -> Callable[..., Pixels | Tokens]:

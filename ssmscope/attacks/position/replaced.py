@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from ssmscope.api.sharding.parts import Columns, Measure, over
+from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.attacks.position.regions import Region
 from ssmscope.core.affine import embedding_table
 from ssmscope.core.batching import by_length, tokens_at_once
@@ -81,16 +82,57 @@ def run_embeddings(model: Model, embeddings: Tensor, states: Sequence[LayerState
     return Run(logits, tuple(after))
 
 
-class Pixels:
-    """Images whose pixels are replaced.
+class Inputs:
+    """Examples whose tokens are replaced, of which `lengths` counts those that can be.
+
+    Attributes:
+        unit: name of the tokens.
+        what: name of the examples.
+        remarks: notes on the replacement.
+    """
+
+    unit = "tokens"
+    what = "texts"
+    lengths: np.ndarray
+    remarks: tuple[str, ...] = ()
+
+    def __init__(self, model: Model, replacement: str, seed: int) -> None:
+        self.model, self.replacement, self.seed = model, replacement, seed
+
+    def predict(
+        self,
+        regions: Sequence[Region],
+        donors: np.ndarray | None,
+        batch_size: int | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> Predictions:
+        """Predict on clean inputs and with each region replaced."""
+        number = len(self.lengths)
+        found = Predictions(np.empty(number, dtype=np.int64), np.empty((number, len(regions)), dtype=np.int64))
+        measure = partial(self._measured, regions, donors)
+        for rows, part in over(self.model, self._batches(batch_size), measure, provenance=provenance, what=self.what):
+            found.clean[list(rows)], found.attacked[list(rows)] = part["clean"], part["attacked"]
+        return found
+
+    def _batches(self, size: int | None) -> Iterable[Sequence[int]]:
+        raise NotImplementedError
+
+    def _measured(self, regions: Sequence[Region], donors: np.ndarray | None, rows: Sequence[int]) -> Columns:
+        raise NotImplementedError
+
+
+class Pixels(Inputs):
+    """Images whose pixels are replaced; each run of a region continues from the clean run's states at its start.
 
     noise: N(0, 1) in each channel, where pixels lie in [0, 1]; zeros: black; mean: the mean pixel of the data; other:
     the same pixels of an image of another class.
     """
 
     unit = "pixels"
+    what = "images"
 
     def __init__(self, model: Model, data: PixelData, replacement: str, seed: int) -> None:
+        super().__init__(model, replacement, seed)
         if model.channels != data.channels:
             raise InputError(f"{data.name} has {data.channels} channels a pixel, the model reads {model.channels}")
         size = model.config.image_size
@@ -99,60 +141,45 @@ class Pixels:
                 f"{data.name} has images of {data.shape[1]} × {data.shape[0]} pixels, the model was trained on "
                 f"{size[1]} × {size[0]}"
             )
-        self.model, self.data, self.replacement, self.seed = model, data, replacement, seed
+        self.data = data
         self.lengths = np.full(len(data), data.pixels.shape[1])
         self.mean = (data.pixels.mean((0, 1)) / 255).astype(np.float32)
-        self.remarks: tuple[str, ...] = ()
 
-    def predict(
-        self,
-        regions: Sequence[Region],
-        donors: np.ndarray | None,
-        batch_size: int | None = None,
-        provenance: Mapping[str, Any] | None = None,
-    ) -> Predictions:
-        """Predict on clean images and with each region replaced.
-
-        Each run of a region continues from the states of the clean run at the region's start.
-        """
-        size = batch_size or max(1, tokens_at_once(self.model.device) // (self.data.pixels.shape[1] + 1))
+    def _batches(self, size: int | None) -> Iterable[Sequence[int]]:
+        size = size or max(1, tokens_at_once(self.model.device) // (self.data.pixels.shape[1] + 1))
         every = range(len(self.data))
-        batches = [every[first : first + size] for first in every[::size]]
-        measure = partial(self._measured, regions, donors)
-        return _predictions(self.model, batches, measure, (len(every), len(regions)), provenance, "images")
+        return [every[first : first + size] for first in every[::size]]
 
-    def _measured(self, regions: Sequence[Region], donors: np.ndarray | None, images: range) -> Columns:
-        rows, bounds = np.array(images), [region.bounds(self.data.pixels.shape[1]) for region in regions]
+    def _measured(self, regions: Sequence[Region], donors: np.ndarray | None, rows: Sequence[int]) -> Columns:
+        images, bounds = np.array(rows), [region.bounds(self.data.pixels.shape[1]) for region in regions]
         attacked = np.empty((len(rows), len(regions)), dtype=np.int64)
         with torch.no_grad():
-            kept, put = (self._embed(values) for values in (self.data.pixels[rows], self._replaced(rows, donors)))
+            kept, put = (self._embed(values) for values in (self.data.pixels[images], self._replaced(images, donors)))
         states, at = None, 0
         for start in sorted({0, *(start for start, _ in bounds)}):
             if start > at:
                 states, at = run_embeddings(self.model, kept[:, at:start], states).states, start
-            for region, (_, stop) in enumerate(bounds):
-                if bounds[region][0] == start:
+            for region, (first, stop) in enumerate(bounds):
+                if first == start:
                     spoiled = torch.cat([put[:, start:stop], kept[:, stop:]], dim=1)
                     attacked[:, region] = classes(run_embeddings(self.model, spoiled, states).logits)
         return {"clean": classes(run_embeddings(self.model, kept[:, at:], states).logits), "attacked": attacked}
 
-    def _replaced(self, rows: np.ndarray, donors: np.ndarray | None) -> np.ndarray:
+    def _replaced(self, images: np.ndarray, donors: np.ndarray | None) -> np.ndarray:
         """Return the replacement of every pixel of the images, (images, length, channels)."""
         shape = self.data.pixels.shape[1:]
-        if self.replacement == "other":
-            assert donors is not None
-            return self.data.pixels[donors[rows]]
+        if donors is not None:
+            return self.data.pixels[donors[images]]
         if self.replacement == "noise":
-            return np.stack([noise_of(row, shape, self.seed) for row in rows.tolist()])
+            return np.stack([noise_of(row, shape, self.seed) for row in images.tolist()])
         fill = self.mean if self.replacement == "mean" else np.zeros_like(self.mean)
-        return np.broadcast_to(fill, (len(rows), *shape)).copy()
+        return np.broadcast_to(fill, (len(images), *shape)).copy()
 
     def _embed(self, values: np.ndarray) -> Tensor:
-        batch = self.model.encode(values=values)
-        return self.model.module.embed_values(batch.values)
+        return self.model.module.embed_values(self.model.encode(values=values).values)
 
 
-class Tokens:
+class Tokens(Inputs):
     """Texts, or sequences of ids, whose tokens are replaced; special tokens are not part of a region.
 
     The padding of ListOps counts as ordinary tokens, because its models read it.
@@ -161,72 +188,48 @@ class Tokens:
     the mean of the embedding table; other: the tokens of an example of another class at the same places.
     """
 
-    unit = "tokens"
-
     def __init__(self, model: Model, data: TextData | SequenceData, replacement: str, seed: int) -> None:
-        self.model, self.replacement, self.seed = model, replacement, seed
+        super().__init__(model, replacement, seed)
         if isinstance(data, SequenceData):
-            self.ids: list[list[int]] = data.ids.tolist()
-            special = [[0] * len(row) for row in self.ids]
+            ids, special = data.ids.tolist(), np.zeros_like(data.ids)
         else:
             model.check_tokenizer()
             encoded = tokenize(model.tokenizer, list(data.texts), return_special_tokens_mask=True)
-            self.ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
+            ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
+        self.ids = [torch.tensor(row) for row in ids]
         self.places = [np.flatnonzero(np.array(hidden) == 0) for hidden in special]
         self.lengths = np.array([len(places) for places in self.places])
         if not self.lengths.all():
             raise InputError(f"example {int(self.lengths.argmin())} of {data.name} has no token of its own")
-        beyond = max(max(row) for row in self.ids)
+        beyond = max(max(row) for row in ids)
         if beyond >= model.vocabulary:
             raise InputError(f"{data.name} has token id {beyond}, outside the model's 0…{model.vocabulary - 1}")
         self.table = embedding_table(model.module)
         self.scale = float(self.table.float().std())
-        self.remarks = (
-            (f"noise is N(0, 1) times {self.scale:.3g}, the standard deviation of the embedding table",)
-            if replacement == "noise"
-            else ()
-        )
+        if replacement == "noise":
+            self.remarks = (f"noise is N(0, 1) times {self.scale:.3g}, the standard deviation of the embedding table",)
 
-    def predict(
-        self,
-        regions: Sequence[Region],
-        donors: np.ndarray | None,
-        batch_size: int | None = None,
-        provenance: Mapping[str, Any] | None = None,
-    ) -> Predictions:
-        """Predict on clean texts and with each region replaced."""
-        batches = by_length([len(ids) for ids in self.ids], tokens_at_once(self.model.device), size=batch_size)
-        measure = partial(self._measured, regions, donors)
-        return _predictions(self.model, batches, measure, (len(self.ids), len(regions)), provenance, "texts")
+    def _batches(self, size: int | None) -> Iterable[Sequence[int]]:
+        return by_length([len(ids) for ids in self.ids], tokens_at_once(self.model.device), size=size)
 
-    def _measured(self, regions: Sequence[Region], donors: np.ndarray | None, rows: list[int]) -> Columns:
+    def _measured(self, regions: Sequence[Region], donors: np.ndarray | None, rows: Sequence[int]) -> Columns:
+        device = self.model.device
+        ids = pad_sequence([self.ids[row] for row in rows], batch_first=True).to(device)
+        mask = pad_sequence([torch.ones_like(self.ids[row], dtype=torch.bool) for row in rows], batch_first=True)
+        mask, kept = mask.to(device), self._embed(ids)
+        reach = [int(self.lengths[row] if donors is None else self.lengths[[row, donors[row]]].min()) for row in rows]
+        put = self._replaced(rows, ids, reach, donors)
         attacked = np.full((len(rows), len(regions)), LEFT_OUT, dtype=np.int64)
-        ids, mask = self._padded(rows)
-        clean = classes(self._logits(self._embed(ids), mask))
-        put = self._replaced(rows, ids, donors)
-        for region, wanted in enumerate(regions):
-            bounds = [wanted.bounds(int(self.lengths[row])) for row in rows]
-            fits = np.array([stop <= self._reach(row, donors) for row, (_, stop) in zip(rows, bounds)])
-            if not fits.any():
-                continue
-            hit = self._hit(rows, bounds, fits, ids.shape[1])
-            spoiled = torch.where(hit.unsqueeze(-1), put, self._embed(ids))
-            found = classes(self._logits(spoiled, mask))
-            attacked[:, region] = np.where(fits, found, LEFT_OUT)
-        return {"clean": clean, "attacked": attacked}
-
-    def _reach(self, row: int, donors: np.ndarray | None) -> int:
-        """Return the number of tokens of an example that can be replaced."""
-        return int(self.lengths[row] if donors is None else min(self.lengths[row], self.lengths[donors[row]]))
-
-    def _padded(self, rows: Sequence[int]) -> tuple[Int[Tensor, "batch length"], Bool[Tensor, "batch length"]]:
-        longest = max(len(self.ids[row]) for row in rows)
-        ids = torch.zeros(len(rows), longest, dtype=torch.long)
-        mask = torch.zeros(len(rows), longest, dtype=torch.bool)
-        for line, row in enumerate(rows):
-            ids[line, : len(self.ids[row])] = torch.tensor(self.ids[row])
-            mask[line, : len(self.ids[row])] = True
-        return ids.to(self.model.device), mask.to(self.model.device)
+        for number, region in enumerate(regions):
+            hit = torch.zeros(ids.shape, dtype=torch.bool)
+            for line, row in enumerate(rows):
+                start, stop = region.bounds(int(self.lengths[row]))
+                hit[line, self.places[row][start:stop]] = stop <= reach[line]
+            fits = hit.any(1).numpy()
+            if fits.any():
+                found = classes(self._logits(torch.where(hit.to(device).unsqueeze(-1), put, kept), mask))
+                attacked[fits, number] = found[fits]
+        return {"clean": classes(self._logits(kept, mask)), "attacked": attacked}
 
     def _embed(self, ids: Tensor) -> Tensor:
         with torch.no_grad():
@@ -236,49 +239,27 @@ class Tokens:
         with torch.no_grad(), self.model.running(mask=mask):
             return self.model.forward_embeddings(embeddings, mask)
 
-    def _replaced(self, rows: Sequence[int], ids: Tensor, donors: np.ndarray | None) -> Tensor:
-        """Return the replacement of every embedding, (batch, length, width)."""
-        width = self.table.shape[1]
-        if self.replacement == "other":
-            assert donors is not None
+    def _replaced(
+        self, rows: Sequence[int], ids: Tensor, reach: Sequence[int], donors: np.ndarray | None
+    ) -> Float[Tensor, "batch length width"]:
+        """Return the replacement of every embedding."""
+        shape = (*ids.shape, self.table.shape[1])
+        if donors is not None:
             mixed = ids.clone()
-            for line, row in enumerate(rows):
-                donor, reach = donors[row], self._reach(row, donors)
-                theirs = np.asarray(self.ids[donor])[self.places[donor][:reach]]
-                mixed[line, self.places[row][:reach]] = torch.from_numpy(theirs).to(mixed.device)
+            for line, (row, length) in enumerate(zip(rows, reach)):
+                theirs = self.ids[donors[row]][self.places[donors[row]][:length]]
+                mixed[line, self.places[row][:length]] = theirs.to(mixed.device)
             return self._embed(mixed)
         if self.replacement == "noise":
-            noise = torch.zeros(*ids.shape, width, dtype=torch.float32)
+            noise = torch.zeros(shape, dtype=torch.float32)
             for line, row in enumerate(rows):
-                own = noise_of(row, (len(self.places[row]), width), self.seed)
+                own = noise_of(row, (len(self.places[row]), shape[-1]), self.seed)
                 noise[line, self.places[row]] = torch.from_numpy(own)
             return (noise * self.scale).to(self.table)
         fill = self.table.mean(0) if self.replacement == "mean" else torch.zeros_like(self.table[0])
-        return fill.expand(*ids.shape, width)
-
-    def _hit(self, rows, bounds, fits, length: int) -> Bool[Tensor, "batch length"]:
-        hit = torch.zeros(len(rows), length, dtype=torch.bool)
-        for line, (row, (start, stop)) in enumerate(zip(rows, bounds)):
-            if fits[line]:
-                hit[line, self.places[row][start:stop]] = True
-        return hit.to(self.model.device)
+        return fill.expand(shape)
 
 
 def classes(logits: Float[Tensor, "batch classes"]) -> Int[np.ndarray, " batch"]:
     """Return the predicted class ids."""
     return logits.argmax(-1).cpu().numpy()
-
-
-def _predictions(
-    model: Model,
-    batches: Iterable[Any],
-    measure: Measure,
-    shape: tuple[int, int],
-    provenance: Mapping[str, Any] | None,
-    what: str,
-) -> Predictions:
-    """Collect the predictions for all examples, of `shape` (examples, regions)."""
-    found = Predictions(np.empty(shape[0], dtype=np.int64), np.empty(shape, dtype=np.int64))
-    for rows, part in over(model, batches, measure, provenance=provenance, what=what):
-        found.clean[list(rows)], found.attacked[list(rows)] = part["clean"], part["attacked"]
-    return found
