@@ -22,16 +22,9 @@ __all__ = ["FUNCTION_WORDS", "RECIPES", "SUFFIXES", "Recipe", "protect", "recipe
 
 @dataclass(frozen=True)
 class Recipe:
-    """An attack: what it changes, within which limits, and how it searches.
+    """An attack of TextAttack's parts, or (without transformation and search) one that tries all its suffixes.
 
-    Attributes:
-        name: as in `RECIPES`.
-        transformation: TextAttack's, or None for an attack that tries all its `suffixes`.
-        constraints: TextAttack's.
-        search: TextAttack's search method, or None.
-        suffixes: what is appended, for an attack without a search.
-        ran: descriptions of the parts that run.
-        left_out: the parts of the definition that do not run, and why.
+    `ran` describes the parts that run, `left_out` those of the definition that do not, and why.
     """
 
     name: str
@@ -110,26 +103,22 @@ class _Resources:
 
     def kept_words(self, what: str = "") -> list[Any]:
         """Return constraints that keep stop words, and words that were changed before."""
-        from textattack.constraints.pre_transformation import RepeatModification, StopwordModification
-
         words, whose = stopwords()
         self.ran += ["no word twice", f"no stop word ({whose})"]
-        if what:
-            self.left_out.append(what)
-        return [RepeatModification(), StopwordModification(stopwords=words)]
+        self.left_out += [what] if what else []
+        kinds = textattack().constraints.pre_transformation
+        return [kinds.RepeatModification(), kinds.StopwordModification(stopwords=words)]
 
     def neighbours(self, number: int) -> list[Any]:
         """Return swaps for the nearest words, if there are word vectors."""
         if self.embeddings is None:
             self.left_out.append(f"{number} nearest neighbours of a word: they need word vectors (embeddings)")
             return []
-        from textattack.transformations import WordSwapEmbedding
-
         from ssmscope.attacks.swaps import Vectors
 
         vectors = load_vectors(self.embeddings)
         self.ran.append(f"{number} nearest neighbours of a word ({len(vectors.words):,} vectors of {self.embeddings})")
-        return [WordSwapEmbedding(max_candidates=number, embedding=Vectors(vectors))]
+        return [textattack().transformations.WordSwapEmbedding(max_candidates=number, embedding=Vectors(vectors))]
 
     def similar(self, threshold: float, metric: str, **options: Any) -> list[Any]:
         """Return a limit on the similarity of sentences, if there is an encoder."""
@@ -145,7 +134,6 @@ class _Resources:
     def part_of_speech(self) -> list[Any]:
         """Return the constraint to the same part of speech, if NLTK's tagger is installed."""
         import nltk
-        from textattack.constraints.grammaticality import PartOfSpeech
 
         try:
             nltk.pos_tag(["film"], tagset="universal")
@@ -153,60 +141,45 @@ class _Resources:
             self.left_out.append("the same part of speech: it needs NLTK's tagger (averaged_perceptron_tagger_eng)")
             return []
         self.ran.append("the same part of speech, or noun for verb")
-        return [PartOfSpeech(allow_verb_noun_swap=True)]
+        return [textattack().constraints.grammaticality.PartOfSpeech(allow_verb_noun_swap=True)]
 
     def recipe(self, name: str, transformations: list[Any], constraints: list[Any], search: Any) -> Recipe:
-        from textattack.transformations import CompositeTransformation
-
-        whole = transformations[0] if len(transformations) == 1 else CompositeTransformation(transformations)
+        several = len(transformations) > 1
+        whole = textattack().transformations.CompositeTransformation(transformations) if several else transformations[0]
         return Recipe(name, whole, tuple(constraints), search, tuple(self.ran), tuple(self.left_out))
 
 
 def _greedy(resources: _Resources, importance: str) -> Any:
-    from textattack.search_methods import GreedyWordSwapWIR
-
     described = {"unk": "[UNK] in its place", "delete": "its deletion", "weighted-saliency": "saliency times effect"}
     resources.ran.append(f"greedy, words by the effect of {described[importance]}")
-    return GreedyWordSwapWIR(wir_method=importance)
+    return textattack().search_methods.GreedyWordSwapWIR(wir_method=importance)
 
 
 def _deepwordbug(resources: _Resources, prompt: bool) -> Recipe:
     """Build DeepWordBug (Gao et al. 2018)."""
-    from textattack.constraints.overlap import LevenshteinEditDistance
-    from textattack.transformations import (
-        WordSwapNeighboringCharacterSwap,
-        WordSwapRandomCharacterDeletion,
-        WordSwapRandomCharacterInsertion,
-        WordSwapRandomCharacterSubstitution,
-    )
-
+    package = textattack()
     swaps = [
-        WordSwapNeighboringCharacterSwap(),
-        WordSwapRandomCharacterSubstitution(),
-        WordSwapRandomCharacterDeletion(),
-        WordSwapRandomCharacterInsertion(),
+        package.transformations.WordSwapNeighboringCharacterSwap(),
+        package.transformations.WordSwapRandomCharacterSubstitution(),
+        package.transformations.WordSwapRandomCharacterDeletion(),
+        package.transformations.WordSwapRandomCharacterInsertion(),
     ]
     resources.ran.append("swap, substitute, delete or insert a character")
-    constraints = [*resources.kept_words(), LevenshteinEditDistance(30)]
+    constraints = [*resources.kept_words(), package.constraints.overlap.LevenshteinEditDistance(30)]
     resources.ran.append("edit distance ≤ 30")
     return resources.recipe("deepwordbug", swaps, constraints, _greedy(resources, "unk"))
 
 
 def _textbugger(resources: _Resources, prompt: bool) -> Recipe:
     """Build TextBugger (Li et al. 2019)."""
-    from textattack.transformations import (
-        WordSwapNeighboringCharacterSwap,
-        WordSwapRandomCharacterDeletion,
-        WordSwapRandomCharacterInsertion,
-    )
-
     from ssmscope.attacks.swaps import Homoglyphs
 
+    kinds = textattack().transformations
     inner = dict(random_one=True, skip_first_char=True, skip_last_char=True)
     swaps = [
-        WordSwapRandomCharacterInsertion(letters_to_insert=" ", **inner),
-        WordSwapRandomCharacterDeletion(**inner),
-        WordSwapNeighboringCharacterSwap(**inner),
+        kinds.WordSwapRandomCharacterInsertion(letters_to_insert=" ", **inner),
+        kinds.WordSwapRandomCharacterDeletion(**inner),
+        kinds.WordSwapNeighboringCharacterSwap(**inner),
         Homoglyphs(),
     ]
     resources.ran.append("insert a space, delete or swap an inner character, a look-alike letter")
@@ -217,17 +190,14 @@ def _textbugger(resources: _Resources, prompt: bool) -> Recipe:
 
 def _textfooler(resources: _Resources, prompt: bool) -> Recipe:
     """Build TextFooler (Jin et al. 2019). The minimum cosine of two words is PromptBench's 0.6 or TextAttack's 0.5."""
-    from textattack.constraints.pre_transformation import InputColumnModification
-    from textattack.constraints.semantics import WordEmbeddingDistance
-
     if resources.embeddings is None:
         raise InputError("textfooler swaps words for their neighbours and needs word vectors: give embeddings, a file")
-    swaps = resources.neighbours(50)
+    kinds, swaps = textattack().constraints, resources.neighbours(50)
     least = 0.6 if prompt else 0.5
     constraints = [
         *resources.kept_words("the list of stop words of TextFooler's authors: the one named is in its place"),
-        InputColumnModification(["premise", "hypothesis"], {"premise"}),
-        WordEmbeddingDistance(embedding=swaps[0].embedding, min_cos_sim=least),
+        kinds.pre_transformation.InputColumnModification(["premise", "hypothesis"], {"premise"}),
+        kinds.semantics.WordEmbeddingDistance(embedding=swaps[0].embedding, min_cos_sim=least),
     ]
     resources.ran.append(f"cosine of the two words ≥ {least}")
     constraints += resources.part_of_speech()
@@ -238,8 +208,6 @@ def _textfooler(resources: _Resources, prompt: bool) -> Recipe:
 
 def _bertattack(resources: _Resources, prompt: bool) -> Recipe:
     """Build BERT-Attack (Li et al. 2020) with its 48 candidates; the limits are PromptBench's or TextAttack's."""
-    from textattack.constraints.overlap import MaxWordsPerturbed
-
     from ssmscope.attacks.swaps import MaskedWords
 
     if resources.masked_lm is None:
@@ -247,7 +215,8 @@ def _bertattack(resources: _Resources, prompt: bool) -> Recipe:
     swaps = [MaskedWords(MaskedLM(resources.masked_lm), candidates=48)]
     resources.ran.append(f"48 words of the masked language model {resources.masked_lm}, ranked by perplexity")
     share, similarity = (1.0, 0.8) if prompt else (0.4, 0.2)
-    constraints = [*resources.kept_words(), MaxWordsPerturbed(max_percent=share)]
+    few = textattack().constraints.overlap.MaxWordsPerturbed(max_percent=share)
+    constraints = [*resources.kept_words(), few]
     resources.ran.append(f"at most {share:.0%} of the words")
     constraints += resources.similar(similarity, "cosine", compare_against_original=True, window_size=None)
     return resources.recipe("bertattack", swaps, constraints, _greedy(resources, "unk"))
@@ -255,39 +224,37 @@ def _bertattack(resources: _Resources, prompt: bool) -> Recipe:
 
 def _pwws(resources: _Resources, prompt: bool) -> Recipe:
     """Build PWWS (Ren et al. 2019)."""
+    import nltk
+
     from ssmscope.attacks.swaps import Synonyms, WordNetSynonyms
 
+    swap: Any = WordNetSynonyms()
+    given = "WordNet"
     if resources.synonyms is not None:
-        table = load_synonyms(resources.synonyms)
-        swaps: list[Any] = [Synonyms(table)]
-        resources.ran.append(f"synonyms ({len(table):,} words of {resources.synonyms})")
+        swap = Synonyms(load_synonyms(resources.synonyms))
+        given = f"{len(swap.table):,} words of {resources.synonyms}"
     else:
-        import nltk
-
         try:
             nltk.corpus.wordnet.synsets("film")
         except LookupError as error:
             raise InputError(
                 "pwws swaps words for synonyms: give synonyms, a .json or .csv file, or install NLTK's wordnet"
             ) from error
-        swaps = [WordNetSynonyms()]
-        resources.ran.append("synonyms (WordNet)")
+    resources.ran.append(f"synonyms ({given})")
     resources.left_out.append("swaps of named entities: they need the entities of the whole data set")
-    return resources.recipe("pwws", swaps, resources.kept_words(), _greedy(resources, "weighted-saliency"))
+    return resources.recipe("pwws", [swap], resources.kept_words(), _greedy(resources, "weighted-saliency"))
 
 
 def _checklist(resources: _Resources, prompt: bool) -> Recipe:
     """Build CheckList (Ribeiro et al. 2020)."""
-    from textattack.constraints.pre_transformation import RepeatModification
-    from textattack.search_methods import GreedySearch
-    from textattack.transformations import WordSwapExtend
-
     from ssmscope.attacks.swaps import Contractions, Numbers
 
+    package = textattack()
     resources.ran += ["expand or contract (it's, it is), other numbers", "no word twice", "greedy"]
     resources.left_out.append("other names and places: they need a tagger of entities")
-    swaps = [WordSwapExtend(), Contractions(), Numbers()]
-    return resources.recipe("checklist", swaps, [RepeatModification()], GreedySearch())
+    swaps = [package.transformations.WordSwapExtend(), Contractions(), Numbers()]
+    once = package.constraints.pre_transformation.RepeatModification()
+    return resources.recipe("checklist", swaps, [once], package.search_methods.GreedySearch())
 
 
 _BUILDERS: Mapping[str, Callable[[_Resources, bool], Recipe]] = {

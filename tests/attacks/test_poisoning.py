@@ -19,9 +19,7 @@ from transformers import Mamba2Config
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.attacks.curves import questions
 from ssmscope.attacks.poisoning import state_poisoning
-from ssmscope.attacks.poisoning.attack import Parts, searched
-from ssmscope.attacks.poisoning.goals import Goal, Guided
-from ssmscope.attacks.poisoning.measure import Seen, Tried, auroc_counts, victim
+from ssmscope.attacks.poisoning.measure import Parts, Seen, Tried, auroc_counts, searched, victim
 from ssmscope.attacks.poisoning.memory import (
     DETECTORS,
     NO_TRIGGER,
@@ -33,7 +31,7 @@ from ssmscope.attacks.poisoning.memory import (
     threshold,
 )
 from ssmscope.attacks.poisoning.result import FOUND, StatePoisoning
-from ssmscope.attacks.poisoning.search import random_search, search
+from ssmscope.attacks.poisoning.search import Goal, Guided, random_search, search
 from ssmscope.attacks.poisoning.triggers import Slot, Vocabulary, attacked, slots_of
 from ssmscope.core.bootstrap import resampled_sums
 from ssmscope.core.model import Model
@@ -238,7 +236,7 @@ class TestPlantedTriggers:
         model = planted_mamba2()
         goal = goal_of(model, data)
         zap = goal.vocabulary.words.index("zap")
-        assert goal.largest_steps(1) == [zap]
+        assert goal.largest_steps[:1] == [zap]
         result = search(goal, Guided(goal, 3, np.random.default_rng(0)), [(0,)], beam=1, sweeps=1)
         assert result.trigger == (zap,) and result.value > 0.9 > goal([(0,)])[0]
 

@@ -113,10 +113,17 @@ def state_poisoning(
     """
     from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks.curves import questions
-    from ssmscope.attacks.poisoning.attack import Parts, measured, other_models, planted_class, read_otherwise, searched
-    from ssmscope.attacks.poisoning.goals import Goal
+    from ssmscope.attacks.poisoning.measure import (
+        Parts,
+        measured,
+        other_models,
+        planted_class,
+        read_otherwise,
+        searched,
+    )
     from ssmscope.attacks.poisoning.memory import DETECTORS
     from ssmscope.attacks.poisoning.result import StatePoisoning
+    from ssmscope.attacks.poisoning.search import Goal
     from ssmscope.attacks.poisoning.triggers import Vocabulary, slots_of
     from ssmscope.core.limits import refuse_reading
     from ssmscope.core.progress import on_stderr, progress_bar
