@@ -76,6 +76,7 @@ def questions(
     template: str | None = None,
     words: Sequence[str] | None = None,
     scoring: str = "likelihood",
+    normalise: bool = False,
     limit: int | None = None,
     cache: str | Path | None = None,
     seed: int = 0,
@@ -97,36 +98,43 @@ def questions(
     model.check_tokenizer()
     if limit is not None:
         data = data.sample(limit, seed=seed)
-    known = data.name in SOURCES and data.label_names == SOURCES[data.name].labels
     if model.is_classifier:
         labels, classes = class_ids(model, data), tuple(model.labels or ())
     else:
-        classes, own = data.label_names, TASK_PROMPTS.get(data.name) if known else None
-        template, words = _prompt(model, data, own, template, words)
+        classes, (template, words) = data.label_names, _prompt(model, data, template, words)
         labels = word_ids(data, words)
     if len(classes) < 2:
         raise InputError(f"there is only the class {', '.join(classes)}; an answer needs two classes to choose from")
     wrapped = Template(template) if template is not None else None
-    named = known and wrapped is not None
+    named = _is_known(data) and wrapped is not None
     contents = tuple(content_of(data.name, text) for text in data.texts) if named else data.texts
-    evaluator = Evaluator(model, words=words, scoring=scoring, cache=cache)
+    evaluator = Evaluator(model, words=words, scoring=scoring, normalise=normalise, cache=cache)
     return Questions(data, contents, labels, classes, wrapped, evaluator)
 
 
+def _is_known(data: TextData) -> bool:
+    """Return True for data of a known name with the classes of that name, not for a file of that name."""
+    return data.name in SOURCES and data.label_names == SOURCES[data.name].labels
+
+
+def own_prompts(data: TextData) -> TaskPrompts | None:
+    """Return a known data set's own templates and words."""
+    return TASK_PROMPTS.get(data.name) if _is_known(data) else None
+
+
 def _prompt(
-    model: Model, data: TextData, own: TaskPrompts | None, template: str | None, words: Sequence[str] | None
+    model: Model, data: TextData, template: str | None, words: Sequence[str] | None
 ) -> tuple[str, tuple[str, ...]]:
     """Return a language model's template and words."""
-    if own is not None:
-        template = own.templates[0] if template is None else template
-        words = own.words if words is None else words
+    if own := own_prompts(data):
+        template, words = template or own.templates[0], own.words if words is None else words
     if template is None:
         raise InputError(
             f"{model.name} is a language model: give a template that asks for the class, such as "
             "'Review: {content} Sentiment:', or '{content}' for texts that ask themselves"
         )
-    names = ", ".join(data.label_names[:12])
     if words is None:
+        names = ", ".join(data.label_names[:12])
         raise InputError(f"{model.name} is a language model: give the words that it says for {names}, in this order")
     return template, tuple(words)
 

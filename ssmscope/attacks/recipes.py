@@ -9,7 +9,8 @@ PROMPT = ("stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", 
 WORDS = ("deepwordbug", "textbugger", "textfooler", "bertattack", "pwws", "checklist")
 RECIPES: Mapping[str, tuple[str, ...]] = MappingProxyType({"prompt": PROMPT, "words": WORDS})
 """The attacks of each flavour."""
-HOTFLIP = "hotflip"
+SEMANTIC, HOTFLIP = "semantic", "hotflip"
+"""Further attacks: one on prompts that tries rewritten ones, and one on words by gradients."""
 OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "textbugger": ("embeddings", "encoder"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Bool, Int
 
 from ssmscope.api.results import Result
+from ssmscope.attacks.closing import percent, tidy
 from ssmscope.attacks.parts import Recipe
-from ssmscope.core.bootstrap import Estimate, estimate, interval_columns, lowest, ratio, resampled_sums, with_intervals
+from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
 from ssmscope.render.numbers import counted, told_apart
 from ssmscope.render.pictures import sized
 from ssmscope.render.table import Cell, Line, Table, in_percent, table, written
@@ -155,20 +157,19 @@ class PromptAttack(Result, kind="prompts"):
         _high, tried (prompts measured; of an average, over all templates), prompt (the worst one found), clean_prompt,
         and measured_as ("ssmscope" or "promptbench"), which `attrs["caption"]` says in a sentence.
         """
-        import pandas as pd
-
-        rows = []
+        rows: list[dict[str, Any]] = []
         for one in self.attacks:
-            for number, (template, clean, found) in enumerate(zip(self.templates, self.clean, one.prompts)):
-                rows.append(_row("template", one.name, number, clean, found, template))
-            mean = AttackedPrompt(None, one.accuracy, one.drop, sum(found.tried for found in one.prompts))
-            rows.append(_row("average", one.name, None, self.average_clean, mean, None))
-            if one.worst is not None:
-                at = one.worst
-                rows.append(_row("worst", one.name, at, self.clean[at], one.prompts[at], self.templates[at]))
-        names = interval_columns(("clean", "accuracy", "drop"))
-        columns = ["part", "attack", "template", *names, "tried", "prompt", "clean_prompt"]
-        frame = pd.DataFrame(rows, columns=columns).astype({"template": "Int64", "tried": "Int64"})
+            each = [
+                {**vars(found), "part": "template", "template": at, "clean": clean, "clean_prompt": text}
+                for at, (text, clean, found) in enumerate(zip(self.templates, self.clean, one.prompts))
+            ]
+            tried = sum(found.tried for found in one.prompts)
+            mean = {"clean": self.average_clean, "accuracy": one.accuracy, "drop": one.drop, "tried": tried}
+            worst = [each[one.worst] | {"part": "worst"}] if one.worst is not None else []
+            every = [*each, {"part": "average", **mean}, *worst]
+            rows += [row | {"attack": one.name, "drop": row["drop"].times(100)} for row in every]
+        columns = ["part", "attack", "template", "clean", "accuracy", "drop", "tried", "prompt", "clean_prompt"]
+        frame = tidy(rows, columns).astype({"template": "Int64", "tried": "Int64"})
         frame["measured_as"] = "promptbench" if self.as_promptbench else "ssmscope"
         frame.attrs["caption"] = self.measured
         return frame
@@ -187,7 +188,7 @@ class PromptAttack(Result, kind="prompts"):
         yield from self.opening()
         lines = [Line(("clean",), {"accuracy": Cell(self.average_clean)})]
         for one in self.attacks:
-            cells = {"accuracy": Cell(one.accuracy), "drop (PDR) in %": Cell(one.drop.times(100), digits=1)}
+            cells = {"accuracy": Cell(one.accuracy), "drop (PDR) in %": percent(one.drop)}
             if several:
                 cells["worst drop in %"] = Cell(text="–" if one.worst is None else _worst(one, one.worst))
             tried = sum(found.tried for found in one.prompts)
@@ -211,14 +212,6 @@ class PromptAttack(Result, kind="prompts"):
 
 def _worst(one: PromptAttacker, at: int) -> str:
     return f"{in_percent(one.prompts[at].drop, interval=False, sign=False)} (template {at})"
-
-
-def _row(
-    part: str, attack: str, template: int | None, clean: Estimate, found: AttackedPrompt, clean_prompt: str | None
-) -> dict[str, Any]:
-    row: dict[str, Any] = {"part": part, "attack": attack, "template": template}
-    row |= with_intervals(clean=clean, accuracy=found.accuracy, drop=found.drop.times(100))
-    return row | {"tried": found.tried, "prompt": found.prompt, "clean_prompt": clean_prompt}
 
 
 def measured(
@@ -272,3 +265,23 @@ def measured(
     per_template = tuple(estimate(below[:, at] / examples) for at in range(number))
     worst = lowest(-np.stack(drops, axis=1))
     return estimate(below.mean(1) / examples), per_template, tuple(attackers), worst
+
+
+def notes_on(
+    clean: Bool[np.ndarray, "templates examples"],
+    labels: Int[np.ndarray, " examples"],
+    candidates: Sequence[str],
+    words: Sequence[str] | None,
+) -> Iterator[str]:
+    """Yield notes on the clean accuracies and on the rewritten prompts."""
+    if nothing := [str(i) for i, right in enumerate(clean) if not right.any()]:
+        yield f"under template {', '.join(nothing)} no answer is right: there is no drop to measure"
+    share = np.bincount(labels).max() / len(labels)
+    if poor := [str(i) for i, right in enumerate(clean) if 0 < right.mean() <= share]:
+        yield (
+            f"under template {', '.join(poor)} the clean accuracy is no higher than always answering the most frequent "
+            f"class, {share:.3f}: a drop from there means little"
+        )
+    without = sum(not all(word.lower() in prompt.lower() for word in words or ()) for prompt in candidates)
+    if without and words is not None:
+        yield f"{without} of {len(candidates)} rewritten prompts do not name every answer ({', '.join(words)})"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from ssmscope.attacks.parts import Recipe, protect, textattack
+from ssmscope.attacks.parts import Recipe, protect, recipe, textattack
+from ssmscope.attacks.recipes import SEMANTIC
 from ssmscope.attacks.words.lockstep import drawing_from, seeded
 from ssmscope.core.reading import read_text
 from ssmscope.data.prompts import CONTENT
@@ -85,6 +86,28 @@ class Judge:
         return np.array([self._known[prompt][rows] == 1 for prompt in prompts]).reshape(len(prompts), len(rows))
 
 
+def recipe_of(name: str, candidates: Sequence[str], resources: Mapping[str, Any]) -> Recipe:
+    """Return the attack of this name, with the rewritten prompts that semantic tries.
+
+    Raises:
+        InputError: a resource that it needs is missing or cannot be read.
+    """
+    if name == SEMANTIC:
+        ran = (f"{len(candidates)} rewritten prompts, the same for every template, all tried",)
+        return Recipe(name, None, (), None, ran, suffixes=tuple(candidates))
+    return recipe(name, flavour="prompt", **resources)
+
+
+def fixed(each: Recipe, template: str, suffix: str, as_promptbench: bool) -> list[str]:
+    """Return the prompts that an attack tries in any case; none for an attack that searches."""
+    if each.name == SEMANTIC:
+        return list(each.suffixes)
+    where = PROMPTBENCH if as_promptbench else suffix
+    candidates = [with_suffix(template, text, where) for text in each.suffixes]
+    # PromptBench breaks ties alphabetically, because TextAttack sorts candidates.
+    return sorted(candidates) if as_promptbench else candidates
+
+
 def tried_all(template: str, candidates: Sequence[str], judge: Judge) -> tuple[str, int]:
     """Return the first candidate of lowest accuracy, and the number of candidates other than the template."""
     accuracy = judge.right(candidates).mean(1)
@@ -118,9 +141,9 @@ def _end_of_the_last_word(template: str) -> int:
 
 
 def searched(
-    recipe: Recipe, template: str, judge: Judge, *, words: Sequence[str], seed: int, as_promptbench: bool = False
+    each: Recipe, template: str, judge: Judge, *, words: Sequence[str], seed: int, as_promptbench: bool = False
 ) -> tuple[str, int]:
-    """Return the prompt at which the recipe's search ends, and how many prompts other than the template it tried.
+    """Return the prompt at which the attack's search ends, and how many prompts other than the template it tried.
 
     The placeholder and `words` do not change. Random choices depend on seed, template and attack alone.
     """
@@ -129,8 +152,8 @@ def searched(
     from ssmscope.attacks.prompts.goal import PromptAccuracy
 
     goal = PromptAccuracy(judge, as_promptbench=as_promptbench)
-    with drawn_from(seed, template, recipe.name):
-        found = recipe.attack(goal, protect(words, CONTENT)).attack(AttackedText(template), 0)
+    with drawn_from(seed, template, each.name):
+        found = each.attack(goal, protect(words, CONTENT)).attack(AttackedText(template), 0)
     worst: AttackedText = found.perturbed_result.attacked_text
     return worst.text, len(goal.tried - {template})
 
