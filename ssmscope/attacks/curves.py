@@ -23,15 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Questions:
-    """Labelled texts, the template around them, and the evaluator that scores their classes.
+    """Labelled texts, the template around them (None for none), and the evaluator that scores their classes.
 
-    Attributes:
-        data: the examples.
-        contents: their texts; within a template, pairs of a known data set have the names of their sentences.
-        labels: (examples,) int64, class ids in the evaluator's numbering.
-        classes: names of the classes in that order.
-        template: the template around a text; None for the text alone.
-        evaluator: the scores of the classes.
+    `contents` are the texts; within a template, pairs of a known data set have the names of their sentences. `labels`
+    are class ids in the evaluator's numbering, that of `classes`.
     """
 
     data: TextData
@@ -85,11 +80,6 @@ def questions(
 
     A language model needs a template and a word for each class, in the order of the data's classes. By default these
     are the first template and the words of a known data set (`TASK_PROMPTS`).
-
-    Raises:
-        InputError: data of another kind or without examples, a model of pixels or without a tokenizer, a language model
-            without a template or words, another number of words than classes, classes that do not match, and what
-            `Template` and `Evaluator` refuse.
     """
     check_data(data)
     if model.channels is not None:
@@ -142,10 +132,7 @@ def _prompt(
 def true_log_odds(
     scores: Float[np.ndarray, "*settings examples classes"], labels: Int[np.ndarray, " examples"]
 ) -> Float[np.ndarray, "*settings examples"]:
-    """Compute log p / (1 − p) of the true class, p = softmax(scores): its score minus the log-sum-exp of the others.
-
-    The unit is the natural logarithm; `scores` are logits or log-likelihoods, `labels` the true classes.
-    """
+    """Compute log p / (1 − p) of the true class, natural logarithm, from logits or log-likelihoods."""
     true = np.arange(scores.shape[-1]) == np.asarray(labels)[:, None]
     others = np.logaddexp.reduce(np.where(true, -np.inf, scores), axis=-1)
     return np.where(true, scores, 0.0).sum(-1) - others

@@ -58,9 +58,6 @@ def textattack() -> ModuleType:
     Its own import downloads NLTK data, needs NLTK's stop words, turns off other loggers and sets the cache directory of
     Hugging Face. Here nothing is fetched or written, and environment and loggers are restored. Its log lines below
     errors are not printed.
-
-    Raises:
-        InputError: the package is missing, or installed with versions of libraries that it does not work with.
     """
     if sys.modules.get("textattack") is None:
         found = importlib.util.find_spec("textattack")

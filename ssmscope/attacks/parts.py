@@ -44,11 +44,7 @@ class Recipe:
 
 
 def protect(words: Iterable[str], placeholder: str | None) -> Any:
-    """Return a constraint that keeps some words unchanged.
-
-    It keeps every word of `words` (usually labels) in any case and punctuation, parts of words that end at a combining
-    mark, and the placeholder where it occurs, but not other words of its name.
-    """
+    """Return a constraint that keeps words (usually labels) in any case and punctuation, and a placeholder."""
     textattack()
     from ssmscope.attacks.swaps import Protected
 
@@ -64,19 +60,7 @@ def recipe(
     encoder: str | Path | None = None,
     synonyms: str | Path | None = None,
 ) -> Recipe:
-    """Return the attack of this name.
-
-    Args:
-        name: one of `RECIPES[flavour]`.
-        flavour: "prompt" or "words".
-        embeddings: a file of word vectors (`load_vectors`), for textfooler and the neighbours of textbugger.
-        masked_lm: a masked language model, for bertattack.
-        encoder: a sentence encoder, for the limits on similarity.
-        synonyms: a file of synonyms (`load_synonyms`), for pwws; without, WordNet's where NLTK has it.
-
-    Raises:
-        InputError: an unknown name, a resource that the attack cannot do without, or one that cannot be read.
-    """
+    """Return the attack of this name and flavour ("prompt" or "words"); each resource is a file or a model's name."""
     if flavour not in RECIPES:
         raise InputError(
             f"unknown flavour {flavour!r}; allowed are {', '.join(RECIPES)}{did_you_mean(flavour, RECIPES)}"

@@ -41,12 +41,7 @@ def effect_of(
 ) -> AttackEffect:
     """Compute the effect of the change from a batch's first row to its second.
 
-    Args:
-        layers, top: as in `attack_effect`.
-        recorded: options that describe the two rows in the provenance.
-
-    Raises:
-        InputError: an unknown layer.
+    `recorded` are options that describe the two rows in the provenance; the others are as in `attack_effect`.
     """
     trace = model.trace(batch)
     # Retention is defined as 0 for models without a recurrent state, and they have no final states.
@@ -102,10 +97,7 @@ def _shares(weights: np.ndarray, sink: np.ndarray | None) -> tuple[np.ndarray, f
 def _moved(
     model: Model, batch: Batch, trace: Trace, chosen: Sequence[int], pairs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute distances (layers + 1, pairs), cosines at the last position (layers + 1,) and of final states (layers,).
-
-    The row after the layers is that of the head.
-    """
+    """Compute distances (layers + 1, pairs), cosines of the last position and of final states; the head is last."""
     states = np.full(len(chosen), math.nan)
     if trace.has_recurrent_state:
         for row, index in enumerate(chosen):

@@ -62,12 +62,9 @@ def measure(
     odds: Float[np.ndarray, "places examples"] | None,
     seed: int,
 ) -> Measured:
-    """Compute all estimates of a phrase.
+    """Compute all estimates of a phrase from what is right and what differs from the clean answer at each place.
 
-    Args:
-        clean, right: True where the answer is right on clean texts and at each place.
-        changed: True where the answer differs from the clean one.
-        clean_odds, odds: log-odds of the true class; None for generated answers.
+    `clean_odds` and `odds` are log-odds of the true class; None for generated answers.
     """
     number, examples = right.shape
     columns = [clean[None], np.all(right, axis=0, keepdims=True), right, changed & clean]

@@ -28,11 +28,7 @@ SENTENCES_PER_DRAW = 64
 
 
 def filler_text(filler: str) -> str:
-    """Return the user's filler as one text: a file's, a known text's, or the text itself.
-
-    Raises:
-        InputError: a file that cannot be read, or one without a word.
-    """
+    """Return the user's filler as one text: a file's, a known text's, or the text itself."""
     if filler in LINE_SOURCES:
         found = " ".join(sentences(load_lines(filler)))
     else:
@@ -110,12 +106,7 @@ def filled(asked: Questions, place: str, piece: str) -> list[str]:
 
 
 def added_tokens(model: Model, texts: Sequence[str], shape: tuple[int, int]) -> Float[np.ndarray, "places lengths"]:
-    """Compute by how many tokens texts exceed those of the first length, on average over examples.
-
-    Args:
-        texts: by place, length and example.
-        shape: the numbers of places and of lengths.
-    """
+    """Compute by how many tokens texts (by place, length and example) exceed those of the first length, on average."""
     numbers = _tokens(model, texts).reshape(*shape, -1)
     return (numbers - numbers[:, :1]).mean(-1)
 

@@ -47,11 +47,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, slots: Sequence[Slot], train: int, seed: int) -> Parts:
-        """Divide the texts at random: at most a quarter for the search, a third of the rest for thresholds.
-
-        Raises:
-            InputError: fewer than four texts.
-        """
+        """Divide the texts at random: at most a quarter for the search, a third of the rest for thresholds."""
         if len(slots) < 4:
             raise InputError(
                 f"{len(slots)} texts can be attacked; give at least four, for the search, thresholds and results"
@@ -152,9 +148,9 @@ def auroc_counts(
     positive: Float[np.ndarray, " texts"],
     counts: Float[np.ndarray, "rows texts"],
 ) -> Float[np.ndarray, " rows"]:
-    """Compute the area under the ROC curve, P(negative < positive) + P(negative = positive) / 2.
+    """Compute the area under the ROC curve, P(negative < positive) + P(negative = positive) / 2, of paired texts.
 
-    Text i occurs counts[r, i] times in resample r on both sides, so pairs stay together.
+    Text i occurs counts[r, i] times in resample r on both sides.
     """
     wins = (negative[:, None] < positive) + 0.5 * (negative[:, None] == positive)
     pairs = counts.sum(1) ** 2
@@ -174,11 +170,8 @@ def victim(
 ) -> Victim:
     """Compute all estimates of one model.
 
-    Args:
-        seen: measurements on the clean texts, then with the triggers of all groups in order.
-        others: measurements on other clean texts, which set the detectors' thresholds: the smallest that at most the
-            share `alarms` of them exceeds.
-        target: index of the planted class.
+    `seen` are measurements on the clean texts, then with the triggers of all groups in order; `others` those on other
+    clean texts, which set the detectors' thresholds; `target` is the planted class.
     """
     clean, texts = seen[0], len(labels)
     counts = resampled_sums(np.eye(texts), seed=seed)
@@ -233,11 +226,7 @@ def victim(
 
 
 def other_models(model: Model, given: Sequence[str | Model]) -> list[Model]:
-    """Load the models to which triggers are transferred.
-
-    Raises:
-        InputError: one has another tokenizer or other classes.
-    """
+    """Load the models to which triggers are transferred."""
     found = [each if isinstance(each, Model) else load(each, device=str(model.device)) for each in given]
     for other in found:
         if other.tokenizer is None or other.tokenizer.get_vocab() != model.tokenizer.get_vocab():
@@ -250,11 +239,7 @@ def other_models(model: Model, given: Sequence[str | Model]) -> list[Model]:
 
 
 def planted_class(asked: Questions, target: str | None) -> int:
-    """Return the index of a class; by default the first.
-
-    Raises:
-        InputError: there is no class of that name.
-    """
+    """Return the index of a class; by default the first."""
     if target is not None and target not in asked.classes:
         near = did_you_mean(target, asked.classes)
         raise InputError(f"there is no class {target!r}; allowed are {', '.join(asked.classes)}{near}")

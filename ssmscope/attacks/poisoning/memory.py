@@ -75,9 +75,9 @@ def _quotient(above: Tensor, below: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Beginning:
-    """Text before a trigger after one run: terms of its layers, final states, and each detector's minimum so far.
+    """Text before a trigger after one run; its `states` are empty if the model cannot continue from them.
 
-    `states` are empty if the model cannot continue from them.
+    `least` is each detector's minimum so far.
     """
 
     slot: Slot
@@ -104,10 +104,9 @@ def _lowest(terms: Terms, detector: str, window: int, since: int) -> Float[Tenso
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Survival of the span at the end, and each detector's suspicion, of one text with several triggers.
+    """Survival of the span at the end (mean over layers), and detectors' suspicion, of a text with several triggers.
 
-    Survival is the mean over layers of the span's share of the states. Suspicion is 1 minus the detector's minimum, 0
-    for texts that are too short for it.
+    Suspicion is 1 minus the detector's minimum, 0 for texts that are too short for it.
     """
 
     survival: Float[np.ndarray, " triggers"]
@@ -185,10 +184,7 @@ def run(model: Model, ids: Int[np.ndarray, "rows length"], states: States | None
 
 
 def steps(model: Model, beginnings: Sequence[Beginning], ids: Sequence[int]) -> Float[np.ndarray, " tokens"]:
-    """Compute how much of the states each token replaces, 1 − E[a_t] (Baleen, Eq. 10), as a mean over layers and texts.
-
-    Since the log-decay is Δ_t A, tokens are in the order of their steps Δ_t.
-    """
+    """Compute how much of the states each token replaces, 1 − E[a_t] (Baleen, Eq. 10), mean over layers and texts."""
     total = np.zeros(len(ids))
     rest = np.array(ids, dtype=np.int64)[:, None]
     for beginning in beginnings:

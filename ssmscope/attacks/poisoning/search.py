@@ -32,11 +32,8 @@ class Goal:
     Attributes:
         objective: "forget": 1 − the survival of the span at the end; "plant": the probability of the target class;
             "flip": 1 − that of the true one.
-        target: index of the planted class.
         penalty: weight of the detector's suspicion above `allowed`.
-        window: the detectors' window in tokens.
-        runs: number of texts run for values.
-        gradients: number of gradients, one per text and trigger.
+        runs, gradients: number of texts run for values, and of gradients, one per text and trigger.
     """
 
     model: Model
@@ -60,10 +57,7 @@ class Goal:
 
     @cached_property
     def allowed(self) -> float:
-        """Suspicion that at most the share `alarms` of the clean texts exceeds.
-
-        It is the attacker's estimate of the detector's threshold, from the attacker's own texts.
-        """
+        """Attacker's estimate of the detector's threshold: what the share `alarms` of its own clean texts exceeds."""
         clean = [memory(self.model, each, NO_TRIGGER).suspicion[self.detector][0] for each in self.beginnings]
         return threshold(np.array(clean), self.alarms)
 
@@ -105,8 +99,7 @@ class Goal:
     def gains(self, triggers: Sequence[Trigger], place: int) -> Float[Tensor, "triggers words"]:
         """Estimate to first order how much each word at a place would add to the goal without its penalty.
 
-        This is HotFlip (Ebrahimi et al. 2018, Eq. 4), summed over texts as for the universal triggers of Wallace et al.
-        (2019).
+        This is HotFlip (Ebrahimi et al. 2018, Eq. 4), summed over texts as by Wallace et al. (2019).
         """
         self.gradients += len(triggers) * len(self.slots)
         tokens = self.vocabulary.tokens(triggers)
@@ -132,10 +125,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Guided:
-    """Words to try at a place: a third each by the largest gradient, by the largest steps, and at random.
-
-    With `gradient_only` all are by the largest gradient.
-    """
+    """Words to try at a place: a third each by the largest gradient (or all), by the largest steps, and at random."""
 
     goal: Goal
     candidates: int
@@ -170,13 +160,9 @@ def search(
     sweeps: int,
     known: dict[Trigger, float] | None = None,
 ) -> Found:
-    """Replace one token after the other, and keep the `beam` best of all evaluated triggers.
+    """Replace one token after the other, and keep the `beam` best of all evaluated triggers, from the best start on.
 
-    A sweep is over all places; one that finds nothing better ends the search. The result is never worse than the best
-    start.
-
-    Args:
-        known: values computed earlier; new ones are added.
+    A sweep is over all places; one that finds nothing better ends the search. `known` holds values, also new ones.
     """
     values = {} if known is None else known
     met = set(starts)

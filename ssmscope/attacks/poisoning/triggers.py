@@ -35,11 +35,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, model: Model, given: str | Path | None = None, absent: Iterable[str] = ()) -> Vocabulary:
-        """Collect the model's tokens that are words of letters, or a file's lines of one token, without `absent` ones.
-
-        Raises:
-            InputError: a tokenizer without offsets, a file that cannot be read, or fewer than two words.
-        """
+        """Collect the model's tokens that are words, or a file's lines of one token, without `absent` ones."""
         tokenizer = model.tokenizer
         if not tokenizer.is_fast:
             raise InputError(
@@ -83,13 +79,9 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Slot:
-    """A text with a place for a trigger.
+    """A text (`row` of the questions) with a place for a trigger after so many words, and the token ids on either side.
 
-    Attributes:
-        row: index of the text among the questions.
-        words: number of words of the content before the place.
-        before, after: token ids before and after it.
-        span: True at the tokens before it whose memory is attacked.
+    `span` is True at the tokens before it whose memory is attacked.
     """
 
     row: int
@@ -102,12 +94,8 @@ class Slot:
 def slots_of(model: Model, asked: Questions, filler: str, place: float, span: str | None) -> list[Slot]:
     """Return the texts that have the span before the place, which is after the first ⌊place · n + ½⌋ of n words.
 
-    Args:
-        filler: words of one token each, as many as a trigger has.
-        span: words whose memory is attacked, at their first occurrence; None for all tokens before the place.
-
-    Raises:
-        InputError: no text has the span, or any word, before the place.
+    The filler has as many words, of one token each, as a trigger. The first occurrence of the span counts; without one,
+    all tokens before the place are attacked.
     """
     places = [math.floor(place * len(content.split()) + 0.5) for content in asked.contents]
     filled = [inserted(content, filler, words) for content, words in zip(asked.contents, places)]

@@ -28,10 +28,7 @@ SHARES = ("0%:10%", "0%:25%", "75%:100%", "90%:100%")
 
 
 class Measured(NamedTuple):
-    """Estimates, and the rows (value, then resamples) behind them.
-
-    `rows` (1 + resamples, 1 + regions) are accuracies, the clean one first; `drops` are (1 + resamples, regions).
-    """
+    """Estimates, and the rows (value, then resamples) behind them: accuracies, the clean one first, and drops."""
 
     clean: Estimate
     attacked: tuple[Attacked, ...]
@@ -98,11 +95,7 @@ def notes_on(measured: Measured, examples: int) -> Iterator[str]:
 
 
 def replaced_inputs(model: Model, data: Any) -> Callable[..., Pixels | Tokens]:
-    """Return the class that replaces tokens in data of this kind.
-
-    Raises:
-        InputError: the model is no classifier or reads other data, or there is no example.
-    """
+    """Return the class that replaces tokens in data of this kind."""
     model.check_classes("the position-bias attack")
     if not model.is_classifier:
         raise InputError(f"{model.name} is no classifier: the position-bias attack measures a classifier's accuracy")

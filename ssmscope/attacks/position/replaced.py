@@ -28,10 +28,7 @@ LEFT_OUT = -1
 
 
 class Predictions(NamedTuple):
-    """Predicted class ids: `clean` (examples,) and, with each region replaced, `attacked` (examples, regions).
-
-    −1 marks examples that are too short for a region, or whose donor is.
-    """
+    """Class ids on clean inputs (examples,) and with each region replaced (examples, regions); −1 if impossible."""
 
     clean: np.ndarray
     attacked: np.ndarray
@@ -43,13 +40,7 @@ def draw_donors(
     needed: Int[np.ndarray, " examples"],
     seed: int,
 ) -> Int[np.ndarray, " examples"]:
-    """Draw for every example one of another class, uniformly among those of at least `needed` tokens.
-
-    If none is that long, take the longest of another class.
-
-    Raises:
-        InputError: all examples are of one class.
-    """
+    """Draw for every example one of another class with at least `needed` tokens, or else the longest one."""
     if (labels == labels[0]).all():
         raise InputError(
             "replacement 'other' takes tokens from an example of another class, but all examples are of one class; "
@@ -72,10 +63,7 @@ def noise_of(row: int, shape: tuple[int, int], seed: int) -> Float[np.ndarray, "
 
 
 def run_embeddings(model: Model, embeddings: Tensor, states: Sequence[LayerState] | None = None) -> Run:
-    """Run a classifier on embeddings (batch, length, width) without padding, and return logits and final states.
-
-    With `states`, the run continues from them.
-    """
+    """Run a classifier on embeddings (batch, length, width) without padding, from `states` if given."""
     after: list[LayerState] = []
     with torch.no_grad(), model.running(states=states, keep=after):
         logits = model.forward_embeddings(embeddings, embeddings.new_ones(embeddings.shape[:2], dtype=torch.bool))
@@ -83,13 +71,7 @@ def run_embeddings(model: Model, embeddings: Tensor, states: Sequence[LayerState
 
 
 class Inputs:
-    """Examples whose tokens are replaced, of which `lengths` counts those that can be.
-
-    Attributes:
-        unit: name of the tokens.
-        what: name of the examples.
-        remarks: notes on the replacement.
-    """
+    """Examples whose tokens are replaced, of which `lengths` counts those that can be."""
 
     unit = "tokens"
     what = "texts"

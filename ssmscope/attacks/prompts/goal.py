@@ -35,10 +35,6 @@ class PromptAccuracy(GoalFunction):
     TextAttack's greedy search asks for the initial prompt, for those by which it ranks the words, and then for each
     word's candidates, of which it takes the best if it improves on the current prompt. So a candidate is not measured
     further once as many examples are right as under the best prompt so far.
-
-    Args:
-        judge: tells which examples are right under prompts.
-        as_promptbench: score the initial prompt as PromptBench does.
     """
 
     def __init__(self, judge: Judge, *, as_promptbench: bool = False):

@@ -225,11 +225,8 @@ def measured(
 
     Args:
         clean: (templates, examples) bool, True where the answer under a template is right.
-        right: the same under the worst prompt, (examples,) bool by attack and template; None if the template was not
-            attacked.
-        recipes: the attacks.
+        right: the same under the worst prompt, by attack and template; None if the template was not attacked.
         found: the worst prompt and how many were tried, by attack and template.
-        seed: seed of the resamples.
 
     Returns:
         The mean clean accuracy, that of each template, each attack's estimates, and the worst attacks.

@@ -38,13 +38,7 @@ MIN_EXAMPLES_PER_CALL = 8
 
 
 class Judge:
-    """Judge of which examples are right under a prompt; each example is run under a prompt once.
-
-    Args:
-        evaluator: the model's evaluator.
-        contents: texts of the examples.
-        labels: (examples,) class ids.
-    """
+    """Judge of which examples are right under a prompt; each example is run under a prompt once."""
 
     def __init__(self, evaluator: Evaluator, contents: Sequence[str], labels: np.ndarray):
         self.evaluator, self.contents, self.labels = evaluator, contents, labels
@@ -57,8 +51,8 @@ class Judge:
     def fewer(self, prompts: Sequence[str], than: int) -> Int[np.ndarray, " prompts"]:
         """Count the examples that are right under each prompt, until there are `than` of them.
 
-        Once `than` are right under a prompt, no further example is run under it. Examples that are right under most
-        prompts come first, in batches of the smallest number that can settle a prompt.
+        Examples that are right under most prompts come first, in batches of the smallest number that can settle a
+        prompt.
         """
         known = np.array(list(self._known.values())).reshape(-1, len(self.labels))
         order = np.argsort(-(known == 1).sum(0) / np.maximum(1, (known != UNKNOWN).sum(0)), kind="stable")
@@ -87,11 +81,7 @@ class Judge:
 
 
 def recipe_of(name: str, candidates: Sequence[str], resources: Mapping[str, Any]) -> Recipe:
-    """Return the attack of this name, with the rewritten prompts that semantic tries.
-
-    Raises:
-        InputError: a resource that it needs is missing or cannot be read.
-    """
+    """Return the attack of this name, with the rewritten prompts that semantic tries."""
     if name == SEMANTIC:
         ran = (f"{len(candidates)} rewritten prompts, the same for every template, all tried",)
         return Recipe(name, None, (), None, ran, suffixes=tuple(candidates))
@@ -145,7 +135,7 @@ def searched(
 ) -> tuple[str, int]:
     """Return the prompt at which the attack's search ends, and how many prompts other than the template it tried.
 
-    The placeholder and `words` do not change. Random choices depend on seed, template and attack alone.
+    The placeholder and `words` do not change.
     """
     from textattack.shared import AttackedText
 
@@ -169,9 +159,6 @@ def rewritten(source: str | Path, data_name: str) -> tuple[str, ...]:
 
     In a file \\n stands for a line break. Prompts of promptbench have no place for the text, so a question and an
     answer are appended.
-
-    Raises:
-        InputError: promptbench is not installed or has none for this data set; no such file, or no prompt in it.
     """
     if str(source) == PROMPTBENCH:
         return tuple(f"{prompt.rstrip()}\nQuestion: {CONTENT}\nAnswer:" for prompt in _of_promptbench(data_name))

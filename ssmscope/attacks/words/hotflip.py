@@ -80,9 +80,6 @@ def hotflip(
         scores: function that computes the class scores of texts within the template.
         label_ids: tokens of a language model's word for each class; None for a classifier.
         ended: called after each step with the number of searches that it ended.
-
-    Raises:
-        InputError: the tokenizer gives no offsets (a slow one).
     """
     if not model.tokenizer.is_fast:
         raise InputError(f"hotflip needs the offsets of tokens in a text; the slow tokenizer of {model.name} has none")
@@ -179,7 +176,7 @@ class _Search:
 class Vocabulary:
     """Tokens that may be inserted, their words and embeddings, by the mark before their letters.
 
-    In many vocabularies "Ġ" or "▁" marks the token of a word after a space; without it a token continues a word.
+    "Ġ" or "▁" often marks the token of a word after a space; without it a token continues a word.
     """
 
     ids: Mapping[str, tuple[int, ...]]

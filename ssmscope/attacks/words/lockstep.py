@@ -59,8 +59,8 @@ def lockstep(
 ) -> list[R]:
     """Run all searches and return their results in order.
 
-    Active searches run one after the other until each has asked or returned; the next search replaces one that has
-    returned. Then `answer` is called once with all texts that they asked for, each once, in the order of asking.
+    Of the `active` searches each runs until it asks or returns; the next one replaces one that has returned. Then
+    `answer` is called once with all texts that they asked for, each once, in the order of asking.
 
     Each search has its own states of `random` and `numpy.random`, seeded by its seed, so its random choices depend on
     nothing else. Outside the searches, and in `answer`, both have the caller's states.
@@ -69,10 +69,6 @@ def lockstep(
     search asks or returns. No thread is left when this function returns or raises.
 
     Args:
-        searches: functions of one argument, which they call to ask.
-        answer: returns one answer per text.
-        seeds: one per search.
-        active: maximum number of searches in progress.
         ended: called with each search's result, in the order in which they end.
     """
     results: dict[int, R] = {}

@@ -190,10 +190,7 @@ class WordAttack(Result, kind="words"):
 
 
 def changed_words(text: str, attacked: str) -> tuple[int, int]:
-    """Count the words of a text, and those that are missing from the attacked text in their order.
-
-    The latter are the words outside the longest common subsequence.
-    """
+    """Count the words of a text, and those outside its longest common subsequence with the attacked text."""
     old, new = WORD.findall(text), WORD.findall(attacked)
     words = len(old)
     while old and new and old[-1] == new[-1]:

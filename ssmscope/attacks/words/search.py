@@ -31,11 +31,7 @@ from textattack.shared import AttackedText  # noqa: E402
 class Goal(UntargetedClassification):
     """Goal of any class but the true one; a text's score is 1 − p(true), in float32 as in TextAttack.
 
-    Args:
-        ask: returns each text's class probabilities (classes,) float32.
-        label: the true class.
-        clean: the probabilities of the clean text, which counts as a query.
-        budget: maximum number of queries.
+    `ask` returns each text's class probabilities, `clean` are those of the clean text, which counts as a query.
     """
 
     def __init__(self, ask: Ask[np.ndarray], label: int, clean: np.ndarray, budget: int | None = None):
