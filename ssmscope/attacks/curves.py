@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.prompts import TASK_PROMPTS, TaskPrompts, content_of
 from ssmscope.data.text import SOURCES, TextData
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, Template
 from ssmscope.interp.classes import class_ids, word_ids
-
-if TYPE_CHECKING:
-    from ssmscope.core.model import Model
 
 
 @dataclass(frozen=True)

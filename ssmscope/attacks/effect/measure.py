@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,17 +15,14 @@ from torch import Tensor
 from ssmscope.api.options import chosen_layers
 from ssmscope.api.results import record_provenance
 from ssmscope.attacks.effect.result import AttackEffect, Side
+from ssmscope.core.encoding import Batch
 from ssmscope.core.heads import hidden_vectors
+from ssmscope.core.model import Model
+from ssmscope.core.trace import Trace
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.interp.heatmap.result import SelectionHeatmap
 from ssmscope.interp.methods.gradients import keep_outputs
-
-if TYPE_CHECKING:
-    from ssmscope.core.encoding import Batch
-    from ssmscope.core.model import Model
-    from ssmscope.core.trace import Trace
-
 
 SAME = 1e-5
 """Relative distance up to which float32 vectors count as the same, because of rounding; 16 ε for coarser dtypes."""

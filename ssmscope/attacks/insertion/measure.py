@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -13,10 +13,8 @@ from jaxtyping import Bool, Float
 from ssmscope.attacks.curves import Questions, unknown_tokens
 from ssmscope.attacks.insertion.result import FIRST
 from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
+from ssmscope.core.model import Model
 from ssmscope.render.tokens import shorten, visible
-
-if TYPE_CHECKING:
-    from ssmscope.core.model import Model
 
 
 def inserted(text: str, phrase: str, words: int) -> str:

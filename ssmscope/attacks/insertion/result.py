@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import closing, percent, tidy
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import told_apart
 from ssmscope.render.table import Cell, Line, Table, bare, table, written
 from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.render.blocks import Block
 
 FIRST, LAST = "before the template", "after the template"
 """Places outside the content, if there is a template."""
@@ -141,8 +140,6 @@ class InsertionSweep(Result, kind="insertion"):
         return tidy(rows, [*names, *(["log_odds", "worst_here"] if self.clean_log_odds is not None else [])])
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.render.blocks import Prose
-
         yield from self.opening()
         yield from (curve_table(curve, self.clean) for curve in self.shown)
         yield Prose(

@@ -108,23 +108,17 @@ def state_overflow(
     answers = asked.evaluator.answers(scores)
     measured = measure(asked.labels, answers, true_log_odds(scores, asked.labels), steps, len(asked.classes), seed)
     added = added_tokens(model, texts, (len(places), len(steps)))
-    curves = tuple(
-        OverflowCurve(
-            where=place,
-            points=tuple(
-                Filled(tokens=n, added=float(added[row, at]), **measured.points[row][at]) for at, n in enumerate(steps)
-            ),
-            half_length=measured.half_lengths[row],
-        )
-        for row, place in enumerate(places)
-    )
+    curves = []
+    for place, counts, points, half in zip(places, added.tolist(), measured.points, measured.half_lengths):
+        filled_points = tuple(Filled(n, count, **point) for n, count, point in zip(steps, counts, points))
+        curves.append(OverflowCurve(place, filled_points, half))
     options = call_options(lengths=list(steps), **asked.options)
     return StateOverflow(
         provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
         classes=asked.classes,
         chance=measured.chance,
         clean=measured.clean,
-        curves=curves,
+        curves=tuple(curves),
         gaps=measured.gaps,
         filler=pieces[-1],
         notes=tuple(notes_on(model, asked, given, pieces[-1], measured, curves)),

@@ -6,22 +6,18 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from ssmscope.attacks.curves import Questions
+from ssmscope.core.model import Model
 from ssmscope.data.filler import generated, sentences
 from ssmscope.data.language import load_lines
 from ssmscope.data.rows import SUFFIXES
 from ssmscope.data.text import LINE_SOURCES
 from ssmscope.errors import InputError
 from ssmscope.evaluation.encoded import token_rows
-
-if TYPE_CHECKING:
-    from ssmscope.core.model import Model
-
 
 SENTENCES_PER_DRAW = 64
 """Sentences drawn at a time for all lengths, so that the same seed begins with the same filler."""
@@ -58,18 +54,14 @@ def pieces_of(asked: Questions, model: Model, given: str | None, steps: Sequence
     while size < len(words) and count(" ".join(words[:size])) < steps[-1]:
         size *= 2
     whole = " ".join(words[:size])  # A long text is tokenized only as far as needed.
-    now, gained = count(whole), 0
+    now, draws = count(whole), 1
     while now < steps[-1]:
-        # Nearly as many generated sentences as are missing are added at once, so that the whole is seldom counted.
-        times = max(1, int(0.9 * (steps[-1] - now) / gained)) if gained and not given else 1
-        more = (
-            [whole] if given else [" ".join(generated(random, SENTENCES_PER_DRAW, spaced=False)) for _ in range(times)]
-        )
-        whole = _joined(whole, " ".join(more))
-        before, now = now, count(whole)
+        drawn = (sentence for _ in range(draws) for sentence in generated(random, SENTENCES_PER_DRAW, spaced=False))
+        more = whole if given else " ".join(drawn)
+        whole = _joined(whole, more)
+        before, now, draws = now, count(whole), 2 * draws
         if now <= before:
-            raise InputError(f"the filler {more[0][:40]!r} adds no token to a text; give another")
-        gained = (now - before) // times
+            raise InputError(f"the filler {more[:40]!r} adds no token to a text; give another")
     return [cut(whole, n, count) for n in steps]
 
 

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from einops import rearrange
 from jaxtyping import Float, Int
 
 from ssmscope.attacks.curves import Questions, unknown_tokens
-from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
-
-if TYPE_CHECKING:
-    from ssmscope.core.model import Model
 from ssmscope.attacks.overflow.result import OverflowCurve
+from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.core.model import Model
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """Estimates of all curves; `points` [place][length] are the fields of `Filled`."""
 
     clean: Estimate
     chance: float
-    points: tuple[tuple[dict[str, Any], ...], ...]
+    points: list[list[dict[str, Any]]]
     gaps: tuple[Estimate, ...]
     half_lengths: tuple[Estimate | None, ...]
 
@@ -39,35 +36,30 @@ def measure(
 ) -> Measured:
     """Compute all estimates from class ids and the log-odds of the true class; the first length is 0."""
     places, steps, examples = answers.shape
-    most = int(np.bincount(labels, minlength=classes).argmax())
-    hits = (answers == labels).reshape(places * steps, examples)
-    given = (answers[..., None] == np.arange(classes)).swapaxes(-1, -2).reshape(places * steps * classes, examples)
-    columns = [(labels == most)[None], hits, odds.reshape(places * steps, examples), given]
-    means = resampled_sums(np.concatenate(columns).T.astype(np.float64), seed=seed) / examples
-    chance, means = means[:, 0], means[:, 1:]
-    accuracy, mean_odds, shares = np.split(means, [places * steps, 2 * places * steps], axis=1)
-    accuracy = accuracy.reshape(-1, places, steps)
-    mean_odds = mean_odds.reshape(-1, places, steps)
-    shares = shares.reshape(-1, places, steps, classes)
-    entropy = (shares * -np.log2(np.where(shares > 0, shares, 1.0))).sum(-1) + 0.0  # 0.0 + -0.0 is 0.0
-    drops = 1 - ratio(accuracy, accuracy[:, :, :1])
-    points = tuple(
-        tuple(
-            {
-                "accuracy": estimate(accuracy[:, place, at]),
-                "drop": estimate(drops[:, place, at]),
-                "log_odds": estimate(mean_odds[:, place, at]),
-                "shares": tuple(estimate(shares[:, place, at, c]) for c in range(classes)),
-                "majority": estimate(shares[:, place, at].max(-1)),
-                "entropy": estimate(entropy[:, place, at]),
-            }
-            for at in range(steps)
-        )
-        for place in range(places)
+    most = labels == np.bincount(labels, minlength=classes).argmax()
+    given = np.moveaxis(answers[..., None] == np.arange(classes), -1, 0)
+    every = np.concatenate([(answers == labels)[None], odds[None], given]).reshape(-1, examples)
+    means = resampled_sums(np.concatenate([most[None], every]).T.astype(np.float64), seed=seed) / examples
+    chance, (accuracy, mean_odds, *rest) = (
+        means[:, 0],
+        rearrange(means[:, 1:], "rows (numbers places steps) -> numbers rows places steps", places=places, steps=steps),
     )
-    gaps = tuple(estimate(accuracy[:, 1, at] - accuracy[:, 0, at]) for at in range(steps)) if places == 2 else ()
-    halves = tuple(half_length(accuracy[:, place], chance, lengths) for place in range(places))
-    return Measured(estimate(accuracy[:, 0, 0]), float(chance[0]), points, gaps, halves)
+    shares = np.stack(rest)
+    entropy = (shares * -np.log2(np.where(shares > 0, shares, 1.0))).sum(0) + 0.0  # 0.0 + -0.0 is 0.0
+    drops = 1 - ratio(accuracy, accuracy[:, :, :1])
+    parts = {"accuracy": accuracy, "drop": drops, "log_odds": mean_odds, "majority": shares.max(0), "entropy": entropy}
+
+    def point(place: int, at: int) -> dict[str, Any]:
+        own = {name: estimate(part[:, place, at]) for name, part in parts.items()}
+        return own | {"shares": tuple(estimate(share[:, place, at]) for share in shares)}
+
+    return Measured(
+        clean=estimate(accuracy[:, 0, 0]),
+        chance=float(chance[0]),
+        points=[[point(place, at) for at in range(steps)] for place in range(places)],
+        gaps=tuple(map(estimate, (accuracy[:, 1] - accuracy[:, 0]).T)) if places == 2 else (),
+        half_lengths=tuple(half_length(accuracy[:, place], chance, lengths) for place in range(places)),
+    )
 
 
 def half_length(

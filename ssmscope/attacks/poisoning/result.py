@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ssmscope.api.results import Result
+from ssmscope.attacks.closing import closing
 from ssmscope.core.bootstrap import Estimate, with_intervals
+from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import Cell, Line, Table, bare, table, written
 from ssmscope.render.tokens import visible
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.render.blocks import Block
 
 FOUND = "found"
 NAMES: Mapping[str, str] = {
@@ -166,9 +166,6 @@ class StatePoisoning(Result, kind="poison"):
         return pd.DataFrame(rows)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.attacks.closing import closing
-        from ssmscope.render.blocks import Prose
-
         yield from self.opening()
         for number, one in enumerate(self.victims):
             yield replace(_answers(one), title=f"{'transferred to ' if number else ''}{one.model}")

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool
@@ -14,13 +13,11 @@ from jaxtyping import Bool
 from ssmscope.attacks.curves import Questions
 from ssmscope.attacks.insertion.measure import inserted
 from ssmscope.attacks.words.hotflip import letters
+from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.language import load_lines
 from ssmscope.errors import InputError
 from ssmscope.evaluation.encoded import token_rows
-
-if TYPE_CHECKING:
-    from ssmscope.core.model import Model
 
 Trigger = tuple[int, ...]
 """Indices of words in a `Vocabulary`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -12,13 +12,11 @@ from ssmscope.attacks.position.regions import Region
 from ssmscope.attacks.position.replaced import LEFT_OUT, Pixels, Tokens
 from ssmscope.attacks.position.result import Attacked
 from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
+from ssmscope.core.model import Model
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
-
-if TYPE_CHECKING:
-    from ssmscope.core.model import Model
 
 PAPER = ((0, 32), (0, 96), (928, 1024), (992, 1024))
 """Regions of Baleen's Table 3, in 1024 pixels."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -70,7 +71,7 @@ def run_embeddings(model: Model, embeddings: Tensor, states: Sequence[LayerState
     return Run(logits, tuple(after))
 
 
-class Inputs:
+class Inputs(ABC):
     """Examples whose tokens are replaced, of which `lengths` counts those that can be."""
 
     unit = "tokens"
@@ -96,11 +97,11 @@ class Inputs:
             found.clean[list(rows)], found.attacked[list(rows)] = part["clean"], part["attacked"]
         return found
 
-    def _batches(self, size: int | None) -> Iterable[Sequence[int]]:
-        raise NotImplementedError
+    @abstractmethod
+    def _batches(self, size: int | None) -> Iterable[Sequence[int]]: ...
 
-    def _measured(self, regions: Sequence[Region], donors: np.ndarray | None, rows: Sequence[int]) -> Columns:
-        raise NotImplementedError
+    @abstractmethod
+    def _measured(self, regions: Sequence[Region], donors: np.ndarray | None, rows: Sequence[int]) -> Columns: ...
 
 
 class Pixels(Inputs):

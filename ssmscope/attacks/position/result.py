@@ -12,13 +12,12 @@ import numpy as np
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import closing, percent, tidy
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import counted, told_apart
 from ssmscope.render.table import Cell, Line, Table, as_share, bare, in_percent, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.render.blocks import Block
 
 REPLACEMENTS = {
     "noise": "noise",
@@ -137,8 +136,6 @@ class PositionBias(Result, kind="position"):
         return frame.astype({"examples": "Int64", "left_out": "Int64"})
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.render.blocks import Prose
-
         yield from self.opening()
         yield self._regions_table()
         if self.worst_windows:

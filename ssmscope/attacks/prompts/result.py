@@ -14,6 +14,7 @@ from ssmscope.api.results import Result
 from ssmscope.attacks.closing import percent, tidy
 from ssmscope.attacks.parts import Recipe
 from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
+from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted, told_apart
 from ssmscope.render.pictures import sized
 from ssmscope.render.table import Cell, Line, Table, in_percent, table, written
@@ -21,8 +22,6 @@ from ssmscope.render.table import Cell, Line, Table, in_percent, table, written
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-    from ssmscope.render.blocks import Block
 
 UNDEFINED = Estimate(math.nan, math.nan, math.nan)
 
@@ -182,7 +181,6 @@ class PromptAttack(Result, kind="prompts"):
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.prompts.views import STYLE, by_template, html_prompts, terminal_prompts
-        from ssmscope.render.blocks import Custom, Prose
 
         data, cost, several = self.provenance["data"], self.cost, len(self.templates) > 1
         yield from self.opening()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,9 +14,7 @@ from ssmscope.attacks.parts import Recipe, protect
 from ssmscope.attacks.words.hotflip import Limits
 from ssmscope.attacks.words.lockstep import lockstep
 from ssmscope.attacks.words.result import FAILED, SKIPPED, SUCCESS, AttackedText, Outcome, changed_words
-
-if TYPE_CHECKING:
-    from ssmscope.core.model import Model
+from ssmscope.core.model import Model
 
 CHARACTERS_PER_TOKEN = 4.5
 MIN_FORKING_PRODUCTS = 2**22

@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted
 from ssmscope.render.pictures import sized
 from ssmscope.render.table import Cell, Line, Table, table, written
@@ -19,8 +20,6 @@ from ssmscope.render.table import Cell, Line, Table, table, written
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-    from ssmscope.render.blocks import Block
 
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
@@ -166,7 +165,6 @@ class WordAttack(Result, kind="words"):
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.words.views import STYLE, html_texts, terminal_texts
-        from ssmscope.render.blocks import Custom, Prose
 
         data = self.provenance["data"]
         yield from self.opening()
