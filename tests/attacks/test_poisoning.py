@@ -24,15 +24,18 @@ from ssmscope.attacks.poisoning.memory import (
     DETECTORS,
     NO_TRIGGER,
     Beginning,
+    Slot,
+    Vocabulary,
+    attacked,
     memory,
     run,
     share_gradients,
+    slots_of,
     suspicion,
     threshold,
 )
 from ssmscope.attacks.poisoning.result import FOUND, StatePoisoning
 from ssmscope.attacks.poisoning.search import Goal, Guided, random_search, search
-from ssmscope.attacks.poisoning.triggers import Slot, Vocabulary, attacked, slots_of
 from ssmscope.core.bootstrap import resampled_sums
 from ssmscope.core.model import Model
 from ssmscope.data.text import TextData, text_data

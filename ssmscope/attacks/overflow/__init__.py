@@ -54,10 +54,7 @@ def state_overflow(
         512,
     ),
     filler: Annotated[
-        str | None,
-        "A text, a file or wikitext2; by default generated sentences.",
-        Reads("lines"),
-        Metavar("TEXT|FILE"),
+        str | None, "A text, a file or wikitext2; by default generated sentences.", Reads("lines"), Metavar("TEXT|FILE")
     ] = None,
     where: Annotated[Literal["after", "before", "both"], "Place of the filler: after the text, before it, or both."] = (
         "both"
@@ -89,8 +86,7 @@ def state_overflow(
     """
     from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks.curves import questions, true_log_odds
-    from ssmscope.attacks.overflow.filler import added_tokens, filled, filler_text, pieces_of
-    from ssmscope.attacks.overflow.measure import measure, notes_on
+    from ssmscope.attacks.overflow.measure import added_tokens, filled, filler_text, measure, notes_on, pieces_of
     from ssmscope.attacks.overflow.result import Filled, OverflowCurve, StateOverflow
     from ssmscope.core.limits import MAX_TOKENS_PER_ROW, refuse_above, refuse_reading
 

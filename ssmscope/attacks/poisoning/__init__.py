@@ -121,10 +121,9 @@ def state_poisoning(
         read_otherwise,
         searched,
     )
-    from ssmscope.attacks.poisoning.memory import DETECTORS
+    from ssmscope.attacks.poisoning.memory import DETECTORS, Vocabulary, slots_of
     from ssmscope.attacks.poisoning.result import StatePoisoning
     from ssmscope.attacks.poisoning.search import Goal
-    from ssmscope.attacks.poisoning.triggers import Vocabulary, slots_of
     from ssmscope.core.limits import refuse_reading
     from ssmscope.core.progress import on_stderr, progress_bar
 

@@ -11,10 +11,19 @@ from jaxtyping import Bool, Float, Int
 
 from ssmscope.architectures.loading.load import load
 from ssmscope.attacks.curves import Questions
-from ssmscope.attacks.poisoning.memory import DETECTORS, NO_TRIGGER, Beginning, memory, threshold
+from ssmscope.attacks.poisoning.memory import (
+    DETECTORS,
+    NO_TRIGGER,
+    Beginning,
+    Slot,
+    Trigger,
+    Vocabulary,
+    attacked,
+    memory,
+    threshold,
+)
 from ssmscope.attacks.poisoning.result import Alarm, Cost, Poisoned, Victim
 from ssmscope.attacks.poisoning.search import Goal, Guided, random_search, search
-from ssmscope.attacks.poisoning.triggers import Slot, Trigger, Vocabulary, attacked
 from ssmscope.core.bootstrap import estimate, ratio, resampled_sums
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean

@@ -13,8 +13,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ssmscope.attacks.curves import Questions
-from ssmscope.attacks.poisoning.memory import NO_TRIGGER, Beginning, memory, share_gradients, steps, threshold
-from ssmscope.attacks.poisoning.triggers import Slot, Trigger, Vocabulary, attacked
+from ssmscope.attacks.poisoning.memory import (
+    NO_TRIGGER,
+    Beginning,
+    Slot,
+    Trigger,
+    Vocabulary,
+    attacked,
+    memory,
+    share_gradients,
+    steps,
+    threshold,
+)
 from ssmscope.attacks.words.hotflip import embedded, estimates, loss_gradients
 from ssmscope.core.model import Model
 from ssmscope.evaluation import label_words

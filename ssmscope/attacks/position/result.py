@@ -19,12 +19,7 @@ from ssmscope.render.table import Cell, Line, Table, as_share, bare, in_percent,
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-REPLACEMENTS = {
-    "noise": "noise",
-    "zeros": "zeros",
-    "mean": "the mean",
-    "other": "those of another class",
-}
+REPLACEMENTS = {"noise": "noise", "zeros": "zeros", "mean": "the mean", "other": "those of another class"}
 """Names of the replacements in views."""
 
 

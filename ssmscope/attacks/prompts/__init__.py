@@ -72,9 +72,7 @@ def prompt_attack(
     data: TextData,
     *,
     attacks: Annotated[
-        Sequence[str],
-        f"{', '.join(PROMPT)}, {SEMANTIC}.",
-        OneOf("attacks.recipes:PROMPT", (SEMANTIC,)),
+        Sequence[str], f"{', '.join(PROMPT)}, {SEMANTIC}.", OneOf("attacks.recipes:PROMPT", (SEMANTIC,))
     ] = PAPER,
     template: Annotated[
         str | Sequence[str] | None, "A prompt with {content}; may be repeated. By default those of DATA.", REPEATED
