@@ -233,21 +233,29 @@ class Memory:
 def memory(model: Model, beginning: Beginning, triggers: Int[np.ndarray, "triggers length"]) -> Memory:
     """Compute the memory after every trigger, given by token ids; `NO_TRIGGER` stands for the clean text."""
     slot = beginning.slot
-    count, start = len(triggers), len(slot.before)
-    rest = np.concatenate([triggers, np.tile(np.array(slot.after, dtype=np.int64), (count, 1))], axis=1)
-    step = max(1, tokens_at_once(model.device) // (start + rest.shape[1]))
+    rest = _rows((), triggers, slot.after)
+    step = max(1, tokens_at_once(model.device) // (len(slot.before) + rest.shape[1]))
     shares: list[Tensor] = []
     seen: dict[str, list[Tensor]] = {each: [] for each in beginning.least}
-    for first in range(0, count, step):
+    for first in range(0, len(rest), step):
         terms = _terms(model, beginning, rest[first : first + step])
-        shares.append(torch.stack([_share(each, slot.span) for each in terms]).mean(0))
+        left = [masses(each, each[0].shape[1] - 1) for each in terms]
+        own = [each[:, np.flatnonzero(slot.span)].sum(1) for each in left]
+        tiny = torch.finfo(left[0].dtype).tiny
+        shares.append(torch.stack([part / each.sum(1).clamp(min=tiny) for part, each in zip(own, left)]).mean(0))
         for each, known in beginning.least.items():
-            least = _lowest(terms, each, beginning.window, start).clamp(max=known)
+            least = _lowest(terms, each, beginning.window, len(slot.before)).clamp(max=known)
             seen[each].append(1 - least.masked_fill(least.isinf(), 1))
-    return Memory(
-        torch.cat(shares).double().cpu().numpy(),
-        {each: torch.cat(found).double().cpu().numpy() for each, found in seen.items()},
-    )
+    return Memory(_joined(shares), {each: _joined(found) for each, found in seen.items()})
+
+
+def _joined(parts: Sequence[Tensor]) -> np.ndarray:
+    return torch.cat(list(parts)).double().cpu().numpy()
+
+
+def _rows(before: Sequence[int], triggers: np.ndarray, after: Sequence[int]) -> Int[np.ndarray, "triggers length"]:
+    """Return the token ids of a text with every trigger."""
+    return np.array([[*before, *own, *after] for own in triggers.tolist()], dtype=np.int64)
 
 
 def threshold(clean: Float[np.ndarray, " texts"], alarms: float) -> float:
@@ -255,31 +263,32 @@ def threshold(clean: Float[np.ndarray, " texts"], alarms: float) -> float:
     return float(np.quantile(clean, 1 - alarms, method="inverted_cdf"))
 
 
-def _share(recurrences: Sequence[Recurrence], span: np.ndarray) -> Float[Tensor, " batch"]:
-    left = masses(recurrences, recurrences[0].shape[1] - 1)
-    return left[:, np.flatnonzero(span)].sum(1) / left.sum(1).clamp(min=torch.finfo(left.dtype).tiny)
-
-
 def _terms(model: Model, beginning: Beginning, rest: np.ndarray) -> Terms:
     """Return the terms of the whole texts."""
-    before = np.array(beginning.slot.before)
     if not rest.shape[1]:
         return beginning.terms
+    later = _continued(model, beginning, rest)
     if not beginning.states:
-        return run(model, np.concatenate([np.tile(before, (len(rest), 1)), rest], axis=1))[0]
-    states = gathered(beginning.states, torch.zeros(len(rest), dtype=torch.long, device=model.device))
-    later, _ = run(model, rest, states)
+        return later
     return [tuple(map(concatenated, firsts, seconds)) for firsts, seconds in zip(beginning.terms, later)]
+
+
+def _continued(model: Model, beginning: Beginning, rest: np.ndarray) -> Terms:
+    """Return the terms of the rest alone, run from the states; of the whole texts if there are none."""
+    if not beginning.states:
+        return run(model, _rows(beginning.slot.before, rest, ()))[0]
+    return run(model, rest, gathered(beginning.states, torch.zeros(len(rest), dtype=torch.long, device=model.device)))[
+        0
+    ]
 
 
 def concatenated(first: Recurrence, second: Recurrence) -> Recurrence:
     """Concatenate the terms of one text's beginning with those of several continuations."""
-    terms = {name: (getattr(first, name, None), getattr(second, name, None)) for name in ops.OVER_TIME}
-    both: dict[str, Any] = {
-        name: torch.cat([one.expand(len(other), *one.shape[1:]), other], dim=1)
-        for name, (one, other) in terms.items()
-        if one is not None and other is not None
-    }
+    both: dict[str, Any] = {}
+    for name in ops.OVER_TIME:
+        one, other = getattr(first, name, None), getattr(second, name, None)
+        if one is not None and other is not None:
+            both[name] = torch.cat([one.expand(len(other), *one.shape[1:]), other], dim=1)
     return replace(second, **both)
 
 
@@ -307,14 +316,9 @@ def steps(model: Model, beginnings: Sequence[Beginning], ids: Sequence[int]) -> 
         width = 1 if beginning.states else len(beginning.slot.before) + 1
         step = max(1, tokens_at_once(model.device) // width)
         for first in range(0, len(rest), step):
-            part = rest[first : first + step]
-            if beginning.states:
-                zeros = torch.zeros(len(part), dtype=torch.long, device=model.device)
-                terms, _ = run(model, part, gathered(beginning.states, zeros))
-            else:
-                terms = _terms(model, beginning, part)
-            kept = torch.stack([torch.stack([ops.retention(r)[:, -1] for r in each]).mean(0) for each in terms])
-            total[first : first + step] += 1 - kept.mean(0).double().cpu().numpy()
+            terms = _continued(model, beginning, rest[first : first + step])
+            kept = [torch.stack([ops.retention(r)[:, -1] for r in each]).mean(0) for each in terms]
+            total[first : first + step] += 1 - torch.stack(kept).mean(0).double().cpu().numpy()
     return total / len(beginnings)
 
 
@@ -326,12 +330,9 @@ def share_gradients(
     Norms are not differentiated position by position: with P the final state of a run that writes at the span alone,
     and H the final state, the share is the mean over layers of ‖P‖ / (‖P‖ + ‖H − P‖), the norms summed over heads.
     """
-    width = triggers.shape[1]
-    total: Tensor | None = None
+    total: Tensor | float = 0.0
     for slot in slots:
-        start = len(slot.before)
-        ends = (np.tile(np.array(each, dtype=np.int64), (len(triggers), 1)) for each in (slot.before, slot.after))
-        rows = torch.from_numpy(np.concatenate([next(ends), triggers, next(ends)], axis=1)).to(model.device)
+        rows = torch.from_numpy(_rows(slot.before, triggers, slot.after)).to(model.device)
         mask = torch.ones_like(rows, dtype=torch.bool)
         inside = torch.zeros(rows.shape[1], dtype=torch.float32, device=model.device)
         inside[np.flatnonzero(slot.span)] = 1
@@ -351,9 +352,8 @@ def share_gradients(
             with model.running(mask=mask, visit=visit):
                 model.forward_embeddings(inputs, mask)
             (gradient,) = torch.autograd.grad(torch.stack(found).mean(0).sum(), inputs)
-        own = gradient[:, start : start + width]
-        total = own if total is None else total + own
-    assert total is not None
+        total = total + gradient[:, len(slot.before) :][:, : triggers.shape[1]]
+    assert isinstance(total, Tensor)
     return total
 
 

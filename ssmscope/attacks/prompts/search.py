@@ -139,7 +139,7 @@ def searched(
     """
     from textattack.shared import AttackedText
 
-    from ssmscope.attacks.prompts.goal import PromptAccuracy
+    from ssmscope.attacks.goals import PromptAccuracy
 
     goal = PromptAccuracy(judge, as_promptbench=as_promptbench)
     with drawn_from(seed, template, each.name):

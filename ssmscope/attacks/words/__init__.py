@@ -122,8 +122,8 @@ def word_attack(
     """
     from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks.curves import check_data
-    from ssmscope.attacks.offline import stopwords as stop_words
     from ssmscope.attacks.parts import recipe as recipe_of
+    from ssmscope.attacks.parts import stopwords as stop_words
     from ssmscope.attacks.words.hotflip import Limits, hotflip
     from ssmscope.attacks.words.lockstep import draw_seed
     from ssmscope.attacks.words.measure import described, example_of, forks, probabilities, sampled_rows, searched

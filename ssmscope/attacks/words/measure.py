@@ -37,7 +37,7 @@ def searched(
     active: int,
 ) -> list[Outcome]:
     """Run TextAttack's searches in lockstep."""
-    from ssmscope.attacks.words.search import search
+    from ssmscope.attacks.goals import search
 
     limits = (protect(answers, None),) if answers or not all(map(str.isascii, texts)) else ()
     searches = [

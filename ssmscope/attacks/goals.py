@@ -1,34 +1,95 @@
-"""TextAttack's search for one example, asking for scores as `lockstep` answers them.
-
-Importing this module imports TextAttack.
-"""
+"""TextAttack's goals on prompts and on texts, and its search for one text. Importing this module imports TextAttack."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from copy import copy
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmscope.attacks.offline import textattack
+from ssmscope.attacks.parts import textattack
 from ssmscope.attacks.words.result import Outcome
 from ssmscope.data.text import PAIR_SEPARATOR
 
 if TYPE_CHECKING:
     from ssmscope.attacks.parts import Recipe
+    from ssmscope.attacks.prompts.search import Judge
     from ssmscope.attacks.words.lockstep import Ask
 
 textattack()
 
 from textattack import Attack  # noqa: E402
 from textattack.constraints import Constraint  # noqa: E402
+from textattack.goal_function_results import ClassificationGoalFunctionResult  # noqa: E402
 from textattack.goal_function_results import GoalFunctionResultStatus as Status  # noqa: E402
-from textattack.goal_functions import UntargetedClassification  # noqa: E402
+from textattack.goal_functions import GoalFunction, UntargetedClassification  # noqa: E402
 from textattack.shared import AttackedText  # noqa: E402
 
+UNBOUNDED_CALLS = 2
+"""Number of calls of a greedy search before the first word's candidates."""
 
-class Goal(UntargetedClassification):
+
+class PromptAccuracy(GoalFunction):
+    """Goal whose score is the lost accuracy, clean − attacked; it is reached at accuracy 0.
+
+    PromptBench scores the initial prompt as −1 − accuracy, so it always changes the first word, whether that costs
+    accuracy or not. Here the initial prompt scores 0 and only changes that cost accuracy are taken, unless
+    `as_promptbench` is set.
+
+    TextAttack's greedy search asks for the initial prompt, for those by which it ranks the words, and then for each
+    word's candidates, of which it takes the best if it improves on the current prompt. So a candidate is not measured
+    further once as many examples are right as under the best prompt so far.
+    """
+
+    def __init__(self, judge: Judge, *, as_promptbench: bool = False):
+        with warnings.catch_warnings():  # TextAttack warns of goals and models that it does not know.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            super().__init__(SimpleNamespace(model=judge.right), use_cache=False)
+        self.judge, self.examples = judge, len(judge.labels)
+        self.clean: float | None = None
+        self.tried: set[str] = set()
+        self._starts_low = as_promptbench
+        self._best = self.examples + 1
+        self._asked = 0
+
+    def _call_model(self, attacked_text_list: Sequence[AttackedText]) -> list[float]:
+        prompts = [attacked.text for attacked in attacked_text_list]
+        self.tried.update(prompts)
+        self._asked += 1
+        if not prompts:
+            return []
+        if self._asked > UNBOUNDED_CALLS:
+            right = self.judge.fewer(prompts, self._best)
+            self._best = min(self._best, int(right.min()))
+        else:
+            right = self.judge.right(prompts).sum(1)
+        found = [float(number) / self.examples for number in right]
+        if self.clean is None:  # An attack asks for its initial prompt first.
+            self.clean = found[0]
+            self._best = self._best if self._starts_low else int(right[0])
+        return found
+
+    def _is_goal_complete(self, model_output: float, attacked_text: AttackedText) -> bool:
+        return model_output == 0
+
+    def _get_score(self, model_output: float, attacked_text: AttackedText) -> float:
+        assert self.clean is not None
+        if self._starts_low:
+            self._starts_low = False
+            return -1 - model_output
+        return self.clean - model_output
+
+    def _goal_function_result_type(self) -> type:
+        return ClassificationGoalFunctionResult
+
+    def _process_model_outputs(self, inputs: Sequence, outputs: Sequence) -> Sequence:
+        return outputs
+
+
+class ChangedAnswer(UntargetedClassification):
     """Goal of any class but the true one; a text's score is 1 − p(true), in float32 as in TextAttack.
 
     `ask` returns each text's class probabilities, `clean` are those of the clean text, which counts as a query.
@@ -85,7 +146,7 @@ def search(
     constraints: Sequence[Any] = (),
 ) -> Outcome:
     """Run TextAttack's attack on one correctly classified text with these class probabilities."""
-    goal = Goal(ask, label, clean, budget)
+    goal = ChangedAnswer(ask, label, clean, budget)
     every = [*recipe.constraints, *constraints, KeepsPair()]
     attack = Attack(goal, every, recipe.transformation, copy(recipe.search))
     result = goal.result(AttackedText(text), clean)
