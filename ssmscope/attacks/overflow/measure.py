@@ -124,14 +124,9 @@ class Measured(NamedTuple):
 
 
 def measure(
-    labels: Int[np.ndarray, " examples"],
-    answers: Int[np.ndarray, "places lengths examples"],
-    odds: Float[np.ndarray, "places lengths examples"],
-    lengths: Sequence[int],
-    classes: int,
-    seed: int,
+    labels: np.ndarray, answers: np.ndarray, odds: np.ndarray, lengths: Sequence[int], classes: int, seed: int
 ) -> Measured:
-    """Compute all estimates from class ids and the log-odds of the true class; the first length is 0."""
+    """Compute all estimates from class ids (examples,) and, by places and lengths, the answers and true log-odds."""
     places, steps, examples = answers.shape
     most = labels == np.bincount(labels, minlength=classes).argmax()
     given = np.moveaxis(answers[..., None] == np.arange(classes), -1, 0)

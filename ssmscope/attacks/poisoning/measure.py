@@ -26,7 +26,7 @@ from ssmscope.attacks.poisoning.result import Alarm, Cost, Poisoned, Victim
 from ssmscope.attacks.poisoning.search import Goal, Guided, random_search, search
 from ssmscope.core.bootstrap import estimate, ratio, resampled_sums
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.errors import InputError
 from ssmscope.evaluation.encoded import token_rows
 
 
@@ -102,26 +102,6 @@ def searched(
     return groups, Cost(runs=runs, gradients=gradients, seconds=time.perf_counter() - started)
 
 
-def measured(
-    model: Model,
-    asked: Questions,
-    parts: Parts,
-    words: Vocabulary,
-    groups: Sequence[Tried],
-    window: int,
-    alarms: float,
-    target: int | None,
-    seed: int,
-    advance: Callable[[], None],
-) -> Victim:
-    """Measure all triggers on one model."""
-    triggers = [trigger for group in groups for trigger in group.triggers]
-    seen = observe(model, asked, parts.held_out, words, triggers, window, advance)
-    others = observe(model, asked, parts.threshold, words, (), window, advance)
-    labels = asked.labels[[slot.row for slot in parts.held_out]]
-    return victim(model.name, labels, seen, groups, words, others, alarms, target, seed)
-
-
 def observe(
     model: Model,
     asked: Questions,
@@ -153,9 +133,7 @@ def observe(
 
 
 def auroc_counts(
-    negative: Float[np.ndarray, " texts"],
-    positive: Float[np.ndarray, " texts"],
-    counts: Float[np.ndarray, "rows texts"],
+    negative: np.ndarray, positive: np.ndarray, counts: Float[np.ndarray, "rows texts"]
 ) -> Float[np.ndarray, " rows"]:
     """Compute the area under the ROC curve, P(negative < positive) + P(negative = positive) / 2, of paired texts.
 
@@ -245,14 +223,6 @@ def other_models(model: Model, given: Sequence[str | Model]) -> list[Model]:
         if other.is_classifier != model.is_classifier or other.labels != model.labels:
             raise InputError(f"{other.name} has other classes than {model.name}; give a model of the same task")
     return found
-
-
-def planted_class(asked: Questions, target: str | None) -> int:
-    """Return the index of a class; by default the first."""
-    if target is not None and target not in asked.classes:
-        near = did_you_mean(target, asked.classes)
-        raise InputError(f"there is no class {target!r}; allowed are {', '.join(asked.classes)}{near}")
-    return 0 if target is None else asked.classes.index(target)
 
 
 def read_otherwise(

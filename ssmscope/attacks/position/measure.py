@@ -37,12 +37,7 @@ class Predictions(NamedTuple):
     attacked: np.ndarray
 
 
-def draw_donors(
-    labels: Int[np.ndarray, " examples"],
-    lengths: Int[np.ndarray, " examples"],
-    needed: Int[np.ndarray, " examples"],
-    seed: int,
-) -> Int[np.ndarray, " examples"]:
+def draw_donors(labels: np.ndarray, lengths: np.ndarray, needed: np.ndarray, seed: int) -> Int[np.ndarray, " examples"]:
     """Draw for every example one of another class with at least `needed` tokens, or else the longest one."""
     if (labels == labels[0]).all():
         raise InputError(
@@ -267,14 +262,14 @@ class Measured(NamedTuple):
 
 
 def measure(
-    labels: Int[np.ndarray, " examples"],
-    clean: Int[np.ndarray, " examples"],
-    attacked: Int[np.ndarray, "examples regions"],
-    donor_labels: Int[np.ndarray, " examples"] | None,
+    labels: np.ndarray,
+    clean: np.ndarray,
+    attacked: np.ndarray,
+    donor_labels: np.ndarray | None,
     regions: Sequence[Region],
     seed: int,
 ) -> Measured:
-    """Compute all estimates from class ids."""
+    """Compute all estimates from class ids (examples,), and with each region replaced (examples, regions)."""
     right = (clean == labels)[:, None]
     usable = attacked != LEFT_OUT
     changed = usable & right & (attacked != clean[:, None])

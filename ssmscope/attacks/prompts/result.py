@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Int
 
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import percent, tidy
@@ -65,6 +64,11 @@ class PromptAttacker:
     """Parts of the attack's definition that ran."""
     left_out: tuple[str, ...]
     """Parts that did not run, and why."""
+
+    @property
+    def tried(self) -> int:
+        """Number of prompts tried over all templates."""
+        return sum(found.tried for found in self.prompts)
 
 
 @dataclass(frozen=True)
@@ -123,8 +127,7 @@ class PromptAttack(Result, kind="prompts"):
 
     @property
     def headline(self) -> str:
-        model = self.model_name
-        start = f"Prompt attacks on {model}: accuracy {self.average_clean.value:.3f} clean"
+        start = f"Prompt attacks on {self.model_name}: accuracy {self.average_clean.value:.3f} clean"
         if not self.worst:
             return f"{start}, no drop defined"
         accuracies = [one.accuracy.value for one in self.attacks if not math.isnan(one.drop.value)]
@@ -162,8 +165,7 @@ class PromptAttack(Result, kind="prompts"):
                 {**vars(found), "part": "template", "template": at, "clean": clean, "clean_prompt": text}
                 for at, (text, clean, found) in enumerate(zip(self.templates, self.clean, one.prompts))
             ]
-            tried = sum(found.tried for found in one.prompts)
-            mean = {"clean": self.average_clean, "accuracy": one.accuracy, "drop": one.drop, "tried": tried}
+            mean = {"clean": self.average_clean, "accuracy": one.accuracy, "drop": one.drop, "tried": one.tried}
             worst = [each[one.worst] | {"part": "worst"}] if one.worst is not None else []
             every = [*each, {"part": "average", **mean}, *worst]
             rows += [row | {"attack": one.name, "drop": row["drop"].times(100)} for row in every]
@@ -188,9 +190,11 @@ class PromptAttack(Result, kind="prompts"):
         for one in self.attacks:
             cells = {"accuracy": Cell(one.accuracy), "drop (PDR) in %": percent(one.drop)}
             if several:
-                cells["worst drop in %"] = Cell(text="–" if one.worst is None else _worst(one, one.worst))
-            tried = sum(found.tried for found in one.prompts)
-            lines.append(Line((one.name,), {**cells, "tried": Cell(text=f"{tried:,}")}))
+                worst = (
+                    "–" if one.worst is None else in_percent(one.prompts[one.worst].drop, interval=False, sign=False)
+                )
+                cells["worst drop in %"] = Cell(text=worst + f" (template {one.worst})" * (one.worst is not None))
+            lines.append(Line((one.name,), {**cells, "tried": Cell(text=f"{one.tried:,}")}))
         yield replace(table(("prompt",), lines), note="")
         if several:
             yield Custom(html=lambda: by_template(self))
@@ -206,10 +210,6 @@ class PromptAttack(Result, kind="prompts"):
         yield from (Prose(f"Note: {note}.", "note") for note in (*left, *self.notes))
         took = f"{cost.asked:,} filled prompts, {cost.run:,} of them run by the model, in {cost.seconds:,.1f} s."
         yield Prose(took, "note")
-
-
-def _worst(one: PromptAttacker, at: int) -> str:
-    return f"{in_percent(one.prompts[at].drop, interval=False, sign=False)} (template {at})"
 
 
 def measured(
@@ -230,43 +230,30 @@ def measured(
         The mean clean accuracy, that of each template, each attack's estimates, and the worst attacks.
     """
     examples, number = clean.shape[1], len(clean)
-    attacked = [each if each is not None else np.zeros(examples, bool) for one in recipes for each in right[one.name]]
-    columns = np.concatenate([clean, np.stack(attacked)]).T.astype(np.float64)
-    sums = resampled_sums(columns, seed=seed)
+    missing = np.full(examples, math.nan)
+    attacked = [each if each is not None else missing for one in recipes for each in right[one.name]]
+    sums = resampled_sums(np.concatenate([clean, np.stack(attacked)]).T.astype(np.float64), seed=seed)
     below = sums[:, :number]
     attackers, drops = [], []
     for index, one in enumerate(recipes):
         hits = sums[:, number * (index + 1) : number * (index + 2)]
         accuracy, drop = hits / examples, 1 - ratio(hits, below)
         there = [at for at in range(number) if right[one.name][at] is not None]
-        prompts = []
-        for at, place in enumerate(found[one.name]):
-            if place is None:
-                prompts.append(AttackedPrompt(None, UNDEFINED, UNDEFINED, 0))
-                continue
-            prompts.append(AttackedPrompt(place[0], estimate(accuracy[:, at]), estimate(drop[:, at]), place[1]))
+        prompts = [
+            AttackedPrompt(prompt, estimate(accuracy[:, at]), estimate(drop[:, at]), tried)
+            for at, (prompt, tried) in enumerate(place or (None, 0) for place in found[one.name])
+        ]
         drops.append(drop[:, there].mean(1) if there else np.full(len(drop), math.nan))
-        attackers.append(
-            PromptAttacker(
-                name=one.name,
-                prompts=tuple(prompts),
-                accuracy=estimate(accuracy[:, there].mean(1)) if there else UNDEFINED,
-                drop=estimate(drops[-1]),
-                worst=max(there, key=lambda at: prompts[at].drop.value) if there else None,
-                ran=one.ran,
-                left_out=one.left_out,
-            )
-        )
+        mean = estimate(accuracy[:, there].mean(1)) if there else UNDEFINED
+        worst = max(there, key=lambda at: prompts[at].drop.value) if there else None
+        own = PromptAttacker(one.name, tuple(prompts), mean, estimate(drops[-1]), worst, one.ran, one.left_out)
+        attackers.append(own)
     per_template = tuple(estimate(below[:, at] / examples) for at in range(number))
-    worst = lowest(-np.stack(drops, axis=1))
-    return estimate(below.mean(1) / examples), per_template, tuple(attackers), worst
+    return estimate(below.mean(1) / examples), per_template, tuple(attackers), lowest(-np.stack(drops, axis=1))
 
 
 def notes_on(
-    clean: Bool[np.ndarray, "templates examples"],
-    labels: Int[np.ndarray, " examples"],
-    candidates: Sequence[str],
-    words: Sequence[str] | None,
+    clean: np.ndarray, labels: np.ndarray, candidates: Sequence[str], words: Sequence[str] | None
 ) -> Iterator[str]:
     """Yield notes on the clean accuracies and on the rewritten prompts."""
     if nothing := [str(i) for i, right in enumerate(clean) if not right.any()]:

@@ -121,12 +121,11 @@ def word_attack(
             words that do not fit.
     """
     from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.attacks import parts
     from ssmscope.attacks.curves import check_data
-    from ssmscope.attacks.parts import recipe as recipe_of
-    from ssmscope.attacks.parts import stopwords as stop_words
     from ssmscope.attacks.words.hotflip import Limits, hotflip
-    from ssmscope.attacks.words.lockstep import draw_seed
-    from ssmscope.attacks.words.measure import described, example_of, forks, probabilities, sampled_rows, searched
+    from ssmscope.attacks.words.lockstep import draw_seed, lockstep
+    from ssmscope.attacks.words.measure import described, example_of, forks, probabilities, sampled_rows
     from ssmscope.attacks.words.result import WORD, Outcome, WordAttack, measure
     from ssmscope.core.progress import on_stderr, progress_bar
     from ssmscope.evaluation import Evaluator, Template, label_words
@@ -142,7 +141,7 @@ def word_attack(
     prompt = Template(CONTENT if template is None else template)
     # A missing resource is reported before the model runs.
     given = {name: own[name] for name in OPTIONS.get(recipe, ())}
-    attack = recipe_of(recipe, flavour="words", **given) if recipe != HOTFLIP else None
+    attack = parts.recipe(recipe, flavour="words", **given) if recipe != HOTFLIP else None
     rows = sampled_rows(len(data), limit, seed)
     data, labels = data.take(rows), classes[rows].tolist()
 
@@ -152,7 +151,7 @@ def word_attack(
     clean = probabilities(scores(data.texts))
     right = [place for place, found in enumerate(clean) if found.argmax() == labels[place]]
     texts, true = [data.texts[place] for place in right], [labels[place] for place in right]
-    kept, whose = (frozenset[str](), "") if stopwords else stop_words()
+    kept, whose = (frozenset[str](), "") if stopwords else parts.stopwords()
     absent = frozenset(part.lower() for word in answers for part in WORD.findall(word))
     limits = Limits(beam, flips, candidates, budget, kept | absent, absent)
     with progress_bar(on_stderr(progress)) as bar:
@@ -162,8 +161,18 @@ def word_attack(
             ends = hotflip(model, texts, true, scores, template=prompt, label_ids=ids, limits=limits, ended=ended)
             outcomes = [Outcome(e.text, probabilities(e.scores[None])[0], e.queries, e.gradients) for e in ends]
         else:
+            from ssmscope.attacks.goals import search
+
             seeds = [draw_seed(seed, rows[place]) for place in right]
-            outcomes = searched(attack, texts, true, clean[right], scores, ended, answers, budget, seeds, active)
+            guards = (parts.protect(answers, None),) if answers or not all(map(str.isascii, texts)) else ()
+            how: dict[str, Any] = dict(recipe=attack, budget=budget, constraints=guards)
+            starts = zip(texts, true, clean[right])
+            searches = [functools.partial(search, text=t, label=true, clean=row, **how) for t, true, row in starts]
+
+            def answer(texts: Sequence[str]) -> list[np.ndarray]:
+                return list(probabilities(scores(texts)))
+
+            outcomes = lockstep(searches, answer, seeds=seeds, active=active, ended=lambda _: ended(1))
     found = dict(zip(right, outcomes))
     examples = tuple(
         example_of(row, labels[place], text, clean[place], found.get(place))

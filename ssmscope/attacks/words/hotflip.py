@@ -300,10 +300,7 @@ def loss_gradients(
 
 
 def class_scores(
-    model: Model,
-    embeddings: Float[Tensor, "rows length width"],
-    mask: Bool[Tensor, "rows length"],
-    label_ids: Sequence[Sequence[int]] | None,
+    model: Model, embeddings: Tensor, mask: Tensor, label_ids: Sequence[Sequence[int]] | None
 ) -> Float[Tensor, "rows classes"]:
     """Compute a classifier's logits, or Σ_j log P(token_j | text, earlier tokens) of class words, with gradients."""
     if label_ids is None or max(map(len, label_ids)) == 1:

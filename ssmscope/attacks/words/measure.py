@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
-from ssmscope.attacks.parts import Recipe, protect
 from ssmscope.attacks.words.hotflip import Limits
-from ssmscope.attacks.words.lockstep import lockstep
 from ssmscope.attacks.words.result import FAILED, SKIPPED, SUCCESS, AttackedText, Outcome, changed_words
 from ssmscope.core.model import Model
 
@@ -22,33 +19,6 @@ MIN_FORKING_PRODUCTS = 2**22
 2²³ a fifth less)."""
 
 Scores = Callable[[Sequence[str]], Float[np.ndarray, "texts classes"]]
-
-
-def searched(
-    attack: Recipe,
-    texts: Sequence[str],
-    labels: Sequence[int],
-    clean: Float[np.ndarray, "texts classes"],
-    scores: Scores,
-    ended: Callable[[int], None],
-    answers: Sequence[str],
-    budget: int | None,
-    seeds: Sequence[int],
-    active: int,
-) -> list[Outcome]:
-    """Run TextAttack's searches in lockstep."""
-    from ssmscope.attacks.goals import search
-
-    limits = (protect(answers, None),) if answers or not all(map(str.isascii, texts)) else ()
-    searches = [
-        partial(search, recipe=attack, text=text, label=label, clean=row, budget=budget, constraints=limits)
-        for text, label, row in zip(texts, labels, clean)
-    ]
-
-    def answer(asked: list[str]) -> list[np.ndarray]:
-        return list(probabilities(scores(asked)))
-
-    return lockstep(searches, answer, seeds=seeds, active=active, ended=lambda _: ended(1))
 
 
 def described(limits: Limits, whose: str) -> tuple[str, ...]:
