@@ -26,8 +26,7 @@ from ssmscope.attacks.parts import recipe as recipe_of
 from ssmscope.attacks.parts import textattack
 from ssmscope.attacks.recipes import OPTIONS, WORDS
 from ssmscope.attacks.words import word_attack
-from ssmscope.attacks.words.lockstep import draw_seed
-from ssmscope.attacks.words.measure import sampled_rows
+from ssmscope.attacks.words.lockstep import draw_seed, sampled_rows
 from ssmscope.attacks.words.result import AttackedText, WordAttack, changed_words, measure
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.text import PAIR_SEPARATOR, text_data

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ssmscope.api.options import chosen_layers
-from ssmscope.api.results import record_provenance
+from ssmscope.api.results import call_options, record_provenance
 from ssmscope.attacks.effect.result import AttackEffect, Side
 from ssmscope.core.encoding import Batch
 from ssmscope.core.heads import hidden_vectors
@@ -34,12 +34,8 @@ def effect_of(
     *,
     layers: Literal["mean", "all"] | Sequence[int] = "mean",
     top: int = 5,
-    recorded: Mapping[str, Any] | None = None,
 ) -> AttackEffect:
-    """Compute the effect of the change from a batch's first row to its second.
-
-    `recorded` are options that describe the two rows in the provenance; the others are as in `attack_effect`.
-    """
+    """Compute the effect of the change from a batch's first row to its second, with options as in `attack_effect`."""
     trace = model.trace(batch)
     # Retention is defined as 0 for models without a recurrent state, and they have no final states.
     heatmap = selection_heatmap(
@@ -58,9 +54,8 @@ def effect_of(
     places = chosen_layers(chosen, trace.layer_numbers)
     distance, hidden, state = _moved(model, batch, trace, places, pairs)
     probabilities = model.probabilities(trace.logits.double())
-    options = {**(recorded or {}), "layers": layers if isinstance(layers, str) else list(layers), "top": top}
     return AttackEffect(
-        provenance=record_provenance(trace.source, options=options),
+        provenance=record_provenance(trace.source, options=call_options()),
         before=sides[0],
         after=sides[1],
         pairs=pairs,

@@ -120,13 +120,14 @@ def word_attack(
         InputError: an option of another attack, a missing resource, data of other classes than the model's, or label
             words that do not fit.
     """
+    import torch
+
     from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks import parts
     from ssmscope.attacks.curves import check_data
     from ssmscope.attacks.words.hotflip import Limits, hotflip
-    from ssmscope.attacks.words.lockstep import draw_seed, lockstep
-    from ssmscope.attacks.words.measure import described, example_of, forks, probabilities, sampled_rows
-    from ssmscope.attacks.words.result import WORD, Outcome, WordAttack, measure
+    from ssmscope.attacks.words.lockstep import draw_seed, lockstep, sampled_rows
+    from ssmscope.attacks.words.result import WORD, AttackedText, Outcome, WordAttack, measure
     from ssmscope.core.progress import on_stderr, progress_bar
     from ssmscope.evaluation import Evaluator, Template, label_words
     from ssmscope.evaluation.template import CONTENT
@@ -135,7 +136,7 @@ def word_attack(
     check_data(data)
     own: dict[str, Any] = dict(embeddings=embeddings, masked_lm=masked_lm, encoder=encoder, synonyms=synonyms)
     own |= dict(beam=beam, flips=flips, candidates=candidates, stopwords=stopwords)
-    evaluator = Evaluator(model, words=words, cache=cache, fork=forks(model, data.texts))
+    evaluator = Evaluator(model, words=words, cache=cache)
     answers = evaluator.words or ()
     classes = class_ids(model, data) if model.is_classifier else word_ids(data, answers)
     prompt = Template(CONTENT if template is None else template)
@@ -147,6 +148,10 @@ def word_attack(
 
     def scores(texts: Sequence[str]) -> Float[np.ndarray, "texts classes"]:
         return evaluator.scores([prompt.fill(text) for text in texts])
+
+    def probabilities(scores: Float[np.ndarray, "texts classes"]) -> Float[np.ndarray, "texts classes"]:
+        """Compute the softmax in float32 as TextAttack does, so that ties are the same."""
+        return torch.from_numpy(scores).float().softmax(-1).numpy()
 
     clean = probabilities(scores(data.texts))
     right = [place for place, found in enumerate(clean) if found.argmax() == labels[place]]
@@ -175,7 +180,7 @@ def word_attack(
             outcomes = lockstep(searches, answer, seeds=seeds, active=active, ended=lambda _: ended(1))
     found = dict(zip(right, outcomes))
     examples = tuple(
-        example_of(row, labels[place], text, clean[place], found.get(place))
+        AttackedText.of(row, labels[place], text, clean[place], found.get(place))
         for place, (row, text) in enumerate(zip(rows, data.texts))
     )
     options = call_options(words=list(answers) or None)
@@ -185,6 +190,6 @@ def word_attack(
         labels=tuple(model.labels or data.label_names),
         examples=examples,
         **measure(examples, seed),
-        ran=described(limits, whose) if attack is None else attack.ran,
+        ran=limits.described(whose) if attack is None else attack.ran,
         left_out=() if attack is None else attack.left_out,
     )

@@ -46,6 +46,16 @@ class Limits:
     kept: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
 
+    def described(self, whose: str) -> tuple[str, ...]:
+        """Describe the parts of the search that run, with the source of the stop words."""
+        return (
+            f"the {self.candidates} best flips by the gradient",
+            "words of one token for others",
+            *([f"no stop word ({whose})"] if whose else []),
+            "greedy" if self.beam == 1 else f"a beam of {self.beam}",
+            *([f"at most {self.flips} word{'s' if self.flips > 1 else ''}"] if self.flips is not None else []),
+        )
+
 
 class Flipped(NamedTuple):
     """End of a search: the text, its class scores, and the numbers of queries and gradients."""

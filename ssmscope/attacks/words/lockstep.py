@@ -30,6 +30,13 @@ def draw_seed(seed: int, number: int) -> int:
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
+def sampled_rows(number: int, limit: int | None, seed: int) -> list[int]:
+    """Return the rows that `TextData.sample` takes, so that an example has the same seed under any limit."""
+    if limit is None or limit >= number:
+        return list(range(number))
+    return sorted(random.Random(seed).sample(range(number), limit))
+
+
 def seeded(python: int, numpy: int) -> list[Any]:
     """Return the states of `random` and `numpy.random` after these seeds."""
     return [random.Random(python).getstate(), np.random.RandomState(numpy).get_state()]

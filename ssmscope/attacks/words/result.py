@@ -74,6 +74,28 @@ class AttackedText:
     attacked: str
     """Final text of the search: the adversarial text, or the closest to one."""
 
+    @classmethod
+    def of(cls, row: int, label: int, text: str, clean: np.ndarray, outcome: Outcome | None) -> AttackedText:
+        """Combine an example and its clean probabilities with its outcome; None if it was not attacked."""
+        attacked = outcome or Outcome(text, clean, queries=1)
+        answer = int(attacked.probabilities.argmax())
+        words, changed = changed_words(text, attacked.text)
+        return cls(
+            row=row,
+            status=SKIPPED if outcome is None else FAILED if answer == label else SUCCESS,
+            label=label,
+            clean=int(clean.argmax()),
+            answer=answer,
+            before=float(clean[label]),
+            after=float(attacked.probabilities[label]),
+            queries=attacked.queries,
+            gradients=attacked.gradients,
+            words=words,
+            changed=changed,
+            text=text,
+            attacked=attacked.text,
+        )
+
     @property
     def share(self) -> float:
         """Share of the words that were changed."""
