@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.core.bootstrap import Estimate, interval_columns, with_intervals
 from ssmscope.render.blocks import Block, Custom, Prose
+from ssmscope.render.html import grid
 from ssmscope.render.numbers import counted
-from ssmscope.render.table import Cell, folded
+from ssmscope.render.table import Cell, Table, folded
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -42,14 +43,12 @@ def percent(found: Estimate) -> Cell:
 def closing(result: Result, notes: Iterable[str]) -> Iterator[Block]:
     """Yield the data, the notes and, on pages, the whole table folded away."""
     data = result.provenance["data"]
-    yield Prose(
-        f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']}); 95 % bootstrap intervals."
-    )
+    examples = f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']})"
+    yield Prose(f"{examples}; 95 % bootstrap intervals.")
     yield from (Prose(f"Note: {note}.", "note") for note in notes)
+    yield folded_away("All numbers", lambda: folded(result.to_frame(), limit=TABLE_ROWS))
 
-    def whole() -> str:
-        from ssmscope.render.html import grid
 
-        return f"<details><summary>All numbers</summary>{grid(folded(result.to_frame(), limit=TABLE_ROWS))}</details>"
-
-    yield Custom(html=whole)
+def folded_away(summary: str, table: Callable[[], Table]) -> Custom:
+    """Return a table that pages show on demand."""
+    return Custom(html=lambda: f"<details><summary>{summary}</summary>{grid(table())}</details>")

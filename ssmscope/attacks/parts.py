@@ -23,9 +23,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ssmscope.attacks.recipes import RECIPES, SUFFIX_PARTS, SUFFIXES
+from ssmscope.attacks.recipes import SUFFIX_PARTS, SUFFIXES
 from ssmscope.attacks.resources import Encoder, MaskedLM, load_synonyms, load_vectors
-from ssmscope.errors import InputError, did_you_mean, extra
+from ssmscope.errors import InputError, extra
 
 FUNCTION_WORDS = frozenset(
     """
@@ -145,8 +145,6 @@ class Recipe:
 
     def attack(self, goal_function: Any, *more_constraints: Any) -> Any:
         """Return TextAttack's `Attack` for a goal, with further constraints."""
-        if self.transformation is None:
-            raise TypeError(f"{self.name} tries its suffixes and has no search")
         constraints = [*self.constraints, *more_constraints]
         return textattack().Attack(goal_function, constraints, self.transformation, copy.copy(self.search))
 
@@ -159,37 +157,25 @@ def protect(words: Iterable[str], placeholder: str | None) -> Any:
     return Protected(words, placeholder)
 
 
-def recipe(
-    name: str,
-    *,
-    flavour: str,
-    embeddings: str | Path | None = None,
-    masked_lm: str | Path | None = None,
-    encoder: str | Path | None = None,
-    synonyms: str | Path | None = None,
-) -> Recipe:
-    """Return the attack of this name and flavour ("prompt" or "words"); each resource is a file or a model's name."""
-    if flavour not in RECIPES:
-        raise InputError(
-            f"unknown flavour {flavour!r}; allowed are {', '.join(RECIPES)}{did_you_mean(flavour, RECIPES)}"
-        )
-    allowed = RECIPES[flavour]
-    if name not in allowed:
-        raise InputError(f"unknown attack {name!r}; allowed are {', '.join(allowed)}{did_you_mean(name, allowed)}")
+def recipe(name: str, *, flavour: str, **resources: str | Path | None) -> Recipe:
+    """Return the attack of this name and flavour, "prompt" or "words".
+
+    Resources are files or names of models: embeddings, masked_lm, encoder, synonyms.
+    """
     if flavour == "prompt" and name in SUFFIXES:
         return Recipe(name, None, (), None, SUFFIX_PARTS[name], suffixes=SUFFIXES[name])
     textattack()
-    return _BUILDERS[name](_Resources(embeddings, masked_lm, encoder, synonyms), flavour == "prompt")
+    return _BUILDERS[name](_Resources(**resources), flavour == "prompt")
 
 
 @dataclass
 class _Resources:
     """Resources that a recipe may use, and its notes on what runs."""
 
-    embeddings: str | Path | None
-    masked_lm: str | Path | None
-    encoder: str | Path | None
-    synonyms: str | Path | None
+    embeddings: str | Path | None = None
+    masked_lm: str | Path | None = None
+    encoder: str | Path | None = None
+    synonyms: str | Path | None = None
     ran: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 

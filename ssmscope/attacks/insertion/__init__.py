@@ -102,7 +102,7 @@ def insertion_sweep(
     from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks.curves import questions, true_log_odds
     from ssmscope.attacks.insertion.measure import attacked_texts, mean, measure, notes_on
-    from ssmscope.attacks.insertion.result import FIRST, LAST, InsertionCurve, InsertionSweep, Place, place_name
+    from ssmscope.attacks.insertion.result import FIRST, LAST, InsertionSweep, place_name
     from ssmscope.core.limits import MAX_TEXTS, refuse_held
 
     phrases, shares = checked_phrases(insert), checked_shares(places)
@@ -118,24 +118,22 @@ def insertion_sweep(
         texts += attacked_texts(asked, phrase, spots)
     scores = asked.evaluator.scores(texts).reshape(-1, len(asked.data), len(asked.classes))
     answers = asked.evaluator.answers(scores)
-    right, changed = answers == asked.labels, answers != answers[0]
     spoken = scoring == "generated" and not model.is_classifier
     odds = None if spoken else true_log_odds(scores, asked.labels)
     curves = []
     for number, phrase in enumerate(phrases):
-        rows = slice(1 + number * len(spots), 1 + (number + 1) * len(spots))
-        own = (None, None) if odds is None else (odds[0], odds[rows])
-        found = measure(right[0], right[rows], changed[rows], *own, seed)
-        placed = tuple(Place(name, share, **each) for (name, share), each in zip(spots, found.places))
-        curves.append(InsertionCurve(phrase, placed, found.hardest, found.lowest_odds, found.worst, found.worst_drop))
-    every = measure(right[0], right[1:], changed[1:], None, None, seed)
+        rows = [0, *range(1 + number * len(spots), 1 + (number + 1) * len(spots))]
+        own = None if odds is None else odds[rows]
+        curves.append(measure(phrase, spots, answers[rows], asked.labels, own, seed))
+    every = measure("", spots * len(phrases), answers, asked.labels, None, seed)
+    clean = mean(answers[0] == asked.labels, seed)
     options = call_options(insert=list(phrases), places=list(shares), **asked.options)
     return InsertionSweep(
         provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
-        clean=every.clean,
+        clean=clean,
         clean_log_odds=None if odds is None else mean(odds[0], seed),
         curves=tuple(curves),
         worst=every.worst,
         worst_drop=every.worst_drop,
-        notes=tuple(notes_on(model, phrases, answers, every.clean)),
+        notes=tuple(notes_on(model, phrases, answers, clean)),
     )

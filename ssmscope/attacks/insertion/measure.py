@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 
 from ssmscope.attacks.curves import Questions, unknown_tokens
-from ssmscope.attacks.insertion.result import FIRST
+from ssmscope.attacks.insertion.result import FIRST, InsertionCurve, Place
 from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
 from ssmscope.core.model import Model
 from ssmscope.render.tokens import shorten, visible
@@ -41,46 +40,36 @@ def attacked_texts(asked: Questions, phrase: str, spots: Sequence[tuple[str, flo
                 yield f"{phrase} {whole}" if name == FIRST else f"{whole}{gap}{phrase}"
 
 
-class Measured(NamedTuple):
-    """Estimates of one phrase: of every place, by the fields of `Place`, and of the worst place of each example."""
-
-    clean: Estimate
-    places: tuple[dict[str, Any], ...]
-    hardest: tuple[int, ...]
-    lowest_odds: tuple[int, ...]
-    worst: Estimate
-    worst_drop: Estimate
-
-
 def measure(
-    clean: Bool[np.ndarray, " examples"],
-    right: Bool[np.ndarray, "places examples"],
-    changed: Bool[np.ndarray, "places examples"],
-    clean_odds: Float[np.ndarray, " examples"] | None,
-    odds: Float[np.ndarray, "places examples"] | None,
+    phrase: str,
+    spots: Sequence[tuple[str, float | None]],
+    answers: Int[np.ndarray, "spots+1 examples"],
+    labels: Int[np.ndarray, " examples"],
+    odds: Float[np.ndarray, "spots+1 examples"] | None,
     seed: int,
-) -> Measured:
-    """Compute all estimates of a phrase from what is right and what differs from the clean answer at each place.
+) -> InsertionCurve:
+    """Compute all estimates of a phrase from class ids and log-odds of the true class, those of the clean texts first.
 
-    `clean_odds` and `odds` are log-odds of the true class; None for generated answers.
+    Without log-odds (of generated answers) the curve has no numbers from them.
     """
-    number, examples = right.shape
-    columns = [clean[None], np.all(right, axis=0, keepdims=True), right, changed & clean]
-    if odds is not None and clean_odds is not None:
-        here = np.asarray(odds == odds.min(0))
-        columns += [odds - clean_odds, here / here.sum(0)]
+    hits, number = answers == labels, len(spots)
+    clean, right = hits[0], hits[1:]
+    columns = [clean[None], right.all(0, keepdims=True), right, (answers[1:] != answers[0]) & clean]
+    if odds is not None:
+        here = np.asarray(odds[1:] == odds[1:].min(0))
+        columns += [odds[1:] - odds[0], here / here.sum(0)]
     sums = resampled_sums(np.concatenate(columns).T.astype(np.float64), seed=seed)
     rights, everywhere = sums[:, :1], sums[:, 1:2]
-    each = [sums[:, 2 + i * number : 2 + (i + 1) * number] for i in range(len(columns) - 2)]
-    parts = {"accuracy": each[0] / examples, "drop": 1 - ratio(each[0], rights), "flipped": ratio(each[1], rights)}
-    parts |= dict(zip(("log_odds_change", "worst_here"), (part / examples for part in each[2:])))
-    places = [{name: estimate(part[:, i]) for name, part in parts.items()} for i in range(number)]
-    return Measured(
-        clean=estimate(rights[:, 0] / examples),
-        places=tuple(places),
-        hardest=lowest(each[0]),
+    each = np.split(sums[:, 2:], len(columns) - 2, axis=1)
+    shares = {"accuracy": each[0] / len(labels), "drop": 1 - ratio(each[0], rights), "flipped": ratio(each[1], rights)}
+    shares |= dict(zip(("log_odds_change", "worst_here"), (part / len(labels) for part in each[2:])))
+    numbers = [{name: estimate(part[:, at]) for name, part in shares.items()} for at in range(number)]
+    return InsertionCurve(
+        phrase=phrase,
+        places=tuple(Place(*spot, **found) for spot, found in zip(spots, numbers)),
+        hardest_places=lowest(each[0]),
         lowest_odds=lowest(-each[3]) if len(each) > 2 else (),
-        worst=estimate(everywhere[:, 0] / examples),
+        worst=estimate(everywhere[:, 0] / len(labels)),
         worst_drop=estimate((1 - ratio(everywhere, rights))[:, 0]),
     )
 
