@@ -79,9 +79,6 @@ class Protected(PreTransformationConstraint):
             and (text.isascii() or not (is_within_word(text, start) or is_within_word(text, stop)))
         }
 
-    def extra_repr_keys(self) -> list[str]:
-        return ["words", "placeholder"]
-
 
 class Homoglyphs(WordSwap):
     """Replacement of one character by its homoglyph, each in turn; TextAttack's own lacks a file in some releases."""

@@ -48,10 +48,8 @@ def draw_donors(labels: np.ndarray, lengths: np.ndarray, needed: np.ndarray, see
     for row, label in enumerate(labels):
         others = np.flatnonzero(labels != label)
         enough = others[lengths[others] >= needed[row]]
-        if len(enough):
-            donors[row] = enough[np.random.default_rng([seed, row]).integers(len(enough))]
-        else:
-            donors[row] = others[lengths[others].argmax()]
+        among = enough if len(enough) else others[[lengths[others].argmax()]]
+        donors[row] = among[np.random.default_rng([seed, row]).integers(len(among))]
     return donors
 
 
