@@ -21,6 +21,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -93,6 +94,10 @@ REPEATED = object()
 """Mark of an option that is given once for each value, because values may contain commas."""
 NO_EFFECT = object()
 """Mark of an option that changes no number of the result: a cache, progress."""
+
+
+asked: ContextVar[Mapping[str, Any]] = ContextVar("asked")
+"""Options of the running analysis, as its provenance records them."""
 
 
 @dataclass(frozen=True)
@@ -298,6 +303,13 @@ def as_value(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def plain(value: Any) -> Any:
+    """Return an option's value as JSON has it."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _written(value: Any) -> str:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from ssmscope import __version__
 from ssmscope.api import registry
 from ssmscope.api.jsonable import decode_fields, encode, encode_fields
+from ssmscope.api.options import asked
 from ssmscope.api.writing import publish, read_current
 from ssmscope.errors import InputError, did_you_mean
 
@@ -364,6 +365,11 @@ def save_together(
     except OSError as error:
         raise InputError(f"cannot write to {os.fspath(directory)}: {error.strerror or error}") from error
     return {name: {suffix: folder / f"{name}.{suffix}" for suffix in formats} for name in results}
+
+
+def call_options(**changed: Any) -> dict[str, Any]:
+    """Return the options of the running analysis for its provenance, with those that it has changed or settled."""
+    return {**asked.get({}), **changed}
 
 
 def record_provenance(

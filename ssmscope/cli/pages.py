@@ -93,18 +93,13 @@ def serve(
     device: DEVICE = "cpu",
     dtype: DTYPE = "auto",
 ) -> None:
-    """Serve a page for typed texts: prediction, heatmap, attention of a clicked token, an edited text, a second model.
-
-    It needs Gradio, which the extra "serve" of ssmscope installs.
-    """
-    from ssmscope.reports.serving import check_address, import_gradio
-
-    check_address(host, port)
-    import_gradio()
-
+    """Serve a page for typed texts: prediction, heatmap, attention of a clicked token, an edited text, two models."""
     from ssmscope.architectures.loading.load import load
     from ssmscope.reports.live import Live
+    from ssmscope.reports.serving import check_address
     from ssmscope.reports.serving import serve as serve_page
+
+    check_address(host, port)
 
     setting = {"tokenizer": tokenizer, "device": device, "dtype": None if dtype == "auto" else dtype}
     models = [load(name, **setting) for name in (model, beside) if name is not None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import Any
 
 from ssmscope.api.analysis import Call
 from ssmscope.api.inputs import Texts
+from ssmscope.api.options import plain
 from ssmscope.errors import InputError
 from ssmscope.reports.code import code_of
 from ssmscope.reports.fingerprints import Fingerprints
-from ssmscope.reports.kinds import kind_of, supported_kinds
+from ssmscope.reports.kinds import kind_of
 from ssmscope.reports.plan import Plan, PlannedCall, PlannedModel
 from ssmscope.reports.sources import check_model, check_sources
 
@@ -112,7 +112,7 @@ def _known(model: PlannedModel, place: Path, prints: Fingerprints) -> dict[str, 
 def _wanted(planned: PlannedCall, kind: str | None) -> bool:
     if planned.kinds is not None:
         return kind in planned.kinds
-    can = supported_kinds(planned.call.analysis)
+    can = planned.call.analysis.models
     if kind is None or kind in can:
         return True
     names = ", ".join(model.name for model in planned.models)
@@ -183,11 +183,5 @@ def _job(key: str, planned: PlannedCall, call: Call) -> Job:
 
 def json_options(call: Call) -> dict[str, Any]:
     """Return a call's inputs, options and loading options as JSON values."""
-    every = {option.name: _plain(value) for option, value in call.option_values()}
+    every = {option.name: plain(value) for option, value in call.option_values()}
     return {**every, "tokenizer": call.tokenizer, "device": call.device, "dtype": call.dtype}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -65,8 +65,8 @@ def render(report: Report) -> str:
     links = _links(parts, listed)
     sections = [_section(group, own, links) for group, own in zip(parts, listed)]
     blocks = [part.block for own in listed for _, part in _parts(own)]
-    scripts = [_file("report.js"), *scripts_of(blocks)]
-    page = _template("report.html").render(
+    scripts = [file("report.js"), *scripts_of(blocks)]
+    page = template("report.html").render(
         report=report,
         grid=grid,
         counts=_counts(report),
@@ -76,9 +76,9 @@ def render(report: Report) -> str:
         provenance=flatten(report.provenance, most=MAX_PROVENANCE_CHARACTERS),
         scripts=list(map(Markup, scripts)),
         # The page's own rules come last and so win over equally specific ones.
-        style=Markup("".join([stylesheet(), shade_style(), signed_style(), *styles_of(blocks), _file("report.css")])),
+        style=Markup("".join([stylesheet(), shade_style(), signed_style(), *styles_of(blocks), file("report.css")])),
         shades=_island({"shades": SHADES, "steps": STEPS}),
-        policy=_policy(scripts),
+        policy=policy(scripts),
     )
     # Some tokenizers give lone surrogates, which no file can hold.
     return page.encode(errors="backslashreplace").decode()
@@ -145,7 +145,7 @@ def _counts(report: Report) -> str:
     return f"{len(report.entries)} entries: {listed or 'none'}; {duration(seconds)} of computing"
 
 
-def _policy(scripts: Iterable[str]) -> str:
+def policy(scripts: Iterable[str]) -> str:
     """Return a content security policy that allows only these scripts and no other resources."""
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in scripts)
     return (
@@ -159,12 +159,14 @@ def _island(value: Any) -> Markup:
     return Markup(json.dumps(value, allow_nan=False).replace("<", "\\u003c"))
 
 
-@lru_cache(maxsize=1)
-def _template(name: str) -> Any:
+@lru_cache
+def template(name: str) -> Any:
+    """Return a template of this package."""
     loader = PackageLoader("ssmscope.reports")
     # Jinja would choose autoescaping by suffix; here every template escapes.
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True).get_template(name)
 
 
-def _file(name: str) -> str:
+def file(name: str) -> str:
+    """Return the text of a style or script of this package."""
     return resources.files("ssmscope.reports").joinpath("templates", name).read_text(encoding="utf-8")

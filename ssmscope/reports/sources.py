@@ -14,7 +14,7 @@ from ssmscope.api.inputs import PIXEL_CLASSIFIER, Texts
 from ssmscope.api.options import Option
 from ssmscope.core.shipped import data_set_of, training_data
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.reports.kinds import kind_of, supported_kinds
+from ssmscope.reports.kinds import kind_of
 from ssmscope.reports.plan import Plan, PlannedModel
 
 MAX_BYTES_CHECKED = 64 * 2**20
@@ -35,7 +35,7 @@ def check_sources(plan: Plan) -> None:
             place = _place(model.model)
             kinds.append(None if place is None else kind_of(place, tokenizer=model.tokenizer is not None))
         call = planned.call
-        can = supported_kinds(call.analysis) if planned.kinds is None else planned.kinds
+        can = call.analysis.models if planned.kinds is None else planned.kinds
         if any(kind is not None and kind not in can for kind in kinds):
             continue
         try:

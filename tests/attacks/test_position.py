@@ -25,9 +25,18 @@ from ssmscope import cli
 from ssmscope.architectures import architectures
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.attacks.position import position_bias
-from ssmscope.attacks.position.measure import PAPER, averages, measure
+from ssmscope.attacks.position.measure import (
+    LEFT_OUT,
+    PAPER,
+    Pixels,
+    Tokens,
+    averages,
+    draw_donors,
+    measure,
+    noise_of,
+    run_embeddings,
+)
 from ssmscope.attacks.position.regions import Region
-from ssmscope.attacks.position.replaced import LEFT_OUT, Pixels, Tokens, draw_donors, noise_of, run_embeddings
 from ssmscope.attacks.position.result import Attacked
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.language import symbol_tokenizer

@@ -103,7 +103,7 @@ class TestKeys:
         (tmp_path / "d.csv").write_text("text,label\na,0\n")
 
         def keys() -> dict[str, str]:
-            for cached in (code.code_of, code._module_digest, code._imports_of, code._text):
+            for cached in (code.code_of, code.digest, code.imported):
                 cached.cache_clear()
             return {verb: self.keys(models[0], options, verb)[0] for verb, options in asked.items()}
 

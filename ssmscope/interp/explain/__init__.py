@@ -59,7 +59,7 @@ def explain(
     """
     from dataclasses import replace
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.model import as_batch
     from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
     from ssmscope.interp.meter import Meter
@@ -91,9 +91,9 @@ def explain(
                 pixels=None if pixels is None else pixels[row].float().cpu().numpy(),
             )
         )
-    options = {"methods": list(named), "target": list(explained.names), "top": top}
+    options = call_options(methods=list(named), target=list(explained.names), option=option or {})
     return Explanation(
-        provenance=record_provenance(model.source, options={**options, "option": option or {}}, seed=seed),
+        provenance=record_provenance(model.source, options=options, seed=seed),
         texts=tuple(rows),
         methods=tuple(named),
         top=top,

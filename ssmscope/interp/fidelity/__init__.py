@@ -107,7 +107,7 @@ def fidelity_auc(
 
     import numpy as np
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.api.sharding.parts import over
     from ssmscope.core.batching import by_length, tokens_at_once
     from ssmscope.interp.fidelity.knocked import correlations, knockout_effects
@@ -171,20 +171,7 @@ def fidelity_auc(
             part.unconverged[number] += int((~converged).sum()) if converged is not None else 0
         return part.arrays()
 
-    options: dict[str, Any] = {
-        "methods": list(ready),
-        "option": option or {},
-        "limit": limit,
-        "max_tokens": max_tokens,
-        "mode": mode,
-        "replacement": replacement,
-        "value": value,
-        "steps": steps,
-        "random_rankings": random_rankings,
-        "knockout": knockout,
-        "knockout_layers": knockout_layers,
-        "batch_size": batch_size,
-    }
+    options = call_options(methods=list(ready), option=option or {})
     provenance = record_provenance(model.source, options=options, seed=seed, data=data)
     found = Measured.empty(len(used), *shape)
     line_of = {row: line for line, row in enumerate(used)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
@@ -86,7 +86,7 @@ def knockout(
     import numpy as np
     import torch
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.edits import edited
     from ssmscope.core.mixers import is_bidirectional
     from ssmscope.core.model import as_batch
@@ -137,8 +137,7 @@ def knockout(
                 found = probability_and_logit(model, logits, ids[text])
                 values[:, text, number, chosen] = torch.stack(found).cpu().numpy()
     change = values[0] / plain[0][:, None, None] - 1
-    options: dict[str, Any] = {"from": names, "to": goal, "by": by, "level": level, "roads": roads}
-    options |= {"window": window, "answer": answer}
+    options = call_options(**{"from": names, "to": goal})
     return Knockout(
         provenance=record_provenance(model.source, options=options, seed=seed),
         tokens=batch.tokens,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL
@@ -95,7 +95,7 @@ def patch(
     import numpy as np
 
     from ssmscope.api.inputs import one_text
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.interp.patch.attribution import agreement, attributed
     from ssmscope.interp.patch.measure import PatchRuns, answer_pair, first_difference, measure
     from ssmscope.interp.patch.result import Patching
@@ -140,10 +140,8 @@ def patch(
             values[...] = np.nan
             values[: model.num_layers, :, 1] = plain[0, 1] + approximate
     texts = [text if isinstance(text, str) else list(text) for text in (clean, corrupted)]
-    options: dict[str, Any] = {"clean": texts[0], "corrupted": texts[1]}
-    options |= {"site": site, "direction": direction, "metric": metric}
-    options |= {"positions": None if positions is None else span_name(positions)}
-    options |= {"method": method, "answer": answer, "contrast": contrast}
+    where = None if positions is None else span_name(positions)
+    options = call_options(clean=texts[0], corrupted=texts[1], positions=where)
     return Patching(
         provenance=record_provenance(model.source, options=options),
         clean=pair[0].tokens[0],

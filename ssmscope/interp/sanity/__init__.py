@@ -6,7 +6,7 @@ Scores that stay what they were when the weights are gone describe the input or 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import Texts
@@ -67,7 +67,7 @@ def cascading_randomisation(
 
     import numpy as np
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.bootstrap import RESAMPLES, estimate, resampled_means
     from ssmscope.core.model import Model, as_batch
     from ssmscope.interp.methods import bind_methods
@@ -100,11 +100,7 @@ def cascading_randomisation(
     rows = resampled_means(columns.reshape(len(goal), -1), resamples=resamples, seed=seed)
     ends = [estimate(rows[:, column]) for column in range(rows.shape[1])]
     shape = (len(ready), len(stages) + 1, len(MEASURES), 3)
-    options: dict[str, Any] = {
-        "methods": list(ready),
-        "option": option or {},
-        "layers": layers if isinstance(layers, str) else list(layers),
-    }
+    options = call_options(methods=list(ready), option=option or {})
     return SanityCheck(
         provenance=record_provenance(model.source, options=options, seed=seed),
         methods=tuple(ready),

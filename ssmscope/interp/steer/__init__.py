@@ -96,7 +96,7 @@ def steer(
     import numpy as np
     import torch
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.model import as_batch
     from ssmscope.interp.interventions import answer_ids
     from ssmscope.interp.scoring import MEASURES, scored_examples
@@ -128,10 +128,7 @@ def steer(
     costs = np.empty((len(directions), len(strengths), 0, len(MEASURES)))
     if held_out is not None:
         costs = runs.costs(scored_examples(model, held_out))
-    options = {
-        **{"toward": list(toward), "away": list(away), "site": site, "layer": layer, "strengths": list(strengths)},
-        **{"answer": answer, "split": split, "length": length, "limit": limit, "random": random},
-    }
+    options = call_options(layer=layer, strengths=list(strengths))
     return Steering(
         provenance=record_provenance(model.source, options=options, seed=seed, data=held_out),
         site=site,

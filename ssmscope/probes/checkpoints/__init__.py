@@ -56,7 +56,7 @@ def stability_table(
     """
     import numpy as np
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.probes.bound.measure import curve_lengths
     from ssmscope.probes.checkpoints.measure import (
         expand_directories,
@@ -80,7 +80,7 @@ def stability_table(
     if all(row.reason for row in rows):
         what = "the checkpoint" if len(rows) == 1 else f"none of the {len(rows)} checkpoints"
         raise InputError(f"{what} can{'not' if len(rows) == 1 else ''} be read: {rows[0].reason}")
-    options = {"length": each[0] if len(set(each)) == 1 else each, "examples": examples, **setting}
+    options = call_options(length=each[0] if len(set(each)) == 1 else each)
     name = {"model": f"{len(rows)} checkpoint{'s' if len(rows) > 1 else ''}"}
     provenance = record_provenance(name, options=options, seed=seed)
     return StabilityTable(

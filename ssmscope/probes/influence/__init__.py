@@ -78,7 +78,7 @@ def influence(
     """
     import numpy as np
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.limits import refuse_reading
     from ssmscope.core.mixers import check_causal
     from ssmscope.interp.objective import MAX_BACKWARD_NUMBERS
@@ -112,12 +112,7 @@ def influence(
                 reaches.append(reach(str(trace.layer_numbers[index]), found))
 
     similarity = similarity_of(model, batch, at_once=chunk, seed=seed)
-    options: dict[str, Any] = {
-        **{"length": length, "sequences": sequences if length is not None else None},
-        **{"positions": positions if isinstance(positions, str) else list(positions)},
-        **{"at": at, "of": of, "exact": exact, "probes": probes, "vectors": vectors},
-        **{"fit_from": fit_from, "fit_to": fit_to, "recent": recent, "chunk": chunk},
-    }
+    options = call_options(sequences=sequences if length is not None else None)
     return Influence(
         provenance=record_provenance(model.source, options=options, seed=seed),
         of=of,

@@ -164,7 +164,7 @@ def trajectory(
         raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
     if statistic == "cross_entropy" and model.is_classifier:
         raise InputError(f"{model.name} is a classifier: there is no next token, and no cross-entropy to it")
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.model import as_batch
     from ssmscope.probes.lens.answers import answers_of
     from ssmscope.probes.lens.lenses import lens_of
@@ -173,9 +173,8 @@ def trajectory(
     batch = as_batch(model, texts)
     found = lens_of(lens, model)
     where = positions or found.positions
-    options = {"lens": found.name, "positions": where, "statistic": statistic}
     return Trajectory(
-        provenance=record_provenance(model.source, options=options),
+        provenance=record_provenance(model.source, options=call_options(lens=found.name, positions=where)),
         lens=found.title,
         positions=where,
         statistic=statistic,

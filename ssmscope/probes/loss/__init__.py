@@ -77,7 +77,7 @@ def token_loss(
 
     import numpy as np
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.progress import on_stderr
     from ssmscope.probes.long_rows import distinct_names, language_models
     from ssmscope.probes.loss.measure import UNITS_PER_NAT, all_losses, notes_on, positions_of, summarise
@@ -91,10 +91,7 @@ def token_loss(
     if limit is not None and limit < found:
         windows = windows[np.sort(np.random.default_rng(seed).permutation(found)[:limit])]
     names, places = distinct_names(model.name for model in every), positions_of(length)
-    options: dict[str, Any] = {
-        **{"data": name, "split": split, "length": length, "limit": limit},
-        **{"smooth": smooth, "unit": unit, "piece": piece},
-    }
+    options = call_options(data=name)
     digest = hashlib.sha256(np.ascontiguousarray(windows, dtype="<i8").tobytes()).hexdigest()[:16]
     losses = np.zeros((len(every), len(windows), length), dtype=np.float32)
     say = on_stderr(progress).print

@@ -75,7 +75,7 @@ def retrieval(
 
     import numpy as np
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.limits import MAX_ITEMS_HELD, refuse_above, refuse_reading
     from ssmscope.core.progress import on_stderr
     from ssmscope.data.babi import questions, refuse_contexts
@@ -123,10 +123,7 @@ def retrieval(
                 took = time.perf_counter() - began
                 say(f"  {names[number]}: accuracy {found.right.mean():.3f} in {took:.1f} s")
     cells, ratios = compare_models(right, among, log_probability, tokens, seed)
-    options: dict[str, Any] = {
-        **{"tasks": list(chosen), "lengths": list(steps), "examples": examples, "filler": name},
-        **{"template": template, "spaced": spaced, "split": split, "piece": piece},
-    }
+    options = call_options(tasks=list(chosen), lengths=list(steps), filler=name)
     return Retrieval(
         provenance={
             **record_provenance({"model": " and ".join(names)}, options=options, seed=seed),

@@ -7,7 +7,7 @@ measurements for every architecture.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import Texts
@@ -64,7 +64,7 @@ def stability(
     """
     import numpy as np
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.mixers import check_causal
     from ssmscope.probes.stability.inputs import inputs_of
     from ssmscope.probes.stability.layers import record_layers
@@ -81,12 +81,7 @@ def stability(
         for number, parts, norms in zip(model.layer_numbers, found.layers, found.norms)
         for part, one in enumerate(parts)
     )
-    options: dict[str, Any] = {
-        "length": length,
-        "samples": samples if texts is None else None,
-        "positions": positions if isinstance(positions, int) else list(positions),
-        "tolerance": tolerance,
-    }
+    options = call_options(samples=samples if texts is None else None)
     return Stability(
         provenance=record_provenance(model.source, options=options, seed=seed),
         inputs=inputs.name,

@@ -1,24 +1,29 @@
-"""TextAttack's goal: a prompt under which the model gets nothing right.
-
-Importing this module imports TextAttack.
-"""
+"""TextAttack's goals on prompts and on texts, and its search for one text. Importing this module imports TextAttack."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ssmscope.attacks.offline import textattack
+import numpy as np
+import torch
+
+from ssmscope.attacks.parts import textattack
+from ssmscope.attacks.words.result import Outcome
+from ssmscope.data.text import PAIR_SEPARATOR
 
 if TYPE_CHECKING:
+    from ssmscope.attacks.parts import Recipe
     from ssmscope.attacks.prompts.search import Judge
+    from ssmscope.attacks.words.lockstep import Ask
 
 textattack()
 
+from textattack.constraints import Constraint  # noqa: E402
 from textattack.goal_function_results import ClassificationGoalFunctionResult  # noqa: E402
-from textattack.goal_functions import GoalFunction  # noqa: E402
+from textattack.goal_functions import GoalFunction, UntargetedClassification  # noqa: E402
 from textattack.shared import AttackedText  # noqa: E402
 
 UNBOUNDED_CALLS = 2
@@ -35,10 +40,6 @@ class PromptAccuracy(GoalFunction):
     TextAttack's greedy search asks for the initial prompt, for those by which it ranks the words, and then for each
     word's candidates, of which it takes the best if it improves on the current prompt. So a candidate is not measured
     further once as many examples are right as under the best prompt so far.
-
-    Args:
-        judge: tells which examples are right under prompts.
-        as_promptbench: score the initial prompt as PromptBench does.
     """
 
     def __init__(self, judge: Judge, *, as_promptbench: bool = False):
@@ -84,3 +85,49 @@ class PromptAccuracy(GoalFunction):
 
     def _process_model_outputs(self, inputs: Sequence, outputs: Sequence) -> Sequence:
         return outputs
+
+
+class ChangedAnswer(UntargetedClassification):
+    """Goal of any class but the true one; `ask` returns class probabilities, those of the clean text are known."""
+
+    def __init__(self, ask: Ask[np.ndarray], text: str, clean: np.ndarray, budget: int | None = None):
+        # The parent's __init__ is skipped, because it warns of models that it does not know.
+        self.ask, self.text, self.clean = ask, text, clean
+        self.query_budget = float("inf") if budget is None else budget
+        self.use_cache, self.maximizable, self.allow_skip, self.target_max_score = False, False, True, None
+
+    def _call_model(self, attacked_text_list: Sequence[AttackedText]) -> list[torch.Tensor]:
+        texts = [attacked.text for attacked in attacked_text_list]
+        # An empty text cannot be read by a model, so it has the scores of the clean text.
+        asked = [text for text in texts if text.strip() and text != self.text]
+        found = dict(zip(asked, self.ask(asked) if asked else ()))
+        return [torch.from_numpy(found.get(text, self.clean)) for text in texts]
+
+
+class KeepsPair(Constraint):
+    """Constraint that keeps the separator between the two sentences of a pair."""
+
+    def __init__(self) -> None:
+        super().__init__(compare_against_original=True)
+
+    def _check_constraint(self, transformed_text: AttackedText, reference_text: AttackedText) -> bool:
+        return transformed_text.text.count(PAIR_SEPARATOR) == reference_text.text.count(PAIR_SEPARATOR)
+
+
+def search(
+    ask: Ask[np.ndarray],
+    *,
+    recipe: Recipe,
+    text: str,
+    label: int,
+    clean: np.ndarray,
+    budget: int | None = None,
+    constraints: Sequence[Any] = (),
+) -> Outcome:
+    """Run TextAttack's attack on one correctly classified text with these class probabilities."""
+    goal = ChangedAnswer(ask, text, clean, budget)
+    attack = recipe.attack(goal, *constraints, KeepsPair())
+    result, spent = goal.init_attack_example(AttackedText(text), label)
+    if not spent:
+        result = attack.search_method(result)
+    return Outcome(result.attacked_text.text, np.asarray(result.raw_output), goal.num_queries)
