@@ -17,7 +17,7 @@ from ssmscope.data.pixels import PixelData
 from ssmscope.data.sequences import SequenceData
 from ssmscope.data.tokens import TokenData
 from ssmscope.errors import InputError
-from ssmscope.training.architectures import GATE_OPTIONS, GATES, Tokens, named
+from ssmscope.training.architectures import GATE_OPTIONS, Tokens, named
 
 STEPS = {"standard": (0.001, 0.1), "spread": (0.05, 0.5)}
 RATES = (0.02, 0.5)
@@ -155,34 +155,18 @@ def _selective(options: Mapping[str, Any], train: Any, tokens: Tokens, labels: M
 
 def _converted(source: Any, module: Any, options: Mapping[str, Any]) -> Any:
     """Return the backbone or language model of a loaded model as the chosen architecture, without new parameters."""
-    architecture = options["architecture"]
-    gate, kind = GATES.get(architecture), getattr(getattr(module, "config", None), "model_type", None)
-    chosen = {name: options[name] for name in GATE_OPTIONS if options[name] is not None}
-    if gate is not None and kind in ("mamba", "mamba2"):
-        return convert(module, gate, **chosen)
-    same_gate = gate is not None and getattr(getattr(module, "config", None), "gate", None) == gate
-    if kind in OWN_KINDS.get(architecture, ()) or (same_gate and not chosen):
+    name, config = options["architecture"], getattr(module, "config", None)
+    architecture, kind = named(name), getattr(config, "model_type", None)
+    chosen = {option: options[option] for option in GATE_OPTIONS if options[option] is not None}
+    if architecture.gate is not None and kind in ("mamba", "mamba2"):
+        return convert(module, architecture.gate, **chosen)
+    same_gate = architecture.gate is not None and getattr(config, "gate", None) == architecture.gate
+    if kind in architecture.kinds or (same_gate and not chosen):
         return module
     raise InputError(
-        f"{source.name} is a {kind or type(source.module).__name__}, which cannot become {architecture}; a Mamba or "
+        f"{source.name} is a {kind or type(source.module).__name__}, which cannot become {name}; a Mamba or "
         "Mamba-2 can become a Baleen, and every architecture can be trained further with its own gate as it is"
     )
-
-
-OWN_KINDS = {
-    "mamba": ("mamba",),
-    "mamba2": ("mamba2",),
-    "diff-mamba": ("diff-mamba", "diff-mamba1"),
-    "groupmamba": ("groupmamba", "groupmamba-mamba2"),
-    "gfssm": ("gfssm", "gfssm-mamba"),
-    "gla": ("ssm-gla",),
-    "hybrid": ("bamba",),
-    "retnet": ("ssm-retnet",),
-    "deltanet": ("ssm-deltanet",),
-    "rwkv": ("rwkv",),
-    "selective": ("selective-ssm",),
-}
-"""Model types from which an architecture's further training can start."""
 
 
 def _mamba_steps(module: Any, steps: tuple[float, float]) -> None:
