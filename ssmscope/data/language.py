@@ -13,11 +13,11 @@ import numpy as np
 from ssmscope.core.limits import MAX_TOKENS_PER_ROW, refuse_above
 from ssmscope.core.reading import read_text
 from ssmscope.core.tokenizing import tokenize
-from ssmscope.data.rows import SUFFIXES, checked_column, read_rows, text_of
+from ssmscope.data.rows import SUFFIXES, checked_column, checked_path, read_rows, text_of
 from ssmscope.data.text import LINE_SOURCES, known_rows
 from ssmscope.data.tokenizer import fast_tokenizer
 from ssmscope.data.tokens import IGNORED, TokenData
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -46,13 +46,7 @@ def load_lines(data: str | Path, split: str | None = None) -> tuple[str, ...]:
     path = Path(data)
     if os.path.isdir(path):
         raise InputError(f"{path} is a directory; give a file of text")
-    if path.suffix.lower() not in (".txt", *SUFFIXES) and not os.path.exists(path):
-        raise InputError(
-            f"unknown text '{data}'; give {', '.join(LINE_SOURCES)}, or a file ending in "
-            f"{', '.join(('.txt', *SUFFIXES))}{did_you_mean(str(data), LINE_SOURCES)}"
-        )
-    if split is not None:
-        raise InputError(f"split '{split}' was asked for, but file {path} has none; give a file each")
+    checked_path(data, LINE_SOURCES, split, suffixes=(".txt", *SUFFIXES), what="text", one_of="")
     if path.suffix.lower() != ".txt":
         return _lines([_text(row, number, path) for number, row in enumerate(read_rows(path), 1)], path)
     return _lines([read_text(path, str(path)).replace("\r\n", "\n").replace("\r", "\n")], path)

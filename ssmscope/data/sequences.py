@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ssmscope.core.limits import refuse_above, refuse_held
-from ssmscope.data.arrays import ArrayData
+from ssmscope.data.tokens import ArrayData
 from ssmscope.errors import InputError
 
 LISTOPS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]", "[PAD]")

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ssmscope.data.arrays import ArrayData
 from ssmscope.data.documents import DOCUMENTS
 from ssmscope.data.instructions import InstructionData
 from ssmscope.data.listops import listops_expressions
@@ -19,7 +18,7 @@ from ssmscope.data.rows import SUFFIXES, checked_label, checked_text, read_rows
 from ssmscope.data.sequences import SequenceData, listops, majority
 from ssmscope.data.stories import TASKS as STORIES
 from ssmscope.data.text import SOURCES, TextData, load_text
-from ssmscope.data.tokens import TokenData
+from ssmscope.data.tokens import ArrayData, TokenData
 from ssmscope.errors import InputError, did_you_mean
 
 Data = TextData | SequenceData | PixelData | TokenData | InstructionData
