@@ -18,9 +18,9 @@ from ssmscope.core.model import Model
 from ssmscope.core.shipped import demos
 from ssmscope.data import pixels, text
 from ssmscope.data.babi import question_tokens, questions
-from ssmscope.data.documents import bits_per_character, document_data, load_documents
 from ssmscope.data.filler import load_filler
 from ssmscope.data.instructions import TASKS, instruction_data, label_tokens, seen_templates, unseen_templates
+from ssmscope.data.language import bits_per_character, document_data, load_documents
 from ssmscope.data.prompts import TASK_PROMPTS
 
 NAMES = ["demo/sst2-baleen-b", "demo/sst2-baleen-e", "demo/sst2-mamba", "demo/sst2-mamba2"]

@@ -50,9 +50,8 @@ def build(options: Mapping[str, Any], train: Any, tokenizer: Any) -> tuple[Any, 
 
 
 def _text_tokenizer(options: Mapping[str, Any], train: Any, source: Any) -> Any:
-    from ssmscope.data.byte_pairs import train_byte_pairs
     from ssmscope.data.instructions import spoken
-    from ssmscope.data.tokenizer import train_tokenizer
+    from ssmscope.data.tokenizer import train_byte_pairs, train_tokenizer
 
     if source is None and isinstance(train, InstructionData):
         return train_byte_pairs(spoken(train), vocabulary=options["vocabulary"], lowercase=options["lowercase"])

@@ -14,7 +14,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, Template
 
 from ssmscope.core.bootstrap import MAX_DRAWS_HELD
-from ssmscope.data.documents import bits_per_character
+from ssmscope.data.language import bits_per_character
 from ssmscope.data.prompts import TASK_PROMPTS
 from ssmscope.training.data import QUESTIONS
 from ssmscope.training.selectivity import FLAT

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ssmscope.data.documents import DOCUMENTS
 from ssmscope.data.instructions import InstructionData
-from ssmscope.data.listops import listops_expressions
+from ssmscope.data.language import DOCUMENTS
 from ssmscope.data.needles import NEEDLES
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.rows import SUFFIXES, checked_label, checked_text, read_rows
-from ssmscope.data.sequences import SequenceData, listops, majority
+from ssmscope.data.sequences import SequenceData, listops, listops_expressions, majority
 from ssmscope.data.stories import TASKS as STORIES
 from ssmscope.data.text import SOURCES, TextData, load_text
 from ssmscope.data.tokens import ArrayData, TokenData
@@ -202,8 +201,8 @@ def _language(options: Mapping[str, Any]) -> tuple[Parts, Any]:
 
 
 def _documents(options: Mapping[str, Any]) -> tuple[Parts, Any]:
-    from ssmscope.data.byte_pairs import train_byte_pairs
-    from ssmscope.data.documents import document_data, load_documents
+    from ssmscope.data.language import document_data, load_documents
+    from ssmscope.data.tokenizer import train_byte_pairs
 
     name = options["data"]
     _refuse_splits(options, "which has its own splits")

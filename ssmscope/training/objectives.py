@@ -14,8 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.functional import dropout as drop
 
 from ssmscope.architectures.own.baleen import information_loss
-from ssmscope.data.batches import collate, drop_tokens, encode, epoch_order, length_order
-from ssmscope.data.subwords import SubwordDropout
+from ssmscope.data.batches import SubwordDropout, drop_tokens, encode, epoch_order, length_order, padded
 from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
 
@@ -174,26 +173,28 @@ class Texts(Objective):
 
     def batches(self, epoch: int) -> list[list[int]]:
         if self.cuts is not None:
-            self.current = self.cuts.examples(epoch)
-        lengths = [len(ids) for ids in self.current.ids]
-        return epoch_order(lengths, self.options["batch_size"], self.options["seed"], epoch)
+            self.current = self.cuts.rows(epoch)
+        return epoch_order(list(map(len, self.current)), self.options["batch_size"], self.options["seed"], epoch)
 
     def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
-        batch = collate(self.current, rows, self.pad_id)
-        if self.options["token_dropout"]:
-            dropped = drop_tokens(batch.ids, self.options["token_dropout"], self.unknown_id, self.special)
-            batch = batch._replace(ids=dropped)
-        batch = batch.to(self.device)
+        ids, mask, labels = self._batch("train", self.current, rows, self.options["token_dropout"] or 0.0)
         with self.autocast():
-            logits = module(**self.embedded(module, batch.ids), attention_mask=batch.mask).logits
-        return self.classified(module, logits, batch.labels)
+            logits = module(**self.embedded(module, ids), attention_mask=mask).logits
+        return self.classified(module, logits, labels)
+
+    def _batch(self, part: str, examples: Any, rows: Sequence[int], dropped: float = 0.0) -> list[Tensor]:
+        """Return ids and mask, padded on the right, and labels."""
+        ids, mask = padded([examples[row] for row in rows], self.pad_id)
+        ids = drop_tokens(ids, dropped, self.unknown_id, self.special)
+        labels = torch.tensor([self.parts[part].labels[row] for row in rows])
+        return [tensor.to(self.device) for tensor in (ids, mask, labels)]
 
     def lengths(self, part: str) -> Sequence[int]:
-        return [len(ids) for ids in self.examples[part].ids]
+        return list(map(len, self.examples[part]))
 
     def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        batch = collate(self.examples[part], rows, self.pad_id).to(self.device)
-        return module(input_ids=batch.ids, attention_mask=batch.mask).logits, batch.labels
+        ids, mask, labels = self._batch(part, self.examples[part], rows)
+        return module(input_ids=ids, attention_mask=mask).logits, labels
 
 
 class Arrays(Objective):

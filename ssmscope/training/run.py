@@ -136,9 +136,9 @@ def _train(
     console: Console,
 ) -> None:
     from ssmscope.architectures.loading.quiet import quiet
+    from ssmscope.training.answering import objective_of
     from ssmscope.training.build import build
     from ssmscope.training.checkpoint import STATE, finish, write_json
-    from ssmscope.training.choice import objective_of
     from ssmscope.training.fitting import Fit
     from ssmscope.training.plan import CLAIMED, FINISHED
 

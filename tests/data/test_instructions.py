@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 from mixture import CUES, SIZES, write_mixture
 
-from ssmscope.data.byte_pairs import train_byte_pairs
 from ssmscope.data.instructions import (
     TASKS,
     UNSEEN_TEMPLATES,
@@ -24,6 +23,7 @@ from ssmscope.data.instructions import (
 from ssmscope.data.language import word_tokenizer
 from ssmscope.data.prompts import TASK_PROMPTS, content_of
 from ssmscope.data.text import load_text, text_data
+from ssmscope.data.tokenizer import train_byte_pairs
 from ssmscope.errors import InputError
 
 PARTS = ("train", "validation", "test", "unseen")

@@ -17,10 +17,10 @@ import ssmscope
 from ssmscope import cli
 from ssmscope.architectures.own.baleen import convert, information_loss
 from ssmscope.core.mixers import fast_scan
-from ssmscope.data.byte_pairs import train_byte_pairs
 from ssmscope.data.instructions import label_tokens, load_mixture, spoken
 from ssmscope.data.language import word_tokenizer
 from ssmscope.data.prompts import TASK_PROMPTS
+from ssmscope.data.tokenizer import train_byte_pairs
 from ssmscope.errors import InputError
 from ssmscope.training import train_model
 from ssmscope.training.answering import Answers
