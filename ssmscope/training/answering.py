@@ -53,8 +53,12 @@ class Answers(Objective):
         if tokenizer.eos_token_id is None:
             raise InputError("the tokenizer has no end token to end an answer with; use one that has")
         self.end_id = tokenizer.eos_token_id
-        known = label_tokens(tokenizer, parts["train"].sources)
-        self.words = {name: padded(known.of(part), IGNORED)[0] for name, part in parts.items() if part is not None}
+        words = label_tokens(tokenizer, parts["train"].sources)
+        self.words = {
+            name: padded([words[key] for key in zip(part.tasks, part.templates)], IGNORED)[0]
+            for name, part in parts.items()
+            if part is not None
+        }
         self.tokenizer = tokenizer
         self.encoded: dict[str, list[list[int]]] = {}
         self.subwords = None

@@ -92,7 +92,8 @@ def test_the_loss_is_that_of_every_row_alone(small, parts, smoothing, weight) ->
     rows = rows_of(objective)
     with fast_scan(small.module), torch.no_grad():
         found = objective.loss(small.module.eval(), rows).item()
-    data, known = parts["train"], label_tokens(small.tokenizer, parts["train"].sources).of(parts["train"])
+    data, words = parts["train"], label_tokens(small.tokenizer, parts["train"].sources)
+    known = [words[key] for key in zip(data.tasks, data.templates)]
     lengths = set()
     expected, inner = [], []
     for row in rows:
@@ -217,7 +218,8 @@ def test_the_score_is_that_of_every_prompt_alone(small, parts) -> None:
     objective = answers(parts, small.tokenizer)
     with fast_scan(small.module):
         score = objective.score(small.module, "unseen")
-    known = label_tokens(small.tokenizer, data.sources).of(data)
+    words = label_tokens(small.tokenizer, data.sources)
+    known = [words[key] for key in zip(data.tasks, data.templates)]
     found: dict[tuple[str, int, int], tuple[bool, float]] = {}
     for row, text in enumerate(data.texts):
         logits = small.logits(small.encode(text))[0, -1, list(known[row])].double().log_softmax(-1)
