@@ -20,11 +20,7 @@ def rationale_spans(row: Row, number: int, place: str | Path) -> Spans | None:
 
     The column holds spans of characters, [[0, 4], [10, 17]] (end exclusive); a 0 or 1 for every white-space-separated
     word, [0, 1, 1] or "0 1 1"; or the marked words themselves, "a gripping film" or ["a", "film"], each of which occurs
-    in the text once. In a csv or tsv file lists are written as JSON.
-
-    Raises:
-        InputError: for another form, a span outside the text, a wrong number of words, or words that do not occur in
-            the text exactly once.
+    in the text once. In a csv or tsv file lists are written as JSON. Anything else raises InputError.
     """
     given = row.get("rationale")
     whole = row["text"]
@@ -67,11 +63,10 @@ def _parsed_rationale(given: str, words: int) -> Any:
 
 
 def _found(words: str, whole: str, which: str) -> tuple[int, int]:
-    times = whole.count(words) if words else 0
-    if not times:
-        raise InputError(f"{which}, {words!r:.60}, is not in its text; rename the column if it holds something else")
-    if times > 1:
-        raise InputError(f"{which}, {words!r:.60}, is in its text {times} times; give spans [[start, end], …] instead")
+    if (times := whole.count(words) if words else 0) != 1:
+        hint = f"in its text {times} times; give spans [[start, end], …] instead"
+        hint = hint if times else "not in its text; rename the column if it holds something else"
+        raise InputError(f"{which}, {words!r:.60}, is {hint}")
     start = whole.index(words)
     return start, start + len(words)
 

@@ -13,7 +13,7 @@ Every question has one answer, one word, and a story mentions at least one other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -60,11 +60,8 @@ class Story(NamedTuple):
 class Task(NamedTuple):
     """Recipe for the stories of a task.
 
-    Attributes:
-        draw: draws a story with the given number of facts; None if no question has a unique answer: draw again.
-        kinds: kinds of the answers.
-        facts: default minimum and maximum number of facts of a story.
-        limits: smallest and largest number of facts that a user may choose.
+    `draw` draws a story with the given number of facts, None if no question has a unique answer. `kinds` are those of
+    the answers, `facts` the default minimum and maximum number of facts, `limits` the range of a user's choice.
     """
 
     draw: Callable[[np.random.Generator, int], Story | None]
@@ -90,12 +87,6 @@ class Event(NamedTuple):
 def write(sentence: Sentence, names: Mapping[str, list[str]]) -> str:
     """Write a sentence with the entities' names `names[kind][number]`."""
     return "".join(part if isinstance(part, str) else names[part.kind][part.number] for part in sentence)
-
-
-def walks(random: np.random.Generator, count: int) -> list[Event]:
-    """Draw walks of persons, each to a place other than the person's current one."""
-    places: dict[Entity, Entity] = {}
-    return [_walk(random, places) for _ in range(count)]
 
 
 def errands(random: np.random.Generator, count: int) -> list[Event]:
@@ -128,6 +119,7 @@ def errands(random: np.random.Generator, count: int) -> list[Event]:
 
 
 def _walk(random: np.random.Generator, places: dict[Entity, Entity]) -> Event:
+    """Draw a walk of a person to a place other than the current one in `places`."""
     person = Entity("person", int(random.integers(CAST["person"])))
     options = [place for i in range(CAST["place"]) if (place := Entity("place", i)) != places.get(person)]
     place = places[person] = options[random.integers(len(options))]
@@ -145,7 +137,8 @@ def told(random: np.random.Generator, events: list[Event]) -> tuple[Sentence, ..
 
 def where_person(random: np.random.Generator, facts: int) -> Story | None:
     """Draw a story of qa1: the person's last walk gives the answer."""
-    events = walks(random, facts)
+    places: dict[Entity, Entity] = {}
+    events = [_walk(random, places) for _ in range(facts)]
     last = {event.person: at for at, event in enumerate(events)}
     person = list(last)[random.integers(len(last))]
     at = last[person]
@@ -233,11 +226,7 @@ def which_place(random: np.random.Generator, facts: int) -> Story | None:
             found.append(((f"What is {name} of the ", other, "?"), one, at))
         if sum(step < along[one] for step in along.values()) == 1:
             found.append((("What is the ", one, f" {name} of?"), other, at))
-    if not found:
-        return None
-    question, answer, at = found[random.integers(len(found))]
-    told_facts = tuple(("The ", one, f" is {name} of the ", other, ".") for one, name, other in relations)
-    return Story(told_facts, question, answer, frozenset([at]))
+    return _asked(random, [("The ", one, f" is {name} of the ", other, ".") for one, name, other in relations], found)
 
 
 def who_gave(random: np.random.Generator, facts: int) -> Story | None:
@@ -259,17 +248,28 @@ def who_gave(random: np.random.Generator, facts: int) -> Story | None:
             else (giver, f" {verb} ", taker, " the ", thing, ".")
         )
     found: list[tuple[Sentence, Entity, int]] = []
-    for at, (giver, thing, taker) in enumerate(gifts):
-        if sum(gift[1:] == (thing, taker) for gift in gifts) == 1:
-            found.append((("Who gave the ", thing, " to ", taker, "?"), giver, at))
-        if sum(gift[:2] == (giver, thing) for gift in gifts) == 1:
-            found.append((("Who did ", giver, " give the ", thing, " to?"), taker, at))
-        if sum((gift[0], gift[2]) == (giver, taker) for gift in gifts) == 1:
-            found.append((("What did ", giver, " give to ", taker, "?"), thing, at))
+    for at, gift in enumerate(gifts):
+        giver, thing, taker = gift
+        questions: list[Sentence] = [
+            ("Who gave the ", thing, " to ", taker, "?"),
+            ("What did ", giver, " give to ", taker, "?"),
+            ("Who did ", giver, " give the ", thing, " to?"),
+        ]
+        for left_out in (0, 2, 1):
+            known = [part for i, part in enumerate(gift) if i != left_out]
+            if sum([part for i, part in enumerate(other) if i != left_out] == known for other in gifts) == 1:
+                found.append((questions[left_out], gift[left_out], at))
+    return _asked(random, told_facts, found)
+
+
+def _asked(
+    random: np.random.Generator, facts: Sequence[Sentence], found: Sequence[tuple[Sentence, Entity, int]]
+) -> Story | None:
+    """Draw one of the questions found, each with its answer and the fact that gives it; None if there is none."""
     if not found:
         return None
     question, answer, at = found[random.integers(len(found))]
-    return Story(tuple(told_facts), question, answer, frozenset([at]))
+    return Story(tuple(facts), question, answer, frozenset([at]))
 
 
 TASKS: Mapping[str, Task] = MappingProxyType(

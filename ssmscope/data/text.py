@@ -45,9 +45,7 @@ class TextData:
     Attributes:
         name: the data set's name, or the file's stem.
         split: `train`, `validation`, `test`; `all` for a user's file.
-        texts: one string per example.
-        labels: one class id per example, an index into `label_names`.
-        label_names: names of the classes.
+        labels: one class id per text, an index into `label_names`.
         fingerprint: first 16 hex digits of the SHA-256 of texts, labels, label names and any rationales.
         rationales: for each text the spans of characters (start, end) that people marked as the reason for its label,
             None for an unmarked text; None if no text is marked.
@@ -100,7 +98,8 @@ class TextData:
 class Source:
     """Location of a known data set on the hub and format of its rows.
 
-    Without a repository, the data set is found only in `$SSMSCOPE_DATA`, or is `planted`: generated.
+    Without a repository, the data set is found only in `$SSMSCOPE_DATA`, or is `planted`: generated. Rows without a
+    gold label (-1), of which an `unlabelled` data set has some, are left out.
     """
 
     repository: str
@@ -110,7 +109,6 @@ class Source:
     columns: tuple[str, ...] = ("text",)
     default_split: str = "test"
     unlabelled: bool = False
-    """True if the data set has rows without a gold label (-1), which are left out."""
     planted: bool = False
 
 
@@ -232,16 +230,15 @@ def load_known(name: str, split: str | None) -> TextData:
 
 def known_rows(name: str, source: Source, split: str) -> tuple[list[Row], str]:
     """Return the rows of a known data set from `$SSMSCOPE_DATA` or the hub, and the name of that place."""
-    root = os.environ.get("SSMSCOPE_DATA") if not source.planted else None
-    if not root and not source.repository and not source.planted:
+    root = os.environ.get("SSMSCOPE_DATA")
+    if root and not source.planted:
+        file = split_file(Path(root, name), split)
+        return read_rows(file), str(file)
+    if not source.repository and not source.planted:
         raise InputError(f"{name} is not on the hub; set SSMSCOPE_DATA to a folder with {name}/<split>.parquet")
-    if not root:
-        check_split(name, split, source.splits, "labelled " if source.labels else "")
-        if source.planted:
-            return planted(name, split), f"{name} ({split})"
-        return hub_rows(source, split), f"{source.repository} ({split})"
-    file = split_file(Path(root, name), split)
-    return read_rows(file), str(file)
+    check_split(name, split, source.splits, "labelled " if source.labels else "")
+    rows = planted(name, split) if source.planted else hub_rows(source, split)
+    return rows, f"{source.repository or name} ({split})"
 
 
 def split_file(folder: Path, split: str) -> Path:
