@@ -53,12 +53,10 @@ class Store:
 
     def recall(self, keys: Sequence[bytes]) -> float:
         """Load the scores of these rows from the file, and return the seconds that running the loaded rows took."""
-        unknown = [key for key in keys if key not in self._places]
-        seconds = 0.0
-        if self._file is None or not unknown:
-            return seconds
-        self._open(make=False)  # Another process may have created the file.
-        if self._connection is None:
+        unknown, seconds = [key for key in keys if key not in self._places], 0.0
+        if self._file is not None and unknown:
+            self._open(make=False)  # Another process may have created the file.
+        if self._file is None or self._connection is None or not unknown:
             return seconds
         with _errors_told(self._file):
             for first in range(0, len(unknown), KEYS_PER_QUERY):
@@ -70,10 +68,9 @@ class Store:
                 if not found:
                     continue
                 known, times, scores = zip(*found)
-                size = 8 * self._scores.shape[1]
-                if any(type(one) is not bytes or len(one) != size for one in scores) or not all(
-                    isinstance(time, float) for time in times
-                ):
+                width = 8 * self._scores.shape[1]
+                right = all(type(one) is bytes and len(one) == width for one in scores)
+                if not right or not all(isinstance(time, float) for time in times):
                     raise sqlite3.DatabaseError("malformed rows")
                 numbers = np.frombuffer(b"".join(scores), dtype="<f8").reshape(len(known), -1)
                 if np.isnan(numbers).any():
@@ -149,7 +146,8 @@ def _connect(file: Path) -> sqlite3.Connection:
                     "(key BLOB PRIMARY KEY, seconds REAL NOT NULL, scores BLOB NOT NULL) "
                     "WITHOUT ROWID"
                 )
-            if not new and _columns(connection) != ["key", "seconds", "scores"]:
+            columns = [name for _, name, *_ in connection.execute("PRAGMA table_info(rows)").fetchall()]
+            if columns != ["key", "seconds", "scores"]:
                 raise InputError(f"{file} is not a cache of scores: give another file, or delete it")
         except BaseException:
             connection.close()
@@ -158,10 +156,6 @@ def _connect(file: Path) -> sqlite3.Connection:
                     left.unlink(missing_ok=True)
             raise
     return connection
-
-
-def _columns(connection: sqlite3.Connection) -> list[str]:
-    return [name for _, name, *_ in connection.execute("PRAGMA table_info(rows)").fetchall()]
 
 
 @contextmanager

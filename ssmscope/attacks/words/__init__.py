@@ -139,7 +139,7 @@ def word_attack(
     from ssmscope.attacks.words.result import WordAttack, measure
     from ssmscope.core.progress import on_stderr, progress_bar
     from ssmscope.evaluation import Evaluator, Template, label_words
-    from ssmscope.evaluation.template import CONTENT
+    from ssmscope.evaluation.verbalizer import CONTENT
     from ssmscope.interp.classes import class_ids, word_ids
 
     check_data(data)
