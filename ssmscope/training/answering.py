@@ -13,7 +13,7 @@ from torch.nn.functional import dropout as drop
 
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.babi import QuestionTokens
-from ssmscope.data.batches import SubwordDropout, drop_tokens, epoch_order, padded
+from ssmscope.data.batches import drop_tokens, epoch_order, padded
 from ssmscope.data.instructions import InstructionData, label_tokens
 from ssmscope.data.mad import CompressionData
 from ssmscope.data.pixels import PixelData
@@ -28,13 +28,13 @@ from ssmscope.training.objectives import (
     Score,
     Sequences,
     Texts,
+    Tokenized,
     chosen,
     regularized,
-    unknown_token,
 )
 
 
-class Answers(Objective):
+class Answers(Tokenized):
     """Label words after the prompts of several tasks: one prompt per example and training epoch, all in evaluation.
 
     The training loss is the cross-entropy of the label word among all tokens plus that of the end token after it. With
@@ -47,9 +47,7 @@ class Answers(Objective):
     def __init__(
         self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any
     ) -> None:
-        super().__init__(parts, options, device)
-        self.unknown_id = unknown_token(tokenizer, options["token_dropout"])
-        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        super().__init__(parts, options, device, tokenizer)
         if tokenizer.eos_token_id is None:
             raise InputError("the tokenizer has no end token to end an answer with; use one that has")
         self.end_id = tokenizer.eos_token_id
@@ -59,11 +57,7 @@ class Answers(Objective):
             for name, part in parts.items()
             if part is not None
         }
-        self.tokenizer = tokenizer
         self.encoded: dict[str, list[list[int]]] = {}
-        self.subwords = None
-        if options["subword_dropout"]:
-            self.subwords = SubwordDropout(parts["train"], tokenizer, None, options["subword_dropout"], options["seed"])
         self.current: Mapping[int, list[int]] = {}
 
     def prompts(self, part: str) -> list[list[int]]:

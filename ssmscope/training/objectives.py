@@ -27,10 +27,8 @@ MIN_SPREAD = 0.1
 
 @dataclass(frozen=True)
 class Score:
-    """Number of `right` answers of those `asked`, and the sum of their cross-entropies in nats, by example.
-
-    `groups` are scores of some of the examples by name.
-    """
+    """Number of `right` answers of those `asked`, and the sum of their cross-entropies in nats, by example, and scores
+    of some of the examples by name."""
 
     right: np.ndarray
     asked: np.ndarray
@@ -142,38 +140,40 @@ def spread(logits: Tensor) -> Tensor:
     return deviations[1] if logits.shape[-1] == 2 else deviations.mean()
 
 
-def unknown_token(tokenizer: Any, token_dropout: float | None) -> Any:
-    """Return the token that `token_dropout` inserts.
-
-    Raises:
-        InputError: there is token dropout, but the tokenizer has no unknown token.
-    """
-    if token_dropout and tokenizer.unk_token_id is None:
-        raise InputError(f"token_dropout is {token_dropout}, but the tokenizer has no unknown token; set it to 0")
-    return tokenizer.unk_token_id
-
-
-class Texts(Objective):
-    """Labelled texts, read by a tokenizer."""
+class Tokenized(Objective):
+    """Objective on texts that a tokenizer reads, with dropout of its tokens and merges."""
 
     def __init__(
         self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any
     ) -> None:
         super().__init__(parts, options, device)
-        self.unknown_id = unknown_token(tokenizer, options["token_dropout"])
+        dropped, skipped = options["token_dropout"], options["subword_dropout"]
+        self.tokenizer, self.unknown_id = tokenizer, tokenizer.unk_token_id
+        if dropped and self.unknown_id is None:
+            raise InputError(f"token_dropout is {dropped}, but the tokenizer has no unknown token; set it to 0")
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.subwords = None
+        if skipped:
+            limit = options.get("max_length")
+            self.subwords = SubwordDropout(parts["train"], tokenizer, limit, skipped, options["seed"])
+
+
+class Texts(Tokenized):
+    """Labelled texts, read by a tokenizer."""
+
+    def __init__(
+        self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any
+    ) -> None:
+        super().__init__(parts, options, device, tokenizer)
         special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
         self.special = torch.tensor(sorted(special), dtype=torch.long)
-        limit = options["max_length"]
-        self.examples = {name: encode(p, tokenizer, limit) for name, p in parts.items() if p is not None}
-        self.cuts = None
-        if options["subword_dropout"]:
-            self.cuts = SubwordDropout(parts["train"], tokenizer, limit, options["subword_dropout"], options["seed"])
+        given = {name: part for name, part in parts.items() if part is not None}
+        self.examples = {name: encode(part, tokenizer, options["max_length"]) for name, part in given.items()}
         self.current = self.examples["train"]
 
     def batches(self, epoch: int) -> list[list[int]]:
-        if self.cuts is not None:
-            self.current = self.cuts.rows(epoch)
+        if self.subwords is not None:
+            self.current = self.subwords.rows(epoch)
         return epoch_order(list(map(len, self.current)), self.options["batch_size"], self.options["seed"], epoch)
 
     def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
@@ -198,7 +198,9 @@ class Texts(Objective):
 
 
 class Arrays(Objective):
-    """Examples of one length, all of them on the device."""
+    """Examples of one length, all of them on the device; the answers are the arrays named `asked`."""
+
+    asked = "labels"
 
     def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device) -> None:
         super().__init__(parts, options, device)
@@ -215,18 +217,36 @@ class Arrays(Objective):
         whole = number - number % size or number  # All batches have one size; the rest comes in other epochs.
         return [order[i : i + size] for i in range(0, whole, size)]
 
-    def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
-        return self.loss_of(module, self.taken("train", rows))
-
-    @abstractmethod
-    def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Compute the training loss of training examples that were `taken`."""
-
     def taken(self, part: str, rows: Sequence[int]) -> dict[str, Tensor]:
         index = torch.tensor(rows)
         if self.device.type == "cuda":  # Pinned memory avoids waiting for queued work.
             index = index.pin_memory().to(self.device, non_blocking=True)
         return {key: tensor[index] for key, tensor in self.tensors[part].items()}
+
+    def inputs(self, module: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the model's input, in training with dropout of embeddings."""
+        return self.embedded(module, batch["ids"]) if module.training else {"input_ids": batch["ids"]}
+
+    def logits(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """Compute the logits of examples that were `taken`."""
+        return module(**self.inputs(module, batch)).logits
+
+    def criterion(self, module: Any, logits: Tensor, asked: Tensor) -> Tensor:
+        """Compute the training loss from logits."""
+        return self.classified(module, logits, asked)
+
+    def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
+        return self.loss_of(module, self.taken("train", rows))
+
+    def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """Compute the training loss of training examples that were `taken`."""
+        with self.autocast():
+            logits = self.logits(module, batch)
+        return self.criterion(module, logits, batch[self.asked])
+
+    def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        batch = self.taken(part, rows)
+        return self.logits(module, batch), batch[self.asked]
 
 
 class Sequences(Arrays):
@@ -234,53 +254,28 @@ class Sequences(Arrays):
 
     settled = True
 
-    def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        with self.autocast():
-            logits = module(**self.embedded(module, batch["ids"])).logits
-        return self.classified(module, logits, batch["labels"])
-
-    def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        batch = self.taken(part, rows)
-        return module(input_ids=batch["ids"]).logits, batch["labels"]
-
 
 class Pixels(Arrays):
     """Labelled images with one token per pixel."""
 
     settled = True
 
-    def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        with self.autocast():
-            logits = module(input_values=batch["pixels"] / 255).logits
-        return self.classified(module, logits, batch["labels"])
-
-    def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        batch = self.taken(part, rows)
-        return module(input_values=batch["pixels"] / 255).logits, batch["labels"]
+    def inputs(self, module: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"input_values": batch["pixels"] / 255}
 
 
 class NextTokens(Arrays):
     """Next tokens of a language model, or the tokens that a task asks for."""
 
-    settled = True
+    settled, asked = True, "targets"
 
     def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device) -> None:
         super().__init__(parts, options, device)
         self.by_loss = options["kind"] == "language"
 
-    def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        with self.autocast():
-            logits = module(**self.embedded(module, batch["ids"])).logits
-        return regularized(module, mean_loss(logits.float().flatten(0, 1), batch["targets"].flatten()))
-
-    def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        batch = self.taken(part, rows)
-        return module(input_ids=batch["ids"]).logits, batch["targets"]
-
-
-def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy of logits (rows, answers) and the targets (rows,) that are asked for."""
-    return cross_entropy(logits, targets, ignore_index=IGNORED)
+    def criterion(self, module: Any, logits: Tensor, asked: Tensor) -> Tensor:
+        loss = cross_entropy(logits.float().flatten(0, 1), asked.flatten(), ignore_index=IGNORED)
+        return regularized(module, loss)
 
 
 class Questions(Arrays):
@@ -331,10 +326,7 @@ class Questions(Arrays):
 
 
 class Decoder(nn.Module):
-    """Decoder of the token at every position from one hidden state and a code of the position.
-
-    It is that of MAD's compression task (Poli et al. 2024).
-    """
+    """Decoder of the token at every position from one hidden state and a code of the position (MAD, compression)."""
 
     def __init__(self, width: int, length: int, vocabulary: int) -> None:
         super().__init__()
@@ -354,24 +346,16 @@ class Decoder(nn.Module):
         return self.network(torch.cat([state, self.position.expand(len(hidden), -1, -1)], dim=-1))
 
 
-class Reconstruction(Arrays):
+class Reconstruction(NextTokens):
     """Reconstruction of every token of a sequence from the model's last hidden state."""
+
+    settled = False
 
     def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, module: Any) -> None:
         super().__init__(parts, options, device)
         data = parts["train"]
         self.extra = Decoder(module.config.hidden_size, data.ids.shape[1], len(data.tokens)).to(device)
 
-    def _logits(self, module: Any, batch: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
+    def logits(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
         assert self.extra is not None
-        return self.extra(module.base_model(**inputs).last_hidden_state[:, -1])
-
-    def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        with self.autocast():
-            logits = self._logits(module, batch, self.embedded(module, batch["ids"]))
-        loss = cross_entropy(logits.float().flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
-        return regularized(module, loss)
-
-    def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        batch = self.taken(part, rows)
-        return self._logits(module, batch, {"input_ids": batch["ids"]}), batch["targets"]
+        return self.extra(module.base_model(**self.inputs(module, batch)).last_hidden_state[:, -1])
