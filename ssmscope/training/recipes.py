@@ -30,8 +30,10 @@ SHARE = Allowed(lambda value: 0 < value <= 1, "above 0 and at most 1")
 INNER = Allowed(lambda value: 0 < value < 1, "above 0 and below 1")
 TWO = Allowed(lambda value: value >= 2, "at least 2: a token and the end token")
 
-CLASSIFIED = ("text", "pixels", "sequences", "instructions")
-PROMPTED = ("text", "instructions")
+CLASSIFIED, PROMPTED = ("text", "pixels", "sequences", "instructions"), ("text", "instructions")
+EMBEDDED = ("text", "language", "tokens", "sequences", "instructions")
+
+Whole, Number, Word, Name, Flag = int | None, float | None, str | None, str | Path | None, bool | None
 
 
 def option(
@@ -42,13 +44,8 @@ def option(
     kinds: tuple[str, ...] = (),
     default: Any = None,
 ) -> Any:
-    """Declare an option by its help.
-
-    Args:
-        allowed: condition on its value, or its words.
-        most: upper limit, beyond which a run would exhaust the memory or never end.
-        kinds: kinds of data that it applies to, where these are not all.
-    """
+    """Declare an option by its help, the condition on its value or its words, an upper limit beyond which a run would
+    exhaust the memory or never end, and the kinds of data that it applies to, where these are not all."""
     return field(default=default, metadata={"help": words, "allowed": allowed, "most": most, "kinds": kinds})
 
 
@@ -56,138 +53,103 @@ def option(
 class Recipe:
     """Options of a training run. None stands for the default of the data and the architecture (`defaults`)."""
 
-    recipe: str | None = option(
-        "experiment1 or experiment2 of the selective SSM's paper (Generalization bounds, section 5)."
-    )
-    split: str | None = option("split of a known data set to train on (train).")
-    validation: str | Path | None = option(
+    recipe: Word = option("experiment1 or experiment2 of the selective SSM's paper (Generalization bounds, section 5).")
+    split: Word = option("split of a known data set to train on (train).")
+    validation: Name = option(
         "a file or known data set to choose the epoch by; by default the data set's own validation split, or else a "
         "random share of the training examples."
     )
-    test: str | Path | None = option(
-        "a file or known data set, read once at the end; by default the data set's own test split, if labelled."
+    test: Name = option(
+        "a file or known data set, read once at the end; by default the data's own labelled test split."
     )
-    held_out: float | None = option("that share; 0 for none.", PART)
-    share: float | None = option("share of the training examples that are used, equally many per class.", SHARE)
-    length: int | None = option(
-        "length of generated sequences or of a language model's rows in tokens; of the longest context of questions in "
-        "words.",
-        COUNT,
-        2**20,
+    held_out: Number = option("share of the training examples to hold out for validation; 0 for none.", PART)
+    share: Number = option("share of the training examples that are used, equally many per class.", SHARE)
+    length: Whole = option(
+        "tokens of generated sequences or of rows; words of questions' longest context.", COUNT, 2**20
     )
-    examples: int | None = option(
-        "number of generated training examples; for instruct the maximum per task (10,000).", COUNT, 2**27
+    examples: Whole = option("generated training examples; instruct: maximum per task (10,000).", COUNT, 2**27)
+    pairs: Whole = option("mqar: pairs of a sequence (4), at most a quarter of its length.", COUNT, 2**18)
+    flipped: Number = option("majority: probability that a one of the training set becomes a zero.", PROBABILITY)
+    unit: Word = option("language: word or byte.", ("word", "byte"))
+    filler: Name = option(
+        "questions: generated (default), wikitext2 or a file with sentences to put between the facts."
     )
-    pairs: int | None = option(
-        "mqar: keys and values of a sequence (4), at most a quarter of its length.", COUNT, 2**18
-    )
-    flipped: float | None = option("majority: probability that a one of the training set becomes a zero.", PROBABILITY)
-    unit: str | None = option("language: word or byte.", ("word", "byte"))
-    filler: str | Path | None = option(
-        "questions: generated (default), wikitext2 or a file with sentences to insert between the facts."
-    )
-    mixture: str | None = option("instruct: tasks separated by commas (sst2,wnli,snli).")
-    init_from: str | Path | None = option(
+    mixture: Word = option("instruct: tasks separated by commas (sst2,wnli,snli).")
+    init_from: Name = option(
         "a trained model (directory, demo or hub id) to start from, with its sizes and tokenizer. A Mamba or Mamba-2 "
         "becomes a Baleen without new parameters."
     )
-    base: str | None = option(
-        "base of a Baleen, Diff-Mamba, GroupMamba or GFSSM, mamba2 (default) or mamba.", ("mamba2", "mamba")
-    )
-    width: int | None = option("width of the residual stream.", COUNT, 2**16)
-    layers: int | None = option("number of layers.", COUNT, 1000)
-    state: int | None = option(
-        "N, components of the state per channel; key dimensions of a GLA or RetNet head.", COUNT, 2**12
-    )
-    head_width: int | None = option("P, channels of a Mamba-2 head.", COUNT, 2**16)
-    heads: int | None = option("number of heads of GLA and RetNet.", COUNT, 2**12)
-    expand: int | None = option("inner channels per channel of the residual stream.", COUNT, 64)
-    decays: str | None = option(
+    base: Word = option("base of a Baleen, Diff-Mamba, GroupMamba or GFSSM (mamba2).", ("mamba2", "mamba"))
+    width: Whole = option("width of the residual stream.", COUNT, 2**16)
+    layers: Whole = option("number of layers.", COUNT, 1000)
+    state: Whole = option("N, components of the state per channel; keys of a GLA or RetNet head.", COUNT, 2**12)
+    head_width: Whole = option("P, channels of a Mamba-2 head.", COUNT, 2**16)
+    heads: Whole = option("number of heads of GLA and RetNet.", COUNT, 2**12)
+    expand: Whole = option("inner channels per channel of the residual stream.", COUNT, 64)
+    decays: Word = option(
         "initialization of Δ and A, standard as in transformers, or spread: memories of 4 to 1,000 tokens.",
         ("standard", "spread"),
     )
-    beta: float | None = option(
-        "weight of Baleen's KL (the paper's: 0.01 for Baleen-B, 0.5 for Baleen-E).", NOT_NEGATIVE
-    )
-    tau: float | None = option("temperature of Baleen-B's relaxed gates (0.5).", POSITIVE)
-    prior: float | None = option(
-        "Baleen-B's prior keep probability (0.5), or Baleen-E's prior mean of Δ (its mean at the start).", POSITIVE
-    )
-    kl: str | None = option("Baleen-E's divergence, true or printed (Eq. 9 as printed).", ("true", "printed"))
-    samples: str | None = option(
-        "Baleen-B's gates in training, hard (default) or soft, which have another mean.", ("hard", "soft")
-    )
-    kl_over: str | None = option(
-        "reduction of the divergences over positions, mean (default) or sum (Baleen, Eq. 5).", ("mean", "sum")
-    )
-    prior_per: str | None = option("Baleen-E: one prior mean of Δ per layer (default) or per head.", ("layer", "head"))
-    prior_from: float | None = option("Baleen-B's prior in the first epochs, from which it moves to prior.", INNER)
-    prior_step: float | None = option("step of the prior every prior_every epochs (0.1).", POSITIVE)
-    prior_every: int | None = option("epochs between two steps of the prior (10).", COUNT)
-    scope: str | None = option("Diff-Mamba: block (Diff-Mamba, default) or s6 (Diff-S6).", ("block", "s6"))
-    differential_layers: str | None = option(
-        "Diff-Mamba: full (default) or hybrid, every second layer.", ("full", "hybrid")
-    )
-    normalize: bool | None = option(
-        "Diff-Mamba: apply a root-mean-square norm after the subtraction (True; Eqs. 16 and 21)."
-    )
-    lambda_form: str | None = option(
+    beta: Number = option("weight of Baleen's KL (paper: 0.01 for Baleen-B, 0.5 for Baleen-E).", NOT_NEGATIVE)
+    tau: Number = option("temperature of Baleen-B's relaxed gates (0.5).", POSITIVE)
+    prior: Number = option("Baleen-B's prior keep probability (0.5), Baleen-E's prior mean of Δ (at first).", POSITIVE)
+    kl: Word = option("Baleen-E's divergence, true or printed (Eq. 9 as printed).", ("true", "printed"))
+    samples: Word = option("Baleen-B's gates in training (hard); soft ones have another mean.", ("hard", "soft"))
+    kl_over: Word = option("reduction of the KL over positions, mean or sum (mean; Baleen, Eq. 5).", ("mean", "sum"))
+    prior_per: Word = option("Baleen-E: one prior mean of Δ per layer (default) or per head.", ("layer", "head"))
+    prior_from: Number = option("Baleen-B's prior in the first epochs, from which it moves to prior.", INNER)
+    prior_step: Number = option("step of the prior every prior_every epochs (0.1).", POSITIVE)
+    prior_every: Whole = option("epochs between two steps of the prior (10).", COUNT)
+    scope: Word = option("Diff-Mamba: block (Diff-Mamba, default) or s6 (Diff-S6).", ("block", "s6"))
+    differential_layers: Word = option("Diff-Mamba: full, or hybrid, every second layer (full).", ("full", "hybrid"))
+    normalize: Flag = option("Diff-Mamba: root-mean-square norm after the subtraction (True; Eqs. 16 and 21).")
+    lambda_form: Word = option(
         "Diff-Mamba: λ from the sum of a vector (sum, default; Eq. 17), from one number (scalar) or from exponentials "
         "(exponential, Eq. 11).",
         ("sum", "scalar", "exponential"),
     )
-    tied: bool | None = option(
+    tied: Flag = option(
         "tie the head of a language model to its embeddings (True for instruct).",
         kinds=("language", "tokens", "instructions"),
     )
-    k: int | None = option("GroupMamba: number of modules whose states a module attends to (2).", COUNT, 1000)
-    state_groups: int | None = option("Q of GFSSM, the number of states that take turns (2).", COUNT, 2**10)
-    fir_taps: int | None = option("number of taps of GFSSM's filter (4).", COUNT, 2**10)
-    spectral_abscissa: float | None = option("s_A of the selective SSM at the start (0).")
-    vocabulary: int | None = option(
+    k: Whole = option("GroupMamba: number of modules whose states a module attends to (2).", COUNT, 1000)
+    state_groups: Whole = option("Q of GFSSM, the number of states that take turns (2).", COUNT, 2**10)
+    fir_taps: Whole = option("number of taps of GFSSM's filter (4).", COUNT, 2**10)
+    spectral_abscissa: Number = option("s_A of the selective SSM at the start (0).")
+    vocabulary: Whole = option(
         "number of tokens of the byte-pair tokenizer, trained on the training texts or prompts (4000; for books "
         "4,096), of words (10,000), or of a generated task.",
         most=2**22,
     )
-    lowercase: bool | None = option("lower-case all text for a byte-pair tokenizer (True).", kinds=PROMPTED)
-    max_length: int | None = option(
+    lowercase: Flag = option("lower-case all text for a byte-pair tokenizer (True).", kinds=PROMPTED)
+    max_length: Whole = option(
         "maximum number of tokens of a text; longer ones are cut before their end token.", TWO, 2**20, kinds=("text",)
     )
-    epochs: int | None = option("maximum number of passes over the data.", COUNT, 10**6)
-    batch_size: int | None = option("examples per step.", COUNT, 2**20)
-    learning_rate: float | None = option("peak learning rate.", POSITIVE)
-    schedule: str | None = option("cosine or constant.", ("cosine", "constant"))
-    weight_decay: float | None = option("weight decay of AdamW.", NOT_NEGATIVE)
-    warmup: float | None = option("share of all steps until the peak.", PART)
-    clip: float | None = option("maximum norm of the gradient.", POSITIVE)
-    dropout: float | None = option(
-        "dropout before the head of a classifier or of a model of instructions.", PART, kinds=CLASSIFIED
-    )
-    embedding_dropout: float | None = option(
-        "dropout of the components of token embeddings.",
-        PART,
-        kinds=("text", "language", "tokens", "sequences", "instructions"),
-    )
-    token_dropout: float | None = option(
-        "share of tokens that are replaced by the unknown token.", PART, kinds=PROMPTED
-    )
-    subword_dropout: float | None = option(
+    epochs: Whole = option("maximum number of passes over the data.", COUNT, 10**6)
+    batch_size: Whole = option("examples per step.", COUNT, 2**20)
+    learning_rate: Number = option("peak learning rate.", POSITIVE)
+    schedule: Word = option("cosine or constant.", ("cosine", "constant"))
+    weight_decay: Number = option("weight decay of AdamW.", NOT_NEGATIVE)
+    warmup: Number = option("share of all steps until the peak.", PART)
+    clip: Number = option("maximum norm of the gradient.", POSITIVE)
+    dropout: Number = option("dropout before the head of a classifier or for instructions.", PART, kinds=CLASSIFIED)
+    embedding_dropout: Number = option("dropout of the components of token embeddings.", PART, kinds=EMBEDDED)
+    token_dropout: Number = option("share of tokens replaced by the unknown token.", PART, kinds=PROMPTED)
+    subword_dropout: Number = option(
         "share of byte-pair merges that are skipped, drawn again in every epoch (BPE-dropout).", PART, kinds=PROMPTED
     )
-    label_smoothing: float | None = option(
-        "share of the target that is spread over all classes.", PART, kinds=CLASSIFIED
-    )
-    prompt_weight: float | None = option(
+    label_smoothing: Number = option("share of the target spread over all classes.", PART, kinds=CLASSIFIED)
+    prompt_weight: Number = option(
         "instructions and questions: weight of the loss on the prompt's own tokens.",
         NOT_NEGATIVE,
         kinds=("instructions", "tokens"),
     )
-    spread_penalty: float | None = option(
+    spread_penalty: Number = option(
         "weight of max(0, 0.1 − the standard deviation of a batch's answers); 10 for the selective SSM.",
         NOT_NEGATIVE,
         kinds=("text", "sequences"),
     )
-    patience: int | None = option("epochs without a better validation score until training stops.", COUNT)
+    patience: Whole = option("epochs without a better validation score until training stops.", COUNT)
     seed: int = option("random seed.", NOT_NEGATIVE, default=0)
     precision: str = option(
         "fp32; tf32, whose matrix products on a GPU, including Mamba-2's scan, have 10 binary digits; or bf16 for "
@@ -195,19 +157,17 @@ class Recipe:
         ("fp32", "tf32", "bf16"),
         default="fp32",
     )
-    saved_as: str | None = option(
+    saved_as: Word = option(
         "type of the stored weights, bfloat16, float16 or float32. Accuracies are measured on these.",
         ("bfloat16", "float16", "float32"),
     )
-    device: str | None = option("by default cuda if available, else cpu.")
+    device: Word = option("by default cuda if available, else cpu.")
     compile: bool = option(
         "fuse norms and convolutions with torch.compile, and on a GPU replay the step of a Mamba-2 or Baleen on "
         "examples of one length from a CUDA graph; each after a check that gradients agree.",
         default=False,
     )
-    checkpoint_minutes: float = option(
-        "minutes between checkpoints within an epoch; every epoch ends with one.", NOT_NEGATIVE, default=5.0
-    )
+    checkpoint_minutes: float = option("minutes between checkpoints within an epoch.", NOT_NEGATIVE, default=5.0)
     progress: bool = option("show progress on stderr.", default=True)
 
 
