@@ -1,50 +1,49 @@
-"""Records of a trained model: `training.json` and the model card, `README.md`."""
+"""Files of a trained model: its weights, what they score, `training.json` and the model card, `README.md`."""
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import platform
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from jinja2 import Environment, PackageLoader, Template
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import Mamba2ForCausalLM
 
-from ssmscope.core.bootstrap import MAX_DRAWS_HELD
+from ssmscope.api.writing import write_whole
+from ssmscope.architectures.loading.load import load
+from ssmscope.architectures.loading.quiet import quiet
+from ssmscope.architectures.own.generation import MAMBA2_TIED
+from ssmscope.core.bootstrap import MAX_DRAWS_HELD, wilson_interval
+from ssmscope.core.mixers import fast_scan
+from ssmscope.core.shipped import demos
 from ssmscope.data.language import bits_per_character
 from ssmscope.data.prompts import TASK_PROMPTS
+from ssmscope.data.tokenizer import save_tokenizer
+from ssmscope.training.checkpoint import read_json, write_json
 from ssmscope.training.data import QUESTIONS
-from ssmscope.training.selectivity import FLAT
+from ssmscope.training.fitting import Outcome
+from ssmscope.training.objectives import Objective, Score
+from ssmscope.training.plan import FINISHED
+from ssmscope.training.selectivity import FLAT, Selectivity
 
-if TYPE_CHECKING:
-    from ssmscope.training.objectives import Score
+EXTRA = "decoder.safetensors"
+"""Weights of the decoder of the compression task, which is trained together with the model."""
 
 PARTS = {"train": "train", "validation": "validation", "test": "test", "unseen": "test, unseen prompts"}
 """Names of the parts that are measured."""
 
 MAX_HEADS = 32
 """Largest number of heads of a Mamba-2; where there are more, they are the channels of a Mamba."""
-
-Z95 = 1.959963984540054
-"""97.5 % quantile of the standard normal."""
-
-
-def wilson_interval(correct: int, total: int) -> tuple[float, float]:
-    """Compute the 95 % score interval of a proportion (Wilson 1927), which stays within [0, 1].
-
-    (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
-    """
-    p, z = correct / total, Z95
-    centre = p + z * z / (2 * total)
-    spread = z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
-    scale = 1 + z * z / total
-    # At the ends the two terms cancel up to rounding.
-    low = (centre - spread) / scale if correct > 0 else 0.0
-    high = (centre + spread) / scale if correct < total else 1.0
-    return low, high
 
 
 def bootstrap_interval(
@@ -62,11 +61,10 @@ def bootstrap_interval(
 
 
 def score_record(score: Score, characters: np.ndarray | None = None, *, seed: int = 0) -> dict[str, Any]:
-    """Return accuracy with its 95 % interval, and the mean cross-entropy in nats.
+    """Return accuracy with its 95 % interval, and the mean cross-entropy in nats, also of every group of the score.
 
     The interval is Wilson's if every example has one answer, else a bootstrap over examples, because answers within one
-    are not independent. `groups` has the same for every group of the score. With `characters`, the number per example
-    (examples,), bits per character are added.
+    are not independent. With `characters`, the number per example (examples,), bits per character are added.
     """
     right, asked = int(score.right.sum()), int(score.asked.sum())
     once = asked == len(score.asked) and bool((score.asked == 1).all())
@@ -166,3 +164,84 @@ def _at_chance(record: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
         share = most / sum(entry["classes"].values())
         if record["test"]["groups"][task]["interval"][0] <= share:
             yield task, word, share
+
+
+def save(out: Path, module: Any, tokenizer: Any, saved_as: str, extra: Mapping[str, torch.Tensor]) -> None:
+    stored = copy.deepcopy(module).cpu().to(getattr(torch, saved_as))
+    if type(stored) is Mamba2ForCausalLM:
+        stored._tied_weights_keys = MAMBA2_TIED
+    try:
+        with quiet():
+            stored.save_pretrained(str(out))
+        if tokenizer is not None:
+            save_tokenizer(tokenizer, out)
+        if extra:
+            half = {name: tensor.to(getattr(torch, saved_as)).contiguous() for name, tensor in extra.items()}
+            save_file(half, out / EXTRA)
+    except SafetensorError as error:  # The weights are in memory, so the disk has failed.
+        raise OSError(str(error).splitlines()[0]) from error
+
+
+def measure(out: Path, objective: Objective, options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Measure the weights in `out`, read back, in float32: accuracies, and selectivity on the first of the parts."""
+    model = load(out.absolute(), dtype="float32", device=device)  # A relative "demo/…" would name a shipped model.
+    if objective.extra is not None:
+        objective.extra.load_state_dict({name: t.float() for name, t in load_file(out / EXTRA).items()})
+    found: dict[str, Any] = {}
+    # Sequences are about the gap of training and test accuracies, instructions about that of seen and unseen prompts.
+    more = {"sequences": ("train", "validation", "test"), "instructions": ("validation", "test", "unseen")}
+    for name in more.get(options["kind"], ("validation", "test")):
+        part = objective.parts[name]
+        if part is None:
+            found[name] = None
+            continue
+        watched = None if "selectivity" in found else Selectivity(model.module)
+        with fast_scan(model.module, visit=None if watched is None else watched.visit):
+            score = objective.score(model.module, name)
+        found[name] = score_record(score, getattr(part, "characters", None), seed=options["seed"])
+        if watched is not None:
+            found["selectivity"] = {"part": name, "layers": watched.records()}
+    return found
+
+
+def commands_before(source: str | Path | None) -> list[str]:
+    """Return the commands that made the model that a run starts from, if its directory records them."""
+    file = demos().get(str(source), Path(str(source))) / FINISHED
+    if source is None or not file.is_file():
+        return []
+    record = read_json(file)
+    return [*record.get("commands_before", ()), *([record["command"]] if "command" in record else ())]
+
+
+def describe(
+    out: Path,
+    result: Mapping[str, Any],
+    module: Any,
+    outcome: Outcome,
+    options: Mapping[str, Any],
+    device: torch.device,
+    command: str,
+) -> None:
+    """Write README.md, then training.json, which marks the run as finished."""
+    config = module.config
+    classifies = options["kind"] in ("text", "sequences", "pixels")
+    record = {
+        **result,
+        "kind": options["kind"],
+        "backbone": (getattr(config, "backbone", None) or config).model_type,
+        "labels": [config.id2label[i] for i in range(config.num_labels)] if classifies else None,
+        "parameters": sum(p.numel() for p in module.parameters()),
+        "decoder": sum(tensor.numel() for tensor in outcome.extra.values()) or None,
+        "saved_as": options["saved_as"],
+        "precision": options["precision"],
+        "seed": options["seed"],
+        "device": device.type,
+        "best_epoch": outcome.best_epoch,
+        "epochs_run": len(outcome.history),
+        "history": outcome.history,
+        "command": command,
+        "commands_before": commands_before(options["init_from"]),
+        "versions": versions(),
+    }
+    write_whole(out / "README.md", model_card(record))
+    write_json(out / FINISHED, record)

@@ -46,22 +46,14 @@ class Outcome:
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Group parameters for AdamW: matrices with weight decay; biases, norms, A, D and Δ's bias without."""
-    decayed: list[nn.Parameter] = []
-    undecayed: list[nn.Parameter] = []
+    decayed, undecayed = list[nn.Parameter](), list[nn.Parameter]()
     for name, parameter in module.named_parameters():
-        kept = parameter.ndim < 2 or name.endswith(UNDECAYED)
-        (undecayed if kept else decayed).append(parameter)
-    return [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": undecayed, "weight_decay": 0.0},
-    ]
+        (undecayed if parameter.ndim < 2 or name.endswith(UNDECAYED) else decayed).append(parameter)
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
 
 
 def schedule(step: int, steps: int, warmup: float, shape: str = "cosine") -> float:
-    """Compute the learning rate at `step` of `steps` as a share of its peak.
-
-    It rises linearly to the peak and then falls by half a cosine to 0, or stays `constant`.
-    """
+    """Compute the learning rate as a share of its peak: a linear rise, then half a cosine to 0 or a `constant`."""
     rising = max(round(warmup * steps), 1) if shape == "cosine" else round(warmup * steps)
     if step < rising:
         return (step + 1) / rising
@@ -82,10 +74,8 @@ def matrix_products(precision: str) -> Iterator[None]:
 
 
 def prior_in(epoch: int, options: Mapping[str, Any], prior: float) -> float:
-    """Compute the prior keep probability in an epoch (from 0) (GSAT, Miao et al. 2022).
-
-    It starts at `prior_from` and moves by `prior_step` (0.1) towards `prior` every `prior_every` (10) epochs.
-    """
+    """Compute the prior keep probability in an epoch (from 0) (GSAT, Miao et al. 2022), which moves from `prior_from`
+    by `prior_step` (0.1) towards `prior` every `prior_every` (10) epochs."""
     start, every = options["prior_from"], options["prior_every"] or 10
     gone = (options["prior_step"] or 0.1) * (epoch // every)
     return max(start - gone, prior) if start > prior else min(start + gone, prior)
@@ -102,23 +92,13 @@ def monitored(module: nn.Module) -> dict[str, float]:
 
 
 class Fit:
-    """Run of training, which can be interrupted at any step and continued from its checkpoint.
+    """Run of training, which can be interrupted at any step and continued from its checkpoint, if that exists.
 
-    Args:
-        module: the model on its device.
-        objective: the objective with its data.
-        options: the keyword arguments of `train_model`.
-        checkpoint: file to continue from, if it exists, and to write to.
-        console: console for the progress bar and one line per epoch.
+    The console gets a progress bar and one line per epoch.
     """
 
     def __init__(
-        self,
-        module: Any,
-        objective: Objective,
-        options: Mapping[str, Any],
-        checkpoint: Path,
-        console: Console,
+        self, module: Any, objective: Objective, options: Mapping[str, Any], checkpoint: Path, console: Console
     ) -> None:
         self.module, self.objective = module, objective
         self.options, self.checkpoint, self.console = options, checkpoint, console
@@ -168,10 +148,15 @@ class Fit:
             gradients.append(self._gradients())
         restore_random_states(states)
         self.optimizer.zero_grad(set_to_none=True)
-        apart = _apart(*gradients)
+        return self._agree(*gradients, "compiled gradients are {} from those of plain torch", "not compiled")
+
+    def _agree(self, expected: list[Tensor], found: list[Tensor], said: str, otherwise: str) -> bool:
+        """Return True if gradients are close, relative to each parameter's norm, and print how close."""
+        # Unlike Python's maximum, torch's is NaN if one of the numbers is.
+        each = [(a - b).norm() / b.norm().clamp(min=1e-12) for b, a in zip(expected, found)]
+        apart = torch.stack(each).max().item()
         agrees = apart < MAX_GRADIENT_DIFFERENCE
-        verdict = "" if agrees else ": not compiled"
-        self.console.print(f"compiled gradients are {apart:.1e} from those of plain torch{verdict}")
+        self.console.print(said.format(f"{apart:.1e}") + ("" if agrees else f": {otherwise}"))
         return agrees
 
     def _gradients(self) -> list[Tensor]:
@@ -194,14 +179,12 @@ class Fit:
         recording = Recording(lambda taken: objective.loss_of(self.module, taken), self.parameters, batch)
         restore_random_states(states)
         recording(batch)
-        apart = _apart(expected, self._gradients())
-        restore_random_states(states)
-        if apart < MAX_GRADIENT_DIFFERENCE:
+        said = "recorded gradients are {} from those of single kernels"
+        if self._agree(expected, self._gradients(), said, "not played back"):
             self.recording = recording
         else:
             self.optimizer.zero_grad(set_to_none=True)
-        verdict = "" if apart < MAX_GRADIENT_DIFFERENCE else ": not played back"
-        self.console.print(f"recorded gradients are {apart:.1e} from those of single kernels{verdict}")
+        restore_random_states(states)
 
     def _anneal(self) -> float | None:
         """Set the prior of this epoch if it is annealed."""
@@ -262,8 +245,7 @@ class Fit:
         self._check_loss(self.loss_sum)
         entry = {"epoch": self.epoch + 1, "training_loss": self.loss_sum.item() / steps, **monitored(self.module)}
         told = f"epoch {self.epoch + 1}/{self.options['epochs']}  training loss {entry['training_loss']:.4f}"
-        better = True
-        rank: tuple[float, ...] = ()
+        better, rank = True, tuple[float, ...]()
         if self.objective.parts["validation"] is not None:
             score = self.objective.score(self.module, "validation")
             entry |= {"validation_accuracy": score.accuracy, "validation_loss": score.cross_entropy}
@@ -279,8 +261,8 @@ class Fit:
         self.epoch, self.step, self.loss_sum = self.epoch + 1, 0, torch.zeros_like(self.loss_sum)
         if better:
             extra = self.objective.extra
-            weights, beside = ({} if m is None else _copied(m) for m in (self.module, extra))
-            self.best = {"epoch": self.epoch, "rank": list(rank), "weights": weights, "extra": beside}
+            copies = {name: {} if m is None else _copied(m) for name, m in (("weights", self.module), ("extra", extra))}
+            self.best = {"epoch": self.epoch, "rank": list(rank), **copies}
         save_state(self.checkpoint, self._state())
         self.console.print(told)
 
@@ -310,12 +292,6 @@ class Fit:
         self.epoch, self.step, self.loss_sum = state["epoch"], state["step"], state["loss_sum"].to(self.device)
         self.best, self.history = state["best"], list(state["history"])
         restore_random_states(state["random"])
-
-
-def _apart(expected: list[Tensor], found: list[Tensor]) -> float:
-    """Compute the largest difference of gradients, relative to each parameter's norm."""
-    # Unlike Python's maximum, torch's is NaN if one of the numbers is.
-    return torch.stack([(a - b).norm() / b.norm().clamp(min=1e-12) for b, a in zip(expected, found)]).max().item()
 
 
 def _copied(module: nn.Module) -> dict[str, Tensor]:

@@ -41,11 +41,8 @@ WITHOUT_EFFECT = (
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments with the defaults of the data's kind and of a new model filled in.
-
-    Raises:
-        InputError: an option is outside its range or contradicts another.
-    """
+    """Return the arguments with the defaults of the data's kind and of a new model filled in; raise InputError if an
+    option is outside its range or contradicts another."""
     options = dict(given)
     architecture = named(options["architecture"])
     kind = options["kind"] = kind_of(options["data"])
@@ -116,11 +113,7 @@ def _check_further(options: Mapping[str, Any], architecture: Architecture, of_mo
 
 
 def _settle_model(options: dict[str, Any], architecture: Architecture, recipe: Mapping[str, Any]) -> None:
-    """Fill in the base, the sizes and the architecture's own options.
-
-    Raises:
-        InputError: the architecture does not have one of the given options.
-    """
+    """Fill in the base, the sizes and the architecture's own options, and refuse those that it does not have."""
     name, bases = options["architecture"], architecture.bases
     base = options["base"] or bases[0]
     on_mamba = base in ("mamba", "mamba2")
@@ -179,8 +172,7 @@ def _tasks(data: InstructionData) -> dict[str, Any]:
 def is_finished(out: Path, plan: Mapping[str, Any]) -> bool:
     """Return True if `out` holds this run and it has ended, False for a new run or one to be continued.
 
-    Raises:
-        InputError: `out` holds something else.
+    Anything else in `out` raises InputError.
     """
     from ssmscope.training.checkpoint import is_new, read_json
 

@@ -7,7 +7,6 @@ data's fingerprints and every option that changes the result.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import os
 import shutil
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ssmscope.training.data import Parts
-    from ssmscope.training.fitting import Outcome
-    from ssmscope.training.objectives import Objective
-
-EXTRA = "decoder.safetensors"
-"""Weights of the decoder of the compression task, which is trained together with the model."""
 
 
 def train_model(
@@ -67,7 +61,7 @@ def train_model(
 
     from ssmscope.core.progress import on_stderr
     from ssmscope.training.data import parts_of
-    from ssmscope.training.plan import checked, is_finished, plan_of
+    from ssmscope.training.plan import CLAIMED, checked, is_finished, plan_of
 
     settled = checked(given)
     parts, tokenizer = parts_of(settled)
@@ -75,7 +69,6 @@ def train_model(
     out = Path(out)
     console = on_stderr(recipe.progress)
     from ssmscope.training.checkpoint import clear, continued, random_states, restore_random_states, seed_everything
-    from ssmscope.training.plan import CLAIMED
 
     if is_finished(out, plan):
         clear(out / CLAIMED)
@@ -138,6 +131,7 @@ def _train(
     from ssmscope.architectures.loading.quiet import quiet
     from ssmscope.training.answering import objective_of
     from ssmscope.training.build import build
+    from ssmscope.training.card import describe, measure, save
     from ssmscope.training.checkpoint import STATE, finish, write_json
     from ssmscope.training.fitting import Fit
     from ssmscope.training.plan import CLAIMED, FINISHED
@@ -154,9 +148,9 @@ def _train(
     ready = working / "model"  # Its files are moved to `out` when all of them exist.
     try:
         shutil.rmtree(ready, ignore_errors=True)
-        _save(ready, module, tokenizer, options["saved_as"], outcome.extra)
-        measured = _measure(ready, objective, options, device)
-        _describe(ready, {**plan, **measured}, module, outcome, options, device, command)
+        save(ready, module, tokenizer, options["saved_as"], outcome.extra)
+        measured = measure(ready, objective, options, device)
+        describe(ready, {**plan, **measured}, module, outcome, options, device, command)
     except BaseException:
         shutil.rmtree(ready, ignore_errors=True)
         raise
@@ -166,109 +160,3 @@ def _train(
     for name in ("validation", "test"):
         if measured[name] is not None:
             console.print(f"{name} accuracy {measured[name]['accuracy']:.4f} of the stored weights")
-
-
-def _save(out: Path, module: Any, tokenizer: Any, saved_as: str, extra: Mapping[str, torch.Tensor]) -> None:
-    import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-    from transformers import Mamba2ForCausalLM
-
-    from ssmscope.architectures.loading.quiet import quiet
-    from ssmscope.architectures.own.generation import MAMBA2_TIED
-    from ssmscope.data.tokenizer import save_tokenizer
-
-    stored = copy.deepcopy(module).cpu().to(getattr(torch, saved_as))
-    if type(stored) is Mamba2ForCausalLM:
-        stored._tied_weights_keys = MAMBA2_TIED
-    try:
-        with quiet():
-            stored.save_pretrained(str(out))
-        if tokenizer is not None:
-            save_tokenizer(tokenizer, out)
-        if extra:
-            half = {name: tensor.to(getattr(torch, saved_as)).contiguous() for name, tensor in extra.items()}
-            save_file(half, out / EXTRA)
-    except SafetensorError as error:  # The weights are in memory, so the disk has failed.
-        raise OSError(str(error).splitlines()[0]) from error
-
-
-def _measure(out: Path, objective: Objective, options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Measure the weights in `out`, read back, in float32: accuracies, and selectivity on the first of the parts."""
-    from safetensors.torch import load_file
-
-    from ssmscope.architectures.loading.load import load
-    from ssmscope.core.mixers import fast_scan
-    from ssmscope.training.card import score_record
-    from ssmscope.training.selectivity import Selectivity
-
-    model = load(out.absolute(), dtype="float32", device=device)  # A relative "demo/…" would name a shipped model.
-    if objective.extra is not None:
-        objective.extra.load_state_dict({name: t.float() for name, t in load_file(out / EXTRA).items()})
-    found: dict[str, Any] = {}
-    # Sequences are about the gap of training and test accuracies, instructions about that of seen and unseen prompts.
-    more = {"sequences": ("train", "validation", "test"), "instructions": ("validation", "test", "unseen")}
-    for name in more.get(options["kind"], ("validation", "test")):
-        part = objective.parts[name]
-        if part is None:
-            found[name] = None
-            continue
-        watched = None if "selectivity" in found else Selectivity(model.module)
-        with fast_scan(model.module, visit=None if watched is None else watched.visit):
-            score = objective.score(model.module, name)
-        found[name] = score_record(score, getattr(part, "characters", None), seed=options["seed"])
-        if watched is not None:
-            found["selectivity"] = {"part": name, "layers": watched.records()}
-    return found
-
-
-def _commands_before(source: str | Path | None) -> list[str]:
-    """Return the commands that made the model that a run starts from, if its directory records them."""
-    from ssmscope.core.shipped import demos
-    from ssmscope.training.checkpoint import read_json
-    from ssmscope.training.plan import FINISHED
-
-    file = demos().get(str(source), Path(str(source))) / FINISHED
-    if source is None or not file.is_file():
-        return []
-    record = read_json(file)
-    return [*record.get("commands_before", ()), *([record["command"]] if "command" in record else ())]
-
-
-def _describe(
-    out: Path,
-    result: Mapping[str, Any],
-    module: Any,
-    outcome: Outcome,
-    options: Mapping[str, Any],
-    device: torch.device,
-    command: str,
-) -> None:
-    """Write README.md, then training.json, which marks the run as finished."""
-    from ssmscope.api.writing import write_whole
-    from ssmscope.training.card import model_card, versions
-    from ssmscope.training.checkpoint import write_json
-    from ssmscope.training.plan import FINISHED
-
-    config = module.config
-    classifies = options["kind"] in ("text", "sequences", "pixels")
-    record = {
-        **result,
-        "kind": options["kind"],
-        "backbone": (getattr(config, "backbone", None) or config).model_type,
-        "labels": [config.id2label[i] for i in range(config.num_labels)] if classifies else None,
-        "parameters": sum(p.numel() for p in module.parameters()),
-        "decoder": sum(tensor.numel() for tensor in outcome.extra.values()) or None,
-        "saved_as": options["saved_as"],
-        "precision": options["precision"],
-        "seed": options["seed"],
-        "device": device.type,
-        "best_epoch": outcome.best_epoch,
-        "epochs_run": len(outcome.history),
-        "history": outcome.history,
-        "command": command,
-        "commands_before": _commands_before(options["init_from"]),
-        "versions": versions(),
-    }
-    write_whole(out / "README.md", model_card(record))
-    write_json(out / FINISHED, record)

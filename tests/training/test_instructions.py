@@ -24,7 +24,7 @@ from ssmscope.data.tokenizer import train_byte_pairs
 from ssmscope.errors import InputError
 from ssmscope.training import train_model
 from ssmscope.training.answering import Answers
-from ssmscope.training.run import _commands_before
+from ssmscope.training.card import commands_before
 
 TINY: dict[str, Any] = {"width": 16, "layers": 1, "state": 4, "head_width": 8, "vocabulary": 600, "progress": False}
 PLAIN = {
@@ -337,9 +337,9 @@ def test_the_card_tells_the_whole_story(trained) -> None:
 
 def test_all_commands_that_led_to_a_model_are_told(tmp_path) -> None:
     (tmp_path / "training.json").write_text(json.dumps({"command": "second", "commands_before": ["first"]}))
-    assert _commands_before(tmp_path) == ["first", "second"]
-    assert _commands_before(None) == _commands_before(tmp_path / "elsewhere") == []
-    assert _commands_before("demo/instruct-mamba2")[0].startswith("analyze train mamba2 --data instruct --out")
+    assert commands_before(tmp_path) == ["first", "second"]
+    assert commands_before(None) == commands_before(tmp_path / "elsewhere") == []
+    assert commands_before("demo/instruct-mamba2")[0].startswith("analyze train mamba2 --data instruct --out")
 
 
 def test_the_card_says_where_a_model_is_at_chance(folder, tmp_path) -> None:
