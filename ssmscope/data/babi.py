@@ -1,6 +1,6 @@
 """Questions about facts hidden in long text: BABILong's recipe (Kuratov et al. 2024) over our own stories.
 
-The facts of a story (`ssmscope.data.stories`, tasks `qa1` to `qa5`, or `ssmscope.data.needles`) keep their order and
+The facts of a story (`ssmscope.data.stories`, tasks `qa1` to `qa5`, or its needles) keep their order and
 stand at random places between sentences of filler, which keep the order of their source (`ssmscope.data.filler`). The
 question comes last. Differential Mamba (section 4.5, appendix A.5) compares models on such questions, and its Figure 6
 shows the probability of the needle at each layer.
@@ -26,9 +26,8 @@ from ssmscope.core.reading import parse_json
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.filler import generated, spaced_out, without_world
 from ssmscope.data.language import token_names
-from ssmscope.data.needles import TASKS
 from ssmscope.data.rows import SUFFIXES, Row, checked_text, read_rows
-from ssmscope.data.stories import NAMES, Task, write
+from ssmscope.data.stories import NAMES, TASKS, Task, write
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError, did_you_mean
 
@@ -149,7 +148,7 @@ def questions(
 
     Args:
         task: `qa1` (where is a person), `qa2` (where is an object), `qa3` (where was it before), `qa4` (which place
-            lies north of …), `qa5` (who gave what to whom), or one of `ssmscope.data.needles.NEEDLES`.
+            lies north of …), `qa5` (who gave what to whom), or one of `NEEDLES`.
         length: maximum length of a context without its question, as measured by `count`. Whole sentences of filler are
             added while any fits. All facts are always present, so length 0 gives no filler (BABILong's 0k).
         filler: sentences in their natural order, read from a random one on and from the first again after the last;

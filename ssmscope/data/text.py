@@ -17,9 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ssmscope.data.planted import SIZES, TASKS, planted
-from ssmscope.data.rationales import Spans, rationale_spans
 from ssmscope.data.rows import (
     Row,
+    Spans,
     check_split,
     checked_class_id,
     checked_label,
@@ -28,6 +28,7 @@ from ssmscope.data.rows import (
     class_ids,
     first_line,
     label_column,
+    rationale_spans,
     read_rows,
     sorted_names,
     whole,

@@ -21,8 +21,15 @@ from ssmscope.core.states import States
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.evaluation.forking import Rows, as_bytes, whole_rows
-from ssmscope.evaluation.generating import GreedyDecoder
-from ssmscope.evaluation.running import Read, max_batch_tokens, max_held_states, plan_pieces, run_pieces, try_resuming
+from ssmscope.evaluation.running import (
+    GreedyDecoder,
+    Read,
+    max_batch_tokens,
+    max_held_states,
+    plan_pieces,
+    run_pieces,
+    try_resuming,
+)
 from ssmscope.evaluation.store import Store
 from ssmscope.evaluation.verbalizer import (
     LabelTree,

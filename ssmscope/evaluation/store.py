@@ -35,9 +35,8 @@ class Store:
     """
 
     def __init__(self, file: str | Path | None, width: int) -> None:
-        self._places: dict[bytes, int] = {}
-        self._count = 0
-        self._scores = np.empty((0, width))
+        self._known: dict[bytes, np.ndarray] = {}
+        self._width = width
         self._file = None if file is None else Path(file)
         self._connection: sqlite3.Connection | None = None
         if self._file is not None:
@@ -53,7 +52,7 @@ class Store:
 
     def recall(self, keys: Sequence[bytes]) -> float:
         """Load the scores of these rows from the file, and return the seconds that running the loaded rows took."""
-        unknown, seconds = [key for key in keys if key not in self._places], 0.0
+        unknown, seconds = [key for key in keys if key not in self._known], 0.0
         if self._file is not None and unknown:
             self._open(make=False)  # Another process may have created the file.
         if self._file is None or self._connection is None or not unknown:
@@ -68,23 +67,23 @@ class Store:
                 if not found:
                     continue
                 known, times, scores = zip(*found)
-                width = 8 * self._scores.shape[1]
+                width = 8 * self._width
                 right = all(type(one) is bytes and len(one) == width for one in scores)
                 if not right or not all(isinstance(time, float) for time in times):
                     raise sqlite3.DatabaseError("malformed rows")
                 numbers = np.frombuffer(b"".join(scores), dtype="<f8").reshape(len(known), -1)
                 if np.isnan(numbers).any():
                     raise sqlite3.DatabaseError("malformed rows")
-                self._remember(known, numbers)
+                self._known.update(zip(known, numbers))
                 seconds += sum(times)
         return seconds
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._places
+        return key in self._known
 
     def scores(self, keys: Sequence[bytes]) -> Float[np.ndarray, "rows classes"]:
         """Return the scores of rows that are all known."""
-        return self._scores[[self._places[key] for key in keys]]
+        return np.array([self._known[key] for key in keys]).reshape(len(keys), self._width)
 
     def add(self, keys: Sequence[bytes], scores: Float[np.ndarray, "rows classes"], seconds: float) -> None:
         """Store the scores of rows that took `seconds` together."""
@@ -95,17 +94,7 @@ class Store:
             rows = [(key, each, row.astype("<f8").tobytes()) for key, row in zip(keys, scores)]
             with _errors_told(self._file), _transaction(self._connection):
                 self._connection.executemany("INSERT OR IGNORE INTO rows VALUES (?, ?, ?)", rows)
-        self._remember(keys, scores)
-
-    def _remember(self, keys: Sequence[bytes], scores: np.ndarray) -> None:
-        held, needed = self._count, self._count + len(keys)
-        if needed > len(self._scores):
-            larger = np.empty((max(1024, 2 * needed), self._scores.shape[1]))
-            larger[:held] = self._scores[:held]
-            self._scores = larger
-        self._scores[held:needed] = scores
-        self._places.update(zip(keys, range(held, needed)))
-        self._count = needed
+        self._known.update(zip(keys, scores))
 
 
 def _check_file(file: Path) -> None:

@@ -23,12 +23,11 @@ from ssmscope.data.language import (
     word_tokenizer,
 )
 from ssmscope.data.mad import GENERATORS
-from ssmscope.data.needles import NEEDLES
 from ssmscope.data.pixels import KNOWN as PIXELS
 from ssmscope.data.pixels import PixelData, digits, load_pixels
 from ssmscope.data.rows import SUFFIXES, checked_label, checked_path, checked_text, read_rows
 from ssmscope.data.sequences import SequenceData, listops, listops_expressions, majority
-from ssmscope.data.stories import TASKS as STORIES
+from ssmscope.data.stories import NEEDLES, STORIES
 from ssmscope.data.text import LINE_SOURCES, SOURCES, TextData, load_text
 from ssmscope.data.tokenizer import train_byte_pairs
 from ssmscope.data.tokens import ArrayData, TokenData

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,6 @@ from ssmscope.core.progress import progress_bar
 from ssmscope.errors import InputError
 from ssmscope.training.checkpoint import load_state, random_states, restore_random_states, save_state
 from ssmscope.training.objectives import Arrays, Objective
-from ssmscope.training.recording import Recording, recordable
 
 UNDECAYED = ("A_log", "D", "dt_bias", "dt_proj.bias")
 MAX_GRADIENT_DIFFERENCE = 1e-3
@@ -89,6 +88,62 @@ def monitored(module: nn.Module) -> dict[str, float]:
         weights = [float(m.current_lambda()) for m in parts if isinstance(m, Subtraction)]
     found = {"spectral_abscissa": max(abscissas)} if abscissas else {}
     return found | ({"mean_lambda": sum(weights) / len(weights)} if weights else {})
+
+
+RECORDABLE = ("mamba2", "baleen-mamba2", "diff-mamba")
+"""Backbones whose forward and backward passes never wait for the GPU, which a recording requires."""
+
+WARM_UP_STEPS = 3
+"""Steps before a recording, in which libraries initialize."""
+
+
+def recordable(module: nn.Module, device: torch.device) -> bool:
+    """Return True if a model's step on this device can be recorded."""
+    config = getattr(module, "config", None)
+    return device.type == "cuda" and getattr(getattr(config, "backbone", config), "model_type", None) in RECORDABLE
+
+
+class Recording:
+    """Training step, from a batch on a GPU to the gradients, recorded as a CUDA graph and replayed.
+
+    A small model's step consists of hundreds of short kernels, whose launches dominate. A recording is launched as one.
+    It holds the kernels, not the Python code: shapes and Python numbers stay as they were, so only steps of fixed
+    shapes are recorded (`Objective.settled`), and a changed prior needs a new recording. Gradients are in the
+    parameters' `grad`, which must stay the same tensors: they are overwritten, never accumulated. Random numbers come
+    from the generators at each call, as without a recording.
+    """
+
+    def __init__(
+        self,
+        loss_of: Callable[[Mapping[str, Tensor]], Tensor],
+        parameters: Sequence[nn.Parameter],
+        batch: Mapping[str, Tensor],
+    ) -> None:
+        def forget_gradients() -> None:
+            for parameter in parameters:
+                parameter.grad = None
+
+        self.batch = {name: tensor.clone() for name, tensor in batch.items()}
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UP_STEPS):
+                forget_gradients()
+                loss_of(self.batch).backward()
+        torch.cuda.current_stream().wait_stream(aside)
+        forget_gradients()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            loss = loss_of(self.batch)
+            loss.backward()
+        self.loss = loss.detach()
+
+    def __call__(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the loss of `batch`, a tensor that the next call overwrites."""
+        for name, tensor in batch.items():
+            self.batch[name].copy_(tensor)
+        self.graph.replay()
+        return self.loss
 
 
 class Fit:

@@ -56,7 +56,7 @@ class Objective(ABC):
         extra: a module that is trained together with the model; None if there is none.
         by_loss: True if the best epoch has the lowest loss rather than the highest accuracy.
         settled: True if all batches are `taken` in tensors of the same shapes and `loss_of` never waits for the GPU, so
-            that steps can be recorded (`ssmscope.training.recording`).
+            that steps can be recorded (`ssmscope.training.fitting`).
     """
 
     extra: nn.Module | None = None
