@@ -61,21 +61,13 @@ class Store:
             for first in range(0, len(unknown), KEYS_PER_QUERY):
                 part = unknown[first : first + KEYS_PER_QUERY]
                 marks = ",".join("?" * len(part))
-                found = self._connection.execute(
+                for key, took, scores in self._connection.execute(
                     f"SELECT key, seconds, scores FROM rows WHERE key IN ({marks})", part
-                ).fetchall()
-                if not found:
-                    continue
-                known, times, scores = zip(*found)
-                width = 8 * self._width
-                right = all(type(one) is bytes and len(one) == width for one in scores)
-                if not right or not all(isinstance(time, float) for time in times):
-                    raise sqlite3.DatabaseError("malformed rows")
-                numbers = np.frombuffer(b"".join(scores), dtype="<f8").reshape(len(known), -1)
-                if np.isnan(numbers).any():
-                    raise sqlite3.DatabaseError("malformed rows")
-                self._known.update(zip(known, numbers))
-                seconds += sum(times)
+                ):
+                    right = type(scores) is bytes and len(scores) == 8 * self._width and isinstance(took, float)
+                    if not right or np.isnan(numbers := np.frombuffer(scores, dtype="<f8")).any():
+                        raise sqlite3.DatabaseError("malformed rows")
+                    self._known[key], seconds = numbers, seconds + took
         return seconds
 
     def __contains__(self, key: bytes) -> bool:

@@ -13,10 +13,12 @@ from torch.nn.functional import dropout as drop
 
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.babi import QuestionTokens
-from ssmscope.data.batches import drop_tokens, epoch_order, padded
+from ssmscope.data.batches import drop_tokens, padded
 from ssmscope.data.instructions import InstructionData, label_tokens
 from ssmscope.data.mad import CompressionData
 from ssmscope.data.pixels import PixelData
+from ssmscope.data.sequences import SequenceData
+from ssmscope.data.text import TextData
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
 from ssmscope.training.objectives import (
@@ -44,18 +46,16 @@ class Answers(Tokenized):
     An answer is right if its label word is the most likely among those of its task.
     """
 
-    def __init__(
-        self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any
-    ) -> None:
-        super().__init__(parts, options, device, tokenizer)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        tokenizer = self.tokenizer
         if tokenizer.eos_token_id is None:
             raise InputError("the tokenizer has no end token to end an answer with; use one that has")
         self.end_id = tokenizer.eos_token_id
-        words = label_tokens(tokenizer, parts["train"].sources)
+        words = label_tokens(tokenizer, self.parts["train"].sources)
         self.words = {
             name: padded([words[key] for key in zip(part.tasks, part.templates)], IGNORED)[0]
-            for name, part in parts.items()
-            if part is not None
+            for name, part in self.given.items()
         }
         self.encoded: dict[str, list[list[int]]] = {}
         self.current: Mapping[int, list[int]] = {}
@@ -76,8 +76,7 @@ class Answers(Tokenized):
         else:
             self.current = dict(enumerate(self.prompts("train")))
         lengths = [len(self.current[row]) for row in rows]
-        order = epoch_order(lengths, self.options["batch_size"], self.options["seed"], epoch)
-        return [[rows[at] for at in batch] for batch in order]
+        return [[rows[at] for at in batch] for batch in self.order(lengths, epoch)]
 
     def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
         words = self.words["train"][list(rows)]
@@ -155,14 +154,10 @@ def objective_of(
 ) -> Objective:
     """Return the objective for these data."""
     data = parts["train"]
-    if options["kind"] == "text":
-        return Texts(parts, options, device, tokenizer)
-    if isinstance(data, InstructionData):
-        return Answers(parts, options, device, tokenizer)
     if isinstance(data, CompressionData):
-        return Reconstruction(parts, options, device, module)
-    if isinstance(data, QuestionTokens):
-        return Questions(parts, options, device)
-    if isinstance(data, TokenData):
-        return NextTokens(parts, options, device)
-    return (Pixels if isinstance(data, PixelData) else Sequences)(parts, options, device)
+        return Reconstruction(parts, options, device, width=module.config.hidden_size)
+    kinds: dict[type, type[Objective]] = {
+        **{TextData: Texts, InstructionData: Answers, QuestionTokens: Questions, TokenData: NextTokens},
+        **{PixelData: Pixels, SequenceData: Sequences},
+    }
+    return next(kind for of, kind in kinds.items() if isinstance(data, of))(parts, options, device, tokenizer)

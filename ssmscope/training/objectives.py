@@ -60,11 +60,17 @@ class Objective(ABC):
     """
 
     extra: nn.Module | None = None
-    by_loss = False
-    settled = False
+    by_loss = settled = False
 
-    def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device) -> None:
-        self.parts, self.options, self.device = parts, options, device
+    def __init__(
+        self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any = None
+    ) -> None:
+        self.parts, self.options, self.device, self.tokenizer = parts, options, device, tokenizer
+        self.given = {name: part for name, part in parts.items() if part is not None}
+
+    def order(self, lengths: Sequence[int], epoch: int) -> list[list[int]]:
+        """Return the batches of an epoch, each of examples of similar length."""
+        return epoch_order(lengths, self.options["batch_size"], self.options["seed"], epoch)
 
     @abstractmethod
     def batches(self, epoch: int) -> list[list[int]]:
@@ -143,38 +149,34 @@ def spread(logits: Tensor) -> Tensor:
 class Tokenized(Objective):
     """Objective on texts that a tokenizer reads, with dropout of its tokens and merges."""
 
-    def __init__(
-        self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any
-    ) -> None:
-        super().__init__(parts, options, device)
-        dropped, skipped = options["token_dropout"], options["subword_dropout"]
-        self.tokenizer, self.unknown_id = tokenizer, tokenizer.unk_token_id
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        options, tokenizer = self.options, self.tokenizer
+        dropped, skipped, self.unknown_id = options["token_dropout"], options["subword_dropout"], tokenizer.unk_token_id
         if dropped and self.unknown_id is None:
             raise InputError(f"token_dropout is {dropped}, but the tokenizer has no unknown token; set it to 0")
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         self.subwords = None
         if skipped:
             limit = options.get("max_length")
-            self.subwords = SubwordDropout(parts["train"], tokenizer, limit, skipped, options["seed"])
+            self.subwords = SubwordDropout(self.parts["train"], tokenizer, limit, skipped, options["seed"])
 
 
 class Texts(Tokenized):
     """Labelled texts, read by a tokenizer."""
 
-    def __init__(
-        self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any
-    ) -> None:
-        super().__init__(parts, options, device, tokenizer)
-        special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        special = {*self.tokenizer.all_special_ids} - {self.unknown_id}
         self.special = torch.tensor(sorted(special), dtype=torch.long)
-        given = {name: part for name, part in parts.items() if part is not None}
-        self.examples = {name: encode(part, tokenizer, options["max_length"]) for name, part in given.items()}
+        limit = self.options["max_length"]
+        self.examples = {name: encode(part, self.tokenizer, limit) for name, part in self.given.items()}
         self.current = self.examples["train"]
 
     def batches(self, epoch: int) -> list[list[int]]:
         if self.subwords is not None:
             self.current = self.subwords.rows(epoch)
-        return epoch_order(list(map(len, self.current)), self.options["batch_size"], self.options["seed"], epoch)
+        return self.order(list(map(len, self.current)), epoch)
 
     def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
         ids, mask, labels = self._batch("train", self.current, rows, self.options["token_dropout"] or 0.0)
@@ -202,12 +204,11 @@ class Arrays(Objective):
 
     asked = "labels"
 
-    def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device) -> None:
-        super().__init__(parts, options, device)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self.tensors = {
-            name: {key: torch.from_numpy(array).to(device) for key, array in part.arrays.items()}
-            for name, part in parts.items()
-            if part is not None
+            name: {key: torch.from_numpy(array).to(self.device) for key, array in part.arrays.items()}
+            for name, part in self.given.items()
         }
 
     def batches(self, epoch: int) -> list[list[int]]:
@@ -269,9 +270,9 @@ class NextTokens(Arrays):
 
     settled, asked = True, "targets"
 
-    def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device) -> None:
-        super().__init__(parts, options, device)
-        self.by_loss = options["kind"] == "language"
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.by_loss = self.options["kind"] == "language"
 
     def criterion(self, module: Any, logits: Tensor, asked: Tensor) -> Tensor:
         loss = cross_entropy(logits.float().flatten(0, 1), asked.flatten(), ignore_index=IGNORED)
@@ -285,7 +286,7 @@ class Questions(Arrays):
     """
 
     def batches(self, epoch: int) -> list[list[int]]:
-        return epoch_order(self.lengths("train"), self.options["batch_size"], self.options["seed"], epoch)
+        return self.order(self.lengths("train"), epoch)
 
     def lengths(self, part: str) -> Sequence[int]:
         return self.parts[part].lengths.tolist()
@@ -351,10 +352,10 @@ class Reconstruction(NextTokens):
 
     settled = False
 
-    def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, module: Any) -> None:
-        super().__init__(parts, options, device)
-        data = parts["train"]
-        self.extra = Decoder(module.config.hidden_size, data.ids.shape[1], len(data.tokens)).to(device)
+    def __init__(self, *given: Any, width: int) -> None:
+        super().__init__(*given)
+        data = self.parts["train"]
+        self.extra = Decoder(width, data.ids.shape[1], len(data.tokens)).to(self.device)
 
     def logits(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
         assert self.extra is not None

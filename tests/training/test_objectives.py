@@ -178,7 +178,7 @@ class TestInformation:
     def test_of_the_compressing_model(self) -> None:
         module = language_model(gate="bernoulli", beta=0.7).train()
         data, _ = compression(length=5, vocabulary=5, train_examples=8, test_examples=1)
-        objective = Reconstruction(parts(data), OPTIONS, CPU, module)
+        objective = Reconstruction(parts(data), OPTIONS, CPU, width=module.config.hidden_size)
         torch.manual_seed(1)
         loss = objective.loss(module, [0, 1])
         torch.manual_seed(1)
@@ -292,7 +292,7 @@ class TestReconstruction:
     def test_reads_the_last_hidden_state_only(self) -> None:
         module = language_model(gate="bernoulli").eval()
         data, _ = compression(length=5, vocabulary=5, train_examples=6, test_examples=1)
-        objective = Reconstruction(parts(data), OPTIONS, CPU, module)
+        objective = Reconstruction(parts(data), OPTIONS, CPU, width=module.config.hidden_size)
 
         class Fixed(torch.nn.Module):
             def __init__(self, hidden):
