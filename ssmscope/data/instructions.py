@@ -136,10 +136,6 @@ def load_mixture(
         examples: maximum number of training examples per task; at most a tenth as many choose the epoch.
         held_out: share of a task's training examples that chooses the epoch if the task has no split for it.
         share: share of the training examples to use.
-        seed: random seed of all draws.
-
-    Raises:
-        InputError: for an unknown task, data that cannot be read, or a share that leaves a part or a class empty.
     """
     found: dict[str, list[TextData]] = {"train": [], "validation": [], "test": []}
     for task in chosen_tasks(mixture):

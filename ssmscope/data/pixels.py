@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ssmscope.data.rows import check_split, checked_class_id, checked_label, checked_path, first_line, read_rows
-from ssmscope.data.text import SOURCES, Source, TextData, hub_rows, load_text
+from ssmscope.data.rows import check_split, checked_class_id, checked_label, checked_path, first_line
+from ssmscope.data.text import SOURCES, Source, TextData, known_rows, load_text
 from ssmscope.data.tokens import ArrayData
 from ssmscope.errors import InputError, did_you_mean
 
@@ -31,10 +31,8 @@ DECODING_ERRORS = (
 """Errors that Pillow's readers raise for damaged images."""
 
 KNOWN = ("cifar10", "digits")
-"""Names that `load_pixels` knows."""
-
 LABELLED = (*KNOWN, *SOURCES)
-"""Names that `load_labelled` knows."""
+"""Names that `load_pixels` and `load_labelled` know."""
 
 CIFAR10 = Source(
     "uoft-cs/cifar10",
@@ -73,9 +71,6 @@ def load_pixels(data: str, split: str | None = None) -> PixelData:
             `$SSMSCOPE_DATA/cifar10/<split>.parquet` when that variable is set, else through `datasets` from the hub.
             `digits` (8 × 8 grey, 64 tokens of 1 channel) is the function `digits` with seed 0.
         split: `train` or `test`; by default `test`.
-
-    Raises:
-        InputError: for an unknown name or split, absent or unreadable files, or a missing package.
     """
     if data not in KNOWN:
         raise InputError(f"unknown images {data!r}; give one of {', '.join(KNOWN)}{did_you_mean(str(data), KNOWN)}")
@@ -84,17 +79,7 @@ def load_pixels(data: str, split: str | None = None) -> PixelData:
     if data == "digits":
         train, test = digits()
         return train if split == "train" else test
-    root = os.environ.get("SSMSCOPE_DATA")
-    if root:
-        place = str(Path(root, data, f"{split}.parquet"))
-        if not os.path.isfile(place):
-            raise InputError(
-                f"there is no file {place}; put the split there, or unset SSMSCOPE_DATA to read it from the hub"
-            )
-        rows: Sequence[Any] = read_rows(Path(place))
-    else:
-        place = f"{CIFAR10.repository} ({split})"
-        rows = hub_rows(CIFAR10, split)
+    rows, place = known_rows(data, CIFAR10, split)
     numbered = list(enumerate(rows, 1))
     labels = [checked_class_id(checked_label(row, at, place), CIFAR10.labels, at, place) for at, row in numbered]
     pixels, shape = decoded([_image_of(row, at, place) for at, row in numbered], "RGB", place)

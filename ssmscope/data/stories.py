@@ -273,7 +273,7 @@ def _asked(
     """Draw one of the questions found, each with its answer and the fact that gives it; None if there is none."""
     if not found:
         return None
-    question, answer, at = found[random.integers(len(found))]
+    question, answer, at = found[int(random.integers(len(found)))]
     return Story(tuple(facts), question, answer, frozenset([at]))
 
 

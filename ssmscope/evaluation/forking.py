@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -166,11 +167,13 @@ def _plan(
             chosen.append(node)
     chosen.sort(key=lambda node: (level[node], row[node]))
     place = {node: index for index, node in enumerate(chosen)} | {-1: -1}
-    start = [depth[above[node]] if above[node] >= 0 else 0 for node in chosen]
-    stop, kept = ([of[node] for node in chosen] for of in (depth, below))
-    numbers = ([row[node] for node in chosen], start, stop, [place[above[node]] for node in chosen])
-    return Pieces(
-        *(np.array(each, dtype=np.int64) for each in (*numbers, [level[node] for node in chosen])),
-        kept=np.array(kept) > 1,
-        ends=np.array(chosen) < n,
+    columns = (
+        [row[node] for node in chosen],
+        [depth[above[node]] if above[node] >= 0 else 0 for node in chosen],
+        [depth[node] for node in chosen],
+        [place[above[node]] for node in chosen],
+        [level[node] for node in chosen],
     )
+    kept = np.array([below[node] > 1 for node in chosen], dtype=bool)
+    numbers: Any = (np.array(column, dtype=np.int64) for column in columns)
+    return Pieces(*numbers, kept, np.array(chosen, dtype=np.int64) < n)

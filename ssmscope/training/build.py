@@ -12,9 +12,10 @@ from ssmscope.architectures.loading.load import load
 from ssmscope.architectures.own.baleen import convert
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.architectures.own.selective import SelectiveSSMForSequenceClassification
-from ssmscope.data.instructions import InstructionData
+from ssmscope.data.instructions import InstructionData, spoken
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.sequences import SequenceData
+from ssmscope.data.tokenizer import train_byte_pairs, train_tokenizer
 from ssmscope.data.tokens import TokenData
 from ssmscope.errors import InputError
 from ssmscope.training.architectures import GATE_OPTIONS, Tokens, named
@@ -29,11 +30,7 @@ model that is regularised for a small set of texts stays at chance for several e
 
 
 def build(options: Mapping[str, Any], train: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """Return the tokenizer and the model to train.
-
-    Raises:
-        InputError: `init_from` cannot become the architecture.
-    """
+    """Return the tokenizer and the model to train; raise InputError if `init_from` cannot become the architecture."""
     source = load(str(options["init_from"])) if options["init_from"] is not None else None
     if tokenizer is None and options["kind"] in ("text", "instructions"):
         tokenizer = _text_tokenizer(options, train, source)
@@ -50,18 +47,11 @@ def build(options: Mapping[str, Any], train: Any, tokenizer: Any) -> tuple[Any, 
 
 
 def _text_tokenizer(options: Mapping[str, Any], train: Any, source: Any) -> Any:
-    from ssmscope.data.instructions import spoken
-    from ssmscope.data.tokenizer import train_byte_pairs, train_tokenizer
-
+    chosen = {"vocabulary": options["vocabulary"], "lowercase": options["lowercase"]}
     if source is None and isinstance(train, InstructionData):
-        return train_byte_pairs(spoken(train), vocabulary=options["vocabulary"], lowercase=options["lowercase"])
+        return train_byte_pairs(spoken(train), **chosen)
     if source is None:
-        return train_tokenizer(
-            train.texts,
-            vocabulary=options["vocabulary"],
-            lowercase=options["lowercase"],
-            max_length=options["max_length"],
-        )
+        return train_tokenizer(train.texts, **chosen, max_length=options["max_length"])
     if source.tokenizer is None:
         raise InputError(f"{source.name} has no tokenizer; init_from needs a model that reads text")
     return source.tokenizer
@@ -93,11 +83,8 @@ def language_model(options: Mapping[str, Any], tokens: Tokens, source: Any) -> A
 
 def _classifier(options: Mapping[str, Any], train: Any, tokens: Tokens, source: Any) -> Any:
     names = train.label_names
-    labels: dict[str, Any] = {
-        "num_labels": len(names),
-        "id2label": dict(enumerate(names)),
-        "label2id": {name: i for i, name in enumerate(names)},
-    }
+    numbers = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    labels: dict[str, Any] = {"num_labels": len(names), **numbers}
     if options["architecture"] == "selective":
         return _selective(options, train, tokens, labels, source)
     if source is None:
@@ -106,9 +93,9 @@ def _classifier(options: Mapping[str, Any], train: Any, tokens: Tokens, source: 
         _check_input(source, train, tokens)
         backbone = _converted(source, getattr(source.module, "backbone", None), options)
         configuration = backbone.config
-    pixels: dict[str, Any] = (
-        {"channels": train.channels, "image_size": list(train.shape)} if isinstance(train, PixelData) else {}
-    )
+    pixels: dict[str, Any] = {}
+    if isinstance(train, PixelData):
+        pixels = {"channels": train.channels, "image_size": list(train.shape)}
     dropout = options["dropout"] or 0.0
     module = SSMForSequenceClassification(SSMClassifierConfig(configuration, dropout=dropout, **pixels, **labels))
     if backbone is not None:

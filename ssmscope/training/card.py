@@ -201,12 +201,11 @@ def measure(out: Path, objective: Objective, options: Mapping[str, Any], device:
         if part is None:
             found[name] = None
             continue
-        watched = None if "selectivity" in found else Selectivity(model.module)
-        with fast_scan(model.module, visit=None if watched is None else watched.visit):
+        watched = Selectivity(model.module)
+        with fast_scan(model.module, visit=None if "selectivity" in found else watched.visit):
             score = objective.score(model.module, name)
         found[name] = score_record(score, getattr(part, "characters", None), seed=options["seed"])
-        if watched is not None:
-            found["selectivity"] = {"part": name, "layers": watched.records()}
+        found.setdefault("selectivity", {"part": name, "layers": watched.records()})
     return found
 
 
@@ -229,7 +228,7 @@ def describe(
     command: str,
 ) -> None:
     """Write README.md, then training.json, which marks the run as finished."""
-    config = module.config
+    config, chosen = module.config, {name: options[name] for name in ("saved_as", "precision", "seed")}
     classifies = options["kind"] in ("text", "sequences", "pixels")
     record = {
         **result,
@@ -238,9 +237,7 @@ def describe(
         "labels": [config.id2label[i] for i in range(config.num_labels)] if classifies else None,
         "parameters": sum(p.numel() for p in module.parameters()),
         "decoder": sum(tensor.numel() for tensor in outcome.extra.values()) or None,
-        "saved_as": options["saved_as"],
-        "precision": options["precision"],
-        "seed": options["seed"],
+        **chosen,
         "device": device.type,
         "best_epoch": outcome.best_epoch,
         "epochs_run": len(outcome.history),
@@ -257,7 +254,7 @@ class _Sums:
     """Sums over tokens of one layer: Δ, Δ² and log a by head, and the divergence."""
 
     def __init__(self) -> None:
-        self.tokens, self.of = 0, dict[str, Any]({"delta": 0.0, "squared": 0.0, "log_a": 0.0, "kl": 0.0})
+        self.tokens, self.of = 0, dict[str, Any].fromkeys(("delta", "squared", "log_a", "kl"), 0.0)
 
     def add(self, mixer: Any, layer: LayerTrace) -> None:
         recurrence = layer.recurrence

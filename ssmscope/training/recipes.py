@@ -33,7 +33,11 @@ TWO = Allowed(lambda value: value >= 2, "at least 2: a token and the end token")
 CLASSIFIED, PROMPTED = ("text", "pixels", "sequences", "instructions"), ("text", "instructions")
 EMBEDDED = ("text", "language", "tokens", "sequences", "instructions")
 
-Whole, Number, Word, Name, Flag = int | None, float | None, str | None, str | Path | None, bool | None
+Whole = int | None
+Number = float | None
+Word = str | None
+Name = str | Path | None
+Flag = bool | None
 
 
 def option(
@@ -179,9 +183,9 @@ def parameters() -> Iterator[inspect.Parameter]:
     """Yield the options as parameters, whose annotations `ssmscope.api.signatures` reads."""
     hints = typing.get_type_hints(Recipe)
     for each in fields(Recipe):
-        kind = str | None if str in typing.get_args(hints[each.name]) else hints[each.name]
-        marks = (each.metadata["help"], *((Metavar("NAME"),) if kind in (str, str | None) else ()))
-        hint = Annotated[(kind, *marks)]
+        kind = Word if str in typing.get_args(hints[each.name]) else hints[each.name]
+        marks = (each.metadata["help"], *((Metavar("NAME"),) if kind in (str, Word) else ()))
+        hint: Any = Annotated[(kind, *marks)]  # type: ignore[valid-type]
         yield inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hint)
 
 
@@ -269,4 +273,4 @@ def defaults(architecture: str, kind: str, recipe: str | None, data: str = "") -
         )
     if architecture != "selective":
         raise InputError(f"the recipe '{recipe}' is the selective SSM's; leave it out for {architecture}")
-    return found | RECIPES[recipe]
+    return {**found, **RECIPES[recipe]}

@@ -37,14 +37,8 @@ def train_model(
 
     Args:
         architecture: a key of `ARCHITECTURES`.
-        data: labelled texts (`sst2`, `imdb`, `rotten_tomatoes`, `snli`, `wnli`, `planted-words`, `planted-recall`,
-            `planted-xor`, `planted-position`, see `ssmscope.data.planted`, or a file with `text` and `label`),
-            pixels (`cifar10`, `digits`), labelled sequences (`majority`, `listops`), generated tasks of tokens
-            (`associative-recall`, `mqar`, `fuzzy-recall`, `noisy-recall`, `selective-copying`, `compression`,
-            `memorization`), questions (`qa1` to `qa5`; `babi`, all five in contexts of several lengths; `needle`,
-            `multi-key`, `multi-value`, `variables`, `common-words`), language (`wikitext2`, `books`
-            or a .txt file), or `instruct`: SST-2, WNLI and SNLI as prompts that a language model answers with a label
-            word.
+        data: a name of `ssmscope.training.data.tasks`, as `analyze train --help` lists them, or a file: labelled texts
+            (csv, tsv, jsonl or parquet with `text` and `label`), or a .txt file for a language model.
         out: the directory; new, empty, or of the same run, which is then continued.
         command: the user's call for the model card; by default the Python call.
         options: fields of `ssmscope.training.recipes.Recipe`, which says what each is.
