@@ -167,13 +167,13 @@ def _plan(
             chosen.append(node)
     chosen.sort(key=lambda node: (level[node], row[node]))
     place = {node: index for index, node in enumerate(chosen)} | {-1: -1}
-    columns = (
-        [row[node] for node in chosen],
-        [depth[above[node]] if above[node] >= 0 else 0 for node in chosen],
-        [depth[node] for node in chosen],
-        [place[above[node]] for node in chosen],
-        [level[node] for node in chosen],
-    )
+    columns = {
+        "row": [row[node] for node in chosen],
+        "start": [depth[above[node]] if above[node] >= 0 else 0 for node in chosen],
+        "stop": [depth[node] for node in chosen],
+        "above": [place[above[node]] for node in chosen],
+        "level": [level[node] for node in chosen],
+    }
+    numbers: dict[str, Any] = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
     kept = np.array([below[node] > 1 for node in chosen], dtype=bool)
-    numbers: Any = (np.array(column, dtype=np.int64) for column in columns)
-    return Pieces(*numbers, kept, np.array(chosen, dtype=np.int64) < n)
+    return Pieces(**numbers, kept=kept, ends=np.array(chosen, dtype=np.int64) < n)

@@ -254,7 +254,8 @@ class _Sums:
     """Sums over tokens of one layer: Δ, Δ² and log a by head, and the divergence."""
 
     def __init__(self) -> None:
-        self.tokens, self.of = 0, dict[str, Any].fromkeys(("delta", "squared", "log_a", "kl"), 0.0)
+        self.tokens = 0
+        self.of: dict[str, Any] = dict.fromkeys(("delta", "squared", "log_a", "kl"), 0.0)
 
     def add(self, mixer: Any, layer: LayerTrace) -> None:
         recurrence = layer.recurrence

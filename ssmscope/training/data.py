@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +86,10 @@ def parts_of(options: Mapping[str, Any]) -> tuple[Parts, Any]:
     """
     data, kind = options["data"], options["kind"]
     if kind == "text":
-        return _divided(*_texts(options), options), None
+        return _divided(_texts(options), options), None
     if kind == "language" and data not in DOCUMENTS:
         *parts, tokenizer = _language(options)
-        return _divided(*parts, options), tokenizer
+        return _divided(parts, options), tokenizer
     why = "whose questions are generated" if data in QUESTIONS else "which has its own splits"
     for name in ("split", "validation", "test"):
         if options[name] is not None:
@@ -100,13 +100,13 @@ def parts_of(options: Mapping[str, Any]) -> tuple[Parts, Any]:
         return {**load_mixture(options["mixture"], **chosen)}, None
     if data in DOCUMENTS or data in QUESTIONS:
         *parts, tokenizer = (_documents if data in DOCUMENTS else _questions)(options)
-        return _divided(*parts, options), tokenizer
+        return _divided(parts, options), tokenizer
     if kind == "pixels":
         # Digits have the parts that `load_pixels` returns, so no model is tested on training examples.
         pixels = digits() if data == "digits" else (load_pixels(data, "train"), load_pixels(data, "test"))
-        return _divided(pixels[0], None, pixels[1], options), None
+        return _divided((pixels[0], None, pixels[1]), options), None
     train, test = _generated(options)
-    return _divided(train, None, test, options), symbol_tokenizer(train.tokens)
+    return _divided((train, None, test), options), symbol_tokenizer(train.tokens)
 
 
 def _generated(options: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -189,7 +189,11 @@ def _questions(options: Mapping[str, Any]) -> tuple[Any, ...]:
         raise InputError(f"examples is {count}; {name} needs at least {len(cells)}, one of each task and length")
     made: dict[str, list[Any]] = {}
     for split, number in (("train", count), ("validation", max(count // 10, 1)), ("test", max(count // 5, 1))):
-        common = {"examples": -(-number // len(cells)), "filler": load_filler(options["filler"], split), "split": split}
+        common: dict[str, Any] = {
+            "examples": -(-number // len(cells)),
+            "filler": load_filler(options["filler"], split),
+            "split": split,
+        }
         made[split] = [
             questions(task, length=length, seed=options["seed"] + at, **common)
             for at, (task, length) in enumerate(cells)
@@ -238,9 +242,9 @@ def _texts(options: Mapping[str, Any]) -> tuple[Any, ...]:
     return train, other(options["validation"], "validation"), other(options["test"], "test")
 
 
-def _divided(train: Any, validation: Any, test: Any, options: Mapping[str, Any]) -> Parts:
+def _divided(parts: Sequence[Any], options: Mapping[str, Any]) -> Parts:
     """Return the parts; validation examples are held out from the training ones if there are none of their own."""
-    seed, share = options["seed"], options["held_out"]
+    (train, validation, test), seed, share = parts, options["seed"], options["held_out"]
     if validation is None and share:
         if isinstance(train, ArrayData):
             order = np.random.default_rng(seed).permutation(len(train))

@@ -193,7 +193,7 @@ class Fit:
     def _compiles(self) -> bool:
         """Return True if compiled parts give the gradients of plain torch, tried on the first batch of this epoch."""
         rows = self.objective.batches(self.epoch)[0]
-        states, gradients = random_states(), []
+        states, gradients = random_states(), list[list[Tensor]]()
         self.module.train()
         for context in (nullcontext(), compiled_parts(self.module)):
             restore_random_states(states)
@@ -203,7 +203,9 @@ class Fit:
             gradients.append(self._gradients())
         restore_random_states(states)
         self.optimizer.zero_grad(set_to_none=True)
-        return self._agree(*gradients, "compiled gradients are {} from those of plain torch", "not compiled")
+        return self._agree(
+            gradients[0], gradients[1], "compiled gradients are {} from those of plain torch", "not compiled"
+        )
 
     def _agree(self, expected: list[Tensor], found: list[Tensor], said: str, otherwise: str) -> bool:
         """Return True if gradients are close, relative to each parameter's norm, and print how close."""

@@ -185,7 +185,7 @@ def parameters() -> Iterator[inspect.Parameter]:
     for each in fields(Recipe):
         kind = Word if str in typing.get_args(hints[each.name]) else hints[each.name]
         marks = (each.metadata["help"], *((Metavar("NAME"),) if kind in (str, Word) else ()))
-        hint: Any = Annotated[(kind, *marks)]  # type: ignore[valid-type]
+        hint: Any = Annotated[(kind, *marks)]
         yield inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hint)
 
 
