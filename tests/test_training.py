@@ -14,10 +14,10 @@ from killed import killed_training
 from safetensors.torch import load_file
 
 import ssmscope
+from ssmscope.core.bootstrap import wilson_interval
 from ssmscope.errors import InputError
 from ssmscope.training import train_model
 from ssmscope.training.architectures import ARCHITECTURES, SIZES
-from ssmscope.training.card import wilson_interval
 from ssmscope.training.fitting import parameter_groups, schedule
 
 GOOD = ("lovely", "brilliant", "moving", "funny", "superb")
@@ -314,7 +314,7 @@ def test_a_damaged_checkpoint_is_refused(reviews, tmp_path, monkeypatch):
     def die(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ssmscope.training.run._save", die)
+    monkeypatch.setattr("ssmscope.training.card.save", die)
     with pytest.raises(KeyboardInterrupt):
         train_model("mamba2", reviews["validation"], tmp_path / "o", epochs=1, **SMALL)
     state = tmp_path / "o" / "checkpoint" / "state.pt"

@@ -257,10 +257,10 @@ class Data(Input):
 
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
         from ssmscope.architectures.loading.load import trained_on
-        from ssmscope.data.labelled import KNOWN, load_labelled
+        from ssmscope.data.pixels import LABELLED, load_labelled
         from ssmscope.data.text import SOURCES, load_text
 
-        known = SOURCES if self.of == "texts" else KNOWN
+        known = SOURCES if self.of == "texts" else LABELLED
         data, model = values["data"], models[0]
         name = data if data is not None else trained_on(model.name)
         if name is None or (data is None and name not in known):
@@ -363,8 +363,8 @@ def load_examples(
         InputError: the name or the split is unknown, the file cannot be read, a text is longer, or a language model
             has no tokenizer.
     """
-    from ssmscope.data.labelled import load_labelled
     from ssmscope.data.language import language_data, load_lines
+    from ssmscope.data.pixels import load_labelled
     from ssmscope.data.text import LINE_SOURCES, SOURCES
 
     source = (SOURCES if model.is_classifier else LINE_SOURCES).get(data)

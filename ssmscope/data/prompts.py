@@ -27,11 +27,7 @@ class TaskPrompts:
 
 
 def content_of(data_name: str, text: str) -> str:
-    """Return the text that replaces `{content}`: the text itself, or a data set's pair of sentences with their names.
-
-    Raises:
-        InputError: if a text of such a data set is no pair.
-    """
+    """Return the text that replaces `{content}`; a data set's pair of sentences gets their names."""
     if data_name not in PAIRS:
         return text
     first, separator, second = text.partition(PAIR_SEPARATOR)
@@ -42,11 +38,7 @@ def content_of(data_name: str, text: str) -> str:
 
 
 def prompts_of(data_name: str) -> TaskPrompts:
-    """Return the task prompts of a known data set.
-
-    Raises:
-        InputError: if it has none.
-    """
+    """Return the task prompts of a known data set."""
     if data_name not in TASK_PROMPTS:
         raise InputError(
             f"there are no task prompts for {data_name!r}; give templates and words, or one of "

@@ -35,9 +35,8 @@ class Store:
     """
 
     def __init__(self, file: str | Path | None, width: int) -> None:
-        self._places: dict[bytes, int] = {}
-        self._count = 0
-        self._scores = np.empty((0, width))
+        self._known: dict[bytes, np.ndarray] = {}
+        self._width = width
         self._file = None if file is None else Path(file)
         self._connection: sqlite3.Connection | None = None
         if self._file is not None:
@@ -53,41 +52,30 @@ class Store:
 
     def recall(self, keys: Sequence[bytes]) -> float:
         """Load the scores of these rows from the file, and return the seconds that running the loaded rows took."""
-        unknown = [key for key in keys if key not in self._places]
-        seconds = 0.0
-        if self._file is None or not unknown:
-            return seconds
-        self._open(make=False)  # Another process may have created the file.
-        if self._connection is None:
+        unknown, seconds = [key for key in keys if key not in self._known], 0.0
+        if self._file is not None and unknown:
+            self._open(make=False)  # Another process may have created the file.
+        if self._file is None or self._connection is None or not unknown:
             return seconds
         with _errors_told(self._file):
             for first in range(0, len(unknown), KEYS_PER_QUERY):
                 part = unknown[first : first + KEYS_PER_QUERY]
                 marks = ",".join("?" * len(part))
-                found = self._connection.execute(
+                for key, took, scores in self._connection.execute(
                     f"SELECT key, seconds, scores FROM rows WHERE key IN ({marks})", part
-                ).fetchall()
-                if not found:
-                    continue
-                known, times, scores = zip(*found)
-                size = 8 * self._scores.shape[1]
-                if any(type(one) is not bytes or len(one) != size for one in scores) or not all(
-                    isinstance(time, float) for time in times
                 ):
-                    raise sqlite3.DatabaseError("malformed rows")
-                numbers = np.frombuffer(b"".join(scores), dtype="<f8").reshape(len(known), -1)
-                if np.isnan(numbers).any():
-                    raise sqlite3.DatabaseError("malformed rows")
-                self._remember(known, numbers)
-                seconds += sum(times)
+                    right = type(scores) is bytes and len(scores) == 8 * self._width and isinstance(took, float)
+                    if not right or np.isnan(numbers := np.frombuffer(scores, dtype="<f8")).any():
+                        raise sqlite3.DatabaseError("malformed rows")
+                    self._known[key], seconds = numbers, seconds + took
         return seconds
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._places
+        return key in self._known
 
     def scores(self, keys: Sequence[bytes]) -> Float[np.ndarray, "rows classes"]:
         """Return the scores of rows that are all known."""
-        return self._scores[[self._places[key] for key in keys]]
+        return np.array([self._known[key] for key in keys]).reshape(len(keys), self._width)
 
     def add(self, keys: Sequence[bytes], scores: Float[np.ndarray, "rows classes"], seconds: float) -> None:
         """Store the scores of rows that took `seconds` together."""
@@ -98,17 +86,7 @@ class Store:
             rows = [(key, each, row.astype("<f8").tobytes()) for key, row in zip(keys, scores)]
             with _errors_told(self._file), _transaction(self._connection):
                 self._connection.executemany("INSERT OR IGNORE INTO rows VALUES (?, ?, ?)", rows)
-        self._remember(keys, scores)
-
-    def _remember(self, keys: Sequence[bytes], scores: np.ndarray) -> None:
-        held, needed = self._count, self._count + len(keys)
-        if needed > len(self._scores):
-            larger = np.empty((max(1024, 2 * needed), self._scores.shape[1]))
-            larger[:held] = self._scores[:held]
-            self._scores = larger
-        self._scores[held:needed] = scores
-        self._places.update(zip(keys, range(held, needed)))
-        self._count = needed
+        self._known.update(zip(keys, scores))
 
 
 def _check_file(file: Path) -> None:
@@ -149,7 +127,8 @@ def _connect(file: Path) -> sqlite3.Connection:
                     "(key BLOB PRIMARY KEY, seconds REAL NOT NULL, scores BLOB NOT NULL) "
                     "WITHOUT ROWID"
                 )
-            if not new and _columns(connection) != ["key", "seconds", "scores"]:
+            columns = [name for _, name, *_ in connection.execute("PRAGMA table_info(rows)").fetchall()]
+            if columns != ["key", "seconds", "scores"]:
                 raise InputError(f"{file} is not a cache of scores: give another file, or delete it")
         except BaseException:
             connection.close()
@@ -158,10 +137,6 @@ def _connect(file: Path) -> sqlite3.Connection:
                     left.unlink(missing_ok=True)
             raise
     return connection
-
-
-def _columns(connection: sqlite3.Connection) -> list[str]:
-    return [name for _, name, *_ in connection.execute("PRAGMA table_info(rows)").fetchall()]
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from ssmscope.errors import InputError
 if TYPE_CHECKING:
     from ssmscope.core.encoding import Batch
     from ssmscope.core.model import Model
-    from ssmscope.data.rationales import Spans
+    from ssmscope.data.rows import Spans
 
 
 def check_classifier(model: Model, data: Any, what: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
         InputError: for an unknown name, a missing split, or a file that cannot be read.
     """
     from ssmscope.data import pixels
-    from ssmscope.data.rows import SUFFIXES
+    from ssmscope.data.rows import SUFFIXES, checked_path
     from ssmscope.data.text import LINE_SOURCES, SOURCES
 
     known: Mapping[str, Any] = LINE_SOURCES if lines else SOURCES
@@ -143,22 +143,20 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
         raise InputError(f"unknown data {data!r:.80}; give one of {', '.join(known)}{files}{did_you_mean(data, known)}")
     if not path.is_file():
         raise InputError(f"there is no file {data!r:.200}; give one of {', '.join(known)}{files}")
-    if split is not None:
-        raise InputError(f"split '{split}' was asked for, but file {path} has none; give a file each")
+    checked_path(path, known, split, suffixes=suffixes)
     if path.stat().st_size <= MAX_BYTES_CHECKED:
         _read(path, lines)
 
 
-def _check_split(data: str, split: str, splits: Collection[str]) -> None:
+def _check_split(data: str, split: str, splits: Sequence[str]) -> None:
+    from ssmscope.data.rows import check_split
     from ssmscope.data.text import split_file
 
     root = os.environ.get("SSMSCOPE_DATA")
     if root:
         split_file(Path(root, data), split)
-    elif split not in splits:
-        raise InputError(
-            f"{data} has no split {split!r:.80}; there are {', '.join(splits)}{did_you_mean(split, splits)}"
-        )
+    else:
+        check_split(data, split, splits)
 
 
 def _read(path: Path, lines: bool) -> None:

@@ -622,7 +622,7 @@ class TestCommand:
         found = json.loads(answer.out)
         assert found == json.loads((tmp_path / "position.json").read_text())
         model = ssmscope.load(saved / "model")
-        data = ssmscope.data.labelled.load_labelled(saved / "reviews.tsv", label_names=model.labels)
+        data = ssmscope.data.pixels.load_labelled(saved / "reviews.tsv", label_names=model.labels)
         options = dict(regions=["0%:50%", (0, 2)], replacement="other", window="50%", seed=3, limit=25)
         expected = json.loads(position_bias(model, data, **options).to_json())
         for key in ("regions", "windows", "clean", "average", "notes"):

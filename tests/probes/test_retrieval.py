@@ -20,7 +20,7 @@ from ssmscope.core.model import Model
 from ssmscope.data.babi import PAPER_PROMPT, QuestionData, questions
 from ssmscope.data.filler import generated
 from ssmscope.data.language import byte_tokenizer, symbol_tokenizer, word_tokenizer
-from ssmscope.data.stories import NAMES, TASKS
+from ssmscope.data.stories import NAMES, STORIES, TASKS
 from ssmscope.errors import InputError
 from ssmscope.probes.retrieval import retrieval
 from ssmscope.probes.retrieval.measure import answers, log_softmax, notes_on, quotient, sign_test, wilson
@@ -32,7 +32,9 @@ FILLER = generated(np.random.default_rng(0), 40)
 
 @functools.cache
 def vocabulary(*more: str):
-    texts = [text for task in (*TASKS, *more) for text in questions(task, length=60, examples=30, filler=FILLER).texts]
+    texts = [
+        text for task in (*STORIES, *more) for text in questions(task, length=60, examples=30, filler=FILLER).texts
+    ]
     return word_tokenizer([*texts, *FILLER])
 
 

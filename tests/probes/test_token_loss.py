@@ -404,5 +404,5 @@ class TestRefusals:
         rows.write_text('{"text": "a b"}\n{"text": 3}\n')
         with pytest.raises(InputError, match="row 2 of .* has no text"):
             token_loss(speaker(), data=rows, **QUIET)
-        with pytest.raises(InputError, match="has no splits; give a file per split"):
+        with pytest.raises(InputError, match="has none; give a file each"):
             token_loss(speaker(), data=rows, split="test", **QUIET)

@@ -129,8 +129,8 @@ def word_attack(
     from ssmscope.attacks.words.lockstep import draw_seed, lockstep, sampled_rows
     from ssmscope.attacks.words.result import WORD, AttackedText, Outcome, WordAttack, measure
     from ssmscope.core.progress import on_stderr, progress_bar
+    from ssmscope.data.prompts import CONTENT
     from ssmscope.evaluation import Evaluator, Template, label_words
-    from ssmscope.evaluation.template import CONTENT
     from ssmscope.interp.classes import class_ids, word_ids
 
     check_data(data)

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.language import load_lines, token_names
-from ssmscope.data.rows import SUFFIXES, checked_column, checked_string, read_rows
+from ssmscope.data.rows import SUFFIXES, checked_column, checked_path, checked_string, read_rows
 from ssmscope.data.text import LINE_SOURCES
 from ssmscope.errors import InputError
 from ssmscope.evaluation.encoded import check_vocabulary
@@ -31,8 +31,7 @@ def documents(data: str | Path | Sequence[str], split: str | None) -> tuple[list
         path = Path(data)
         if str(data) in LINE_SOURCES or path.suffix.lower() not in SUFFIXES:
             return [load_lines(data, split)], str(data)
-        if split is not None:
-            raise InputError(f"split '{split}' was given, but file {path} has no splits; give a file per split")
+        checked_path(path, LINE_SOURCES, split)
         rows = [checked_column(row, "text", number, path) for number, row in enumerate(read_rows(path), 1)]
         wrong = next((number for number, text in enumerate(rows, 1) if not isinstance(text, str)), None)
         if wrong is not None:

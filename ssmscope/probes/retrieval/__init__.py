@@ -1,6 +1,6 @@
 """Retrieval from long contexts: accuracy by task and length, of one or several models.
 
-Facts are spread in filler text (`ssmscope.data.babi`, BABILong's recipe; RULER's needles in `ssmscope.data.needles`).
+Facts are spread in filler text (`ssmscope.data.babi`, BABILong's recipe; RULER's needles).
 Differential Mamba (section 4.5) compares models on such questions: Figure 8 shows their accuracy, Figure 4 the ratio.
 """
 
@@ -32,7 +32,7 @@ def retrieval(
     tasks: Annotated[
         Sequence[str],
         "Tasks among qa1 to qa5, needle, multi-key, multi-value, variables, common-words.",
-        OneOf("data.needles:TASKS"),
+        OneOf("data.stories:TASKS"),
     ] = ("qa1", "qa2", "qa3", "qa4", "qa5"),
     lengths: Annotated[
         Sequence[int], "Maximum context lengths, in tokens of the first tokenizer; 0 for the facts alone.", Range(0)
@@ -80,7 +80,7 @@ def retrieval(
     from ssmscope.core.progress import on_stderr
     from ssmscope.data.babi import questions, refuse_contexts
     from ssmscope.data.filler import load_filler
-    from ssmscope.data.needles import TASKS
+    from ssmscope.data.stories import TASKS
     from ssmscope.probes.long_rows import distinct_names, language_models, token_counter
     from ssmscope.probes.retrieval.measure import answers, compare_models, first_tokens, notes_on
     from ssmscope.probes.retrieval.result import Retrieval

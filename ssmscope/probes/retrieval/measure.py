@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from ssmscope.core.bootstrap import Estimate, estimate, resampled_sums
+from ssmscope.core.bootstrap import Estimate, estimate, resampled_sums, wilson_interval
 from ssmscope.core.model import Model
 from ssmscope.data.babi import PROMPT, QuestionData, question_tokens
 from ssmscope.evaluation.encoded import check_vocabulary
 from ssmscope.evaluation.forking import Rows
 from ssmscope.probes.long_rows import PIECE_TOKENS, head_logits, pieces_of
 from ssmscope.probes.retrieval.result import Cell, Ratio
-from ssmscope.training.card import wilson_interval
 
 NOTED_UNKNOWN_SHARE = 0.01
 """Share of unknown tokens above which a note says so."""

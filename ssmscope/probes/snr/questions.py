@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmscope.core.limits import refuse_reading
-from ssmscope.data.babi import QuestionData, count_words
+from ssmscope.data.babi import QuestionData, count_words, load_questions
 from ssmscope.data.babi import questions as generated_questions
 from ssmscope.data.filler import GENERATED, load_filler
-from ssmscope.data.question_files import load_questions
 from ssmscope.errors import InputError
 from ssmscope.probes.lens.lenses import LOGIT
 from ssmscope.probes.long_rows import token_counter
