@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -242,41 +242,12 @@ class _Reader:
         groups = [tuple(chosen)] if together else [(model,) for model in chosen]
         if len(groups) * math.prod(len(values) for values in matrix.values()) > most:
             raise InputError(f"{where}: the plan has more than {MAX_JOBS:,} jobs; split it into several")
-        return [
-            self._call(verb, heading, group, {**options, **more}, overrides, kinds, resources, where)
-            for more in _product(matrix)
-            for group in groups
-        ]
-
-    def _call(
-        self,
-        verb: Analysis,
-        heading: str,
-        models: tuple[PlannedModel, ...],
-        options: Mapping[str, Any],
-        overrides: Mapping[str, Mapping[str, Any]],
-        kinds: tuple[str, ...] | None,
-        resources: Mapping[str, float],
-        where: str,
-    ) -> PlannedCall:
-        setting: dict[str, Any] = {}
-        for name in LOADING_OPTIONS:
-            values = list(dict.fromkeys(getattr(model, name) for model in models))
-            if len(values) > 1 and name not in options:
-                raise InputError(f"{where}: with together all models need the same {name}")
-            if values[0] is not None:
-                setting[name] = values[0]
-        every = {**setting, **options, **overrides.get(models[0].name, {})}
-        own = {name: value for name, value in every.items() if name not in LOADING_OPTIONS}
-        setting = {name: _text(name, every[name], where) for name in LOADING_OPTIONS if every.get(name) is not None}
-        try:
-            if own.get("file") == "-":
-                raise InputError("file is '-', and a plan has no standard input; give the name of a file")
-            call = Call.of(verb.name, [model.model for model in models], own, **setting)
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from error
-        needs = {**(models[0].resources if len(models) == 1 else _most(models)), **resources}
-        return PlannedCall(where, heading, models, kinds, call, needs)
+        calls = []
+        for values, group in itertools.product(itertools.product(*matrix.values()), groups):
+            every = {**options, **dict(zip(matrix, values)), **overrides.get(group[0].name, {})}
+            needs = {**_most(group), **resources}
+            calls.append(PlannedCall(where, heading, group, kinds, _call(verb, group, every, where), needs))
+        return calls
 
     def _verb(self, fields: Mapping[str, Any], where: str) -> Analysis:
         named = [key for key in fields if key not in ANALYSIS_KEYS]
@@ -384,18 +355,28 @@ def _kinds(given: Any, where: str) -> tuple[str, ...] | None:
     return kinds
 
 
-def _product(matrix: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    for values in itertools.product(*matrix.values()):
-        yield dict(zip(matrix, values))
+def _call(verb: Analysis, models: Sequence[PlannedModel], options: Mapping[str, Any], where: str) -> Call:
+    setting = {}
+    for name in LOADING_OPTIONS:
+        values = {getattr(model, name) for model in models}
+        if len(values) > 1 and name not in options:
+            raise InputError(f"{where}: with together all models need the same {name}")
+        value = options.get(name, next(iter(values)))
+        if value is not None:
+            setting[name] = _text(name, value, where)
+    own = {name: value for name, value in options.items() if name not in LOADING_OPTIONS}
+    try:
+        if own.get("file") == "-":
+            raise InputError("file is '-', and a plan has no standard input; give the name of a file")
+        return Call.of(verb.name, [model.model for model in models], own, **setting)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
 
 
 def _most(models: Sequence[PlannedModel]) -> dict[str, float]:
     """Return the resources that models need together: the maximum of each over the models."""
-    needs: dict[str, float] = {}
-    for model in models:
-        for key, value in model.resources.items():
-            needs[key] = max(value, needs.get(key, 0.0))
-    return needs
+    given = [each for model in models for each in model.resources.items()]
+    return {key: max(value for name, value in given if name == key) for key, _ in given}
 
 
 def _known(fields: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:

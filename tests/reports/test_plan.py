@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planned import MINIMAL, planned
 
-import ssmscope
+import ssmscope.architectures.loading.load
 from ssmscope import cli
 from ssmscope.api import registry
 from ssmscope.api.analysis import Call
