@@ -19,9 +19,8 @@ from ssmscope.errors import InputError, did_you_mean
 if TYPE_CHECKING:
     from ssmscope.reports.jobs import Jobs
     from ssmscope.reports.plan import Plan
-    from ssmscope.reports.record import Report
     from ssmscope.reports.running import Engine
-    from ssmscope.reports.store import Store
+    from ssmscope.reports.store import Report, Store
 
 
 def report(
@@ -130,9 +129,9 @@ def _engine(engine: str, address: str | None, workers: int | None, by_batch: boo
 
 def _text(plan: str) -> tuple[str, str]:
     """Return the text and the name of a plan, from a file or from the shipped ones."""
-    from ssmscope.reports.plans import shipped_plans
+    from ssmscope.reports.plan import SHIPPED_PLANS as known
 
-    path, known = Path(plan), shipped_plans()
+    path = Path(plan)
     if plan in known and not path.is_file():
         path = known[plan]
     try:

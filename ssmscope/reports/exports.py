@@ -24,7 +24,7 @@ from ssmscope.errors import InputError
 from ssmscope.render import pictures
 from ssmscope.render.markup import to_latex, to_markdown
 from ssmscope.reports.grouping import Group, LabelledResult, comparison, groups, unique_names
-from ssmscope.reports.record import Report
+from ssmscope.reports.store import Report
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series

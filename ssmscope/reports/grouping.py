@@ -10,7 +10,7 @@ from typing import Any
 from ssmscope.api.results import Result
 from ssmscope.render.table import Table
 from ssmscope.render.tokens import shorten, visible
-from ssmscope.reports.record import Entry, Report
+from ssmscope.reports.store import Entry, Report
 
 MAX_OPTION_CHARACTERS = 40
 """Maximum length of an option's value in a label."""

@@ -13,11 +13,9 @@ from ssmscope.api.analysis import Call
 from ssmscope.api.inputs import Texts
 from ssmscope.api.options import plain
 from ssmscope.errors import InputError
-from ssmscope.reports.code import code_of
-from ssmscope.reports.fingerprints import Fingerprints
-from ssmscope.reports.kinds import kind_of
+from ssmscope.reports.fingerprints import Fingerprints, code_of
 from ssmscope.reports.plan import Plan, PlannedCall, PlannedModel
-from ssmscope.reports.sources import check_model, check_sources
+from ssmscope.reports.sources import check_model, check_sources, kind_of
 
 
 @dataclass(frozen=True)

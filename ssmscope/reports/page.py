@@ -26,7 +26,7 @@ from ssmscope.render.tokens import SHADES, shade_style
 from ssmscope.reports.grouping import Group, LabelledResult, comparison, groups, model_names, verdict
 from ssmscope.reports.page_heatmap import AttentionLink, Links, model_of, packed
 from ssmscope.reports.page_items import Item, Part, duration, flatten, items
-from ssmscope.reports.record import DONE, FAILED, LEFT_OUT, MISSING, Report
+from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, MISSING, Report
 
 MAX_PROVENANCE_CHARACTERS = 100_000
 """Maximum length of a value of the report's provenance, such as the plan."""

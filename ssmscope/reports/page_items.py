@@ -15,7 +15,7 @@ from ssmscope.render.html import block_html, grid, image_html
 from ssmscope.render.table import Table
 from ssmscope.render.tokens import shorten, visible
 from ssmscope.reports.grouping import Group
-from ssmscope.reports.record import Entry
+from ssmscope.reports.store import Entry
 
 MAX_OPEN_ROWS = 12
 """Maximum number of rows of a table that is unfolded at first."""

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ssmscope.api import registry
@@ -31,6 +32,10 @@ MAX_RESOURCE = 100_000.0
 
 _VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 _UNSET = object()
+
+
+SHIPPED_PLANS = {name: Path(__file__).with_name("plans") / f"{name}.yaml" for name in ("quick", "baleen", "diff-mamba")}
+"""Files of the plans that ship with the package, by name."""
 
 
 @dataclass(frozen=True)

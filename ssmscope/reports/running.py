@@ -19,8 +19,7 @@ from ssmscope.api.writing import locked, write_whole
 from ssmscope.errors import InputError, Unanswerable, as_typed
 from ssmscope.reports.jobs import Job, Jobs
 from ssmscope.reports.plan import Plan
-from ssmscope.reports.record import DONE, FAILED, LEFT_OUT, Report
-from ssmscope.reports.store import LOG, Store
+from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, LOG, Report, Store
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Checks that the models, data and files of a plan exist and can be read, before anything runs."""
+"""Kind of a model judged by its files alone, and checks that the models, data and files of a plan can be read."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 import ssmscope
 from ssmscope.api.analysis import Call
-from ssmscope.api.inputs import PIXEL_CLASSIFIER, Texts
+from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
 from ssmscope.api.options import Option
 from ssmscope.core.shipped import data_set_of, training_data
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.reports.kinds import kind_of
 from ssmscope.reports.plan import Plan, PlannedModel
 
 MAX_BYTES_CHECKED = 64 * 2**20
 """Maximum size of data files that are read completely beforehand; larger ones only need to exist."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
 DEMO_ROOT = Path(ssmscope.__file__).parent
 """Folder that contains `demo/NAME`."""
@@ -170,3 +170,26 @@ def _read(path: Path, lines: bool) -> None:
         from ssmscope.data.text import load_text
 
         load_text(path)
+
+
+def kind_of(where: Path, *, tokenizer: bool = False) -> str | None:
+    """Return the kind of the model in a directory or file; None if unknown, as for a directory of checkpoints.
+
+    Args:
+        where: the directory or file.
+        tokenizer: True if a tokenizer is given separately.
+    """
+    if where.is_file():  # A single file is a selective SSM, a classifier.
+        return TEXT_CLASSIFIER if tokenizer else TOKEN_CLASSIFIER
+    try:
+        config = json.loads((where / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(config, dict):
+        return None
+    tokenizer = tokenizer or any((where / name).exists() for name in TOKENIZER_FILES)
+    if any("SequenceClassification" in str(name) for name in config.get("architectures") or []):
+        if config.get("channels") is not None:
+            return PIXEL_CLASSIFIER
+        return TEXT_CLASSIFIER if tokenizer else TOKEN_CLASSIFIER
+    return LANGUAGE_MODEL if tokenizer else TOKEN_MODEL
