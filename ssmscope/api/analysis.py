@@ -15,12 +15,10 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import os
 import shlex
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -29,6 +27,7 @@ from ssmscope.api import registry
 from ssmscope.api.inputs import KINDS, Input
 from ssmscope.api.options import Option, asked, plain
 from ssmscope.api.signatures import options_of
+from ssmscope.api.store import removed_if_refused
 from ssmscope.api.writing import check_writable
 from ssmscope.core.shipped import DTYPES
 from ssmscope.errors import InputError, did_you_mean
@@ -309,25 +308,9 @@ class Call:
 
 @contextmanager
 def _kept_answers(options: dict[str, Any], out: Path | None) -> Iterator[dict[str, Any]]:
-    """Yield the options, with a cache in `out` if the analysis stores answers and no other place is given.
-
-    If the input is refused after all, a file that this run made is removed, with the directory; it stays if only the
-    disk was at fault.
-    """
+    """Yield the options, with a cache in `out` if the analysis stores answers and no other place is given."""
     if out is None or options.get("cache", out) is not None:
         yield options
         return
-    file = Path(out) / CACHE
-    known = os.path.exists(file)
-    new = [place for place in (Path(out), *Path(out).parents) if not os.path.lexists(place)]
-    try:
-        yield {**options, "cache": file}
-    except InputError as error:
-        if not known and not isinstance(error.__cause__, OSError):
-            traceback.clear_frames(error.__traceback__)  # They hold the file open, and Windows deletes no open file.
-            for tail in ("", "-wal", "-shm"):
-                file.with_name(file.name + tail).unlink(missing_ok=True)
-            for place in new:
-                with suppress(OSError):
-                    place.rmdir()
-        raise
+    with removed_if_refused(Path(out) / CACHE):
+        yield {**options, "cache": Path(out) / CACHE}
