@@ -302,15 +302,12 @@ class Result(ABC):
             told = "nested too deeply" if isinstance(error, RecursionError) else error
             raise InputError(f"a damaged result of kind {kind!r}: {told}") from error
 
-    def _drawn(self, suffix: str) -> bytes:
-        from ssmscope.render.pictures import drawn
-
-        return drawn(self.figure(), suffix)
-
     def _written(self, suffix: str) -> bytes:
         """Return the result in one of `FORMATS`."""
         if suffix in ("png", "svg", "pdf"):
-            return self._drawn(suffix)
+            from ssmscope.render.pictures import drawn
+
+            return drawn(self.figure(), suffix)
         text = {
             "json": self.to_json,
             "csv": lambda: self.to_frame().to_csv(index=False, lineterminator="\n"),
@@ -385,18 +382,9 @@ def record_provenance(
     if data is not None:
         about = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
         origin = {"data": about}
-    return {
-        **source,
-        "options": dict(options),
-        "seed": seed,
-        "versions": {
-            "ssmscope": __version__,
-            "torch": _version("torch"),
-            "transformers": _version("transformers"),
-        },
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        **origin,
-    }
+    versions = {"ssmscope": __version__, **{name: _version(name) for name in ("torch", "transformers")}}
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return {**source, "options": dict(options), "seed": seed, "versions": versions, "date": date, **origin}
 
 
 @functools.cache
