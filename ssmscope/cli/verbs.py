@@ -95,7 +95,6 @@ def verb(analysis: Analysis) -> Callable[..., None]:
     names = ["json", *["formats"] * (not analysis.writes), *["tokenizer", "device", "dtype"] * analysis.loads]
     parameters = [first, *own, *files, *(shared[name] for name in names), *map(parameter, engine.values())]
     answer.__doc__ = help_of(analysis)
-    answer.check = lambda given: _call(analysis, {**given, "out": None, "json": None})  # type: ignore[attr-defined]
     answer.analysis = analysis  # type: ignore[attr-defined]
     return _signed(answer, parameters)
 
@@ -138,7 +137,6 @@ def _signed(answer: Callable[..., None], parameters: list[inspect.Parameter]) ->
 
 def _call(analysis: Analysis, given: dict[str, Any]) -> Call:
     models = given["models"] if analysis.max_models > 1 else [given["model"]]
-    # If a verb is checked without running, a repeated option that was not given is an empty list.
     own = {name: None if given[name] in ([], ()) else given[name] for name in (*analysis.inputs, *analysis.options)}
     setting = {name: given[name] for name in ("tokenizer", "device", "dtype") if name in given}
     return Call.of(analysis.name, models, own, **setting)

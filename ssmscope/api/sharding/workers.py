@@ -33,7 +33,7 @@ TASKS_PER_CPU = 2
 @contextmanager
 def on_engine(
     *,
-    engine: Annotated[Literal["local", "ray"], "Run in this process, or batch by batch on Ray's workers."] = "local",
+    engine: Annotated[Literal["local", "ray"], "Run in this process, or on Ray's workers."] = "local",
     workers: Annotated[int | None, "Workers of a Ray that is started here; by default one per CPU.", Range(1)] = None,
     gpus_per_worker: Annotated[
         float | None, "GPUs per worker, may be a fraction; by default 1 if the device is cuda.", Range(0, 64)
