@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,11 +34,7 @@ ID_COLUMNS = ("verb", "heading", "model", "key", "options", "kind", "row")
 
 
 def write(report: Report, directory: str | os.PathLike[str]) -> list[Path]:
-    """Write the report's tables and figures below `directory` and return their paths.
-
-    Raises:
-        InputError: if the directory cannot be written to.
-    """
+    """Write the report's tables and figures below `directory` and return their paths."""
     root = Path(directory)
     written = []
     try:
@@ -115,12 +111,8 @@ def _column(column: Series) -> Series:
         return column.astype("boolean")
     if kind == "number":
         return column.astype("Int64" if column.dtype.kind in "iu" else "Float64")
-    return column.map(_word, na_action="ignore").astype("string")
-
-
-def _word(value: Any) -> str:
     # Some tokenizers give lone surrogates, which no file can hold.
-    return str(value).encode(errors="backslashreplace").decode()
+    return column.map(lambda value: _encoded(str(value)).decode(), na_action="ignore").astype("string")
 
 
 def _kind(column: Series) -> str:

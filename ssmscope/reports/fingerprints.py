@@ -76,22 +76,14 @@ class Fingerprints:
         self._known: dict[Path, str] = {}
 
     def of_model(self, where: Path) -> str:
-        """Return the fingerprint of a weights file, of a model's directory, or of a directory of checkpoints.
-
-        Raises:
-            OSError: if a file cannot be read.
-        """
+        """Return the fingerprint of a weights file, of a model's directory, or of a directory of checkpoints."""
         if where.is_file():
             return self._of_file(where)
         inside = where.glob("*") if (where / "config.json").is_file() else where.rglob("*")
         return self._of_files(where, (file for file in inside if file.suffix not in DESCRIPTIVE_SUFFIXES))
 
     def of_data(self, name: str) -> str | None:
-        """Return the fingerprint of a file, a directory, or a known data set in `$SSMSCOPE_DATA`; None for others.
-
-        Raises:
-            OSError: if a file cannot be read.
-        """
+        """Return the fingerprint of a file, a directory, or a known data set in `$SSMSCOPE_DATA`; None for others."""
         if not name.strip():
             return None
         if os.path.isfile(name):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ssmscope.api.results import Result
 from ssmscope.render.table import Table
@@ -53,8 +54,7 @@ class Group:
         return tuple(dict.fromkeys(result.kind for entry in self.entries for result in entry.results))
 
 
-@dataclass(frozen=True)
-class LabelledResult:
+class LabelledResult(NamedTuple):
     """A result, its entry, and the entry's label."""
 
     label: str
@@ -94,17 +94,12 @@ def comparison(group: Group, kind: str) -> Table:
 
 def unique_names(texts: Sequence[str]) -> list[str]:
     """Return a plain name for each text, for anchors and files, unique even on case-insensitive file systems."""
-    taken: set[str] = set()
-    names = []
+    names: dict[str, None] = {}
     for text in texts:
         plain = re.sub(r"[\W_]+", "-", text.lower()).strip("-")[:MAX_NAME_CHARACTERS].strip("-") or "analysis"
-        name, number = plain, 1
-        while name in taken:
-            number += 1
-            name = f"{plain}-{number}"
-        taken.add(name)
-        names.append(name)
-    return names
+        numbered = (f"{plain}-{number}" for number in itertools.count(2))
+        names[next(name for name in itertools.chain([plain], numbered) if name not in names)] = None
+    return list(names)
 
 
 def _written(value: Any) -> str:

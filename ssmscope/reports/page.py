@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -32,8 +32,7 @@ MAX_PROVENANCE_CHARACTERS = 100_000
 """Maximum length of a value of the report's provenance, such as the plan."""
 
 
-@dataclass(frozen=True)
-class SummaryLine:
+class SummaryLine(NamedTuple):
     """Line in a cell of the summary: an entry's verdict on a model, and its anchor."""
 
     anchor: str

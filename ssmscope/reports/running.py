@@ -66,13 +66,10 @@ def execute(job: Job, folder: Path) -> Outcome:
 @contextmanager
 def _threads(number: int | None) -> Iterator[None]:
     """Set the number of torch threads within the context; it can change the last digits of sums."""
-    if number is None:
-        yield
-        return
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(number)
+    torch.set_num_threads(before if number is None else number)
     try:
         yield
     finally:

@@ -25,10 +25,7 @@ DEMO_ROOT = Path(ssmscope.__file__).parent
 
 
 def check_sources(plan: Plan) -> None:
-    """Raise InputError, naming the analysis, for data and files of a plan that are missing or do not fit.
-
-    Nothing heavy is imported.
-    """
+    """Raise InputError, naming the analysis, for data and files of a plan that are missing or do not fit."""
     for planned in plan.calls:
         kinds = []
         for model in planned.models:
@@ -67,11 +64,7 @@ def _place(name: str) -> Path | None:
 
 
 def check_model(name: str, place: Path) -> None:
-    """Refuse a model's directory that cannot be loaded, judged by its configuration and file names alone.
-
-    Raises:
-        InputError: if the configuration is no JSON object or of unknown type, or there are no weights.
-    """
+    """Refuse a model's directory that cannot be loaded, judged by its configuration and file names alone."""
     from ssmscope.architectures.loading.layouts import layout_of
     from ssmscope.core.shipped import readable_types
 
@@ -88,14 +81,11 @@ def check_model(name: str, place: Path) -> None:
         suffixes = " or ".join(WEIGHT_SUFFIXES)
         raise InputError(f"{name} has no weights: a model's directory holds config.json and {suffixes}")
     kind = config.get("model_type")
-    if layout_of(place, config) is None and not _is_type(kind):
-        raise InputError(f"{name}: model type {kind!r:.60} is unknown{did_you_mean(str(kind), readable_types())}")
+    if layout_of(place, config) is None:
+        from transformers import CONFIG_MAPPING
 
-
-def _is_type(kind: Any) -> bool:
-    from transformers import CONFIG_MAPPING
-
-    return isinstance(kind, str) and kind in CONFIG_MAPPING
+        if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+            raise InputError(f"{name}: model type {kind!r:.60} is unknown{did_you_mean(str(kind), readable_types())}")
 
 
 def check_files(call: Call) -> None:
@@ -119,13 +109,11 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
     """Refuse data, lines of text or labelled examples, that cannot be loaded for a model of the given kind.
 
     Neither the files of a known data set in `$SSMSCOPE_DATA` are read, nor is the hub contacted.
-
-    Raises:
-        InputError: for an unknown name, a missing split, or a file that cannot be read.
     """
     from ssmscope.data import pixels
+    from ssmscope.data.language import load_lines
     from ssmscope.data.rows import SUFFIXES
-    from ssmscope.data.text import LINE_SOURCES, SOURCES
+    from ssmscope.data.text import LINE_SOURCES, SOURCES, load_text
 
     known: Mapping[str, Any] = LINE_SOURCES if lines else SOURCES
     if not lines and (kind == PIXEL_CLASSIFIER or (kind is None and data in pixels.KNOWN)):
@@ -146,7 +134,7 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
     if split is not None:
         raise InputError(f"split '{split}' was asked for, but file {path} has none; give a file each")
     if path.stat().st_size <= MAX_BYTES_CHECKED:
-        _read(path, lines)
+        load_lines(path) if lines else load_text(path)
 
 
 def _check_split(data: str, split: str, splits: Collection[str]) -> None:
@@ -159,17 +147,6 @@ def _check_split(data: str, split: str, splits: Collection[str]) -> None:
         raise InputError(
             f"{data} has no split {split!r:.80}; there are {', '.join(splits)}{did_you_mean(split, splits)}"
         )
-
-
-def _read(path: Path, lines: bool) -> None:
-    if lines:
-        from ssmscope.data.language import load_lines
-
-        load_lines(path)
-    else:
-        from ssmscope.data.text import load_text
-
-        load_text(path)
 
 
 def kind_of(where: Path, *, tokenizer: bool = False) -> str | None:

@@ -87,12 +87,7 @@ class Store:
         return self.record(job.key) is not None
 
     def finish(self, job: Job, record: Mapping[str, Any]) -> None:
-        """Move the results in `working` to the finished results, atomically.
-
-        Raises:
-            OSError: if they cannot be written.
-            InputError: if there are none.
-        """
+        """Move the results in `working` to the finished results, atomically; raise InputError if there are none."""
         folder, final = self.working(job.key), self.finished(job.key)
         for path in folder.iterdir():
             # A killed run may have left half of a save, and answers that are in the results by now.
@@ -110,11 +105,7 @@ class Store:
         self.failure(job.key).unlink(missing_ok=True)
 
     def fail(self, job: Job, record: Mapping[str, Any]) -> None:
-        """Record why a job failed.
-
-        Raises:
-            OSError: if the record cannot be written.
-        """
+        """Record why a job failed."""
         write_whole(self.failure(job.key), json.dumps(record, indent=2) + "\n")
 
     def entry(self, job: Job, failure: Mapping[str, Any] | None = None) -> Entry:
@@ -131,19 +122,9 @@ class Store:
             failure = failure or self._failed(job)
         state = DONE if record is not None else MISSING if failure is None else failure.get("state", FAILED)
         found = record or failure or ({"error": "unfinished"} if self.working(job.key).exists() else {})
-        return Entry(
-            verb=job.verb,
-            heading=job.heading,
-            models=job.models,
-            command=job.command,
-            options=job.options,
-            key=job.key,
-            state=state,
-            results=results,
-            seconds=found.get("seconds"),
-            error=found.get("error"),
-            traceback=found.get("traceback"),
-        )
+        of_job = {name: getattr(job, name) for name in ("verb", "heading", "models", "command", "options", "key")}
+        told = {name: found.get(name) for name in ("seconds", "error", "traceback")}
+        return Entry(**of_job, state=state, results=results, **told)
 
     def _failed(self, job: Job) -> dict[str, Any] | None:
         try:
