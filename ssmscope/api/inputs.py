@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.options import REPEATED, WHOLE_NUMBER, Metavar, Option, Range, Reads
 from ssmscope.api.signatures import options_of
@@ -49,8 +49,6 @@ class Input:
     """A kind of input: its options, and how they are read."""
 
     options: Mapping[str, Option]
-    parameter: ClassVar[str]
-    """Name of the parameter that receives the input."""
 
     def reads_lines(self, kind: str | None) -> bool:
         """Return True if models of this kind read lines of text without labels."""
@@ -74,9 +72,10 @@ class Input:
 
 
 Split = Annotated[str | None, "Split of a known data set; by default the test split.", Metavar("NAME")]
+DATA_HELP = "{}, … or a file; by default MODEL's training data."
 
 
-def _text_options(
+def _options(
     *,
     text: Annotated[Sequence[str] | None, "A text; may be repeated.", REPEATED] = None,
     file: Annotated[str | None, "UTF-8 texts, one a line; - is stdin.", Reads("file", ("-",)), Metavar("FILE")] = None,
@@ -90,8 +89,17 @@ def _text_options(
         Reads("file"),
         Metavar("FILE"),
     ] = None,
+    data: Annotated[str | None, DATA_HELP.format("sst2, imdb"), Reads("data"), Metavar("DATA")] = None,
+    split: Split = None,
+    length: Annotated[int, "Tokens per row of a language model's text.", Range(1, MAX_TOKENS_PER_ROW)] = 256,
     max_tokens: Annotated[int, "Refuse longer texts.", Range(1)] = DEFAULT_MAX_TOKENS,
 ) -> None: ...
+
+
+def _chosen(*names: str, **helps: str) -> dict[str, Option]:
+    """Return some of the options of inputs, with other helps where these are given."""
+    known = options_of(_options)
+    return {name: replace(known[name], help=helps.get(name, known[name].help)) for name in names}
 
 
 @dataclass(frozen=True)
@@ -110,16 +118,12 @@ class Texts(Input):
     instead: str | None = None
     most: int = DEFAULT_MAX_TOKENS
     data: Callable[..., None] | None = None
-    parameter: ClassVar[str] = "texts"
 
     @property
     def options(self) -> Mapping[str, Option]:  # type: ignore[override]
-        found = options_of(_text_options)
-        found["max_tokens"] = replace(found["max_tokens"], default=self.most)
-        if self.data is None:
-            return found
-        data = options_of(_data_options, without=("max_tokens",))
-        return {**found, **data, "data": replace(data["data"], help="Labelled texts instead: sst2, imdb, … or a file.")}
+        data = {} if self.data is None else {"data": "Labelled texts instead: sst2, imdb, … or a file."}
+        found = _chosen(*TEXTS, "max_tokens", *["data", "split"] * bool(data), **data)
+        return {**found, "max_tokens": replace(found["max_tokens"], default=self.most)}
 
     def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         of_data = self._of_data(values)
@@ -213,16 +217,6 @@ def one_text(model: Model, text: Any) -> Batch:
     return batch
 
 
-def _data_options(
-    *,
-    data: Annotated[
-        str | None, "sst2, imdb, … or a file; by default MODEL's training data.", Reads("data"), Metavar("DATA")
-    ] = None,
-    split: Split = None,
-    max_tokens: Annotated[int, "Refuse longer texts.", Range(1)] = DEFAULT_MAX_TOKENS,
-) -> None: ...
-
-
 @dataclass(frozen=True)
 class Data(Input):
     """Labelled examples, by default of the data that the model was trained on.
@@ -235,15 +229,11 @@ class Data(Input):
 
     of: Literal["texts", "examples"] = "texts"
     leaves_out: bool = False
-    parameter: ClassVar[str] = "data"
 
     @property
     def options(self) -> Mapping[str, Option]:  # type: ignore[override]
-        found = options_of(_data_options, without=("max_tokens",) if self.leaves_out else ())
-        if self.of == "examples":
-            help_ = "cifar10, digits, sst2, … or a file; by default MODEL's training data."
-            return {**found, "data": replace(found["data"], help=help_)}
-        return found
+        names = ("data", "split", *["max_tokens"] * (not self.leaves_out))
+        return _chosen(*names, **{"data": DATA_HELP.format("cifar10, digits, sst2")} if self.of == "examples" else {})
 
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
         from ssmscope.data.labelled import KNOWN, load_labelled
@@ -259,20 +249,6 @@ class Data(Input):
         return found
 
 
-def _example_options(
-    *,
-    data: Annotated[
-        str | None,
-        "wikitext2, sst2, cifar10, … or a file; by default MODEL's training data.",
-        Reads("data"),
-        Metavar("DATA"),
-    ] = None,
-    split: Split = None,
-    length: Annotated[int, "Tokens per row of a language model's text.", Range(1, MAX_TOKENS_PER_ROW)] = 256,
-    max_tokens: Annotated[int, "Refuse a classifier's longer texts.", Range(1)] = DEFAULT_MAX_TOKENS,
-) -> None: ...
-
-
 @dataclass(frozen=True)
 class Examples(Input):
     """A classifier's labelled texts or images, or a language model's text in rows of tokens.
@@ -282,11 +258,14 @@ class Examples(Input):
     """
 
     prefer: tuple[str, ...] = ()
-    parameter: ClassVar[str] = "data"
 
     @property
     def options(self) -> Mapping[str, Option]:  # type: ignore[override]
-        return options_of(_example_options)
+        helps = {
+            "data": DATA_HELP.format("wikitext2, sst2, cifar10"),
+            "max_tokens": "Refuse a classifier's longer texts.",
+        }
+        return _chosen("data", "split", "length", "max_tokens", **helps)
 
     def reads_lines(self, kind: str | None) -> bool:
         return kind in (LANGUAGE_MODEL, TOKEN_MODEL)
