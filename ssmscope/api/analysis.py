@@ -225,10 +225,8 @@ class Call:
         """Raise InputError if the analysis would refuse the call without looking at a model; nothing runs."""
         declared = self.analysis
         if not 1 <= len(self.models) <= declared.max_models:
-            allowed = {1: "one model", 2: "one model, or two"}.get(
-                int(min(declared.max_models, 3)), "one or more models"
-            )
-            raise InputError(f"{self.name} takes {allowed}")
+            allowed = {1: "one model", 2: "one model, or two", math.inf: "one or more models"}
+            raise InputError(f"{self.name} takes {allowed[declared.max_models]}")
         if not declared.loads and (self.tokenizer, self.device, self.dtype) != (None, "cpu", "auto"):
             unused = "tokenizer" if self.tokenizer is not None else "device" if self.device != "cpu" else "dtype"
             raise InputError(f"{self.name} has no option {unused!r}: it loads its models itself; leave it out")
@@ -244,11 +242,9 @@ class Call:
         """Load the models, run the analysis and return its results.
 
         Args:
-            out: directory to save the results in; an analysis that writes its own files requires it.
+            out: directory to save the results in; an analysis that writes its own files requires it. Nothing is left in
+                it if an input is refused.
             formats: some of `ssmscope.api.results.FORMATS`.
-
-        Raises:
-            InputError: a model, an input or an option is refused; nothing is left in `out`.
         """
         from ssmscope.api.results import SUFFIXES, Result, checked_formats, save_together
         from ssmscope.api.sharding.parts import keeping

@@ -34,14 +34,8 @@ def options_of(function: Callable[..., Any], *, without: Collection[str] = ()) -
     Raises:
         TypeError: a parameter has no help, or a type that no option can have.
     """
-    names = Names(
-        {
-            "Annotated": Annotated,
-            "Literal": Literal,
-            **vars(builtins),
-            **getattr(inspect.unwrap(function), "__globals__", {}),
-        }
-    )
+    own = getattr(inspect.unwrap(function), "__globals__", {})
+    names = Names({"Annotated": Annotated, "Literal": Literal, **vars(builtins), **own})
     helps, found = dict(documented(function)), {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name not in without:
