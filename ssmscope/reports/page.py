@@ -115,13 +115,18 @@ def _links(parts: Iterable[Group], listed: Iterable[tuple[Item, ...]]) -> Links:
     return links
 
 
-def _summary(report: Report, sections: Sequence[Section]) -> list[tuple[str, list[list[SummaryLine]]]]:
-    """Return, for each model and analysis, the lines of its entries."""
+def _summary(report: Report, sections: Sequence[Section]) -> dict[str, Any]:
+    """Return the lines of each model's entries in each section, models in rows or, if they are fewer, in columns."""
 
     def cell(section: Section, model: str) -> list[SummaryLine]:
         return [line for item in section.items if model in item.entry.models for line in _summary_lines(item, model)]
 
-    return [(model, [cell(section, model) for section in sections]) for model in model_names(report)]
+    models = model_names(report)
+    found = [[cell(section, model) for section in sections] for model in models]
+    of_models, of_sections = [(name, "") for name in models], [(one.group.heading, one.group.name) for one in sections]
+    if len(models) < len(sections):
+        return {"corner": "analysis", "heads": of_models, "rows": list(zip(of_sections, zip(*found)))}
+    return {"corner": "model", "heads": of_sections, "rows": list(zip(of_models, found))}
 
 
 def _summary_lines(item: Item, model: str) -> list[SummaryLine]:
