@@ -276,8 +276,13 @@ class Call:
                 found = each[0] if len(each) == 1 or declared.pair is None else declared.pair(each)
                 results = (found,) if isinstance(found, Result) else tuple(found)
                 if out is not None and not declared.writes:
-                    save_together({result.kind: result for result in results}, out, formats)
+                    save_together(self.named(results), out, formats)
         return results
+
+    def named(self, results: Sequence[Result]) -> dict[str, Result]:
+        """Return results by the names of their files: the verb, such as "lens-show", and the kinds of several."""
+        verb = self.name.replace(" ", "-")
+        return {verb if len(results) == 1 else f"{verb}-{result.kind}": result for result in results}
 
     def option_values(self) -> Iterator[tuple[Option, Any]]:
         """Yield all inputs and options with their values."""

@@ -81,7 +81,7 @@ def verb(analysis: Analysis) -> Callable[..., None]:
             raise InputError("--formats needs --out DIR; give that too")
         with on_engine(**{name: option.read(given[name]) for name, option in engine.items()}):
             results = call.run(out, chosen)
-        _print(results, out, json, analysis, chosen)
+        _print(call, results, out, json, chosen)
         if analysis.writes and not json:
             model = shlex.quote(call.models[0])
             then = analysis.then.format(model=model, out=shlex.quote(str(out)))
@@ -166,14 +166,12 @@ def _group_help(analysis: Analysis) -> str:
     return inspect.cleandoc(sys.modules[analysis.module].__doc__ or "").partition("\n\n")[0]
 
 
-def _print(
-    results: tuple[Any, ...], out: Path | None, json: bool, analysis: Analysis, formats: Sequence[str] | None
-) -> None:
+def _print(call: Call, results: tuple[Any, ...], out: Path | None, json: bool, formats: Sequence[str] | None) -> None:
     """Print the results as text or JSON, and the paths of their files."""
     from ssmscope.api.results import SUFFIXES, checked_formats
 
     suffixes = checked_formats(SUFFIXES if formats is None else formats)
-    files = [out / f"{result.kind}.{s}" for result in results for s in suffixes] if out is not None else []
+    files = [out / f"{name}.{s}" for name in call.named(results) for s in suffixes] if out is not None else []
     for number, result in enumerate(results):
         if json:
             print(result.to_json())
@@ -181,5 +179,5 @@ def _print(
             if number:
                 print()
             console().print(result)
-    if files and not analysis.writes:
+    if files and not call.analysis.writes:
         print("\nFiles:", *files, sep="\n  ", file=sys.stderr if json else sys.stdout)
