@@ -64,5 +64,6 @@ def verbs() -> dict[str, tuple[str, str]]:
 
 def _functions() -> dict[str, tuple[str, str]]:
     """Return module and name of each analysis's function, by the analysis's name."""
-    found = {name: tuple(f"ssmscope.{entry.function}".split(":")) for name, entry in ANALYSES.items()}
+    parts = {name: entry.function.partition(":") for name, entry in ANALYSES.items()}
+    found = {name: (f"ssmscope.{package}", function) for name, (package, _, function) in parts.items()}
     return found | {name: (each.module, each.function.__name__) for name, each in _added.items()}

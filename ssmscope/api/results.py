@@ -381,17 +381,24 @@ def record_provenance(
     if data is not None:
         about = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
         origin = {"data": about}
-    versions = {"ssmscope": __version__, **{name: _version(name) for name in ("torch", "transformers")}}
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    return {**source, "options": dict(options), "seed": seed, "versions": versions, "date": date, **origin}
+    return {**source, "options": dict(options), "seed": seed, "versions": dict(versions()), "date": now(), **origin}
 
 
 @functools.cache
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+def versions() -> Mapping[str, str]:
+    """Return the versions of the packages that the numbers depend on."""
+    found = {"ssmscope": __version__}
+    for package in ("torch", "transformers"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def now() -> str:
+    """Return the date and time in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def _with_model(to_frame: Callable[[Any], DataFrame]) -> Any:

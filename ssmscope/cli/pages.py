@@ -14,7 +14,7 @@ import typer
 from ssmscope.api.options import REPEATED, Metavar, Range
 from ssmscope.api.sharding.cluster import check_engine
 from ssmscope.api.writing import check_writable
-from ssmscope.cli.command import DEVICE, DTYPE, JSON, MODEL, TOKENIZER, console
+from ssmscope.cli.command import DEVICE, DTYPE, JSON, MODEL, TOKENIZER, show
 from ssmscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -160,14 +160,11 @@ def _list(plan: Plan, jobs: Jobs, store: Store, json: bool) -> None:
         print(json_module.dumps({"title": plan.title, "jobs": rows}, indent=2))
         return
 
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("state", "seconds", "command", box=None, pad_edge=False)
+    listed = []
     for row in rows:
         took, guess = row["seconds"], row["estimate"]
         shown = f"{took:.1f}" if took is not None else f"about {guess:.1f}" if guess is not None else "unknown"
-        table.add_row(row["state"], shown, Text(row["command"]))
+        listed.append((row["state"], shown, row["command"]))
     left = [row["estimate"] for row in rows if row["state"] != "done"]
     guessed = [guess for guess in left if guess is not None]
     parts = [f"{len(rows)} jobs, {len(rows) - len(left)} done"]
@@ -175,9 +172,7 @@ def _list(plan: Plan, jobs: Jobs, store: Store, json: bool) -> None:
         parts.append(f"about {sum(guessed):.0f} s for {len(guessed)}, the mean of finished jobs of the same verb here")
     if len(left) > len(guessed):
         parts.append(f"unknown for {len(left) - len(guessed)}: no job of the verb has finished here")
-    shown_on = console(highlight=False)
-    for each in (Text(plan.title, style="bold"), table, "; ".join(parts)):
-        shown_on.print(each)
+    show(("state", "seconds", "command"), listed, "; ".join(parts), title=plan.title)
 
 
 def _row(entry: Entry) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmscope.api.writing import write_whole
-from ssmscope.errors import InputError
 from ssmscope.render import pictures
 from ssmscope.render.markup import to_latex, to_markdown
 from ssmscope.reports.grouping import Group, LabelledResult, comparison, groups, unique_names
@@ -35,14 +34,10 @@ ID_COLUMNS = ("verb", "heading", "model", "key", "options", "kind", "row")
 
 def write(report: Report, directory: str | os.PathLike[str]) -> list[Path]:
     """Write the report's tables and figures below `directory` and return their paths."""
-    root = Path(directory)
     written = []
-    try:
-        for path, content in _files(report):
-            write_whole(root / path, content)
-            written.append(root / path)
-    except OSError as error:
-        raise InputError(f"cannot write to {root}: {error.strerror or error}") from error
+    for path, content in _files(report):
+        write_whole(Path(directory, path), content)
+        written.append(Path(directory, path))
     return written
 
 
