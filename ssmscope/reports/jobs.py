@@ -43,12 +43,10 @@ class Job:
 
     @property
     def command(self) -> str:
-        """Shell command that reproduces the result."""
         return self.call.command
 
     @property
     def options(self) -> dict[str, Any]:
-        """Inputs and options with defaults, as plain values."""
         return json_options(self.call)
 
 

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from typing import Any, NamedTuple
@@ -40,17 +39,14 @@ class SummaryLine(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
-class Section:
-    """Section of the page with one analysis."""
+class Section(NamedTuple):
+    """Section of the page with one analysis: its interactive heatmaps as JSON, and how many texts these leave out."""
 
     group: Group
     items: tuple[Item, ...]
     tables: tuple[Table, ...]
     heatmaps: tuple[Markup, ...]
-    """Data of each interactive heatmap as JSON."""
     left_out: int
-    """Number of texts left out of the interactive heatmaps."""
 
 
 def render(report: Report) -> str:

@@ -40,14 +40,7 @@ SHIPPED_PLANS = {name: Path(__file__).with_name("plans") / f"{name}.yaml" for na
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """Model of a plan.
-
-    Attributes:
-        model: command-line argument that names it.
-        name: name in the report.
-        tokenizer, device, dtype: defaults of its jobs' options.
-        resources: "cpus" and "gpus" that each of its jobs needs of a cluster.
-    """
+    """Model of a plan: its argument on the command line, its name in the report, and defaults of its jobs."""
 
     model: str
     name: str
@@ -59,12 +52,7 @@ class PlannedModel:
 
 @dataclass(frozen=True)
 class PlannedCall:
-    """One call of a plan.
-
-    Attributes:
-        where: name of the analysis in messages.
-        kinds: kinds of models to which the call is restricted; None for all that the analysis supports.
-    """
+    """One call of a plan; `where` names it in messages, and `kinds` restricts the models to which it applies."""
 
     where: str
     heading: str
@@ -85,11 +73,7 @@ class Plan:
 
 
 def read_plan(
-    text: str,
-    *,
-    name: str = "report",
-    models: Sequence[str] = (),
-    variables: Mapping[str, str] | None = None,
+    text: str, *, name: str = "report", models: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> Plan:
     """Read and check a plan; nothing is loaded or run.
 
@@ -256,14 +240,12 @@ class _Reader:
 
     def _verb(self, fields: Mapping[str, Any], where: str) -> Analysis:
         named = [key for key in fields if key not in ANALYSIS_KEYS]
-        verbs = [key for key in named if key in self.verbs]
+        verbs, known = [key for key in named if key in self.verbs], ", ".join(self.verbs)
         if not named:
-            raise InputError(f"{where} names no verb; there are {', '.join(self.verbs)}")
+            raise InputError(f"{where} names no verb; there are {known}")
         if not verbs:
-            raise InputError(
-                f"{where}: no verb {named[0]!r:.80}; there are {', '.join(self.verbs)}"
-                f"{did_you_mean(named[0], self.verbs)}"
-            )
+            near = did_you_mean(named[0], self.verbs)
+            raise InputError(f"{where}: no verb {named[0]!r:.80}; there are {known}{near}")
         if len(verbs) > 1:
             raise InputError(f"{where} names the verbs {' and '.join(verbs)}; make an item of the list of each")
         _known({key: None for key in named if key not in verbs}, ANALYSIS_KEYS, f"{where} ({verbs[0]})")
@@ -283,10 +265,8 @@ class _Reader:
             if name in REPORT_OPTIONS:
                 raise InputError(f"{where}: the option {key!r} is set by the report itself; leave it out")
             if name not in known:
-                listed = ", ".join(known)
-                raise InputError(
-                    f"{where}: {verb.name} has no option {key!r:.80}; it has {listed}{did_you_mean(name, known)}"
-                )
+                has = f"it has {', '.join(known)}{did_you_mean(name, known)}"
+                raise InputError(f"{where}: {verb.name} has no option {key!r:.80}; {has}")
             if name in found:
                 raise InputError(f"{where}: the option {name} is given twice, with hyphens and with underscores")
             found[name] = value
@@ -311,19 +291,12 @@ class _Reader:
 
     def _named(self, name: str, where: str, key: str) -> PlannedModel:
         if name not in self.models:
-            raise InputError(
-                f"{where}, {key}: no model of the plan is called {name!r:.80}; there are {', '.join(self.models)}"
-                f"{did_you_mean(name, self.models)}"
-            )
+            known = f"{', '.join(self.models)}{did_you_mean(name, self.models)}"
+            raise InputError(f"{where}, {key}: no model of the plan is called {name!r:.80}; there are {known}")
         return self.models[name]
 
     def _overrides(
-        self,
-        verb: Analysis,
-        given: Any,
-        chosen: Sequence[PlannedModel],
-        matrix: Mapping[str, Any],
-        where: str,
+        self, verb: Analysis, given: Any, chosen: Sequence[PlannedModel], matrix: Mapping[str, Any], where: str
     ) -> dict[str, dict[str, Any]]:
         if given is None:
             return {}
@@ -354,9 +327,8 @@ def _kinds(given: Any, where: str) -> tuple[str, ...] | None:
     kinds = tuple(map(_word, given if isinstance(given, list) else [given]))
     wrong = next((kind for kind in kinds if kind not in KINDS), None)
     if wrong is not None or not kinds:
-        raise InputError(
-            f"{where}: for is {_shown(given)}; allowed are {', '.join(KINDS)}{did_you_mean(wrong or '', KINDS)}"
-        )
+        near = did_you_mean(wrong or "", KINDS)
+        raise InputError(f"{where}: for is {_shown(given)}; allowed are {', '.join(KINDS)}{near}")
     return kinds
 
 
@@ -387,10 +359,8 @@ def _most(models: Sequence[PlannedModel]) -> dict[str, float]:
 def _known(fields: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
     unknown = next((key for key in fields if key not in allowed), None)
     if unknown is not None:
-        raise InputError(
-            f"{where} has the unknown key {unknown!r:.80}; allowed are {', '.join(allowed)}"
-            f"{did_you_mean(unknown, allowed)}"
-        )
+        known = f"{', '.join(allowed)}{did_you_mean(unknown, allowed)}"
+        raise InputError(f"{where} has the unknown key {unknown!r:.80}; allowed are {known}")
 
 
 def _word(value: Any) -> str:

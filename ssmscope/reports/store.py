@@ -21,20 +21,16 @@ DONE, FAILED, LEFT_OUT, MISSING = "done", "failed", "left-out", "missing"
 
 @dataclass(frozen=True)
 class Entry:
-    """One job of a plan and its outcome."""
+    """One job of a plan and its outcome: shown names of its models, its shell command, and all results it wrote."""
 
     verb: str
     heading: str
     models: tuple[str, ...]
-    """Names that the report shows."""
     command: str
-    """Shell command that reproduces it."""
     options: Mapping[str, Any]
     key: str
     state: str
-    """"done", "failed", "left-out" or "missing"."""
     results: tuple[Result, ...]
-    """All JSON results that the job wrote."""
     seconds: float | None
     error: str | None
     traceback: str | None
@@ -42,12 +38,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Report:
-    """All data from which the page and the tables are made."""
+    """All data from which the page and the tables are made; provenance has versions, plan, date and models."""
 
     title: str
     entries: tuple[Entry, ...]
     provenance: Mapping[str, Any]
-    """Versions, text of the plan, date, fingerprints of the models."""
 
 
 RECORD = "job.json"
