@@ -201,9 +201,10 @@ class Evaluator:
     def _recall(self, keys: Sequence[bytes]) -> None:
         """Load the scores of rows from the cache, where they follow the seconds that the row took."""
         for key, value in self._store.get(keys).items():
+            whole = isinstance(value, bytes) and len(value) == 8 * (1 + self._width)
+            numbers = np.frombuffer(value, dtype="<f8") if whole else np.array([np.nan])
             with errors_told(self._store.file):
-                numbers = np.frombuffer(value, dtype="<f8") if isinstance(value, bytes) and not len(value) % 8 else ()
-                if len(numbers) != 1 + self._width or np.isnan(numbers).any():
+                if np.isnan(numbers).any():
                     raise sqlite3.DatabaseError("malformed rows")
             self.seconds += float(numbers[0])
             self._known[key] = numbers[1:]

@@ -128,7 +128,7 @@ def _with_data(call: Call, trained_on: Callable[[str], str | None]) -> Call:
 def _contents(call: Call, prints: Fingerprints) -> dict[str, list[str | None]]:
     """Return the fingerprints of the files and data sets that a call reads, by option."""
     named = [(each.name, value) for each, value in call.option_values() if each.reads is not None]
-    found = {}
+    found: dict[str, list[str | None]] = {}
     for name, value in [*named, ("tokenizer", call.tokenizer)]:
         each = value if isinstance(value, list | tuple) else [] if value is None else [value]
         try:

@@ -106,10 +106,7 @@ def run_plan(plan: Plan, jobs: Jobs, root: Path, *, engine: Engine) -> Report:
             entries=tuple(store.entry(job, failures.get(job.key)) for job in jobs.every),
             provenance={"date": now(), "versions": _versions(), "models": dict(jobs.models), "plan": plan.text},
         )
-        from ssmscope.reports import exports, page
-
-        exports.write(report, root)
-        write_whole(root / "index.html", page.render(report))
+        _write(report, root)
     return report
 
 
@@ -137,6 +134,13 @@ def _settle(job: Job, outcome: Outcome, store: Store) -> dict[str, Any] | None:
     except OSError as problem:  # The disk may be full; this run still reports the failure.
         _say(f"the failure of {job.verb} cannot be recorded: {_reason(problem)}")
     return failure
+
+
+def _write(report: Report, root: Path) -> None:
+    from ssmscope.reports import exports, page
+
+    exports.write(report, root)
+    write_whole(root / "index.html", page.render(report))
 
 
 def _versions() -> dict[str, str]:

@@ -117,8 +117,10 @@ class Store:
             failure = failure or self._failed(job)
         state = DONE if record is not None else MISSING if failure is None else failure.get("state", FAILED)
         found = record or failure or ({"error": "unfinished"} if self.working(job.key).exists() else {})
-        of_job = {name: getattr(job, name) for name in ("verb", "heading", "models", "command", "options", "key")}
-        told = {name: found.get(name) for name in ("seconds", "error", "traceback")}
+        of_job: dict[str, Any] = {
+            name: getattr(job, name) for name in ("verb", "heading", "models", "command", "options", "key")
+        }
+        told: dict[str, Any] = {name: found.get(name) for name in ("seconds", "error", "traceback")}
         return Entry(**of_job, state=state, results=results, **told)
 
     def _failed(self, job: Job) -> dict[str, Any] | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import logging
-import math
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -159,7 +159,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def finished(
-    ray: Any, submit: Callable[[T], Any], items: Iterable[T], most: float = math.inf
+    ray: Any, submit: Callable[[T], Any], items: Iterable[T], most: int | None = None
 ) -> Iterator[tuple[T, Any]]:
     """Submit a task for each item, at most `most` at once, and yield each with its reference as it finishes.
 
@@ -169,8 +169,8 @@ def finished(
     left = iter(items)
     try:
         while True:
-            while len(running) < most and (item := next(left, running)) is not running:
-                running[submit(item)] = item  # type: ignore[arg-type]
+            for item in itertools.islice(left, None if most is None else most - len(running)):
+                running[submit(item)] = item
             if not running:
                 return
             for done in ray.wait(list(running), num_returns=1)[0]:
