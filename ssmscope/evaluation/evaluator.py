@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ssmscope import __version__
 from ssmscope.api.sharding.parts import Columns, over
+from ssmscope.api.store import Store, errors_told
 from ssmscope.core.encoding import texts_or_ids
 from ssmscope.core.model import Model
 from ssmscope.core.states import States
@@ -30,7 +32,6 @@ from ssmscope.evaluation.running import (
     run_pieces,
     try_resuming,
 )
-from ssmscope.evaluation.store import Store
 from ssmscope.evaluation.verbalizer import (
     LabelTree,
     Template,
@@ -108,7 +109,7 @@ class Evaluator:
         self._tokens_at_once = tokens_at_once or max_batch_tokens(model)
         self._trees: list[LabelTree] = []
         self._tree_of_end: dict[str, int] = {}
-        self._store = Store(cache, len(self.words or model.labels or ()))
+        self._store, self._known = Store(cache), dict[bytes, np.ndarray]()
 
     @property
     def forks(self) -> bool:
@@ -134,12 +135,12 @@ class Evaluator:
         texts = list(given)
         self.asked += len(texts)
         if not texts:
-            return self._store.scores([])
+            return self._empty(0)
         rows = as_bytes(token_rows(self.model, texts))
         asked = list(zip(rows, self._tree_indices(texts)))
         keys = self._keys(asked)
         self._run_new_rows(keys)
-        return self._store.scores([keys[row] for row in asked])
+        return np.stack([self._known[keys[row]] for row in asked])
 
     def grid(
         self, templates: Sequence[Template], contents: Sequence[str]
@@ -190,15 +191,29 @@ class Evaluator:
 
         Where a chunk begins depends on no row before it, so that a restarted process cuts as the killed one did.
         """
-        self.seconds += self._store.recall(list(keys.values()))
-        new = sorted(row for row, key in keys.items() if key not in self._store)
+        self._recall([key for key in keys.values() if key not in self._known])
+        new = sorted(row for row, key in keys.items() if key not in self._known)
         if not new:
             return
         self._try_forking(sorted(keys))
         for chunk, found in over(self.model, self._chunks(new), self._timed_scores, what=None):
-            self._store.add([keys[row] for row in chunk], found["scores"], float(found["seconds"]))
+            each, chosen = float(found["seconds"]) / len(chunk), [keys[row] for row in chunk]
+            values = [np.array([each, *row], dtype="<f8").tobytes() for row in found["scores"]]
+            self._store.add(dict(zip(chosen, values)))
+            self._known |= zip(chosen, found["scores"])
             self.run += len(chunk)
             self.seconds += float(found["seconds"])
+
+    def _recall(self, keys: Sequence[bytes]) -> None:
+        """Load the scores of rows from the cache, where they follow the seconds that the row took."""
+        for key, value in self._store.get(keys).items():
+            whole = isinstance(value, bytes) and len(value) == 8 * (1 + self._width)
+            numbers = np.frombuffer(value, dtype="<f8") if whole else np.array([np.nan])
+            with errors_told(self._store.file):
+                if np.isnan(numbers).any():
+                    raise sqlite3.DatabaseError("malformed rows")
+            self.seconds += float(numbers[0])
+            self._known[key] = numbers[1:]
 
     def _timed_scores(self, chunk: list[tuple[bytes, int]]) -> Columns:
         """Return the scores of a chunk and its run time in seconds."""
@@ -212,7 +227,7 @@ class Evaluator:
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state for a worker process, which does without the store."""
-        return {**vars(self), "_store": None}
+        return {**vars(self), "_store": None, "_known": {}}
 
     def _try_forking(self, rows: Sequence[tuple[bytes, int]]) -> None:
         """Test once, if forking saves anything, whether the model continues from states, and how large they are."""
@@ -296,7 +311,11 @@ class Evaluator:
         return scores
 
     def _empty(self, rows: int) -> Float[np.ndarray, "rows classes"]:
-        return np.full((rows, len(self.words or self.model.labels or ())), np.nan)
+        return np.full((rows, self._width), np.nan)
+
+    @property
+    def _width(self) -> int:
+        return len(self.words or self.model.labels or ())
 
     def _run_rows(self, rows: Rows, read: Read, *, states: bool = False) -> None:
         most = {"tokens_at_once": self._tokens_at_once, "states_at_once": self._states_at_once}

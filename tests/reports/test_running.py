@@ -25,8 +25,9 @@ from ssmscope.architectures.loading.load import ModelCache, cache_models, load
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import scored
 from ssmscope.render import pictures
-from ssmscope.reports import code, page_items, running
-from ssmscope.reports.kinds import kind_of
+from ssmscope.reports import fingerprints as code
+from ssmscope.reports import page_items, running
+from ssmscope.reports.sources import kind_of
 from ssmscope.reports.store import Store
 
 

@@ -137,7 +137,7 @@ def knockout(
                 found = probability_and_logit(model, logits, ids[text])
                 values[:, text, number, chosen] = torch.stack(found).cpu().numpy()
     change = values[0] / plain[0][:, None, None] - 1
-    options = call_options(**{"from": names, "to": goal})
+    options = call_options(**{"from": names, "to": goal, "window": window})
     return Knockout(
         provenance=record_provenance(model.source, options=options, seed=seed),
         tokens=batch.tokens,
