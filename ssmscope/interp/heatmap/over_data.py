@@ -17,7 +17,7 @@ from ssmscope.core.bootstrap import estimate, ratio, resampled_means, resampled_
 from ssmscope.errors import InputError
 from ssmscope.interp.classes import class_ids
 from ssmscope.interp.heatmap.kept import KeptGroup, KeptLayer, KeptWord
-from ssmscope.interp.heatmap.measure import LayerScores, Score
+from ssmscope.interp.heatmap.measure import Score, scored_batch
 from ssmscope.interp.heatmap.words import (
     MAX_HALF_LIFE,
     SHOWN_HIGHEST,
@@ -32,7 +32,7 @@ from ssmscope.interp.labelled import read_texts
 if TYPE_CHECKING:
     from ssmscope.core.encoding import Batch
     from ssmscope.core.model import Model
-    from ssmscope.core.trace import LayerTrace, Trace
+    from ssmscope.core.trace import LayerTrace
     from ssmscope.data.text import TextData
 
 TENTHS = 10
@@ -253,9 +253,8 @@ def measure(
 
     def look(rows: Sequence[int]) -> Columns:
         batch = model.encode([data.texts[row] for row in rows])
-        taken = LayerScores(model.num_layers, batch.mask, score, None)
-        trace = model.trace(batch, keep_inputs=False, visit=taken.visit, on_idle=taken.on_idle)
-        values = taken.of(trace)[list(places)]
+        trace, values = scored_batch(model, batch, score)
+        values = values[list(places)]
         part, texts = TextMeasures.empty(rows, len(places)), []
         for at, row in enumerate(rows):
             own = values[:, at, : len(batch.words[at])]
@@ -263,12 +262,12 @@ def measure(
                 raise InputError(f"the scores of row {row + 1} of {data.name} are not finite: the model is damaged")
             texts.append(part.put(at, batch.tokens[at], batch.words[at], own, score))
         if model.is_classifier:
-            part.answers[:] = _predicted(trace)
+            part.answers[:] = trace.logits.argmax(-1).cpu().numpy()
         return part.columns(texts)
 
     def time(rows: Sequence[int]) -> Columns:
         own, batch = HalfLives(), model.encode([data.texts[row] for row in rows])
-        _time(model, batch, own)
+        model.trace(batch, keep_inputs=False, visit=lambda index, at, layer: own.visit(index, layer, batch.rows(at)))
         return own.columns()
 
     for rows, part in over(model, by_length(lengths, room, rows=used), look, provenance=provenance):
@@ -278,17 +277,6 @@ def measure(
         for _, part in over(model, batches, time, provenance=provenance, what="texts timed"):
             lives.take(part)
     return found, lives, len(timed)
-
-
-def _time(model: Model, batch: Batch, lives: HalfLives) -> None:
-    def visit(index: int, rows: Sequence[int], layer: LayerTrace) -> None:
-        lives.visit(index, layer, batch.rows(rows))
-
-    model.trace(batch, keep_inputs=False, visit=visit)
-
-
-def _predicted(trace: Trace) -> np.ndarray:
-    return trace.logits.argmax(-1).cpu().numpy()
 
 
 def summarise(
