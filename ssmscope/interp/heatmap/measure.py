@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ssmscope import ops
 from ssmscope.errors import InputError
-from ssmscope.interp.attention.measure import normalise_rows
+from ssmscope.interp.attention.measure import absolute_map, normalise_rows
 
 if TYPE_CHECKING:
     from ssmscope.core.encoding import Batch
@@ -139,9 +139,7 @@ def through_layers(trace: Trace, shares: np.ndarray) -> np.ndarray:
             if index == 0:
                 break
             linearized = trace.linearized[index - 1].of_text(row, length)
-            weights = linearized.attention("block", absolute=True, skip=True)[0, 0].abs().float().cpu()
-            sink = linearized.sink("block", absolute=True)
-            column = torch.zeros_like(weights[0]) if sink is None else sink[0, 0].abs().float().cpu()
+            weights, column, _ = absolute_map(linearized, "block")
             normalised, _ = normalise_rows(weights, column)
             carried = 0.5 * carried + 0.5 * (carried @ normalised.double().numpy())
         total = carried.sum(1, keepdims=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
-from ssmscope.interp.attention.softmax import exceeds_map_limit
+from ssmscope.interp.attention.measure import exceeds_map_limit
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.gradients import output_gradients
 

@@ -106,8 +106,8 @@ def output_gradients(
     `attention` also the weights of every layer of softmax attention, (runs, heads, queries, keys)."""
     kept: dict[int, Tensor] = {}
     weights: dict[int, Tensor] = {}
-    module = objective.model.module
-    see = attending(module, see=weights.__setitem__) if attention else nullcontext()
+    module, mask = objective.model.module, objective.batch.mask[texts, : embeddings.shape[1]]
+    see = attending(module, mask=mask, see=weights.__setitem__) if attention else nullcontext()
     with weights_constant(module), torch.enable_grad(), keep_outputs(layers, kept), see:
         values = objective(embeddings.detach().requires_grad_(), texts)
         outputs = [*(kept[index] for index in range(len(layers))), *weights.values()]
