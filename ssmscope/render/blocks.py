@@ -182,7 +182,7 @@ class TokenMaps(Custom):
     """Weights between the tokens of texts, to which a report links the tokens of `TokenRows` of the same model.
 
     The fragment holds one element `script` of type application/json, {"texts": [...]}, in the order of `tokens`: for
-    each text null or {"length", "queries", "edges", "maps"}, as `ssmscope.interp.attention.page` packs them.
+    each text null or {"length", "queries", "edges", "maps"}, as `ssmscope.render.token_maps` packs them.
 
     Attributes:
         tokens: tokens of each text.

@@ -65,17 +65,6 @@ def mean_map(text: AttendedText) -> AttentionMap | None:
     return replace(maps[0], layer=MEAN_MAP, head=f"{len(maps)} maps", values=values, sink=sink)
 
 
-def most_telling_row(map_: AttentionMap, text: AttendedText) -> int:
-    """Return the row that shows most when each is coloured on its own scale: that of the largest sum of |weight| on
-    keys other than the query, in shares of the end of its colours, at most 1 each; the last of equal ones."""
-    seen, ends = causal(text), row_limits(map_, text)[:, None]
-    weights = np.where(seen, np.abs(map_.values), 0.0)
-    own = text.queries if text.bidirectional else seen.sum(axis=1) - 1
-    weights[np.arange(len(seen)), own] = 0.0 if map_.sink is None else np.abs(map_.sink)
-    shown = np.divide(weights, ends, out=np.zeros_like(weights), where=ends > 0).clip(max=1).sum(axis=1)
-    return len(shown) - 1 - int(shown[::-1].argmax())
-
-
 def title(map_: AttentionMap) -> str:
     """Name a map: "layer 3 · head 5", or "rollout"; `heads_name` says how channels were combined."""
     parts = [f"layer {map_.layer}" if map_.layer.isdigit() else visible(map_.layer)]

@@ -24,7 +24,7 @@ from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.attention.maps import causal
 from ssmscope.interp.attention.readouts import Readouts
-from ssmscope.render.blocks import Block, Prose, TokenRows
+from ssmscope.render.blocks import Block, Picture, Prose, TokenRows
 from ssmscope.render.pictures import sized
 from ssmscope.render.table import MAX_COMPARED_ROWS, Table, folded
 from ssmscope.render.tokens import numbers
@@ -237,14 +237,15 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         return sized(draw(self, start), size)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.interp.attention.page import blocks
-        from ssmscope.interp.attention.views import readouts
+        from ssmscope.interp.attention import views
 
         yield Prose(self.headline, "title")
         if self.level != "gradient" and any(each.softmax for text in self for each in text.maps):
             yield Prose(SOFTMAX_NOTE, "note")
-        yield from blocks(self)
-        yield replace(readouts(self), brief=TABLE_ROWS)
+        texts = views.mapped(self)
+        yield views.maps_block(self, texts)
+        yield Picture(self.figure, self.headline, vector=False, folded=bool(texts) and all(t.fits for t in texts))
+        yield replace(views.readouts(self), brief=TABLE_ROWS)
 
 
 def _strongest(map_: AttentionMap, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -11,8 +11,10 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.attention.maps import (
     CLIP_PERCENTILE,
     MEAN_MAP,
+    causal,
     coarse_note,
     heads_name,
+    limit,
     mean_map,
     row_limits,
     span_name,
@@ -20,11 +22,12 @@ from ssmscope.interp.attention.maps import (
     title,
 )
 from ssmscope.interp.attention.triangles import Triangles
-from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
+from ssmscope.render.blocks import TokenMaps, TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import number
 from ssmscope.render.signed import SIGNED
 from ssmscope.render.table import Cell, Line, Table, bare, table
 from ssmscope.render.token_figure import Panel, chosen_texts, panel, rest_of, stack
+from ssmscope.render.token_maps import MappedText, TokenMap, token_maps
 from ssmscope.render.tokens import short_token
 
 if TYPE_CHECKING:
@@ -53,6 +56,26 @@ def query_rows(result: ImplicitAttention) -> TokenRows:
     name = "what the last query takes from each token" if alone else "what each chosen query takes from each token"
     marked = f"its {NAMED_KEYS} strongest keys"
     return TokenRows(tuple(texts), "map", "weight", name, marked, ("negative", "positive"))
+
+
+def maps_block(result: ImplicitAttention, texts: Sequence[MappedText]) -> TokenMaps:
+    """Return the block of all maps; in a terminal it has the rows of `query_rows`."""
+    legend = f"{heads_name(result)}; limit: the {CLIP_PERCENTILE:g}th percentile of |weight| of the row, or of the map"
+    return token_maps(texts, query_rows(result), result.level_name, legend)
+
+
+def mapped(result: ImplicitAttention) -> list[MappedText]:
+    """Return every text with its maps; with several, their mean |weight| comes first."""
+    return [_mapped(text, [*filter(None, [mean_map(text)]), *text.maps]) for text in result]
+
+
+def _mapped(text: AttendedText, maps: Sequence[AttentionMap]) -> MappedText:
+    def map_of(number: int) -> TokenMap:
+        one = maps[number]
+        found = [strongest(one, row, text, NAMED_KEYS) for row in range(len(text.queries))]
+        return TokenMap(title(one), one.values, one.sink, *limit(one, text), row_limits(one, text), found)
+
+    return MappedText(_text(text, (), span_name(text)), text.queries, text.edges, causal(text), len(maps), map_of)
 
 
 def _text(text: AttendedText, rows: Sequence[TokenRow], about: str) -> TokenText:
