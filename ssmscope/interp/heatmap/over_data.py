@@ -16,7 +16,7 @@ from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import estimate, ratio, resampled_means, resampled_sums
 from ssmscope.errors import InputError
 from ssmscope.interp.classes import class_ids
-from ssmscope.interp.heatmap.kept import KeptGroup, KeptLayer, KeptWord
+from ssmscope.interp.heatmap.data_result import MEASURES, KeptGroup, KeptLayer, KeptWord
 from ssmscope.interp.heatmap.measure import Score, scored_batch
 from ssmscope.interp.heatmap.words import (
     MAX_HALF_LIFE,
@@ -39,7 +39,6 @@ TENTHS = 10
 """Number of parts of equal length that a text is divided into."""
 COLUMNS = ("answers", "measures", "tenths", "sizes")
 TABLES = ("halved", "ended")
-MEASURES = ("strongest", "punctuation", "end", "spread")
 END_SHARE = 0.25
 """Share of a text's words that is its end."""
 LEAST_TEXTS = (5, 1 / 500)

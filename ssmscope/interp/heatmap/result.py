@@ -1,4 +1,4 @@
-"""Heatmaps of texts and of data sets: scored tokens, the words that stand out, and their views."""
+"""Heatmaps of texts: scored tokens, the words that stand out, and their views."""
 
 from __future__ import annotations
 
@@ -10,19 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from ssmscope.api.results import OverTexts, Result
-from ssmscope.core.bootstrap import Estimate, with_intervals
-from ssmscope.interp.heatmap.kept import KeptGroup, KeptLayer, KeptWord
-from ssmscope.interp.heatmap.words import (
-    SHOWN_HIGHEST,
-    SHOWN_LOWEST,
-    format_half_life,
-    median_half_life,
-    word_groups,
-    word_text,
-)
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.interp.heatmap.words import median_half_life, word_groups, word_text
 from ssmscope.render.numbers import counted
 from ssmscope.render.pictures import sized
-from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, written
+from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table
 from ssmscope.render.tokens import numbers, visible
 
 if TYPE_CHECKING:
@@ -38,6 +30,11 @@ SCORES = {
     "write": "write 1 − E[A_t]: the share of its old state that a layer overwrites when it reads the token",
 }
 """Scores by name, with their names in the views."""
+
+
+def layers_name(layers: Sequence[int]) -> str:
+    """Name averaged layers."""
+    return f"layer {layers[0]}" if len(layers) == 1 else f"mean of layers {numbers(layers)}"
 
 
 def ranked(scores: np.ndarray, words: Sequence[int | None]) -> list[int]:
@@ -170,7 +167,7 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
     @property
     def layers_name(self) -> str:
         """Names of the averaged layers."""
-        return f"layer {self.layers[0]}" if len(self.layers) == 1 else f"mean of layers {numbers(self.layers)}"
+        return layers_name(self.layers)
 
     def written(self, score: float) -> str:
         """Format a score: shares in percent."""
@@ -288,143 +285,5 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.heatmap.views import blocks
-
-        return blocks(self)
-
-
-@dataclass(frozen=True)
-class DataHeatmap(Result, kind="heatmap-data"):
-    """Contents of a model's memory over a data set: which words, positions, classes and answers are kept."""
-
-    score: str
-    """"survival", "retention" or "write"."""
-    layers: tuple[int, ...]
-    """Layers that are averaged."""
-    texts: int
-    words: tuple[KeptWord, ...]
-    """Words with the highest lower ends and with the lowest upper ends of their intervals, by falling mean."""
-    least: int
-    """Smallest number of texts in which one of these words occurs."""
-    named: int
-    """Number of words that occur in as many texts."""
-    groups: tuple[KeptGroup, ...]
-    tenths: tuple[Estimate, ...]
-    """Mean score of the words in each tenth of a text, averaged over the layers."""
-    by_layer: tuple[KeptLayer, ...]
-    timed: int
-    """Number of texts whose half-lives were measured."""
-    examples: tuple[SelectionHeatmap, ...]
-    """Texts at the extremes, as one heatmap; empty where no text is short enough to be shown."""
-    picked: tuple[str, ...]
-    """Description of each of them."""
-    notes: tuple[str, ...]
-
-    def token_rows(self) -> None:
-        """Return None: a data set has no rows of tokens."""
-
-    @property
-    def survives(self) -> bool:
-        return self.score == "survival"
-
-    @property
-    def shown_words(self) -> tuple[KeptWord, ...]:
-        """Words that views show, by falling mean: those whose intervals begin highest or end lowest."""
-        if len(self.words) <= SHOWN_HIGHEST + SHOWN_LOWEST:
-            return self.words
-        upper = sorted(self.words, key=lambda each: -each.kept.low)[:SHOWN_HIGHEST]
-        lower = sorted((each for each in self.words if each not in upper), key=lambda each: each.kept.high)[
-            :SHOWN_LOWEST
-        ]
-        return tuple(each for each in self.words if each in upper or each in lower)
-
-    @property
-    def unit(self) -> str:
-        """Unit of the scores of words and parts."""
-        return "times an even share" if self.survives else self.score
-
-    @property
-    def headline(self) -> str:
-        where = f"layer {self.layers[0]}" if len(self.layers) == 1 else f"mean of layers {numbers(self.layers)}"
-        data = self.provenance["data"]
-        return f"Memory of {self.model_name} over {data['name']} ({data['split']}): {self.score}, {where}"
-
-    def verdict(self, at: int = 0) -> str:
-        if not self.words:
-            return f"{self.score} over {counted(self.texts, 'text')}; no word occurs in enough of them"
-        unit = f" {self.unit}" * self.survives
-        words = self.shown_words
-        first, last = words[0], words[-1]
-        most = ", ".join(f"“{visible(each.word)}”" for each in words[1:3])
-        said = f"highest: “{visible(first.word)}” {written(first.kept)}{unit}" + f", then {most}" * bool(most)
-        said += f"; lowest: “{visible(last.word)}” {written(last.kept)}" * (len(words) > 1)
-        known = [each.half_life for each in self.by_layer if not math.isnan(each.half_life)]
-        if known and len(known) <= 4:
-            said += f"; half of what is written is left after {', '.join(map(format_half_life, known))} tokens"
-        return f"{said} ({self.score}, {counted(self.texts, 'text')})"
-
-    def to_frame(self) -> DataFrame:
-        """Return a row per word, group, tenth of a text, layer and head.
-
-        Columns: of ("word", "group", "part", "half-life"), name (the word, group or tenth, from 1), layer and head
-        where it is of one, measure ("score", "strongest", "punctuation", "end", "spread" or "tokens"), texts, count
-        (the occurrences of a word), value and its 95 % interval in low and high.
-        """
-        import pandas as pd
-
-        rows: list[dict[str, object]] = []
-
-        def add(of: str, name: object, measure: str, found: Estimate, **more: object) -> None:
-            ends = with_intervals(value=found)
-            ends = {"value": ends["value"], "low": ends["value_low"], "high": ends["value_high"]}
-            rows.append({"of": of, "name": str(name), "measure": measure, **more, **ends})
-
-        for word in self.words:
-            add("word", word.word, "score", word.kept, texts=word.texts, count=word.count)
-        for group in self.groups:
-            for measure in ("strongest", "punctuation", "end", "spread"):
-                add("group", group.name, measure, getattr(group, measure), texts=group.texts)
-        for layer, tenths in ((None, self.tenths), *((each.number, each.tenths) for each in self.by_layer)):
-            for part, found in enumerate(tenths, start=1):
-                add("part", part, "score", found, layer=layer)
-        for each in self.by_layer if self.timed else ():
-            for head, value in ((None, each.half_life), *enumerate(each.heads.tolist())):
-                add("half-life", "", "tokens", Estimate(value, math.nan, math.nan), layer=each.number, head=head)
-        columns = ["of", "name", "layer", "head", "measure", "texts", "count", "value", "low", "high"]
-        whole = dict.fromkeys(["layer", "head", "texts", "count"], "Int64")
-        return pd.DataFrame(rows, columns=columns).astype(whole)
-
-    @classmethod
-    def compare(cls, results: Sequence[DataHeatmap], labels: Sequence[Sequence[str]]) -> Table:
-        from ssmscope.interp.heatmap.data_views import group_cells
-
-        lines = []
-        for result, (label,) in zip(results, labels):
-            for group in result.groups:
-                cells = {"score": Cell(text=result.score), **group_cells(group)}
-                lines.append(Line((label, group.name), cells))
-        return table(("model", "texts"), lines, most=MAX_COMPARED_ROWS)
-
-    @classmethod
-    def draw_pair(cls, results: Sequence[DataHeatmap], names: Sequence[str], title: tuple[str, str, str]) -> Figure:
-        """Draw two models in one picture: words, parts of a text, half-lives of layers."""
-        from ssmscope.interp.heatmap.data_pair import draw
-
-        return draw(results, names, title)
-
-    @classmethod
-    def differences(cls, results: Sequence[DataHeatmap], names: Sequence[str]) -> Table:
-        """Return a row per word that both models' results name."""
-        from ssmscope.interp.heatmap.data_pair import differences
-
-        return differences(results, names)
-
-    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
-        """Draw the highest and the lowest words with their intervals, the parts of a text, and half-lives of heads."""
-        from ssmscope.interp.heatmap.data_views import draw
-
-        return sized(draw(self), size)
-
-    def blocks(self) -> Iterable[Block]:
-        from ssmscope.interp.heatmap.data_views import blocks
 
         return blocks(self)

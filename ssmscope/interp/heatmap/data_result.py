@@ -1,0 +1,303 @@
+"""Heatmap over a data set: the words, groups of texts and layers, and their tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.interp.heatmap.result import SelectionHeatmap, layers_name
+from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, SHOWN_LOWEST, format_half_life
+from ssmscope.render.blocks import Block, Prose
+from ssmscope.render.numbers import counted
+from ssmscope.render.pictures import sized
+from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, bare, table, written
+from ssmscope.render.tokens import visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+BRIEF_LAYERS = 6
+"""Number of layers in a terminal."""
+NAMED_WORDS = 3
+"""Number of words that a table names for a group of texts, or for a layer."""
+MEASURES = ("strongest", "punctuation", "end", "spread")
+"""Measures of a text, which groups average."""
+
+
+@dataclass(frozen=True)
+class KeptWord:
+    """Word of a data set, lower case, and its mean score over its occurrences."""
+
+    word: str
+    texts: int
+    """Number of texts in which it occurs."""
+    count: int
+    kept: Estimate
+    """Score; with survival in units of an even share, a word's share times the number of words in its text."""
+
+
+@dataclass(frozen=True)
+class KeptGroup:
+    """Scores of a group of texts: shares of the states, summed over words; with other scores means over words."""
+
+    name: str
+    """"all", "class NAME", "answered right" or "answered wrong"."""
+    texts: int
+    strongest: Estimate
+    """Score of the highest word of a text that is no punctuation."""
+    punctuation: Estimate
+    end: Estimate
+    """Score of the last quarter of the words."""
+    spread: Estimate
+    """Coefficient of variation over the words of a text."""
+    words: tuple[str, ...]
+    """Highest words."""
+
+    @property
+    def cells(self) -> dict[str, Cell]:
+        """Cells of a table."""
+        cells = {"number": Cell(text=f"{self.texts:,}"), "highest word": Cell(self.strongest, digits=2)}
+        cells |= {"punctuation": Cell(self.punctuation, digits=2), "last quarter": Cell(self.end, digits=2)}
+        return {**cells, "spread": bare(self.spread, 2), "its highest words": _named(self.words)}
+
+
+@dataclass(frozen=True)
+class KeptLayer:
+    """Scores and half-lives of a layer."""
+
+    number: int
+    half_life: float
+    """Half-life in tokens, see `HalfLives`; NaN where it was not measured, infinite beyond the horizon."""
+    heads: np.ndarray
+    """(heads,) float64: half-lives of each head, or channel."""
+    words: tuple[str, ...]
+    tenths: tuple[Estimate, ...]
+    """Mean score of the words in each tenth of a text; with survival in units of an even share."""
+
+
+@dataclass(frozen=True)
+class DataHeatmap(Result, kind="heatmap-data"):
+    """Contents of a model's memory over a data set: which words, positions, classes and answers are kept."""
+
+    score: str
+    """"survival", "retention" or "write"."""
+    layers: tuple[int, ...]
+    """Layers that are averaged."""
+    texts: int
+    words: tuple[KeptWord, ...]
+    """Words with the highest lower ends and with the lowest upper ends of their intervals, by falling mean."""
+    least: int
+    """Smallest number of texts in which one of these words occurs."""
+    named: int
+    """Number of words that occur in as many texts."""
+    groups: tuple[KeptGroup, ...]
+    tenths: tuple[Estimate, ...]
+    """Mean score of the words in each tenth of a text, averaged over the layers."""
+    by_layer: tuple[KeptLayer, ...]
+    timed: int
+    """Number of texts whose half-lives were measured."""
+    examples: tuple[SelectionHeatmap, ...]
+    """Texts at the extremes, as one heatmap; empty where no text is short enough to be shown."""
+    picked: tuple[str, ...]
+    """Description of each of them."""
+    notes: tuple[str, ...]
+
+    def token_rows(self) -> None:
+        """Return None: a data set has no rows of tokens."""
+
+    @property
+    def survives(self) -> bool:
+        return self.score == "survival"
+
+    @property
+    def shown_words(self) -> tuple[KeptWord, ...]:
+        """Words that views show, by falling mean: those whose intervals begin highest or end lowest."""
+        upper = sorted(self.words, key=lambda each: -each.kept.low)[:SHOWN_HIGHEST]
+        rest = [each for each in self.words if each not in upper]
+        lower = sorted(rest, key=lambda each: each.kept.high)[:SHOWN_LOWEST]
+        return tuple(each for each in self.words if each in upper or each in lower)
+
+    @property
+    def unit(self) -> str:
+        """Unit of the scores of words and parts."""
+        return "times an even share" if self.survives else self.score
+
+    @property
+    def headline(self) -> str:
+        data = self.provenance["data"]
+        where = f"{data['name']} ({data['split']})"
+        return f"Memory of {self.model_name} over {where}: {self.score}, {layers_name(self.layers)}"
+
+    def verdict(self, at: int = 0) -> str:
+        if not self.words:
+            return f"{self.score} over {counted(self.texts, 'text')}; no word occurs in enough of them"
+        unit = f" {self.unit}" * self.survives
+        first, *words = self.shown_words
+        most = ", ".join(f"“{visible(each.word)}”" for each in words[:2])
+        said = f"highest: “{visible(first.word)}” {written(first.kept)}{unit}" + f", then {most}" * bool(most)
+        said += f"; lowest: “{visible(words[-1].word)}” {written(words[-1].kept)}" if words else ""
+        known = [each.half_life for each in self.by_layer if not math.isnan(each.half_life)]
+        if known and len(known) <= 4:
+            said += f"; half of what is written is left after {', '.join(map(format_half_life, known))} tokens"
+        return f"{said} ({self.score}, {counted(self.texts, 'text')})"
+
+    def to_frame(self) -> DataFrame:
+        """Return a row per word, group, tenth of a text, layer and head.
+
+        Columns: of ("word", "group", "part", "half-life"), name (the word, group or tenth, from 1), layer and head
+        where it is of one, measure ("score", "strongest", "punctuation", "end", "spread" or "tokens"), texts, count
+        (the occurrences of a word), value and its 95 % interval in low and high.
+        """
+        import pandas as pd
+
+        rows: list[dict[str, object]] = []
+
+        def add(of: str, name: object, measure: str, found: Estimate, **more: object) -> None:
+            rows.append({"of": of, "name": str(name), "measure": measure, **more, **vars(found)})
+
+        for word in self.words:
+            add("word", word.word, "score", word.kept, texts=word.texts, count=word.count)
+        for group in self.groups:
+            for measure in MEASURES:
+                add("group", group.name, measure, getattr(group, measure), texts=group.texts)
+        for layer, tenths in ((None, self.tenths), *((each.number, each.tenths) for each in self.by_layer)):
+            for part, found in enumerate(tenths, start=1):
+                add("part", part, "score", found, layer=layer)
+        for each in self.by_layer if self.timed else ():
+            for head, value in ((None, each.half_life), *enumerate(each.heads.tolist())):
+                add("half-life", "", "tokens", Estimate(value, math.nan, math.nan), layer=each.number, head=head)
+        columns = ["of", "name", "layer", "head", "measure", "texts", "count", "value", "low", "high"]
+        whole = dict.fromkeys(["layer", "head", "texts", "count"], "Int64")
+        return pd.DataFrame(rows, columns=columns).astype(whole)
+
+    @classmethod
+    def compare(cls, results: Sequence[DataHeatmap], labels: Sequence[Sequence[str]]) -> Table:
+        lines = [
+            Line((label, group.name), {"score": Cell(text=result.score), **group.cells})
+            for result, (label,) in zip(results, labels)
+            for group in result.groups
+        ]
+        return table(("model", "texts"), lines, most=MAX_COMPARED_ROWS)
+
+    @classmethod
+    def draw_pair(cls, results: Sequence[DataHeatmap], names: Sequence[str], title: tuple[str, str, str]) -> Figure:
+        """Draw two models in one picture: words, parts of a text, half-lives of layers."""
+        from ssmscope.interp.heatmap.data_figure import draw_pair
+
+        return draw_pair(results, names, title)
+
+    @classmethod
+    def differences(cls, results: Sequence[DataHeatmap], names: Sequence[str]) -> Table:
+        """Return a row per word that both models' results name."""
+        lines = []
+        for each in shared_words(results):
+            cells = {name: Cell(kept) for name, kept in zip(names, each.kept)}
+            said = each.signed + " *" * (each.gap > 0)
+            lines.append(Line((visible(each.word),), {**cells, "difference": Cell(text=said)}))
+        note = (
+            f"Mean scores over a word's occurrences, in {results[0].unit}, for words in both results; the difference "
+            f"is {names[0]} minus {names[1]}, * where the two intervals do not overlap."
+        )
+        return table(("word",), lines, note=note)
+
+    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
+        """Draw the highest and the lowest words with their intervals, the parts of a text, and half-lives of heads."""
+        from ssmscope.interp.heatmap.data_figure import draw
+
+        return sized(draw(self), size)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.interp.heatmap.views import rows
+
+        yield from self.opening(f"{self.verdict()[0].upper()}{self.verdict()[1:]}.")
+        yield self._word_table()
+        what = (
+            "Shares of the state held by a text's highest word, all its punctuation, the last quarter of its words"
+            if self.survives
+            else "Means over words: a text's highest, its punctuation, the last quarter"
+        )
+        note = f"{what}; spread: coefficient of variation over its words."
+        yield table(("texts",), [Line((each.name,), each.cells) for each in self.groups], note=note)
+        note = f"Half-lives in tokens. First and last tenth of a text: mean over words, in {self.unit}."
+        lines = [Line((str(each.number),), self._layer_cells(each)) for each in self.by_layer]
+        yield replace(table(("layer",), lines, note=note), brief=BRIEF_LAYERS)
+        for shown in self.examples:
+            yield Prose("Texts at the extremes", "heading")
+            made = rows(shown)
+            of_texts = zip(made.texts, self.picked, strict=True)
+            texts = tuple(replace(text, about=f"{picked}; {text.about}") for text, picked in of_texts)
+            yield replace(made, texts=texts, first=1)
+        if self.timed:
+            yield Prose(
+                "Half-lives of what a layer, or a head, writes at a token, over the tokens of "
+                f"{counted(self.timed, 'text')}: the Kaplan–Meier median, since what is written often outlives its "
+                "text.",
+                "note",
+            )
+        yield from (Prose(line, "note") for line in self.notes)
+
+    def _word_table(self) -> Table:
+        lines = []
+        for each in self.shown_words:
+            cells = {"score": Cell(each.kept), "texts": Cell(text=f"{each.texts:,}")}
+            lines.append(Line((visible(each.word),), {**cells, "times": Cell(text=f"{each.count:,}")}))
+        from_both = (
+            f"The {SHOWN_HIGHEST} highest and {SHOWN_LOWEST} lowest of" if len(lines) < len(self.words) else "Of"
+        )
+        note = (
+            f"{from_both} {self.named:,} words in at least {self.least} texts, ranked by the inner end of their "
+            f"interval and ordered by their means over occurrences, in {self.unit}."
+        )
+        return table(("word",), lines, note=note)
+
+    def _layer_cells(self, layer: KeptLayer) -> dict[str, Cell]:
+        cells = {}
+        if self.timed:
+            shown = np.quantile(layer.heads, [0.05, 0.5, 0.95], method="nearest") if layer.heads.size else np.empty(0)
+            cells["half-life"] = Cell(text=format_half_life(layer.half_life))
+            cells["heads 5, 50, 95 %"] = Cell(text=", ".join(map(format_half_life, shown.tolist())))
+        cells |= {"first tenth": Cell(layer.tenths[0], digits=2), "last tenth": Cell(layer.tenths[-1], digits=2)}
+        return {**cells, "highest words": _named(layer.words, "")}
+
+
+def _named(words: Sequence[str], none: str = "–") -> Cell:
+    return Cell(text=" · ".join(map(visible, words[:NAMED_WORDS])) or none)
+
+
+@dataclass(frozen=True)
+class SharedWord:
+    """Word that both models' results name, with its mean score in each."""
+
+    word: str
+    kept: tuple[Estimate, Estimate]
+
+    @property
+    def difference(self) -> float:
+        """Mean score of the first model minus that of the other."""
+        return self.kept[0].value - self.kept[1].value
+
+    @property
+    def signed(self) -> str:
+        return f"{self.difference:+.2f}".replace("-", "−")
+
+    @property
+    def gap(self) -> float:
+        """Distance between the two intervals; negative where they overlap."""
+        first, other = self.kept
+        return max(first.low - other.high, other.low - first.high)
+
+
+def shared_words(results: Sequence[DataHeatmap]) -> list[SharedWord]:
+    """Return the words that both results name, by falling difference; if there are many, those whose intervals lie
+    furthest apart."""
+    theirs = {each.word: each.kept for each in results[1].words}
+    found = [SharedWord(each.word, (each.kept, theirs[each.word])) for each in results[0].words if each.word in theirs]
+    apart = sorted(found, key=lambda each: -each.gap)[: SHOWN_HIGHEST + SHOWN_LOWEST]
+    return sorted(apart, key=lambda each: -each.difference)
