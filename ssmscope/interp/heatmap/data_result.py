@@ -74,7 +74,7 @@ class KeptLayer:
 
     number: int
     half_life: float
-    """Half-life in tokens, see `HalfLives`; NaN where it was not measured, infinite beyond the horizon."""
+    """Half-life in tokens, see `median_half_lives`; NaN where it was not measured, infinite beyond the horizon."""
     heads: np.ndarray
     """(heads,) float64: half-lives of each head, or channel."""
     words: tuple[str, ...]

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 TENTHS = 10
 """Number of parts of equal length that a text is divided into."""
 COLUMNS = ("answers", "measures", "tenths", "sizes")
-TABLES = ("halved", "ended")
 END_SHARE = 0.25
 """Share of a text's words that is its end."""
 LEAST_TEXTS = (5, 1 / 500)
@@ -58,10 +57,9 @@ class WordSums:
     """Sums over the occurrences of words, text by text.
 
     Attributes:
-        number: index of every word, lower case, by first occurrence.
         layers: (layers, words), the sums of each word's scores.
-        entries: per batch (word, text, sum of its scores averaged over layers, occurrences), a row for each word of a
-            text.
+        number: index of every word, lower case, by first occurrence.
+        entries: per text (word, text, sum of its scores averaged over layers, occurrences), a row for each word.
     """
 
     layers: np.ndarray
@@ -81,7 +79,7 @@ class WordSums:
         self.entries.append(np.stack([unique, np.full(len(unique), text), sums, count]).astype(np.float64))
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class TextMeasures:
     """Measurements of the texts of a data set.
 
@@ -100,60 +98,26 @@ class TextMeasures:
     sizes: np.ndarray
     words: WordSums
 
-    @classmethod
-    def empty(cls, rows: Sequence[int], layers: int) -> TextMeasures:
-        n = len(rows)
-        shape = (n, 1 + layers, TENTHS)
-        return cls(
-            rows=np.array(rows),
-            answers=np.full(n, -1),
-            measures=np.full((n, len(MEASURES)), np.nan),
-            tenths=np.full(shape, np.nan, dtype=np.float32),
-            sizes=np.zeros(n, dtype=np.int64),
-            words=WordSums(np.zeros((layers, 0))),
-        )
 
-    def put(
-        self, text: int, tokens: Sequence[str], words: Sequence[int | None], scores: np.ndarray, of: Score
-    ) -> tuple[list[str], np.ndarray]:
-        """Measure a text, and return its words with their scores (layers, words).
-
-        Args:
-            text: its place among the texts.
-            scores: (layers, tokens).
-        """
-        groups = [group for group in word_groups(words) if words[group[0]] is not None]
-        names = [word_text(tokens, group).strip().lower() for group in groups]
-        whole = word_scores(scores, groups, summed=of == "survival")
-        share, even = whole.mean(0), whole * (len(groups) if of == "survival" else 1)
-        marks = np.array([is_punctuation(name) for name in names])
-        end = np.arange(len(groups)) >= (1 - END_SHARE) * len(groups)
-        self.measures[text] = [
-            share[~marks].max() if not marks.all() else np.nan,
-            share_held(share, marks, of),
-            share_held(share, end, of),
-            share.std() / share.mean() if share.mean() else 0.0,
-        ]
-        self.sizes[text] = len(groups)
-        part = TENTHS * np.arange(len(groups)) // len(groups)
-        for row, values in zip(self.tenths[text], (even.mean(0), *even)):
-            row[:] = ratio(np.bincount(part, values, minlength=TENTHS), np.bincount(part, minlength=TENTHS))
-        return names, even
-
-    def columns(self, texts: Sequence[tuple[list[str], np.ndarray]]) -> dict[str, np.ndarray]:
-        """Return all measurements, and the words of these texts with their scores, for `take`."""
-        own = {name: getattr(self, name) for name in COLUMNS}
-        names = np.array([name for names, _ in texts for name in names], dtype=str)
-        return {**own, "names": names, "scores": np.concatenate([scores for _, scores in texts], axis=1)}
-
-    def take(self, lines: Sequence[int], part: Mapping[str, np.ndarray]) -> None:
-        """Store the measurements of some texts in their lines."""
-        for name in COLUMNS:
-            getattr(self, name)[lines] = part[name]
-        ends = np.cumsum(part["sizes"])[:-1]
-        each = zip(np.split(part["names"], ends), np.split(part["scores"], ends, axis=1), strict=True)
-        for line, (names, scores) in zip(lines, each, strict=True):
-            self.words.add(line, names.tolist(), scores)
+def text_measures(tokens: Sequence[str], words: Sequence[int | None], scores: np.ndarray, of: Score) -> dict[str, Any]:
+    """Measure a text with scores (layers, tokens), and return its words with their scores (layers, words) too."""
+    groups = [group for group in word_groups(words) if words[group[0]] is not None]
+    names = [word_text(tokens, group).strip().lower() for group in groups]
+    whole = word_scores(scores, groups, summed=of == "survival")
+    share, even = whole.mean(0), whole * (len(groups) if of == "survival" else 1)
+    marks = np.array([is_punctuation(name) for name in names])
+    end = np.arange(len(groups)) >= (1 - END_SHARE) * len(groups)
+    part = TENTHS * np.arange(len(groups)) // len(groups)
+    sizes = np.bincount(part, minlength=TENTHS)
+    tenths = [ratio(np.bincount(part, row, minlength=TENTHS), sizes) for row in (even.mean(0), *even)]
+    measures = [
+        share[~marks].max() if not marks.all() else np.nan,
+        share_held(share, marks, of),
+        share_held(share, end, of),
+        share.std() / share.mean() if share.mean() else 0.0,
+    ]
+    tenths = np.array(tenths, dtype=np.float32)
+    return {"measures": measures, "tenths": tenths, "sizes": len(groups), "names": names, "scores": even}
 
 
 def share_held(share: np.ndarray, of: np.ndarray, score: Score) -> float:
@@ -164,57 +128,34 @@ def share_held(share: np.ndarray, of: np.ndarray, score: Score) -> float:
     return float(share[of].mean()) if of.any() else np.nan
 
 
-class HalfLives:
-    """Half-lives of what layers and heads write, over the tokens of many texts: the median of Kaplan and Meier (1958).
+def half_life_counts(model: Model, batch: Batch) -> dict[str, np.ndarray]:
+    """Return by layer (2, 1 + heads, `MAX_HALF_LIFE` + 1), the layer as a whole first: numbers of tokens that were
+    halved after d tokens, and of those observed for only d."""
+    counts: dict[str, np.ndarray] = {}
 
-    What is written at s is observed for T − s tokens only, and often outlives its text: such a token is censored. S(d),
-    the share that has more than half left after d tokens, is ∏_{j ≤ d} (1 − halved after j / seen and not halved before
-    j); the half-life is the first d at which S(d) ≤ ½. Infinite where there is none up to `MAX_HALF_LIFE`.
+    def visit(index: int, rows: Sequence[int], layer: LayerTrace) -> None:
+        every = torch.cat([layer.half_lives().unsqueeze(2), layer.half_lives(per_head=True)], dim=2).cpu().numpy()
+        series = np.arange(every.shape[2])
+        table = counts.setdefault(str(index), np.zeros((2, len(series), MAX_HALF_LIFE + 1), dtype=np.int64))
+        for found, words in zip(every, batch.rows(rows).words):
+            ordinary = np.flatnonzero([word is not None for word in words])
+            seen = np.minimum((len(words) - 1 - ordinary)[:, None], MAX_HALF_LIFE)
+            done = found[ordinary] <= seen
+            after = np.where(done, found[ordinary], seen).astype(int)
+            np.add.at(table, (np.where(done, 0, 1), series, after), 1)
 
-    Attributes:
-        halved, ended: per layer (1 + heads, HORIZON + 1), the layer as a whole first: numbers of tokens that were
-            halved after d tokens, or observed for only d.
-    """
-
-    def __init__(self) -> None:
-        self.halved: dict[int, np.ndarray] = {}
-        self.ended: dict[int, np.ndarray] = {}
-
-    def visit(self, index: int, layer: LayerTrace, batch: Batch) -> None:
-        """Count the tokens of a layer on a batch."""
-        whole, heads = layer.half_lives(), layer.half_lives(per_head=True)
-        every = torch.cat([whole.unsqueeze(2), heads], dim=2).cpu().numpy()
-        series = np.arange(every.shape[2])[None, :]
-        for tables in (self.halved, self.ended):
-            tables.setdefault(index, np.zeros((every.shape[2], MAX_HALF_LIFE + 1), dtype=np.int64))
-        for found, words in zip(every, batch.words):
-            ordinary = np.array([word is not None for word in words])
-            found = found[: len(words)][ordinary]
-            seen = np.minimum((len(words) - 1 - np.flatnonzero(ordinary))[:, None], MAX_HALF_LIFE)
-            done = found <= seen
-            np.add.at(self.halved[index], (np.where(done, series, 0), np.where(done, found, 0).astype(int)), done)
-            np.add.at(
-                self.ended[index], (np.broadcast_to(series, done.shape), np.broadcast_to(seen, done.shape)), ~done
-            )
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """Return all counts, for `take`."""
-        return {f"{name} {index}": each for name in TABLES for index, each in getattr(self, name).items()}
-
-    def take(self, part: Mapping[str, np.ndarray]) -> None:
-        """Add the counts of other tokens."""
-        for key, each in part.items():
-            name, index = key.split()
-            tables = getattr(self, name)
-            tables[int(index)] = tables.get(int(index), 0) + each
-
-    def of(self, index: int) -> np.ndarray:
-        """Return the half-lives of a layer, (1 + heads,) float64."""
-        return median_half_lives(self.halved[index], self.ended[index])
+    model.trace(batch, keep_inputs=False, visit=visit)
+    return counts
 
 
 def median_half_lives(halved: np.ndarray, ended: np.ndarray) -> np.ndarray:
-    """Return the first d with S(d) ≤ ½ from counts (series, 1 + longest) by time, see `HalfLives`."""
+    """Return the median of Kaplan and Meier (1958) of the half-lives of what is written, from counts (series, 1 +
+    longest) by time.
+
+    What is written at s is observed for T − s tokens only, and often outlives its text: such a token is censored. S(d),
+    the share that has more than half left after d tokens, is ∏_{j ≤ d} (1 − halved after j / seen and not halved before
+    j); the half-life is the first d at which S(d) ≤ ½. Infinite where there is none.
+    """
     both = halved + ended
     at_risk = both[:, ::-1].cumsum(1)[:, ::-1]
     left = np.cumprod(1 - np.divide(halved, at_risk, out=np.zeros(halved.shape), where=at_risk > 0), axis=1)
@@ -223,19 +164,12 @@ def median_half_lives(halved: np.ndarray, ended: np.ndarray) -> np.ndarray:
 
 
 def measure(
-    model: Model,
-    data: TextData,
-    score: Score,
-    places: Sequence[int],
-    *,
-    half_lives: bool,
-    seed: int,
-    provenance: Mapping[str, Any],
-) -> tuple[TextMeasures, HalfLives | None, int]:
-    """Run the texts in batches of similar length and measure each; then run some again for half-lives.
+    model: Model, data: TextData, score: Score, places: Sequence[int], *, seed: int, provenance: Mapping[str, Any]
+) -> tuple[TextMeasures, dict[int, np.ndarray], int]:
+    """Run the texts in batches of similar length and measure each; with survival, run some again for half-lives.
 
     Returns:
-        the measurements, the half-lives, and the number of texts that these are taken over.
+        the measurements, the half-lives (1 + heads,) by layer, and the number of texts that these are taken over.
 
     Raises:
         InputError: no text with an ordinary token, one that cannot be read, or scores that are not finite.
@@ -244,45 +178,53 @@ def measure(
     used = [row for row, size in enumerate(sizes) if size]
     if not used:
         raise InputError(f"no text of {data.name} ({data.split}) has a token that is not special")
-    found, line_of = TextMeasures.empty(used, len(places)), {row: line for line, row in enumerate(used)}
-    random = np.random.default_rng(seed)
-    timed = np.sort(random.permutation(used)[:MAX_TIMED_TEXTS]).tolist() if half_lives else []
-    lives = HalfLives() if half_lives else None
     room = tokens_at_once(model.device)
 
     def look(rows: Sequence[int]) -> Columns:
         batch = model.encode([data.texts[row] for row in rows])
         trace, values = scored_batch(model, batch, score)
-        values = values[list(places)]
-        part, texts = TextMeasures.empty(rows, len(places)), []
+        texts = []
         for at, row in enumerate(rows):
-            own = values[:, at, : len(batch.words[at])]
+            own = values[list(places), at, : len(batch.words[at])]
             if not np.isfinite(own).all():
                 raise InputError(f"the scores of row {row + 1} of {data.name} are not finite: the model is damaged")
-            texts.append(part.put(at, batch.tokens[at], batch.words[at], own, score))
-        if model.is_classifier:
-            part.answers[:] = trace.logits.argmax(-1).cpu().numpy()
-        return part.columns(texts)
+            texts.append(text_measures(batch.tokens[at], batch.words[at], own, score))
+        found = {name: np.array([text[name] for text in texts]) for name in ("measures", "tenths", "sizes")}
+        found["answers"] = trace.logits.argmax(-1).cpu().numpy() if model.is_classifier else np.full(len(rows), -1)
+        found["names"] = np.array([name for text in texts for name in text["names"]], dtype=str)
+        return {**found, "scores": np.concatenate([text["scores"] for text in texts], axis=1)}
+
+    line_of = {row: line for line, row in enumerate(used)}
+    lines: list[int] = []
+    parts: list[dict[str, np.ndarray]] = []
+    words = WordSums(np.zeros((len(places), 0)))
+    for rows, part in over(model, by_length(lengths, room, rows=used), look, provenance=provenance):
+        own, ends = [line_of[row] for row in rows], np.cumsum(part["sizes"])[:-1]
+        for line, names, scores in zip(own, np.split(part["names"], ends), np.split(part["scores"], ends, axis=1)):
+            words.add(line, names.tolist(), scores)
+        lines += own
+        parts.append({name: part[name] for name in COLUMNS})
+    columns = {name: np.concatenate([part[name] for part in parts])[np.argsort(lines)] for name in COLUMNS}
+    found = TextMeasures(rows=np.array(used), words=words, **columns)
+
+    timed = np.sort(np.random.default_rng(seed).permutation(used)[:MAX_TIMED_TEXTS]).tolist()
+    timed = timed if score == "survival" else []
+    counts: dict[str, np.ndarray] = {}
+    batches = by_length(lengths, room, rows=timed)
 
     def time(rows: Sequence[int]) -> Columns:
-        own, batch = HalfLives(), model.encode([data.texts[row] for row in rows])
-        model.trace(batch, keep_inputs=False, visit=lambda index, at, layer: own.visit(index, layer, batch.rows(at)))
-        return own.columns()
+        return half_life_counts(model, model.encode([data.texts[row] for row in rows]))
 
-    for rows, part in over(model, by_length(lengths, room, rows=used), look, provenance=provenance):
-        found.take([line_of[row] for row in rows], part)
-    if lives is not None:
-        batches = by_length(lengths, room, rows=timed)
-        for _, part in over(model, batches, time, provenance=provenance, what="texts timed"):
-            lives.take(part)
-    return found, lives, len(timed)
+    for _, part in over(model, batches, time, provenance=provenance, what="texts timed") if timed else ():
+        counts = {index: each + counts.get(index, 0) for index, each in part.items()}
+    return found, {int(index): median_half_lives(*each) for index, each in counts.items()}, len(timed)
 
 
 def summarise(
     model: Model,
     data: TextData,
     found: TextMeasures,
-    lives: HalfLives | None,
+    lives: Mapping[int, np.ndarray],
     places: Sequence[int],
     numbers: Sequence[int],
     *,
@@ -315,13 +257,13 @@ def summarise(
     texts = np.bincount(entries[0].astype(int), minlength=len(names))
     layers = []
     for at, (place, number) in enumerate(zip(places, numbers)):
-        halves = np.empty(0) if lives is None else lives.of(place)
+        halves = lives.get(place, np.full(1, np.nan))
         score = ratio(found.words.layers[at, : len(names)], np.where(texts >= least, counts, 0))
         order = np.argsort(-np.nan_to_num(score, nan=-np.inf), kind="stable")[:OF_GROUP]
         layers.append(
             KeptLayer(
                 number=number,
-                half_life=float(halves[0]) if lives is not None else float("nan"),
+                half_life=float(halves[0]),
                 heads=halves[1:],
                 words=tuple(str(names[word]) for word in order if not np.isnan(score[word])),
                 tenths=tuple(tenths[TENTHS * (1 + at) : TENTHS * (2 + at)]),

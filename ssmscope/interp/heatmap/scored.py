@@ -156,9 +156,7 @@ def scored_data(
     options: dict[str, Any] = {"score": score, "layers": layers if isinstance(layers, str) else list(numbers)}
     options |= {"top": top, "punctuation": punctuation, "limit": limit}
     provenance = record_provenance(model.source, options=options, seed=seed, data=data)
-    found, lives, timed = measure(
-        model, data, score, places, half_lives=score == "survival", seed=seed, provenance=provenance
-    )
+    found, lives, timed = measure(model, data, score, places, seed=seed, provenance=provenance)
     summary = summarise(model, data, found, lives, places, numbers, punctuation=punctuation, seed=seed)
     picked = extremes(found)
     shown = [data.texts[found.rows[at]] for at, _ in picked]
