@@ -356,7 +356,8 @@ def test_every_kind_is_read_from_the_module_that_defines_it():
                         place = file.relative_to(Path(results.__file__).parents[1]).with_suffix("")
                         defined[ast.literal_eval(keyword.value)] = ".".join(place.parts)
     for kind, place in defined.items():
-        assert registry.results()[kind] == f"ssmscope.{place}"
+        home = f"ssmscope.{place.rpartition('.')[0]}.result"
+        assert registry.results()[kind] == ("ssmscope.interp.paired" if kind == "pair" else home)
     assert sorted(registry.results()) == sorted(defined)
     code = (
         "from ssmscope.errors import InputError\nfrom ssmscope.api.results import Result\n"

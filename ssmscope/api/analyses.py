@@ -28,7 +28,7 @@ ANALYSES: Mapping[str, Entry] = {
     "fidelity": Entry("interp.fidelity:fidelity_auc", {"fidelity": "interp.fidelity.result"}),
     "heatmap": Entry(
         "interp.heatmap:selection_heatmap",
-        {"heatmap": "interp.heatmap.result", "heatmap-data": "interp.heatmap.data_result", **PAIR},
+        {"heatmap": "interp.heatmap.result", "heatmap-data": "interp.heatmap.result", **PAIR},
     ),
     "knockout": Entry("interp.knockout:knockout", {"knockout": "interp.knockout.result"}),
     "patch": Entry("interp.patch:patch", {"patch": "interp.patch.result"}),

@@ -318,7 +318,7 @@ class TestSteer:
 
 class TestHeatmapData:
     def result(self, *words: tuple[str, float]) -> Stand:
-        from ssmscope.interp.heatmap.data_result import KeptWord
+        from ssmscope.interp.heatmap.result import KeptWord
 
         found = tuple(KeptWord(word, 9, 9, e(kept, kept - 0.25, kept + 0.25)) for word, kept in words)
         return Stand("heatmap-data", score="survival", texts=1000, words=found, by_layer=(), groups=())

@@ -92,12 +92,26 @@ def heads_name(result: ImplicitAttention) -> str:
 def strongest(map_: AttentionMap, row: int, text: AttendedText, count: int) -> list[tuple[int, float]]:
     """Return the `count` keys of the largest |weight| of a row, the strongest first, ties by position; the key −1 is
     the state before the first token. In a pooled map keys are numbers of cells."""
-    keys = np.flatnonzero(causal(text)[row])
-    weights = map_.values[row, keys]
-    if map_.sink is not None:
-        keys, weights = np.concatenate([[-1], keys]), np.concatenate([map_.sink[[row]], weights])
-    order = np.argsort(-np.abs(weights), kind="stable")[:count]
-    return [(int(keys[i]), float(weights[i])) for i in order]
+    sink = None if map_.sink is None else map_.sink[[row]]
+    _, keys, weights = strongest_keys(map_.values[[row]], sink, causal(text)[[row]], count)
+    return list(zip(keys.tolist(), weights.tolist()))
+
+
+def strongest_keys(
+    values: np.ndarray, sink: np.ndarray | None, seen: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the `count` strongest keys of each query: rows, columns (−1: the state) and weights.
+
+    `seen` (queries, keys) bool: which keys a query can attend to. A row of fewer keys gives fewer: the others, all zero
+    and after them, never come before one of them.
+    """
+    if sink is not None:
+        values = np.concatenate([sink[:, None], values], axis=1)
+        seen = np.concatenate([np.ones((len(seen), 1), dtype=bool), seen], axis=1)
+    order = np.argsort(-np.abs(values), axis=1, kind="stable")[:, :count]
+    kept = np.take_along_axis(seen, order, axis=1)
+    rows, columns = np.nonzero(kept)[0], order[kept]
+    return rows, columns - (sink is not None), values[rows, columns]
 
 
 def span_name(text: AttendedText) -> str:

@@ -22,9 +22,9 @@ import numpy as np
 
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.interp.attention.maps import causal
+from ssmscope.interp.attention.maps import causal, strongest_keys
 from ssmscope.interp.attention.readouts import Readouts
-from ssmscope.render.blocks import Block, Picture, Prose, TokenRows
+from ssmscope.render.blocks import Block, OfTokens, Picture, Prose, TokenRows
 from ssmscope.render.pictures import sized
 from ssmscope.render.table import MAX_COMPARED_ROWS, Table, folded
 from ssmscope.render.tokens import numbers
@@ -73,7 +73,7 @@ class AttentionMap:
 
 
 @dataclass(frozen=True, eq=False)
-class AttendedText:
+class AttendedText(OfTokens):
     """One text and its maps."""
 
     tokens: tuple[str, ...]
@@ -92,9 +92,6 @@ class AttendedText:
     """(height, width, channels) float32 for an image whose pixels are the tokens."""
     bidirectional: bool = False
     """True if queries read keys that come after them."""
-
-    def __len__(self) -> int:
-        return len(self.tokens)
 
     @property
     def whole(self) -> bool:
@@ -147,13 +144,9 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
     def compare(cls, results: Sequence[ImplicitAttention], labels: Sequence[Sequence[str]]) -> Table:
         import pandas as pd
 
-        frames = []
-        for result, (label,) in zip(results, labels):
-            frames.append(result.summary().assign(model=label))
+        frames = [result.summary().assign(model=label) for result, (label,) in zip(results, labels)]
         every = pd.concat(frames, ignore_index=True)
-        empty = [
-            name for name in ("part", "outside") if not every[name].map(lambda cell: cell == cell and cell != "").any()
-        ]
+        empty = [name for name in ("part", "outside") if every[name].isin(["", math.nan]).all()]
         return folded(every.drop(columns=empty), heads=["model"], limit=MAX_COMPARED_ROWS)
 
     def map(
@@ -164,8 +157,8 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         Raises:
             InputError: when there is no such text or map.
         """
-        if not -len(self.texts) <= text < len(self.texts):
-            raise InputError(f"there is no text {text}; allowed are 0 to {len(self.texts) - 1}")
+        if not -len(self) <= text < len(self):
+            raise InputError(f"there is no text {text}; allowed are 0 to {len(self) - 1}")
         asked = {"layer": layer, "head": head, "part": part}
         wanted = {name: str(value) for name, value in asked.items() if value is not None}
         maps = self.texts[text].maps
@@ -175,12 +168,10 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         for name, value in wanted.items():
             known = list(dict.fromkeys(getattr(each, name) for each in maps))
             if value not in known:
-                shown = ", ".join(map(repr, known[:8])) + (", …" if len(known) > 8 else "")
+                shown = ", ".join(map(repr, known[:8])) + ", …" * (len(known) > 8)
                 near = did_you_mean(value, known)
                 raise InputError(f"text {text} has no map of {name} {value!r}; allowed are {shown or 'none'}{near}")
-        raise InputError(
-            f"text {text} has no map of {', '.join(f'{name} {value!r}' for name, value in wanted.items())}"
-        )
+        raise InputError(f"text {text} has no map of {', '.join(f'{n} {value!r}' for n, value in wanted.items())}")
 
     def to_frame(self) -> DataFrame:
         """Return a row per text, map, query and key, with the `KEYS_PER_QUERY` strongest keys of every query.
@@ -196,21 +187,15 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
             tokens = np.array([*text.tokens, None], dtype=object)  # The index −1 finds the last.
             seen = causal(text)
             for each in text.maps:
-                rows, found, weights = _strongest(each, seen)
+                rows, found, weights = strongest_keys(each.values, each.sink, seen, KEYS_PER_QUERY)
                 queries, keys = text.queries[rows], found
                 if text.edges is not None:
                     queries = text.edges[np.searchsorted(text.edges, queries, side="right") - 1]
                     keys = np.where(found < 0, -1, text.edges[found])
                 columns = {
-                    "text": number,
-                    "layer": each.layer,
-                    "part": each.part,
-                    "head": each.head,
-                    "query": queries,
-                    "query_token": pd.array(tokens[queries], dtype="string"),
-                    "key": keys,
-                    "key_token": pd.array(tokens[keys], dtype="string"),
-                    "weight": weights,
+                    **{"text": number, "layer": each.layer, "part": each.part, "head": each.head},
+                    **{"query": queries, "query_token": pd.array(tokens[queries], dtype="string")},
+                    **{"key": keys, "key_token": pd.array(tokens[keys], dtype="string"), "weight": weights},
                 }
                 parts.append(pd.DataFrame(columns))
         names = ["text", "layer", "part", "head", "query", "query_token", "key", "key_token", "weight"]
@@ -246,20 +231,3 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         yield views.maps_block(self, texts)
         yield Picture(self.figure, self.headline, vector=False, folded=bool(texts) and all(t.fits for t in texts))
         yield replace(views.readouts(self), brief=TABLE_ROWS)
-
-
-def _strongest(map_: AttentionMap, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the `KEYS_PER_QUERY` strongest keys of each query: rows, columns (−1: the state) and weights.
-
-    `seen` (queries, keys) bool: which keys a query can attend to. A row of fewer keys gives fewer: the others, all zero
-    and after them, never come before one of them.
-    """
-    values, shift = map_.values, 0
-    if map_.sink is not None:
-        values, shift = np.concatenate([map_.sink[:, None], values], axis=1), 1
-        seen = np.concatenate([np.ones((len(seen), 1), dtype=bool), seen], axis=1)
-    order = np.argsort(-np.abs(values), axis=1, kind="stable")[:, :KEYS_PER_QUERY]
-    kept = np.take_along_axis(seen, order, axis=1)
-    rows = np.broadcast_to(np.arange(len(order))[:, None], order.shape)[kept]
-    columns = order[kept]
-    return rows, columns - shift, values[rows, columns]

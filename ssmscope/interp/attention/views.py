@@ -19,6 +19,7 @@ from ssmscope.interp.attention.maps import (
     row_limits,
     span_name,
     strongest,
+    strongest_keys,
     title,
 )
 from ssmscope.interp.attention.triangles import Triangles
@@ -70,12 +71,16 @@ def mapped(result: ImplicitAttention) -> list[MappedText]:
 
 
 def _mapped(text: AttendedText, maps: Sequence[AttentionMap]) -> MappedText:
+    seen = causal(text)
+
     def map_of(number: int) -> TokenMap:
         one = maps[number]
-        found = [strongest(one, row, text, NAMED_KEYS) for row in range(len(text.queries))]
+        found: list[list[tuple[int, float]]] = [[] for _ in text.queries]
+        for row, *key in zip(*strongest_keys(one.values, one.sink, seen, NAMED_KEYS)):
+            found[row].append((int(key[0]), float(key[1])))
         return TokenMap(title(one), one.values, one.sink, *limit(one, text), row_limits(one, text), found)
 
-    return MappedText(_text(text, (), span_name(text)), text.queries, text.edges, causal(text), len(maps), map_of)
+    return MappedText(_text(text, (), span_name(text)), text.queries, text.edges, seen, len(maps), map_of)
 
 
 def _text(text: AttendedText, rows: Sequence[TokenRow], about: str) -> TokenText:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.render.blocks import Block, Picture, Prose, TokenRows
+from ssmscope.render.blocks import Block, OfTokens, Picture, Prose, TokenRows
 from ssmscope.render.pictures import sized
 from ssmscope.render.table import MAX_COMPARED_ROWS, Table, table
 
@@ -107,7 +107,7 @@ class Attribution:
 
 
 @dataclass(frozen=True, eq=False)
-class ExplainedText:
+class ExplainedText(OfTokens):
     """One text and its attributions."""
 
     tokens: tuple[str, ...]
@@ -122,14 +122,6 @@ class ExplainedText:
     attributions: tuple[Attribution, ...]
     pixels: np.ndarray | None = None
     """(height, width, channels) float32 for an image whose pixels are the tokens."""
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def special(self) -> np.ndarray:
-        """(tokens,) bool: the tokens that the tokenizer added."""
-        return np.array([word is None for word in self.words], dtype=bool)
 
     def top(self, attribution: Attribution, k: int) -> list[int]:
         """Return positions of at most k ordinary tokens of the highest scores above zero, the highest first, ties by

@@ -13,8 +13,7 @@ from ssmscope.interp.pairing import pair
 if TYPE_CHECKING:
     from ssmscope.core.model import Model, TextsLike
     from ssmscope.data.text import TextData
-    from ssmscope.interp.heatmap.data_result import DataHeatmap
-    from ssmscope.interp.heatmap.result import SelectionHeatmap
+    from ssmscope.interp.heatmap.result import DataHeatmap, SelectionHeatmap
 
 
 def check_heatmap(

@@ -16,8 +16,8 @@ from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import estimate, ratio, resampled_means, resampled_sums
 from ssmscope.errors import InputError
 from ssmscope.interp.classes import class_ids
-from ssmscope.interp.heatmap.data_result import MEASURES, KeptGroup, KeptLayer, KeptWord
 from ssmscope.interp.heatmap.measure import Score, scored_batch
+from ssmscope.interp.heatmap.result import MEASURES, KeptGroup, KeptLayer, KeptWord
 from ssmscope.interp.heatmap.words import (
     MAX_HALF_LIFE,
     SHOWN_HIGHEST,

@@ -15,10 +15,9 @@ from ssmscope.core.attention_layers import attention_modules
 from ssmscope.core.model import as_batch
 from ssmscope.core.trace import Trace, check_recurrent_state
 from ssmscope.errors import InputError
-from ssmscope.interp.heatmap.data_result import DataHeatmap
 from ssmscope.interp.heatmap.measure import LayerScores, Score, TokenAverages, through_layers, visit_trace
 from ssmscope.interp.heatmap.over_data import extremes, measure, summarise
-from ssmscope.interp.heatmap.result import Head, ScoredText, SelectionHeatmap
+from ssmscope.interp.heatmap.result import DataHeatmap, Head, ScoredText, SelectionHeatmap
 from ssmscope.interp.heatmap.words import (
     Kind,
     is_selective,
