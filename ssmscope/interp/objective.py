@@ -40,13 +40,9 @@ Target = int | str | Sequence[int]
 def tokens_that_fit(
     model: Model, *, gradients: bool = False, every_position: bool = False, layers: int | None = None
 ) -> int:
-    """Return the number of tokens that run together.
-
-    Args:
-        gradients: True for a backward pass, which keeps the layers' intermediate values.
-        every_position: True if the logits of every position are computed.
-        layers: number of layers that the gradients pass through; by default all.
-    """
+    """Return the number of tokens that run together, with `gradients` in a backward pass through `layers` layers (by
+    default all), which keeps their intermediate values; with `every_position` the logits of all positions are
+    computed."""
     most = tokens_at_once(model.device) if gradients else batching.TOKENS_AT_ONCE
     if gradients:
         share = 1.0 if layers is None else layers / model.num_layers
@@ -116,19 +112,10 @@ class Objective:
             found = self.model.embed(self.batch)
         return found.masked_fill(~self.batch.mask.unsqueeze(-1), 0)
 
-    def __call__(
-        self,
-        embeddings: Float[Tensor, "runs length width"],
-        texts: Sequence[int],
-    ) -> Float[Tensor, " runs"]:
-        """Compute f of embeddings, with gradients where they are enabled.
-
-        Args:
-            embeddings: padded on the right; as many runs as suit the device at a time, see `batches`.
-            texts: the text that each run is a copy of, whose target it has.
-        """
-        index = torch.as_tensor(list(texts), device=embeddings.device)
-        mask = self.batch.mask[index][:, : embeddings.shape[1]]
+    def __call__(self, embeddings: Float[Tensor, "runs length width"], texts: Sequence[int]) -> Float[Tensor, " runs"]:
+        """Compute f of embeddings, padded on the right, with gradients where they are enabled; `texts` has the text
+        that each run is a copy of. As many runs as suit the device go together, see `batches`."""
+        mask = self.batch.mask[list(texts), : embeddings.shape[1]].to(embeddings.device)
         ids = [self.targets[text] for text in texts]
         if max(map(len, ids)) == 1:
             asked = {id_ for each in ids for id_ in each} | set(self.contrasts or ())
@@ -172,17 +159,13 @@ class Objective:
             yield
 
     def function(self, text: int = 0) -> nn.Module:
-        """Return f of one text alone, as a function of (runs, length, width) embeddings that returns (runs,): captum's
-        `forward_func`, for its attributions and its metrics. Further arguments of a call are ignored."""
+        """Return f of one text alone, as a function from (runs, length, width) embeddings to (runs,): captum's
+        `forward_func`. Further arguments of a call are ignored."""
         return _Function(self, text)
 
     def batches(self, texts: Sequence[int], *, gradients: bool = False) -> Iterator[list[int]]:
-        """Yield the places of `texts` in batches of runs of similar length that suit the device.
-
-        Args:
-            texts: the text that each run is a copy of.
-            gradients: True for a backward pass, which keeps the layers' intermediate values.
-        """
+        """Yield the places of `texts`, the text that each run is a copy of, in batches of similar length that suit the
+        device; with `gradients` in a backward pass."""
         sizes = [length + len(ids) - 1 for length, ids in zip(self.lengths, self.targets, strict=True)]
         most = tokens_that_fit(self.model, gradients=gradients, every_position=self.continues)
         yield from by_length([sizes[text] for text in texts], most)
@@ -217,16 +200,14 @@ class Objective:
         return total.exp() if self.probability else total
 
     def _continued(self, embeddings: Tensor, mask: Tensor, ids: list[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
-        """Append to every run the embeddings of its targets, except the last one, whose own next token is not
-        needed."""
+        """Append to every run the embeddings of its targets, except the last."""
         table = self.model.module.get_input_embeddings()
         rows = []
         for run, targets in enumerate(ids):
             follow = table(torch.tensor(targets[:-1], dtype=torch.long, device=embeddings.device))
             rows.append(torch.cat([embeddings[run][mask[run]], follow.to(embeddings)]))
-        lengths = torch.tensor([len(row) for row in rows], device=embeddings.device)
-        padded = pad_sequence(rows, batch_first=True)
-        return padded, torch.arange(padded.shape[1], device=embeddings.device) < lengths.unsqueeze(1)
+        real = pad_sequence([torch.ones_like(row[:, 0], dtype=torch.bool) for row in rows], batch_first=True)
+        return pad_sequence(rows, batch_first=True), real
 
 
 @contextmanager
@@ -254,7 +235,7 @@ def _allocated(device: torch.device) -> int:
 
 
 class _Function(nn.Module):
-    """Function of `Objective.function`. The model is no part of this module, so that hooks put on it do not stay."""
+    """Function of `Objective.function`, of which the model is no part: hooks put on it do not stay."""
 
     def __init__(self, objective: Objective, text: int) -> None:
         super().__init__()
@@ -331,10 +312,8 @@ def _ids(model: Model, target: Target) -> tuple[int, ...]:
     labels = model.labels
     if isinstance(target, Sequence) and not isinstance(target, str):
         if labels is not None or not target:
-            what = (
-                "a classifier's target is one class" if labels is not None else "a continuation has at least one token"
-            )
-            raise InputError(f"the target {list(target)!r} cannot be explained: {what}")
+            needed = "a classifier's target is one class" if labels is not None else "a continuation has some token"
+            raise InputError(f"the target {list(target)!r} cannot be explained: {needed}")
         return tuple(found for each in target for found in _ids(model, each))
     if isinstance(target, str):
         if labels is not None and target in labels:
@@ -365,8 +344,8 @@ def _tokenized(model: Model, target: str) -> tuple[int, ...]:
 
 
 def target_warning(model: Model, target: str) -> str:
-    """Return a warning about a target whose tokens may not be the intended ones: they are of another text, or with a
-    space before it, as words in a text have one, it is a token of its own. Empty for any other."""
+    """Return a warning about a target whose tokens are of another text, or which with a space before it, as words in a
+    text have one, is a token of its own; "" for any other."""
     found = list(_tokenized(model, target))
     pieces = ", ".join(repr(model.tokenizer.decode([each])) for each in found)
     many = f"the {len(found)} tokens {pieces}" if len(found) > 1 else f"the token {pieces}"

@@ -22,8 +22,7 @@ from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import data_views
 from ssmscope.interp.heatmap.data_views import shared_words
-from ssmscope.interp.paired import Paired
-from ssmscope.interp.paired_rows import DIFFERENCE, MIN_NAMED_SHARE
+from ssmscope.interp.paired import DIFFERENCE, MIN_NAMED_SHARE, Paired
 from ssmscope.interp.pairing import pair
 
 TEXT = "A dull film , and good fun ."

@@ -14,7 +14,7 @@ from ssmscope.attacks.prompts.search import PROMPTBENCH, Judge, searched, tried_
 from ssmscope.data.prompts import TASK_PROMPTS, TaskPrompts
 from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
-from ssmscope.interp.classes import class_ids, word_ids
+from ssmscope.interp.labelled import class_ids, word_ids
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model

@@ -15,7 +15,6 @@ from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import estimate, ratio, resampled_means, resampled_sums
 from ssmscope.errors import InputError
-from ssmscope.interp.classes import class_ids
 from ssmscope.interp.heatmap.measure import Score, scored_batch
 from ssmscope.interp.heatmap.result import MEASURES, KeptGroup, KeptLayer, KeptWord
 from ssmscope.interp.heatmap.words import (
@@ -27,7 +26,7 @@ from ssmscope.interp.heatmap.words import (
     word_scores,
     word_text,
 )
-from ssmscope.interp.labelled import read_texts
+from ssmscope.interp.labelled import class_ids, read_texts
 
 if TYPE_CHECKING:
     from ssmscope.core.encoding import Batch

@@ -66,7 +66,7 @@ class ScoredText(OfTokens):
     pixels: np.ndarray | None = None
     """(height, width, channels) float32 for an image whose pixels are the tokens."""
     half_lives: np.ndarray | None = None
-    """(layers, tokens) float32, with survival: tokens until half of what is written is left; infinite beyond the text."""
+    """(layers, tokens) float32, with survival: tokens until half of a write is left; infinite beyond the text."""
     flat: tuple[bool, ...] = ()
     """True where the spread of the average, and of each layer, is noise; empty if none is."""
     standing: tuple[tuple[int, ...], ...] = ()
