@@ -312,7 +312,7 @@ def _ids(model: Model, target: Target) -> tuple[int, ...]:
     labels = model.labels
     if isinstance(target, Sequence) and not isinstance(target, str):
         if labels is not None or not target:
-            needed = "a classifier's target is one class" if labels is not None else "a continuation has some token"
+            needed = "a continuation has at least one token" if labels is None else "a classifier's target is one class"
             raise InputError(f"the target {list(target)!r} cannot be explained: {needed}")
         return tuple(found for each in target for found in _ids(model, each))
     if isinstance(target, str):
