@@ -82,12 +82,7 @@ def _of_tokens(
 
 
 def _of_cells(
-    mass: np.ndarray,
-    state: np.ndarray,
-    queries: np.ndarray,
-    edges: np.ndarray,
-    span: tuple[int, int] | None,
-    top: int,
+    mass: np.ndarray, state: np.ndarray, queries: np.ndarray, edges: np.ndarray, span: tuple[int, int] | None, top: int
 ) -> Readouts:
     """Compute the readouts of a pooled map: `mass` is per causal pair of a cell, `state` per query of a cell."""
     cell = np.searchsorted(edges, queries, side="right") - 1

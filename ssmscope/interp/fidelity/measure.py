@@ -84,10 +84,7 @@ def tied_share(scores: np.ndarray) -> float:
 
 
 def circular_notes(
-    goal: Objective,
-    methods: Sequence[str],
-    option: Mapping[str, Mapping[str, Any]],
-    fill: Float[Tensor, " width"],
+    goal: Objective, methods: Sequence[str], option: Mapping[str, Mapping[str, Any]], fill: Float[Tensor, " width"]
 ) -> Iterator[str]:
     """Yield a note for every built-in method whose baseline is the vector that tokens are replaced by."""
     from ssmscope.interp.methods import method_function

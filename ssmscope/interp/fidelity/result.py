@@ -196,8 +196,7 @@ class Fidelity(Result, kind="fidelity"):
         yield from self.opening()
         # A terminal is too narrow for the intervals of all measures: it has those of ΔA below.
         yield Custom(
-            lambda colours: terminal_grid(self._measures(intervals=False)),
-            lambda: grid(self._measures(intervals=True)),
+            lambda colours: terminal_grid(self._measures(intervals=False)), lambda: grid(self._measures(intervals=True))
         )
         data, options = self.provenance["data"], self.provenance["options"]
         how = "deleted" if options["mode"] == "delete" else f"replaced by {_filled(options['replacement'])}"

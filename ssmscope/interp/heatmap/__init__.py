@@ -65,8 +65,7 @@ def selection_heatmap(
         str | None, "Show z-scores against each token's own average over these texts.", Reads("data"), Metavar("DATA")
     ] = None,
     scale: Annotated[
-        Literal["shared", "row"] | None,
-        "Colour all rows on one scale, or each on its own; default: texts on one.",
+        Literal["shared", "row"] | None, "Colour all rows on one scale, or each on its own; default: texts on one."
     ] = None,
     top: Top = 5,
     punctuation: Annotated[bool, "Also name punctuation."] = False,
