@@ -44,10 +44,6 @@ def answer_ids(model: Model, batch: Batch, answer: int | str | None) -> tuple[li
 
 
 def probability_and_logit(model: Model, logits: Tensor, answer: int) -> tuple[Tensor, Tensor]:
-    """Return the answer's probability and logit in every row of logits (rows, classes), float64.
-
-    Raises:
-        InputError: for a model that gives no probabilities.
-    """
+    """Return the answer's probability and logit in every row of logits (rows, classes), float64."""
     precise = logits.double()
     return model.probabilities(precise)[:, answer], precise[:, answer]

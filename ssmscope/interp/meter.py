@@ -18,43 +18,25 @@ REPORT_INTERVAL_SECONDS = 10.0
 
 @dataclass(eq=False)
 class Meter:
-    """Counter of a method's gradients, which reports their cost.
-
-    Args:
-        say: function that prints a line.
-        clock: function that returns seconds.
-    """
+    """Counter of a method's gradients, which reports their cost by `say`, with times by `clock`."""
 
     say: Callable[[str], None] = field(default_factory=lambda: on_stderr().print)
     clock: Callable[[], float] = time.perf_counter
-    _label: str = ""
-    _texts: int = 0
-    _gradients: tuple[int, int] = (0, 0)
-    _tokens: tuple[int, int] = (0, 0)
-    _ran: list[int] = field(default_factory=lambda: [0, 0])
-    _begun: float = 0.0
-    _said: float | None = None
 
     def plan(self, label: str, lengths: list[int], least: int, most: int) -> None:
-        """Start the count, before a method runs.
-
-        Args:
-            lengths: tokens of each text.
-            least: gradients that every text takes.
-            most: most gradients that one text takes.
-        """
+        """Start the count, before a method runs on texts of these lengths, each with so many gradients."""
         self._label, self._texts = label, len(lengths)
-        self._gradients = (least * len(lengths), most * len(lengths))
-        self._tokens = (least * sum(lengths), most * sum(lengths))
-        self._ran, self._begun, self._said = [0, 0], self.clock(), None
+        self._gradients = [number * len(lengths) for number in (least, most)]
+        self._tokens = [number * sum(lengths) for number in (least, most)]
+        self._ran, self._read, self._begun = 0, 0, self.clock()
+        self._said: float | None = None
 
     def ran(self, gradients: int, tokens: int, done: int = 0) -> None:
         """Count gradients of `tokens` tokens in all, and report; `done` texts are done."""
-        self._ran[0] += gradients
-        self._ran[1] += tokens
+        self._ran += gradients
+        self._read += tokens
         now = self.clock()
-        rate = (now - self._begun) / self._ran[1]
-        seconds = [rate * tokens for tokens in self._tokens]
+        seconds = [(now - self._begun) / self._read * each for each in self._tokens]
         if self._said is None:
             if seconds[0] > MIN_REPORTED_SECONDS and now - self._begun >= WARMUP_SECONDS:
                 texts = f"{self._texts:,} texts take" if self._texts > 1 else "the text takes"
@@ -63,7 +45,7 @@ class Meter:
                 self._said = now
         elif now - self._said >= REPORT_INTERVAL_SECONDS:
             share = f", {done:,} of {self._texts:,} texts done" if self._texts > 1 else ""
-            self.say(f"{self._label}: {self._ran[0]:,} gradients after {duration(now - self._begun)}{share}")
+            self.say(f"{self._label}: {self._ran:,} gradients after {duration(now - self._begun)}{share}")
             self._said = now
 
 

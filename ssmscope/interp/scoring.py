@@ -31,12 +31,8 @@ HARM_SIGNS = (1.0, -1.0, -1.0)
 
 @dataclass(frozen=True, eq=False)
 class ScoredExamples:
-    """Encoded examples of a model, with their answers. Made by `scored_examples`.
-
-    Attributes:
-        batch: all of them.
-        targets: (examples,) classes, or (examples, length) next tokens, `IGNORED` where nothing is asked.
-    """
+    """Encoded examples of a model and their answers: (examples,) classes, or (examples, length) next tokens, `IGNORED`
+    where nothing is asked. Made by `scored_examples`."""
 
     model: Model
     batch: Batch

@@ -22,6 +22,16 @@ if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective
 
 
+SMALLEST_DIVISOR = 1e-30
+MAX_FRUITLESS_HALVINGS = 3
+"""Halvings in a row without a lower error after which a text is left."""
+ROUNDING_MARGIN = 4
+"""Factor by which what counts as rounding may exceed its expected size."""
+MAX_LIKELY_ROUNDING = 0.1
+"""Largest rounding, as a share of an integrand, that needs no further evidence. More may be what no quadrature resolves
+yet, as long as halving lowers it."""
+
+
 def ig(
     objective: Objective,
     *,
@@ -97,9 +107,6 @@ def ig(
         baseline=baseline_name(objective, baseline),
         note=singularity_note(objective, start),
     )
-
-
-SMALLEST_DIVISOR = 1e-30
 
 
 @dataclass(eq=False)
@@ -206,36 +213,17 @@ def _refined(
     return found, used, rounded
 
 
-MAX_FRUITLESS_HALVINGS = 3
-"""Halvings in a row without a lower error after which a text is left."""
-ROUNDING_MARGIN = 4
-"""Factor by which what counts as rounding may exceed its expected size."""
-
-
-MAX_LIKELY_ROUNDING = 0.1
-"""Largest rounding, as a share of an integrand, that needs no further evidence. More may be what no quadrature resolves
-yet, as long as halving lowers it."""
-
-
 def _rounding(pieces: list[_Halved]) -> float:
-    """Estimate the rounding of a text's integrand, as a share of it.
-
-    The coefficients of an integrand by Legendre polynomials fall with their degree where a quadrature resolves it, but
-    not those of rounding. What the highest ones say of it is about the same share everywhere on a path; what is not
-    resolved yet is in some places. So it is that of the halves with small ones.
-    """
+    """Estimate the rounding of a text's integrand, as a share of it: what its highest coefficients by Legendre
+    polynomials say of it, which fall with their degree where a quadrature resolves it, in the halves with small ones."""
     shares = sorted(half.rough / max(half.size, SMALLEST_DIVISOR) for piece in pieces for half in piece.halves)
     return shares[(len(shares) - 1) // 4]
 
 
 def _at_rounding(pieces: list[_Halved], noise: float) -> list[_Halved]:
     """Return the pieces of a text whose errors are explained by its rounding alone: the whole is as far from its halves
-    as expected, or nearer than the change of f that they miss. That is the rounding of f, alike in all such pieces; a
-    peak between the nodes is in one.
-
-    Args:
-        noise: expected distance of a whole from its halves, as a share of the integrand.
-    """
+    as expected, which is `noise` as a share of the integrand, or nearer than the change of f that they miss. That is
+    the rounding of f, alike in all such pieces; a peak between the nodes is in one."""
     expected = ROUNDING_MARGIN * noise
     found = [
         each
@@ -248,19 +236,17 @@ def _at_rounding(pieces: list[_Halved], noise: float) -> list[_Halved]:
 
 
 def _total(pieces: Sequence[_Halved]) -> Tensor:
-    """Return the scores of a text, summed over its pieces."""
     return torch.stack([piece.scores for piece in pieces]).sum(0)
 
 
 def _error(pieces: Sequence[_Halved]) -> float:
     """Return the largest of the tokens' errors and of the missing changes of f; nothing cancels."""
-    tokens = torch.stack([piece.errors for piece in pieces]).sum(0)
-    return max(float(tokens.max()), sum(piece.missed for piece in pieces))
+    return max(float(sum(piece.errors for piece in pieces).max()), sum(piece.missed for piece in pieces))
 
 
 def _worst(pieces: list[_Halved], tolerance: float) -> list[_Halved]:
-    """Return the pieces that have to be halved again, the worst first: as many as leave others whose errors together
-    are below half of the allowed error; none where all errors together are within it."""
+    """Return the pieces that have to be halved again, the worst first: as many as leave others with less than half of
+    the allowed error; none where all errors together are within it."""
     bearable = tolerance * float(_total(pieces).abs().max())
     if _error(pieces) <= bearable:
         return []
@@ -314,8 +300,7 @@ class _Path:
         return pieces
 
     def _parts(self, texts: list[int]) -> Iterator[list[int]]:
-        """Yield places in batches. The very first is a single run, so that a meter knows early how long a gradient
-        takes."""
+        """Yield places in batches, the very first a single run: a meter knows early how long a gradient takes."""
         for part in self.objective.batches(texts, gradients=True):
             if not self._timed and len(part) > 1:
                 yield part[:1]
@@ -343,9 +328,8 @@ class _Path:
 
 @lru_cache(maxsize=16)
 def _quadrature(steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return nodes in (0, 1), weights that sum to 1 (Gauss–Legendre), and weights of each node in the highest quarter
-    of the coefficients by Legendre polynomials, (degrees, nodes), scaled so that numbers of variance 1 give variance
-    1."""
+    """Return nodes in (0, 1), weights that sum to 1 (Gauss–Legendre), and weights (degrees, nodes) of the highest
+    quarter of the coefficients by Legendre polynomials, scaled so that numbers of variance 1 give variance 1."""
     nodes, weights = np.polynomial.legendre.leggauss(steps)
     degrees = range(max(3, 3 * steps // 4), steps)
     highest = [weights * np.polynomial.legendre.Legendre.basis(k)(nodes) for k in degrees]

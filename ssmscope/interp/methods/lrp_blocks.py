@@ -43,9 +43,7 @@ ACTIVATION_NAMES = ("act_fn", "activation")
 GATE_NAMES = ("gate_proj", "gate_up_proj", "input_linear", "w1", "proj_up_gate")
 OUTPUT_NAMES = ("down_proj", "output_linear", "w2", "proj_down")
 WRITTEN_OUT = {
-    "Lfm2MLP": ("w1", "w3", "w2"),
-    "Lfm2MoeMLP": ("w1", "w3", "w2"),
-    "Lfm3MLP": ("w1", "w3", "w2"),
+    **dict.fromkeys(("Lfm2MLP", "Lfm2MoeMLP", "Lfm3MLP"), ("w1", "w3", "w2")),
     "RecurrentGemmaMlp": ("gate_proj", "up_proj", "down_proj"),
 }
 """Feed-forward parts W₃ (act(g) ⊙ h) whose activation is a function, or that have a bias after their product, by class,
