@@ -1,14 +1,7 @@
 """Implicit attention of a model's layers on texts: maps, their readouts, and the result that holds them.
 
 Once its gates are known, a layer of a state-space model is linear in its input, and so an attention map without a
-softmax: what its output at query t takes from key s, with a sign, and zero where s comes after t. A result holds the
-texts, and each text its maps, one per chosen layer, part and head:
-
-    result[0].maps[3].values          # (queries, keys) of the first text's fourth map
-    result.map(layer=3, head="5")     # the same by name
-    result.summary()                  # a row of readouts per map: how far back, on what
-    result.to_frame()                 # the strongest keys of every query
-    result.save("out", "attention")   # json, csv, png and a page on which a token shows what it attends to
+softmax: what its output at query t takes from key s, with a sign, and zero where s comes after t.
 """
 
 from __future__ import annotations
@@ -112,8 +105,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
     """Number of tokens that the readouts `recent` and `sink` count."""
 
     def token_rows(self) -> TokenRows:
-        """Return the chosen queries of every text (of whole maps the last one), coloured by what they take from each
-        token."""
+        """Return the chosen queries of every text, of whole maps the last one, coloured by what they take."""
         from ssmscope.interp.attention.views import query_rows
 
         return query_rows(self)

@@ -1,10 +1,4 @@
-"""Explanations of a model's output by its tokens: scores of every method, and the result that holds them.
-
-result[0].attributions[0].scores      # of the first text by the first method, one per token
-result.summary()                      # a row per text and method: delta, steps, converged
-result.highest(3)                     # the tokens of the highest scores
-result.save("out", "explain")         # json, csv, png and a page on which a token shows its scores
-"""
+"""Explanations of a model's output by its tokens: scores of every method, and the result that holds them."""
 
 from __future__ import annotations
 
@@ -76,14 +70,10 @@ class Attribution:
     steps: int | None
     converged: bool | None
     error: float | None = None
-    """Estimated largest error of a token's score, as a share of the largest |score|; infinite where it was not checked,
-    None for methods that do not estimate it."""
+    """This and the following as in `Scores`."""
     rounding: str = ""
-    """Type whose rounding limits the error, where the method stopped for that."""
     baseline: str = ""
-    """Description of what the text is compared with."""
     note: str = ""
-    """Note on that baseline."""
 
     @staticmethod
     def of(name: str, found: Scores, row: int, length: int) -> Attribution:
@@ -126,15 +116,16 @@ class ExplainedText(OfTokens):
     def top(self, attribution: Attribution, k: int) -> list[int]:
         """Return positions of at most k ordinary tokens of the highest scores above zero, the highest first, ties by
         position."""
-        found = [at for at, word in enumerate(self.words) if word is not None and attribution.scores[at] > 0]
-        return sorted(found, key=lambda position: (-attribution.scores[position], position))[:k]
+        return self._highest(attribution.scores, k)
 
     def against(self, attribution: Attribution, k: int) -> list[int]:
         """Return positions of at most k ordinary tokens whose scores are most against what is explained, the strongest
         first; none for a method without signs."""
-        found = [at for at, word in enumerate(self.words) if word is not None and attribution.scores[at] < 0]
-        found.sort(key=lambda position: (attribution.scores[position], position))
-        return found[:k] if attribution.signed else []
+        return self._highest(-attribution.scores, k) if attribution.signed else []
+
+    def _highest(self, scores: np.ndarray, k: int) -> list[int]:
+        places = np.flatnonzero(~self.special & (scores > 0))
+        return places[np.argsort(-scores[places], kind="stable")[:k]].tolist()
 
 
 @dataclass(frozen=True)
@@ -152,7 +143,6 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         return any(text.pixels is not None for text in self.texts)
 
     def token_rows(self) -> TokenRows:
-        """Return the texts in their colours."""
         from ssmscope.interp.explain.views import rows
 
         return rows(self)
@@ -162,11 +152,10 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         return f"Explanation of {self.model_name}: {', '.join(self.methods)}"
 
     def verdict(self, at: int = 0) -> str:
-        frame = self.summary()
-        failed = int((frame["converged"] == False).sum())  # noqa: E712  # missing counts as neither
-        number = f"{len(self)} text{'s' if len(self) > 1 else ''}"
-        line = f"{', '.join(self.methods)} on {number}"
-        return f"{line}; {failed} of {len(frame)} attributions incomplete" if failed else line
+        every = [each for text in self for each in text.attributions]
+        failed = sum(each.converged is False for each in every)  # None counts as neither.
+        line = f"{', '.join(self.methods)} on {len(self)} text{'s' * (len(self) > 1)}"
+        return f"{line}; {failed} of {len(every)} attributions incomplete" if failed else line
 
     @classmethod
     def compare(cls, results: Sequence[Explanation], labels: Sequence[Sequence[str]]) -> Table:
@@ -181,8 +170,8 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         Raises:
             InputError: when there is no such text or method.
         """
-        if not -len(self.texts) <= text < len(self.texts):
-            raise InputError(f"there is no text {text}; allowed are 0 to {len(self.texts) - 1}")
+        if not -len(self) <= text < len(self):
+            raise InputError(f"there is no text {text}; allowed are 0 to {len(self) - 1}")
         for each in self.texts[text].attributions:
             if method in (None, each.method):
                 return each
@@ -198,18 +187,11 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
 
         parts = []
         for number, text in enumerate(self.texts):
+            tokens, words = pd.array(text.tokens, dtype="string"), pd.array(text.words, dtype="Int64")
+            head = {"text": number, "position": range(len(text)), "token": tokens, "word": words}
             for each in text.attributions:
-                top = set(text.top(each, self.top))
-                columns = {
-                    "text": number,
-                    "position": range(len(text)),
-                    "token": pd.array(text.tokens, dtype="string"),
-                    "word": pd.array(text.words, dtype="Int64"),
-                    "method": each.method,
-                    "score": each.scores,
-                    "in_top": [position in top for position in range(len(text))],
-                }
-                parts.append(pd.DataFrame(columns))
+                top = np.isin(range(len(text)), text.top(each, self.top))
+                parts.append(pd.DataFrame({**head, "method": each.method, "score": each.scores, "in_top": top}))
         return pd.concat(parts, ignore_index=True)
 
     def summary(self) -> DataFrame:

@@ -51,8 +51,8 @@ def _row(each: Attribution, text: ExplainedText, top: int) -> TokenRow:
 
 
 def ends(each: Attribution, text: ExplainedText) -> tuple[float, float]:
-    """Return the ends of a method's colours: from the lowest score to the highest or, of a signed method, as far as the
-    largest |score| on both sides of zero. All tokens that are drawn take part, of an image its pixels alone."""
+    """Return the ends of a method's colours: the lowest and highest score of the tokens drawn, of an image its pixels,
+    or for a signed method the largest |score| on both sides of zero."""
     scores = (each.scores if text.pixels is None else each.scores[~text.special]).astype(np.float64)
     end = float(np.abs(scores).max())
     return (-end, end) if each.signed else (float(scores.min()), float(scores.max()))

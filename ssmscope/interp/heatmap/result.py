@@ -240,7 +240,6 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
 
         parts = []
         for number, text in enumerate(self.texts):
-            kept = set(text.rationale)
             unknown = np.full((len(self.layers), len(text)), np.nan)
             lives = unknown if text.half_lives is None else text.half_lives
             rows: list[tuple[str, int | None, np.ndarray, np.ndarray]] = [("mean", None, text.mean, unknown[0])]
@@ -248,18 +247,12 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
             rows += [(str(layer), None, row, life) for layer, row, life in of_layers]
             of_heads = () if text.heads is None else zip(self.heads, text.heads, strict=True)
             rows += [(str(head.layer), head.head, row, unknown[0]) for head, row in of_heads]
+            tokens, words = pd.array(text.tokens, dtype="string"), pd.array(text.words, dtype="Int64")
+            first = {"text": number, "position": range(len(text)), "token": tokens, "word": words}
+            kept = np.isin(range(len(text)), text.rationale)
             for layer, head, scores, half_lives in rows:
-                columns = {
-                    "text": number,
-                    "position": range(len(text)),
-                    "token": pd.array(text.tokens, dtype="string"),
-                    "word": pd.array(text.words, dtype="Int64"),
-                    "layer": layer,
-                    "head": pd.array([head] * len(text), dtype="Int64"),
-                    "score": scores,
-                    "half_life": half_lives,
-                    "in_rationale": [position in kept for position in range(len(text))],
-                }
+                columns = {**first, "layer": layer, "head": pd.array([head] * len(text), dtype="Int64")}
+                columns |= {"score": scores, "half_life": half_lives, "in_rationale": kept}
                 parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
 

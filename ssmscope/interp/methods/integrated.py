@@ -214,8 +214,8 @@ def _refined(
 
 
 def _rounding(pieces: list[_Halved]) -> float:
-    """Estimate the rounding of a text's integrand, as a share of it: what its highest coefficients by Legendre
-    polynomials say of it, which fall with their degree where a quadrature resolves it, in the halves with small ones."""
+    """Estimate the rounding of a text's integrand, as a share of it, by its highest coefficients by Legendre
+    polynomials, which fall with their degree where a quadrature resolves it, in the halves with small ones."""
     shares = sorted(half.rough / max(half.size, SMALLEST_DIVISOR) for piece in pieces for half in piece.halves)
     return shares[(len(shares) - 1) // 4]
 
@@ -241,7 +241,8 @@ def _total(pieces: Sequence[_Halved]) -> Tensor:
 
 def _error(pieces: Sequence[_Halved]) -> float:
     """Return the largest of the tokens' errors and of the missing changes of f; nothing cancels."""
-    return max(float(sum(piece.errors for piece in pieces).max()), sum(piece.missed for piece in pieces))
+    tokens = torch.stack([piece.errors for piece in pieces]).sum(0)
+    return max(float(tokens.max()), sum(piece.missed for piece in pieces))
 
 
 def _worst(pieces: list[_Halved], tolerance: float) -> list[_Halved]:
