@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 from ssmscope.api.options import chosen_layers
 from ssmscope.core.attention_layers import attending, attention_layers, attention_numbers
 from ssmscope.errors import InputError
-from ssmscope.interp.attention.readouts import Readouts, read
+from ssmscope.interp.attention.readouts import Reader, Readouts
 from ssmscope.interp.attention.result import SOFTMAX, AttendedText, AttentionMap
 from ssmscope.interp.methods.gradients import output_gradients
 from ssmscope.interp.objective import objective
@@ -97,6 +98,11 @@ class ShownText:
             )
         return found
 
+    @cached_property
+    def reader(self) -> Reader:
+        edges = np.arange(self.length + 1) if self.edges is None else self.edges.numpy()
+        return Reader(self.queries, edges, self.span, self.asked.top)
+
     @property
     def queries(self) -> np.ndarray:
         if self.edges is not None:
@@ -112,8 +118,7 @@ class ShownText:
         if self.trace.bidirectional:
             readouts = Readouts(*[math.nan] * 4)  # Neither distances back nor first tokens have a meaning.
         else:
-            edge = None if self.edges is None else self.edges.numpy()
-            readouts = read(shown, column, self.queries, edge, self.span, self.asked.top)
+            readouts = self.reader.read(shown, column)
         self.maps.append(AttentionMap(layer, part, head, shown, column, readouts))
 
     def add_softmax(self, number: int, weights: Float[Tensor, "heads length keys"], *, summed: bool = False) -> None:

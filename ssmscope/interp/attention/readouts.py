@@ -27,15 +27,8 @@ class Readouts:
     """Share outside the marked span, over the queries after it: irrelevant context."""
 
 
-def read(
-    values: Float[np.ndarray, "queries keys"],
-    sink: Float[np.ndarray, " queries"] | None,
-    queries: Int[np.ndarray, " queries"],
-    edges: Int[np.ndarray, " cells+1"] | None,
-    span: tuple[int, int] | None,
-    top: int,
-) -> Readouts:
-    """Compute the readouts of one map, whole or with chosen rows.
+class Reader:
+    """Readouts of the maps of a text, whole, pooled or with chosen rows.
 
     A pooled map stands for the map of single tokens that has in every causal pair of a cell the cell's mean: its mass
     is |mean| × pairs, and where the window, the first tokens or the span cut a cell, its share is that of its pairs.
@@ -43,73 +36,56 @@ def read(
     seen than there is. A row of cells is one distribution, and counts as often as it has queries.
 
     Args:
-        values: the weights, zero where the key comes after the query; in a pooled map means over causal pairs.
-        sink: weight of the state before the first token; in a pooled map the mean over the cell's queries.
         queries: the position of each row; in a pooled map any position in its cell.
-        edges: first positions of the cells of a pooled map, and the length; None for a map of single tokens.
+        edges: first positions of the cells of a map, and the length; single tokens are cells too.
         span: the marked tokens, from the first to the one after the last. Without it `outside` is NaN.
         top: the k of `recent` and `sink`, from 1 on.
     """
-    mass = np.abs(values.astype(np.float64))
-    state = np.zeros(len(mass)) if sink is None else np.abs(sink.astype(np.float64))
-    if edges is None:
-        return _of_tokens(mass, state, queries.astype(np.int64), span, top)
-    return _of_cells(mass, state, queries.astype(np.int64), edges.astype(np.int64), span, top)
 
-
-def _of_tokens(
-    mass: np.ndarray, state: np.ndarray, queries: np.ndarray, span: tuple[int, int] | None, top: int
-) -> Readouts:
-    """Compute the readouts of a map of single tokens by their definitions, row by row."""
-    keys = np.arange(mass.shape[1])
-    rows = np.arange(len(queries))
-    ones = np.ones(len(queries))
-    own = mass.sum(axis=1)
-    total = own + state
-    # Mass on the keys before each key.
-    before = np.concatenate([np.zeros((len(mass), 1)), mass.cumsum(axis=1)], axis=1)
-    recent = before[rows, queries + 1] - before[rows, np.maximum(queries + 1 - top, 0)]
-    outside = math.nan
-    if span is not None:
-        after = (queries >= span[1]).astype(np.float64)
-        outside = _mean(total - mass[:, span[0] : span[1]].sum(axis=1), total, after)
-    return Readouts(
-        distance=_mean(queries * own - mass @ keys, total, ones),
-        recent=_mean(recent, total, ones),
-        sink=_mean(mass[:, :top].sum(axis=1) + state, total, ones),
-        outside=outside,
-    )
-
-
-def _of_cells(
-    mass: np.ndarray, state: np.ndarray, queries: np.ndarray, edges: np.ndarray, span: tuple[int, int] | None, top: int
-) -> Readouts:
-    """Compute the readouts of a pooled map: `mass` is per causal pair of a cell, `state` per query of a cell."""
-    cell = np.searchsorted(edges, queries, side="right") - 1
-    first, last = edges[cell][:, None], edges[cell + 1][:, None]  # A column: the queries of each row.
-    begin, end = edges[:-1][None], edges[1:][None]  # A row: the keys of each column.
-    height = (last - first)[:, 0].astype(np.float64)
-    pairs = _pairs(first, last, begin, end)
-    # In a cell off the diagonal the mean of t − s is that of the means; in one on it, Σ d (h − d) / (h (h + 1) / 2).
-    apart = (first + last - begin - end) / 2
-    distance = np.where(begin == first, (last - first - 1) / 3, apart)
-    total = (mass * pairs).sum(axis=1) + state * height
-    late = pairs - _pairs(first, last, begin, end, lag=top)
-    early = _pairs(first, last, begin, np.clip(top, begin, end))
-    outside = math.nan
-    if span is not None:
-        start, stop = span
+    def __init__(
+        self,
+        queries: Int[np.ndarray, " queries"],
+        edges: Int[np.ndarray, " cells+1"],
+        span: tuple[int, int] | None,
+        top: int,
+    ) -> None:
+        cell = np.searchsorted(edges, queries, side="right") - 1
+        first, last = edges[cell][:, None], edges[cell + 1][:, None]  # A column: the queries of each row.
+        begin, end = edges[:-1][None], edges[1:][None]  # A row: the keys of each column.
+        self.queries = (last - first)[:, 0].astype(np.float64)
+        self.pairs = _pairs(first, last, begin, end)
+        # Off the diagonal the mean of t − s is that of the means; in a cell on it, Σ d (h − d) / (h (h + 1) / 2).
+        apart = (first + last - begin - end) / 2
+        self.distance = self.pairs * np.where(begin == first, (last - first - 1) / 3, apart)
+        self.late = self.pairs - _pairs(first, last, begin, end, lag=top)
+        self.early = _pairs(first, last, begin, np.clip(top, begin, end))
+        start, stop = span or (0, edges[-1])
         rest = np.clip(stop, first, last)  # In a cell cut by the span's end only later queries count.
-        after = (last - rest)[:, 0].astype(np.float64)
-        inside = _pairs(rest, last, np.clip(start, begin, end), np.clip(stop, begin, end))
-        whole = (mass * _pairs(rest, last, begin, end)).sum(axis=1) + state * after
-        outside = _mean(whole - (mass * inside).sum(axis=1), whole, after)
-    return Readouts(
-        distance=_mean((mass * pairs * distance).sum(axis=1), total, height),
-        recent=_mean((mass * late).sum(axis=1), total, height),
-        sink=_mean((mass * early).sum(axis=1) + state * height, total, height),
-        outside=outside,
-    )
+        self.after = (last - rest)[:, 0].astype(np.float64)
+        self.whole = _pairs(rest, last, begin, end)
+        self.beside = self.whole - _pairs(rest, last, np.clip(start, begin, end), np.clip(stop, begin, end))
+
+    def read(self, values: Float[np.ndarray, "queries keys"], sink: Float[np.ndarray, " queries"] | None) -> Readouts:
+        """Compute the readouts of one map.
+
+        Args:
+            values: the weights, zero where the key comes after the query; in a pooled map means over causal pairs.
+            sink: weight of the state before the first token; in a pooled map the mean over the cell's queries.
+        """
+        mass = np.abs(values.astype(np.float64))
+        state = np.zeros(len(mass)) if sink is None else np.abs(sink.astype(np.float64))
+
+        def over(pairs: np.ndarray) -> np.ndarray:
+            return np.einsum("qk,qk->q", mass, pairs)
+
+        total = over(self.pairs) + state * self.queries
+        before = state * self.after
+        return Readouts(
+            distance=_mean(over(self.distance), total, self.queries),
+            recent=_mean(over(self.late), total, self.queries),
+            sink=_mean(over(self.early) + state * self.queries, total, self.queries),
+            outside=_mean(over(self.beside) + before, over(self.whole) + before, self.after),
+        )
 
 
 def _pairs(first: np.ndarray, last: np.ndarray, begin: np.ndarray, end: np.ndarray, lag: int = 0) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -40,25 +40,12 @@ MAX_CORPUS_TEXTS = 2000
 """Largest number of texts, drawn by seed 0, that averages are taken over."""
 
 
-def scored(
-    model: Model | None,
-    texts: TextsLike,
-    *,
-    score: Score,
-    layers: Any,
-    top: int,
-    punctuation: bool,
-    at: int | None = None,
-    heads: str | None = None,
-    through: bool = False,
-    half_lives: bool = False,
-    contrast: str | None = None,
-    scale: str | None = None,
-    merge: bool = False,
-) -> SelectionHeatmap:
-    """Compute the heatmap of single texts, see `selection_heatmap`."""
+def scored(model: Model | None, texts: TextsLike, options: Mapping[str, Any]) -> SelectionHeatmap:
+    """Compute the heatmap of single texts, with the options of `selection_heatmap`."""
+    score, layers, at, contrast = (options[name] for name in ("score", "layers", "at", "contrast"))
+    through, heads, top = (options[name] for name in ("through", "heads", "top"))
     kind: Kind = "z" if contrast is not None else "share" if score == "survival" else "mean"
-    wanted = {"heads": heads is not None, "half_lives": half_lives}
+    wanted = {"heads": heads is not None, "half_lives": options["half_lives"]}
     trace, found = _measured(model, texts, score, at, layers, through, **wanted)
     check_recurrent_state(trace.has_recurrent_state, trace.source["model"], "a heatmap")
     places = list(chosen_layers(layers, trace.layer_numbers))
@@ -87,14 +74,14 @@ def scored(
         flat = [not is_selective(each[judged]) for each in (quantity.mean(axis=0), *quantity)]
         by_head = np.array([found.by_head[head.layer][row, real, head.head] for head in shown], dtype=np.float32)
         lives = None if found.half_lives is None else found.half_lives[places][:, row, real]
-        if merge:
+        if options["merge"]:
             groups, summed = word_groups(word_of), kind == "share"
             tokens, word_of = [word_text(tokens, group) for group in groups], [word_of[group[0]] for group in groups]
             scores = word_scores(scores, groups, summed=summed)
             by_head = word_scores(by_head, groups, summed=summed) if shown else by_head
             lives = None if lives is None else word_scores(lives, groups, summed=False)
         pixels = None if trace.pixels is None else trace.pixels[row].float().cpu().numpy()
-        words = words_of(tokens, word_of, punctuation=punctuation or pixels is not None)
+        words = words_of(tokens, word_of, punctuation=options["punctuation"] or pixels is not None)
         standing = [
             () if noise else tuple(chain(*standing_out(words, each, kind, top))) for each, noise in zip(scores, flat)
         ]
@@ -114,11 +101,8 @@ def scored(
                 heads=by_head if shown else None,
             )
         )
-    options = {"score": score, "at": at, "layers": layers if isinstance(layers, str) else list(chosen), "heads": heads}
-    options |= {"through": through, "half_lives": half_lives, "contrast": contrast, "scale": scale}
-    options |= {"top": top, "punctuation": punctuation, "merge": merge}
     return SelectionHeatmap(
-        provenance=record_provenance(trace.source, options=options),
+        provenance=record_provenance(trace.source, options={**options, "layers": _recorded(layers, chosen)}),
         texts=tuple(made),
         score=score,
         layers=chosen,
@@ -128,45 +112,41 @@ def scored(
         contrast=contrast,
         through=through,
         reach=found.reach,
-        shared=scale == "shared" or (scale is None and trace.pixels is None),
+        shared=options["scale"] == "shared" or (options["scale"] is None and trace.pixels is None),
         heads=tuple(replace(head, layer=trace.layer_numbers[head.layer]) for head in shown),
         attends=model is not None and bool(attention_modules(model.module)),
     )
 
 
+def _recorded(layers: Any, chosen: Sequence[int]) -> Any:
+    return layers if isinstance(layers, str) else list(chosen)
+
+
 def scored_data(
-    model: Model | None,
-    data: TextData,
-    *,
-    score: Score,
-    layers: Any,
-    top: int,
-    punctuation: bool,
-    limit: int | None,
-    seed: int,
+    model: Model | None, data: TextData, options: Mapping[str, Any], *, limit: int | None, seed: int
 ) -> DataHeatmap:
-    """Compute the heatmap of a data set, see `selection_heatmap`."""
+    """Compute the heatmap of a data set, with the options of `selection_heatmap`."""
     if model is None or model.tokenizer is None:
         raise InputError("labelled texts need a model with a tokenizer; give one, or name one with tokenizer")
     model.check_recurrent_state("a heatmap")
+    score, layers, punctuation = (options[name] for name in ("score", "layers", "punctuation"))
     places = chosen_layers(layers, model.layer_numbers)
     data = data if limit is None else data.sample(limit, seed=seed)
     numbers = tuple(model.layer_numbers[place] for place in places)
-    options: dict[str, Any] = {"score": score, "layers": layers if isinstance(layers, str) else list(numbers)}
-    options |= {"top": top, "punctuation": punctuation, "limit": limit}
-    provenance = record_provenance(model.source, options=options, seed=seed, data=data)
+    recorded = {"score": score, "layers": _recorded(layers, numbers), "top": options["top"]}
+    recorded |= {"punctuation": punctuation, "limit": limit}
+    provenance = record_provenance(model.source, options=recorded, seed=seed, data=data)
     found, lives, timed = measure(model, data, score, places, seed=seed, provenance=provenance)
     summary = summarise(model, data, found, lives, places, numbers, punctuation=punctuation, seed=seed)
     picked = extremes(found)
     shown = [data.texts[found.rows[at]] for at, _ in picked]
-    alone: Any = {"score": score, "layers": layers, "top": top, "punctuation": punctuation}
     return DataHeatmap(
         provenance=provenance,
         score=score,
         layers=numbers,
         texts=len(found.rows),
         timed=timed,
-        examples=(scored(model, shown, **alone),) if shown else (),
+        examples=(scored(model, shown, {**options, "half_lives": False}),) if shown else (),
         picked=tuple(what for _, what in picked),
         **summary,
     )
