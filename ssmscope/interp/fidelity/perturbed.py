@@ -81,13 +81,10 @@ def hidden_sets(places: Int[np.ndarray, "rankings n"], grid: Sequence[Fraction])
 def distinct(sets: Bool[np.ndarray, "asked n"]) -> tuple[list[int], Int[np.ndarray, " asked"]]:
     """Return the rows of the distinct sets, in the order of their first occurrence, and for every row the number of its
     set."""
-    seen: dict[bytes, int] = {}
-    inverse = [seen.setdefault(row.tobytes(), len(seen)) for row in np.packbits(sets, axis=1)]
-    chosen: list[int] = []
-    for row, number in enumerate(inverse):
-        if number == len(chosen):
-            chosen.append(row)
-    return chosen, np.array(inverse, dtype=np.int64)
+    packed = np.packbits(sets, axis=1)
+    _, first, inverse = np.unique(packed, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return first[order].tolist(), np.argsort(order)[inverse.ravel()]
 
 
 def replacement_vector(model: Model, replacement: str) -> Float[Tensor, " width"]:
@@ -99,7 +96,7 @@ def replacement_vector(model: Model, replacement: str) -> Float[Tensor, " width"
     """
     table = embedding_table(model.module)
     if replacement == "mean":
-        return table.float().mean(0).to(table) if table.dtype != torch.float64 else table.mean(0)
+        return table.mean(0, dtype=torch.promote_types(table.dtype, torch.float32)).to(table)
     if replacement == "zero":
         return torch.zeros_like(table[0])
     return table[_token(model, replacement)]
@@ -135,30 +132,21 @@ def run_hidden(
     value: str = "probability",
     batch_size: int | None = None,
 ) -> list[Float[np.ndarray, " _"]]:
-    """Return the probability or logit of each text's target with each of its sets of tokens hidden.
+    """Return the probability or logit of each text's target, a class, with each of its sets of tokens hidden.
 
     Args:
-        batch: the texts.
-        targets: per text the class.
         hidden: per text its sets (sets, n) over the non-special tokens.
         fill: embedding of hidden tokens, and of the only token of a text whose tokens are all deleted.
         mode: "replace" keeps the length; with "delete" the tokens that are left close up.
         batch_size: copies that run together; by default as many as suit the device.
-
-    Raises:
-        InputError: when a logit is not finite.
     """
     with torch.no_grad():
         embeddings = model.embed(batch)
-    length = embeddings.shape[1]
     numbers = [len(sets) for sets in hidden]
     owner = np.repeat(np.arange(len(hidden)), numbers)
-    hit = np.zeros((len(owner), length), dtype=bool)
-    start = 0
-    for row, sets in enumerate(hidden):
-        own = [at for at, word in enumerate(batch.words[row]) if word is not None]
-        hit[start : start + len(sets), own] = sets
-        start += len(sets)
+    hit = np.zeros((len(owner), embeddings.shape[1]), dtype=bool)
+    for sets, words, own in zip(hidden, batch.words, np.split(hit, np.cumsum(numbers)[:-1])):
+        own[:, np.flatnonzero([word is not None for word in words])] = sets
     lengths = np.array(batch.lengths)[owner]
     if mode == "delete":
         lengths = np.maximum(lengths - hit.sum(1), 1)
@@ -166,12 +154,10 @@ def run_hidden(
     wanted = np.asarray(targets)[owner]
     for rows in by_length(lengths.tolist(), tokens_at_once(model.device), size=batch_size, longest_first=True):
         width = int(lengths[rows].max())
-        index = torch.from_numpy(owner[rows]).to(embeddings.device)
-        hides = torch.from_numpy(hit[rows]).to(embeddings.device)
-        own_lengths = torch.from_numpy(lengths[rows]).to(embeddings.device)
-        mask = torch.arange(width, device=embeddings.device) < own_lengths.unsqueeze(1)
+        index, hides, own = (torch.from_numpy(each[rows]).to(embeddings.device) for each in (owner, hit, lengths))
+        mask = torch.arange(width, device=embeddings.device) < own.unsqueeze(1)
         if mode == "delete":
-            copies = _closed_up(embeddings[index], hides, batch.mask[index], width, fill)
+            copies = _closed_up(embeddings[index], batch.mask[index] & ~hides, width, fill)
         else:
             copies = torch.where(hides[:, :width, None], fill, embeddings[index, :width])
         with torch.no_grad(), model.running(mask=mask):
@@ -182,20 +168,11 @@ def run_hidden(
     return np.split(found, np.cumsum(numbers)[:-1])
 
 
-def _closed_up(
-    embeddings: Float[Tensor, "runs length width"],
-    hides: Bool[Tensor, "runs length"],
-    real: Bool[Tensor, "runs length"],
-    width: int,
-    fill: Float[Tensor, " width"],
-) -> Float[Tensor, "runs shorter width"]:
+def _closed_up(embeddings: Tensor, kept: Bool[Tensor, "runs length"], width: int, fill: Tensor) -> Tensor:
     """Move the embeddings of the remaining tokens to the front; `fill` stands at the first place where none remains."""
-    kept = real & ~hides
     order = torch.argsort((~kept).int(), dim=1, stable=True)[:, :width]
     moved = torch.take_along_dim(embeddings, order.unsqueeze(-1), dim=1)
-    empty = ~kept.any(1)
-    if bool(empty.any()):
-        moved[empty, 0] = fill.to(moved)
+    moved[~kept.any(1), 0] = fill.to(moved)
     return moved
 
 
@@ -227,8 +204,6 @@ def knockout_effects(
     Args:
         targets: per text the class.
         layers: layers of each cut, by the model's own number, or None for all layers at once.
-        value: the quantity f, "probability" or "logit".
-        batch_size: number of runs that go together; by default as many as suit the device.
     """
     own = [[at for at, word in enumerate(words) if word is not None] for words in batch.words]
     runs = [

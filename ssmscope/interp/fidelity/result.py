@@ -107,8 +107,8 @@ class Fidelity(Result, kind="fidelity"):
         Raises:
             InputError: when there is no such method or measure.
         """
-        place = [_place(what, name, all) for what, name, all in self._asked(method, measure)]
-        return Estimate(*self.estimates[tuple(place)].tolist())
+        place = _place("method", method, self.rows), _place("measure", measure, self.measures)
+        return Estimate(*self.estimates[place].tolist())
 
     def difference(self, method: str, other: str = RANDOM, measure: str = "delta") -> Estimate:
         """Return a measure of a method minus that of another, paired, with its interval.
@@ -116,15 +116,12 @@ class Fidelity(Result, kind="fidelity"):
         Raises:
             InputError: when there is no such method or measure.
         """
-        a, m = (_place(what, name, all) for what, name, all in self._asked(method, measure))
-        b = _place("method", other, self.rows)
+        a, b = (_place("method", name, self.rows) for name in (method, other))
+        m = _place("measure", measure, self.measures)
         if a == b:
             return Estimate(0.0, 0.0, 0.0)
         found = self.paired[self.pairs.index((self.rows[min(a, b)], self.rows[max(a, b)])), m].tolist()
         return Estimate(*found) if a < b else Estimate(-found[0], -found[2], -found[1])
-
-    def _asked(self, method: str, measure: str) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-        return ("method", method, self.rows), ("measure", measure, self.measures)
 
     def best(self, measure: str) -> tuple[str, ...]:
         """Return the methods with the best mean, several where they are equal; never the random rankings."""

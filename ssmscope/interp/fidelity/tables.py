@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ssmscope.core.bootstrap import Estimate
@@ -23,17 +24,13 @@ UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
 def measure_table(result: Fidelity, style: str) -> str:
     """Return methods × measures of one result."""
-    _check(style)
     rows = [((name,), tuple(_cell(result, name, measure) for measure in result.measures)) for name in result.rows]
-    if style == "csv":
-        return _csv(Table(("method",), tuple(result.measures), tuple(rows)))
     columns = tuple(f"{display_name(one)} {'↑' if more_is_better(one) else '↓'}" for one in result.measures)
-    return _written(Table(("Method",), columns, tuple(rows)), style)
+    return _written(Table(("method",), result.measures if style == "csv" else columns, tuple(rows)), style)
 
 
 def data_table(results: Sequence[Fidelity], measure: str, style: str) -> str:
     """Return methods × data sets of one measure, for one or several models."""
-    _check(style)
     if not results:
         raise InputError("no result was given; give at least one that fidelity_auc made")
     found: dict[tuple[str, str], Fidelity] = {}
@@ -59,12 +56,9 @@ def data_table(results: Sequence[Fidelity], measure: str, style: str) -> str:
                 mean = averages[method]
                 alone = UNKNOWN if mean is None else Estimate(mean, math.nan, math.nan)
                 cells.append(Cell(alone, best=method != "random" and mean is not None and mean == top))
-            rows.append(((*([model] if len(models) > 1 else []), method), tuple(cells)))
-    heads = (*(["model"] if len(models) > 1 else []), "method")
+            rows.append(((model, method)[len(models) == 1 :], tuple(cells)))
     columns = (*sets, *(["average"] if len(sets) > 1 else []))
-    if style == "csv":
-        return _csv(Table(heads, columns, tuple(rows)))
-    return _written(Table(tuple(map(str.capitalize, heads)), columns, tuple(rows)), style)
+    return _written(Table(("model", "method")[len(models) == 1 :], columns, tuple(rows)), style)
 
 
 def _cell(result: Fidelity, method: str, measure: str) -> Cell:
@@ -78,23 +72,19 @@ def _average(own: dict[str, Fidelity], sets: Sequence[str], method: str, measure
     return sum(own[name].estimate(method, measure).value for name in sets) / len(sets)
 
 
-def _check(style: str) -> None:
+def _written(found: Table, style: str) -> str:
+    """Write a table in a style; as CSV plain numbers, each with the ends of its interval, and in the last column the
+    columns in which the row is best."""
     if style not in STYLES:
         raise InputError(f"unknown style {style!r}; allowed are {', '.join(STYLES)}{did_you_mean(str(style), STYLES)}")
-
-
-def _csv(table: Table) -> str:
-    """Write plain numbers, each with the ends of its interval, and in the last column the columns in which the row is
-    best."""
+    if style != "csv":
+        shown = replace(found, heads=tuple(map(str.capitalize, found.heads)))
+        return to_latex(shown, plain=True) if style == "latex" else to_markdown(shown)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*table.heads, *(name + end for name in table.columns for end in ("", "_low", "_high")), "best_in"])
-    for names, cells in table.rows:
+    writer.writerow([*found.heads, *(name + end for name in found.columns for end in ("", "_low", "_high")), "best_in"])
+    for names, cells in found.rows:
         ends = [end for cell in cells for one in [cell.found or UNKNOWN] for end in (one.value, one.low, one.high)]
-        best = ";".join(name for name, cell in zip(table.columns, cells) if cell.best)
+        best = ";".join(name for name, cell in zip(found.columns, cells) if cell.best)
         writer.writerow([*names, *("" if math.isnan(end) else end for end in ends), best])
     return out.getvalue()
-
-
-def _written(table: Table, style: str) -> str:
-    return to_latex(table, plain=True) if style == "latex" else to_markdown(table)
