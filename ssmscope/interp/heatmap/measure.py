@@ -84,10 +84,9 @@ class LayerScores:
         else:
             found = replaced if self.score == "write" else 1 - replaced
         count = found.shape[2]
-        if index not in self.by_head:
-            self.by_head[index] = np.full((*self.mask.shape, count), np.nan, dtype=np.float32)
-            self.selectivity[index] = np.full((len(self.mask), count), np.nan)
-        self.by_head[index][chosen] = _numpy(found)
+        shape = (*self.mask.shape, count)
+        self.by_head.setdefault(index, np.full(shape, np.nan, dtype=np.float32))[chosen] = _numpy(found)
+        self.selectivity.setdefault(index, np.full((len(self.mask), count), np.nan))
         for row, write in zip(chosen[0][:, 0], _numpy(replaced)):
             real = write[: int(self.mask[row].sum())]
             mean = real.mean(0)

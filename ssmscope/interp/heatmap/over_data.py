@@ -53,17 +53,14 @@ EXAMPLE_WORDS = (8, 60)
 
 @dataclass(eq=False)
 class WordSums:
-    """Sums over the occurrences of words, text by text.
-
-    Attributes:
-        layers: (layers, words), the sums of each word's scores.
-        number: index of every word, lower case, by first occurrence.
-        entries: per text (word, text, sum of its scores averaged over layers, occurrences), a row for each word.
-    """
+    """Sums over the occurrences of words, text by text."""
 
     layers: np.ndarray
+    """(layers, words), the sums of each word's scores."""
     number: dict[str, int] = field(default_factory=dict)
+    """Index of every word, lower case, by first occurrence."""
     entries: list[np.ndarray] = field(default_factory=list)
+    """Per text (word, text, sum of its scores averaged over layers, occurrences), a row for each word."""
 
     def add(self, text: int, words: Sequence[str], scores: np.ndarray) -> None:
         """Add the scores (layers, words) of a text."""
@@ -78,26 +75,6 @@ class WordSums:
         self.entries.append(np.stack([unique, np.full(len(unique), text), sums, count]).astype(np.float64))
 
 
-@dataclass(frozen=True, eq=False)
-class TextMeasures:
-    """Measurements of the texts of a data set.
-
-    Attributes:
-        rows: (texts,), numbers of the texts in the data.
-        answers: (texts,), the class that a classifier predicts; −1 for other models.
-        measures: (texts, `MEASURES`).
-        tenths: (texts, 1 + layers, `TENTHS`) float32, the average first: mean scores of the words in each part.
-        sizes: (texts,), numbers of words.
-    """
-
-    rows: np.ndarray
-    answers: np.ndarray
-    measures: np.ndarray
-    tenths: np.ndarray
-    sizes: np.ndarray
-    words: WordSums
-
-
 def text_measures(tokens: Sequence[str], words: Sequence[int | None], scores: np.ndarray, of: Score) -> dict[str, Any]:
     """Measure a text with scores (layers, tokens), and return its words with their scores (layers, words) too."""
     groups = [group for group in word_groups(words) if words[group[0]] is not None]
@@ -106,25 +83,23 @@ def text_measures(tokens: Sequence[str], words: Sequence[int | None], scores: np
     share, even = whole.mean(0), whole * (len(groups) if of == "survival" else 1)
     marks = np.array([is_punctuation(name) for name in names])
     end = np.arange(len(groups)) >= (1 - END_SHARE) * len(groups)
+
+    def held(chosen: np.ndarray) -> float:  # Scores that are no shares have a mean.
+        if of == "survival":
+            return float(share[chosen].sum())
+        return float(share[chosen].mean()) if chosen.any() else np.nan
+
     part = TENTHS * np.arange(len(groups)) // len(groups)
     sizes = np.bincount(part, minlength=TENTHS)
     tenths = [ratio(np.bincount(part, row, minlength=TENTHS), sizes) for row in (even.mean(0), *even)]
     measures = [
         share[~marks].max() if not marks.all() else np.nan,
-        share_held(share, marks, of),
-        share_held(share, end, of),
+        held(marks),
+        held(end),
         share.std() / share.mean() if share.mean() else 0.0,
     ]
     tenths = np.array(tenths, dtype=np.float32)
     return {"measures": measures, "tenths": tenths, "sizes": len(groups), "names": names, "scores": even}
-
-
-def share_held(share: np.ndarray, of: np.ndarray, score: Score) -> float:
-    """Return the share of the states that some of a text's words hold together; for scores that are no shares, their
-    mean."""
-    if score == "survival":
-        return float(share[of].sum())
-    return float(share[of].mean()) if of.any() else np.nan
 
 
 def half_life_counts(model: Model, batch: Batch) -> dict[str, np.ndarray]:
@@ -164,11 +139,16 @@ def median_half_lives(halved: np.ndarray, ended: np.ndarray) -> np.ndarray:
 
 def measure(
     model: Model, data: TextData, score: Score, places: Sequence[int], *, seed: int, provenance: Mapping[str, Any]
-) -> tuple[TextMeasures, dict[int, np.ndarray], int]:
+) -> tuple[dict[str, np.ndarray], WordSums, dict[int, np.ndarray], int]:
     """Run the texts in batches of similar length and measure each; with survival, run some again for half-lives.
 
     Returns:
-        the measurements, the half-lives (1 + heads,) by layer, and the number of texts that these are taken over.
+        columns: of the texts, their rows in the data; answers, the class that a classifier predicts, else −1; measures
+            (texts, `MEASURES`); tenths (texts, 1 + layers, `TENTHS`) float32, the average first: mean scores of the
+            words in each part; sizes, numbers of words.
+        words: the sums of words.
+        lives: half-lives (1 + heads,) by layer.
+        timed: the number of texts that these are taken over.
 
     Raises:
         InputError: no text with an ordinary token, one that cannot be read, or scores that are not finite.
@@ -204,8 +184,7 @@ def measure(
         lines += own
         parts.append({name: part[name] for name in COLUMNS})
     columns = {name: np.concatenate([part[name] for part in parts])[np.argsort(lines)] for name in COLUMNS}
-    found = TextMeasures(rows=np.array(used), words=words, **columns)
-
+    columns["rows"] = np.array(used)
     timed = np.sort(np.random.default_rng(seed).permutation(used)[:MAX_TIMED_TEXTS]).tolist()
     timed = timed if score == "survival" else []
     counts: dict[str, np.ndarray] = {}
@@ -216,13 +195,15 @@ def measure(
 
     for _, part in over(model, batches, time, provenance=provenance, what="texts timed") if timed else ():
         counts = {index: each + counts.get(index, 0) for index, each in part.items()}
-    return found, {int(index): median_half_lives(*each) for index, each in counts.items()}, len(timed)
+    lives = {int(index): median_half_lives(*each) for index, each in counts.items()}
+    return columns, words, lives, len(timed)
 
 
 def summarise(
     model: Model,
     data: TextData,
-    found: TextMeasures,
+    found: Mapping[str, np.ndarray],
+    words: WordSums,
     lives: Mapping[int, np.ndarray],
     places: Sequence[int],
     numbers: Sequence[int],
@@ -233,45 +214,37 @@ def summarise(
     """Return the numerical fields of a `DataHeatmap`, with 95 % bootstrap intervals over texts from one set of
     resamples."""
     groups, notes = _groups(model, data, found)
-    columns = [np.where(chosen[:, None], found.measures, np.nan) for chosen in groups.values()]
-    columns += [found.tenths.reshape(len(found.rows), -1)]
+    total = len(found["rows"])
+    columns = [np.where(chosen[:, None], found["measures"], np.nan) for chosen in groups.values()]
+    columns += [found["tenths"].reshape(total, -1)]
     rows = resampled_means(np.concatenate(columns, axis=1), seed=seed)
     estimates = [estimate(column) for column in rows.T]
     width = len(MEASURES)
-    names = np.array(list(found.words.number))
-    entries, least = np.concatenate(found.words.entries, axis=1), min_texts(len(found.rows))
+    names = np.array(list(words.number))
+    entries, least = np.concatenate(words.entries, axis=1), min_texts(total)
     if not punctuation:
         marks = np.array([is_punctuation(name) for name in names])
         entries = entries[:, ~marks[entries[0].astype(int)]]
     kept = []
     for at, (name, chosen) in enumerate(groups.items()):
-        own = entries[:, chosen[entries[1].astype(int)]]
-        highest = names[
-            _chosen(own, len(names), min_texts(int(chosen.sum())), SHOWN_HIGHEST, SHOWN_LOWEST)[:OF_GROUP]
-        ].tolist()
-        means = dict(zip(MEASURES, estimates[width * at : width * (at + 1)]))
-        kept.append(KeptGroup(name=name, texts=int(chosen.sum()), **means, words=tuple(highest)))
+        own, size = entries[:, chosen[entries[1].astype(int)]], int(chosen.sum())
+        highest = names[_chosen(own, len(names), min_texts(size), SHOWN_HIGHEST, SHOWN_LOWEST)[:OF_GROUP]].tolist()
+        means = estimates[width * at : width * (at + 1)]
+        kept.append(KeptGroup(name, size, *means, words=tuple(highest)))
     tenths = estimates[width * len(groups) :]
     counts = np.bincount(entries[0].astype(int), entries[3], minlength=len(names))
     texts = np.bincount(entries[0].astype(int), minlength=len(names))
     layers = []
     for at, (place, number) in enumerate(zip(places, numbers)):
         halves = lives.get(place, np.full(1, np.nan))
-        score = ratio(found.words.layers[at, : len(names)], np.where(texts >= least, counts, 0))
+        score = ratio(words.layers[at, : len(names)], np.where(texts >= least, counts, 0))
         order = np.argsort(-np.nan_to_num(score, nan=-np.inf), kind="stable")[:OF_GROUP]
-        layers.append(
-            KeptLayer(
-                number=number,
-                half_life=float(halves[0]),
-                heads=halves[1:],
-                words=tuple(str(names[word]) for word in order if not np.isnan(score[word])),
-                tenths=tuple(tenths[TENTHS * (1 + at) : TENTHS * (2 + at)]),
-            )
-        )
+        highest = tuple(str(names[word]) for word in order if not np.isnan(score[word]))
+        own = tuple(tenths[TENTHS * (1 + at) : TENTHS * (2 + at)])
+        layers.append(KeptLayer(number, float(halves[0]), halves[1:], highest, own))
+    chosen = _chosen(entries, len(names), least, HIGHEST, LOWEST).tolist()
     return {
-        "words": _with_intervals(
-            entries, _chosen(entries, len(names), least, HIGHEST, LOWEST).tolist(), names, len(found.rows), seed
-        ),
+        "words": _with_intervals(entries, chosen, names, total, seed),
         "least": least,
         "named": int((texts >= least).sum()),
         "groups": tuple(kept),
@@ -286,9 +259,9 @@ def min_texts(texts: int) -> int:
     return max(LEAST_TEXTS[0], math.ceil(LEAST_TEXTS[1] * texts))
 
 
-def _groups(model: Model, data: TextData, found: TextMeasures) -> tuple[Mapping[str, np.ndarray], list[str]]:
+def _groups(model: Model, data: TextData, found: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return masks by name of all texts, those of each class, and those answered right and wrong; and notes."""
-    labels = np.asarray(data.labels)[found.rows]
+    labels = np.asarray(data.labels)[found["rows"]]
     made, notes = {"all": np.ones(len(labels), dtype=bool)}, []
     order = np.argsort(-np.bincount(labels, minlength=len(data.label_names)), kind="stable")[:MAX_CLASSES]
     for label in sorted(order.tolist()):
@@ -296,7 +269,7 @@ def _groups(model: Model, data: TextData, found: TextMeasures) -> tuple[Mapping[
             made[f"class {data.label_names[label]}"] = labels == label
     if model.is_classifier:
         try:
-            right = found.answers == class_ids(model, data)[found.rows]
+            right = found["answers"] == class_ids(model, data)[found["rows"]]
             made |= {name: mask for name, mask in (("answered right", right), ("answered wrong", ~right)) if mask.any()}
         except InputError as error:
             notes.append(f"no answer is right or wrong: {error}")
@@ -324,27 +297,25 @@ def _with_intervals(
     entries: np.ndarray, chosen: Sequence[int], names: np.ndarray, texts: int, seed: int
 ) -> tuple[KeptWord, ...]:
     """Return the mean scores of words over their occurrences, with intervals."""
-    columns = np.zeros((texts, 2 * len(chosen)))
-    stands = []
-    for at, word in enumerate(chosen):
-        own = entries[:, entries[0] == word]
-        columns[own[1].astype(int), at] = own[2]
-        columns[own[1].astype(int), len(chosen) + at] = own[3]
-        stands.append((own.shape[1], int(own[3].sum())))
     if not chosen:
         return ()
-    rows = ratio(*np.split(resampled_sums(columns, seed=seed), 2, axis=1))
+    columns = np.zeros((2, texts, len(chosen)))
+    for at, word in enumerate(chosen):
+        own = entries[:, entries[0] == word]
+        columns[:, own[1].astype(int), at] = own[2:]
+    rows = ratio(*np.split(resampled_sums(np.concatenate(columns, axis=1), seed=seed), 2, axis=1))
+    counts = zip((columns[1] > 0).sum(0).tolist(), columns[1].sum(0).astype(int).tolist())
     return tuple(
-        KeptWord(str(names[word]), *stood, kept=estimate(column)) for word, stood, column in zip(chosen, stands, rows.T)
+        KeptWord(str(names[word]), *counted, estimate(column)) for word, counted, column in zip(chosen, counts, rows.T)
     )
 
 
-def extremes(found: TextMeasures) -> list[tuple[int, str]]:
+def extremes(found: Mapping[str, np.ndarray]) -> list[tuple[int, str]]:
     """Return example texts with a description: the two whose scores are spread most unevenly, and the two most even,
     among those of few enough words."""
-    spread = found.measures[:, MEASURES.index("spread")]
+    spread, sizes = found["measures"][:, MEASURES.index("spread")], found["sizes"]
     low, high = EXAMPLE_WORDS
-    allowed = np.flatnonzero((found.sizes >= low) & (found.sizes <= high) & np.isfinite(spread))
+    allowed = np.flatnonzero((sizes >= low) & (sizes <= high) & np.isfinite(spread))
     order = allowed[np.argsort(-spread[allowed], kind="stable")]
     picked = [(int(at), "among the most uneven") for at in order[:2]]
     return picked + [(int(at), "among the most even") for at in order[2:][-2:][::-1]]

@@ -67,7 +67,9 @@ def scored(model: Model | None, texts: TextsLike, options: Mapping[str, Any]) ->
         tokens, word_of = list(trace.tokens[row]), list(trace.words[row])
         ordinary = np.array([word is not None for word in word_of])
         scores, quantity = values[:, row, real], written[:, row, real]
-        _check_finite(scores[:, ordinary], row, chosen)
+        if not (finite := np.isfinite(scores[:, ordinary]).all(axis=1)).all():
+            damaged = chosen[int(finite.argmin())]
+            raise InputError(f"the scores of text {row} are not finite at layer {damaged}; the model is damaged")
         scores = np.where(np.isnan(scores), 0, scores)  # Special tokens have no z-scores.
         scores = np.concatenate([scores.mean(axis=0, keepdims=True), scores])
         judged = ordinary if at is None else ordinary & (np.arange(len(ordinary)) <= at)
@@ -136,15 +138,15 @@ def scored_data(
     recorded = {"score": score, "layers": _recorded(layers, numbers), "top": options["top"]}
     recorded |= {"punctuation": punctuation, "limit": limit}
     provenance = record_provenance(model.source, options=recorded, seed=seed, data=data)
-    found, lives, timed = measure(model, data, score, places, seed=seed, provenance=provenance)
-    summary = summarise(model, data, found, lives, places, numbers, punctuation=punctuation, seed=seed)
+    found, *sums, timed = measure(model, data, score, places, seed=seed, provenance=provenance)
+    summary = summarise(model, data, found, *sums, places, numbers, punctuation=punctuation, seed=seed)
     picked = extremes(found)
-    shown = [data.texts[found.rows[at]] for at, _ in picked]
+    shown = [data.texts[found["rows"][at]] for at, _ in picked]
     return DataHeatmap(
         provenance=provenance,
         score=score,
         layers=numbers,
-        texts=len(found.rows),
+        texts=len(found["rows"]),
         timed=timed,
         examples=(scored(model, shown, {**options, "half_lives": False}),) if shown else (),
         picked=tuple(what for _, what in picked),
@@ -157,7 +159,9 @@ def _measured(
 ) -> tuple[Trace, LayerScores]:
     """Return the trace of the texts and the measurements of its layers, recomputed for an existing trace."""
     batch = texts if isinstance(texts, Trace) else as_batch(model, texts)
-    _check_position(batch.mask.sum(1).tolist(), at)
+    shortest = int(batch.mask.sum(1).min())
+    if at is not None and at >= shortest:
+        raise InputError(f"there is no token {at} in every text; the shortest has the tokens 0 to {shortest - 1}")
     if isinstance(batch, Trace):
         found = LayerScores(len(batch.retention), batch.mask, score, at, **wanted)
         if score == "survival" or any(wanted.values()):
@@ -169,23 +173,8 @@ def _measured(
     return model.trace(batch, visit=found.visit, keep_inputs=through, retention=score != "survival"), found
 
 
-def _check_position(lengths: Sequence[int], at: int | None) -> None:
-    if at is not None and at >= min(lengths):
-        raise InputError(f"there is no token {at} in every text; the shortest has the tokens 0 to {min(lengths) - 1}")
-
-
-def _check_finite(scores: np.ndarray, row: int, chosen: Sequence[int]) -> None:
-    if not np.isfinite(scores).all():
-        layer = chosen[int(np.flatnonzero(~np.isfinite(scores).all(axis=1))[0])]
-        raise InputError(f"the scores of text {row} are not finite at layer {layer}; the model is damaged")
-
-
 def _heads(found: LayerScores, places: Sequence[int], heads: str | None) -> tuple[Head, ...]:
-    """Return the heads that are shown, the most selective first.
-
-    Raises:
-        InputError: for all heads of a model that has too many.
-    """
+    """Return the heads that are shown, the most selective first."""
     if heads is None:
         return ()
     means = {layer: found.selectivity[layer].mean(0) for layer in places}
