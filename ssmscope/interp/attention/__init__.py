@@ -17,19 +17,10 @@ if TYPE_CHECKING:
 
 
 def check_attention(
-    *,
-    level: str,
-    heads: str,
-    rows: Any,
-    pool: int | None,
-    skip: bool,
-    parts: bool,
-    rollout: bool,
-    gradient: bool,
-    target: Any,
-    **_: Any,
+    *, level: str, heads: str, rows: Any, pool: int | None, skip: bool, parts: bool, rollout: bool, **options: Any
 ) -> None:
     """Raise InputError if options contradict each other."""
+    gradient, target = options["gradient"], options["target"]
     if target is not None and not gradient:
         raise InputError("target is the class or token of gradient; give gradient=… too")
     others = {"rollout": rollout, "parts": parts, "level ssm": level == "ssm", "no skip": not skip}
@@ -111,10 +102,10 @@ def implicit_attention(
     from ssmscope.interp.attention import measure
     from ssmscope.interp.attention.result import ImplicitAttention
 
-    options: dict[str, Any] = {
-        **{"layers": layers if isinstance(layers, str) else list(layers), "heads": heads},
-        **{"rows": rows if isinstance(rows, str) else list(rows), "pool": pool, "span": span, "top": top},
+    listed = {
+        name: each if isinstance(each, str) else list(each) for name, each in (("layers", layers), ("rows", rows))
     }
+    options: dict[str, Any] = {**listed, "heads": heads, "pool": pool, "span": span, "top": top}
     asked = measure.Asked(level, heads, rows, pool, skip, residual, span, top)
     if gradient:
         if model is None:

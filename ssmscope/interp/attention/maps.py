@@ -22,11 +22,8 @@ MEAN_MAP = "mean of |weight|"
 def causal(text: AttendedText) -> np.ndarray:
     """Return (queries, keys) bool: the cells of the text's maps in which some key does not come after its query; all
     cells where queries look ahead."""
-    if text.bidirectional:
-        return np.ones((len(text.queries), len(text)), dtype=bool)
-    if text.edges is None:
-        return np.arange(len(text))[None] <= text.queries[:, None]
-    return text.edges[None, :-1] <= text.queries[:, None]
+    keys = np.arange(len(text)) if text.edges is None else text.edges[:-1]
+    return (keys <= text.queries[:, None]) | text.bidirectional
 
 
 def limit(map_: AttentionMap, text: AttendedText) -> tuple[float, float]:

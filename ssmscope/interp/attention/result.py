@@ -17,7 +17,7 @@ from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.attention.maps import causal, strongest_keys
 from ssmscope.interp.attention.readouts import Readouts
-from ssmscope.render.blocks import Block, OfTokens, Picture, Prose, TokenRows
+from ssmscope.render.blocks import Block, OfTokens, Prose, TokenRows
 from ssmscope.render.pictures import sized
 from ssmscope.render.table import MAX_COMPARED_ROWS, Table, folded
 from ssmscope.render.tokens import numbers
@@ -26,18 +26,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-LEVELS = {"ssm": "the recurrence alone", "block": "the whole layer: convolution, SiLU, gate and norm frozen"}
-"""Levels by name, with what they contain."""
-
 SOFTMAX = "attention"
 """Suffix of the number of a softmax attention layer."""
-
 SOFTMAX_NOTE = (
     "A hybrid's layers of attention are shown too, as in “12 attention”: their softmax weights, which are positive and "
     "add up to 1, before values and projection. The implicit maps of the other layers have signs, and are on another "
     "scale."
 )
-
 KEYS_PER_QUERY = 64
 """Number of a query's strongest keys in the table."""
 
@@ -219,7 +214,5 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         yield Prose(self.headline, "title")
         if self.level != "gradient" and any(each.softmax for text in self for each in text.maps):
             yield Prose(SOFTMAX_NOTE, "note")
-        texts = views.mapped(self)
-        yield views.maps_block(self, texts)
-        yield Picture(self.figure, self.headline, vector=False, folded=bool(texts) and all(t.fits for t in texts))
+        yield from views.maps_blocks(self)
         yield replace(views.readouts(self), brief=TABLE_ROWS)
