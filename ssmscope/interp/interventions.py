@@ -30,11 +30,7 @@ def means_with_intervals(columns: Float[np.ndarray, "examples ..."], seed: int) 
 
 
 def answer_ids(model: Model, batch: Batch, answer: int | str | None) -> tuple[list[int], list[str]]:
-    """Return for every text the id and the name of the class or token in question; by default the predicted one.
-
-    Raises:
-        InputError: there is no such class or token, or the text has several tokens.
-    """
+    """Return for every text the id and the name of the class or token in question; by default the predicted one."""
     goal = objective(model, batch, target=answer)
     if goal.continues:
         raise InputError(

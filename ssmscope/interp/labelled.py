@@ -36,11 +36,7 @@ def check_classifier(model: Model, data: Any, what: str) -> None:
 
 def marked_tokens(model: Model, text: str, spans: Spans | None) -> Bool[np.ndarray, " tokens"] | None:
     """Return a mask of the model's tokens that people marked: those that share a character, other than a space, with a
-    marked span. Special tokens are never marked. None without a rationale, or with one that covers no token.
-
-    Raises:
-        InputError: a tokenizer that does not say which characters a token is of.
-    """
+    marked span. Special tokens are never marked. None without a rationale, or with one that covers no token."""
     if spans is None:
         return None
     if not getattr(model.tokenizer, "is_fast", False):
@@ -90,11 +86,7 @@ def token_scores(name: str, scores: Any, batch: Batch) -> tuple[list[np.ndarray]
 
 def class_ids(model: Model, data: PixelData | TextData | SequenceData) -> Int[np.ndarray, " examples"]:
     """Return the examples' labels as a classifier numbers its classes, (examples,) int64: matched by name, or by number
-    where the model's have no names of their own.
-
-    Raises:
-        InputError: they do not match, or the model gives no classes.
-    """
+    where the model's have no names of their own."""
     model.check_classes(f"accuracy on {data.name}")
     ours, theirs = list(data.label_names), list(model.labels or ())
     labels = np.asarray(data.labels, dtype=np.int64)
@@ -108,11 +100,7 @@ def class_ids(model: Model, data: PixelData | TextData | SequenceData) -> Int[np
 
 
 def word_ids(data: TextData, words: Sequence[str]) -> Int[np.ndarray, " examples"]:
-    """Return the examples' labels as the numbers of a language model's answer words, (examples,) int64.
-
-    Raises:
-        InputError: there are not as many words as classes.
-    """
+    """Return the examples' labels as the numbers of a language model's answer words, (examples,) int64."""
     if len(words) != len(data.label_names):
         raise InputError(
             f"words are {', '.join(words)}; {data.name} has {len(data.label_names)} classes, "

@@ -111,11 +111,7 @@ class Paired(Result, kind="pair"):
 
 def paired_rows(first: TokenRows, other: TokenRows, names: Sequence[str]) -> TokenRows:
     """Return for every row that both have that of the first model, of the other, and the first minus the other, all on
-    one scale.
-
-    Raises:
-        InputError: the texts are not made of the same characters.
-    """
+    one scale."""
     signed = any(row.signed for text in first.texts for row in text.rows)
     both = zip(first.texts, other.texts, strict=True)
     return TokenRows(

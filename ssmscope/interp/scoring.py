@@ -67,12 +67,7 @@ class ScoredExamples:
 
 
 def scored_examples(model: Model, data: ExampleData) -> ScoredExamples:
-    """Encode labelled texts, sequences or images of a classifier, or rows of tokens of a language model.
-
-    Raises:
-        InputError: data of another kind than the model reads, a row in which nothing is asked, or a class that the
-            model does not have.
-    """
+    """Encode labelled texts, sequences or images of a classifier, or rows of tokens of a language model."""
     model.check_classes(f"accuracy on {data.name}")
     kind = type(data).__name__
     if isinstance(data, TokenData) == model.is_classifier:

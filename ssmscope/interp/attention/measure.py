@@ -57,11 +57,7 @@ class Asked:
 
 
 class ShownText:
-    """One text of a trace, its rows or cells, and the maps added so far.
-
-    Raises:
-        InputError: a row or span that the text does not have, or more than `MAX_ROLLOUT_TOKENS` tokens for a rollout.
-    """
+    """One text of a trace, its rows or cells, and the maps added so far."""
 
     def __init__(self, trace: Trace, row: int, asked: Asked, *, rollout: bool = False) -> None:
         self.trace, self.row, self.asked = trace, row, asked
@@ -268,11 +264,7 @@ def normalise_rows(weights: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
 def split_layers(
     layers: str | Sequence[int], numbers: Sequence[int], softmax: Sequence[int]
 ) -> tuple[str | tuple[int, ...], tuple[int, ...]]:
-    """Split the chosen layers into state-space layers, with these `numbers`, and layers of attention.
-
-    Raises:
-        InputError: a layer that is neither, or one that is named twice.
-    """
+    """Split the chosen layers into state-space layers, with these `numbers`, and layers of attention."""
     if isinstance(layers, str) or not softmax:
         return layers if isinstance(layers, str) else tuple(layers), tuple(dict.fromkeys(softmax))
     chosen_layers(layers, sorted({*numbers, *softmax}))
@@ -298,11 +290,7 @@ def see_softmax(
 def mean_weights(
     model: Model, batch: Batch, row: int, layers: Sequence[int]
 ) -> dict[int, Float[Tensor, "length keys"]]:
-    """Return softmax(q kᵀ) of a text, averaged over heads, by the number of the layer.
-
-    Raises:
-        InputError: a text whose maps have more than `MAX_MAP_WEIGHTS` weights.
-    """
+    """Return softmax(q kᵀ) of a text, averaged over heads, by the number of the layer."""
     found: dict[int, Tensor] = {}
     if exceeds_map_limit(model, 1, batch.lengths[row]):
         raise InputError(f"text {row} has {batch.lengths[row]:,} tokens, too many for whole maps of attention layers")
@@ -323,11 +311,7 @@ def gradient_maps(
     model: Model, batch: Batch, layers: str | Sequence[int], target: int | str | None, asked: Asked
 ) -> tuple[Trace, list[ShownText], list[str]]:
     """Return the texts with a map of attention × gradient for each layer, (queries, keys), their trace, and the
-    targets.
-
-    Raises:
-        InputError: an unknown target, or one of several tokens.
-    """
+    targets."""
     labels = model.labels
     if isinstance(target, str) and target.isdecimal() and target not in (labels or ()):
         target = int(target)

@@ -77,11 +77,7 @@ class Attribution:
 
     @staticmethod
     def of(name: str, found: Scores, row: int, length: int) -> Attribution:
-        """Return the scores of one text of a batch, of so many tokens, by a method.
-
-        Raises:
-            InputError: a score that is not finite.
-        """
+        """Return the scores of one text of a batch, of so many tokens, by a method."""
         scores = found.scores[row, :length].detach().float().cpu().numpy()
         if not np.isfinite(scores).all():
             raise InputError(f"the scores of {name} for text {row} are not finite: the model is damaged")

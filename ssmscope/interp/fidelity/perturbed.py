@@ -89,11 +89,7 @@ def distinct(sets: Bool[np.ndarray, "asked n"]) -> tuple[list[int], Int[np.ndarr
 
 def replacement_vector(model: Model, replacement: str) -> Float[Tensor, " width"]:
     """Return the vector that replaces hidden tokens' embeddings: the mean of the embedding table, zeros, or the
-    embedding of the padding token or of any other.
-
-    Raises:
-        InputError: a token that the model does not have, or a text of several.
-    """
+    embedding of the padding token or of any other."""
     table = embedding_table(model.module)
     if replacement == "mean":
         return table.mean(0, dtype=torch.promote_types(table.dtype, torch.float32)).to(table)

@@ -101,11 +101,7 @@ def scored_batch(model: Model, batch: Batch, score: Score) -> tuple[Trace, np.nd
 
 
 def visit_trace(trace: Trace, wanted: LayerScores, chosen: Sequence[int]) -> None:
-    """Measure the layers of a trace.
-
-    Raises:
-        InputError: for a trace without its layers.
-    """
+    """Measure the layers of a trace."""
     try:
         for index in chosen:
             wanted.visit(index, range(len(trace)), trace.layers[index])
@@ -119,11 +115,7 @@ def through_layers(trace: Trace, shares: np.ndarray) -> np.ndarray:
     """Follow every layer's memory to the tokens of the input: a layer's shares (layers, batch, length) composed with
     the maps of the layers below it, as in attention rollout (Abnar & Zuidema 2020). From the layer below to the first,
     p ← ½ p + ½ p |A|, A the mean of absolute values of the layer's block map, its rows divided by
-    their sums. Mass on a state before the first token is dropped, and the shares are divided by their sum.
-
-    Raises:
-        InputError: for a text of more than 8,192 tokens.
-    """
+    their sums. Mass on a state before the first token is dropped, and the shares are divided by their sum."""
     found = np.array(shares)
     for row in range(len(trace)):
         length = int(trace.mask[row].sum())

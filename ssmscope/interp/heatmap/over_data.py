@@ -149,9 +149,6 @@ def measure(
         words: the sums of words.
         lives: half-lives (1 + heads,) by layer.
         timed: the number of texts that these are taken over.
-
-    Raises:
-        InputError: no text with an ordinary token, one that cannot be read, or scores that are not finite.
     """
     lengths, sizes, _ = read_texts(model, data)
     used = [row for row, size in enumerate(sizes) if size]

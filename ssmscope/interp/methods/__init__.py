@@ -52,11 +52,7 @@ NAMES = (*METHODS, *(f"{CAPTUM_PREFIX}{each}" for each in CAPTUM))
 
 
 def method_function(name: str) -> Callable[..., Scores]:
-    """Import the function of a method.
-
-    Raises:
-        InputError: for an unknown method.
-    """
+    """Import the function of a method."""
     if name not in NAMES:
         raise InputError(f"unknown method {name!r}; allowed are {', '.join(NAMES)}{did_you_mean(str(name), NAMES)}")
     if name.startswith(CAPTUM_PREFIX):
@@ -68,11 +64,7 @@ def method_function(name: str) -> Callable[..., Scores]:
 
 
 def bind_method(name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> Method:
-    """Return a method with its options bound; one that draws gets the seed unless it is among the options.
-
-    Raises:
-        InputError: for an unknown method or option.
-    """
+    """Return a method with its options bound; one that draws gets the seed unless it is among the options."""
     function = method_function(name)
     known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for option in options or {}:
@@ -109,11 +101,7 @@ def check_methods(*, methods: Any, option: Any, **_: Any) -> None:
 
 
 def method_names(methods: str | Sequence[str] | Mapping[str, Any] | None) -> list[str]:
-    """Return the names of methods; None stands for `DEFAULT_METHODS`.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Return the names of methods; None stands for `DEFAULT_METHODS`."""
     names = [methods] if isinstance(methods, str) else list(DEFAULT_METHODS if methods is None else methods)
     if not names:
         raise InputError(f"no method was given; allowed are {', '.join(METHODS)}, or functions of your own by name")

@@ -130,11 +130,7 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
 
 def bias_relevance(objective: Objective, *, half: bool = True) -> Float[Tensor, " texts"]:
     """Return the summed relevance of all constants in `lrp`'s network: of every bias of a convolution, projection, norm
-    or head, and of learnt initial states, gradient × value. (A continuation's own tokens are not included.)
-
-    Raises:
-        InputError: as `lrp`.
-    """
+    or head, and of learnt initial states, gradient × value. (A continuation's own tokens are not included.)"""
     return _propagated(objective, half)[1]
 
 
@@ -275,11 +271,7 @@ def _beside(one: Tensor, y: Tensor) -> Tensor:
 @contextmanager
 def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bool = True) -> Iterator[None]:
     """Within the context `module` computes what it always does, and its derivatives are relevance: by the input's
-    embeddings, and by `one` (a 1 per row), by which every constant is multiplied. On leaving it is as before.
-
-    Raises:
-        InputError: for a module whose rule is not known.
-    """
+    embeddings, and by `one` (a 1 per row), by which every constant is multiplied. On leaving it is as before."""
     found = mixers(module)
     if any(parameter.is_meta for parameter in module.parameters()):
         raise InputError("lrp needs every weight of a layer in memory, and some are offloaded: load the whole model")

@@ -64,11 +64,7 @@ def is_family_norm(module: nn.Module) -> bool:
 
 
 def part_handlers(module: nn.Module, half: bool) -> list[tuple[nn.Module, Handler]]:
-    """Return the parts of such a block, itself included, that need a handler, with their handlers.
-
-    Raises:
-        InputError: for a gated feed-forward part with a bias after its product, and for latent attention with biases.
-    """
+    """Return the parts of such a block, itself included, that need a handler, with their handlers."""
     parts = dict(module.named_children())
     found: list[tuple[nn.Module, Handler]] = _latent(module, parts) if "kv_b_proj" in parts else []
     found += [(parts[name], _constant) for name in FROZEN_OUTPUTS if name in parts]
