@@ -73,8 +73,6 @@ class Objective:
     or the summed log-probability of a continuation. Made by `objective`.
 
     Attributes:
-        model: the explained model.
-        batch: the texts.
         targets: per text the ids of the class, of the next token, or of a continuation's tokens.
         contrasts: per text the id whose logit is subtracted; None without one.
         names: per text the name of the class or token.
@@ -132,8 +130,7 @@ class Objective:
         """Return f of every text, without gradients; for other embeddings of the same texts where they are given."""
         embeddings = self.embeddings() if embeddings is None else embeddings
         found = embeddings.new_empty(len(self), dtype=torch.promote_types(embeddings.dtype, torch.float32))
-        for chosen in self.batches(range(len(self))):
-            longest = max(self.lengths[text] for text in chosen)
+        for chosen, longest in self.parts(gradients=False):
             with torch.no_grad():
                 found[chosen] = self(embeddings[chosen, :longest], chosen).to(found)
         return found
@@ -144,12 +141,14 @@ class Objective:
         """Return ∂f/∂embeddings of every run."""
         model, tokens = self.model, embeddings.shape[0] * embeddings.shape[1]
         fits = tokens * kept_bytes_per_token(model) <= backward_bytes(model)
-        before = _allocated(model.device)
+        on_gpu = model.device.type == "cuda"
+        before = torch.cuda.memory_allocated(model.device) if on_gpu else 0
         with weights_constant(model.module), torch.enable_grad(), model.running():
             inputs = embeddings.detach().requires_grad_()
             value = (self if fits else replace(self, recomputes=True))(inputs, texts).sum()
-            if fits and model.device.type == "cuda":
-                model.__dict__["_kept_of_each"] = max(1.0, (_allocated(model.device) - before) / tokens)
+            if fits and on_gpu:
+                kept = torch.cuda.memory_allocated(model.device) - before
+                model.__dict__["_kept_of_each"] = max(1.0, kept / tokens)
             (found,) = torch.autograd.grad(value, inputs)
         return found
 
@@ -169,6 +168,11 @@ class Objective:
         sizes = [length + len(ids) - 1 for length, ids in zip(self.lengths, self.targets, strict=True)]
         most = tokens_that_fit(self.model, gradients=gradients, every_position=self.continues)
         yield from by_length([sizes[text] for text in texts], most)
+
+    def parts(self, *, gradients: bool = True) -> Iterator[tuple[list[int], int]]:
+        """Yield all texts in batches, and the length of the longest in each."""
+        for chosen in self.batches(range(len(self)), gradients=gradients):
+            yield chosen, max(self.lengths[text] for text in chosen)
 
     def rows(self, chosen: Sequence[int]) -> Objective:
         """Return the objective of the chosen texts, padded to the longest of them."""
@@ -228,10 +232,6 @@ def _in_float32(model: Model, ids: list[int]) -> Iterator[None]:
 
     with override_forward([(head, partial(exact, active_override(head)))]):
         yield
-
-
-def _allocated(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 class _Function(nn.Module):

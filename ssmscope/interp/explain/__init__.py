@@ -77,24 +77,19 @@ def explain(
     values = explained.values()
     found = {name: method(explained) for name, method in named.items()}
     answers, pixels = model.answers_of(logits), model.images_of(batch)
-    rows = []
-    for row, length in enumerate(batch.lengths):
-        rows.append(
-            ExplainedText(
-                tokens=tuple(batch.tokens[row]),
-                words=tuple(batch.words[row]),
-                answer=answers[row][0],
-                probability=float(answers[row][1]),
-                target=explained.names[row],
-                value=float(values[row]),
-                attributions=tuple(Attribution.of(name, scores, row, length) for name, scores in found.items()),
-                pixels=None if pixels is None else pixels[row].float().cpu().numpy(),
-            )
+    rows = [
+        ExplainedText(
+            tokens=tuple(batch.tokens[row]),
+            words=tuple(batch.words[row]),
+            answer=answers[row][0],
+            probability=float(answers[row][1]),
+            target=explained.names[row],
+            value=float(values[row]),
+            attributions=tuple(Attribution.of(name, scores, row, length) for name, scores in found.items()),
+            pixels=None if pixels is None else pixels[row].float().cpu().numpy(),
         )
-    options = {"methods": list(named), "target": list(explained.names), "top": top}
-    return Explanation(
-        provenance=record_provenance(model.source, options={**options, "option": option or {}}, seed=seed),
-        texts=tuple(rows),
-        methods=tuple(named),
-        top=top,
-    )
+        for row, length in enumerate(batch.lengths)
+    ]
+    options = {"methods": list(named), "target": list(explained.names), "top": top, "option": option or {}}
+    provenance = record_provenance(model.source, options=options, seed=seed)
+    return Explanation(provenance=provenance, texts=tuple(rows), methods=tuple(named), top=top)

@@ -127,26 +127,22 @@ def strongest(result: SelectionHeatmap) -> Iterator[Line]:
     single = len(result.layers) == 1
     names = [result.layers_name] if single else ["mean", *(f"layer {layer}" for layer in result.layers)]
     of_heads = [f"layer {head.layer} head {head.head}" for head in result.heads]
+    seen = slice(None if result.at is None else result.at + 1)
     for number, text in enumerate(result):
         scores, standing = (text.mean, *text.scores), (text.rationale, *text.standing)
         shown = len(names) if result.by_layer else 1
         for at, (name, row, places) in enumerate(zip(names[:shown], scores, standing)):
-            flat = text.flat[at] if text.flat else False
-            said = result.list_words(text, row, places) or (FLAT_REMARK if flat else "nothing")
+            said = result.list_words(text, row, places) or (FLAT_REMARK if any(text.flat[at : at + 1]) else "nothing")
             cells = {"stands out": Cell(text=said)}
             if text.half_lives is not None and (at or single):
                 life = text.half_lives[max(at - 1, 0)]
                 cells["half-life in tokens"] = Cell(text=median_half_life(life[~text.special], len(text)))
-            yield Line((str(number), name), cells | _range(text, row, result))
+            ends = {"tokens from – to": Cell(text=bounds(row[seen], text.special[seen]))}
+            yield Line((str(number), name), cells | ends)
         for name, row in zip(of_heads, () if text.heads is None else text.heads):
             said = " · ".join(f"{token.strip()} {result.written(score)}" for _, token, score in text.top(3, row))
-            cells = {"stands out": Cell(text=said)}
-            yield Line((str(number), name), cells | _range(text, row, result))
-
-
-def _range(text: ScoredText, row: np.ndarray, result: SelectionHeatmap) -> dict[str, Cell]:
-    seen = slice(None) if result.at is None else slice(result.at + 1)
-    return {"tokens from – to": Cell(text=bounds(row[seen], text.special[seen]))}
+            ends = {"tokens from – to": Cell(text=bounds(row[seen], text.special[seen]))}
+            yield Line((str(number), name), {"stands out": Cell(text=said), **ends})
 
 
 def notes(result: SelectionHeatmap) -> list[str]:

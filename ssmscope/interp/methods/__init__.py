@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ssmscope.core.model import Model
     from ssmscope.interp.explain.result import Method, Scores
 
-
 CAPTUM = (
     *("DeepLift", "FeatureAblation", "GradientShap", "InputXGradient", "IntegratedGradients", "KernelShap", "Lime"),
     *("NoiseTunnel", "Occlusion", "Saliency", "ShapleyValueSampling", "ShapleyValues"),
@@ -42,10 +41,8 @@ METHOD_FUNCTIONS = {
 """Modules and functions of the built-in methods."""
 METHODS = tuple(METHOD_FUNCTIONS)
 """Names of the built-in methods."""
-
 DEFAULT_METHODS = ("lrp", "gradxinput", "survival")
 """Methods used by default, except those that a model refuses."""
-
 CAPTUM_PREFIX = "captum:"
 NAMES = (*METHODS, *(f"{CAPTUM_PREFIX}{each}" for each in CAPTUM))
 """Names of all methods, captum's included."""

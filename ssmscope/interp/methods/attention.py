@@ -56,11 +56,9 @@ def attention_gradient(objective: Objective) -> Scores:
     embeddings = objective.embeddings()
     model = objective.model
     scores = torch.zeros_like(embeddings[..., 0], dtype=torch.promote_types(embeddings.dtype, torch.float32))
-    longest = max(objective.lengths)
-    if exceeds_map_limit(model, 1, longest):
+    if exceeds_map_limit(model, 1, longest := max(objective.lengths)):
         raise InputError(f"a text has {longest:,} tokens, too many for whole maps of the layers of attention")
-    for chosen in objective.batches(range(len(objective)), gradients=True):
-        longest = max(objective.lengths[text] for text in chosen)
+    for chosen, longest in objective.parts():
         found = output_gradients(objective, embeddings[chosen, :longest], chosen, model.mixers, attention=True)
         trace = model.trace(objective.batch.rows(chosen))
         for linearized, (_, gradient) in zip(trace.linearized, found):

@@ -29,8 +29,7 @@ def gradxinput(objective: Objective) -> Scores:
     """
     embeddings = objective.embeddings()
     scores = torch.zeros_like(embeddings[..., 0])
-    for chosen in objective.batches(range(len(objective)), gradients=True):
-        longest = max(objective.lengths[text] for text in chosen)
+    for chosen, longest in objective.parts():
         inputs = embeddings[chosen, :longest]
         scores[chosen, :longest] = (objective.gradient(inputs, chosen) * inputs).sum(-1)
     return Scores(scores)
@@ -84,8 +83,7 @@ def gradcam(objective: Objective, *, layer: int = -1) -> Scores:
         raise InputError(f"there is no layer {layer!r}; allowed are 0 to {len(mixers) - 1}, or -1 for the last")
     embeddings = objective.embeddings()
     scores = torch.zeros_like(embeddings[..., 0])
-    for chosen in objective.batches(range(len(objective)), gradients=True):
-        longest = max(objective.lengths[text] for text in chosen)
+    for chosen, longest in objective.parts():
         ((a, gradient),) = output_gradients(objective, embeddings[chosen, :longest], chosen, [mixers[layer]])
         mask = objective.batch.mask[chosen, :longest].unsqueeze(-1).to(a.device)
         a, gradient = a[:, :longest], gradient[:, :longest]  # A continuation's tokens follow.
