@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,11 +10,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ssmscope.core.affine import embedding_table
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean
-
-if TYPE_CHECKING:
-    from ssmscope.core.model import Model
-    from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective
 
 NEUTRAL, SCALED, MEAN, ZERO = "neutral", "scaled-mean", "mean", "zero"
 BASELINE_NAMES = (NEUTRAL, SCALED, MEAN, ZERO)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
 
+from ssmscope.core.encoding import Batch
+from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
+from ssmscope.data.pixels import PixelData
+from ssmscope.data.rationales import Spans
+from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
-
-if TYPE_CHECKING:
-    from ssmscope.core.encoding import Batch
-    from ssmscope.core.model import Model
-    from ssmscope.data.pixels import PixelData
-    from ssmscope.data.rationales import Spans
-    from ssmscope.data.sequences import SequenceData
 
 
 def check_classifier(model: Model, data: Any, what: str) -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,10 @@ from torch import Tensor
 
 from ssmscope.api.options import chosen_layers
 from ssmscope.core.attention_layers import attending, attention_layers, attention_numbers
+from ssmscope.core.encoding import Batch
+from ssmscope.core.linearized import LinearizedLayer
+from ssmscope.core.model import Model
+from ssmscope.core.trace import Trace
 from ssmscope.errors import InputError
 from ssmscope.interp.attention.readouts import Reader, Readouts
 from ssmscope.interp.attention.result import SOFTMAX, AttendedText, AttentionMap
@@ -23,12 +27,6 @@ from ssmscope.interp.methods.gradients import output_gradients
 from ssmscope.interp.objective import objective
 from ssmscope.interp.spans import find_piece, spelling
 from ssmscope.ops.pooled import causal_pairs, edges
-
-if TYPE_CHECKING:
-    from ssmscope.core.encoding import Batch
-    from ssmscope.core.linearized import LinearizedLayer
-    from ssmscope.core.model import Model
-    from ssmscope.core.trace import Trace
 
 MAX_WHOLE_TOKENS = 1024
 """Largest number of tokens whose map is whole by default; longer texts are pooled to `DEFAULT_CELLS` cells."""

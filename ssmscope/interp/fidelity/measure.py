@@ -6,26 +6,22 @@ import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
 from ssmscope.core.bootstrap import estimates, ratio, resampled_means
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.fidelity.measures import LERF, MEASURES, MORF, layer_of
+from ssmscope.interp.fidelity.perturbed import Hidden
 from ssmscope.interp.fidelity.result import Fidelity
+from ssmscope.interp.objective import Objective
 from ssmscope.interp.plausibility.measure import agreement, rationale_size
 from ssmscope.interp.plausibility.measures import MEASURES as AGREEMENT
 from ssmscope.interp.sanity.measure import spearman
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ssmscope.interp.fidelity.perturbed import Hidden
-    from ssmscope.interp.objective import Objective
-
 
 MAX_TIED_SHARE = 0.05
 """Largest share of tokens with another token's score that needs no note."""

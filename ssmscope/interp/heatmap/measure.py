@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ssmscope import ops
+from ssmscope.core.encoding import Batch
+from ssmscope.core.model import Model
+from ssmscope.core.trace import LayerTrace, Trace
 from ssmscope.errors import InputError
 from ssmscope.interp.attention.measure import absolute_map, normalise_rows
-
-if TYPE_CHECKING:
-    from ssmscope.core.encoding import Batch
-    from ssmscope.core.model import Model
-    from ssmscope.core.trace import LayerTrace, Trace
 
 Score = Literal["survival", "retention", "write"]
 MAX_THROUGH_TOKENS = 8192

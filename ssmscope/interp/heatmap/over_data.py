@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +14,10 @@ import torch
 from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import estimate, ratio, resampled_means, resampled_sums
+from ssmscope.core.encoding import Batch
+from ssmscope.core.model import Model
+from ssmscope.core.trace import LayerTrace
+from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap.measure import Score, scored_batch
 from ssmscope.interp.heatmap.result import MEASURES, KeptGroup, KeptLayer, KeptWord
@@ -27,12 +31,6 @@ from ssmscope.interp.heatmap.words import (
     word_text,
 )
 from ssmscope.interp.labelled import class_ids, read_texts
-
-if TYPE_CHECKING:
-    from ssmscope.core.encoding import Batch
-    from ssmscope.core.model import Model
-    from ssmscope.core.trace import LayerTrace
-    from ssmscope.data.text import TextData
 
 TENTHS = 10
 """Number of parts of equal length that a text is divided into."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ssmscope.api.options import chosen_layers
 from ssmscope.api.results import record_provenance
 from ssmscope.core.attention_layers import attention_modules
-from ssmscope.core.model import as_batch
+from ssmscope.core.model import Model, TextsLike, as_batch
 from ssmscope.core.trace import Trace, check_recurrent_state
+from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap.measure import LayerScores, Score, TokenAverages, through_layers, visit_trace
 from ssmscope.interp.heatmap.over_data import extremes, measure, summarise
@@ -27,10 +28,6 @@ from ssmscope.interp.heatmap.words import (
     word_text,
     words_of,
 )
-
-if TYPE_CHECKING:
-    from ssmscope.core.model import Model, TextsLike
-    from ssmscope.data.text import TextData
 
 TOP_HEADS = 8
 """Number of heads that "top" shows."""

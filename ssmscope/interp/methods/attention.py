@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.measure import exceeds_map_limit
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.gradients import output_gradients
-
-if TYPE_CHECKING:
-    from ssmscope.core.linearized import LinearizedLayer
-    from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective
 
 
 def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:

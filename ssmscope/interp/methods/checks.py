@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 import zlib
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ssmscope.errors import InputError
-
-if TYPE_CHECKING:
-    from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective
 
 
 def check_whole(name: str, value: int, least: int) -> None:

@@ -8,7 +8,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +21,7 @@ from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_nam
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods import CAPTUM
 from ssmscope.interp.methods.checks import text_generator
-
-if TYPE_CHECKING:
-    from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective
 
 ADAPTER_PARAMETERS = {
     *("self", "inputs", "target", "additional_forward_args", "forward_func", "model", "baselines", "feature_mask"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,7 @@ from ssmscope.core.mixers import weights_constant
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.checks import check_number, check_whole, text_generator
-
-if TYPE_CHECKING:
-    from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective
 
 
 def gradxinput(objective: Objective) -> Scores:

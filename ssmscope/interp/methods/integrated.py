@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,10 +16,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary_tokens, singularity_note
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.checks import check_number, check_whole
-
-if TYPE_CHECKING:
-    from ssmscope.interp.objective import Objective
-
+from ssmscope.interp.objective import Objective
 
 SMALLEST_DIVISOR = 1e-30
 MAX_FRUITLESS_HALVINGS = 3

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
+from ssmscope.core.model import Model
+from ssmscope.core.trace import LayerTrace
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.checks import check_whole, text_generator
-
-if TYPE_CHECKING:
-    from ssmscope.core.model import Model
-    from ssmscope.core.trace import LayerTrace
-    from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective
 
 
 def check_survival(model: Model) -> None:
