@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,6 @@ from ssmscope.core.progress import on_stderr
 from ssmscope.core.recomputing import recomputed
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.interp.meter import Meter
 
 MAX_BACKWARD_NUMBERS = 2**29
 """Largest number of values that a backward pass keeps on a CPU: 2 GiB of float32."""
@@ -32,6 +32,13 @@ GPU_MEMORY_SHARE = 0.6
 """Share of a GPU's free memory that a backward pass may use."""
 KEPT_NUMBERS_PER_TOKEN = 40
 """Values that a backward pass keeps per token, as a multiple of layers × width (measured on a Mamba of 24 layers)."""
+
+MIN_REPORTED_SECONDS = 2.0
+"""Smallest duration, in seconds, of a method whose cost is reported."""
+WARMUP_SECONDS = 0.3
+"""Seconds of work, or one gradient of a long one, after which the rate is trusted: the first runs are slow."""
+REPORT_INTERVAL_SECONDS = 10.0
+"""Seconds between two lines of progress."""
 
 Target = int | str | Sequence[int]
 """Class, token, text of several tokens, or ids of several tokens."""
@@ -65,6 +72,50 @@ def kept_bytes_per_token(model: Model) -> float:
     """Return the number of bytes that a backward pass keeps per token: on a GPU as measured at the last gradient, if
     any."""
     return model.__dict__.get("_kept_of_each", 4 * KEPT_NUMBERS_PER_TOKEN * model.num_layers * model.width)
+
+
+@dataclass(eq=False)
+class Meter:
+    """Counter of a method's gradients, which reports their cost by `say`, with times by `clock`."""
+
+    say: Callable[[str], None] = field(default_factory=lambda: on_stderr().print)
+    clock: Callable[[], float] = time.perf_counter
+
+    def plan(self, label: str, lengths: list[int], least: int, most: int) -> None:
+        """Start the count, before a method runs on texts of these lengths, each with so many gradients."""
+        self._label, self._texts = label, len(lengths)
+        self._gradients = [number * len(lengths) for number in (least, most)]
+        self._tokens = [number * sum(lengths) for number in (least, most)]
+        self._ran, self._read, self._begun = 0, 0, self.clock()
+        self._said: float | None = None
+
+    def ran(self, gradients: int, tokens: int, done: int = 0) -> None:
+        """Count gradients of `tokens` tokens in all, and report; `done` texts are done."""
+        self._ran += gradients
+        self._read += tokens
+        now = self.clock()
+        seconds = [(now - self._begun) / self._read * each for each in self._tokens]
+        if self._said is None:
+            if seconds[0] > MIN_REPORTED_SECONDS and now - self._begun >= WARMUP_SECONDS:
+                texts = f"{self._texts:,} texts take" if self._texts > 1 else "the text takes"
+                number = _span([f"{count:,}" for count in self._gradients])
+                self.say(f"{self._label}: {texts} {number} gradients, about {_span([duration(s) for s in seconds])}")
+                self._said = now
+        elif now - self._said >= REPORT_INTERVAL_SECONDS:
+            share = f", {done:,} of {self._texts:,} texts done" if self._texts > 1 else ""
+            self.say(f"{self._label}: {self._ran:,} gradients after {duration(now - self._begun)}{share}")
+            self._said = now
+
+
+def _span(ends: list[str]) -> str:
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+
+
+def duration(seconds: float) -> str:
+    """Format a time: "14 s", "2.5 min", "1.2 h"."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
 
 
 @dataclass(frozen=True, eq=False)

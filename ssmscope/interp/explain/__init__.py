@@ -62,9 +62,8 @@ def explain(
     from ssmscope.api.results import record_provenance
     from ssmscope.core.model import as_batch
     from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
-    from ssmscope.interp.meter import Meter
     from ssmscope.interp.methods import bind_methods
-    from ssmscope.interp.objective import last_logits, objective
+    from ssmscope.interp.objective import Meter, last_logits, objective
 
     named = bind_methods(methods, option, model=model, seed=seed)
     batch = as_batch(model, texts)
