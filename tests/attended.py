@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from ssmscope.interp.attention.readouts import Reader
+from ssmscope.interp.attention.measure import Reader
 from ssmscope.interp.attention.result import AttendedText, AttentionMap, ImplicitAttention
 
 SENTENCE = (
