@@ -152,7 +152,8 @@ def fidelity_auc(
         drawn = [np.random.default_rng([seed, row]).random((random_rankings, sizes[row])) for row in rows]
         every = [np.concatenate([[own[text] for own, _ in scores], each]) for text, each in enumerate(drawn)]
         hidden = [hidden_sets(ranking(each), grid) for each in every]
-        targets, how = [ids[0] for ids in goal.targets], {"value": value, "batch_size": batch_size}
+        targets = [ids[0] for ids in goal.targets]
+        how: Any = {"value": value, "batch_size": batch_size}
         values = run_hidden(model, batch, targets, [each.sets for each in hidden], fill=fill, mode=mode, **how)
         effects: list[Any] = [None] * len(rows)
         if where:

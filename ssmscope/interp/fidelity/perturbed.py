@@ -45,20 +45,16 @@ def ranking(scores: Float[np.ndarray, "rankings n"]) -> Int[np.ndarray, "ranking
 
 @dataclass(frozen=True, eq=False)
 class Hidden:
-    """Distinct sets of tokens of one text that rankings ask to hide.
-
-    Attributes:
-        sets: (sets, n) bool over the text's non-special tokens, True where one is hidden.
-        asked: (rankings, 2, points) numbers of sets: with the top tokens of a ranking hidden (most relevant first) and
-            with the last ones (least relevant first), for every share of the curves.
-        without: (rankings, shares), the top tokens hidden, for the shares of `SHARES`.
-        only: (rankings, shares), all but the top tokens hidden.
-    """
+    """Distinct sets of tokens of one text that rankings ask to hide, and the numbers of those asked."""
 
     sets: Bool[np.ndarray, "sets n"]
+    """Over the text's non-special tokens, True where one is hidden."""
     asked: Int[np.ndarray, "rankings two points"]
+    """For every share of the curves the top tokens hidden (most relevant first), and the last (least relevant first)."""
     without: Int[np.ndarray, "rankings shares"]
+    """The top tokens hidden, for `SHARES`."""
     only: Int[np.ndarray, "rankings shares"]
+    """All but the top tokens hidden."""
 
 
 def hidden_sets(places: Int[np.ndarray, "rankings n"], grid: Sequence[Fraction]) -> Hidden:
@@ -150,8 +146,8 @@ def run_hidden(
     wanted = np.asarray(targets)[owner]
     for rows in by_length(lengths.tolist(), tokens_at_once(model.device), size=batch_size, longest_first=True):
         width = int(lengths[rows].max())
-        index, hides, own = (torch.from_numpy(each[rows]).to(embeddings.device) for each in (owner, hit, lengths))
-        mask = torch.arange(width, device=embeddings.device) < own.unsqueeze(1)
+        index, hides, sizes = (torch.from_numpy(each[rows]).to(embeddings.device) for each in (owner, hit, lengths))
+        mask = torch.arange(width, device=embeddings.device) < sizes.unsqueeze(1)
         if mode == "delete":
             copies = _closed_up(embeddings[index], batch.mask[index] & ~hides, width, fill)
         else:

@@ -29,14 +29,9 @@ TEXTS_AT_ONCE = 32
 
 
 class LayerScores:
-    """Measurements of every layer as the model runs.
-
-    Attributes:
-        survival, half_lives: (layers, batch, length), if requested; NaN for layers that were not visited.
-        by_head: (batch, length, heads) per layer, if requested.
-        selectivity: (batch, heads) per layer, the coefficient of variation over the text of what is overwritten.
-        reach: number of positions that contribute to a write.
-    """
+    """Measurements of every layer as the model runs: survival and half-lives (layers, batch, length), NaN for layers
+    that were not visited; by_head, (batch, length, heads) per layer; selectivity, (batch, heads) per layer, the
+    coefficient of variation over the text of what is overwritten; reach, the positions that contribute to a write."""
 
     def __init__(
         self,

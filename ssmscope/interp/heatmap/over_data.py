@@ -96,8 +96,8 @@ def text_measures(tokens: Sequence[str], words: Sequence[int | None], scores: np
         held(end),
         share.std() / share.mean() if share.mean() else 0.0,
     ]
-    tenths = np.array(tenths, dtype=np.float32)
-    return {"measures": measures, "tenths": tenths, "sizes": len(groups), "names": names, "scores": even}
+    found = {"measures": measures, "tenths": np.array(tenths, dtype=np.float32)}
+    return {**found, "sizes": len(groups), "names": names, "scores": even}
 
 
 def half_life_counts(model: Model, batch: Batch) -> dict[str, np.ndarray]:
@@ -224,8 +224,8 @@ def summarise(
     for at, (name, chosen) in enumerate(groups.items()):
         own, size = entries[:, chosen[entries[1].astype(int)]], int(chosen.sum())
         highest = names[_chosen(own, len(names), min_texts(size), SHOWN_HIGHEST, SHOWN_LOWEST)[:OF_GROUP]].tolist()
-        means = estimates[width * at : width * (at + 1)]
-        kept.append(KeptGroup(name, size, *means, words=tuple(highest)))
+        means = dict(zip(MEASURES, estimates[width * at : width * (at + 1)]))
+        kept.append(KeptGroup(name, size, **means, words=tuple(highest)))
     tenths = estimates[width * len(groups) :]
     counts = np.bincount(entries[0].astype(int), entries[3], minlength=len(names))
     texts = np.bincount(entries[0].astype(int), minlength=len(names))
@@ -235,8 +235,8 @@ def summarise(
         score = ratio(words.layers[at, : len(names)], np.where(texts >= least, counts, 0))
         order = np.argsort(-np.nan_to_num(score, nan=-np.inf), kind="stable")[:OF_GROUP]
         highest = tuple(str(names[word]) for word in order if not np.isnan(score[word]))
-        own = tuple(tenths[TENTHS * (1 + at) : TENTHS * (2 + at)])
-        layers.append(KeptLayer(number, float(halves[0]), halves[1:], highest, own))
+        parts = tuple(tenths[TENTHS * (1 + at) : TENTHS * (2 + at)])
+        layers.append(KeptLayer(number, float(halves[0]), halves[1:], highest, parts))
     chosen = _chosen(entries, len(names), least, HIGHEST, LOWEST).tolist()
     return {
         "words": _with_intervals(entries, chosen, names, total, seed),

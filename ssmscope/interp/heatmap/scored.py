@@ -135,8 +135,8 @@ def scored_data(
     recorded = {"score": score, "layers": _recorded(layers, numbers), "top": options["top"]}
     recorded |= {"punctuation": punctuation, "limit": limit}
     provenance = record_provenance(model.source, options=recorded, seed=seed, data=data)
-    found, *sums, timed = measure(model, data, score, places, seed=seed, provenance=provenance)
-    summary = summarise(model, data, found, *sums, places, numbers, punctuation=punctuation, seed=seed)
+    found, words, lives, timed = measure(model, data, score, places, seed=seed, provenance=provenance)
+    summary = summarise(model, data, found, words, lives, places, numbers, punctuation=punctuation, seed=seed)
     picked = extremes(found)
     shown = [data.texts[found["rows"][at]] for at, _ in picked]
     return DataHeatmap(

@@ -86,22 +86,12 @@ def _text(
     def row(
         name: str, scores: np.ndarray, flat: bool, marked: Sequence[int], ends: tuple[float, float] | None
     ) -> TokenRow:
-        own = ends or _ends(result, [scores[~outside]])
-        seen = scores[~outside]
+        seen, hidden = scores[~outside], flat and not result.of_images
         middle = float(seen.mean()) if seen.size else 0.0
-        signed = result.contrast is not None
-        hidden = flat and not result.of_images
-        return TokenRow(
-            name,
-            scores,
-            (middle, middle) if hidden else own,
-            signed and not hidden,
-            outside,
-            marked,
-            (),
-            remark=FLAT_REMARK * hidden or IMAGE_REMARK * flat,
-            own=(float(seen.min()), float(seen.max())) if seen.size and (ends or hidden) else None,
-        )
+        used = (middle, middle) if hidden else ends or _ends(result, [seen])
+        signed, remark = result.contrast is not None and not hidden, FLAT_REMARK * hidden or IMAGE_REMARK * flat
+        own = (float(seen.min()), float(seen.max())) if seen.size and (ends or hidden) else None
+        return TokenRow(name, scores, used, signed, outside, marked, remark=remark, own=own)
 
     single = len(result.layers) == 1
     flat = text.flat or (False,) * (1 + len(result.layers))

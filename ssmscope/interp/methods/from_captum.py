@@ -130,8 +130,8 @@ def _made(which: Any, f: nn.Module, options: dict[str, Any]) -> Any:
     if which == "NoiseTunnel":
         repeated, allowed = options.get("attribution", "InputXGradient"), [name for name in CAPTUM if name != which]
         if repeated not in allowed:
-            known = f"{', '.join(allowed)}{did_you_mean(str(repeated), allowed)}"
-            raise InputError(f"NoiseTunnel's attribution is {repeated!r}; allowed are {known}")
+            names = f"{', '.join(allowed)}{did_you_mean(str(repeated), allowed)}"
+            raise InputError(f"NoiseTunnel's attribution is {repeated!r}; allowed are {names}")
         return kind(_made(repeated, f, options))
     known = set(inspect.signature(kind.__init__).parameters) - ADAPTER_PARAMETERS
     return kind(f, **{name: value for name, value in options.items() if name in known})
@@ -148,8 +148,8 @@ def _arguments(method: Any, inputs: Tensor, zero: Tensor, options: dict[str, Any
         given["baselines"] = zero
     if "feature_mask" in takes:
         given["feature_mask"] = torch.arange(length, device=inputs.device).view(1, length, 1)
-    for name in {"perturbations_per_eval", "internal_batch_size"} & takes:
-        given.setdefault(name, most)
+    for size in {"perturbations_per_eval", "internal_batch_size"} & takes:
+        given.setdefault(size, most)
     if "sliding_window_shapes" in takes:
         window = given.get("sliding_window_shapes", 1)
         given["sliding_window_shapes"] = (window, inputs.shape[2]) if isinstance(window, int) else window

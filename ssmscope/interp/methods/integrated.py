@@ -87,19 +87,20 @@ def ig(
     texts = range(len(objective))
     once = path.integrated([_Piece(text, 0.0, 1.0, lowest[text], highest[text]) for text in texts])
     if not checked:
-        errors = [math.inf if path.difference[text].any() else 0.0 for text in texts]
-        found = [_Sum.of(once[text].scores, errors[text], lowest[text], highest[text]) for text in texts]
+        unknown = [math.inf if path.difference[text].any() else 0.0 for text in texts]
+        found = [_summed(once[text].scores, unknown[text], lowest[text], highest[text]) for text in texts]
         used, rounded = [steps] * len(objective), [False] * len(objective)
     else:
         found, used, rounded = _refined(path, once, steps, tolerance, cap)
     dtype, kind = torch.promote_types(end.dtype, torch.float32), str(end.dtype).removeprefix("torch.")
+    scores, errors, deltas = zip(*found)
     return Scores(
-        torch.stack([each.scores for each in found]).to(end.device, dtype),
-        delta=torch.tensor([each.delta for each in found], dtype=torch.float64),
+        torch.stack(scores).to(end.device, dtype),
+        delta=torch.tensor(deltas, dtype=torch.float64),
         steps=torch.tensor(used),
-        converged=torch.tensor([each.error <= tolerance for each in found]),
-        error=torch.tensor([each.error for each in found], dtype=torch.float64),
-        rounding=tuple(kind if left and each.error > tolerance else "" for left, each in zip(rounded, found)),
+        converged=torch.tensor([error <= tolerance for error in errors]),
+        error=torch.tensor(errors, dtype=torch.float64),
+        rounding=tuple(kind if left and error > tolerance else "" for left, error in zip(rounded, errors)),
         baseline=baseline_name(objective, baseline),
         note=singularity_note(objective, start),
     )
@@ -143,20 +144,15 @@ class _Halved:
         self.scale = (self.whole.last - self.whole.first) * self.whole.size
 
 
-@dataclass(eq=False)
-class _Sum:
-    """Sum over the pieces of a text: the scores, their largest error and the missing change of f, as shares."""
+_Sum = tuple[Tensor, float, float]
+"""Scores of a text, their largest error and the missing change of f, as shares."""
 
-    scores: Tensor
-    error: float
-    delta: float
 
-    @classmethod
-    def of(cls, scores: Tensor, error: float, before: float, after: float) -> _Sum:
-        """Sum a text up; `error` is in units of the scores. Where nothing has moved, nothing is missing."""
-        missed, largest = abs(float(scores.sum()) - (after - before)), float(scores.abs().max())
-        share = 0.0 if error == 0 else error / max(largest, SMALLEST_DIVISOR)
-        return cls(scores, share, 0.0 if missed == 0 else missed / max(abs(after - before), SMALLEST_DIVISOR))
+def _summed(scores: Tensor, error: float, before: float, after: float) -> _Sum:
+    """Sum a text up; `error` is in units of the scores. Where nothing has moved, nothing is missing."""
+    missed, largest = abs(float(scores.sum()) - (after - before)), float(scores.abs().max())
+    share = 0.0 if error == 0 else error / max(largest, SMALLEST_DIVISOR)
+    return scores, share, 0.0 if missed == 0 else missed / max(abs(after - before), SMALLEST_DIVISOR)
 
 
 def _refined(
@@ -202,11 +198,8 @@ def _refined(
             since[text] = 0 if error < least[text][0] else since[text] + 1
             if error <= least[text][0] or not half:
                 least[text] = error, pieces[text]
-    found = []
-    for text, whole_path in enumerate(once):
-        error, each = least[text]
-        found.append(_Sum.of(_total(each), error, whole_path.before, whole_path.after))
-    return found, used, rounded
+    ends = [(least[text], piece.before, piece.after) for text, piece in enumerate(once)]
+    return [_summed(_total(pieces), error, *change) for (error, pieces), *change in ends], used, rounded
 
 
 def _rounding(pieces: list[_Halved]) -> float:

@@ -129,8 +129,8 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
 
 
 def bias_relevance(objective: Objective, *, half: bool = True) -> Float[Tensor, " texts"]:
-    """Return the summed relevance of all constants in `lrp`'s network: of every bias of a convolution, projection, norm
-    or head, and of learnt initial states, gradient × value. (A continuation's own tokens are not included.)"""
+    """Return the summed relevance of all constants in `lrp`'s network, biases and learnt initial states: gradient ×
+    value. (A continuation's own tokens are not included.)"""
     return _propagated(objective, half)[1]
 
 
