@@ -23,7 +23,7 @@ from ssmscope.api.results import TABLE_ROWS
 from ssmscope.attacks.effect import attack_effect
 from ssmscope.errors import InputError, as_typed
 from ssmscope.interp.attention import implicit_attention
-from ssmscope.interp.attention.result import strongest
+from ssmscope.interp.attention.maps import strongest
 from ssmscope.interp.heatmap import selection_heatmap, views
 from ssmscope.interp.heatmap.result import SelectionHeatmap
 from ssmscope.render import numbers

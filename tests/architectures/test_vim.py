@@ -19,7 +19,7 @@ from ssmscope.api.inputs import Texts
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.mixers import adapter_for
 from ssmscope.errors import InputError
-from ssmscope.interp.attention.result import strongest
+from ssmscope.interp.attention.maps import strongest
 from ssmscope.ops import survival
 
 WIDTH, STATE, RANK, TAPS, DEPTH, CLASSES = 12, 3, 2, 4, 2, 5

@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import views
-from ssmscope.interp.attention.result import causal, limit, row_limits
+from ssmscope.interp.attention.maps import causal, limit, row_limits
 from ssmscope.interp.attention.triangles import strongest_of_blocks
 from ssmscope.render.drawing import EMPTY
 from ssmscope.render.numbers import number

@@ -16,17 +16,8 @@ from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import result as attention
 from ssmscope.interp.attention import triangles, views
-from ssmscope.interp.attention.result import (
-    KEYS_PER_QUERY,
-    AttendedText,
-    AttentionMap,
-    ImplicitAttention,
-    causal,
-    limit,
-    mean_map,
-    row_limits,
-    title,
-)
+from ssmscope.interp.attention.maps import causal, limit, mean_map, row_limits, title
+from ssmscope.interp.attention.result import KEYS_PER_QUERY, AttendedText, AttentionMap, ImplicitAttention
 from ssmscope.render import token_maps
 from ssmscope.render.numbers import number
 from ssmscope.render.signed import SIGNED, SIGNED_ON_DARK, STEPS, levels, shades

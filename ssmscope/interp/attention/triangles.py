@@ -12,7 +12,7 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from ssmscope.interp.attention.result import causal, limit, title
+from ssmscope.interp.attention.maps import causal, limit, title
 from ssmscope.render.blocks import TokenText
 from ssmscope.render.drawing import MARGIN, MARK, drawable, families, letters, write
 from ssmscope.render.figure import INK, SOFT, Sheet

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.interp.attention.result import (
+from ssmscope.interp.attention.maps import (
     CLIP_PERCENTILE,
     MEAN_MAP,
     causal,

@@ -50,7 +50,7 @@ class Hidden:
     sets: Bool[np.ndarray, "sets n"]
     """Over the text's non-special tokens, True where one is hidden."""
     asked: Int[np.ndarray, "rankings two points"]
-    """For every share of the curves the top tokens hidden (most relevant first), and the last (least relevant first)."""
+    """For every share of the curves the top tokens hidden (most relevant first), and the last ones (least first)."""
     without: Int[np.ndarray, "rankings shares"]
     """The top tokens hidden, for `SHARES`."""
     only: Int[np.ndarray, "rankings shares"]

@@ -19,7 +19,7 @@ from ssmscope.core.mixers import weights_constant
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary_tokens
 from ssmscope.interp.explain.result import Scores
-from ssmscope.interp.methods import CAPTUM
+from ssmscope.interp.methods.captum_names import CAPTUM
 from ssmscope.interp.methods.checks import text_generator
 from ssmscope.interp.objective import Objective
 
