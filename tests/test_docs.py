@@ -33,7 +33,7 @@ EDITS = {
         ),
     ),
     "ssmscope/interp/methods/__init__.py": (
-        ('    "random": "random:random",\n', '    "gradnorm": "gradnorm:gradnorm",\n'),
+        ('    "random": "memory:random",\n', '    "gradnorm": "gradnorm:gradnorm",\n'),
     ),
     "ssmscope/attacks/recipes.py": (
         ('"stresstest", "checklist", "deepwordbug"', '"politeness", '),

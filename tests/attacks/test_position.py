@@ -44,7 +44,7 @@ from ssmscope.data.pixels import CIFAR10, PixelData
 from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
-from ssmscope.interp.classes import class_ids
+from ssmscope.interp.labelled import class_ids
 from ssmscope.render.table import Table, in_percent
 
 LENGTH = 16

@@ -131,7 +131,7 @@ def word_attack(
     from ssmscope.core.progress import on_stderr, progress_bar
     from ssmscope.data.prompts import CONTENT
     from ssmscope.evaluation import Evaluator, Template, label_words
-    from ssmscope.interp.classes import class_ids, word_ids
+    from ssmscope.interp.labelled import class_ids, word_ids
 
     check_data(data)
     own: dict[str, Any] = dict(embeddings=embeddings, masked_lm=masked_lm, encoder=encoder, synonyms=synonyms)

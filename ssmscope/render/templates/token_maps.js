@@ -35,7 +35,7 @@
     // Of a long text several weights share a dot of the canvas, which shows the strongest.
     const fold = Math.max(1, Math.round(across / largest)), foldRows = whole ? fold : 1;
     const wide = Math.ceil(across / fold), tall = Math.ceil(queries.length / foldRows);
-    let map, chosen = text.opens, pinned = null, at = spans[queries[chosen]];
+    let map, chosen = queries.length - 1, pinned = null, at = spans[queries[chosen]];
 
     function unit() { return Math.max(1, Math.ceil(cells * 0.02)); }
     function name(cell) {
