@@ -12,7 +12,7 @@ from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.pixels import PixelData
-from ssmscope.data.rationales import Spans
+from ssmscope.data.rows import Spans
 from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
