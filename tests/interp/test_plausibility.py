@@ -26,8 +26,7 @@ from ssmscope.interp.plausibility.measure import (
     rationale_size,
     token_f1,
 )
-from ssmscope.interp.plausibility.measures import MEASURES
-from ssmscope.interp.plausibility.result import Plausibility
+from ssmscope.interp.plausibility.result import MEASURES, Plausibility
 from ssmscope.render.blocks import Prose
 
 

@@ -27,15 +27,17 @@ from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.stability import stability
-from ssmscope.probes.stability.inputs import DEFAULT_LENGTH, inputs_of
-from ssmscope.probes.stability.layers import recorded_limits, step_gains
 from ssmscope.probes.stability.measure import (
+    DEFAULT_LENGTH,
     _gain,
     behaviour_of,
     half_lives,
+    inputs_of,
     mean_norms,
     norm_positions,
     notes_on,
+    recorded_limits,
+    step_gains,
 )
 from ssmscope.probes.stability.result import QUANTILES, Stability
 
@@ -127,7 +129,7 @@ def test_long_texts_are_worked_in_pieces(monkeypatch):
     model = example("baleen-e-mamba")
     batch = model.encode(ids=TEXTS)
     whole = stability(model, batch, positions=[2, 7])
-    monkeypatch.setattr("ssmscope.probes.stability.layers.MAX_DECAYS", 3 * 48 * 5 * 2)
+    monkeypatch.setattr("ssmscope.probes.stability.measure.MAX_DECAYS", 3 * 48 * 5 * 2)
     monkeypatch.setattr("ssmscope.core.batching.TOKENS_AT_ONCE", 8)
     pieces = stability(model, batch, positions=[2, 7])
     for a, b in zip(whole.layers, pieces.layers):

@@ -71,8 +71,7 @@ def ablate(
     import numpy as np
 
     from ssmscope.api.results import record_provenance
-    from ssmscope.interp.ablate.measure import AblationRuns
-    from ssmscope.interp.ablate.parts import part_of, units_of
+    from ssmscope.interp.ablate.measure import AblationRuns, part_of, units_of
     from ssmscope.interp.ablate.result import Ablation
     from ssmscope.interp.interventions import means_with_intervals
     from ssmscope.interp.scoring import HARM_SIGNS, MEASURES, scored_examples

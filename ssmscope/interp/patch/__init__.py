@@ -96,8 +96,7 @@ def patch(
 
     from ssmscope.api.inputs import one_text
     from ssmscope.api.results import record_provenance
-    from ssmscope.interp.patch.attribution import agreement, attributed
-    from ssmscope.interp.patch.measure import PatchRuns, answer_pair, first_difference, measure
+    from ssmscope.interp.patch.measure import PatchRuns, agreement, answer_pair, attributed, first_difference, measure
     from ssmscope.interp.patch.result import Patching
     from ssmscope.interp.spans import positions_of, span_name
 

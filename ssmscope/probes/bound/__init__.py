@@ -74,8 +74,8 @@ def generalization_bound(
     from ssmscope.architectures.loading.load import trained_examples
     from ssmscope.core.mixers import check_causal
     from ssmscope.probes.bound.measure import measured_terms, theorem_bound
-    from ssmscope.probes.bound.norms import theorem_model
-    from ssmscope.probes.stability.inputs import DEFAULT_LENGTH
+    from ssmscope.probes.bound.terms import theorem_model
+    from ssmscope.probes.stability.measure import DEFAULT_LENGTH
 
     parts = theorem_model(model)
     check_causal(model.module, "the bound")

@@ -14,12 +14,11 @@ from ssmscope.architectures.loading.load import load
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
-from ssmscope.probes.bound.norms import theorem_model
 from ssmscope.probes.bound.result import GeneralizationBound
-from ssmscope.probes.bound.terms import CURVES
+from ssmscope.probes.bound.terms import CURVES, theorem_model
 from ssmscope.probes.checkpoints.result import Checkpoint
 from ssmscope.probes.stability import stability
-from ssmscope.probes.stability.inputs import DEFAULT_LENGTH
+from ssmscope.probes.stability.measure import DEFAULT_LENGTH
 
 SUFFIXES = (".pth", ".pt")
 """Suffixes of weight files that a directory of checkpoints is searched for."""

@@ -82,8 +82,16 @@ def influence(
     from ssmscope.core.limits import refuse_reading
     from ssmscope.core.mixers import check_causal
     from ssmscope.interp.objective import MAX_BACKWARD_NUMBERS
-    from ssmscope.probes.influence.jacobian import Dependence, Probes, of_layer, of_output
-    from ssmscope.probes.influence.measure import inputs_of, measure_reach, notes_on, positions_of
+    from ssmscope.probes.influence.measure import (
+        Dependence,
+        Probes,
+        inputs_of,
+        measure_reach,
+        notes_on,
+        of_layer,
+        of_output,
+        positions_of,
+    )
     from ssmscope.probes.influence.reach import Reach
     from ssmscope.probes.influence.result import Influence
     from ssmscope.probes.influence.similarity import similarity_of

@@ -1,21 +1,214 @@
-"""Inputs, output positions and the reach of each output."""
+"""Inputs, output positions, and norms of Jacobian blocks of an output by each token, from vector–Jacobian products."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
+from ssmscope.core.batching import by_length
 from ssmscope.core.encoding import Batch
-from ssmscope.core.model import as_batch
-from ssmscope.errors import InputError
-from ssmscope.probes.influence.jacobian import Dependence, Probes, block_norms
+from ssmscope.core.heads import head_logits, hidden_vectors
+from ssmscope.core.intercept import evaluating
+from ssmscope.core.mixers import adapter_for, weights_constant
+from ssmscope.core.model import Model, as_batch
+from ssmscope.errors import InputError, Unanswerable
+from ssmscope.interp.methods.gradients import keep_outputs
+from ssmscope.interp.objective import tokens_that_fit
 from ssmscope.probes.influence.reach import Reach, noise_of, reach_of
-from ssmscope.probes.stability.inputs import random_batch
+from ssmscope.probes.stability.measure import random_batch
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model, TextsLike
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Vectors v of the products vᵀJ.
+
+    Attributes:
+        number: number of random vectors; None for every unit vector, which is exact.
+        vectors: distribution of random vectors: "signs", ±1, or "normal", N(0, 1).
+        seed: a vector depends only on the seed, the measured place, the text, the position and its own number.
+    """
+
+    number: int | None
+    vectors: str = "signs"
+    seed: int = 0
+
+    def count(self, size: int) -> int:
+        return size if self.number is None else self.number
+
+    def vector(self, which: int, size: int, place: int, text: int, position: int) -> Float[np.ndarray, " size"]:
+        if self.number is None:
+            return np.eye(1, size, which)[0]
+        random = np.random.default_rng([self.seed, place, text, position, which])
+        return random.standard_normal(size) if self.vectors == "normal" else 2.0 * random.integers(0, 2, size) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Dependence:
+    """Output y at every position of a text as a differentiable function of one vector per token.
+
+    Attributes:
+        x: (texts, length, width), the point at which the derivative is taken.
+        size: number of components of y.
+        run: maps x (rows, length, width) and its mask to the input of `at`.
+        at: maps the output of `run` and a position of each row to y (rows, size).
+        layers: number of layers that it runs through, which determines the memory of a backward pass.
+        place: 0 for the whole model, 1 + i for layer i, so that they draw different probes.
+    """
+
+    x: Float[Tensor, "texts length width"]
+    size: int
+    run: Callable[[Tensor, Tensor], Tensor]
+    at: Callable[[Tensor, Tensor], Tensor]
+    layers: int
+    place: int
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Norms ‖∂y_t/∂x_s‖_F for positions t of one text and all its tokens s."""
+
+    positions: Int[np.ndarray, " positions"]
+    norm: Float[np.ndarray, "positions length"]
+    error: Float[np.ndarray, "positions length"]
+    """Standard error of an estimated norm; 0 if exact."""
+
+
+def of_output(model: Model, batch: Batch, of: str) -> Dependence:
+    """Return the head's input, or the logits, of the whole model as a function of the token embeddings.
+
+    A classifier's logits are always those at the last position.
+    """
+    with torch.no_grad():
+        x = model.embed(batch).masked_fill(~batch.mask.unsqueeze(-1), 0)
+    module = model.module
+    head = module.get_output_embeddings() if of == "logits" and not model.is_classifier else None
+    classes = of == "logits" and model.is_classifier
+    if of == "logits" and head is None and not classes:
+        raise Unanswerable(f"{model.name} has no head that is one linear map; ask for the influence on hidden vectors")
+
+    def run(x: Tensor, mask: Tensor) -> Tensor:
+        with model.running(mask=mask):
+            return model.forward_embeddings(x, mask) if classes else hidden(model, x, mask).to(x.device)
+
+    def at(found: Tensor, positions: Tensor) -> Tensor:
+        if classes:
+            return found
+        y = found[torch.arange(len(found), device=found.device), positions]
+        return y if head is None else head_logits(module, y)
+
+    size = len(model.labels or ()) if classes else x.shape[-1] if head is None else head.out_features
+    return Dependence(x, size, run, at, model.num_layers, 0)
+
+
+def of_layer(model: Model, batch: Batch, index: int, u: Float[Tensor, "texts length width"]) -> Dependence:
+    """Return the output of one mixer as a function of its input, at the input `u` that it has in the model."""
+    mixer = model.mixers[index]
+    reader = adapter_for(mixer)
+
+    def run(x: Tensor, mask: Tensor) -> Tensor:
+        with evaluating(model.module):
+            return reader.output(mixer, reader.compute_terms(mixer, x, mask))
+
+    def at(found: Tensor, positions: Tensor) -> Tensor:
+        return found[torch.arange(len(found), device=found.device), positions]
+
+    return Dependence(u, model.width, run, at, max(1, u.shape[-1] // model.width), 1 + index)
+
+
+def hidden(
+    model: Model, embeddings: Float[Tensor, "texts length width"], mask: Tensor
+) -> Float[Tensor, "texts length width"]:
+    """Return the head's input at every position, in the caller's context."""
+    module = model.module
+    if module.base_model is not module:
+        return hidden_vectors(module, inputs_embeds=embeddings, attention_mask=mask.long())
+    kept: dict[int, Tensor] = {}  # The head of a one-layer classifier reads its only mixer.
+    with keep_outputs(model.mixers[-1:], kept):
+        module(inputs_embeds=embeddings, attention_mask=mask.long())
+    return kept[0]
+
+
+def block_norms(
+    model: Model,
+    dependence: Dependence,
+    batch: Batch,
+    positions: Sequence[Int[np.ndarray, " positions"]],
+    probes: Probes,
+    chunk: int | None = None,
+) -> list[Blocks]:
+    """Compute ‖∂y_t/∂x_s‖_F of every text at its `positions` t, for all s.
+
+    ‖J‖_F² = Σ_i ‖Jᵀe_i‖² over unit vectors e_i, or E‖Jᵀv‖² over random v with E vvᵀ = I (Hutchinson 1990). The mean
+    over the probes is unbiased; its root, the norm, is on average too small by about error² / (2 norm). One product Jᵀv
+    gives the blocks of a t with every s, so that the errors of neighbouring s are correlated.
+
+    Texts, and copies of them if there is room, run forward once and backward once per vector, at most `chunk` tokens
+    at a time (but at least a whole text); by default as many as fit the device's memory.
+    """
+    count = probes.count(dependence.size)
+    lengths = batch.lengths
+    sums = [np.zeros((2, len(own), lengths[text])) for text, own in enumerate(positions)]
+    most = tokens_that_fit(model, layers=dependence.layers, gradients=True) if chunk is None else chunk
+    for chosen in by_length(lengths, most):
+        longest = max(lengths[text] for text in chosen)
+        products = max(len(positions[text]) for text in chosen) * count
+        copies = max(1, min(products, most // (len(chosen) * longest)))
+        rows = [text for text in chosen for _ in range(copies)]
+        x = dependence.x[rows, :longest].detach().requires_grad_()
+        # Both passes are in this context, because recomputed parts of the backward pass need the same weights.
+        with weights_constant(model.module), torch.enable_grad():
+            found = dependence.run(x, batch.mask[rows, :longest])
+            rounds = math.ceil(products / copies)
+            for step in range(rounds):
+                v, at, jobs = np.zeros((len(rows), dependence.size)), [0] * len(rows), []
+                for row, text in enumerate(rows):
+                    place, which = divmod(step * copies + row % copies, count)
+                    if place < len(positions[text]):
+                        at[row] = int(positions[text][place])
+                        v[row] = probes.vector(which, dependence.size, dependence.place, text, at[row])
+                        jobs.append((row, text, place))
+                y = dependence.at(found, torch.tensor(at, device=x.device))
+                weight = torch.from_numpy(v).to(torch.promote_types(y.dtype, torch.float32)).to(y.device)
+                (gradient,) = torch.autograd.grad((y * weight).sum(), x, retain_graph=step < rounds - 1)
+                squares = _squares(gradient)
+                for row, text, place in jobs:
+                    square = squares[row, : lengths[text]]
+                    sums[text][:, place] += square, square**2
+    return [_blocks(own, total, probes, count) for own, total in zip(positions, sums)]
+
+
+def _squares(gradient: Float[Tensor, "rows length width"]) -> Float[np.ndarray, "rows length"]:
+    """Return Σ_width gradient², in float64 on the CPU, scaled before squaring because not every device has float64."""
+    gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+    scale = gradient.abs().amax(-1)
+    unit = gradient / scale.where(scale > 0, 1).unsqueeze(-1)
+    return unit.square().sum(-1).cpu().double().numpy() * scale.cpu().double().numpy() ** 2
+
+
+def _blocks(
+    positions: Int[np.ndarray, " positions"],
+    sums: Float[np.ndarray, "two positions length"],
+    probes: Probes,
+    count: int,
+) -> Blocks:
+    if probes.number is None:
+        return Blocks(positions, np.sqrt(sums[0]), np.zeros_like(sums[0]))
+    mean, mean_square = sums / count
+    spread = np.maximum(mean_square - mean**2, 0) / (count - 1)  # This is the variance of the mean.
+    norm = np.sqrt(mean)
+    error = np.divide(np.sqrt(spread), 2 * norm, out=np.zeros_like(norm), where=norm > 0)
+    return Blocks(positions, norm, error)
+
 
 MAX_EXACT_COMPONENTS = 64
 """Largest y whose Jacobian is computed exactly by default."""

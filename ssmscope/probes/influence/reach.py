@@ -15,7 +15,7 @@ from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
-    from ssmscope.probes.influence.jacobian import Blocks
+    from ssmscope.probes.influence.measure import Blocks
 
 SHARES = (0.5, 0.9, 0.95)
 """Shares of the influence for which the effective context is measured."""

@@ -18,7 +18,7 @@ from ssmscope.core.encoding import Batch
 from ssmscope.core.intercept import After, observe
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.probes.influence.jacobian import hidden
+from ssmscope.probes.influence.measure import hidden
 from ssmscope.probes.influence.reach import intervals
 
 MEASURES = ("cosine", "centred", "spread")

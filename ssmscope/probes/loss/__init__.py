@@ -80,9 +80,16 @@ def token_loss(
     from ssmscope.api.results import record_provenance
     from ssmscope.core.progress import on_stderr
     from ssmscope.probes.long_rows import distinct_names, language_models
-    from ssmscope.probes.loss.measure import UNITS_PER_NAT, all_losses, notes_on, positions_of, summarise
+    from ssmscope.probes.loss.measure import (
+        UNITS_PER_NAT,
+        all_losses,
+        documents,
+        notes_on,
+        positions_of,
+        shared_windows,
+        summarise,
+    )
     from ssmscope.probes.loss.result import TokenLoss
-    from ssmscope.probes.loss.windows import documents, shared_windows
 
     every = language_models(models)
     texts, name = documents(data, split)

@@ -66,9 +66,14 @@ def stability(
 
     from ssmscope.api.results import record_provenance
     from ssmscope.core.mixers import check_causal
-    from ssmscope.probes.stability.inputs import inputs_of
-    from ssmscope.probes.stability.layers import record_layers
-    from ssmscope.probes.stability.measure import layer_stability, mean_norms, norm_positions, notes_on
+    from ssmscope.probes.stability.measure import (
+        inputs_of,
+        layer_stability,
+        mean_norms,
+        norm_positions,
+        notes_on,
+        record_layers,
+    )
     from ssmscope.probes.stability.result import BEHAVIOURS, Stability
 
     inputs = inputs_of(model, texts, length=length, samples=samples, seed=seed)
