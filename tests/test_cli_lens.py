@@ -260,7 +260,7 @@ class TestSNR:
                 Call.of(name, [str(folder / "mamba")], option)
 
     def test_words_are_those_of_the_views_and_tasks(self):
-        from ssmscope.probes.lens.lensed_text import STATISTICS
+        from ssmscope.probes.lens.result import STATISTICS
         from ssmscope.probes.snr.questions import TASKS
 
         assert registry.analysis_of("lens show").options["statistic"].words == tuple(STATISTICS)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ssmscope.core import batching
 from ssmscope.errors import InputError
 from ssmscope.probes.lens.data import Rows, shuffled_batches
-from ssmscope.probes.lens.lenses import chosen_states, slices, translated
+from ssmscope.probes.lens.lenses import chosen_states, slices, tokens_at_once, translated
 from ssmscope.training.checkpoint import load_state, save_state
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ssmscope.core.encoding import Batch
     from ssmscope.core.model import Model
 
-MAX_STREAM_VALUES = 2**28
-"""Maximum number of values of the residual stream in memory."""
 MOMENTUM = 0.9
 PROGRESS = ("step", "epoch", "place", "loss_sum", "best", "history")
 """Attributes of a fit that its checkpoint keeps, besides the tensors."""
@@ -60,11 +58,6 @@ def divergences(
             if slopes is not None:
                 slopes[:, part] = logs[:-1].exp_().sub_(p) @ head.weight
     return Divergences(kl, slopes)
-
-
-def tokens_at_once(model: Model, layers: int) -> int:
-    """Return the number of tokens that run together while the stream of all layers is kept."""
-    return max(1, min(batching.tokens_at_once(model.device), MAX_STREAM_VALUES // ((layers + 1) * model.width)))
 
 
 def batches_of(model: Model, rows: Rows, chosen: Sequence[int], layers: int) -> Iterator[tuple[list[int], Batch]]:

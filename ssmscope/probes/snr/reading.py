@@ -15,8 +15,7 @@ from jaxtyping import Float, Int
 from ssmscope.core.batching import by_length
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.errors import InputError
-from ssmscope.probes.lens.fitting import tokens_at_once
-from ssmscope.probes.lens.lenses import chosen_states
+from ssmscope.probes.lens.lenses import chosen_states, tokens_at_once
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
