@@ -89,11 +89,7 @@ def head_logits(model: Model, hidden: Tensor) -> Tensor:
 
 
 def language_models(models: Model | Sequence[Model]) -> tuple[Model, ...]:
-    """Return one or several language models as a tuple.
-
-    Raises:
-        InputError: for no model, a classifier, or a model without a tokenizer.
-    """
+    """Return one or several language models as a tuple."""
     every = (models,) if isinstance(models, Model) else tuple(models)
     if not every:
         raise InputError("no model was given; give one or several language models")

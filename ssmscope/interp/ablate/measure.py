@@ -119,11 +119,7 @@ def part_of(model: Model, what: What) -> Part:
 
 
 def units_of(model: Model, batch: Batch, part: Part) -> list[Unit]:
-    """Return the units to ablate one after another.
-
-    Raises:
-        InputError: heads that are channels, or a part that no layer of the model has.
-    """
+    """Return the units to ablate one after another."""
     kept: dict[Key, Tensor] = {}
     model.run(batch, edits=part.recorded(kept), last_only=True)
     if not kept:
@@ -142,11 +138,7 @@ def units_of(model: Model, batch: Batch, part: Part) -> list[Unit]:
 
 def chosen_of(sets: Sequence[Sequence[Unit]], copies: int, heads: int, parts: int) -> dict[int, Tensor]:
     """Return `Part.ablated`'s choice for runs in which these sets of units are ablated, `copies` of each one after
-    another.
-
-    Args:
-        heads, parts: the most that a layer has, of units that name some; else 1.
-    """
+    another."""
     found = {unit.layer: torch.zeros(len(sets), parts, heads, dtype=torch.bool) for own in sets for unit in own}
     for run, own in enumerate(sets):
         for unit in own:

@@ -40,11 +40,7 @@ def roads_of(model: Model) -> dict[int, tuple[list[int], list[int]]]:
 
 
 def cuts_of(model: Model, batch: Batch, by: str, window: int) -> Iterator[Cut]:
-    """Yield the cuts one after another; the first is everything in all layers.
-
-    Raises:
-        InputError: for parts of a model whose layers have one, and for heads that are channels.
-    """
+    """Yield the cuts one after another; the first is everything in all layers."""
     roads = roads_of(model)
     layers = list(roads)
     every = Cut(layers[0], layers[-1])

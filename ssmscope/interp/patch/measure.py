@@ -34,11 +34,7 @@ Cells = list[tuple[int | None, int]]
 
 
 def first_difference(clean: Batch, corrupted: Batch) -> int:
-    """Return the first position at which two texts differ.
-
-    Raises:
-        InputError: they have different lengths, do not differ, or have no token in common.
-    """
+    """Return the first position at which two texts differ."""
     lengths = [batch.input_ids.shape[1] for batch in (clean, corrupted)]
     if lengths[0] != lengths[1]:
         raise InputError(
@@ -55,11 +51,7 @@ def first_difference(clean: Batch, corrupted: Batch) -> int:
 def answer_pair(
     model: Model, pair: tuple[Batch, Batch], answer: int | str | None, contrast: int | str | None
 ) -> tuple[tuple[int, int], tuple[str, str]]:
-    """Return the ids and the names of the answer and its contrast.
-
-    Raises:
-        InputError: they are the same.
-    """
+    """Return the ids and the names of the answer and its contrast."""
     (right, *_), (name, *_) = answer_ids(model, pair[0], answer)
     (wrong, *_), (other, *_) = answer_ids(model, pair[1], contrast)
     if right == wrong:
@@ -88,11 +80,7 @@ class PatchRuns:
         )
 
     def heads(self) -> int:
-        """Return the largest number of heads of a layer.
-
-        Raises:
-            InputError: they are single channels.
-        """
+        """Return the largest number of heads of a layer."""
         kept: dict[Any, Tensor] = {}
         self.model.run(self.base, edits=recorded("scans", kept), last_only=True)
         heads = max(y.shape[2] for y in kept.values())
@@ -255,9 +243,6 @@ def attributed(runs: PatchRuns, site: str, positions: Sequence[int], ids: tuple[
 
     Two forward passes and a backward one stand for all cells. It is what patching does where m is linear in a between
     the two runs, and misses what saturates.
-
-    Raises:
-        InputError: a site that the layers do not have.
     """
     kept: tuple[Recorded, Recorded] = ({}, {})
     with torch.no_grad():

@@ -18,11 +18,7 @@ from ssmscope.core.model import Model
 
 def parts_of(model: Model, layers: str | Sequence[int] = "all") -> dict[str, dict[str, nn.Parameter]]:
     """Return the weights of every part by name, from the head down: "head", "norm" (between the layers and the head),
-    "layer 3" …, "embeddings". A part without weights is left out; a head's that are the embeddings' count as these.
-
-    Raises:
-        InputError: for layers that the model does not have, or given twice.
-    """
+    "layer 3" …, "embeddings". A part without weights is left out; a head's that are the embeddings' count as these."""
     numbers = model.layer_numbers
     chosen = chosen_layers(layers, numbers)
     module = model.module

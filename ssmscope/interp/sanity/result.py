@@ -49,11 +49,7 @@ class SanityCheck(Result, kind="sanity"):
         return f"correlation with all parts randomised: {', '.join(ends)}"
 
     def estimate(self, method: str, part: str, measure: str = "signed") -> Estimate:
-        """Return the mean correlation once this part and those above it are randomised.
-
-        Raises:
-            InputError: when there is no such method, part or measure.
-        """
+        """Return the mean correlation once this part and those above it are randomised."""
         places = []
         for what, name, known in (
             ("method", method, self.methods),

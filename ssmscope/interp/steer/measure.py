@@ -49,11 +49,7 @@ def held_out_examples(
 
 def mean_difference(model: Model, toward: Sequence[Any], away: Sequence[Any], site: str, layer: int) -> Direction:
     """Return the mean over the texts of one side minus that over the other: of the block's input at their last tokens,
-    or of the states after them.
-
-    Raises:
-        InputError: both means are the same.
-    """
+    or of the states after them."""
     means = []
     for texts in (toward, away):
         if not texts:

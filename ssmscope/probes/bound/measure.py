@@ -41,11 +41,7 @@ CURVE_POINTS = 41
 def theorem_bound(
     parts: TheoremModel, lengths: Sequence[int] | None, provenance: dict[str, Any], setting: dict[str, Any]
 ) -> GeneralizationBound:
-    """Compute the bound of a selective SSM between embeddings and a head; `setting` holds T, m, δ, c_l and l.
-
-    Raises:
-        InputError: weights that are not finite.
-    """
+    """Compute the bound of a selective SSM between embeddings and a head; `setting` holds T, m, δ, c_l and l."""
     length, examples = setting["length"], setting["examples"]
     grid = curve_lengths(lengths, length)
     row = worst_row(parts, length)
@@ -83,9 +79,6 @@ def measured_terms(
     """Measure the terms of a model outside the theorem on texts, or on 4 random sequences of at most 512 tokens.
 
     T is by default the length of the longest.
-
-    Raises:
-        InputError: texts that the model cannot read, or terms that are not finite.
     """
     T = setting["length"]
     drawn = None if texts is not None or model.channels is not None or T is None else max(2, min(T, DEFAULT_LENGTH))
@@ -111,11 +104,7 @@ def curves_of(norms: Norms, lengths: np.ndarray) -> np.ndarray:
 
 
 def curve_lengths(lengths: Sequence[int] | None, length: int) -> np.ndarray:
-    """Return the lengths of the curves, ascending; by default from 2 to 10,000, or to 10 `length`.
-
-    Raises:
-        InputError: a length above `MAX_LENGTH`, ten times which would approach the range of 64-bit integers.
-    """
+    """Return the lengths of the curves, ascending; by default from 2 to 10,000, or to 10 `length`."""
     if (longest := max(length, *(lengths or (1,)))) > MAX_LENGTH:
         raise InputError(f"length is {longest:,}; allowed are lengths up to {MAX_LENGTH:,}")
     if lengths is None:
@@ -125,11 +114,7 @@ def curve_lengths(lengths: Sequence[int] | None, length: int) -> np.ndarray:
 
 
 def measure_terms(model: Model, batch: Batch) -> tuple[LayerTerms, ...]:
-    """Measure every recurrence's terms on a batch.
-
-    Raises:
-        InputError: terms that are not finite.
-    """
+    """Measure every recurrence's terms on a batch."""
     found: list[list[_Extremes]] = [[] for _ in range(model.num_layers)]
     for rows in by_length(batch.lengths):
         part = batch.rows(rows)

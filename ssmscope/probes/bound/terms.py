@@ -305,11 +305,7 @@ def theorem_model(model: Model) -> TheoremModel | None:
 
 
 def norms_of(parts: TheoremModel, row: int) -> Norms:
-    """Compute the norms (Assumptions 3.1, 3.2 and 3.4) with w = row `row` of the head, in float64.
-
-    Raises:
-        InputError: weights that are not finite.
-    """
+    """Compute the norms (Assumptions 3.1, 3.2 and 3.4) with w = row `row` of the head, in float64."""
     mixer = parts.mixer
     A, W_B, W_C, q, p, w, table = map(
         _to_double, (mixer.A, mixer.W_B, mixer.W_C, mixer.q_delta, mixer.p_delta, parts.head[row], parts.embeddings)

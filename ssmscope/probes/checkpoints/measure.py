@@ -40,11 +40,7 @@ def name_of(source: Source) -> str:
 
 
 def expand_directories(sources: Sequence[Source]) -> list[Source]:
-    """Replace every directory that is not a checkpoint itself by the checkpoints in it, sorted by name.
-
-    Raises:
-        InputError: a directory that cannot be read.
-    """
+    """Replace every directory that is not a checkpoint itself by the checkpoints in it, sorted by name."""
     found: list[Source] = []
     for source in sources:
         inside: list[Path] = []

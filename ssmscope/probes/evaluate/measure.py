@@ -43,11 +43,7 @@ def measure(
     seed: int,
     progress: bool,
 ) -> tuple[list[Score], dict[str, str]]:
-    """Return the scores of every task, and the versions of the harness and of the tasks.
-
-    Raises:
-        InputError: as `evaluate`.
-    """
+    """Return the scores of every task, and the versions of the harness and of the tasks."""
     try:
         from lm_eval import simple_evaluate
 

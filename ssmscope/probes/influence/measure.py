@@ -226,19 +226,7 @@ def measure_reach(
     fit: tuple[int, int | None],
     chunk: int | None,
 ) -> Reach:
-    """Measure the reach of one output.
-
-    Args:
-        dependence: the output as a function of one vector per token.
-        positions: positions t of every text.
-        place: "output", or a layer's number.
-        probes: random vectors of estimated norms.
-        fit: smallest and largest distance of the fitted line.
-        chunk: tokens that run together.
-
-    Raises:
-        InputError: gradients that are not finite.
-    """
+    """Measure the reach of one output."""
     assert probes.number is not None
     if exact is None:
         exact = dependence.size <= max(MAX_EXACT_COMPONENTS, probes.number)
@@ -255,11 +243,7 @@ def measure_reach(
 
 
 def inputs_of(model: Model, texts: TextsLike | None, length: int | None, sequences: int, seed: int) -> Batch:
-    """Return the texts as a batch, or random sequences of `length` tokens.
-
-    Raises:
-        InputError: both or neither, a batch of another model, or sequences that are too long or too many.
-    """
+    """Return the texts as a batch, or random sequences of `length` tokens."""
     if (texts is None) == (length is None):
         raise InputError("give either texts (or a batch of encode()), or a length for random sequences")
     if isinstance(texts, Batch):

@@ -95,11 +95,7 @@ class Reach:
         return bool(some.any() and np.isnan(self.context[some, 0]).all())
 
     def recent(self, tokens: int) -> Estimate:
-        """Return the mean share of the influence on the last position that comes from the last `tokens` tokens.
-
-        Raises:
-            InputError: when `tokens` is not a whole number from 1 on.
-        """
+        """Return the mean share of the influence on the last position that comes from the last `tokens` tokens."""
         if isinstance(tokens, bool) or not isinstance(tokens, int | np.integer) or tokens < 1:
             raise InputError(f"tokens is {tokens!r}; allowed is a whole number from 1 on")
         return Estimate(*self.within[min(tokens, len(self.within)) - 1].tolist())
@@ -112,9 +108,6 @@ class Reach:
             share: of the influence; one of `SHARES`.
             quantile: from 0 to 1.
             within: count only the influence of the texts' own tokens.
-
-        Raises:
-            InputError: for a share that is not measured, or a quantile outside 0 to 1.
         """
         if share not in SHARES or not 0 <= quantile <= 1:
             known = ", ".join(map(str, SHARES))

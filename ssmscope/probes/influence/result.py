@@ -120,11 +120,7 @@ class Influence(Result, kind="influence"):
     def distances(self, place: str | int = "output") -> DataFrame:
         """Return a row per distance t − s of the output or of a layer: columns distance, pairs, log_norm, norm, share,
         within (the share of the last 1 + distance tokens), each with _low and _high, the quantiles q05 … q95 of the
-        norm, the relative error of one norm, and noisy, the share of norms below the float noise.
-
-        Raises:
-            InputError: when there is no such place.
-        """
+        norm, the relative error of one norm, and noisy, the share of norms below the float noise."""
         import pandas as pd
 
         reach = self._reach(place)

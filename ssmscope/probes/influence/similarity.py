@@ -55,12 +55,7 @@ class Similarity:
 
 
 def similarity_of(model: Model, batch: Batch, *, at_once: int | None, seed: int = 0) -> Similarity:
-    """Compute all measures at all places over the real tokens of every text, in two runs, the first for the means.
-
-    Args:
-        at_once: tokens that run together.
-        seed: seed of the resamples.
-    """
+    """Compute all measures at all places over the real tokens of every text, in two runs, the first for the means."""
     layers = model.num_layers
     texts = len(batch.tokens)
     totals: dict[tuple[str, int], Tensor] = {}

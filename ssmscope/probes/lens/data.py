@@ -75,11 +75,7 @@ class Rows:
 
 
 def rows_of(model: Model, data: LensData) -> Rows:
-    """Return the rows that the model reads: rows of tokens as they are, texts by its own tokenizer.
-
-    Raises:
-        InputError: for data that the model cannot read, no data, or a text that cannot be encoded.
-    """
+    """Return the rows that the model reads: rows of tokens as they are, texts by its own tokenizer."""
     if isinstance(data, PixelData):
         rows = Rows(data.name, data.split, pixels=data.pixels)
     elif isinstance(data, TokenData | SequenceData):
@@ -136,11 +132,7 @@ def shuffled_batches(lengths: Sequence[int], tokens: int, seed: int, epoch: int)
 
 
 def split_rows(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
-    """Split rows into those to fit on and a held-out share drawn by the seed, each in the order of the rows.
-
-    Raises:
-        InputError: for too few rows to hold out two of them.
-    """
+    """Split rows into those to fit on and a held-out share drawn by the seed, each in the order of the rows."""
     held = max(round(share * len(rows)), 2)
     if len(rows) - held < 1:
         raise InputError(

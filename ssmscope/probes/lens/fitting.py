@@ -99,17 +99,7 @@ def measure(
 
 
 class LensFitting:
-    """Fit that can be interrupted at any step and resumed from its checkpoint.
-
-    Args:
-        model: the model whose stream is read.
-        unembed: its final norm and head.
-        layers: number of translators.
-        train, choosing: the rows to fit on, and those that choose the step.
-        options: the keyword arguments of `fit_lens`.
-        checkpoint: the file to write to, and to continue from if it exists.
-        console: prints the progress bar and one line per evaluation.
-    """
+    """Fit that can be interrupted at any step and resumed from its checkpoint."""
 
     def __init__(
         self,
@@ -142,11 +132,7 @@ class LensFitting:
         return torch.optim.SGD(parameters, lr=self.rate, weight_decay=decay, momentum=MOMENTUM, nesterov=True)
 
     def run(self, bar: Progress) -> tuple[Tensor, Tensor]:
-        """Fit to the end, from the checkpoint if there is one, and return the best weights and biases.
-
-        Raises:
-            InputError: when the loss is no longer finite, or the checkpoint cannot be read.
-        """
+        """Fit to the end, from the checkpoint if there is one, and return the best weights and biases."""
         if self.checkpoint.exists():
             self._restore(load_state(self.checkpoint))
             self.console.print(f"continuing after {self.step} steps")

@@ -63,11 +63,7 @@ MAX_STREAM_VALUES = 2**28
 
 
 def stream_blocks(model: Model) -> list[nn.Module]:
-    """Return the blocks along the residual stream in order; for a model of one layer, that layer.
-
-    Raises:
-        InputError: when the layers are in several lists.
-    """
+    """Return the blocks along the residual stream in order; for a model of one layer, that layer."""
     backbone = model.module.base_model
     stacks = [part for part in backbone.children() if isinstance(part, nn.ModuleList) and mixers(part)]
     if len(stacks) > 1:
@@ -76,11 +72,7 @@ def stream_blocks(model: Model) -> list[nn.Module]:
 
 
 def final_norm_of(model: Model) -> nn.Module | None:
-    """Return the module of the backbone that runs between its last block and the head; None if there is none.
-
-    Raises:
-        InputError: when there are several.
-    """
+    """Return the module of the backbone that runs between its last block and the head; None if there is none."""
     last, head = stream_blocks(model)[-1], head_of(model)
     ran: list[nn.Module] = []
     others = [
@@ -98,11 +90,7 @@ def final_norm_of(model: Model) -> nn.Module | None:
 
 
 def head_of(model: Model) -> nn.Module:
-    """Return the linear map from the width to the vocabulary, or to a classifier's classes.
-
-    Raises:
-        InputError: for a model without one, and for a classifier that gives no classes.
-    """
+    """Return the linear map from the width to the vocabulary, or to a classifier's classes."""
     model.check_classes("a lens")
     head = linear_head(model.module)
     if head is None:
@@ -124,9 +112,6 @@ class SSMUnembed(Unembed):
 
     A head of one row, the log-odds of class 1, becomes two rows with the same softmax, and a multiplier of the logits
     after the head (Falcon-H1, Granite) is merged into its weight.
-
-    Raises:
-        InputError: when norm and head, applied to the output of the last block, do not give the model's own logits.
     """
 
     def __init__(self, model: Model) -> None:

@@ -45,11 +45,7 @@ def fit(
     checkpoint_minutes: float,
     progress: bool,
 ) -> LensFit:
-    """Fit a lens into `out`, or continue its fit there, and return its record; see `fit_lens`.
-
-    Args:
-        options: options that the numbers depend on; only `patience`, and `held_out` with validation data, may be None.
-    """
+    """Fit a lens into `out`, or continue its fit there, and return its record; see `fit_lens`."""
     rows = rows_of(model, data)
     if validation is None:
         train, held = split_rows(rows, options["held_out"], seed)
@@ -75,11 +71,7 @@ def fit(
 
 
 def _with_views(out: Path) -> LensFit:
-    """Return the record of a finished fit, and write its table, figure and page if they are missing.
-
-    Raises:
-        InputError: they cannot be written.
-    """
+    """Return the record of a finished fit, and write its table, figure and page if they are missing."""
     record = LensFit.load(out / RECORD)
     name = Path(RECORD).stem
     if not all(os.path.exists(out / f"{name}.{suffix}") for suffix in SUFFIXES):
@@ -91,11 +83,7 @@ def _with_views(out: Path) -> LensFit:
 
 
 def split_held_out(held: Rows) -> tuple[Rows, Rows]:
-    """Split held-out rows into those that choose the step, every second one up to `MAX_CHOOSING_TOKENS`, and the rest.
-
-    Raises:
-        InputError: when there is only one.
-    """
+    """Split held-out rows into every second one up to `MAX_CHOOSING_TOKENS`, to choose the step, and the rest."""
     if len(held) < 2:
         raise InputError(f"{held.name} ({held.split}) has {len(held)} row; held out must be at least 2")
     chosen: list[int] = []
@@ -109,11 +97,7 @@ def split_held_out(held: Rows) -> tuple[Rows, Rows]:
 
 
 def _is_finished(out: Path, plan: Mapping[str, Any]) -> bool:
-    """Return True if `out` holds this fit, finished; False for a new fit and for one to be continued.
-
-    Raises:
-        InputError: when `out` holds something else.
-    """
+    """Return True if `out` holds this fit, finished; False for a new fit and for one to be continued."""
     if out.is_dir():
         try:
             complete_all_sets(out)  # A kill may have interrupted the writing of figures.

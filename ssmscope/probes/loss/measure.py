@@ -27,15 +27,7 @@ from ssmscope.probes.loss.result import Summary
 
 
 def documents(data: str | Path | Sequence[str], split: str | None) -> tuple[list[Sequence[str]], str]:
-    """Return the lines of every document, and a name for them.
-
-    Args:
-        data: a known text or a .txt file, whose lines are one document; a file with a column `text`, one document per
-            row; or texts, one document each.
-
-    Raises:
-        InputError: data that cannot be read or holds no text, or a split for data without splits.
-    """
+    """Return the lines of every document, and a name for them."""
     if isinstance(data, str | Path):
         path = Path(data)
         if str(data) in LINE_SOURCES or path.suffix.lower() not in SUFFIXES:
@@ -150,12 +142,7 @@ def all_losses(
     provenance: Mapping[str, Any],
     shown: bool,
 ) -> Float[np.ndarray, "windows length"]:
-    """Compute `window_losses` batch by batch.
-
-    Args:
-        provenance: everything that the losses depend on.
-        shown: show progress.
-    """
+    """Compute `window_losses` batch by batch."""
 
     def measure(rows: range) -> Columns:
         return {"losses": window_losses(model, windows[rows.start : rows.stop], piece=piece)}

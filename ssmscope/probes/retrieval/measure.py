@@ -42,11 +42,7 @@ class Answers:
 
 
 def answers(model: Model, data: QuestionData, *, template: str = PROMPT, piece: int = PIECE_TOKENS) -> Answers:
-    """Ask a language model the questions.
-
-    Raises:
-        InputError: as `question_tokens`, and if two candidates of the task begin with the same token.
-    """
+    """Ask a language model the questions."""
     rows, targets = prompts(model, data, template)
     choices = first_tokens(model, data, template)
     right, among = np.zeros(len(data), dtype=bool), np.zeros(len(data), dtype=bool)

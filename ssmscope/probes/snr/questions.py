@@ -47,14 +47,7 @@ def asked_questions(
     split: str,
     seed: int,
 ) -> dict[int | None, list[QuestionData]]:
-    """Return the questions of every task by length of the contexts; a user's own questions have the length None.
-
-    Args:
-        model: its tokenizer measures lengths if `unit` is "tokens".
-
-    Raises:
-        InputError: see `needle_snr`.
-    """
+    """Return the questions of every task by length of the contexts; a user's own questions have the length None."""
     if questions is not None:
         return {None: _own_questions(questions, examples, seed)}
     count = count_words if unit == "words" else token_counter(model.tokenizer)

@@ -45,12 +45,7 @@ class Prompts(NamedTuple):
 
 def prompts_of(model: Model, data: QuestionData, template: str) -> Prompts:
     """Tokenize the prompts without special tokens, and find the first token of the answer, and of each distractor in
-    its place, in the tokenizer's segmentation of prompt and word together.
-
-    Raises:
-        InputError: a word of a fact, question, answer or distractor that the tokenizer does not know, or an answer that
-            begins with the same token as one of its distractors.
-    """
+    its place, in the tokenizer's segmentation of prompt and word together."""
     reader = _Reader(model.name, model.tokenizer)
     found = [reader.read(example, prompt) for example, prompt in zip(data.examples, data.prompts(template))]
     distractors = np.full((len(found), max((len(one.distractors) for one in found), default=0)), NO_TOKEN)
@@ -196,11 +191,7 @@ class Needles:
 
 
 def read_needles(model: Model, lens: Lens, prompts: Prompts, done: Callable[[int], object]) -> Needles:
-    """Run the prompts, those of similar length together, and read their last positions in all layers.
-
-    Raises:
-        InputError: an id outside the vocabulary, or probabilities that are not finite.
-    """
+    """Run the prompts, those of similar length together, and read their last positions in all layers."""
     number, layers = len(prompts.rows), len(lens) + 1
     found = {name: np.full((number, layers), np.nan) for name in ("needle", "distractor", "candidate", "rank")}
     lengths = [len(row) for row in prompts.rows]

@@ -52,11 +52,7 @@ class Inputs(NamedTuple):
 
 def inputs_of(model: Model, texts: TextsLike | None, *, length: int | None, samples: int, seed: int) -> Inputs:
     """Return the given texts as a batch, or `samples` random sequences of `length` tokens (by default 512, or the size
-    of a pixel model's images).
-
-    Raises:
-        InputError: a length given with texts, a text of one token, or texts that the model cannot read.
-    """
+    of a pixel model's images)."""
     if texts is not None:
         if length is not None:
             raise InputError(
@@ -75,11 +71,7 @@ def inputs_of(model: Model, texts: TextsLike | None, *, length: int | None, samp
 
 
 def random_batch(model: Model, number: int, length: int, random: np.random.Generator) -> Batch:
-    """Draw random sequences, in which every token that is not special, or pixel value in [0, 1], is equally likely.
-
-    Raises:
-        InputError: sequences that are too long or too many, or images of no pixel.
-    """
+    """Draw random sequences, in which every token that is not special, or pixel value in [0, 1], is equally likely."""
     refuse_above(MAX_TOKENS_PER_ROW, length=length)
     what = f"{number:,} sequences of {length:,} tokens"
     refuse_held(number * length, what, "ask for fewer or shorter ones", most=MAX_TOKENS_TOGETHER)
@@ -146,11 +138,7 @@ class Run(NamedTuple):
 
 
 def record_layers(model: Model, batch: Batch, positions: Sequence[int]) -> Run:
-    """Run the model and record its layers; `positions` are 0-based and ascending.
-
-    Raises:
-        InputError: a log-decay that is no number.
-    """
+    """Run the model and record its layers; `positions` are 0-based and ascending."""
     layers: list[list[Recorded]] = [[] for _ in range(model.num_layers)]
     norms = torch.full((model.num_layers, len(batch.tokens), len(positions)), math.nan, dtype=torch.float64)
     mixers, parts = model.mixers, theorem_model(model)
@@ -197,10 +185,6 @@ def step_gains(recurrence: ops.Recurrence, counted: Tensor, stepping: Tensor) ->
     eigenvalues a (state − 1 of them) and a (1 − β ‖b‖²): its largest singular value is the largest of these in size,
     and one mean stands for all of a head's directions, log a + log|1 − β ‖b‖²| / state. That is their mean Lyapunov
     exponent exactly, as determinants multiply.
-
-    Raises:
-        InputError: for a delta rule with a decay per state, or that removes other keys than it writes, whose transition
-            is not symmetric.
     """
     steps = counted.sum(1).double().unsqueeze(-1)
     if isinstance(recurrence, ops.DeltaRecurrence):
@@ -297,12 +281,7 @@ def step_limits(mixer: nn.Module) -> tuple[float, float]:
 def layer_stability(
     layer: int, part: int, parts: int, found: Recorded, longest: int, tolerance: float, seed: int, overflows: bool
 ) -> LayerStability:
-    """Return the report on a recurrence of a layer.
-
-    Args:
-        found: its log-gains, summed over the inputs.
-        overflows: True if the layer's states overflow on the inputs.
-    """
+    """Return the report on a recurrence of a layer."""
     assert found.sums is not None and found.largest is not None
     mean = found.sums.cpu().numpy() / found.steps
     half = half_lives(mean)
@@ -391,11 +370,7 @@ def _gain(log_gain: float) -> str:
 
 
 def norm_positions(positions: int | Sequence[int], longest: int) -> list[int]:
-    """Return the positions of the norms: a number of evenly spaced ones from 0 to `longest` − 1, or those given.
-
-    Raises:
-        InputError: no position, or one beyond the longest text.
-    """
+    """Return the positions of the norms: a number of evenly spaced ones from 0 to `longest` − 1, or those given."""
     if isinstance(positions, int):
         if positions < 1:
             raise InputError(f"positions is {positions}; allowed is a number of positions from 1 on, or a list of them")
