@@ -69,14 +69,12 @@ class Knockout(Result, kind="knockout"):
     @property
     def knocked_out(self) -> str:
         """Name of what was cut."""
-        names = {"states": "edges", "convolution": "the convolution", "both": "edges and the convolution"}
-        return names[self.roads]
+        return {"states": "edges", "convolution": "the convolution", "both": "edges and the convolution"}[self.roads]
 
     @property
     def headline(self) -> str:
-        model = self.model_name
         texts = f"“{visible(self.answers[0])}”" if len(self.answers) == 1 else f"{len(self.answers)} texts"
-        return f"Knockout of {self.knocked_out} to “{shorten(self.target, 30)}” on {model}: {texts}"
+        return f"Knockout of {self.knocked_out} to “{shorten(self.target, 30)}” on {self.model_name}: {texts}"
 
     def verdict(self, at: int = 0) -> str:
         found = []

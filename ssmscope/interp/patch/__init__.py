@@ -30,10 +30,7 @@ def check_method(*, method: str, metric: str, **_: object) -> None:
 def patch(
     model: Model,
     *,
-    clean: Annotated[
-        str | list[int],
-        "Text with the answer; token ids for a model without a tokenizer.",
-    ],
+    clean: Annotated[str | list[int], "Text with the answer; token ids for a model without a tokenizer."],
     corrupted: Annotated[str | list[int], "Text of as many tokens with another answer."],
     site: Annotated[
         Literal["state", "output", "residual", "convolution", "head"],
@@ -41,8 +38,7 @@ def patch(
         "convolution's input, or single heads' outputs.",
     ] = "state",
     direction: Annotated[
-        Literal["denoise", "noise"],
-        "Put clean values into the corrupted run, or corrupted values into the clean run.",
+        Literal["denoise", "noise"], "Put clean values into the corrupted run, or corrupted values into the clean run."
     ] = "denoise",
     metric: Annotated[
         Literal["normalised", "difference", "probability"],

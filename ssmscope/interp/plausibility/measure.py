@@ -159,9 +159,7 @@ def plausibility_of(
     )
 
 
-def _scores(
-    explained: Any,
-) -> tuple[dict[str, Sequence[np.ndarray]], list[np.ndarray] | None, dict[str, Any]]:
+def _scores(explained: Any) -> tuple[dict[str, Sequence[np.ndarray]], list[np.ndarray] | None, dict[str, Any]]:
     """Return each method's scores of the non-special tokens, masks of these tokens, and their provenance."""
     if isinstance(explained, Mapping):
         if not explained:

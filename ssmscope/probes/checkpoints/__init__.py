@@ -20,12 +20,7 @@ if TYPE_CHECKING:
     from ssmscope.probes.checkpoints.result import StabilityTable
 
 
-@analysis(
-    "checkpoints",
-    question="Which of many checkpoints are stable?",
-    several=True,
-    loads=False,
-)
+@analysis("checkpoints", question="Which of many checkpoints are stable?", several=True, loads=False)
 def stability_table(
     checkpoints: str | os.PathLike[str] | Model | Sequence[str | os.PathLike[str] | Model],
     *,
