@@ -111,7 +111,6 @@ def _skip(y: Tensor, recurrence: Any) -> Tensor | None:
 
 
 def part_of(model: Model, what: What) -> Part:
-    """Return a kind of part of this model's layers."""
     names = {id(part): name for name, part in model.module.named_modules()}
     blocks = enumerate(zip(model.mixers, blocks_of(model.module)))
     own = {at for at, (mixer, block) in blocks if mixer is block and names[id(block)].rpartition(".")[2].isdigit()}
@@ -119,7 +118,6 @@ def part_of(model: Model, what: What) -> Part:
 
 
 def units_of(model: Model, batch: Batch, part: Part) -> list[Unit]:
-    """Return the units to ablate one after another."""
     kept: dict[Key, Tensor] = {}
     model.run(batch, edits=part.recorded(kept), last_only=True)
     if not kept:
@@ -212,7 +210,6 @@ class AblationRuns:
         return list(dict.fromkeys(unit.layer for unit in units))
 
     def _chunks(self, numbers: Sequence[int], rows: Sequence[int]) -> Iterator[list[int]]:
-        """Yield numbers whose runs of these examples go together."""
         longest = max(self.examples.batch.lengths[row] for row in rows)
         at_once = max(1, self.examples.room // (longest * len(rows)))
         for start in range(0, len(numbers), at_once):

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 NAMED_PARTS = 12
-"""Number of parts that are named."""
 NEGLIGIBLE_HARM = 0.02
 """Harm that does not matter: nats of loss, or probability or accuracy."""
 NAMES = {
@@ -83,7 +82,6 @@ class Ablation(Result, kind="ablate"):
         return Estimate(*self.harms[unit, MEASURES.index(metric or self.metric)].tolist())
 
     def mean(self, metric: str | None = None) -> Estimate:
-        """Return the metric with nothing ablated."""
         return Estimate(*self.plain[MEASURES.index(metric or self.metric)].tolist())
 
     def curve(self, which: int = 0) -> list[Estimate]:

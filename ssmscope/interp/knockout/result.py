@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 NAMED_HEADS = 12
-"""Number of heads that are named."""
 NAMED_ANSWERS = 3
-"""Number of texts whose answers are named."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,6 @@ class Knockout(Result, kind="knockout"):
 
     @property
     def knocked_out(self) -> str:
-        """Name of what was cut."""
         return {"states": "edges", "convolution": "the convolution", "both": "edges and the convolution"}[self.roads]
 
     @property

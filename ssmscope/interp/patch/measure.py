@@ -34,7 +34,6 @@ Cells = list[tuple[int | None, int]]
 
 
 def first_difference(clean: Batch, corrupted: Batch) -> int:
-    """Return the first position at which two texts differ."""
     lengths = [batch.input_ids.shape[1] for batch in (clean, corrupted)]
     if lengths[0] != lengths[1]:
         raise InputError(
@@ -51,7 +50,6 @@ def first_difference(clean: Batch, corrupted: Batch) -> int:
 def answer_pair(
     model: Model, pair: tuple[Batch, Batch], answer: int | str | None, contrast: int | str | None
 ) -> tuple[tuple[int, int], tuple[str, str]]:
-    """Return the ids and the names of the answer and its contrast."""
     (right, *_), (name, *_) = answer_ids(model, pair[0], answer)
     (wrong, *_), (other, *_) = answer_ids(model, pair[1], contrast)
     if right == wrong:
@@ -80,7 +78,6 @@ class PatchRuns:
         )
 
     def heads(self) -> int:
-        """Return the largest number of heads of a layer."""
         kept: dict[Any, Tensor] = {}
         self.model.run(self.base, edits=recorded("scans", kept), last_only=True)
         heads = max(y.shape[2] for y in kept.values())
@@ -218,7 +215,6 @@ def _layer_of(cell: tuple[int | None, int]) -> int:
 
 
 def _kept(into: dict[int, LayerState], state: LayerState, site: Site) -> LayerState:
-    """Keep the state of a layer, and change nothing."""
     return into.setdefault(site.layer, state)
 
 

@@ -31,7 +31,6 @@ METRICS = {
 }
 """Sites and metrics by name, with their names in the views."""
 NAMED_CELLS = 10
-"""Number of cells that are named."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,6 @@ class Patching(Result, kind="patch"):
 
     @property
     def metric_name(self) -> str:
-        """Name of the metric in the views."""
         return METRICS[self.metric]
 
     @property

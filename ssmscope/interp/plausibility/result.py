@@ -69,7 +69,6 @@ class Plausibility(Result, kind="plausibility"):
         return table(("model", "method"), lines, more=MEASURES.values())
 
     def _lines(self) -> list[Line]:
-        """Return a line of the table per method."""
         numbers, peers = iter(self.estimates), object()
         return [
             Line((method,), {name: Cell(next(numbers)) for name in MEASURES.values()}, peers) for method in self.methods

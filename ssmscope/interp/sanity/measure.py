@@ -88,7 +88,6 @@ def _ranks(numbers: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
 
 
 def similarities(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> tuple[float, float]:
-    """Return the correlation of signed scores, and that of their absolute values."""
     return spearman(a, b), spearman(np.abs(a), np.abs(b))
 
 

@@ -95,7 +95,6 @@ class SanityCheck(Result, kind="sanity"):
         )
 
     def _table(self, measure: str = "signed", *, intervals: bool = True) -> Table:
-        """Return the mean correlations of a measure, a row per part and a column per method."""
         lines = []
         for part in self.parts[1:]:
             found = {method: self.estimate(method, part, measure) for method in self.methods}

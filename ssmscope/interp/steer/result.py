@@ -32,9 +32,7 @@ class Steering(Result, kind="steer"):
     layer: int
     strengths: tuple[float, ...]
     answers: tuple[str, ...]
-    """One per text."""
     norm: float
-    """Norm of the direction."""
     direction: tuple[np.ndarray, ...]
     """(width,) for the residual stream; (heads, width, state) for every recurrence's state."""
     probability: np.ndarray
@@ -64,7 +62,6 @@ class Steering(Result, kind="steer"):
         return [Estimate(*ends) for ends in self.probability[row].tolist()]
 
     def held_out(self, row: int = 0, metric: str | None = None) -> list[Estimate]:
-        """Return a measure on the held-out data by strength."""
         return [Estimate(*ends) for ends in self.costs[row, :, MEASURES.index(metric or self.metric)].tolist()]
 
     @property

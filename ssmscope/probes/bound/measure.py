@@ -114,7 +114,6 @@ def curve_lengths(lengths: Sequence[int] | None, length: int) -> np.ndarray:
 
 
 def measure_terms(model: Model, batch: Batch) -> tuple[LayerTerms, ...]:
-    """Measure every recurrence's terms on a batch."""
     found: list[list[_Extremes]] = [[] for _ in range(model.num_layers)]
     for rows in by_length(batch.lengths):
         part = batch.rows(rows)

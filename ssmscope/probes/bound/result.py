@@ -47,7 +47,6 @@ class GeneralizationBound(Result, kind="bound"):
     layers: tuple[LayerTerms, ...] = ()
     """Measured terms of a model outside the theorem."""
     inputs: str = ""
-    """Description of the inputs that these were measured on."""
     lengths: np.ndarray
     """(lengths,) T of the curves."""
     curves: np.ndarray
@@ -56,7 +55,6 @@ class GeneralizationBound(Result, kind="bound"):
 
     @property
     def applies(self) -> bool:
-        """Return True if the theorem covers the model."""
         return self.norms is not None
 
     @property
@@ -187,7 +185,6 @@ class GeneralizationBound(Result, kind="bound"):
             yield self._layer_table(slice(10, None))
 
     def _layer_table(self, chosen: slice) -> Table:
-        """Return a table with a row per recurrence and a column for each of the terms."""
         terms = [self._layer_terms(one)[chosen] for one in self.layers]
         known = [at for at in range(len(terms[0])) if not all(math.isnan(row[at][1]) for row in terms)]
         symbols, _, meanings = zip(*(terms[0][at] for at in known))
@@ -212,7 +209,6 @@ _NORMS = {
 
 
 def sentences(result: GeneralizationBound) -> Iterator[str]:
-    """Describe the bound in sentences."""
     n, c = result.norms, result.capacity
     if n is None or c is None or result.gap is None:
         yield (

@@ -256,7 +256,6 @@ class LayerTerms:
     """ln ρ, the largest log-gain of a step."""
 
     def sums(self, length: int) -> tuple[float, float]:
-        """Return ln S₁ and ln S₂."""
         return log_sums(self.log_rho, length)
 
     def log_state(self, length: int) -> float:

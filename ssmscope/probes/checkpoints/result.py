@@ -45,7 +45,6 @@ class Checkpoint:
     growth: float = math.nan
     """The mean log-gain of the fastest-growing state, on random tokens."""
     norms: Norms | None = None
-    """None if the theorem does not cover the model."""
     length: int | None = None
     log_capacity: float = math.nan
     log_capacity_printed: float = math.nan
@@ -80,7 +79,6 @@ class StabilityTable(Result, kind="stability-table"):
 
     @property
     def read(self) -> list[Checkpoint]:
-        """Checkpoints that could be read."""
         return [row for row in self.rows if not row.reason]
 
     def verdict(self, at: int = 0) -> str:
@@ -160,7 +158,6 @@ class StabilityTable(Result, kind="stability-table"):
         yield replace(folded(frame, heads=["model"], limit=TABLE_ROWS), wide=True, note=note)
 
     def _table(self) -> Table:
-        """Return the main table, a row per checkpoint, with a note on its columns."""
         lines = []
         bounded = any(row.length is not None for row in self.rows)
         continuous = not all(math.isnan(row.abscissa) for row in self.rows)
@@ -189,7 +186,6 @@ class StabilityTable(Result, kind="stability-table"):
         return table(("checkpoint",), lines, note=f"{note}.")
 
     def _remarks(self) -> Iterable[str]:
-        """Yield remarks on checkpoints that could not be read or have no bound."""
         outside = sum(row.norms is None for row in self.read)
         if outside:
             which = "any checkpoint" if outside == len(self.rows) else counted(outside, "checkpoint")

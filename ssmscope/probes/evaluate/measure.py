@@ -93,7 +93,6 @@ def task_manager(include: str | None = None) -> Any:
 
 
 own_tasks = cache(task_manager)
-"""Cached index of the harness' own tasks, whose files do not change."""
 
 
 def local_files(task: str) -> dict[str, Any]:

@@ -18,14 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Score:
-    """One measure of a task."""
-
     task: str
     measure: str
     estimate: Estimate
     """Value ± 1.96 of the harness's standard errors; NaN ends if it gives none."""
     higher: bool
-    """True if higher is better."""
     shots: int
     examples: int
     """Number of examples; 0 for a group."""
@@ -55,7 +52,6 @@ class Benchmarks(Result, kind="evaluate"):
         return ", ".join(" ".join(filter(None, (name, it.value, it.interval, "on", task))) for name, it, task in told)
 
     def _firsts(self) -> list[Score]:
-        """Return the first measure of every task."""
         return list({score.task: score for score in reversed(self.scores)}.values())[::-1]
 
     @classmethod

@@ -226,7 +226,6 @@ def measure_reach(
     fit: tuple[int, int | None],
     chunk: int | None,
 ) -> Reach:
-    """Measure the reach of one output."""
     assert probes.number is not None
     if exact is None:
         exact = dependence.size <= max(MAX_EXACT_COMPONENTS, probes.number)
@@ -243,7 +242,6 @@ def measure_reach(
 
 
 def inputs_of(model: Model, texts: TextsLike | None, length: int | None, sequences: int, seed: int) -> Batch:
-    """Return the texts as a batch, or random sequences of `length` tokens."""
     if (texts is None) == (length is None):
         raise InputError("give either texts (or a batch of encode()), or a length for random sequences")
     if isinstance(texts, Batch):
@@ -273,7 +271,6 @@ def positions_of(positions: str | Sequence[int], lengths: Sequence[int]) -> list
 
 
 def notes_on(reaches: Sequence[Reach], batch: Batch) -> Iterable[str]:
-    """Yield notes on the numbers."""
     texts = len(batch.tokens)
     if texts == 1:
         yield "one text: no number has an interval, and its tokens are centred on their own mean"

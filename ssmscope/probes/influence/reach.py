@@ -190,13 +190,11 @@ class _Table:
 
     @property
     def last_rows(self) -> Int[np.ndarray, " texts"]:
-        """Row of each text's last measured position."""
         return np.array(
             [max(np.flatnonzero(self.text == text), key=lambda row: self.t[row]) for text in range(self.texts)]
         )
 
     def by_text(self, values: Float[np.ndarray, "rows columns"]) -> Float[np.ndarray, "texts columns"]:
-        """Return sums over each text's rows."""
         found = np.zeros((self.texts, values.shape[1]))
         np.add.at(found, self.text, values)
         return found

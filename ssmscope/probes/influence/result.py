@@ -35,7 +35,6 @@ class Influence(Result, kind="influence"):
     lengths: np.ndarray
     """(texts,) int64: number of tokens."""
     recent: int
-    """Number of last tokens that the views call recent."""
     reaches: tuple[Reach, ...]
     """Reach of the whole model, "output", and of each measured layer."""
     similarity: Similarity
@@ -43,7 +42,6 @@ class Influence(Result, kind="influence"):
 
     @property
     def output(self) -> Reach:
-        """Reach of the whole model."""
         return self.reaches[0]
 
     @property
@@ -166,7 +164,6 @@ class Influence(Result, kind="influence"):
         yield replace(folded(self.to_frame(), limit=TABLE_ROWS), wide=True)
 
     def _table(self) -> Table:
-        """Return a table of decay, recency, effective context and similarity of the output and the layers."""
         reaches, own = {reach.place: reach for reach in self.reaches}, self.of_own_tokens
         lines = []
         for place in self.similarity.places:
@@ -203,12 +200,10 @@ class Influence(Result, kind="influence"):
 
 
 def _three_decimals(value: float) -> Cell:
-    """Return the cell of a number without an interval, with three decimal places."""
     return Cell(Estimate(value, math.nan, math.nan))
 
 
 def decay_in_words(reach: Reach) -> str:
-    """Describe the decay of the influence in a few words."""
     if not reach.decay.defined:
         return "no decay fitted"
     if math.isinf(reach.decay.length.value):
@@ -249,7 +244,6 @@ def _decay_rows(reach: Reach, recent: int) -> Iterable[tuple[Any, ...]]:
 
 
 def sentences(result: Influence) -> Iterable[str]:
-    """Describe the measurement, decay, recency, effective context and similarity in sentences."""
     reach, unit, texts = result.output, result.unit, len(result.lengths)
     y = "the head's input" if result.of == "hidden" else "the logits"
     where = {"last": "the last position", "all": "every position", "chosen": "chosen positions"}[result.positions]

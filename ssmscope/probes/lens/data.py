@@ -69,7 +69,6 @@ class Rows:
         return model.encode(ids=[list(self.ids[row]) for row in chosen])
 
     def described(self) -> dict[str, Any]:
-        """Describe the rows for a record."""
         about = {"name": self.name, "split": self.split, "fingerprint": self.fingerprint}
         return {**about, "rows": len(self), "tokens": sum(self.lengths)}
 

@@ -61,7 +61,6 @@ def divergences(
 
 
 def batches_of(model: Model, rows: Rows, chosen: Sequence[int], layers: int) -> Iterator[tuple[list[int], Batch]]:
-    """Yield the chosen rows in batches that fit into memory."""
     for together in batching.by_length(rows.lengths, tokens_at_once(model, layers), rows=chosen):
         yield together, rows.batch(model, together)
 
@@ -74,7 +73,6 @@ class Sums(NamedTuple):
 
     @property
     def means(self) -> np.ndarray:
-        """Mean over all positions per layer."""
         return self.kl.sum(0) / self.asked.sum()
 
 

@@ -220,7 +220,6 @@ class Lens:
     name: str = LOGIT
 
     def __len__(self) -> int:
-        """Number of translators, one per block."""
         return len(self.tuned)
 
     @property

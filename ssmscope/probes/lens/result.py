@@ -95,7 +95,6 @@ class LensFit(Result, kind="lens-fit"):
 
     @property
     def measured_on(self) -> str:
-        """Description of the held-out rows."""
         data = self.provenance["data"]["measured"]
         where = "positions" if self.positions == "every" else "last positions"
         rows = f"{self.rows:,} rows of {data['name']} ({data['split']})"
@@ -148,12 +147,10 @@ class LensedText:
     """Names of these answers."""
 
     def __len__(self) -> int:
-        """Number of tokens."""
         return len(self.tokens)
 
     @property
     def final(self) -> tuple[str, ...]:
-        """Names of the model's own answers."""
         return self.answers[-1]
 
     @cached_property
@@ -193,7 +190,6 @@ class Trajectory(Result, kind="trajectory"):
     """Title of the lens: "logit lens", or "tuned lens" with its directory."""
     positions: str
     statistic: str
-    """Statistic that the views show in colour."""
     classes: bool
     """True if answers are classes rather than tokens."""
     texts: tuple[LensedText, ...]

@@ -142,7 +142,6 @@ def all_losses(
     provenance: Mapping[str, Any],
     shown: bool,
 ) -> Float[np.ndarray, "windows length"]:
-    """Compute `window_losses` batch by batch."""
 
     def measure(rows: range) -> Columns:
         return {"losses": window_losses(model, windows[rows.start : rows.stop], piece=piece)}
@@ -225,7 +224,6 @@ def summarise(
 
 
 def notes_on(windows: int, left_out: int) -> Iterable[str]:
-    """Yield notes on the windows."""
     if windows == 1:
         yield "one window: no number has an interval"
     if left_out:

@@ -37,9 +37,7 @@ class TokenLoss(Result, kind="loss"):
 
     models: tuple[str, ...]
     unit: str
-    """"nats" or "bits"."""
     smooth: int
-    """Number of positions in the moving average."""
     positions: tuple[int, ...]
     """Positions of the curves: the number of tokens read."""
     losses: np.ndarray
@@ -47,7 +45,6 @@ class TokenLoss(Result, kind="loss"):
     bins: tuple[tuple[int, int], ...]
     """(after, up to) positions."""
     summaries: tuple[Summary, ...]
-    """Summary of each model."""
     differences: tuple[Summary, ...]
     """Paired differences of the first model minus each of the others."""
     curves: np.ndarray
@@ -117,7 +114,6 @@ class TokenLoss(Result, kind="loss"):
         yield self._table()
 
     def _table(self) -> Table:
-        """Return a table of the bins, the mean and the slope, with a column for every model and difference."""
         every = (*self.summaries, *self.differences)
         names = (*self.models, *(f"minus {other}" for other in self.models[1:]))
         found = [(bin_name(edges), [one.bins[at] for one in every]) for at, edges in enumerate(self.bins)]

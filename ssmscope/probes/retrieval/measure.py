@@ -42,7 +42,6 @@ class Answers:
 
 
 def answers(model: Model, data: QuestionData, *, template: str = PROMPT, piece: int = PIECE_TOKENS) -> Answers:
-    """Ask a language model the questions."""
     rows, targets = prompts(model, data, template)
     choices = first_tokens(model, data, template)
     right, among = np.zeros(len(data), dtype=bool), np.zeros(len(data), dtype=bool)
@@ -156,7 +155,6 @@ def notes_on(
     unknown: Float[np.ndarray, "models tasks lengths"],
     log_probability: Float[np.ndarray, "models tasks lengths examples"],
 ) -> Iterable[str]:
-    """Yield notes on logits that are not finite, and on tokenizers that do not know the words."""
     for number, name in enumerate(names):
         broken = np.isnan(log_probability[number]).any((0, 2))
         if broken.any():

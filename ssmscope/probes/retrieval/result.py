@@ -80,12 +80,10 @@ class Retrieval(Result, kind="retrieval"):
 
     @property
     def examples(self) -> int:
-        """Number of questions per cell."""
         return self.right.shape[-1]
 
     @property
     def counted(self) -> str:
-        """Description of the questions."""
         split, filler = self.provenance["data"]["split"], self.provenance["options"]["filler"]
         return f"{counted(self.examples, 'question')} per cell, {split}; filler {filler}"
 

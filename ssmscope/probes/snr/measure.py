@@ -57,7 +57,6 @@ class SNRCurve:
     """None for the user's own questions."""
     examples: int
     tokens: float
-    """Mean number of tokens of a prompt."""
     chance: float
     """Value of `candidate` if all candidates are equally likely."""
     layers: tuple[LayerSNR, ...]

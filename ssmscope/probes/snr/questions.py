@@ -84,7 +84,6 @@ def _own_questions(questions: Source | Sequence[Source], examples: int | None, s
 
 
 def data_record(asked: Mapping[int | None, Sequence[QuestionData]]) -> dict[str, Any]:
-    """Describe the questions for a record."""
     parts = [(length, part) for length, every in asked.items() for part in every]
     return {
         "name": ", ".join(dict.fromkeys(part.name for _, part in parts)),
@@ -98,7 +97,6 @@ def data_record(asked: Mapping[int | None, Sequence[QuestionData]]) -> dict[str,
 
 
 def filler_record(filler: str | Path | Sequence[str] | None) -> str:
-    """Describe the filler for a record."""
     if filler is None or isinstance(filler, str | Path):
         return GENERATED if filler is None else str(filler)
     return f"{len(filler):,} sentences"

@@ -182,7 +182,6 @@ class Needles:
 
     @staticmethod
     def joined(parts: Sequence[Needles]) -> Needles:
-        """Concatenate the examples of several tasks."""
         names = [field.name for field in dataclasses.fields(Needles)]
         return Needles(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 

@@ -38,7 +38,6 @@ class NeedleSNR(Result, kind="snr"):
 
     models: tuple[LensedModel, ...]
     unit: str
-    """Unit of lengths, "words" or "tokens"."""
     curves: tuple[SNRCurve, ...]
     """Curves by length, then task ("all" first if there are several), then model."""
     differences: tuple[SNRDifference, ...]

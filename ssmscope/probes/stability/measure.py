@@ -46,7 +46,6 @@ class Inputs(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest text."""
         return max(self.batch.lengths)
 
 
@@ -281,7 +280,6 @@ def step_limits(mixer: nn.Module) -> tuple[float, float]:
 def layer_stability(
     layer: int, part: int, parts: int, found: Recorded, longest: int, tolerance: float, seed: int, overflows: bool
 ) -> LayerStability:
-    """Return the report on a recurrence of a layer."""
     assert found.sums is not None and found.largest is not None
     mean = found.sums.cpu().numpy() / found.steps
     half = half_lives(mean)
@@ -310,7 +308,6 @@ def layer_stability(
 
 
 def notes_on(found: Sequence[Recorded]) -> tuple[str, ...]:
-    """Return notes on delta rules and RWKVs."""
     notes = []
     if any(one.mixes for one in found):
         notes.append("a delta rule's half-lives are means over the directions of its memory")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 BEHAVIOURS = ("stable", "marginal", "unstable")
-"""Behaviours from best to worst."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles of the half-lives of a layer's states."""
 
@@ -37,7 +36,6 @@ class LayerStability:
     states: int
     """Number of decays of a head, each with its half-life: the number of states, or 1 if all states share a decay."""
     behaviour: str
-    """One of `BEHAVIOURS`."""
     why: str
     """The reason in words, with its number."""
     abscissa: np.ndarray | None
@@ -47,7 +45,6 @@ class LayerStability:
     possible: np.ndarray | None
     """(heads,) the largest log-gain of a step over all inputs; None if no bound is known."""
     bounded_by: str
-    """The reason for this bound."""
     mean: np.ndarray
     """(heads,) the mean log-gain of each head's slowest state."""
     half_life: np.ndarray
@@ -93,14 +90,11 @@ class Stability(Result, kind="stability"):
     """Stability of every layer and of the model. `len`, iteration and `[i]` are over `layers`."""
 
     inputs: str
-    """Description of the inputs."""
     given: bool
     """True for the user's texts, False for random tokens."""
     texts: int
     longest: int
-    """Tokens of the longest text."""
     behaviour: str
-    """Behaviour of the worst layer."""
     layers: tuple[LayerStability, ...]
     positions: np.ndarray
     """(positions,) positions of the norms, from 0."""
@@ -120,11 +114,9 @@ class Stability(Result, kind="stability"):
         return tuple(dict.fromkeys(one.layer for one in self.layers))
 
     def last_norm(self, layer: int) -> float:
-        """Return the mean norm of a layer's states at the last position."""
         return float(self.norms[self.numbers.index(layer), -1, 0])
 
     def counts(self) -> dict[str, int]:
-        """Count the recurrences of each behaviour."""
         return {name: sum(layer.behaviour == name for layer in self.layers) for name in BEHAVIOURS}
 
     def verdict(self, at: int = 0) -> str:
@@ -220,7 +212,6 @@ class Stability(Result, kind="stability"):
         yield self._memory()
 
     def in_words(self) -> str:
-        """Return sentences on the model's behaviour."""
         counts = {name: number for name, number in self.counts().items() if number}
         if len(self.layers) == 1:
             return f"The model is {self.behaviour}: {self.layers[0].why}."
@@ -235,7 +226,6 @@ class Stability(Result, kind="stability"):
         return f"The model is {self.behaviour} ({listed}). {some}, {worst.name}: {worst.why}."
 
     def _gains(self) -> Table:
-        """Return the table of gains, a row per recurrence."""
         continuous = any(layer.abscissa is not None for layer in self.layers)
         lines = []
         for one in self.layers:
@@ -256,7 +246,6 @@ class Stability(Result, kind="stability"):
         return table(("layer",), lines, note=note)
 
     def _memory(self) -> Table:
-        """Return the table of half-lives, a row per recurrence."""
         lines = []
         for one in self.layers:
             q5, q25, median, q75, q95 = one.quantiles
