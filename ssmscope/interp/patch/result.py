@@ -61,8 +61,20 @@ class Patching(Result, kind="patch"):
 
     @property
     def headline(self) -> str:
-        model = self.model_name
-        return f"Patching {SITES[self.site]} on {model}: {self._asked}"
+        return f"Patching {SITES[self.site]} on {self.model_name}: {self._asked}, {self._flipped}"
+
+    @property
+    def _flipped(self) -> str:
+        """Say which token, or head, is the first that flips the answer: of which the run answers as the other one."""
+        rows = self.values[-1:] if self.site != "head" and self.is_exact else self.values[: self.layers]
+        cells = np.argwhere((np.sign(rows[..., 1]) == -np.sign(self.base[1])).T)
+        one = "head" if self.site == "head" else "token"
+        if not len(cells):
+            return f"flipped by no {one}"
+        column, row = cells[0]
+        return (
+            f"flipped first {f'by {self._name(row, column)}' if one == 'head' else f'at token {self._place(column)}'}"
+        )
 
     @property
     def _asked(self) -> str:
@@ -112,7 +124,10 @@ class Patching(Result, kind="patch"):
     def _name(self, row: int, column: int) -> str:
         if self.site == "head":
             return f"layer {row}, head {column}"
-        return f"layer {row}, {self.positions[column]} “{self.token(column, 20)}”"
+        return f"layer {row}, {self._place(column)}"
+
+    def _place(self, column: int) -> str:
+        return f"{self.positions[column]} “{self.token(column, 20)}”"
 
     def token(self, column: int, width: int) -> str:
         """Return the token of a column, both where the texts differ."""
@@ -127,13 +142,11 @@ class Patching(Result, kind="patch"):
 
         shares = self.effects("normalised")
         rows = []
-        for row, column in np.ndindex(*shares.shape):
-            layer = row if row < self.layers else None
-            of_head = self.site == "head"
+        for (row, column), share in np.ndenumerate(shares):
+            layer, of_head = row if row < self.layers else None, self.site == "head"
             where = (None, column, "") if of_head else (self.positions[column], None, self.token(column, 40))
             near = self.attributed[row, column] if len(self.attributed) and layer is not None else np.nan
-            numbers = (*self.values[row, column], shares[row, column], near)
-            rows.append((layer, *where, *map(float, numbers)))
+            rows.append((layer, *where, *map(float, (*self.values[row, column], share, near))))
         columns = ["layer", "position", "head", "token", "probability", "difference", "normalised", "attributed"]
         frame = pd.DataFrame(rows, columns=columns)
         return frame.astype({"layer": "Int64", "position": "Int64", "head": "Int64"})
