@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -125,9 +125,7 @@ def of_layer(model: Model, batch: Batch, index: int, u: Float[Tensor, "texts len
     return Dependence(u, model.width, run, at, max(1, u.shape[-1] // model.width), 1 + index)
 
 
-def hidden(
-    model: Model, embeddings: Float[Tensor, "texts length width"], mask: Tensor
-) -> Float[Tensor, "texts length width"]:
+def hidden(model: Model, embeddings: Tensor, mask: Tensor) -> Float[Tensor, "texts length width"]:
     """Return the head's input at every position, in the caller's context."""
     module = model.module
     if module.base_model is not module:
@@ -195,12 +193,7 @@ def _squares(gradient: Float[Tensor, "rows length width"]) -> Float[np.ndarray, 
     return unit.square().sum(-1).cpu().double().numpy() * scale.cpu().double().numpy() ** 2
 
 
-def _blocks(
-    positions: Int[np.ndarray, " positions"],
-    sums: Float[np.ndarray, "two positions length"],
-    probes: Probes,
-    count: int,
-) -> Blocks:
+def _blocks(positions: Int[np.ndarray, " positions"], sums: np.ndarray, probes: Probes, count: int) -> Blocks:
     if probes.number is None:
         return Blocks(positions, np.sqrt(sums[0]), np.zeros_like(sums[0]))
     mean, mean_square = sums / count
@@ -215,30 +208,22 @@ MAX_EXACT_COMPONENTS = 64
 
 
 def measure_reach(
-    model: Model,
-    batch: Batch,
-    dependence: Dependence,
-    positions: Sequence[np.ndarray],
-    *,
-    place: str,
-    exact: bool | None,
-    probes: Probes,
-    fit: tuple[int, int | None],
-    chunk: int | None,
+    dependence: Dependence, *, place: str, exact: bool | None, probes: Probes, fit: Mapping[str, Any], **run: Any
 ) -> Reach:
+    """Measure the reach of one output; `run` holds the other arguments of `block_norms`."""
     assert probes.number is not None
     if exact is None:
         exact = dependence.size <= max(MAX_EXACT_COMPONENTS, probes.number)
     drawn = Probes(None, probes.vectors, probes.seed) if exact else probes
-    blocks = block_norms(model, dependence, batch, positions, drawn, chunk)
+    blocks = block_norms(dependence=dependence, probes=drawn, **run)
     for text, block in enumerate(blocks):
         if not np.isfinite(block.norm).all():
             where = "the output" if place == "output" else f"layer {place}"
             raise InputError(
                 f"the gradients of {where} are not finite on text {text}: the model is damaged, or overflows"
             )
-    noise = noise_of(next(model.module.parameters()).dtype)
-    return reach_of(place, blocks, exact=exact, noise=noise, fit_from=fit[0], fit_to=fit[1], seed=probes.seed)
+    noise = noise_of(next(run["model"].module.parameters()).dtype)
+    return reach_of(place, blocks, exact=exact, noise=noise, seed=probes.seed, **fit)
 
 
 def inputs_of(model: Model, texts: TextsLike | None, length: int | None, sequences: int, seed: int) -> Batch:
@@ -251,8 +236,7 @@ def inputs_of(model: Model, texts: TextsLike | None, length: int | None, sequenc
         return texts
     if length is not None:
         return random_batch(model, sequences, length, np.random.default_rng([seed, sequences, length]))
-    assert texts is not None
-    return as_batch(model, texts)
+    return as_batch(model, texts)  # type: ignore[arg-type]
 
 
 def positions_of(positions: str | Sequence[int], lengths: Sequence[int]) -> list[np.ndarray]:
@@ -263,9 +247,8 @@ def positions_of(positions: str | Sequence[int], lengths: Sequence[int]) -> list
     for text, n in enumerate(lengths):
         outside = [each for each in positions if not -n <= each < n]
         if outside:
-            raise InputError(
-                f"text {text} has no position {outside[0]}: it has {n} tokens; allowed are {-n} to {n - 1}"
-            )
+            allowed = f"it has {n} tokens; allowed are {-n} to {n - 1}"
+            raise InputError(f"text {text} has no position {outside[0]}: {allowed}")
         found.append(np.unique([each % n for each in positions]))
     return found
 
@@ -274,23 +257,19 @@ def notes_on(reaches: Sequence[Reach], batch: Batch) -> Iterable[str]:
     texts = len(batch.tokens)
     if texts == 1:
         yield "one text: no number has an interval, and its tokens are centred on their own mean"
-    dead = [reach.place for reach in reaches if np.isnan(reach.context).any()]
-    if dead:
+    if dead := [reach.place for reach in reaches if np.isnan(reach.context).any()]:
         where = name_places(dead)
         yield f"no influence at all on some positions of {where}; they are left out of logarithms and shares"
-    growing = [reach.place for reach in reaches if reach.decay.rate.value <= 0]
-    if growing:
+    if growing := [reach.place for reach in reaches if reach.decay.rate.value <= 0]:
         yield f"the influence on {name_places(growing)} does not decay with distance"
-    short = [reach.place for reach in reaches if not reach.decay.defined]
-    if short:
-        where = name_places(short)
-        yield f"no line is fitted for {where}: fewer than three distances are measured and above the noise"
+    if short := [reach.place for reach in reaches if not reach.decay.defined]:
+        why = "fewer than three distances are measured and above the noise"
+        yield f"no line is fitted for {name_places(short)}: {why}"
 
 
 def name_places(places: Sequence[str]) -> str:
     """Return places in words: "the output", "layer 3", "the output and layers 0, 2"."""
     layers = [place for place in places if place != "output"]
-    parts = ["the output"] if "output" in places else []
-    if layers:
-        parts.append(("layer " if len(layers) == 1 else "layers ") + ", ".join(layers))
+    parts = ["the output"] * ("output" in places)
+    parts += [f"layer{'s' * (len(layers) > 1)} {', '.join(layers)}"] * bool(layers)
     return " and ".join(parts)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.core.bootstrap import Estimate, estimates, ratio, resampled_sums
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -102,13 +102,8 @@ class Reach:
 
     def effective_context(self, share: float = 0.9, quantile: float = 0.5, *, within: bool = False) -> float:
         """Return a quantile over texts of the effective context in tokens, by default the median, not interpolated;
-        infinite if that text does not reach it.
-
-        Args:
-            share: of the influence; one of `SHARES`.
-            quantile: from 0 to 1.
-            within: count only the influence of the texts' own tokens.
-        """
+        infinite if that text does not reach it. `share` is one of `SHARES`; with `within` only the influence of the
+        texts' own tokens counts."""
         if share not in SHARES or not 0 <= quantile <= 1:
             known = ", ".join(map(str, SHARES))
             raise InputError(f"share {share!r}, quantile {quantile!r}; allowed are {known}, and quantiles from 0 to 1")
@@ -132,13 +127,8 @@ def reach_of(
     fit_to: int | None = None,
     seed: int = 0,
 ) -> Reach:
-    """Compute all numbers from the block norms of every text.
-
-    Args:
-        noise: level below which norms are rounding, next to norms up to 1; it scales with larger ones (`noise_of`).
-        fit_from, fit_to: range of distances of the fit, where they are measured and above the noise.
-        seed: seed of the resamples.
-    """
+    """Compute all numbers from the block norms of every text, `noise` being the level below which norms are rounding,
+    next to norms up to 1; it scales with larger ones."""
     table = _Table(blocks, noise)
     decay = _decay(table, fit_from, fit_to, seed)
     return Reach(
@@ -201,11 +191,10 @@ class _Table:
 
     def means(self, values: Float[np.ndarray, "rows distances"], seed: int) -> Float[np.ndarray, "distances 3"]:
         """Return the mean over the rows in which it is defined by distance, with its interval over texts."""
-        known = ~np.isnan(values)
-        sums, counts = self.by_text(np.where(known, values, 0.0)), self.by_text(known.astype(np.float64))
         parts = []
         for start in range(0, values.shape[1], RESAMPLED_COLUMNS):
-            both = np.concatenate([part[:, start : start + RESAMPLED_COLUMNS] for part in (sums, counts)], axis=1)
+            own = values[:, start : start + RESAMPLED_COLUMNS]
+            both = self.by_text(np.concatenate([np.nan_to_num(own, nan=0.0), ~np.isnan(own)], axis=1))
             parts.append(intervals(ratio(*np.split(resampled_sums(both, seed=seed), 2, axis=1)), self.texts))
         return np.concatenate(parts)
 
@@ -213,8 +202,7 @@ class _Table:
         """Return, in each text's last row, the share of the last 1 + distance tokens (1 beyond its first); else NaN."""
         found = np.full_like(self.norm, np.nan)
         rows = self.last_rows
-        total = np.minimum(np.nancumsum(self.share[rows], axis=1), 1.0)
-        found[rows] = np.where(self.alive[rows], total, np.nan)
+        found[rows] = np.where(self.alive[rows], np.minimum(np.nancumsum(self.share[rows], axis=1), 1.0), np.nan)
         return found
 
     def noisy(self) -> Float[np.ndarray, " distances"]:
@@ -222,8 +210,7 @@ class _Table:
 
     def relative_error(self) -> Float[np.ndarray, " distances"]:
         square = ratio(self.error, self.norm) ** 2  # A norm that is 0 or missing gives NaN.
-        known = ~np.isnan(square)
-        return np.sqrt(ratio(np.where(known, square, 0.0).sum(0), known.sum(0)))
+        return np.sqrt(ratio(np.nansum(square, axis=0), (~np.isnan(square)).sum(0)))
 
 
 def intervals(rows: Float[np.ndarray, "rows columns"], examples: int) -> Float[np.ndarray, "columns 3"]:
@@ -234,9 +221,7 @@ def intervals(rows: Float[np.ndarray, "rows columns"], examples: int) -> Float[n
     whole = ~np.isnan(rows).any(0)
     found = np.full((rows.shape[1], 3), np.nan)
     found[whole] = np.stack([value[whole], *np.quantile(spread[:, whole], [0.025, 0.975], axis=0)], axis=1)
-    for column in np.flatnonzero(~whole):
-        one = estimate(rows[:, column])
-        found[column] = one.value, one.low, one.high
+    found[~whole] = estimates(rows[:, ~whole])
     return found
 
 

@@ -57,10 +57,8 @@ class Influence(Result, kind="influence"):
     @property
     def noun(self) -> str:
         """Noun for the inputs: "texts", "images", "random sequences" or "random images"."""
-        drawn = self.provenance["options"]["length"] is not None
-        if self.unit == "pixels":
-            return "random images" if drawn else "images"
-        return "random sequences" if drawn else "texts"
+        given, drawn = ("images", "random images") if self.unit == "pixels" else ("texts", "random sequences")
+        return given if self.provenance["options"]["length"] is None else drawn
 
     @property
     def one(self) -> str:
@@ -139,9 +137,7 @@ class Influence(Result, kind="influence"):
         """
         import pandas as pd
 
-        rows: list[tuple[Any, ...]] = []
-        for reach in self.reaches:
-            rows += _decay_rows(reach, self.recent)
+        rows = [row for reach in self.reaches for row in _decay_rows(reach, self.recent)]
         for part in PARTS:
             places = self.similarity.places if part == "stream" else self.similarity.places[1:-1]
             for place in places:
@@ -192,10 +188,8 @@ class Influence(Result, kind="influence"):
     def _reach(self, place: str | int) -> Reach:
         known = {reach.place: reach for reach in self.reaches}
         if str(place) not in known:
-            hint = "" if self.layers else "; layers are measured with at='layers'"
-            raise InputError(
-                f"there is no {place!r}; allowed are {', '.join(known)}{did_you_mean(str(place), known)}{hint}"
-            )
+            hint = did_you_mean(str(place), known) + "; layers are measured with at='layers'" * (not self.layers)
+            raise InputError(f"there is no {place!r}; allowed are {', '.join(known)}{hint}")
         return known[str(place)]
 
 
@@ -213,28 +207,22 @@ def decay_in_words(reach: Reach) -> str:
 
 def _summary(reach: Reach, recent: int) -> dict[str, Any]:
     decay = reach.decay
-    row: dict[str, Any] = {"place": reach.place}
-    for name, found in (("rate", decay.rate), ("decay_length", decay.length), ("recent", reach.recent(recent))):
-        row |= with_intervals(**{name: found})
-        if name == "decay_length":
-            row |= {"r2": decay.r2, "fit_from": decay.first, "fit_to": decay.last}
-    for share in SHARES:
-        row[f"context_{100 * share:.0f}"] = reach.effective_context(share)
-    for share in SHARES:
-        row[f"not_reached_{100 * share:.0f}"] = reach.not_reached(share)
+    row = {"place": reach.place, **with_intervals(rate=decay.rate, decay_length=decay.length)}
+    row |= {"r2": decay.r2, "fit_from": decay.first, "fit_to": decay.last}
+    row |= with_intervals(recent=reach.recent(recent))
+    row |= {f"context_{100 * share:.0f}": reach.effective_context(share) for share in SHARES}
+    row |= {f"not_reached_{100 * share:.0f}": reach.not_reached(share) for share in SHARES}
     known = reach.error[~np.isnan(reach.error)]
     return {**row, "error": float(np.median(known)) if len(known) else math.nan}
 
 
 def _decay_rows(reach: Reach, recent: int) -> Iterable[tuple[Any, ...]]:
     decay, texts = reach.decay, len(reach.context)
-    nothing = (math.nan, math.nan)
     for name, found in (("rate", decay.rate), ("decay_length", decay.length)):
         yield "decay", reach.place, None, name, found.value, found.low, found.high, texts
-    for name, value in (("intercept", decay.intercept), ("r2", decay.r2)):
-        yield "decay", reach.place, None, name, value, *nothing, texts
-    for name, distance in (("fit_from", decay.first), ("fit_to", decay.last)):
-        yield "decay", reach.place, None, name, float(distance), *nothing, texts
+    values = {"intercept": decay.intercept, "r2": decay.r2, "fit_from": decay.first, "fit_to": decay.last}
+    for name, value in values.items():
+        yield "decay", reach.place, None, name, float(value), math.nan, math.nan, texts
     for share in SHARES:
         middle, low, high = (reach.effective_context(share, quantile) for quantile in (0.5, 0.25, 0.75))
         reached = int((~np.isnan(reach.context[:, 0])).sum()) - reach.not_reached(share)

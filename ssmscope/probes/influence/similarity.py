@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from ssmscope.core.batching import by_length
 from ssmscope.core.bootstrap import Estimate, resampled_means
 from ssmscope.core.edits import blocks_of
 from ssmscope.core.encoding import Batch
-from ssmscope.core.intercept import After, observe
+from ssmscope.core.intercept import observe
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.probes.influence.measure import hidden
@@ -56,13 +57,11 @@ class Similarity:
 
 def similarity_of(model: Model, batch: Batch, *, at_once: int | None, seed: int = 0) -> Similarity:
     """Compute all measures at all places over the real tokens of every text, in two runs, the first for the means."""
-    layers = model.num_layers
-    texts = len(batch.tokens)
-    totals: dict[tuple[str, int], Tensor] = {}
+    layers, texts = model.num_layers, len(batch.tokens)
+    totals: dict[tuple[str, int], Any] = {}
 
     def add(place: tuple[str, int], x: Tensor, mask: Tensor, chosen: list[int]) -> None:
-        summed = (x * mask.unsqueeze(-1)).sum((0, 1))
-        totals[place] = totals[place] + summed if place in totals else summed
+        totals[place] = totals.get(place, 0) + (x * mask.unsqueeze(-1)).sum((0, 1))
 
     _visit(model, batch, at_once, add)
     means = {place: total / sum(batch.lengths) for place, total in totals.items()}
@@ -114,26 +113,17 @@ def _visit(model: Model, batch: Batch, at_once: int | None, read: Reader) -> Non
         def show(place: tuple[str, int], x: Tensor) -> None:
             read(place, x.to(mask.device, torch.promote_types(x.dtype, torch.float32)), mask, chosen)  # noqa: B023
 
+        def shown(place: tuple[str, int], module: nn.Module, output: Any) -> None:
+            show(place, output[0] if isinstance(output, tuple) else output)  # noqa: B023
+
         with torch.no_grad(), model.running(mask=mask):
             embeddings = model.embed(part)
             show(("stream", 0), embeddings)
-            with (
-                _outputs_shown(blocks_of(model.module), lambda index, x: show(("stream", 1 + index), x)),  # noqa: B023
-                _outputs_shown(model.mixers, lambda index, x: show(("mixer", index), x)),  # noqa: B023
-            ):
+            parts = [(("stream", 1 + index), block) for index, block in enumerate(blocks_of(model.module))]
+            parts += [(("mixer", index), mixer) for index, mixer in enumerate(model.mixers)]
+            with observe(after=[(part, partial(shown, place)) for place, part in parts]):
                 found = hidden(model, embeddings, mask)
             show(("stream", layers + 1), found)
-
-
-@contextmanager
-def _outputs_shown(modules: list[nn.Module], show: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Call `show` with each module's index and output when it runs; no output is kept."""
-
-    def shown(index: int) -> After:
-        return lambda module, output: show(index, output[0] if isinstance(output, tuple) else output)
-
-    with observe(after=[(module, shown(index)) for index, module in enumerate(modules)]):
-        yield
 
 
 def _estimates(values: Float[np.ndarray, "places texts measures"], seed: int) -> Float[np.ndarray, "places measures 3"]:

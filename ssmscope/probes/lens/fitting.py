@@ -42,11 +42,8 @@ def divergences(
     normed: Float[Tensor, "streams chosen width"], head: nn.Linear, *, gradient: bool = False
 ) -> Divergences:
     """Compute KL(p ‖ q_i) = Σ_v p_v (log p_v − log q_iv) per position, with p the model's own distribution, that of the
-    last row: the loss of a tuned lens (Belrose et al., 2023).
-
-    Its gradient with respect to lens i's logits is q_i − p; times the head's weight, that with respect to the head's
-    input. Logits exist only for a few positions at a time.
-    """
+    last row: the loss of a tuned lens (Belrose et al., 2023). Its gradient with respect to lens i's logits is q_i − p;
+    times the head's weight, that with respect to the head's input. Logits exist only for a few positions at a time."""
     rows, count, _ = normed.shape
     kl = normed.new_empty(rows - 1, count)
     slopes = torch.empty_like(normed[:-1]) if gradient else None
@@ -115,19 +112,16 @@ class LensFitting:
         width = unembed.unembedding.in_features
         self.weight = nn.Parameter(torch.zeros(layers, width, width, dtype=torch.float32, device=model.device))
         self.bias = nn.Parameter(torch.zeros(layers, width, dtype=torch.float32, device=model.device))
+        adam = options["optimizer"] == "adam"
         # In torch, momentum makes SGD's steps 1 / (1 − momentum) times as long as the learning rate.
-        self.rate = options["learning_rate"] * (1 if options["optimizer"] == "adam" else 1 - MOMENTUM)
-        self.optimizer = self._make_optimizer()
+        self.rate = options["learning_rate"] * (1 if adam else 1 - MOMENTUM)
+        kind: Any = torch.optim.Adam if adam else torch.optim.SGD
+        own = dict(betas=(MOMENTUM, 0.999), amsgrad=True) if adam else dict(momentum=MOMENTUM, nesterov=True)
+        self.optimizer = kind([self.weight, self.bias], lr=self.rate, weight_decay=options["weight_decay"], **own)
         self.step = self.epoch = self.place = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64)
         self.best: dict[str, Any] | None = None
         self.history: list[dict[str, Any]] = []
-
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        parameters, decay = [self.weight, self.bias], self.options["weight_decay"]
-        if self.options["optimizer"] == "adam":
-            return torch.optim.Adam(parameters, lr=self.rate, weight_decay=decay, betas=(MOMENTUM, 0.999), amsgrad=True)
-        return torch.optim.SGD(parameters, lr=self.rate, weight_decay=decay, momentum=MOMENTUM, nesterov=True)
 
     def run(self, bar: Progress) -> tuple[Tensor, Tensor]:
         """Fit to the end, from the checkpoint if there is one, and return the best weights and biases."""
@@ -140,7 +134,8 @@ class LensFitting:
         task = bar.add_task("fitting the lens", total=steps, completed=self.step)
         order = self._order()
         saved = time.monotonic()
-        while self.step < steps and not self._out_of_patience():
+        patience = self.options["patience"]
+        while self.step < steps and (patience is None or self._evaluations_since_best() < patience):
             if self.place == len(order):
                 self.epoch, self.place = self.epoch + 1, 0
                 order = self._order()
@@ -176,10 +171,8 @@ class LensFitting:
             torch.autograd.backward(normed[:-1], gradient / count)
             loss += float(kl.double().sum()) / (count * layers)
         if not math.isfinite(loss):
-            raise InputError(
-                f"the KL divergence is {loss} in step {self.step + 1}; lower learning_rate "
-                f"({self.options['learning_rate']})"
-            )
+            rate = self.options["learning_rate"]
+            raise InputError(f"the KL divergence is {loss} in step {self.step + 1}; lower learning_rate ({rate})")
         nn.utils.clip_grad_norm_([self.weight, self.bias], self.options["clip"])
         self.optimizer.step()
         self.loss_sum += loss
@@ -202,13 +195,10 @@ class LensFitting:
         told = (
             f"step {self.step}/{self.options['steps']}  held-out KL {found:.4f} nats, mean of {len(self.weight)} layers"
         )
-        self.console.print(told + ("  (best so far)" if better and self.step else ""))
+        self.console.print(told + "  (best so far)" * bool(better and self.step))
 
-    def _out_of_patience(self) -> bool:
-        patience = self.options["patience"]
-        if patience is None or self.best is None:
-            return False
-        return sum(each["step"] > self.best["step"] for each in self.history) >= patience
+    def _evaluations_since_best(self) -> int:
+        return sum(self.best is not None and each["step"] > self.best["step"] for each in self.history)
 
     def _state(self) -> dict[str, Any]:
         tensors = {"weight": self.weight.detach(), "bias": self.bias.detach()}

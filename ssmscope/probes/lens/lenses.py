@@ -18,7 +18,6 @@ import copy
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -75,12 +74,8 @@ def final_norm_of(model: Model) -> nn.Module | None:
     """Return the module of the backbone that runs between its last block and the head; None if there is none."""
     last, head = stream_blocks(model)[-1], head_of(model)
     ran: list[nn.Module] = []
-    others = [
-        part
-        for part in model.module.base_model.children()
-        if part is not last and part is not head and not isinstance(part, nn.ModuleList)
-    ]
-    noted = [(part, lambda module, output: ran.append(module)) for part in others]
+    parts = (part for part in model.module.base_model.children() if not isinstance(part, nn.ModuleList))
+    noted = [(part, lambda module, output: ran.append(module)) for part in parts if part not in (last, head)]
     with observe(after=[(last, lambda module, output: ran.clear()), *noted]):
         model.logits(_few_tokens(model))
     if len(ran) > 1:
@@ -101,9 +96,8 @@ def head_of(model: Model) -> nn.Module:
 def _few_tokens(model: Model) -> Batch:
     if model.channels is not None:
         tokens = math.prod(model.config.image_size or (2,))  # Learnt positions allow no other number.
-        return model.encode(
-            values=torch.linspace(0, 1, tokens * model.channels, dtype=torch.float32).view(tokens, model.channels)
-        )
+        values = torch.linspace(0, 1, tokens * model.channels, dtype=torch.float32)
+        return model.encode(values=values.view(tokens, model.channels))
     return model.encode(ids=list(range(min(4, model.vocabulary))))
 
 
@@ -151,34 +145,13 @@ def _plain_linear(head: nn.Module) -> nn.Linear:
         bias = None if bias is None else torch.cat([torch.zeros_like(bias), bias])
     kind: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
     plain = skip_init(nn.Linear, weight.shape[1], len(weight), bias=bias is not None, **kind)
-    with torch.no_grad():
-        plain.weight.copy_(weight)
-        if bias is not None:
-            plain.bias.copy_(bias)
+    plain.load_state_dict({"weight": weight} if bias is None else {"weight": weight, "bias": bias})
     return plain
-
-
-@contextmanager
-def _stream_kept(
-    blocks: list[nn.Module], kept: list[Tensor], chosen: Callable[[Tensor], Tensor] = lambda stream: stream
-) -> Iterator[None]:
-    """Append what `chosen` selects of every block's input, and of the last one's output, to `kept`."""
-
-    def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        kept.append(chosen(args[0] if args else kwargs["hidden_states"]).float())
-
-    def leaving(module: nn.Module, output: Any) -> None:
-        kept.append(chosen(output[0] if isinstance(output, tuple) else output).float())
-
-    with observe(before=[(block, entering) for block in blocks], after=[(blocks[-1], leaving)]):
-        yield
 
 
 def hidden_states(model: Model, batch: Batch) -> Float[Tensor, "streams batch length width"]:
     """Return the residual stream at the input of each block, the embeddings first, and at the output of the last one,
-    not normed, in float32.
-
-    The `hidden_states` of transformers' Mambas differ: they lack the embeddings, and end with the normed stream.
+    not normed, in float32. (transformers' `hidden_states` of Mambas lack the embeddings, and end with the normed one.)
     """
     return _streams(model, batch, lambda stream: stream)
 
@@ -193,9 +166,16 @@ def chosen_states(model: Model, batch: Batch, positions: str) -> Float[Tensor, "
 
 def _streams(model: Model, batch: Batch, chosen: Callable[[Tensor], Tensor]) -> Tensor:
     kept: list[Tensor] = []
-    around = model.running(mask=batch.mask)
-    here = model.device  # The batch's device; a model over several devices has blocks elsewhere.
-    with torch.no_grad(), around, _stream_kept(stream_blocks(model), kept, lambda stream: chosen(stream.to(here))):
+    blocks, here = stream_blocks(model), model.device  # A model over several devices has blocks elsewhere.
+
+    def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kept.append(chosen((args[0] if args else kwargs["hidden_states"]).to(here)).float())
+
+    def leaving(module: nn.Module, output: Any) -> None:
+        kept.append(chosen((output[0] if isinstance(output, tuple) else output).to(here)).float())
+
+    observed = observe(before=[(block, entering) for block in blocks], after=[(blocks[-1], leaving)])
+    with torch.no_grad(), model.running(mask=batch.mask), observed:
         model.forward(batch, last_only=True)
     return torch.stack(kept)
 
@@ -232,18 +212,12 @@ class Lens:
         layers = list(self.tuned)
         return torch.stack([part.weight for part in layers]), torch.stack([part.bias for part in layers])
 
-    def normed(self, hidden: Float[Tensor, "streams chosen width"]) -> Float[Tensor, "streams chosen width"]:
-        """Return the head's input: every layer's stream translated, the last one as it is, and all normed."""
-        with torch.no_grad():
-            return self.tuned.unembed.final_norm(translated(hidden, *self._stacked))
-
     def log_probs(self, hidden: Float[Tensor, "streams chosen width"]) -> Float[Tensor, "streams chosen classes"]:
-        """Return the lens's log-probabilities at every layer; the last row is the model's own answer.
-
-        `hidden` comes from `chosen_states`; `slices` bounds the memory of the result.
-        """
+        """Return the lens's log-probabilities at every layer, the last row being the model's own answer. `hidden` comes
+        from `chosen_states`; `slices` bounds the memory of the result."""
+        unembed = self.tuned.unembed
         with torch.no_grad():
-            return self.tuned.unembed.unembedding(self.normed(hidden)).log_softmax(-1)
+            return unembed.unembedding(unembed.final_norm(translated(hidden, *self._stacked))).log_softmax(-1)
 
     def slices(self, chosen: int) -> Iterator[slice]:
         """Yield slices of positions whose log-probabilities at all layers fit into memory."""
@@ -274,12 +248,9 @@ class Lens:
         )
 
 
-def translated(
-    hidden: Float[Tensor, "streams chosen width"],
-    weight: Float[Tensor, "layers width width"],
-    bias: Float[Tensor, "layers width"],
-) -> Float[Tensor, "streams chosen width"]:
-    """Return h_i + W_i h_i + b_i for every layer, in one product, and the last stream as it is."""
+def translated(hidden: Tensor, weight: Tensor, bias: Tensor) -> Float[Tensor, "streams chosen width"]:
+    """Return h_i + W_i h_i + b_i for every layer, in one product, and the last stream as it is; weights are (layers,
+    width, width), biases (layers, width)."""
     added = torch.baddbmm(bias.unsqueeze(1), hidden[:-1], weight.mT)
     return torch.cat([hidden[:-1] + added, hidden[-1:]])
 
@@ -323,7 +294,12 @@ def load_lens(path: str | Path, model: Model) -> Lens:
     if missing:
         raise InputError(f"{path} has no lens: {missing[0]} is missing; fit one with fit_lens (analyze lens fit)")
     lens = untrained_lens(model)
-    config = _config(path / CONFIG)
+    try:
+        config = parse_json((path / CONFIG).read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path / CONFIG} is not JSON ({error}); fit the lens again") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{path / CONFIG} is not a JSON object; fit the lens again")
     for field, what in (("d_model", "width"), ("num_hidden_layers", "number of layers")):
         mine, found = getattr(lens.config, field), config.get(field)
         if found != mine:
@@ -345,16 +321,6 @@ def load_lens(path: str | Path, model: Model) -> Lens:
         raise InputError(f"{path / WEIGHTS} is damaged ({reason}); fit the lens again") from error
     positions = fit.positions if fit is not None else ("last" if model.is_classifier else "every")
     return Lens(lens, model.fingerprint, positions, fit, str(path))
-
-
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        config = parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not JSON ({error}); fit the lens again") from error
-    if not isinstance(config, dict):
-        raise InputError(f"{path} is not a JSON object; fit the lens again")
-    return config
 
 
 def check_lens(lens: Lens, model: Model) -> None:
@@ -417,7 +383,7 @@ def _next_tokens(batch: Batch, positions: str, *, asked: bool) -> Tensor:
 
 def _statistics(lens: Lens, hidden: Tensor, following: Tensor) -> dict[str, np.ndarray]:
     """Compute all statistics and the index `top` of the leading answer, (layers + 1, positions) each."""
-    pieces: list[dict[str, Tensor]] = []
+    pieces = []
     for part in lens.slices(hidden.shape[1]):
         logs = lens.log_probs(hidden[:, part])
         probabilities = logs.exp()
@@ -425,14 +391,8 @@ def _statistics(lens: Lens, hidden: Tensor, following: Tensor) -> dict[str, np.n
         answer = best.indices[-1].expand(len(logs), -1).unsqueeze(-1)
         after = following[part].expand(len(logs), -1).unsqueeze(-1)
         cross = -logs.gather(-1, after.clamp(min=0)).masked_fill(after < 0, torch.nan)
-        pieces.append(
-            {
-                "answer_probability": probabilities.gather(-1, answer).squeeze(-1),
-                "top_probability": best.values,
-                "entropy": -(probabilities * logs).sum(-1),
-                "cross_entropy": cross.squeeze(-1),
-                "kl": ((logs[-1] - logs) * probabilities[-1]).sum(-1),
-                "top": best.indices,
-            }
-        )
-    return {name: torch.cat([piece[name] for piece in pieces], dim=1).cpu().numpy() for name in pieces[0]}
+        found = [probabilities.gather(-1, answer).squeeze(-1), best.values, -(probabilities * logs).sum(-1)]
+        found += [cross.squeeze(-1), ((logs[-1] - logs) * probabilities[-1]).sum(-1), best.indices]
+        pieces.append(found)
+    names = [*STATISTICS, "top"]
+    return {name: torch.cat(each, dim=1).cpu().numpy() for name, each in zip(names, zip(*pieces))}

@@ -47,17 +47,11 @@ def fit(
 ) -> LensFit:
     """Fit a lens into `out`, or continue its fit there, and return its record; see `fit_lens`."""
     rows = rows_of(model, data)
-    if validation is None:
-        train, held = split_rows(rows, options["held_out"], seed)
-    else:
-        train, held = rows, rows_of(model, validation)
-    choosing, measured = split_held_out(held)
-    plan = {
-        "fingerprint": model.fingerprint,
-        "options": dict(options),
-        "seed": seed,
-        "data": {"train": train.described(), "choosing": choosing.described(), "measured": measured.described()},
-    }
+    given = validation is not None
+    train, held = (rows, rows_of(model, validation)) if given else split_rows(rows, options["held_out"], seed)
+    parts = (train, *split_held_out(held))
+    about = dict(zip(("train", "choosing", "measured"), (part.described() for part in parts)))
+    plan = {"fingerprint": model.fingerprint, "options": dict(options), "seed": seed, "data": about}
     console = on_stderr(progress)
     if _is_finished(out, plan):
         clear(out / PLAN)
@@ -66,7 +60,7 @@ def fit(
         settings = {**options, "seed": seed, "checkpoint_minutes": checkpoint_minutes}
         with continued(out / PLAN):
             if not _is_finished(out, plan):  # Another process may have finished it.
-                _fit(model, train, choosing, measured, plan, settings, out, console)
+                _fit(model, parts, plan, settings, out, console)
     return _with_views(out)
 
 
@@ -86,13 +80,8 @@ def split_held_out(held: Rows) -> tuple[Rows, Rows]:
     """Split held-out rows into every second one up to `MAX_CHOOSING_TOKENS`, to choose the step, and the rest."""
     if len(held) < 2:
         raise InputError(f"{held.name} ({held.split}) has {len(held)} row; held out must be at least 2")
-    chosen: list[int] = []
-    room, lengths = MAX_CHOOSING_TOKENS, held.lengths
-    for row in range(0, len(held), 2):
-        if chosen and lengths[row] > room:
-            break
-        chosen.append(row)
-        room -= lengths[row]
+    used = np.cumsum(held.lengths[::2])
+    chosen = list(range(0, 2 * max(1, int((used <= MAX_CHOOSING_TOKENS).sum())), 2))
     return held.take(chosen), held.take(sorted({*range(len(held))} - {*chosen}))
 
 
@@ -129,35 +118,25 @@ def _compare(out: Path, found: Mapping[str, Any], plan: Mapping[str, Any]) -> No
 
 def _fit(
     model: Model,
-    train: Rows,
-    choosing: Rows,
-    measured: Rows,
+    parts: tuple[Rows, Rows, Rows],
     plan: Mapping[str, Any],
     settings: Mapping[str, Any],
     out: Path,
     console: Console,
 ) -> None:
-    tuned = untrained_lens(model)
+    tuned, (train, choosing, measured) = untrained_lens(model), parts
     if not (out / PLAN).exists():
         write_json(out / PLAN, plan)
-    fitting = LensFitting(
-        model, tuned.unembed, len(tuned), train, choosing, settings, out / PLAN.parent / STATE, console
-    )
+    checkpoint = out / PLAN.parent / STATE
+    fitting = LensFitting(model, tuned.unembed, len(tuned), train, choosing, settings, checkpoint, console)
     with progress_bar(console) as bar:
         weight, bias = fitting.run(bar)
-    worth = measure(
-        model,
-        tuned.unembed,
-        measured,
-        settings["positions"],
-        [(weight, bias), (torch.zeros_like(weight), torch.zeros_like(bias))],
-    )
+    both = [(weight, bias), (torch.zeros_like(weight), torch.zeros_like(bias))]
+    worth = measure(model, tuned.unembed, measured, settings["positions"], both)
     assert fitting.best is not None
+    provenance = record_provenance(model.source, options=plan["options"], seed=plan["seed"])
     record = LensFit(
-        provenance={
-            **record_provenance(model.source, options=plan["options"], seed=plan["seed"]),
-            "data": plan["data"],
-        },
+        provenance={**provenance, "data": plan["data"]},
         positions=settings["positions"],
         best_step=fitting.best["step"],
         history=tuple(Evaluation(**each) for each in fitting.history),
@@ -192,8 +171,8 @@ def compare_lenses(tuned: Sums, logit: Sums, *, seed: int) -> dict[str, Any]:
     mine, theirs = means[:, :layers], means[:, layers:]
     return {
         "layers": tuple(
-            LayerFit(i, estimate(mine[:, i]), estimate(theirs[:, i]), estimate(theirs[:, i] - mine[:, i]))
-            for i in range(layers)
+            LayerFit(i, estimate(own), estimate(other), estimate(other - own))
+            for i, (own, other) in enumerate(zip(mine.T, theirs.T))
         ),
         "tuned": estimate(mine.mean(1)),
         "logit": estimate(theirs.mean(1)),
