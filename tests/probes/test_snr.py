@@ -102,26 +102,6 @@ class TestPrompts:
                 assert [token for token in found.distractors[at].tolist() if token != NO_TOKEN] == expected
                 assert found.needles[at] not in expected
 
-    def test_a_tokenizer_that_looks_far_back_is_asked_for_the_whole(self, model, monkeypatch):
-        data = MADE["qa1"]
-        expected = prompts_of(model, data, PROMPT)
-
-        class Fickle:
-            """Names what stands behind a short text otherwise."""
-
-            is_fast, unk_token_id, unk_token = True, WORDS.unk_token_id, WORDS.unk_token
-            backend_tokenizer = None
-
-            def __call__(self, text, **options):
-                found = WORDS(text, **options)
-                if len(text) <= reading.TAIL_LETTERS + 20:
-                    found["input_ids"] = [*found["input_ids"][:-1], 3]
-                return found
-
-        monkeypatch.setattr(reading, "TAIL_LETTERS", 60)
-        found = prompts_of(dataclasses.replace(model, tokenizer=Fickle()), data, PROMPT)
-        assert (found.distractors == expected.distractors).all() and (found.needles == expected.needles).all()
-
     def test_words_that_begin_alike_count_once(self, model):
         found = prompts_of(small(tokenizer=BYTES), own(where("attic", ("cellar", "corner", "pantry"))), PROMPT)
         first = [BYTES(word)["input_ids"][0] for word in ("cellar", "pantry")]

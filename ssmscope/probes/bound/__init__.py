@@ -85,8 +85,7 @@ def generalization_bound(
     setting: dict[str, Any] = {"length": length, "examples": examples}
     setting |= {"delta": delta, "loss_bound": loss_bound, "lipschitz": lipschitz}
     if parts is None:
-        provenance = record_provenance(model.source, options=setting, seed=seed)
-        return measured_terms(model, texts, lengths, seed, provenance, setting)
+        return measured_terms(model, texts, lengths, setting, seed)
     if texts is not None:
         raise InputError(f"the bound of {model.name} holds for all texts: leave them out")
     if examples is None:

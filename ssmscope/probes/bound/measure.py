@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ssmscope import ops
+from ssmscope.api.results import record_provenance
 from ssmscope.core.batching import by_length
 from ssmscope.errors import InputError
 from ssmscope.probes.bound.result import GeneralizationBound
@@ -47,11 +48,8 @@ def theorem_bound(
     row = worst_row(parts, length)
     norms = norms_of(parts, row)
     found = capacity(norms, length)
-    notes = []
-    if examples < norms.channels:
-        notes.append(f"the covers of Lemma D.3 require m ≥ d, here {examples:,} and {norms.channels:,}")
-    if parts.bias:
-        notes.append("the head's bias is left out: the theorem's output wᵀy[T] has none")
+    covers = f"the covers of Lemma D.3 require m ≥ d, here {examples:,} and {norms.channels:,}"
+    bias = "the head's bias is left out: the theorem's output wᵀy[T] has none"
     return GeneralizationBound(
         provenance=provenance,
         **setting,
@@ -64,32 +62,23 @@ def theorem_bound(
         log_lower=log_lower_bound(norms.abscissa, norms.B_w, length=length, examples=examples),
         lengths=grid,
         curves=curves_of(norms, grid),
-        notes=tuple(notes),
+        notes=(covers,) * (examples < norms.channels) + (bias,) * parts.bias,
     )
 
 
 def measured_terms(
-    model: Model,
-    texts: TextsLike | None,
-    lengths: Sequence[int] | None,
-    seed: int,
-    provenance: dict[str, Any],
-    setting: dict[str, Any],
+    model: Model, texts: TextsLike | None, lengths: Sequence[int] | None, setting: dict[str, Any], seed: int
 ) -> GeneralizationBound:
-    """Measure the terms of a model outside the theorem on texts, or on 4 random sequences of at most 512 tokens.
-
-    T is by default the length of the longest.
-    """
+    """Measure the terms of a model outside the theorem on texts, or on 4 random sequences of at most 512 tokens. T is
+    by default the length of the longest."""
     T = setting["length"]
     drawn = None if texts is not None or model.channels is not None or T is None else max(2, min(T, DEFAULT_LENGTH))
     inputs = inputs_of(model, texts, length=drawn, samples=4, seed=seed)
-    T = inputs.longest if T is None else T
-    grid = curve_lengths(lengths, T)
-    layers = measure_terms(model, inputs.batch)
-    provenance = {**provenance, "options": {**provenance["options"], "length": T}}
+    setting = {**setting, "length": inputs.longest if T is None else T}
+    grid, layers = curve_lengths(lengths, setting["length"]), measure_terms(model, inputs.batch)
     return GeneralizationBound(
-        provenance=provenance,
-        **{**setting, "length": T},
+        provenance=record_provenance(model.source, options=setting, seed=seed),
+        **setting,
         layers=layers,
         inputs=inputs.name,
         lengths=grid,
@@ -135,10 +124,9 @@ class _Extremes:
     """Running extremes of one recurrence's terms over batches."""
 
     def __init__(self) -> None:
-        self.norms = {"x": 0.0, "b": 0.0, "c": 0.0}
-        self.log_rho = -math.inf
-        self.low: Tensor | None = None
-        self.high: Tensor | None = None
+        self.norms, self.log_rho = {"x": 0.0, "b": 0.0, "c": 0.0}, -math.inf
+        self.steps: tuple[Tensor, Tensor] | None = None
+        """Smallest and largest Δ of each head."""
         self.A: Tensor | None = None
         self.shape: Sequence[int] = ()
 
@@ -156,14 +144,14 @@ class _Extremes:
             own = stepping.unsqueeze(-1)
             low = step.double().masked_fill(~own, torch.inf).amin((0, 1))
             high = step.double().masked_fill(~own, -torch.inf).amax((0, 1))
-            self.low = low if self.low is None else torch.minimum(self.low, low)
-            self.high = high if self.high is None else torch.maximum(self.high, high)
+            before = self.steps or (low, high)
+            self.steps = torch.minimum(before[0], low), torch.maximum(before[1], high)
 
     def terms(self, layer: int, part: int, parts: int) -> LayerTerms:
         heads, width, state = self.shape
-        half_range = math.nan
-        if self.A is not None and self.low is not None and self.high is not None:
-            half_range = ((_inverse_softplus(self.high) - _inverse_softplus(self.low)) / 2).max().item()
+        low, high = self.steps or (None, None)
+        known = self.A is not None and low is not None and high is not None
+        half_range = ((_inverse_softplus(high) - _inverse_softplus(low)) / 2).max().item() if known else math.nan
         terms = LayerTerms(
             layer=layer,
             part=part,
@@ -172,11 +160,9 @@ class _Extremes:
             state=state,
             abscissa=math.nan if self.A is None else self.A.max().item(),
             B_A=math.nan if self.A is None else self.A.abs().max().item(),
-            B_x=self.norms["x"],
-            B_b=self.norms["b"],
-            B_c=self.norms["c"],
-            delta_min=1.0 if self.low is None else self.low.min().item(),
-            M_delta=1.0 if self.high is None else self.high.max().item(),
+            **{f"B_{name}": value for name, value in self.norms.items()},
+            delta_min=1.0 if low is None else low.min().item(),
+            M_delta=1.0 if high is None else high.max().item(),
             half_range=half_range,
             log_rho=self.log_rho,
         )

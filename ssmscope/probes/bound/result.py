@@ -70,14 +70,11 @@ class GeneralizationBound(Result, kind="bound"):
 
     @property
     def headline(self) -> str:
-        model = self.model_name
+        start = f"Generalisation bound of {self.model_name}: "
         if self.capacity is None or self.gap is None:
-            return f"Generalisation bound of {model}: outside the theorem's assumptions"
-        if self.gap.vacuous:
-            said = f"vacuous at m = {self.examples:,}"
-        else:
-            said = f"losses differ by at most {self.gap.bound:.3g} at m = {self.examples:,}"
-        return f"Generalisation bound of {model}: {said}, ln C = {self.capacity.log:.2f} at T = {self.length:,}"
+            return f"{start}outside the theorem's assumptions"
+        said = "vacuous" if self.gap.vacuous else f"losses differ by at most {self.gap.bound:.3g}"
+        return f"{start}{said} at m = {self.examples:,}, ln C = {self.capacity.log:.2f} at T = {self.length:,}"
 
     @classmethod
     def compare(cls, results: Sequence[GeneralizationBound], labels: Sequence[Sequence[str]]) -> Table:
@@ -96,7 +93,7 @@ class GeneralizationBound(Result, kind="bound"):
         """Return (layer, symbol, value, meaning) of every term. Symbols that begin with ln are natural logarithms."""
         if self.norms is None or self.capacity is None or self.gap is None:
             return [
-                (one.layer, symbol, value, meaning if one.parts == 1 else f"{meaning} of recurrence {one.part}")
+                (one.layer, symbol, value, meaning + f" of recurrence {one.part}" * (one.parts > 1))
                 for one in self.layers
                 for symbol, value, meaning in self._layer_terms(one)
             ]
@@ -163,15 +160,10 @@ class GeneralizationBound(Result, kind="bound"):
         theorem length, layer, part and log_output, ln of the largest output."""
         import pandas as pd
 
-        if self.applies:
-            rows = [(int(T), name, y) for name, row in zip(CURVES, self.curves) for T, y in zip(self.lengths, row)]
-            return pd.DataFrame(rows, columns=["length", "curve", "log_capacity"])
-        found = [
-            (int(T), one.layer, one.part, y)
-            for one, row in zip(self.layers, self.curves)
-            for T, y in zip(self.lengths, row)
-        ]
-        return pd.DataFrame(found, columns=["length", "layer", "part", "log_output"])
+        labels = [(name,) for name in CURVES] if self.applies else [(one.layer, one.part) for one in self.layers]
+        rows = [(int(T), *label, y) for label, row in zip(labels, self.curves) for T, y in zip(self.lengths, row)]
+        names = ["curve", "log_capacity"] if self.applies else ["layer", "part", "log_output"]
+        return pd.DataFrame(rows, columns=["length", *names])
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.probes.bound.result import sentences
@@ -239,10 +231,9 @@ def _largest(c: Capacity) -> str:
 
 def _loss(result: GeneralizationBound, gap: Gap) -> str:
     level = f"with probability {100 * (1 - result.delta):g} %"
-    needed = (
-        f"10^{gap.log_examples / math.log(10):.1f}" if gap.log_examples > 14 else f"{math.exp(gap.log_examples):,.0f}"
-    )
     if gap.vacuous:
+        power = gap.log_examples / math.log(10)
+        needed = f"10^{power:.1f}" if gap.log_examples > 14 else f"{math.exp(gap.log_examples):,.0f}"
         return (
             f"The bound is vacuous: 3 l C / √m exceeds c_l = {result.loss_bound:g} at m = {result.examples:,}, so "
             f"losses are only known to differ by at most c_l. It begins to hold at m = {needed}."

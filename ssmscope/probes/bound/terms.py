@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ssmscope.architectures.own.selective import SelectiveSSM
 from ssmscope.core.affine import embedding_table, matrix, offset
@@ -305,12 +305,11 @@ def theorem_model(model: Model) -> TheoremModel | None:
 
 def norms_of(parts: TheoremModel, row: int) -> Norms:
     """Compute the norms (Assumptions 3.1, 3.2 and 3.4) with w = row `row` of the head, in float64."""
-    mixer = parts.mixer
-    A, W_B, W_C, q, p, w, table = map(
-        _to_double, (mixer.A, mixer.W_B, mixer.W_C, mixer.q_delta, mixer.p_delta, parts.head[row], parts.embeddings)
-    )
-    named = {"A": A, "W_B": W_B, "W_C": W_C, "q": q, "p": p, "the head": w, "the embedding": table}
-    broken = next((name for name, t in named.items() if not bool(t.isfinite().all())), None)
+    one = parts.mixer
+    given = {"A": one.A, "W_B": one.W_B, "W_C": one.W_C, "q": one.q_delta, "p": one.p_delta}
+    given |= {"the head": parts.head[row], "the embedding": parts.embeddings}
+    A, W_B, W_C, q, p, w, table = (tensor.detach().cpu().double() for tensor in given.values())
+    broken = next((name for name, tensor in given.items() if not bool(tensor.isfinite().all())), None)
     if broken is not None:
         raise InputError(f"{broken} of the selective SSM has numbers that are not finite; the model is damaged")
     return Norms(
@@ -324,24 +323,16 @@ def norms_of(parts: TheoremModel, row: int) -> Norms:
         B_w=w.norm().item(),
         B_q=q.norm().item(),
         B_A=A.abs().max().item(),
-        M_B=W_B.abs().sum().item(),
-        M_C=W_C.abs().sum().item(),
-        M_w=w.abs().sum().item(),
-        M_q=q.abs().sum().item(),
-        M_A=A.abs().sum().item(),
+        **{f"M_{name}": t.abs().sum().item() for name, t in zip("BCwqA", (W_B, W_C, w, q, A))},
     )
 
 
 def worst_row(parts: TheoremModel, length: int) -> int:
     """Return the row of the head with the largest capacity at `length`; the theorem is for scalar outputs."""
-    W = _to_double(parts.head)
-    if len(W) == 1:
-        return 0
+    W = parts.head.detach().cpu().double()
     candidates = largest_pairs(W.norm(dim=1).numpy(), W.abs().sum(1).numpy())
-    if len(candidates) == 1:
-        return candidates[0]
-    return max(candidates, key=lambda row: capacity(norms_of(parts, row), length).log)
-
-
-def _to_double(t: Tensor | nn.Parameter) -> Tensor:
-    return t.detach().cpu().double()
+    return (
+        max(candidates, key=lambda row: capacity(norms_of(parts, row), length).log)
+        if len(candidates) > 1
+        else candidates[0]
+    )

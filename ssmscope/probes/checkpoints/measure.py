@@ -71,19 +71,10 @@ def measure_checkpoint(
             bounded = _bounded(bound, length is not None, examples is not None)
     except InputError as error:
         return Checkpoint(name_of(source), str(error)), curve
-    row = Checkpoint(
-        name=model.name,
-        reason="",
-        architecture=model.architecture,
-        fingerprint=str(found.provenance["fingerprint"]),
-        behaviour=found.behaviour,
-        abscissa=_largest(layer.spectral_abscissa for layer in found.layers),
-        largest_gain=_largest(layer.largest_gain for layer in found.layers),
-        possible_gain=_largest(layer.possible_gain for layer in found.layers),
-        growth=_largest(layer.growth.value for layer in found.layers),
-        **bounded,
-    )
-    return row, curve
+    names = ["spectral_abscissa", "largest_gain", "possible_gain", "growth"]
+    largest = found.to_frame()[names].max().rename({"spectral_abscissa": "abscissa"})  # Of those that are numbers.
+    about = (model.name, "", model.architecture, str(found.provenance["fingerprint"]), found.behaviour)
+    return Checkpoint(*about, **largest.to_dict(), **bounded), curve
 
 
 def _bounded(bound: GeneralizationBound, at_length: bool, at_examples: bool) -> dict[str, Any]:
@@ -96,11 +87,6 @@ def _bounded(bound: GeneralizationBound, at_length: bool, at_examples: bool) -> 
         if at_examples:
             found |= {"bound": bound.gap.bound, "vacuous": bound.gap.vacuous}
     return found
-
-
-def _largest(values: Iterable[float]) -> float:
-    """Return the largest value that is a number; NaN if there is none."""
-    return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 def length_of_each(length: int | Sequence[int] | None, number: int) -> list[int | None]:

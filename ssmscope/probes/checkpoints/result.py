@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -107,30 +107,16 @@ class StabilityTable(Result, kind="stability-table"):
         """
         import pandas as pd
 
+        named = {"spectral_abscissa": "abscissa", "log_rho": "possible_gain", "largest_gain": "largest_gain"}
+        same = ("growth", "length", "log_capacity", "log_capacity_printed", "bound", "vacuous")
         rows = []
         for row in self.rows:
-            norms = {name: math.nan if row.norms is None else getattr(row.norms, name) for name in NORMS}
-            rows.append(
-                {
-                    "model": row.name,
-                    "reason": row.reason,
-                    "architecture": row.architecture,
-                    "behaviour": row.behaviour,
-                    "spectral_abscissa": row.abscissa,
-                    "log_rho": row.possible_gain,
-                    "largest_gain": row.largest_gain,
-                    "growth": row.growth,
-                    "length": row.length,
-                    "log_capacity": row.log_capacity,
-                    "log_capacity_printed": row.log_capacity_printed,
-                    "bound": row.bound,
-                    "vacuous": row.vacuous,
-                    "states": None if row.norms is None else row.norms.state,
-                    "channels": None if row.norms is None else row.norms.channels,
-                    **norms,
-                    "fingerprint": row.fingerprint,
-                }
-            )
+            columns: dict[str, Any] = {"model": row.name, "reason": row.reason, "architecture": row.architecture}
+            columns["behaviour"] = row.behaviour
+            columns |= {column: getattr(row, name) for column, name in (*named.items(), *zip(same, same))}
+            columns |= {"states": getattr(row.norms, "state", None), "channels": getattr(row.norms, "channels", None)}
+            columns |= {name: getattr(row.norms, name, math.nan) for name in NORMS}
+            rows.append({**columns, "fingerprint": row.fingerprint})
         types = {"length": "Int64", "vacuous": "boolean", "states": "Int64", "channels": "Int64"}
         return pd.DataFrame(rows).astype(types)
 
@@ -138,12 +124,8 @@ class StabilityTable(Result, kind="stability-table"):
         """Return a row per checkpoint and length: columns model, length, log_capacity (with all constants)."""
         import pandas as pd
 
-        found = [
-            (row.name, int(T), value)
-            for row, curve in zip(self.rows, self.curves)
-            for T, value in zip(self.lengths, curve.tolist())
-            if row.norms is not None
-        ]
+        known = [(row.name, curve.tolist()) for row, curve in zip(self.rows, self.curves) if row.norms is not None]
+        found = [(name, int(T), value) for name, curve in known for T, value in zip(self.lengths, curve)]
         return pd.DataFrame(found, columns=["model", "length", "log_capacity"])
 
     def blocks(self) -> Iterable[Block]:
@@ -161,7 +143,6 @@ class StabilityTable(Result, kind="stability-table"):
         lines = []
         bounded = any(row.length is not None for row in self.rows)
         continuous = not all(math.isnan(row.abscissa) for row in self.rows)
-        theirs = any(row.norms is not None for row in self.rows)
         for name, row in zip(self.names, self.rows):
             cells = {"behaviour": Cell(text=row.behaviour or "unreadable")}
             if continuous:
@@ -173,15 +154,14 @@ class StabilityTable(Result, kind="stability-table"):
                     cells[column] = short(capacity, number(capacity, 2))
                 cells["bound"] = short(math.nan if row.vacuous is None else row.bound, "vacuous" if row.vacuous else "")
             lines.append(Line((shorten(visible(name), 34),), cells))
-        note = (
-            "s_A: the spectral abscissa, the largest entry of the continuous A; "
-            * continuous
-            + "ln ρ: the largest log-gain of a step over all inputs; growth: the mean log-gain of the fastest-growing "
-            "state, on random tokens"
+        note = "s_A: the spectral abscissa, the largest entry of the continuous A; " * continuous
+        note += (
+            "ln ρ: the largest log-gain of a step over all inputs; growth: the mean log-gain of the fastest-growing "
         )
+        note += "state, on random tokens"
         if bounded:
             note += "; ln C: the capacity with all constants, and by Eq. 14"
-        elif theirs:
+        elif any(row.norms is not None for row in self.rows):
             note += ". The bound requires a length"
         return table(("checkpoint",), lines, note=f"{note}.")
 

@@ -75,11 +75,9 @@ def _own_questions(questions: Source | Sequence[Source], examples: int | None, s
     if not parts:
         raise InputError("no questions were given; give at least one file of them")
     names = [part.name for part in parts]
-    twice = [name for name in names if len(parts) > 1 and [*names, ALL].count(name) > 1]
-    if twice:
-        raise InputError(
-            f"the name {twice[0]!r} of a set of questions is taken; give each another ({ALL!r} is all of them)"
-        )
+    if twice := [name for name in names if len(parts) > 1 and [*names, ALL].count(name) > 1]:
+        advice = f"give each another ({ALL!r} is all of them)"
+        raise InputError(f"the name {twice[0]!r} of a set of questions is taken; {advice}")
     return parts
 
 
@@ -97,9 +95,9 @@ def data_record(asked: Mapping[int | None, Sequence[QuestionData]]) -> dict[str,
 
 
 def filler_record(filler: str | Path | Sequence[str] | None) -> str:
-    if filler is None or isinstance(filler, str | Path):
-        return GENERATED if filler is None else str(filler)
-    return f"{len(filler):,} sentences"
+    return (
+        str(filler or GENERATED) if filler is None or isinstance(filler, str | Path) else f"{len(filler):,} sentences"
+    )
 
 
 def lens_notes(lenses: Sequence[Lens], names: Sequence[str]) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     from ssmscope.probes.lens.lenses import Lens
 
 NO_TOKEN = -1
-TAIL_LETTERS = 200
-"""Maximum length of the end of a prompt that is tokenized again with each distractor after it."""
 
 
 class Prompts(NamedTuple):
@@ -51,12 +47,8 @@ def prompts_of(model: Model, data: QuestionData, template: str) -> Prompts:
     distractors = np.full((len(found), max((len(one.distractors) for one in found), default=0)), NO_TOKEN)
     for line, one in zip(distractors, found):
         line[: len(one.distractors)] = one.distractors
-    return Prompts(
-        tuple(one.row for one in found),
-        np.array([one.needle for one in found], dtype=np.int64),
-        distractors,
-        sum(one.unknown for one in found),
-    )
+    needles = np.array([one.needle for one in found], dtype=np.int64)
+    return Prompts(tuple(one.row for one in found), needles, distractors, sum(one.unknown for one in found))
 
 
 def check_readable(model: Model) -> None:
@@ -86,27 +78,20 @@ class _Encoded(NamedTuple):
 
 
 class _Reader:
-    """Reader of prompts with one tokenizer; it caches the ends of prompts, which are few."""
+    """Reader of prompts with one tokenizer."""
 
     def __init__(self, name: str, tokenizer: Any) -> None:
         self.name, self.tokenizer = name, tokenizer
-        self.known: dict[tuple[str, str], _Encoded] = {}
 
     def read(self, example: Question, prompt: str) -> _Read:
         whole = self._encode(prompt, example.answer)
         self._check_known(" ".join((*(fact.text for fact in example.facts), example.question)))
         needle = self._token(whole, example.answer)
-        tail = prompt[-TAIL_LETTERS:]
-        space = re.search(r"\s", tail)
-        tail = tail[space.end() :] if space and space.end() < len(tail) else tail
-        mine = self._at_end(tail, example.answer)
-        if self._token(mine, example.answer) != needle:  # Some tokenizers look further back.
-            tail, mine = prompt, whole
         named: dict[int, str] = {}
         for word in example.distractors:
-            other = self._at_end(tail, word)
+            other = self._encode(prompt, word)
             token = self._token(other, word)
-            if other.ids[: other.first] != mine.ids[: mine.first]:
+            if other.ids[: other.first] != whole.ids[: whole.first]:
                 raise InputError(
                     f"{self.name}'s tokenizer reads the end of a prompt differently before {word!r:.40} than before "
                     f"{example.answer!r:.40}; give a template with another end"
@@ -117,13 +102,7 @@ class _Reader:
                 f"for {self.name}'s tokenizer the answer {example.answer!r:.40} and its distractor "
                 f"{named[needle]!r:.40} begin with the same token; use a tokenizer or words that tell them apart"
             )
-        row = whole.ids[: whole.first]
-        return _Read(tuple(row), needle, list(named), self._unknown(whole))
-
-    def _at_end(self, tail: str, word: str) -> _Encoded:
-        if (tail, word) not in self.known:
-            self.known[tail, word] = self._encode(tail, word)
-        return self.known[tail, word]
+        return _Read(tuple(whole.ids[: whole.first]), needle, list(named), self._unknown(whole))
 
     def _encode(self, prompt: str, word: str) -> _Encoded:
         text = prompt + ("" if prompt[-1].isspace() else " ") + word
@@ -182,8 +161,7 @@ class Needles:
 
     @staticmethod
     def joined(parts: Sequence[Needles]) -> Needles:
-        names = [field.name for field in dataclasses.fields(Needles)]
-        return Needles(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+        return Needles(*map(np.concatenate, zip(*(vars(part).values() for part in parts))))
 
     def __len__(self) -> int:
         return len(self.needle)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from ssmscope.probes.snr.measure import SNRCurve, SNRDifference
+
+
+MAX_LAYERS = 24
+"""Maximum number of layers in a table, without the model's own answer."""
+MODELS_PER_TABLE = 3
+MAX_NAME_LETTERS = 20
 
 
 @dataclass(frozen=True)
@@ -116,53 +122,41 @@ class NeedleSNR(Result, kind="snr"):
         return pd.DataFrame(rows).astype({"length": "Int64"})
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.probes.snr.result import blocks
-
-        return blocks(self)
+        yield Prose(self.headline, "title")
+        for model in self.models:
+            yield Prose(f"{model.name}: {model.lens}, {model.layers} layers", "note")
+        yield Picture(self.figure, self.headline)
+        for length in self.lengths:
+            curves = [self.curve(model.name, self.tasks[0], length) for model in self.models]
+            both = [one for one in self.differences if (one.task, one.length) == (self.tasks[0], length)]
+            title = f"Needle probability{'' if length is None else f', contexts of {length:,} {self.unit}'}"
+            continued = f"{title} (continued)"
+            for _, alike in groupby(curves, key=lambda curve: len(curve.layers)):
+                deep = list(alike)
+                apart = both if len(self.models) == len(deep) == 2 else []
+                for start in range(0, len(deep), MODELS_PER_TABLE):
+                    yield _layers(title, deep[start : start + MODELS_PER_TABLE], apart)
+                    title = continued
+            yield _answers(self, length)
+        yield Prose(
+            f"Means over {counted(self.curves[0].examples, 'question')}"
+            f"{' of all tasks' if len(self.tasks) > 1 else ''}; 95 % bootstrap intervals over "
+            "questions. Layer i reads the input of block i, 0 the embeddings; the last line is the model itself."
+        )
+        for one in self.differences:
+            if (one.task, one.length) == (self.tasks[0], self.lengths[0]):
+                two = f"{one.first} − {one.second}"
+                mean = Cell(one.average, digits=digits_of([one.average]))
+                yield Prose(
+                    f"Needle probability, mean over the layers below: {two} {mean.value} {mean.interval}", "note"
+                )
+        for note in self.notes:
+            yield Prose(f"Note: {note}.", "note")
 
 
 def _cells(layer: LayerSNR | LayerDifference, names: Sequence[str]) -> Mapping[str, Any]:
     found = with_intervals(**{name: getattr(layer, name) for name in names})
     return {"layer": layer.layer, "depth": layer.depth, **found}
-
-
-MAX_LAYERS = 24
-"""Maximum number of layers in a table, without the model's own answer."""
-MODELS_PER_TABLE = 3
-MAX_NAME_LETTERS = 20
-
-
-def blocks(result: NeedleSNR) -> Iterator[Block]:
-    """Yield, for each length, the needle's probability by layer over all tasks, with the difference of two models, and
-    the models' own answers by task."""
-    yield Prose(result.headline, "title")
-    for model in result.models:
-        yield Prose(f"{model.name}: {model.lens}, {model.layers} layers", "note")
-    yield Picture(result.figure, result.headline)
-    for length in result.lengths:
-        curves = [result.curve(model.name, result.tasks[0], length) for model in result.models]
-        both = [one for one in result.differences if (one.task, one.length) == (result.tasks[0], length)]
-        title = f"Needle probability{'' if length is None else f', contexts of {length:,} {result.unit}'}"
-        continued = f"{title} (continued)"
-        for _, alike in groupby(curves, key=lambda curve: len(curve.layers)):
-            deep = list(alike)
-            apart = both if len(result.models) == len(deep) == 2 else []
-            for start in range(0, len(deep), MODELS_PER_TABLE):
-                yield _layers(title, deep[start : start + MODELS_PER_TABLE], apart)
-                title = continued
-        yield _answers(result, length)
-    yield Prose(
-        f"Means over {counted(result.curves[0].examples, 'question')}"
-        f"{' of all tasks' if len(result.tasks) > 1 else ''}; 95 % bootstrap intervals over "
-        "questions. Layer i reads the input of block i, 0 the embeddings; the last line is the model itself."
-    )
-    for one in result.differences:
-        if (one.task, one.length) == (result.tasks[0], result.lengths[0]):
-            two = f"{one.first} − {one.second}"
-            mean = Cell(one.average, digits=digits_of([one.average]))
-            yield Prose(f"Needle probability, mean over the layers below: {two} {mean.value} {mean.interval}", "note")
-    for note in result.notes:
-        yield Prose(f"Note: {note}.", "note")
 
 
 def _layers(title: str, curves: Sequence[SNRCurve], apart: Sequence[SNRDifference]) -> Table:

@@ -86,12 +86,8 @@ def stability(
         for number, parts, norms in zip(model.layer_numbers, found.layers, found.norms)
         for part, one in enumerate(parts)
     )
-    options: dict[str, Any] = {
-        "length": length,
-        "samples": samples if texts is None else None,
-        "positions": positions if isinstance(positions, int) else list(positions),
-        "tolerance": tolerance,
-    }
+    options: dict[str, Any] = {"length": length, "samples": samples if texts is None else None}
+    options |= {"positions": positions, "tolerance": tolerance}
     return Stability(
         provenance=record_provenance(model.source, options=options, seed=seed),
         inputs=inputs.name,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,18 +50,18 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(model: Model, texts: TextsLike | None, *, length: int | None, samples: int, seed: int) -> Inputs:
-    """Return the given texts as a batch, or `samples` random sequences of `length` tokens (by default 512, or the size
-    of a pixel model's images)."""
+    """Return texts, or random sequences (of 512 tokens by default, or the size of a pixel model's images)."""
     if texts is not None:
         if length is not None:
-            raise InputError(
-                f"both texts and length {length!r} were given; give texts, or a length of random sequences"
-            )
+            advice = "give texts, or a length of random sequences"
+            raise InputError(f"both texts and length {length!r} were given; {advice}")
         batch = as_batch(model, texts)
         short = next((at for at, n in enumerate(batch.lengths) if n < 2), None)
         if short is not None:
             raise InputError(f"text {short} has one token; give two or more: a state is kept from one to the next")
-        return Inputs(batch, f"{counted(len(batch.tokens), 'text')} of {_span(batch.lengths)} tokens")
+        low, high = min(batch.lengths), max(batch.lengths)
+        span = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        return Inputs(batch, f"{counted(len(batch.tokens), 'text')} of {span} tokens")
     if length is None:
         size = getattr(model.config, "image_size", None) if model.channels is not None else None
         length = size[0] * size[1] + 1 if size else DEFAULT_LENGTH
@@ -81,11 +81,6 @@ def random_batch(model: Model, number: int, length: int, random: np.random.Gener
     special = set(model.tokenizer.all_special_ids) if model.tokenizer is not None else set()
     ordinary = [token for token in range(model.vocabulary) if token not in special] or list(range(model.vocabulary))
     return model.encode(ids=random.choice(ordinary, (number, length)).tolist())
-
-
-def _span(lengths: Sequence[int]) -> str:
-    low, high = min(lengths), max(lengths)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 MAX_DECAYS = 2**22
@@ -109,12 +104,11 @@ class StepGains(NamedTuple):
 class Recorded:
     """Measurements of one recurrence of a layer, summed over batches; float64."""
 
-    abscissa: Tensor | None = None
-    possible: Tensor | None = None
-    bounded_by: str = ""
-    state: int = 0
-    sums: Tensor | None = None
-    largest: Tensor | None = None
+    abscissa: Tensor | None
+    possible: Tensor | None
+    bounded_by: str
+    sums: Any = 0.0
+    largest: Any = -math.inf
     steps: int = 0
     growth: list[float] = field(default_factory=list)
     mixes: bool = False
@@ -123,8 +117,8 @@ class Recorded:
     """Decays of an RWKV's numerator and denominator on their own, (channels,)."""
 
     def add(self, gains: StepGains, counted: Tensor) -> None:
-        self.sums = gains.sums if self.sums is None else self.sums + gains.sums
-        self.largest = gains.largest if self.largest is None else torch.maximum(self.largest, gains.largest)
+        self.sums = self.sums + gains.sums
+        self.largest = gains.largest.clamp(min=self.largest)
         self.steps += int(counted.sum())
         self.growth += gains.growth.tolist()
 
@@ -157,10 +151,8 @@ def record_layers(model: Model, batch: Batch, positions: Sequence[int]) -> Run:
         with torch.no_grad(), model.running(mask=part.mask, visit=visit):
             model.forward(part, last_only=True, checked=False)
     for index, recorded in enumerate(layers):
-        for one in recorded:
-            assert one.sums is not None and one.largest is not None
-            if bool(one.sums.isnan().any() | one.largest.isnan().any()):
-                raise InputError(f"the decays of layer {index} are not finite; the model is damaged")
+        if any(bool(one.sums.isnan().any() | one.largest.isnan().any()) for one in recorded):
+            raise InputError(f"the decays of layer {index} are not finite; the model is damaged")
     return Run(layers, norms)
 
 
@@ -180,10 +172,9 @@ def step_masks(layer: LayerTrace, place: int) -> tuple[Tensor, Tensor]:
 def step_gains(recurrence: ops.Recurrence, counted: Tensor, stepping: Tensor) -> StepGains:
     """Compute the log-gains of a recurrence's steps, with means over the steps `counted` and maxima over `stepping`.
 
-    A diagonal transition's gains are its decays, log a_t. The delta rule's transition a (I − β b bᵀ) is symmetric, with
-    eigenvalues a (state − 1 of them) and a (1 − β ‖b‖²): its largest singular value is the largest of these in size,
-    and one mean stands for all of a head's directions, log a + log|1 − β ‖b‖²| / state. That is their mean Lyapunov
-    exponent exactly, as determinants multiply.
+    A diagonal transition's gains are its decays, log a_t. The delta rule's a (I − β b bᵀ) is symmetric; its eigenvalues
+    are a (state − 1 of them) and a (1 − β ‖b‖²), its largest singular value is the largest of these in size, and one
+    mean stands for all of a head's directions, log a + log|1 − β ‖b‖²| / state: their mean Lyapunov exponent exactly.
     """
     steps = counted.sum(1).double().unsqueeze(-1)
     if isinstance(recurrence, ops.DeltaRecurrence):
@@ -240,23 +231,19 @@ def state_norms(layer: LayerTrace, positions: Sequence[int]) -> Tensor:
 
 
 def recorded_limits(mixer: nn.Module, layer: LayerTrace, recurrence: ops.Recurrence, norms: Norms | None) -> Recorded:
-    """Return what follows from a recurrence's weights alone: each head's spectral abscissa, and its largest possible
-    growth in a step. `norms` are those of a model that the generalisation theorem covers.
-
-    With s the abscissa of a head, the latter is s Δ at the lower end of Δ for s ≤ 0, and at its upper end for s > 0. Δ
-    is a softplus, from 0 to ∞, unless it is clamped, or bounded by the embeddings' norm.
-    """
-    state = recurrence.shape[-1]
+    """Return what follows from a recurrence's weights alone: each head's spectral abscissa s, and its largest possible
+    growth in a step: s Δ at the lower end of Δ for s ≤ 0, and at its upper end for s > 0. Δ is a softplus, from 0 to ∞,
+    unless it is clamped, or bounded by the embeddings' norm, as in a model that the generalisation theorem covers."""
     if recurrence.A is None:
         if isinstance(mixer, Retention):
             assert recurrence.log_a is not None
-            return Recorded(None, recurrence.log_a[0, 0].double().amax(-1), "decays are constant", state)
+            return Recorded(None, recurrence.log_a[0, 0].double().amax(-1), "decays are constant")
         if isinstance(mixer, GATED) or "log_weight" in layer.extras:
             none = torch.zeros(recurrence.shape[2], dtype=torch.float64, device=recurrence.x.device)
             bare = layer.extras["decay"].double() if "log_weight" in layer.extras else None
             mixes = isinstance(recurrence, ops.DeltaRecurrence)
-            return Recorded(None, none, "gates are at most 1", state, mixes=mixes, bare=bare)
-        return Recorded(None, None, "no bound is known", state)
+            return Recorded(None, none, "gates are at most 1", mixes=mixes, bare=bare)
+        return Recorded(None, None, "no bound is known")
     s = recurrence.A.double().amax(-1)
     if norms is not None:
         low, high, how = norms.delta_min, norms.M_delta, "ρ of the generalisation bound"
@@ -265,7 +252,7 @@ def recorded_limits(mixer: nn.Module, layer: LayerTrace, recurrence: ops.Recurre
         how = "steps Δ of any size" if low == 0 and high > 1e6 else f"steps Δ from {low:g} to {high:g}"
     least = s * low
     most = torch.where(s > 0, s * high, -torch.log1p(-least) if recurrence.expected else least)
-    return Recorded(s, most + 0.0, how, state)
+    return Recorded(s, most + 0.0, how)
 
 
 def step_limits(mixer: nn.Module) -> tuple[float, float]:
@@ -280,10 +267,8 @@ def step_limits(mixer: nn.Module) -> tuple[float, float]:
 def layer_stability(
     layer: int, part: int, parts: int, found: Recorded, longest: int, tolerance: float, seed: int, overflows: bool
 ) -> LayerStability:
-    assert found.sums is not None and found.largest is not None
     mean = found.sums.cpu().numpy() / found.steps
-    half = half_lives(mean)
-    largest = found.largest.cpu().numpy()
+    half, largest = half_lives(mean), found.largest.cpu().numpy()
     possible = None if found.possible is None else found.possible.cpu().numpy()
     growth = _mean(np.array(found.growth)[:, None], seed)[0]
     never = int((half > longest).sum())
@@ -323,13 +308,12 @@ def notes_on(found: Sequence[Recorded]) -> tuple[str, ...]:
 
 def half_lives(mean: np.ndarray) -> np.ndarray:
     """Return ln 2 / −E[log a] in tokens, any shape; infinite where the mean log-gain is not negative."""
-    fading = mean < 0
-    return np.where(fading, math.log(2) / -np.where(fading, mean, -1.0), math.inf)
+    return np.divide(math.log(2), -mean, out=np.full(mean.shape, math.inf), where=mean < 0)
 
 
 def _quantile(values: np.ndarray, q: float) -> float:
     """Return the quantile q without interpolation, so that infinite values are allowed."""
-    return float(np.sort(values)[max(math.ceil(q * len(values)) - 1, 0)])
+    return float(np.quantile(values, q, method="inverted_cdf"))
 
 
 def behaviour_of(
@@ -391,6 +375,5 @@ def _mean(columns: np.ndarray, seed: int) -> list[Estimate]:
     rows = resampled_means(finite, resamples=RESAMPLES if texts.max(initial=0) > 1 else 0, seed=seed)
     means = []
     for row, number, beyond in zip(rows.T, texts, np.isinf(columns).any(0)):
-        one = Estimate(float(row[0]), math.nan, math.nan)
-        means.append(Estimate(math.inf, math.inf, math.inf) if beyond else estimate(row) if number > 1 else one)
+        means.append(Estimate(math.inf, math.inf, math.inf) if beyond else estimate(row if number > 1 else row[:1]))
     return means

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -161,26 +161,16 @@ class Stability(Result, kind="stability"):
         """Return a row per layer, or per recurrence of it.
 
         Columns: layer, part (index among the layer's recurrences), heads, states (decays per head), behaviour,
-        spectral_abscissa, largest_gain (of a step on the inputs), possible_gain (over all inputs), growth with its 95 %
-        interval growth_low and growth_high: these are natural logarithms per token, spectral_abscissa per unit of Δ;
-        half_life_5 … half_life_95 in tokens; never (states with a half-life longer than the longest text) and
-        never_share; last_norm, at the last position.
+        spectral_abscissa (per unit of Δ), largest_gain (of a step on the inputs), possible_gain (over all inputs),
+        growth with its 95 % interval, all natural logarithms per token; half_life_5 … half_life_95 in tokens; never
+        (states with a half-life longer than the longest text) and never_share; last_norm, at the last position.
         """
         import pandas as pd
 
         rows = []
+        names = ("layer", "part", "heads", "states", "behaviour", "spectral_abscissa", "largest_gain", "possible_gain")
         for one in self.layers:
-            row = {
-                "layer": one.layer,
-                "part": one.part,
-                "heads": one.heads,
-                "states": one.states,
-                "behaviour": one.behaviour,
-                "spectral_abscissa": one.spectral_abscissa,
-                "largest_gain": one.largest_gain,
-                "possible_gain": one.possible_gain,
-                **with_intervals(growth=one.growth),
-            }
+            row = {name: getattr(one, name) for name in names} | with_intervals(growth=one.growth)
             row |= {f"half_life_{round(100 * q)}": value for q, value in zip(QUANTILES, one.quantiles)}
             share = one.never / (one.heads * one.states)
             rows.append({**row, "never": one.never, "never_share": share, "last_norm": self.last_norm(one.layer)})
@@ -193,17 +183,11 @@ class Stability(Result, kind="stability"):
 
         parts = []
         for one in self.layers:
-            columns = {
-                "layer": one.layer,
-                "part": one.part,
-                "head": range(one.heads),
-                "spectral_abscissa": math.nan if one.abscissa is None else one.abscissa,
-                "largest_gain": one.largest,
-                "possible_gain": math.nan if one.possible is None else one.possible,
-                "mean_gain": one.mean,
-                "half_life": one.half_life,
-            }
-            parts.append(pd.DataFrame(columns))
+            columns: dict[str, Any] = {"layer": one.layer, "part": one.part, "head": range(one.heads)}
+            columns["spectral_abscissa"] = math.nan if one.abscissa is None else one.abscissa
+            columns["largest_gain"] = one.largest
+            columns["possible_gain"] = math.nan if one.possible is None else one.possible
+            parts.append(pd.DataFrame({**columns, "mean_gain": one.mean, "half_life": one.half_life}))
         return pd.concat(parts, ignore_index=True)
 
     def blocks(self) -> Iterable[Block]:
@@ -213,16 +197,13 @@ class Stability(Result, kind="stability"):
 
     def in_words(self) -> str:
         counts = {name: number for name, number in self.counts().items() if number}
-        if len(self.layers) == 1:
-            return f"The model is {self.behaviour}: {self.layers[0].why}."
-        listed = ", ".join(f"{number} {name}" for name, number in counts.items())
         worst = next(layer for layer in self.layers if layer.behaviour == self.behaviour)
         if len(counts) == 1:
-            return f"The model is {self.behaviour} in {self._every}: {worst.why}."
-        alone = counts[self.behaviour] == 1
-        some = (
-            f"The {self.behaviour} {self.unit.removesuffix('s')}" if alone else f"Of the {self.behaviour} {self.unit}"
-        )
+            where = f" in {self._every}" if len(self.layers) > 1 else ""
+            return f"The model is {self.behaviour}{where}: {worst.why}."
+        listed = ", ".join(f"{number} {name}" for name, number in counts.items())
+        one = f"The {self.behaviour} {self.unit.removesuffix('s')}"
+        some = one if counts[self.behaviour] == 1 else f"Of the {self.behaviour} {self.unit}"
         return f"The model is {self.behaviour} ({listed}). {some}, {worst.name}: {worst.why}."
 
     def _gains(self) -> Table:
@@ -248,11 +229,10 @@ class Stability(Result, kind="stability"):
     def _memory(self) -> Table:
         lines = []
         for one in self.layers:
-            q5, q25, median, q75, q95 = one.quantiles
-            cells = {"heads": short(one.heads), "states": short(one.states)}
-            cells["half-life"] = short(median, tokens(median))
-            for name, low, high in (("25 % to 75 %", q25, q75), ("5 % to 95 %", q5, q95)):
-                cells[name] = short(median, f"{tokens(low)} to {tokens(high)}")
+            q5, q25, q50, q75, q95 = map(tokens, one.quantiles)
+            median = one.quantiles[2]
+            cells = {"heads": short(one.heads), "states": short(one.states), "half-life": short(median, q50)}
+            cells |= {"25 % to 75 %": short(median, f"{q25} to {q75}"), "5 % to 95 %": short(median, f"{q5} to {q95}")}
             cells["never"] = short(one.never, one.outlasting)
             lines.append(Line((one.name,), {**cells, "norm": plain(self.last_norm(one.layer))}))
         note = (
