@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -25,8 +27,8 @@ from ssmscope.evaluation.running import max_batch_tokens, try_resuming
 
 PIECE_TOKENS = 2048
 """Tokens of a row that run at once in a model that continues from its states."""
-MAX_CACHED_LETTERS = 2000
-"""Longest text whose number of tokens is cached: sentences of filler recur in every context."""
+MAX_CACHED_COUNTS = 2**16
+"""Number of texts whose number of tokens is cached: sentences of filler recur in every context."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,24 +107,13 @@ def distinct_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names of models, numbered where several are the same."""
     found: list[str] = []
     for given in names:
-        name, number = given, 1
-        while name in found:
-            number += 1
-            name = f"{given} ({number})"
-        found.append(name)
+        numbered = (f"{given} ({number})" for number in count(2))
+        found.append(next(name for name in chain([given], numbered) if name not in found))
     return tuple(found)
 
 
 def token_counter(tokenizer: Any) -> Callable[[str], int]:
-    """Return a function that counts the tokens of a text, with a cache for short ones."""
-    known: dict[str, int] = {}
-
-    def count(text: str) -> int:
-        if text not in known:
-            number = len(tokenize(tokenizer, text, add_special_tokens=False)["input_ids"])
-            if len(text) > MAX_CACHED_LETTERS:
-                return number
-            known[text] = number
-        return known[text]
-
-    return count
+    """Return a function that counts the tokens of a text, with a cache."""
+    return lru_cache(MAX_CACHED_COUNTS)(
+        lambda text: len(tokenize(tokenizer, text, add_special_tokens=False)["input_ids"])
+    )

@@ -53,13 +53,8 @@ def evaluate(
     from ssmscope.probes.long_rows import language_models
 
     language_models(model)
-    options: dict[str, Any] = {
-        "tasks": list(tasks),
-        "include": None if include is None else str(include),
-        "shots": shots,
-        "limit": limit,
-        "batch_size": batch_size,
-    }
+    options: dict[str, Any] = {"tasks": list(tasks), "include": None if include is None else str(include)}
+    options |= {"shots": shots, "limit": limit, "batch_size": batch_size}
     scores, versions = measure(model, **options, seed=seed, progress=progress)
     provenance = record_provenance(model.source, options=options, seed=seed)
     provenance["versions"] |= {"lm-eval": versions.pop("lm-eval")}

@@ -34,14 +34,13 @@ STANDARD_ERRORS_95 = 1.96
 
 def measure(
     model: Model,
-    tasks: Sequence[str],
     *,
+    tasks: Sequence[str],
     include: str | None,
-    shots: int | None,
-    limit: int | None,
     batch_size: int,
     seed: int,
     progress: bool,
+    **few: int | None,
 ) -> tuple[list[Score], dict[str, str]]:
     """Return the scores of every task, and the versions of the harness and of the tasks."""
     try:
@@ -67,15 +66,10 @@ def measure(
             else:
                 specs.append(task)
         try:
-            found = simple_evaluate(
-                harness,
-                tasks=specs,
-                num_fewshot=shots,
-                limit=limit,
-                task_manager=manager,
-                log_samples=False,
-                **dict.fromkeys(("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), seed),
-            )
+            seeds = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
+            setting = {"num_fewshot": few["shots"], "limit": few["limit"], "log_samples": False}
+            setting |= dict.fromkeys(seeds, seed)
+            found = simple_evaluate(harness, tasks=specs, task_manager=manager, **setting)
         except DATA_ERRORS as error:
             raise InputError(
                 f"{', '.join(tasks)}: the data cannot be read ({reason(error.__cause__ or error)})"
@@ -114,16 +108,11 @@ def scores_of(found: Mapping[str, Any]) -> list[Score]:
                 continue
             error = numbers.get(f"{measure}_stderr,{kind}")
             half = STANDARD_ERRORS_95 * error if isinstance(error, (int, float)) else math.nan
-            scores.append(
-                Score(
-                    task=task,
-                    measure=measure if kind == "none" else f"{measure} ({kind})",
-                    estimate=Estimate(float(value), float(value) - half, float(value) + half),
-                    higher=bool(found["higher_is_better"].get(task, {}).get(measure, True)),
-                    shots=int(found["n-shot"].get(task) or 0),
-                    examples=int(found["n-samples"].get(task, {}).get("effective", 0)),
-                )
-            )
+            estimate = Estimate(float(value), float(value) - half, float(value) + half)
+            higher = bool(found["higher_is_better"].get(task, {}).get(measure, True))
+            counts = int(found["n-shot"].get(task) or 0), int(found["n-samples"].get(task, {}).get("effective", 0))
+            named = measure if kind == "none" else f"{measure} ({kind})"
+            scores.append(Score(task, named, estimate, higher, *counts))
     return scores
 
 

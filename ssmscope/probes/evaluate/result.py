@@ -48,8 +48,8 @@ class Benchmarks(Result, kind="evaluate"):
         return f"Benchmarks of {self.model_name}: {', '.join(told)}"
 
     def verdict(self, at: int = 0) -> str:
-        told = ((one.measure, one.cell, one.task) for one in self._firsts())
-        return ", ".join(" ".join(filter(None, (name, it.value, it.interval, "on", task))) for name, it, task in told)
+        told = ((one.measure, one.cell.value, one.cell.interval, "on", one.task) for one in self._firsts())
+        return ", ".join(" ".join(filter(None, words)) for words in told)
 
     def _firsts(self) -> list[Score]:
         return list({score.task: score for score in reversed(self.scores)}.values())[::-1]
@@ -87,9 +87,6 @@ class Benchmarks(Result, kind="evaluate"):
         yield from self.opening()
         yield table(("task", "measure"), self._lines())
         version = self.provenance["versions"].get("lm-eval", "")
-        without = " A score without a standard error has no interval." * any(
-            math.isnan(one.estimate.low) for one in self.scores
-        )
-        yield Prose(
-            f"Prompts, measures and standard errors of lm-eval {version}; 95 % intervals over examples.{without}"
-        )
+        said = f"Prompts, measures and standard errors of lm-eval {version}; 95 % intervals over examples."
+        without = any(math.isnan(one.estimate.low) for one in self.scores)
+        yield Prose(said + " A score without a standard error has no interval." * without)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 
 from ssmscope.api.sharding.parts import Columns, over
-from ssmscope.core.bootstrap import estimate, resampled_sums
+from ssmscope.core.bootstrap import Estimate, estimates, resampled_sums
 from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.language import load_lines, token_names
@@ -69,10 +69,7 @@ def windows_of(
     model: Model, documents: Sequence[Sequence[str]], length: int
 ) -> tuple[Int[np.ndarray, "windows length+1"], int]:
     """Return windows of `length` + 1 tokens, the last of which is only predicted, and the number of documents without
-    one.
-
-    A line ends with a newline if the tokenizer has a token for it, else with its end-of-text token (`language_data`).
-    """
+    one. A line ends with a newline if the tokenizer has a token for it, else with its end-of-text token."""
     tokenizer = model.tokenizer
     try:
         newline = bool(tokenize(tokenizer, "\n", add_special_tokens=False)["input_ids"])
@@ -112,10 +109,7 @@ MAX_LOGITS = 2**24
 def window_losses(
     model: Model, windows: Int[np.ndarray, "windows length+1"], *, piece: int = PIECE_TOKENS
 ) -> Float[np.ndarray, "windows length"]:
-    """Compute −ln p of every token of a window but the first given those before it, float32.
-
-    At most `MAX_LOGITS` logits are in memory, and the hidden states of one batch of pieces.
-    """
+    """Compute −ln p of every token of a window but the first given those before it, float32."""
     number, length = windows.shape[0], windows.shape[1] - 1
     found = np.zeros((number, length), dtype=np.float32)
     rows = Rows(windows[:, :-1].ravel(), np.arange(number + 1) * length)
@@ -205,21 +199,15 @@ def summarise(
     curves = [smoothed(each, positions, smooth) for each in losses]
     wide = np.concatenate([*columns, *differences, *curves], axis=1)
     rows = resampled_sums(wide, seed=seed) / windows
-    if windows == 1:
-        rows = rows[:1]  # A single window has no interval.
-    summaries = [estimate(column) for column in rows.T]
-    size = len(bins) + 2
-
-    def summary(number: int) -> Summary:
-        mean, slope, *parts = summaries[number * size : (number + 1) * size]
-        return Summary(mean, slope, tuple(parts))
-
-    curve = np.array([(one.value, one.low, one.high) for one in summaries[(2 * models - 1) * size :]])
+    ends = estimates(rows if windows > 1 else rows[:1])  # A single window has no interval.
+    columns_of_curves = models * len(positions)
+    found = [
+        [Estimate(*each) for each in own] for own in ends[:-columns_of_curves].reshape(2 * models - 1, -1, 3).tolist()
+    ]
+    every = [Summary(mean, slope, tuple(parts)) for mean, slope, *parts in found]
     return {
-        "bins": tuple(bins),
-        "summaries": tuple(summary(number) for number in range(models)),
-        "differences": tuple(summary(number) for number in range(models, 2 * models - 1)),
-        "curves": curve.reshape(models, len(positions), 3),
+        **{"bins": tuple(bins), "summaries": tuple(every[:models]), "differences": tuple(every[models:])},
+        "curves": ends[-columns_of_curves:].reshape(models, len(positions), 3),
     }
 
 

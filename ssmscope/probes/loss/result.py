@@ -12,11 +12,14 @@ import numpy as np
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block
-from ssmscope.render.numbers import counted
+from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell, Line, Table, shown_names, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+SETTLED_FROM = 16
+"""Position from which on the figure's axis holds the curves, which are steep before."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,25 @@ class TokenLoss(Result, kind="loss"):
     curves: np.ndarray
     """(models, positions, 3): the smoothed loss and its interval."""
     notes: tuple[str, ...]
+
+    @property
+    def shown(self) -> tuple[float, float]:
+        """Ends of the figure's axis: the range of the curves from position 16 on, with some room."""
+        curves = self.curves[:, np.array(self.positions) >= min(SETTLED_FROM, self.length)]
+        low, high = float(np.nanmin(curves)), float(np.nanmax(curves))
+        spread = max(high - low, 1e-3)
+        return low - 0.06 * spread, high + 0.1 * spread
+
+    @property
+    def outside(self) -> str:
+        """Say what lies outside the figure's axes; empty if nothing does."""
+        means, (low, high) = self.curves[..., 0], self.shown
+        beyond = np.flatnonzero(((means < low) | (means > high)).any(0))
+        if not len(beyond):
+            return ""
+        ends = dict.fromkeys(self.positions[at] for at in (beyond[0], beyond[-1]))
+        most = number(float(np.nanmax(means[:, beyond])))
+        return f"outside the axes: up to {most} {self.unit} at position{'s' * (len(ends) > 1)} {' to '.join(map(str, ends))}"
 
     @property
     def length(self) -> int:
@@ -110,7 +132,8 @@ class TokenLoss(Result, kind="loss"):
         return pd.DataFrame(rows, columns=["model", "position", "loss", "loss_low", "loss_high", "raw"])
 
     def blocks(self) -> Iterable[Block]:
-        yield from self.opening(f"{self.counted}; {self.unit} a token.", notes=self.notes)
+        said = f"In the picture, {self.outside}." if self.outside else ""
+        yield from self.opening(f"{self.counted}; {self.unit} a token.", *filter(None, [said]), notes=self.notes)
         yield self._table()
 
     def _table(self) -> Table:

@@ -126,25 +126,18 @@ def compare_models(
 ) -> tuple[tuple[tuple[tuple[Cell, ...], ...], ...], tuple[tuple[tuple[Ratio, ...], ...], ...]]:
     """Return the cells of every model, and the ratios of the first to each of the others, [model][task][length]."""
     models, rows, columns, examples = right.shape
-    cells: list[list[list[Cell]]] = [[[] for _ in range(rows)] for _ in range(models)]
-    ratios: list[list[list[Ratio]]] = [[[] for _ in range(rows)] for _ in range(models - 1)]
-    for row in range(rows):
-        for column in range(columns):
-            hits = right[:, row, column]
-            measured = np.concatenate([hits, log_probability[:, row, column]]).T.astype(np.float64)
-            sums = resampled_sums(measured, seed=seed)
-            for number in range(models):
-                cells[number][row].append(
-                    Cell(
-                        tokens=float(tokens[number, row, column]),
-                        accuracy=wilson(int(hits[number].sum()), examples),
-                        constrained=wilson(int(among[number, row, column].sum()), examples),
-                        log_probability=estimate(sums[:, models + number] / examples),
-                    )
-                )
-            for other in range(1, models):
-                value = quotient(sums[:, 0], sums[:, other])
-                ratios[other - 1][row].append(Ratio(value, sign_test(hits[0], hits[other])))
+    cells, ratios = np.empty((models, rows, columns), object), np.empty((models - 1, rows, columns), object)
+    for row, column in np.ndindex(rows, columns):
+        hits = right[:, row, column]
+        measured = np.concatenate([hits, log_probability[:, row, column]]).T.astype(np.float64)
+        sums = resampled_sums(measured, seed=seed)
+        for number in range(models):
+            shares = [wilson(int(each[number, row, column].sum()), examples) for each in (right, among)]
+            log = estimate(sums[:, models + number] / examples)
+            cells[number, row, column] = Cell(float(tokens[number, row, column]), *shares, log)
+        for other in range(1, models):
+            value = quotient(sums[:, 0], sums[:, other])
+            ratios[other - 1, row, column] = Ratio(value, sign_test(hits[0], hits[other]))
     return tuple(tuple(map(tuple, each)) for each in cells), tuple(tuple(map(tuple, each)) for each in ratios)
 
 

@@ -59,6 +59,9 @@ class Ratio:
         return (self.value.low > 1 or self.value.high < 1) and self.p < SIGNIFICANCE
 
 
+NO_RATIO = Ratio(Estimate(math.nan, math.nan, math.nan), math.nan)
+
+
 @dataclass(frozen=True)
 class Retrieval(Result, kind="retrieval"):
     """Accuracy by task and context length, of one or several models on the same questions."""
@@ -133,16 +136,13 @@ class Retrieval(Result, kind="retrieval"):
             for row, task in enumerate(self.tasks):
                 for column, length in enumerate(self.lengths):
                     cell = self.cells[model][row][column]
-                    ratio = self.ratios[model - 1][row][column] if model else None
-                    nothing = Estimate(math.nan, math.nan, math.nan)
+                    ratio = self.ratios[model - 1][row][column] if model else NO_RATIO
                     line: dict[str, Any] = {"model": name, "task": task, "length": length}
                     line |= {"tokens": cell.tokens, "examples": self.examples}
                     shown = {"accuracy": cell.accuracy, "constrained": cell.constrained}
                     line |= with_intervals(**shown, log_probability=cell.log_probability)
                     if self.ratios:
-                        line |= with_intervals(ratio=nothing if ratio is None else ratio.value)
-                        line |= {"p": math.nan if ratio is None else ratio.p}
-                        line |= {"differs": ratio is not None and ratio.differs}
+                        line |= {**with_intervals(ratio=ratio.value), "p": ratio.p, "differs": ratio.differs}
                     rows.append({**line, "chance": self.chance[row]})
         return pd.DataFrame(rows)
 
