@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, Examples
@@ -68,10 +68,11 @@ def ablate(
         InputError: data of another kind than the model reads, fewer than two examples, heads that are single channels,
             or a part that the model's layers do not have.
     """
+    options = {name: value for name, value in locals().items() if name not in ("model", "data", "seed")}
     import numpy as np
 
     from ssmscope.api.results import record_provenance
-    from ssmscope.interp.ablate.measure import AblationRuns, part_of, units_of
+    from ssmscope.interp.ablate import measure
     from ssmscope.interp.ablate.result import Ablation
     from ssmscope.interp.interventions import means_with_intervals
     from ssmscope.interp.scoring import HARM_SIGNS, MEASURES, scored_examples
@@ -80,11 +81,10 @@ def ablate(
     if len(data) < 2:
         raise InputError(f"{data.name} ({data.split}) has one example; an interval needs two or more")
     examples = scored_examples(model, data)
-    part = part_of(model, what)
-    units = units_of(model, examples.batch.rows([0]), part)
-    options = {"what": what, "by": by, "metric": metric, "steps": steps, "limit": limit}
+    part = measure.part_of(model, what)
+    units = measure.units_of(model, examples.batch.rows([0]), part)
     provenance = record_provenance(model.source, options=options, seed=seed, data=data)
-    runs = AblationRuns(examples, part, by, units, seed, provenance)
+    runs = measure.AblationRuns(examples, part, by, units, seed, provenance)
     plain, single = runs.single(units)
     halves = np.array_split(np.random.default_rng(seed).permutation(len(examples)), 2)
     harms = (single - plain) * np.array(HARM_SIGNS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -38,20 +38,15 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One kind of part of a model's layers.
-
-    Attributes:
-        whole: the layers that are whole blocks, whose output has what entered them in it.
-    """
+    """One kind of part of a model's layers."""
 
     what: What
     whole: frozenset[int] = frozenset()
+    """Layers that are whole blocks, whose output has what entered them in it."""
 
     def edits(self, change: Callable[[Key, Tensor], Tensor], layers: Sequence[int] | None = None) -> list[Edit]:
-        """Return the edits that replace a part's value by what `change` returns for it.
-
-        A value is (runs, length, heads, width) of a recurrence's output or its D x, else (runs, length, channels).
-        """
+        """Return the edits that replace a part's value by what `change` returns for it: (runs, length, heads, width) of
+        a recurrence's output or its D x, else (runs, length, channels)."""
         own = None if layers is None else tuple(layers)
         entered: dict[int, Tensor] = {}
 
@@ -70,9 +65,12 @@ class Part:
                 return value if value.z is None else replace(value, z=change((layer, 0), value.z))
             if self.what == "skip":
                 assert site.trace is not None
-                terms = [_skip(scan.y, r) for scan, r in zip(value, site.trace.recurrences)]
-                new = [None if t is None else change((layer, n), t) - t for n, t in enumerate(terms)]
-                return tuple(scan if d is None else scan._replace(y=scan.y + d) for scan, d in zip(value, new))
+                scans = list(value)
+                for n, (scan, recurrence) in enumerate(zip(value, site.trace.recurrences)):
+                    if (D := recurrence.D) is not None:
+                        skip = (recurrence.x * (D if D.ndim == 2 else D.unsqueeze(-1))).to(scan.y)  # (…, heads, width)
+                        scans[n] = scan._replace(y=scan.y + change((layer, n), skip) - skip)
+                return tuple(scans)
             return tuple(scan._replace(y=change((layer, n), scan.y)) for n, scan in enumerate(value))
 
         found = [Edit(f"{self.what} ablated", PLACES[self.what], edited, own)]
@@ -102,12 +100,6 @@ class Part:
             return torch.where(where, new, value)
 
         return self.edits(change, list(chosen))
-
-
-def _skip(y: Tensor, recurrence: Any) -> Tensor | None:
-    """Return D x of a recurrence, shaped as its output; None without D."""
-    D = recurrence.D
-    return None if D is None else (recurrence.x * (D if D.ndim == 2 else D.unsqueeze(-1))).to(y)
 
 
 def part_of(model: Model, what: What) -> Part:
@@ -173,7 +165,7 @@ class AblationRuns:
         examples = self.examples
         plain = np.empty((len(examples), len(MEASURES)))
         found = np.empty((len(units), *plain.shape))
-        layers = {layer: [n for n, unit in enumerate(units) if unit.layer == layer] for layer in self._layers(units)}
+        layers = {unit.layer: [n for n, other in enumerate(units) if other.layer == unit.layer] for unit in units}
 
         def measure(rows: list[int]) -> Columns:
             base = PlainRun(examples.model, examples.batch.rows(rows))
@@ -205,10 +197,6 @@ class AblationRuns:
             found[:, [place[row] for row in rows]] = part["together"]
         return found
 
-    @staticmethod
-    def _layers(units: Sequence[Unit]) -> list[int]:
-        return list(dict.fromkeys(unit.layer for unit in units))
-
     def _chunks(self, numbers: Sequence[int], rows: Sequence[int]) -> Iterator[list[int]]:
         longest = max(self.examples.batch.lengths[row] for row in rows)
         at_once = max(1, self.examples.room // (longest * len(rows)))
@@ -229,42 +217,31 @@ class AblationRuns:
         values = {key: value.repeat(copies, *[1] * (value.ndim - 1)) for key, value in values.items()}
         own = {key: value for key, value in values.items() if base is None or key[0] == layer}
         edits = self.part.ablated(own or self.means, chosen_of(sets, len(rows), self.heads, self.parts))
-        with ExitStack() as around:
-            around.enter_context(edited(model, edits))
-            if base is not None and self.resumes:
-                around.enter_context(base.below(layer, list(range(len(rows))) * copies))
-            around.enter_context(torch.no_grad())
-            around.enter_context(model.running(mask=batch.mask))
+        resumed = base is not None and self.resumes
+        below = base.below(layer, list(range(len(rows))) * copies) if resumed else nullcontext()  # type: ignore[union-attr]
+        with edited(model, edits), below, torch.no_grad(), model.running(mask=batch.mask):
             logits = model.forward(batch)
         return self.examples.measured(logits, list(rows) * copies).reshape(copies, len(rows), len(MEASURES))
 
     def _means(self) -> dict[Key, Tensor]:
         """Return the mean of every part's value over all real tokens, (1, 1, …)."""
         sums: dict[Key, Any] = {}
-        tokens = 0
         for rows in self.examples.batches():
-            batch, kept = self.examples.batch.rows(rows), self._recorded(rows)
-            tokens += int(batch.mask.sum())
-            for key, value in kept.items():
-                own = value[batch.mask].double().sum(0)
-                sums[key] = sums.get(key, 0) + own
-        return {key: (value / tokens)[None, None] for key, value in sums.items()}
+            mask = self.examples.batch.rows(rows).mask
+            for key, value in self._recorded(rows).items():
+                sums[key] = sums.get(key, 0) + value[mask].double().sum(0)
+        return {key: (value / sum(self.examples.batch.lengths))[None, None] for key, value in sums.items()}
 
     def _values(self, rows: Sequence[int]) -> dict[Key, Tensor]:
-        """Return the values put into these examples: with resampling the donor's value at the same share of its
-        length."""
+        """Return the values put into these examples: with resampling the donor's at the same share of its length."""
         if self.by != "resample":
             return {}
         donors = self.donors[list(rows)].tolist()
         kept, lengths = self._recorded(donors), self.examples.batch.lengths
         longest = max(lengths[row] for row in rows)
         steps = torch.arange(longest)
-        places = torch.stack(
-            [
-                (steps * (lengths[donor] - 1) / max(1, lengths[row] - 1)).round().long().clamp(max=lengths[donor] - 1)
-                for row, donor in zip(rows, donors)
-            ]
-        )
+        last = [(max(1, lengths[row] - 1), lengths[donor] - 1) for row, donor in zip(rows, donors)]
+        places = torch.stack([(steps * there / here).round().long().clamp(max=there) for here, there in last])
         index = torch.arange(len(rows)).unsqueeze(1)
         return {key: value[index, places.to(value.device)] for key, value in kept.items()}
 

@@ -21,14 +21,6 @@ if TYPE_CHECKING:
 NAMED_PARTS = 12
 NEGLIGIBLE_HARM = 0.02
 """Harm that does not matter: nats of loss, or probability or accuracy."""
-NAMES = {
-    "head": ("head", "heads"),
-    "layer": ("layer", "layers"),
-    "recurrence": ("recurrence", "recurrences"),
-    "convolution": ("convolution", "convolutions"),
-    "gate": ("gate", "gates"),
-    "skip": ("skip D x", "skips D x"),
-}
 BY = {"zero": "zero", "mean": "its mean over the data", "resample": "its value in another example"}
 
 
@@ -75,7 +67,7 @@ class Ablation(Result, kind="ablate"):
 
     @property
     def many(self) -> str:
-        return NAMES[self.what][1]
+        return "skips D x" if self.what == "skip" else f"{self.what}s"
 
     def harm(self, unit: int, metric: str | None = None) -> Estimate:
         """Return the harm to the metric: the loss's rise, accuracy's or probability's fall."""
@@ -147,19 +139,17 @@ class Ablation(Result, kind="ablate"):
 
     def blocks(self) -> Iterable[Block]:
         data = self.provenance["data"]
+        means = ", ".join(f"{name} {written(self.mean(name))}" for name in MEASURES)
         said = (
             f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']}); each of the {self.many} by "
-            f"itself is replaced by {BY[self.by]}. With nothing ablated: "
-            + ", ".join(f"{name} {written(self.mean(name))}" for name in MEASURES)
-            + "."
+            f"itself is replaced by {BY[self.by]}. With nothing ablated: {means}."
         )
         yield from self.opening(said, notes=self.notes)
         lines = []
         for number in self.ranked:
             cells = {name: Cell(self.harm(number, name)) for name in MEASURES}
-            lines.append(
-                Line((self.units[number].name,), {**cells, "can go": Cell(text="yes" * (number in self.can_go))})
-            )
+            cells["can go"] = Cell(text="yes" * (number in self.can_go))
+            lines.append(Line((self.units[number].name,), cells))
         note = (
             "Harm to each measure, 95 % bootstrap intervals over examples; a part can go if its whole interval of the "
             f"{self.metric} lies below {NEGLIGIBLE_HARM}. Where another part's contains 0, more examples would decide."

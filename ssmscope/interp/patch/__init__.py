@@ -88,7 +88,7 @@ def patch(
             answer of several tokens, positions that are not there, a convolution in a model that has none, heads that
             are single channels, or the probability as the metric of the method "gradient".
     """
-    options: dict[str, Any] = {name: value for name, value in locals().items() if name != "model"}
+    options = {name: value for name, value in locals().items() if name != "model"}
     import numpy as np
 
     from ssmscope.api.inputs import one_text

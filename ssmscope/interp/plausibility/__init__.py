@@ -69,6 +69,7 @@ def plausibility(
         InputError: the model is no classifier of texts, no text has a rationale, a tokenizer that does not say which
             characters a token is of, or scores that are not finite.
     """
+    options = {name: value for name, value in locals().items() if name not in ("model", "data", "seed")}
     from dataclasses import replace
 
     import numpy as np
@@ -101,8 +102,8 @@ def plausibility(
         return {"scores": np.stack([np.concatenate(own) for own in every])}
 
     size = int(top) if top is not None and top >= 1 else top
-    options = {"methods": list(ready), "top": size, "limit": limit, "max_tokens": max_tokens, "option": option or {}}
-    provenance = record_provenance(model.source, options={**options, "batch_size": batch_size}, seed=seed, data=data)
+    options |= {"methods": list(ready), "top": size, "option": option or {}}
+    provenance = record_provenance(model.source, options=options, seed=seed, data=data)
     found = {name: [np.empty(0)] * len(data) for name in ready}
     batches = by_length(lengths, tokens_at_once(model.device), rows=marked, size=batch_size, longest_first=True)
     for rows, part in over(model, batches, measure, provenance=provenance):

@@ -31,11 +31,8 @@ def token_f1(chosen: Bool[np.ndarray, " n"], marked: Bool[np.ndarray, " n"]) -> 
 
 
 def iou_f1(chosen: Bool[np.ndarray, " n"], marked: Bool[np.ndarray, " n"], threshold: float = MIN_OVERLAP) -> float:
-    """Return F1 of the chosen spans as a guess of the marked ones; a span is a run of tokens (DeYoung et al. 2020, sec.
-    4.1).
-
-    Two spans match when their intersection has at least `threshold` of the tokens of their union.
-    """
+    """Return F1 of the chosen spans as a guess of the marked ones; a span is a run of tokens, and two match when their
+    intersection has at least `threshold` of the tokens of their union (DeYoung et al. 2020, sec. 4.1)."""
     guesses, truths = _runs(chosen), _runs(marked)
     if not guesses or not truths:
         return 0.0
@@ -145,12 +142,11 @@ def plausibility_of(
                 raise InputError(f"the scores that {method} gives text {row} are not {len(mask)} finite numbers")
             values[number, line] = agreement(own, mask, rationale_size(len(own), share if top is None else top))
     rows = resampled_means(values.transpose(1, 0, 2).reshape(len(used), -1), seed=seed)
-    found = tuple(estimate(rows[:, column]) for column in range(rows.shape[1]))
     return Plausibility(
         provenance=record_provenance(source, options={"top": top}, seed=seed),
         methods=tuple(by_method),
         values=values,
-        estimates=found,
+        estimates=tuple(map(estimate, rows.T)),
         texts=tuple(used),
         share=share,
         chance=float(np.mean([chance_precision(len(m), int(m.sum())) for m in masks if m is not None])),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ssmscope.data.text import TextData
     from ssmscope.data.tokens import TokenData
     from ssmscope.interp.steer.result import Steering
+
+
+STRENGTHS = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 
 
 def check_strengths(*, strengths: Sequence[float], **_: object) -> None:
@@ -49,15 +52,7 @@ def steer(
         "memory after a text's first token.",
     ] = "residual",
     layer: Annotated[int | None, "State-space layer; default the one in the middle.", Range(0)] = None,
-    strengths: Annotated[Sequence[float], "Factors of the direction.", Range(-1000, 1000), Metavar("X,…")] = (
-        -2.0,
-        -1.0,
-        -0.5,
-        0.0,
-        0.5,
-        1.0,
-        2.0,
-    ),
+    strengths: Annotated[Sequence[float], "Factors of the direction.", Range(-1000, 1000), Metavar("X,…")] = STRENGTHS,
     answer: Annotated[
         int | str | None, "Class or next token in question; default the predicted one.", Metavar("NAME")
     ] = None,
@@ -93,6 +88,7 @@ def steer(
         InputError: a layer that the model does not have, texts whose means are the same, an answer of several tokens, a
             text of one token with the site "state", or strengths that are given twice.
     """
+    options = {name: value for name, value in locals().items() if name not in ("model", "texts", "data", "seed")}
     import numpy as np
     import torch
 
@@ -100,14 +96,7 @@ def steer(
     from ssmscope.core.model import as_batch
     from ssmscope.interp.interventions import answer_ids
     from ssmscope.interp.scoring import MEASURES, scored_examples
-    from ssmscope.interp.steer.measure import (
-        SteeredRuns,
-        draw_like,
-        held_out_examples,
-        mean_difference,
-        norm,
-        summarise,
-    )
+    from ssmscope.interp.steer import measure
     from ssmscope.interp.steer.result import Steering
 
     batch, strengths = as_batch(model, texts), tuple(map(float, strengths))
@@ -118,30 +107,27 @@ def steer(
         model.check_recurrent_state("a state")
     if site == "state" and min(batch.lengths) < 2:
         raise InputError("a text has one token, after which no state is read; give longer texts, or another site")
-    direction = mean_difference(model, toward, away, site, layer)
+    direction = measure.mean_difference(model, toward, away, site, layer)
     generator = torch.Generator().manual_seed(seed)
-    directions = [direction, *(draw_like(direction, generator) for _ in range(random))]
+    directions = [direction, *(measure.draw_like(direction, generator) for _ in range(random))]
     ids, names = answer_ids(model, batch, answer)
-    held_out = held_out_examples(model, data, split, length, limit, seed)
-    runs = SteeredRuns(model, site, layer, directions, strengths)
+    held_out = measure.held_out_examples(model, data, split, length, limit, seed)
+    runs = measure.SteeredRuns(model, site, layer, directions, strengths)
     found = runs.probabilities(batch, ids)
     costs = np.empty((len(directions), len(strengths), 0, len(MEASURES)))
     if held_out is not None:
         costs = runs.costs(scored_examples(model, held_out))
-    options = {
-        **{"toward": list(toward), "away": list(away), "site": site, "layer": layer, "strengths": list(strengths)},
-        **{"answer": answer, "split": split, "length": length, "limit": limit, "random": random},
-    }
+    options |= {"layer": layer, "strengths": strengths}
     return Steering(
         provenance=record_provenance(model.source, options=options, seed=seed, data=held_out),
         site=site,
         layer=layer,
-        strengths=tuple(strengths),
+        strengths=strengths,
         answers=tuple(names),
-        norm=float(norm(direction)),
+        norm=float(measure.norm(direction)),
         direction=tuple(part.double().cpu().numpy() for part in direction),
-        probability=summarise(found[..., None], seed)[..., 0, :],
+        probability=measure.summarise(found[..., None], seed)[..., 0, :],
         by_direction=found.mean(-1),
-        costs=summarise(costs, seed) if costs.size else np.empty((3, len(strengths), 0, 3)),
+        costs=measure.summarise(costs, seed) if costs.size else np.empty((3, len(strengths), 0, 3)),
         classifies=model.is_classifier,
     )

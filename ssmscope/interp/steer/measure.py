@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -58,9 +58,8 @@ def mean_difference(model: Model, toward: Sequence[Any], away: Sequence[Any], si
         means.append([torch.stack(parts).mean(0) for parts in zip(*every)])
     found = tuple(first - second for first, second in zip(*means))
     if not norm(found) > 0:
-        raise InputError(
-            "the texts to steer to and from have the same mean there; give texts that differ, or a later layer"
-        )
+        advice = "give texts that differ, or a later layer"
+        raise InputError(f"the texts to steer to and from have the same mean there; {advice}")
     return found
 
 
@@ -109,10 +108,9 @@ class SteeredRuns:
         self.model, self.layer = model, layer
         self.shape = len(directions), len(strengths)
         self.edits = {
-            (which, number): steering_edit(site, layer, direction, strength)
-            for which, direction in enumerate(directions)
-            for number, strength in enumerate(strengths)
-            if strength
+            (which, number): steering_edit(site, layer, directions[which], strengths[number])
+            for which, number in np.ndindex(self.shape)
+            if strengths[number]
         }
 
     def probabilities(self, batch: Batch, ids: Sequence[int]) -> np.ndarray:
@@ -146,12 +144,8 @@ class SteeredRuns:
                     bar.advance(task)
 
     def _run(self, batch: Batch, base: PlainRun, edit: Edit, resumed: bool) -> Tensor:
-        with ExitStack() as around:
-            around.enter_context(edited(self.model, edit))
-            if resumed:
-                around.enter_context(base.below(self.layer, range(len(batch.tokens))))
-            around.enter_context(torch.no_grad())
-            around.enter_context(self.model.running(mask=batch.mask))
+        below = base.below(self.layer, range(len(batch.tokens))) if resumed else nullcontext()
+        with edited(self.model, edit), below, torch.no_grad(), self.model.running(mask=batch.mask):
             return self.model.forward(batch)
 
 

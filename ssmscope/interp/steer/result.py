@@ -87,13 +87,9 @@ class Steering(Result, kind="steer"):
     def verdict(self, at: int = 0) -> str:
         most = self.strongest
         own, drawn = self.means()[most], self.means(1)[most]
-        line = (
-            f"at strength {self.strengths[most]:g} the probability of {self.asked} is {written(own)}, with random "
-            f"directions {written(drawn)}"
-        )
-        if self.has_costs:
-            line += f"; {self.metric} on other data {written(self.held_out()[most])}"
-        return line
+        told = f"probability of {self.asked} is {written(own)}, with random directions {written(drawn)}"
+        costs = f"; {self.metric} on other data {written(self.held_out()[most])}" if self.has_costs else ""
+        return f"at strength {self.strengths[most]:g} the {told}{costs}"
 
     def to_frame(self) -> DataFrame:
         """Return a row per strength and one of `ROWS`: the probability and every measure on held-out data, with
@@ -114,11 +110,8 @@ class Steering(Result, kind="steer"):
         lines = []
         for result, (label,) in zip(results, labels):
             most = result.strongest
-            cells = {
-                "strength": Cell(text=f"{result.strengths[most]:g}"),
-                "probability": Cell(result.means()[most]),
-                "random": Cell(result.means(1)[most]),
-            }
+            cells = {"strength": Cell(text=f"{result.strengths[most]:g}"), "probability": Cell(result.means()[most])}
+            cells["random"] = Cell(result.means(1)[most])
             if result.has_costs:
                 cells[f"held-out {result.metric}"] = Cell(result.held_out()[most])
             lines.append(Line((label, result.site), cells))

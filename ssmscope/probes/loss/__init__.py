@@ -72,9 +72,7 @@ def token_loss(
         InputError: a model that is not a language model with a tokenizer, models that do not share one, texts without a
             window, or a loss that is not finite.
     """
-    options: dict[str, Any] = {
-        name: value for name, value in locals().items() if name not in ("models", "seed", "progress")
-    }
+    options = {name: value for name, value in locals().items() if name not in ("models", "seed", "progress")}
     import hashlib
     import time
 

@@ -69,9 +69,9 @@ class TokenLoss(Result, kind="loss"):
         beyond = np.flatnonzero(((means < low) | (means > high)).any(0))
         if not len(beyond):
             return ""
-        ends = dict.fromkeys(self.positions[at] for at in (beyond[0], beyond[-1]))
+        first, last = (self.positions[beyond[end]] for end in (0, -1))
         most = number(float(np.nanmax(means[:, beyond])))
-        return f"outside the axes: up to {most} {self.unit} at position{'s' * (len(ends) > 1)} {' to '.join(map(str, ends))}"
+        return f"outside the axes: up to {most} {self.unit} at positions {first} to {last}"
 
     @property
     def length(self) -> int:

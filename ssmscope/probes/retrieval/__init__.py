@@ -70,9 +70,7 @@ def retrieval(
         InputError: a model that is not a language model with a tokenizer, filler without a sentence, or a tokenizer
             that does not know the words of the questions or does not tell the candidates apart.
     """
-    options: dict[str, Any] = {
-        name: value for name, value in locals().items() if name not in ("models", "seed", "progress")
-    }
+    options = {name: value for name, value in locals().items() if name not in ("models", "seed", "progress")}
     import hashlib
     import time
 
