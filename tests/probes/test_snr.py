@@ -27,8 +27,7 @@ from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.probes.lens.lenses import LOGIT, hidden_states, logit_lens  # noqa: E402
 from ssmscope.probes.snr import needle_snr, reading  # noqa: E402
 from ssmscope.probes.snr.measure import METRICS, interpolation, measure  # noqa: E402
-from ssmscope.probes.snr.questions import ALL, lens_notes, unknown_notes  # noqa: E402
-from ssmscope.probes.snr.reading import NO_TOKEN, Needles, prompts_of, read_needles  # noqa: E402
+from ssmscope.probes.snr.reading import ALL, NO_TOKEN, Needles, lens_notes, prompts_of, read_needles, unknown_notes  # noqa: E402  # noqa: E402
 from ssmscope.probes.snr.result import NeedleSNR  # noqa: E402
 from ssmscope.render.table import Cell, written  # noqa: E402
 

@@ -128,7 +128,6 @@ def needle_snr(
     from ssmscope.probes.lens.lenses import lens_of
     from ssmscope.probes.long_rows import distinct_names
     from ssmscope.probes.snr import measure, reading
-    from ssmscope.probes.snr import questions as asking
     from ssmscope.probes.snr.result import LensedModel, NeedleSNR
 
     every = list(models) if isinstance(models, Sequence) else [models]
@@ -141,21 +140,21 @@ def needle_snr(
     lenses = [lens_of(None if each == NO_LENS else each, model) for each, model in zip(given, every)]
     drawing: dict[str, Any] = {"tasks": tasks, "lengths": lengths, "unit": unit, "examples": examples}
     drawing |= {"filler": filler, "spaced": spaced, "split": split, "seed": seed}
-    asked = asking.asked_questions(every[0], questions, **drawing)
+    asked = reading.asked_questions(every[0], questions, **drawing)
     curves: list[measure.SNRCurve] = []
     differences: list[measure.SNRDifference] = []
-    notes = asking.lens_notes(lenses, shown)
+    notes = reading.lens_notes(lenses, shown)
     with progress_bar() as bar:
         for length, parts in asked.items():
             prompts = [[reading.prompts_of(model, part, template) for part in parts] for model in every]
             if not curves:
-                notes += asking.unknown_notes(prompts, shown)
+                notes += reading.unknown_notes(prompts, shown)
             read: list[list[reading.Needles]] = []
             for model, one, mine, name in zip(every, lenses, prompts, shown):
                 label = name if length is None else f"{name}, {length:,} {unit}"
                 line = bar.add_task(label[-40:], total=sum(map(len, parts)))
                 read.append([reading.read_needles(model, one, part, partial(bar.advance, line)) for part in mine])
-            for task, numbers in asking.by_task([part.name for part in parts], read):
+            for task, numbers in reading.by_task([part.name for part in parts], read):
                 found, apart = measure.measure(shown, numbers, seed)
                 curves += [measure.SNRCurve(name, task, length, **one) for name, one in zip(shown, found)]
                 differences += [measure.SNRDifference(*pair, task, length, **one) for pair, one in apart]
@@ -166,13 +165,13 @@ def needle_snr(
         **{"lengths": [n for n in asked if n is not None], "unit": unit, "examples": examples, "template": template},
     }
     if questions is None:
-        options |= {"filler": asking.filler_record(filler), "spaced": spaced, "split": split}
+        options |= {"filler": reading.filler_record(filler), "spaced": spaced, "split": split}
     first = every[0].source if len(every) == 1 else {"model": ", ".join(shown)}
     return NeedleSNR(
         provenance={
             **record_provenance(first, options=options, seed=seed),
             "models": {name: model.source for name, model in zip(shown, every)},
-            "data": asking.data_record(asked),
+            "data": reading.data_record(asked),
         },
         models=tuple(LensedModel(name, one.title, len(one)) for name, one in zip(shown, lenses)),
         unit=unit,
