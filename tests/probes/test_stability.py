@@ -33,7 +33,7 @@ from ssmscope.probes.stability.measure import (
     behaviour_of,
     half_lives,
     inputs_of,
-    mean_norms,
+    means_of,
     norm_positions,
     notes_on,
     recorded_limits,
@@ -598,8 +598,8 @@ def test_places_are_even_or_those_given():
         norm_positions([4], 4)
 
 
-def test_mean_norms_are_over_the_texts_that_have_one():
-    norms = mean_norms(np.array([[1.0, np.inf, np.nan], [3.0, 2.0, 5.0], [5.0, 4.0, np.nan]]), seed=0)
+def test_means_of_are_over_the_texts_that_have_one():
+    norms = means_of(np.array([[1.0, np.inf, np.nan], [3.0, 2.0, 5.0], [5.0, 4.0, np.nan]]), seed=0)
     assert norms[:, 0].tolist() == [3.0, np.inf, 5.0]
     assert norms[0, 1] < 3 < norms[0, 2] and np.isinf(norms[1]).all() and np.isnan(norms[2, 1:]).all()
 

@@ -104,7 +104,7 @@ class GeneralizationBound(Result, kind="bound"):
             ("p", n.p, "bias of the step"),
             ("N", n.state, "states per channel"),
             ("d", n.channels, "channels"),
-            *((name, getattr(n, name), meaning) for name, meaning in _NORMS.items()),
+            *((name, getattr(n, name), meaning) for name, meaning in NORM_MEANINGS.items()),
             ("Δ_min", n.delta_min, "softplus(p − B_q B_u): no step is smaller"),
             ("M_Δ", n.M_delta, "softplus(p + B_q B_u): no step is larger"),
             ("ln ρ", n.log_rho, "the largest growth of a state in a step: s_A Δ_min, for s_A > 0 s_A M_Δ"),
@@ -185,7 +185,7 @@ class GeneralizationBound(Result, kind="bound"):
         return Table(("layer",), symbols, rows, f"{note}.")
 
 
-_NORMS = {
+NORM_MEANINGS = {
     "B_u": "the largest norm of an embedding",
     "B_B": "spectral norm of W_B",
     "B_C": "spectral norm of W_C",

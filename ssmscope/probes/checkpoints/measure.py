@@ -14,7 +14,6 @@ from ssmscope.architectures.loading.load import load
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
-from ssmscope.probes.bound.result import GeneralizationBound
 from ssmscope.probes.bound.terms import CURVES, theorem_model
 from ssmscope.probes.checkpoints.result import Checkpoint
 from ssmscope.probes.stability import stability
@@ -59,7 +58,7 @@ def measure_checkpoint(
 ) -> tuple[Checkpoint, np.ndarray]:
     """Return a row of the table (with the reason if the checkpoint cannot be read), and ln C at the lengths of `grid`,
     NaN without one."""
-    curve, bounded = np.full(len(grid), math.nan), {}
+    curve, bounded = np.full(len(grid), math.nan), dict[str, Any]()
     try:
         model = source if isinstance(source, Model) else load(source)
         probe = None if model.channels is not None else min(max(length or DEFAULT_LENGTH, 2), DEFAULT_LENGTH)
@@ -68,25 +67,18 @@ def measure_checkpoint(
             at = length or int(grid[-1])
             bound = generalization_bound(model, length=at, examples=examples or 1, **setting, lengths=grid.tolist())
             curve = bound.curves[CURVES.index("with constants")]
-            bounded = _bounded(bound, length is not None, examples is not None)
+            bounded = {"norms": bound.norms}
+            if length is not None and bound.capacity is not None:
+                bounded |= {"length": bound.length, "log_capacity": bound.capacity.log}
+                bounded["log_capacity_printed"] = bound.capacity.log_printed
+            if length is not None and examples is not None and bound.gap is not None:
+                bounded |= {"bound": bound.gap.bound, "vacuous": bound.gap.vacuous}
     except InputError as error:
         return Checkpoint(name_of(source), str(error)), curve
     names = ["spectral_abscissa", "largest_gain", "possible_gain", "growth"]
     largest = found.to_frame()[names].max().rename({"spectral_abscissa": "abscissa"})  # Of those that are numbers.
     about = (model.name, "", model.architecture, str(found.provenance["fingerprint"]), found.behaviour)
     return Checkpoint(*about, **largest.to_dict(), **bounded), curve
-
-
-def _bounded(bound: GeneralizationBound, at_length: bool, at_examples: bool) -> dict[str, Any]:
-    """Return the fields that the bound gives, as far as a length and a number of examples are known."""
-    assert bound.capacity is not None and bound.gap is not None
-    found: dict[str, Any] = {"norms": bound.norms}
-    if at_length:
-        found |= {"length": bound.length, "log_capacity": bound.capacity.log}
-        found["log_capacity_printed"] = bound.capacity.log_printed
-        if at_examples:
-            found |= {"bound": bound.gap.bound, "vacuous": bound.gap.vacuous}
-    return found
 
 
 def length_of_each(length: int | Sequence[int] | None, number: int) -> list[int | None]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmscope.api.results import TABLE_ROWS, Result
+from ssmscope.probes.bound.result import NORM_MEANINGS
 from ssmscope.probes.bound.terms import Norms
 from ssmscope.probes.stability.result import BEHAVIOURS
 from ssmscope.render.blocks import Block, Prose
@@ -21,7 +22,7 @@ from ssmscope.render.tokens import shorten, visible
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-NORMS = ("p", "B_u", "B_B", "B_C", "B_w", "B_q", "B_A", "M_B", "M_C", "M_w", "M_q", "M_A")
+NORMS = ("p", *NORM_MEANINGS)
 """Columns of the norms of a model that the theorem covers."""
 
 

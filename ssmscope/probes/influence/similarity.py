@@ -13,14 +13,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ssmscope.core.batching import by_length
-from ssmscope.core.bootstrap import Estimate, resampled_means
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.edits import blocks_of
 from ssmscope.core.encoding import Batch
 from ssmscope.core.intercept import observe
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.interp.interventions import means_with_intervals
 from ssmscope.probes.influence.measure import hidden
-from ssmscope.probes.influence.reach import intervals
 
 MEASURES = ("cosine", "centred", "spread")
 PARTS = ("stream", "mixer")
@@ -48,9 +48,8 @@ class Similarity:
         places = self.places if part == "stream" else self.places[1:-1]
         for what, name, known in (("part", part, PARTS), ("place", str(place), places), ("measure", measure, MEASURES)):
             if name not in known:
-                raise InputError(
-                    f"there is no {what} {name!r}; allowed are {', '.join(known)}{did_you_mean(str(name), known)}"
-                )
+                near = did_you_mean(str(name), known)
+                raise InputError(f"there is no {what} {name!r}; allowed are {', '.join(known)}{near}")
         values = self.stream if part == "stream" else self.mixer
         return Estimate(*values[places.index(str(place)), MEASURES.index(measure)].tolist())
 
@@ -73,7 +72,7 @@ def similarity_of(model: Model, batch: Batch, *, at_once: int | None, seed: int 
 
     _visit(model, batch, at_once, measure)
     places = ("embeddings", *map(str, model.layer_numbers), "output")
-    return Similarity(places, *(_estimates(values[part], seed) for part in PARTS))
+    return Similarity(places, *(means_with_intervals(values[part].transpose(1, 0, 2), seed) for part in PARTS))
 
 
 def mean_cosine(x: Float[Tensor, "texts length width"], mask: Bool[Tensor, "texts length"]) -> Float[Tensor, " texts"]:
@@ -92,20 +91,15 @@ def mean_cosine(x: Float[Tensor, "texts length width"], mask: Bool[Tensor, "text
 
 def spread(x: Float[Tensor, "texts length width"], mask: Bool[Tensor, "texts length"]) -> Float[Tensor, " texts"]:
     """Return ‖X − 1 x̄ᵀ‖_F / ‖X‖_F of the real tokens; NaN for a single token or zeros."""
-    real = mask.unsqueeze(-1)
+    real, n = mask.unsqueeze(-1), mask.sum(1)
     x = x * real
-    n = mask.sum(1)
     middle = x.sum(1, keepdim=True) / n.view(-1, 1, 1)
     above, below = ((each * real).square().sum((1, 2)).sqrt() for each in (x - middle, x))
     return (above / below).where((n > 1) & (below > 0), torch.nan)
 
 
-Reader = Callable[[tuple[str, int], Tensor, Tensor, "list[int]"], None]
-
-
-def _visit(model: Model, batch: Batch, at_once: int | None, read: Reader) -> None:
+def _visit(model: Model, batch: Batch, at_once: int | None, read: Callable[..., None]) -> None:
     """Run the texts, and call `read` with the vectors at every place, (texts, length, width), and their mask."""
-    layers = model.num_layers
     for chosen in by_length(batch.lengths, at_once):
         part = batch.rows(chosen)
         mask = part.mask
@@ -123,10 +117,4 @@ def _visit(model: Model, batch: Batch, at_once: int | None, read: Reader) -> Non
             parts += [(("mixer", index), mixer) for index, mixer in enumerate(model.mixers)]
             with observe(after=[(part, partial(shown, place)) for place, part in parts]):
                 found = hidden(model, embeddings, mask)
-            show(("stream", layers + 1), found)
-
-
-def _estimates(values: Float[np.ndarray, "places texts measures"], seed: int) -> Float[np.ndarray, "places measures 3"]:
-    places, texts, measures = values.shape
-    rows = resampled_means(values.transpose(1, 0, 2).reshape(texts, -1), seed=seed)
-    return intervals(rows, texts).reshape(places, measures, 3)
+            show(("stream", model.num_layers + 1), found)

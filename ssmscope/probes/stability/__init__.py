@@ -69,7 +69,7 @@ def stability(
     from ssmscope.probes.stability.measure import (
         inputs_of,
         layer_stability,
-        mean_norms,
+        means_of,
         norm_positions,
         notes_on,
         record_layers,
@@ -97,6 +97,6 @@ def stability(
         behaviour=max((layer.behaviour for layer in layers), key=BEHAVIOURS.index),
         layers=layers,
         positions=np.array(chosen),
-        norms=np.stack([mean_norms(each.numpy(), seed) for each in found.norms]),
+        norms=np.stack([means_of(each.numpy(), seed) for each in found.norms]),
         notes=notes_on([one for parts in found.layers for one in parts]),
     )

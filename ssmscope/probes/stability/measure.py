@@ -19,7 +19,7 @@ from ssmscope import ops
 from ssmscope.architectures.read.delta import DeltaMixer
 from ssmscope.architectures.read.linear_layers import GatedLinearAttention, Retention
 from ssmscope.core.batching import by_length
-from ssmscope.core.bootstrap import RESAMPLES, Estimate, estimate, resampled_means
+from ssmscope.core.bootstrap import RESAMPLES, Estimate, estimates, resampled_means
 from ssmscope.core.limits import MAX_TOKENS_PER_ROW, MAX_TOKENS_TOGETHER, refuse_above, refuse_held
 from ssmscope.core.model import as_batch
 from ssmscope.errors import InputError, Unanswerable
@@ -270,7 +270,7 @@ def layer_stability(
     mean = found.sums.cpu().numpy() / found.steps
     half, largest = half_lives(mean), found.largest.cpu().numpy()
     possible = None if found.possible is None else found.possible.cpu().numpy()
-    growth = _mean(np.array(found.growth)[:, None], seed)[0]
+    growth = Estimate(*means_of(np.array(found.growth)[:, None], seed)[0].tolist())
     never = int((half > longest).sum())
     behaviour, why = behaviour_of(largest, possible, growth.value, never, half.size, longest, tolerance, overflows)
     return LayerStability(
@@ -363,17 +363,13 @@ def norm_positions(positions: int | Sequence[int], longest: int) -> list[int]:
     return sorted(set(positions))
 
 
-def mean_norms(norms: np.ndarray, seed: int) -> np.ndarray:
-    """Return mean norms with intervals, (positions, 3), from those of every text, (texts, positions)."""
-    return np.array([(e.value, e.low, e.high) for e in _mean(norms, seed)])
-
-
-def _mean(columns: np.ndarray, seed: int) -> list[Estimate]:
-    """Return the mean of each column (texts, columns) over the texts that have one, with an interval from two on."""
+def means_of(columns: np.ndarray, seed: int) -> np.ndarray:
+    """Return the mean of each column (texts, columns) over the texts that have one, with an interval from two on:
+    (columns, 3); infinite if one of its numbers is."""
     finite = np.where(np.isinf(columns), math.nan, columns)
     texts = (~np.isnan(finite)).sum(0)
     rows = resampled_means(finite, resamples=RESAMPLES if texts.max(initial=0) > 1 else 0, seed=seed)
-    means = []
-    for row, number, beyond in zip(rows.T, texts, np.isinf(columns).any(0)):
-        means.append(Estimate(math.inf, math.inf, math.inf) if beyond else estimate(row if number > 1 else row[:1]))
-    return means
+    rows[1:, texts < 2] = math.nan
+    found = estimates(rows)
+    found[np.isinf(columns).any(0)] = math.inf
+    return found
