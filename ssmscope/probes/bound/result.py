@@ -166,8 +166,6 @@ class GeneralizationBound(Result, kind="bound"):
         return pd.DataFrame(rows, columns=["length", *names])
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.probes.bound.result import sentences
-
         yield from self.opening(*sentences(self), notes=self.notes)
         if self.applies:
             rows = tuple(((symbol,), (plain(value), Cell(text=says))) for _, symbol, value, says in self.terms())

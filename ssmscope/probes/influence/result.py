@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.probes.influence.reach import QUANTILES, SHARES, Reach
-from ssmscope.probes.influence.similarity import MEASURES, PARTS, Similarity
+from ssmscope.probes.influence.similarity import MEASURES, Similarity
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import brackets, number
 from ssmscope.render.table import Cell, Line, Table, folded, plain, short, table
@@ -111,7 +112,16 @@ class Influence(Result, kind="influence"):
         """
         import pandas as pd
 
-        return pd.DataFrame([_summary(reach, self.recent) for reach in self.reaches])
+        rows = []
+        for reach in self.reaches:
+            decay, known = reach.decay, reach.error[~np.isnan(reach.error)]
+            row = {"place": reach.place, **with_intervals(rate=decay.rate, decay_length=decay.length)}
+            row |= {"r2": decay.r2, "fit_from": decay.first, "fit_to": decay.last}
+            row |= with_intervals(recent=reach.recent(self.recent))
+            row |= {f"context_{100 * share:.0f}": reach.effective_context(share) for share in SHARES}
+            row |= {f"not_reached_{100 * share:.0f}": reach.not_reached(share) for share in SHARES}
+            rows.append({**row, "error": float(np.median(known)) if len(known) else math.nan})
+        return pd.DataFrame(rows)
 
     def distances(self, place: str | int = "output") -> DataFrame:
         """Return a row per distance t − s of the output or of a layer: columns distance, pairs, log_norm, norm, share,
@@ -138,23 +148,20 @@ class Influence(Result, kind="influence"):
         import pandas as pd
 
         rows = [row for reach in self.reaches for row in _decay_rows(reach, self.recent)]
-        for part in PARTS:
-            places = self.similarity.places if part == "stream" else self.similarity.places[1:-1]
-            for place in places:
-                for measure in MEASURES:
-                    found = self.similarity.estimate(place, measure, part)
-                    rows.append((part, place, None, measure, found.value, found.low, found.high, len(self.lengths)))
+        similarity, texts = self.similarity, len(self.lengths)
+        for part, values in (("stream", similarity.stream), ("mixer", similarity.mixer)):
+            places = similarity.places if part == "stream" else similarity.places[1:-1]
+            for (place, measure), ends in zip(product(places, MEASURES), values.reshape(-1, 3).tolist()):
+                rows.append((part, place, None, measure, *ends, texts))
         for reach in self.reaches:
             for measure in ("log_norm", "norm", "share", "within"):
                 for distance, (value, low, high) in enumerate(getattr(reach, measure).tolist()):
-                    count = len(self.lengths) if measure == "within" else int(reach.pairs[distance])
+                    count = texts if measure == "within" else int(reach.pairs[distance])
                     rows.append(("distance", reach.place, distance, measure, value, low, high, count))
         names = ["part", "place", "distance", "measure", "value", "low", "high", "count"]
         return pd.DataFrame(rows, columns=names).astype({"distance": "Int64", "count": "Int64"})
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.probes.influence.result import sentences
-
         yield from self.opening(*sentences(self), notes=self.notes)
         yield self._table()
         yield replace(folded(self.to_frame(), limit=TABLE_ROWS), wide=True)
@@ -163,23 +170,22 @@ class Influence(Result, kind="influence"):
         reaches, own = {reach.place: reach for reach in self.reaches}, self.of_own_tokens
         lines = []
         for place in self.similarity.places:
+            held = {share: f"{100 * share:.0f} %" for share in SHARES}
             cells: dict[str, Cell] = dict.fromkeys(
-                ("decay length", "R²", f"last {self.recent}", *(f"{100 * share:.0f} %" for share in SHARES)), Cell()
+                ("decay length", "R²", f"last {self.recent}", *held.values()), Cell()
             )
-            if place in reaches:
-                reach = reaches[place]
+            if (reach := reaches.get(place)) is not None:
                 cells |= {"decay length": short(reach.decay.length.value), "R²": _three_decimals(reach.decay.r2)}
                 cells[f"last {self.recent}"] = _three_decimals(reach.recent(self.recent).value)
-                for share in SHARES:
+                for share, name in held.items():
                     context = reach.effective_context(share, within=own)
-                    cells[f"{100 * share:.0f} %"] = short(np.rint(context), ">" if math.isinf(context) else "")
+                    cells[name] = short(np.rint(context), ">" if math.isinf(context) else "")
             cells |= {name: _three_decimals(self.similarity.estimate(place, name).value) for name in MEASURES}
             if place.isdigit():
                 cells["mixer's cosine"] = _three_decimals(self.similarity.estimate(place, part="mixer").value)
             lines.append(Line((f"layer {place}" if place.isdigit() else place,), cells))
         contexts = [reach.effective_context(share, within=own) for reach in self.reaches for share in SHARES]
-        held = ", ".join(f"{100 * share:.0f} %" for share in SHARES)
-        note = f"{held}: how many of the last {self.unit} hold that share of the influence"
+        note = f"{', '.join(held.values())}: how many of the last {self.unit} hold that share of the influence"
         note += f" of {self.one}'s own {self.unit}." if own else "."
         if any(map(math.isinf, contexts)):
             note += f" > not reached: at least half of the {self.noun} are too short for that share."
@@ -198,37 +204,23 @@ def _three_decimals(value: float) -> Cell:
 
 
 def decay_in_words(reach: Reach) -> str:
-    if not reach.decay.defined:
-        return "no decay fitted"
-    if math.isinf(reach.decay.length.value):
-        return "no decay with distance"
-    return f"decay length {reach.decay.length.value:.3g}"
-
-
-def _summary(reach: Reach, recent: int) -> dict[str, Any]:
-    decay = reach.decay
-    row = {"place": reach.place, **with_intervals(rate=decay.rate, decay_length=decay.length)}
-    row |= {"r2": decay.r2, "fit_from": decay.first, "fit_to": decay.last}
-    row |= with_intervals(recent=reach.recent(recent))
-    row |= {f"context_{100 * share:.0f}": reach.effective_context(share) for share in SHARES}
-    row |= {f"not_reached_{100 * share:.0f}": reach.not_reached(share) for share in SHARES}
-    known = reach.error[~np.isnan(reach.error)]
-    return {**row, "error": float(np.median(known)) if len(known) else math.nan}
+    length = reach.decay.length.value
+    found = "no decay with distance" if math.isinf(length) else f"decay length {length:.3g}"
+    return found if reach.decay.defined else "no decay fitted"
 
 
 def _decay_rows(reach: Reach, recent: int) -> Iterable[tuple[Any, ...]]:
     decay, texts = reach.decay, len(reach.context)
-    for name, found in (("rate", decay.rate), ("decay_length", decay.length)):
-        yield "decay", reach.place, None, name, found.value, found.low, found.high, texts
+    found: dict[str, Estimate] = {"rate": decay.rate, "decay_length": decay.length}
     values = {"intercept": decay.intercept, "r2": decay.r2, "fit_from": decay.first, "fit_to": decay.last}
-    for name, value in values.items():
-        yield "decay", reach.place, None, name, float(value), math.nan, math.nan, texts
+    found |= {name: Estimate(float(value), math.nan, math.nan) for name, value in values.items()}
+    yield from (("decay", reach.place, None, name, e.value, e.low, e.high, texts) for name, e in found.items())
     for share in SHARES:
         middle, low, high = (reach.effective_context(share, quantile) for quantile in (0.5, 0.25, 0.75))
         reached = int((~np.isnan(reach.context[:, 0])).sum()) - reach.not_reached(share)
         yield "context", reach.place, None, f"{100 * share:.0f} %", middle, low, high, reached
-    found = reach.recent(recent)
-    yield "recency", reach.place, None, f"last {recent}", found.value, found.low, found.high, texts
+    last = reach.recent(recent)
+    yield "recency", reach.place, None, f"last {recent}", last.value, last.low, last.high, texts
 
 
 def sentences(result: Influence) -> Iterable[str]:
