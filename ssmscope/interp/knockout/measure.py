@@ -41,20 +41,18 @@ def roads_of(model: Model) -> dict[int, tuple[list[int], list[int]]]:
 def cuts_of(model: Model, batch: Batch, by: str, window: int) -> Iterator[Cut]:
     """Yield the cuts one after another; the first is everything in all layers."""
     roads = roads_of(model)
-    layers = list(roads)
-    every = Cut(layers[0], layers[-1])
+    layers, last = list(roads), len(roads) - 1
     windows = [
-        (layers[max(0, at - (window - 1) // 2)], layers[min(len(layers) - 1, at + window // 2)])
-        for at in range(len(layers))
+        (layers[max(0, at - (window - 1) // 2)], layers[min(last, at + window // 2)]) for at in range(len(layers))
     ]
-    yield every
+    yield Cut(layers[0], layers[-1])
     if by == "window":
         yield from (Cut(*ends) for ends in windows)
     elif by == "part":
         names = list(dict.fromkeys(name for parts in parts_of(model, batch).values() for name in parts))
         if len(names) < 2:
             raise InputError(f"the layers of {model.name} have one recurrence each; leave out by 'part'")
-        yield from (Cut(*ends, part=name) for name in names for ends in [(every.first, every.last), *windows])
+        yield from (Cut(*ends, part=name) for name in names for ends in [(layers[0], layers[-1]), *windows])
     else:
         trace = model.trace(batch.rows([0]))
         heads = [layer.recurrences[0].shape[2] for layer in trace.layers]
@@ -103,9 +101,8 @@ class CutRuns:
         for name in dict.fromkeys(cut.part for cut in self.cuts):
             own = [number for number, cut in enumerate(self.cuts) if cut.part == name]
             for chosen in (own[start : start + at_once] for start in range(0, len(own), at_once)):
-                found[:, chosen] = self._run(
-                    one.rows([0] * len(chosen)), self._edits(name, chosen, sources, targets), answer
-                )
+                edits = self._edits(name, chosen, sources, targets)
+                found[:, chosen] = self._run(one.rows([0] * len(chosen)), edits, answer)
         return self._run(one, [], answer)[:, 0], found
 
     def _run(self, batch: Batch, edits: Sequence[Edit], answer: int) -> np.ndarray:

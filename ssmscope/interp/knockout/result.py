@@ -76,11 +76,9 @@ class Knockout(Result, kind="knockout"):
     def verdict(self, at: int = 0) -> str:
         found = []
         for number, source in enumerate(self.sources):
-            every, worst = self.change(number, 0), self._largest(number)
-            found.append(
-                f"“{shorten(source, 20)}” {in_percent(every)} in all layers, most in {self.cuts[worst].name} "
-                f"({in_percent(self.change(number, worst), interval=False)})"
-            )
+            every, worst = in_percent(self.change(number, 0)), self._largest(number)
+            most = in_percent(self.change(number, worst), interval=False)
+            found.append(f"“{shorten(source, 20)}” {every} in all layers, most in {self.cuts[worst].name} ({most})")
         before = f"of {self.probability[0]:.3g}" if len(self.probability) == 1 else "of each text"
         return f"relative change of the answer's probability {before}: {'; '.join(found)}"
 
@@ -95,11 +93,9 @@ class Knockout(Result, kind="knockout"):
 
     def _largest(self, source: int) -> int:
         """Return the number of the cut with the largest change, apart from the one in all layers."""
-        inner = [at for at, cut in enumerate(self.cuts) if at and not (cut.part and self._whole(cut))]
-        return max(inner, key=lambda at: abs(self.changes[source, at, 0]))
-
-    def _whole(self, cut: Cut) -> bool:
-        return (cut.first, cut.last) == (self.cuts[0].first, self.cuts[0].last) and len(self.cuts) > 2
+        ends = [(cut.first, cut.last) for cut in self.cuts]
+        whole = [bool(cut.part) and own == ends[0] and len(ends) > 2 for cut, own in zip(self.cuts, ends)]
+        return max((at for at in range(1, len(ends)) if not whole[at]), key=lambda at: abs(self.changes[source, at, 0]))
 
     def to_frame(self) -> DataFrame:
         """Return a row per text, source and cut: the layers from first to last, head and part; the answer's probability
@@ -108,13 +104,10 @@ class Knockout(Result, kind="knockout"):
 
         rows = []
         for (text, source, at), after in np.ndenumerate(self.probabilities):
-            cut = self.cuts[at]
-            before = float(self.probability[text])
+            cut, before = self.cuts[at], float(self.probability[text])
+            where = (text, self.answers[text], self.sources[source], cut.first, cut.last, cut.head, cut.part)
             logits = float(self.logit[text]), float(self.logits[text, source, at])
-            rows.append(
-                (text, self.answers[text], self.sources[source], cut.first, cut.last, cut.head, cut.part)
-                + (before, float(after), float(after) / before - 1, *logits)
-            )
+            rows.append((*where, before, float(after), float(after) / before - 1, *logits))
         columns = ["text", "answer", "source", "first", "last", "head", "part"]
         columns += ["probability", "probability_cut", "change", "logit", "logit_cut"]
         return pd.DataFrame(rows, columns=columns)
@@ -125,11 +118,9 @@ class Knockout(Result, kind="knockout"):
         for result, (label,) in zip(results, labels):
             for number, source in enumerate(result.sources):
                 worst = result._largest(number)
-                cells = {
-                    "all layers": _percent(result.change(number, 0)),
-                    "most in": Cell(text=result.cuts[worst].name),
-                }
-                lines.append(Line((label, source), {**cells, "there": _percent(result.change(number, worst))}))
+                every, most = (_percent(result.change(number, cut)) for cut in (0, worst))
+                cells = {"all layers": every, "most in": Cell(text=result.cuts[worst].name), "there": most}
+                lines.append(Line((label, source), cells))
         return table(("model", "from"), lines)
 
     def blocks(self) -> Iterable[Block]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,12 +12,13 @@ from torch import Tensor
 
 from ssmscope import ops
 from ssmscope.api.results import record_provenance
-from ssmscope.core.batching import by_length
+from ssmscope.core.encoding import Batch
+from ssmscope.core.model import Model, TextsLike
+from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.probes.bound.result import GeneralizationBound
 from ssmscope.probes.bound.terms import (
     LayerTerms,
-    Norms,
     TheoremModel,
     capacity,
     gap,
@@ -26,13 +27,7 @@ from ssmscope.probes.bound.terms import (
     norms_of,
     worst_row,
 )
-from ssmscope.probes.stability.measure import DEFAULT_LENGTH, inputs_of, step_gains, step_masks
-
-if TYPE_CHECKING:
-    from ssmscope.core.encoding import Batch
-    from ssmscope.core.model import Model, TextsLike
-    from ssmscope.core.trace import LayerTrace
-
+from ssmscope.probes.stability.measure import DEFAULT_LENGTH, inputs_of, step_gains, step_masks, visit_layers
 
 MAX_LENGTH = 10**15
 CURVE_POINTS = 41
@@ -44,10 +39,10 @@ def theorem_bound(
 ) -> GeneralizationBound:
     """Compute the bound of a selective SSM between embeddings and a head; `setting` holds T, m, δ, c_l and l."""
     length, examples = setting["length"], setting["examples"]
-    grid = curve_lengths(lengths, length)
-    row = worst_row(parts, length)
+    grid, row = curve_lengths(lengths, length), worst_row(parts, length)
     norms = norms_of(parts, row)
-    found = capacity(norms, length)
+    found, along = capacity(norms, length), [capacity(norms, int(T)) for T in grid]
+    linear = [log_linear_capacity(norms, int(T)) for T in grid]
     covers = f"the covers of Lemma D.3 require m ≥ d, here {examples:,} and {norms.channels:,}"
     bias = "the head's bias is left out: the theorem's output wᵀy[T] has none"
     return GeneralizationBound(
@@ -61,7 +56,7 @@ def theorem_bound(
         log_linear=log_linear_capacity(norms, length),
         log_lower=log_lower_bound(norms.abscissa, norms.B_w, length=length, examples=examples),
         lengths=grid,
-        curves=curves_of(norms, grid),
+        curves=np.array([[c.log for c in along], [c.log_printed for c in along], linear]),
         notes=(covers,) * (examples < norms.channels) + (bias,) * parts.bias,
     )
 
@@ -86,12 +81,6 @@ def measured_terms(
     )
 
 
-def curves_of(norms: Norms, lengths: np.ndarray) -> np.ndarray:
-    """Return ln C by `CURVES`, (3, lengths)."""
-    found = [(capacity(norms, int(T)), log_linear_capacity(norms, int(T))) for T in lengths]
-    return np.array([[c.log for c, _ in found], [c.log_printed for c, _ in found], [linear for _, linear in found]])
-
-
 def curve_lengths(lengths: Sequence[int] | None, length: int) -> np.ndarray:
     """Return the lengths of the curves, ascending; by default from 2 to 10,000, or to 10 `length`."""
     if (longest := max(length, *(lengths or (1,)))) > MAX_LENGTH:
@@ -104,17 +93,14 @@ def curve_lengths(lengths: Sequence[int] | None, length: int) -> np.ndarray:
 
 def measure_terms(model: Model, batch: Batch) -> tuple[LayerTerms, ...]:
     found: list[list[_Extremes]] = [[] for _ in range(model.num_layers)]
-    for rows in by_length(batch.lengths):
-        part = batch.rows(rows)
 
-        def visit(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
-            for place, recurrence in enumerate(layer.recurrences):
-                if len(found[index]) == place:
-                    found[index].append(_Extremes())
-                found[index][place].add(layer, place, recurrence)
+    def see(rows: list[int], index: int, layer: LayerTrace) -> None:
+        for place, recurrence in enumerate(layer.recurrences):
+            if len(found[index]) == place:
+                found[index].append(_Extremes())
+            found[index][place].add(layer, place, recurrence)
 
-        with torch.no_grad(), model.running(mask=part.mask, visit=visit):
-            model.forward(part, last_only=True, checked=False)
+    visit_layers(model, batch, see)
     return tuple(
         one.terms(layer, place, len(parts)) for layer, parts in enumerate(found) for place, one in enumerate(parts)
     )

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from ssmscope.architectures.own.selective import SelectiveSSM
-from ssmscope.core.affine import embedding_table, matrix, offset
-from ssmscope.core.heads import linear_head
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ssmscope.architectures.own.selective import SelectiveSSM
     from ssmscope.core.model import Model
 
 
@@ -294,8 +292,11 @@ class TheoremModel(NamedTuple):
 
 def theorem_model(model: Model) -> TheoremModel | None:
     """Return the parts of a model that the theorem covers; None for several layers, another layer or pixel inputs."""
-    mixers = model.mixers
-    head = linear_head(model.module)
+    from ssmscope.architectures.own.selective import SelectiveSSM
+    from ssmscope.core.affine import embedding_table, matrix, offset
+    from ssmscope.core.heads import linear_head
+
+    mixers, head = model.mixers, linear_head(model.module)
     if len(mixers) != 1 or not isinstance(mixers[0], SelectiveSSM) or model.channels is not None or head is None:
         return None
     constant = offset(head, "the head")
@@ -305,6 +306,8 @@ def theorem_model(model: Model) -> TheoremModel | None:
 
 def norms_of(parts: TheoremModel, row: int) -> Norms:
     """Compute the norms (Assumptions 3.1, 3.2 and 3.4) with w = row `row` of the head, in float64."""
+    from torch.linalg import matrix_norm
+
     one = parts.mixer
     given = {"A": one.A, "W_B": one.W_B, "W_C": one.W_C, "q": one.q_delta, "p": one.p_delta}
     given |= {"the head": parts.head[row], "the embedding": parts.embeddings}
@@ -318,8 +321,8 @@ def norms_of(parts: TheoremModel, row: int) -> Norms:
         abscissa=A.max().item(),
         p=p.item(),
         B_u=table.norm(dim=1).max().item(),
-        B_B=torch.linalg.matrix_norm(W_B, 2).item(),
-        B_C=torch.linalg.matrix_norm(W_C, 2).item(),
+        B_B=matrix_norm(W_B, 2).item(),
+        B_C=matrix_norm(W_C, 2).item(),
         B_w=w.norm().item(),
         B_q=q.norm().item(),
         B_A=A.abs().max().item(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,15 +17,12 @@ from ssmscope.core.encoding import Batch
 from ssmscope.core.heads import head_logits, hidden_vectors
 from ssmscope.core.intercept import evaluating
 from ssmscope.core.mixers import adapter_for, weights_constant
-from ssmscope.core.model import Model, as_batch
+from ssmscope.core.model import Model, TextsLike, as_batch
 from ssmscope.errors import InputError, Unanswerable
 from ssmscope.interp.methods.gradients import keep_outputs
 from ssmscope.interp.objective import tokens_that_fit
 from ssmscope.probes.influence.reach import Reach, noise_of, reach_of
 from ssmscope.probes.stability.measure import random_batch
-
-if TYPE_CHECKING:
-    from ssmscope.core.model import Model, TextsLike
 
 
 @dataclass(frozen=True)

@@ -9,42 +9,27 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from rich.console import Console
+from rich.progress import Progress
 from torch import Tensor, nn
 
 from ssmscope.api.results import SUFFIXES, record_provenance
 from ssmscope.api.writing import complete_all_sets, write_whole
 from ssmscope.core import batching
 from ssmscope.core.bootstrap import estimate, ratio, resampled_sums
+from ssmscope.core.encoding import Batch
+from ssmscope.core.model import Model
 from ssmscope.core.progress import on_stderr, progress_bar
 from ssmscope.errors import InputError
 from ssmscope.probes.lens.data import LensData, Rows, rows_of, shuffled_batches, split_rows
 from ssmscope.probes.lens.lenses import RECORD, chosen_states, slices, tokens_at_once, translated, untrained_lens
 from ssmscope.probes.lens.result import Evaluation, LayerFit, LensFit
-from ssmscope.training.checkpoint import (
-    STATE,
-    clear,
-    continued,
-    finish,
-    is_new,
-    load_state,
-    read_json,
-    save_state,
-    write_json,
-)
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from ssmscope.core.encoding import Batch
-    from ssmscope.core.model import Model
-
+from ssmscope.training import checkpoint as stored
 
 MOMENTUM = 0.9
 PROGRESS = ("step", "epoch", "place", "loss_sum", "best", "history")
@@ -58,12 +43,10 @@ class Divergences(NamedTuple):
     gradient: Float[Tensor, "layers chosen width"] | None
 
 
-def divergences(
-    normed: Float[Tensor, "streams chosen width"], head: nn.Linear, *, gradient: bool = False
-) -> Divergences:
-    """Compute KL(p ‖ q_i) = Σ_v p_v (log p_v − log q_iv) per position, with p the model's own distribution, that of the
-    last row: the loss of a tuned lens (Belrose et al., 2023). Its gradient with respect to lens i's logits is q_i − p;
-    times the head's weight, that with respect to the head's input. Logits exist only for a few positions at a time."""
+def divergences(normed: Tensor, head: nn.Linear, *, gradient: bool = False) -> Divergences:
+    """Compute KL(p ‖ q_i) = Σ_v p_v (log p_v − log q_iv) per position of the head's input (streams, chosen, width),
+    with p the model's own distribution, that of the last row: the loss of a tuned lens (Belrose et al., 2023). Its
+    gradient with respect to lens i's logits is q_i − p. Logits exist only for a few positions at a time."""
     rows, count, _ = normed.shape
     kl = normed.new_empty(rows - 1, count)
     slopes = torch.empty_like(normed[:-1]) if gradient else None
@@ -119,25 +102,23 @@ class LensFitting:
     def __init__(
         self,
         model: Model,
-        unembed: Any,
-        layers: int,
-        train: Rows,
-        choosing: Rows,
-        options: Mapping[str, Any],
+        tuned: Any,
+        rows: tuple[Rows, Rows],
+        options: dict[str, Any],
         checkpoint: Path,
         console: Console,
     ) -> None:
-        self.model, self.unembed, self.train, self.choosing = model, unembed, train, choosing
+        self.model, self.unembed, (self.train, self.choosing) = model, tuned.unembed, rows
         self.options, self.checkpoint, self.console = options, checkpoint, console
-        width = unembed.unembedding.in_features
-        self.weight = nn.Parameter(torch.zeros(layers, width, width, dtype=torch.float32, device=model.device))
-        self.bias = nn.Parameter(torch.zeros(layers, width, dtype=torch.float32, device=model.device))
+        shape = (len(tuned), self.unembed.unembedding.in_features)
+        kind: dict[str, Any] = {"dtype": torch.float32, "device": model.device}
+        self.weight, self.bias = (nn.Parameter(torch.zeros(*shape, *more, **kind)) for more in (shape[1:], ()))
         adam = options["optimizer"] == "adam"
         # In torch, momentum makes SGD's steps 1 / (1 − momentum) times as long as the learning rate.
         self.rate = options["learning_rate"] * (1 if adam else 1 - MOMENTUM)
-        kind: Any = torch.optim.Adam if adam else torch.optim.SGD
+        make: Any = torch.optim.Adam if adam else torch.optim.SGD
         own = dict(betas=(MOMENTUM, 0.999), amsgrad=True) if adam else dict(momentum=MOMENTUM, nesterov=True)
-        self.optimizer = kind([self.weight, self.bias], lr=self.rate, weight_decay=options["weight_decay"], **own)
+        self.optimizer = make([self.weight, self.bias], lr=self.rate, weight_decay=options["weight_decay"], **own)
         self.step = self.epoch = self.place = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64)
         self.best: dict[str, Any] | None = None
@@ -146,7 +127,7 @@ class LensFitting:
     def run(self, bar: Progress) -> tuple[Tensor, Tensor]:
         """Fit to the end, from the checkpoint if there is one, and return the best weights and biases."""
         if self.checkpoint.exists():
-            self._restore(load_state(self.checkpoint))
+            self._restore(stored.load_state(self.checkpoint))
             self.console.print(f"continuing after {self.step} steps")
         elif self.best is None:
             self._evaluate()
@@ -165,7 +146,7 @@ class LensFitting:
             if self.step % every == 0 or self.step == steps:
                 self._evaluate()
             if self.step % every == 0 or time.monotonic() - saved >= 60 * self.options["checkpoint_minutes"]:
-                save_state(self.checkpoint, self._state())
+                stored.save_state(self.checkpoint, self._state())
                 saved = time.monotonic()
         bar.remove_task(task)
         assert self.best is not None
@@ -260,11 +241,11 @@ def fit(
     plan = {"fingerprint": model.fingerprint, "options": dict(options), "seed": seed, "data": about}
     console = on_stderr(progress)
     if _is_finished(out, plan):
-        clear(out / PLAN)
+        stored.clear(out / PLAN)
         console.print(f"{out} already holds this fit, finished: nothing to do")
     else:
         settings = {**options, "seed": seed, "checkpoint_minutes": checkpoint_minutes}
-        with continued(out / PLAN):
+        with stored.continued(out / PLAN):
             if not _is_finished(out, plan):  # Another process may have finished it.
                 _fit(model, parts, plan, settings, out, console)
     return _with_views(out)
@@ -302,9 +283,9 @@ def _is_finished(out: Path, plan: Mapping[str, Any]) -> bool:
         _compare(out, LensFit.load(out / RECORD).provenance, plan)
         return True
     if os.path.exists(out / PLAN):
-        _compare(out, read_json(out / PLAN), plan)
+        _compare(out, stored.read_json(out / PLAN), plan)
         return False
-    if not is_new(out, (out / PLAN).parent):
+    if not stored.is_new(out, (out / PLAN).parent):
         raise InputError(f"{out} exists and holds no lens of ours; give a new or empty directory")
     return False
 
@@ -324,17 +305,17 @@ def _compare(out: Path, found: Mapping[str, Any], plan: Mapping[str, Any]) -> No
 
 def _fit(
     model: Model,
-    parts: tuple[Rows, Rows, Rows],
+    parts: tuple[Rows, ...],
     plan: Mapping[str, Any],
-    settings: Mapping[str, Any],
+    settings: dict[str, Any],
     out: Path,
     console: Console,
 ) -> None:
     tuned, (train, choosing, measured) = untrained_lens(model), parts
     if not (out / PLAN).exists():
-        write_json(out / PLAN, plan)
-    checkpoint = out / PLAN.parent / STATE
-    fitting = LensFitting(model, tuned.unembed, len(tuned), train, choosing, settings, checkpoint, console)
+        stored.write_json(out / PLAN, plan)
+    checkpoint = out / PLAN.parent / stored.STATE
+    fitting = LensFitting(model, tuned, (train, choosing), settings, checkpoint, console)
     with progress_bar(console) as bar:
         weight, bias = fitting.run(bar)
     both = [(weight, bias), (torch.zeros_like(weight), torch.zeros_like(bias))]
@@ -365,7 +346,7 @@ def _save(out: Path, tuned: Any, record: LensFit) -> None:
         write_whole(Path(staging, RECORD), record.to_json())
         for file in sorted(Path(staging).iterdir(), key=lambda file: file.name == RECORD):
             os.replace(file, out / file.name)
-    finish(out / PLAN.parent)
+    stored.finish(out / PLAN.parent)
 
 
 def compare_lenses(tuned: Sums, logit: Sums, *, seed: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,20 +13,15 @@ from jaxtyping import Float, Int
 
 from ssmscope.core.batching import by_length
 from ssmscope.core.limits import refuse_reading
+from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
-from ssmscope.data.babi import QuestionData, count_words
+from ssmscope.data.babi import Question, QuestionData, count_words
 from ssmscope.data.babi import questions as generated_questions
 from ssmscope.data.filler import GENERATED, load_filler
 from ssmscope.data.question_files import load_questions
 from ssmscope.errors import InputError
-from ssmscope.probes.lens.lenses import LOGIT, chosen_states, tokens_at_once
+from ssmscope.probes.lens.lenses import LOGIT, Lens, chosen_states, tokens_at_once
 from ssmscope.probes.long_rows import token_counter
-
-if TYPE_CHECKING:
-    from ssmscope.core.model import Model
-    from ssmscope.data.babi import Question, QuestionData
-    from ssmscope.probes.lens.lenses import Lens
-
 
 TASKS = ("qa1", "qa2", "qa3", "qa4", "qa5")
 DEFAULT_LENGTH = 1000

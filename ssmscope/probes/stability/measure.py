@@ -7,9 +7,9 @@ are kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,19 +20,15 @@ from ssmscope.architectures.read.delta import DeltaMixer
 from ssmscope.architectures.read.linear_layers import GatedLinearAttention, Retention
 from ssmscope.core.batching import by_length
 from ssmscope.core.bootstrap import RESAMPLES, Estimate, estimates, resampled_means
+from ssmscope.core.encoding import Batch
 from ssmscope.core.limits import MAX_TOKENS_PER_ROW, MAX_TOKENS_TOGETHER, refuse_above, refuse_held
-from ssmscope.core.model import as_batch
+from ssmscope.core.model import Model, TextsLike, as_batch
+from ssmscope.core.progress import progress_bar
+from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError, Unanswerable
-from ssmscope.probes.bound.terms import norms_of, theorem_model
+from ssmscope.probes.bound.terms import Norms, norms_of, theorem_model
 from ssmscope.probes.stability.result import QUANTILES, LayerStability
 from ssmscope.render.numbers import counted
-
-if TYPE_CHECKING:
-    from ssmscope.core.encoding import Batch
-    from ssmscope.core.model import Model, TextsLike
-    from ssmscope.core.trace import LayerTrace
-    from ssmscope.probes.bound.terms import Norms
-
 
 DEFAULT_LENGTH = 512
 """Default length of random sequences in tokens."""
@@ -136,24 +132,29 @@ def record_layers(model: Model, batch: Batch, positions: Sequence[int]) -> Run:
     norms = torch.full((model.num_layers, len(batch.tokens), len(positions)), math.nan, dtype=torch.float64)
     mixers, parts = model.mixers, theorem_model(model)
     known = None if parts is None else norms_of(parts, 0)
-    for rows in by_length(batch.lengths):
-        part = batch.rows(rows)
 
-        def visit(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
-            mixer = mixers[index]
-            norms[index, rows] = state_norms(layer, positions).cpu()  # noqa: B023
-            for place, recurrence in enumerate(layer.recurrences):
-                if len(layers[index]) == place:
-                    layers[index].append(recorded_limits(mixer, layer, recurrence, known))
-                counted, stepping = step_masks(layer, place)
-                layers[index][place].add(step_gains(recurrence, counted, stepping), counted)
+    def see(rows: list[int], index: int, layer: LayerTrace) -> None:
+        norms[index, rows] = state_norms(layer, positions).cpu()
+        for place, recurrence in enumerate(layer.recurrences):
+            if len(layers[index]) == place:
+                layers[index].append(recorded_limits(mixers[index], layer, recurrence, known))
+            counted, stepping = step_masks(layer, place)
+            layers[index][place].add(step_gains(recurrence, counted, stepping), counted)
 
-        with torch.no_grad(), model.running(mask=part.mask, visit=visit):
-            model.forward(part, last_only=True, checked=False)
+    visit_layers(model, batch, see)
     for index, recorded in enumerate(layers):
         if any(bool(one.sums.isnan().any() | one.largest.isnan().any()) for one in recorded):
             raise InputError(f"the decays of layer {index} are not finite; the model is damaged")
     return Run(layers, norms)
+
+
+def visit_layers(model: Model, batch: Batch, see: Callable[[list[int], int, LayerTrace], None]) -> None:
+    """Run a batch, and call `see` with the rows that run together, and the number and the trace of each layer."""
+    with progress_bar() as bar, torch.no_grad():
+        for rows in bar.track([*by_length(batch.lengths)], description="batches of texts"):
+            part = batch.rows(rows)
+            with model.running(mask=part.mask, visit=lambda index, layer, scans: see(rows, index, layer)):  # noqa: B023
+                model.forward(part, last_only=True, checked=False)
 
 
 def step_masks(layer: LayerTrace, place: int) -> tuple[Tensor, Tensor]:
