@@ -26,7 +26,8 @@ from ssmscope.interp.plausibility.measure import (
     rationale_size,
     token_f1,
 )
-from ssmscope.interp.plausibility.result import MEASURES, Plausibility
+from ssmscope.interp.plausibility.measures import MEASURES
+from ssmscope.interp.plausibility.result import Plausibility
 from ssmscope.render.blocks import Prose
 
 

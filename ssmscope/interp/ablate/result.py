@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
@@ -14,9 +14,6 @@ from ssmscope.interp.scoring import MEASURES
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import Cell, Line, Table, table, written
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 NAMED_PARTS = 12
 NEGLIGIBLE_HARM = 0.02
@@ -99,11 +96,9 @@ class Ablation(Result, kind="ablate"):
             return f"{start}; none clearly does harm"
         return f"{start}; most harm: {self.units[most].name}, {self.metric} worse by {written(self.harm(most))}"
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per unit: layer, recurrence, head, the harm to each measure with its interval, and whether it
         can go."""
-        import pandas as pd
-
         rows = []
         for number, unit in enumerate(self.units):
             harms = {name: self.harm(number, name) for name in MEASURES}
@@ -111,11 +106,9 @@ class Ablation(Result, kind="ablate"):
             rows.append({**named, **with_intervals(**harms), "can_go": number in self.can_go})
         return pd.DataFrame(rows).astype({"layer": "Int64", "recurrence": "Int64", "head": "Int64"})
 
-    def together(self) -> DataFrame:
+    def together(self) -> pd.DataFrame:
         """Return a row per curve ("least important first", "random") and number of ablated units: every measure's
         mean."""
-        import pandas as pd
-
         rows = []
         for which, name in enumerate(("least important first", "random")):
             for count, ends in zip(self.counts, self.curves[which]):

@@ -19,7 +19,7 @@ from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.fidelity.measures import LERF, MEASURES, MORF, layer_of
 from ssmscope.interp.fidelity.result import Fidelity
 from ssmscope.interp.plausibility.measure import agreement, rationale_size
-from ssmscope.interp.plausibility.result import MEASURES as AGREEMENT
+from ssmscope.interp.plausibility.measures import MEASURES as AGREEMENT
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ssmscope.interp.plausibility.result import MEASURES as AGREEMENT
+from ssmscope.interp.plausibility.measures import MEASURES as AGREEMENT
 
 MEASURES = {
     "delta": ("ΔA", True),

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.table import Cell, Line, Table, in_percent, table
 from ssmscope.render.tokens import shorten, visible
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 NAMED_HEADS = 12
 NAMED_ANSWERS = 3
@@ -97,11 +94,9 @@ class Knockout(Result, kind="knockout"):
         whole = [bool(cut.part) and own == ends[0] and len(ends) > 2 for cut, own in zip(self.cuts, ends)]
         return max((at for at in range(1, len(ends)) if not whole[at]), key=lambda at: abs(self.changes[source, at, 0]))
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per text, source and cut: the layers from first to last, head and part; the answer's probability
         and logit before and after."""
-        import pandas as pd
-
         rows = []
         for (text, source, at), after in np.ndenumerate(self.probabilities):
             cut, before = self.cuts[at], float(self.probability[text])

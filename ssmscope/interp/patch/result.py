@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.render.blocks import Block, Picture, Prose
 from ssmscope.render.numbers import number
 from ssmscope.render.table import Cell, Line, Table, short, table
 from ssmscope.render.tokens import short_token, shorten, visible
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 SITES = {
     "state": "states after a token",
@@ -135,11 +132,9 @@ class Patching(Result, kind="patch"):
         own = [short_token(tokens[place], width) for tokens in (self.clean, self.corrupted)]
         return own[0] if self.clean[place] == self.corrupted[place] else "/".join(own)
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per cell; layer is empty where all are patched together. `attributed` is the gradient's
         approximation of the change of the difference of logits."""
-        import pandas as pd
-
         shares = self.effects("normalised")
         rows = []
         for (row, column), share in np.ndenumerate(shares):

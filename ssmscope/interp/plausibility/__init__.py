@@ -10,7 +10,7 @@ from ssmscope.api.inputs import TEXT_CLASSIFIER, Data
 from ssmscope.api.options import Limit, Metavar, Range, Seed
 from ssmscope.errors import InputError
 from ssmscope.interp.methods import MethodOptions, Methods, check_methods
-from ssmscope.interp.plausibility.result import check_top
+from ssmscope.interp.plausibility.measures import check_top
 
 if TYPE_CHECKING:
     from ssmscope.api.sharding.parts import Columns

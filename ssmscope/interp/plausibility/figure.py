@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ssmscope.interp.plausibility.result import MEASURES
+from ssmscope.interp.plausibility.measures import MEASURES
 from ssmscope.render.figure import COLOURS, SOFT, Sheet, points
 from ssmscope.render.numbers import counted
 

@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float
 from ssmscope.api.results import record_provenance
 from ssmscope.core.bootstrap import estimate, resampled_means
 from ssmscope.errors import InputError
-from ssmscope.interp.plausibility.result import MEASURES, Plausibility, check_top
+from ssmscope.interp.plausibility.measures import MEASURES, check_top
+from ssmscope.interp.plausibility.result import Plausibility
 
 if TYPE_CHECKING:
     from ssmscope.interp.explain.result import Explanation

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.errors import InputError
+from ssmscope.interp.plausibility.measures import MEASURES
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.table import Cell, Line, Table, table, written
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-
-MEASURES = {"token_f1": "token F1", "iou_f1": "IOU F1", "auprc": "AUPRC"}
-"""Measures by name, with their names in the views; the higher the better."""
-
-
-def check_top(top: float | None) -> None:
-    """Raise InputError if a size of rationales is neither a number of tokens nor a share of them."""
-    if top is not None and not 0 < top < 1 and (top < 1 or top % 1):
-        raise InputError(f"top is {top!r}; allowed is a whole number of tokens from 1 on or a share between 0 and 1")
 
 
 @dataclass(frozen=True)
@@ -74,10 +61,8 @@ class Plausibility(Result, kind="plausibility"):
             Line((method,), {name: Cell(next(numbers)) for name in MEASURES.values()}, peers) for method in self.methods
         ]
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per method and measure: columns method, measure, value, low, high (its 95 % interval), texts."""
-        import pandas as pd
-
         names = [(method, measure) for method in self.methods for measure in MEASURES]
         rows = [(*name, e.value, e.low, e.high, len(self.texts)) for name, e in zip(names, self.estimates)]
         return pd.DataFrame(rows, columns=["method", "measure", "value", "low", "high", "texts"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
@@ -14,9 +14,6 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import Cell, Line, Table, bare, table, written
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 MEASURES = {"signed": "signed scores", "absolute": "absolute scores"}
 """Measures of similarity, with their names in the views."""
@@ -56,12 +53,10 @@ class SanityCheck(Result, kind="sanity"):
                 raise InputError(f"there is no {what} {name!r}; allowed are {', '.join(known)}{near}")
         return Estimate(*self.estimates[tuple(known.index(name) for name, known in asked.values())].tolist())
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per method, part and measure: columns method, randomised (how many parts), part (the newest of
         them), measure ("signed" or "absolute"), correlation, low, high (its 95 % interval), texts (where it is
         defined)."""
-        import pandas as pd
-
         rows = [
             (method, stage, part, measure, *self.estimates[a, stage, c].tolist(), int(defined[a, stage, c]))
             for defined in [(~np.isnan(self.values)).sum(2)]

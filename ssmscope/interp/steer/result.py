@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
@@ -15,9 +15,6 @@ from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell, Line, Table, as_share, digits_of, table, written
 from ssmscope.render.tokens import shorten, visible
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 SITES = {"residual": "the residual stream before", "state": "the state of"}
 ROWS = ("direction", "random", "difference")
@@ -91,11 +88,9 @@ class Steering(Result, kind="steer"):
         costs = f"; {self.metric} on other data {written(self.held_out()[most])}" if self.has_costs else ""
         return f"at strength {self.strengths[most]:g} the {told}{costs}"
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per strength and one of `ROWS`: the probability and every measure on held-out data, with
         intervals."""
-        import pandas as pd
-
         rows = []
         for row, name in enumerate(ROWS):
             for place, strength in enumerate(self.strengths):

@@ -5,20 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.probes.bound.terms import CURVES, LINEAR_P, Capacity, Gap, LayerTerms, Norms, log_sums, softplus
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import number, tokens
 from ssmscope.render.table import Cell, Line, Table, plain, table
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-    from ssmscope.probes.bound.terms import Capacity, Gap, Norms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,22 +139,18 @@ class GeneralizationBound(Result, kind="bound"):
             ("ln C printed", one.log_capacity(self.length), "Eq. 14 with these terms and ‖w‖ = 1; no bound follows"),
         ]
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per term: columns layer (missing for terms of the whole model), symbol, value and meaning.
 
         Symbols that begin with ln are natural logarithms. For a model outside the theorem the terms are those of its
         layers, the largest on the inputs.
         """
-        import pandas as pd
-
         frame = pd.DataFrame(self.terms(), columns=["layer", "symbol", "value", "meaning"])
         return frame.astype({"layer": "Int64"})
 
-    def curve(self) -> DataFrame:
+    def curve(self) -> pd.DataFrame:
         """Return ln C against T: columns length, curve (one of `CURVES`) and log_capacity; for a model outside the
         theorem length, layer, part and log_output, ln of the largest output."""
-        import pandas as pd
-
         labels = [(name,) for name in CURVES] if self.applies else [(one.layer, one.part) for one in self.layers]
         rows = [(int(T), *label, y) for label, row in zip(labels, self.curves) for T, y in zip(self.lengths, row)]
         names = ["curve", "log_capacity"] if self.applies else ["layer", "part", "log_output"]

@@ -6,9 +6,10 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.probes.bound.result import NORM_MEANINGS
@@ -18,9 +19,6 @@ from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell, Line, Table, folded, short, table
 from ssmscope.render.tokens import shorten, visible
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 NORMS = ("p", *NORM_MEANINGS)
 """Columns of the norms of a model that the theorem covers."""
@@ -98,7 +96,7 @@ class StabilityTable(Result, kind="stability-table"):
         listed = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
         return f"Stability of {self.provenance.get('model', 'checkpoints')}: {listed}"
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per checkpoint, in the order given.
 
         Columns: model, reason (why it could not be read, else empty), architecture, behaviour, spectral_abscissa,
@@ -106,8 +104,6 @@ class StabilityTable(Result, kind="stability-table"):
         log_capacity (ln C with all constants), log_capacity_printed (Eq. 14), bound (Eq. 13; c_l if vacuous) and
         vacuous; p, states (N), channels (d), the norms B_u to M_A; fingerprint. Unknown values are missing.
         """
-        import pandas as pd
-
         named = {"spectral_abscissa": "abscissa", "log_rho": "possible_gain", "largest_gain": "largest_gain"}
         same = ("growth", "length", "log_capacity", "log_capacity_printed", "bound", "vacuous")
         rows = []
@@ -121,10 +117,8 @@ class StabilityTable(Result, kind="stability-table"):
         types = {"length": "Int64", "vacuous": "boolean", "states": "Int64", "channels": "Int64"}
         return pd.DataFrame(rows).astype(types)
 
-    def curve(self) -> DataFrame:
+    def curve(self) -> pd.DataFrame:
         """Return a row per checkpoint and length: columns model, length, log_capacity (with all constants)."""
-        import pandas as pd
-
         known = [(row.name, curve.tolist()) for row, curve in zip(self.rows, self.curves) if row.norms is not None]
         found = [(name, int(T), value) for name, curve in known for T, value in zip(self.lengths, curve)]
         return pd.DataFrame(found, columns=["model", "length", "log_capacity"])

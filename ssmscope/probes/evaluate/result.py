@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.table import Cell, Line, Table, short, table
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -72,10 +70,8 @@ class Benchmarks(Result, kind="evaluate"):
             for one in self.scores
         ]
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per score: columns task, measure, value, low, high (95 %), higher_is_better, shots, examples."""
-        import pandas as pd
-
         names = ["task", "measure", "value", "low", "high", "higher_is_better", "shots", "examples"]
         rows = [
             (s.task, s.measure, s.estimate.value, s.estimate.low, s.estimate.high, s.higher, s.shots, s.examples)

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
@@ -18,9 +19,6 @@ from ssmscope.probes.influence.similarity import MEASURES, Similarity
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import brackets, number
 from ssmscope.render.table import Cell, Line, Table, folded, plain, short, table
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class Influence(Result, kind="influence"):
         note = "Decay length and context are in tokens, the rate is per token."
         return table(("model", "of"), lines, note=note + " Held: of the influence of the text's own tokens." * own)
 
-    def summary(self) -> DataFrame:
+    def summary(self) -> pd.DataFrame:
         """Return a row for the output and each layer.
 
         Columns: place, rate (λ per token), decay_length (tokens), r2, fit_from, fit_to (distances); recent (the share
@@ -110,8 +108,6 @@ class Influence(Result, kind="influence"):
         missing if the fit is poor) and not_reached_50, … (texts); error (the median relative standard error of a norm);
         the 95 % intervals of rate, decay_length and recent in columns ending in _low and _high.
         """
-        import pandas as pd
-
         rows = []
         for reach in self.reaches:
             decay, known = reach.decay, reach.error[~np.isnan(reach.error)]
@@ -123,12 +119,10 @@ class Influence(Result, kind="influence"):
             rows.append({**row, "error": float(np.median(known)) if len(known) else math.nan})
         return pd.DataFrame(rows)
 
-    def distances(self, place: str | int = "output") -> DataFrame:
+    def distances(self, place: str | int = "output") -> pd.DataFrame:
         """Return a row per distance t − s of the output or of a layer: columns distance, pairs, log_norm, norm, share,
         within (the share of the last 1 + distance tokens), each with _low and _high, the quantiles q05 … q95 of the
         norm, the relative error of one norm, and noisy, the share of norms below the float noise."""
-        import pandas as pd
-
         reach = self._reach(place)
         columns: dict[str, Any] = {"distance": np.arange(len(reach.pairs)), "pairs": reach.pairs}
         for name in ("log_norm", "norm", "share", "within"):
@@ -137,7 +131,7 @@ class Influence(Result, kind="influence"):
         columns |= {f"q{round(100 * q):02d}": reach.quantiles[:, at] for at, q in enumerate(QUANTILES)}
         return pd.DataFrame({**columns, "error": reach.error, "noisy": reach.noisy})
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return everything as a row per number: columns part, place, distance, measure, value, low, high, count.
 
         First the parts "decay" (rate, decay_length, intercept, r2), "context" (the median of the effective context for
@@ -145,8 +139,6 @@ class Influence(Result, kind="influence"):
         the last tokens) and "stream" and "mixer" (cosine, centred, spread); then "distance": log_norm, norm, share,
         within, with the number of (text, t) as count.
         """
-        import pandas as pd
-
         rows = [row for reach in self.reaches for row in _decay_rows(reach, self.recent)]
         similarity, texts = self.similarity, len(self.lengths)
         for part, values in (("stream", similarity.stream), ("mixer", similarity.mixer)):

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
@@ -20,7 +21,6 @@ from ssmscope.render.word_grid import WordGrid, WordGrids
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,9 @@ class LensFit(Result, kind="lens-fit"):
         mean = f"{self.tuned.value:.3f} nats, mean of {len(self.layers)} layers; logit lens {self.logit.value:.3f}"
         return f"Tuned lens of {self.model_name}: KL to its own answers {mean}"
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per layer: columns layer (i: the input of block i), tuned, logit, gained (logit − tuned), in
         nats, each with the ends of its 95 % interval in columns ending in _low and _high."""
-        import pandas as pd
-
         return pd.DataFrame(
             {"layer": one.layer, **with_intervals(tuned=one.tuned, logit=one.logit, gained=one.gained)}
             for one in self.layers
@@ -221,15 +219,13 @@ class Trajectory(Result, kind="trajectory"):
     def headline(self) -> str:
         return f"Answers by layer of {self.model_name}: {self.verdict()}"
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per text, position and layer.
 
         Columns: text and position (from 0), token, layer (0 the embeddings, the last one the model), answer (the
         layer's own), top_probability (its), final (the model's answer), answer_probability (its), agrees, settled (the
         layer from which on the final answer leads), entropy, kl and, of a language model, cross_entropy (nats).
         """
-        import pandas as pd
-
         parts = []
         for number, text in enumerate(self.texts):
             layers, read = text.top.shape

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell, Line, Table, shown_names, table, written
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 SETTLED_FROM = 16
 """Position from which on the figure's axis holds the curves, which are steep before."""
@@ -104,11 +101,9 @@ class TokenLoss(Result, kind="loss"):
         data = self.provenance["data"]
         return f"{counted(data['windows'], 'window')} of {self.length:,} tokens of {data['name']}"
 
-    def summary(self) -> DataFrame:
+    def summary(self) -> pd.DataFrame:
         """Return a row per quantity of each model and difference: columns name, quantity (mean, slope, or a bin such as
         "129–512"), value, low and high."""
-        import pandas as pd
-
         names = [*self.models, *(f"{self.models[0]} − {other}" for other in self.models[1:])]
         quantities = ["mean", "slope", *map(bin_name, self.bins)]
         rows = [
@@ -118,12 +113,10 @@ class TokenLoss(Result, kind="loss"):
         ]
         return pd.DataFrame(rows, columns=["name", "quantity", "value", "low", "high"])
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per model and position of its curve: columns model, position, loss (smoothed) with its 95 %
         interval in loss_low and loss_high, and raw, the mean over windows at this position alone. `summary()` has the
         bins."""
-        import pandas as pd
-
         rows = [
             (name, position, *found, losses[position - 1])
             for name, curve, losses in zip(self.models, self.curves, self.losses)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
@@ -15,9 +16,6 @@ from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell as Number
 from ssmscope.render.table import Line, Table, folded, plain, shown_names, table
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 SIGNIFICANCE = 0.05
 """Two models differ in a cell if the interval of their ratio excludes 1 and the sign test's p is below this."""
@@ -122,15 +120,13 @@ class Retrieval(Result, kind="retrieval"):
         tasks = self.tasks[0] if len(self.tasks) == 1 else f"{len(self.tasks)} tasks"
         return f"Retrieval, accuracy on {tasks} by context tokens: {'; '.join(found)}"
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per model, task and length.
 
         Columns: model, task, length, tokens, examples, accuracy, constrained, log_probability, chance, and in the rows
         of the other models ratio (the first model's accuracy / theirs), p (of the sign test) and differs; the 95 %
         interval of each is in columns ending in _low and _high.
         """
-        import pandas as pd
-
         rows = []
         for model, name in enumerate(self.models):
             for row, task in enumerate(self.tasks):

@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
@@ -16,12 +18,6 @@ from ssmscope.render.blocks import Block, Picture, Prose
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import Cell, Line, Table, as_share, digits_of, table, written
 from ssmscope.render.tokens import evenly_apart, shorten, visible
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-    from ssmscope.probes.snr.measure import SNRCurve, SNRDifference
-
 
 MAX_LAYERS = 24
 """Maximum number of layers in a table, without the model's own answer."""
@@ -99,15 +95,13 @@ class NeedleSNR(Result, kind="snr"):
         at = f" at {self.lengths[0]:,} {self.unit}" if len(self.lengths) > 1 else ""
         return f"{as_share(needles[-1])}{at}, half of it from layer {late[-1] + 1 if late else 0} of {model.layers} on"
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per model, task, length and layer, followed by those of the differences of two models.
 
         Columns: part (curve or difference), model ("first − second" of a difference), lens, task, length, examples,
         layer, depth, then needle, distractor, ratio, log_ratio, candidate, beats, rank and leads, each with the ends of
         its 95 % interval in columns ending in _low and _high. A difference has needle and log_ratio.
         """
-        import pandas as pd
-
         lenses = {one.name: one.lens for one in self.models}
         rows: list[dict[str, Any]] = []
         for curve in self.curves:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import portion, tokens
 from ssmscope.render.table import Cell, Line, Table, plain, short, table
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 
 BEHAVIOURS = ("stable", "marginal", "unstable")
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -157,7 +154,7 @@ class Stability(Result, kind="stability"):
         """Noun for `layers`: "layers", or "recurrences" if some layer has several."""
         return "recurrences" if any(layer.parts > 1 for layer in self.layers) else "layers"
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per layer, or per recurrence of it.
 
         Columns: layer, part (index among the layer's recurrences), heads, states (decays per head), behaviour,
@@ -165,8 +162,6 @@ class Stability(Result, kind="stability"):
         growth with its 95 % interval, all natural logarithms per token; half_life_5 … half_life_95 in tokens; never
         (states with a half-life longer than the longest text) and never_share; last_norm, at the last position.
         """
-        import pandas as pd
-
         rows = []
         names = ("layer", "part", "heads", "states", "behaviour", "spectral_abscissa", "largest_gain", "possible_gain")
         for one in self.layers:
@@ -176,11 +171,9 @@ class Stability(Result, kind="stability"):
             rows.append({**row, "never": one.never, "never_share": share, "last_norm": self.last_norm(one.layer)})
         return pd.DataFrame(rows)
 
-    def heads(self) -> DataFrame:
+    def heads(self) -> pd.DataFrame:
         """Return a row per head: columns layer, part, head, spectral_abscissa, largest_gain, possible_gain, mean_gain
         (of its slowest state) and half_life (the median of its states), as in `to_frame`."""
-        import pandas as pd
-
         parts = []
         for one in self.layers:
             columns: dict[str, Any] = {"layer": one.layer, "part": one.part, "head": range(one.heads)}
