@@ -33,28 +33,21 @@ MAX_CACHED_COUNTS = 2**16
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Tokens of some rows from `start` on, and the hidden vectors that the head reads there.
-
-    Attributes:
-        rows: (rows,) indices of the rows.
-        start: the position of the piece's first token in every row.
-        lengths: (rows,) number of tokens of each row in this piece.
-        ends: (rows,) True if the row's last token is in this piece.
-        hidden: (rows, width, model width), padded on the right.
-    """
+    """Tokens of some rows, which have their numbers, from position `start` on."""
 
     rows: Int[np.ndarray, " rows"]
     start: int
     lengths: Int[np.ndarray, " rows"]
+    """Numbers of tokens in this piece."""
     ends: Bool[np.ndarray, " rows"]
+    """True if the row's last token is in this piece."""
     hidden: Tensor
+    """(rows, width, model width): what the head reads, padded on the right."""
 
 
 def pieces_of(model: Model, rows: Rows, *, piece: int = PIECE_TOKENS) -> Iterator[Piece]:
-    """Run every row once, in batches of similar length, at most `piece` tokens of a row at a time.
-
-    A model that does not continue from its states (tested by `try_resuming`) runs every row as a whole.
-    """
+    """Run every row once, in batches of similar length, at most `piece` tokens of a row at a time, or as a whole in a
+    model that does not continue from its states, as `try_resuming` tests."""
     lengths = rows.lengths
     longest = int(lengths.max(initial=1))
     width = piece if longest <= piece or try_resuming(model, rows)[0] else longest

@@ -59,7 +59,7 @@ def ablate(
 
     A head is a group of channels with one decay, as in Mamba-2; where heads are single channels, as in most Mambas,
     ablate layers or recurrences. A layer is a mixer, whose output is replaced; of RWKV it is a block, with its
-    channel mixing, and what entered it passes on. Layers below the ablated one are run once for each batch.
+    channel mixing, and what entered it passes on.
 
     Args:
         data: labelled examples of a classifier; of a language model rows of tokens, `ssmscope.data.tokens.TokenData`.

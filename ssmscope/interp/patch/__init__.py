@@ -74,10 +74,6 @@ def patch(
     continue from it; all layers together are the whole memory, and the run is that of the other text's tokens followed
     by this one's. Heads are patched at all chosen tokens at once.
 
-    Runs begin after what they share: at the states before the first token that is patched, where the model can
-    continue from states, and at the layer that is patched, where layers read only the residual stream; all layers
-    of a token are one batch. Before the first token that differs nothing is run.
-
     The method "gradient" is for large models: two forward passes and a backward one give (a_other − a_base) · ∂m/∂a of
     every cell, m the difference of the logits (attribution patching, Nanda 2023; Syed et al. 2023, Eq. 2). It is
     patching to first order and misses what saturates: "both" has its correlation with the exact grid, over all cells

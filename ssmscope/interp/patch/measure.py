@@ -35,6 +35,10 @@ Cells = list[tuple[int | None, int]]
 """Layers, None for all together, and positions (or heads)."""
 
 
+Recorded = dict[tuple[int, int], list[Tensor]]
+"""Values of a run, by layer, and by the token after which a state is, or the convolution or recurrence."""
+
+
 def first_difference(clean: Batch, corrupted: Batch) -> int:
     right, wrong = (batch.input_ids.shape[1] for batch in (clean, corrupted))
     if right != wrong:
@@ -202,10 +206,6 @@ def measure(model: Model, logits: Tensor, ids: tuple[int, int]) -> np.ndarray:
     """Return the answer's probability and the difference of the logits, (rows, 2)."""
     probability, right = probability_and_logit(model, logits, ids[0])
     return torch.stack([probability, right - logits[:, ids[1]].double()], dim=1).cpu().numpy()
-
-
-Recorded = dict[tuple[int, int], list[Tensor]]
-"""Values of a run, by layer, and by the token after which a state is, or the convolution or recurrence."""
 
 
 def attributed(runs: PatchRuns, site: str, positions: Sequence[int], ids: tuple[int, int]) -> np.ndarray:

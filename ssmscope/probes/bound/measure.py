@@ -16,17 +16,9 @@ from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model, TextsLike
 from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError
+from ssmscope.probes.bound import terms as bounds
 from ssmscope.probes.bound.result import GeneralizationBound
-from ssmscope.probes.bound.terms import (
-    LayerTerms,
-    TheoremModel,
-    capacity,
-    gap,
-    log_linear_capacity,
-    log_lower_bound,
-    norms_of,
-    worst_row,
-)
+from ssmscope.probes.bound.terms import LayerTerms, TheoremModel, norms_of, worst_row
 from ssmscope.probes.stability.measure import DEFAULT_LENGTH, inputs_of, step_gains, step_masks, visit_layers
 
 MAX_LENGTH = 10**15
@@ -41,8 +33,8 @@ def theorem_bound(
     length, examples = setting["length"], setting["examples"]
     grid, row = curve_lengths(lengths, length), worst_row(parts, length)
     norms = norms_of(parts, row)
-    found, along = capacity(norms, length), [capacity(norms, int(T)) for T in grid]
-    linear = [log_linear_capacity(norms, int(T)) for T in grid]
+    found, along = bounds.capacity(norms, length), [bounds.capacity(norms, int(T)) for T in grid]
+    linear = [bounds.log_linear_capacity(norms, int(T)) for T in grid]
     covers = f"the covers of Lemma D.3 require m ≥ d, here {examples:,} and {norms.channels:,}"
     bias = "the head's bias is left out: the theorem's output wᵀy[T] has none"
     return GeneralizationBound(
@@ -52,9 +44,9 @@ def theorem_bound(
         row=row,
         rows=len(parts.head),
         capacity=found,
-        gap=gap(found.log, **{name: value for name, value in setting.items() if name != "length"}),
-        log_linear=log_linear_capacity(norms, length),
-        log_lower=log_lower_bound(norms.abscissa, norms.B_w, length=length, examples=examples),
+        gap=bounds.gap(found.log, **{name: value for name, value in setting.items() if name != "length"}),
+        log_linear=bounds.log_linear_capacity(norms, length),
+        log_lower=bounds.log_lower_bound(norms.abscissa, norms.B_w, length=length, examples=examples),
         lengths=grid,
         curves=np.array([[c.log for c in along], [c.log_printed for c in along], linear]),
         notes=(covers,) * (examples < norms.channels) + (bias,) * parts.bias,

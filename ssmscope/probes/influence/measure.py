@@ -24,19 +24,19 @@ from ssmscope.interp.objective import tokens_that_fit
 from ssmscope.probes.influence.reach import Reach, noise_of, reach_of
 from ssmscope.probes.stability.measure import random_batch
 
+MAX_EXACT_COMPONENTS = 64
+"""Largest y whose Jacobian is computed exactly by default."""
+
 
 @dataclass(frozen=True)
 class Probes:
-    """Vectors v of the products vᵀJ.
-
-    Attributes:
-        number: number of random vectors; None for every unit vector, which is exact.
-        vectors: distribution of random vectors: "signs", ±1, or "normal", N(0, 1).
-        seed: a vector depends only on the seed, the measured place, the text, the position and its own number.
-    """
+    """Vectors v of the products vᵀJ: a random one depends only on the seed, the place, the text, the position and its
+    own number."""
 
     number: int | None
+    """Number of random vectors; None for every unit vector, which is exact."""
     vectors: str = "signs"
+    """Distribution of random vectors: "signs", ±1, or "normal", N(0, 1)."""
     seed: int = 0
 
     def count(self, size: int) -> int:
@@ -51,23 +51,20 @@ class Probes:
 
 @dataclass(frozen=True, eq=False)
 class Dependence:
-    """Output y at every position of a text as a differentiable function of one vector per token.
-
-    Attributes:
-        x: (texts, length, width), the point at which the derivative is taken.
-        size: number of components of y.
-        run: maps x (rows, length, width) and its mask to the input of `at`.
-        at: maps the output of `run` and a position of each row to y (rows, size).
-        layers: number of layers that it runs through, which determines the memory of a backward pass.
-        place: 0 for the whole model, 1 + i for layer i, so that they draw different probes.
-    """
+    """Output y at every position of a text as a differentiable function of one vector x per token."""
 
     x: Float[Tensor, "texts length width"]
+    """Point at which the derivative is taken."""
     size: int
+    """Number of components of y."""
     run: Callable[[Tensor, Tensor], Tensor]
+    """Map of x (rows, length, width) and its mask to the input of `at`."""
     at: Callable[[Tensor, Tensor], Tensor]
+    """Map of the output of `run` and a position of each row to y (rows, size)."""
     layers: int
+    """Number of layers that it runs through, which determines the memory of a backward pass."""
     place: int
+    """0 for the whole model, 1 + i for layer i, so that they draw different probes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,10 +78,7 @@ class Blocks:
 
 
 def of_output(model: Model, batch: Batch, of: str) -> Dependence:
-    """Return the head's input, or the logits, of the whole model as a function of the token embeddings.
-
-    A classifier's logits are always those at the last position.
-    """
+    """Return the head's input, or the logits (a classifier's at the last position), as a function of the embeddings."""
     with torch.no_grad():
         x = model.embed(batch).masked_fill(~batch.mask.unsqueeze(-1), 0)
     module = model.module
@@ -144,11 +138,9 @@ def block_norms(
     """Compute ‖∂y_t/∂x_s‖_F of every text at its `positions` t, for all s.
 
     ‖J‖_F² = Σ_i ‖Jᵀe_i‖² over unit vectors e_i, or E‖Jᵀv‖² over random v with E vvᵀ = I (Hutchinson 1990). The mean
-    over the probes is unbiased; its root, the norm, is on average too small by about error² / (2 norm). One product Jᵀv
-    gives the blocks of a t with every s, so that the errors of neighbouring s are correlated.
-
-    Texts, and copies of them if there is room, run forward once and backward once per vector, at most `chunk` tokens
-    at a time (but at least a whole text); by default as many as fit the device's memory.
+    over the probes is unbiased; its root, the norm, is on average too small by about error² / (2 norm), and the errors
+    of neighbouring s are correlated. Texts, and copies of them if there is room, run forward once and backward once per
+    vector, at most `chunk` tokens at a time (but at least a whole text).
     """
     count = probes.count(dependence.size)
     lengths = batch.lengths
@@ -198,10 +190,6 @@ def _blocks(positions: Int[np.ndarray, " positions"], sums: np.ndarray, probes: 
     norm = np.sqrt(mean)
     error = np.divide(np.sqrt(spread), 2 * norm, out=np.zeros_like(norm), where=norm > 0)
     return Blocks(positions, norm, error)
-
-
-MAX_EXACT_COMPONENTS = 64
-"""Largest y whose Jacobian is computed exactly by default."""
 
 
 def measure_reach(

@@ -24,18 +24,13 @@ LensData = TokenData | TextData | SequenceData | PixelData | Sequence[str] | Seq
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows that a model reads.
-
-    Attributes:
-        name, split: name and split of the data.
-        ids: token ids of every row, not padded; empty for images.
-        pixels: (images, length, channels) uint8, or None.
-    """
+    """Rows that a model reads: token ids, not padded, or images."""
 
     name: str
     split: str
     ids: tuple[tuple[int, ...], ...] = ()
     pixels: np.ndarray | None = None
+    """(images, length, channels) uint8."""
 
     def __len__(self) -> int:
         return len(self.ids) if self.pixels is None else len(self.pixels)
@@ -132,8 +127,7 @@ def split_rows(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
     """Split rows into those to fit on and a held-out share drawn by the seed, each in the order of the rows."""
     held = max(round(share * len(rows)), 2)
     if len(rows) - held < 1:
-        raise InputError(
-            f"{rows.name} ({rows.split}) has {len(rows)} rows; a lens needs at least 3, of which 2 held out"
-        )
+        needed = "a lens needs at least 3, of which 2 held out"
+        raise InputError(f"{rows.name} ({rows.split}) has {len(rows)} rows; {needed}")
     order = np.random.default_rng([seed, len(rows)]).permutation(len(rows))
     return rows.take(np.sort(order[held:]).tolist()), rows.take(np.sort(order[:held]).tolist())

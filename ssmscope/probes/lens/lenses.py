@@ -102,11 +102,9 @@ def _few_tokens(model: Model) -> Batch:
 
 
 class SSMUnembed(Unembed):
-    """Unembedding of a state-space model for tuned-lens: frozen copies of its final norm and head in float32.
-
-    A head of one row, the log-odds of class 1, becomes two rows with the same softmax, and a multiplier of the logits
-    after the head (Falcon-H1, Granite) is merged into its weight.
-    """
+    """Unembedding of a state-space model for tuned-lens: frozen copies of its final norm and head in float32. A head of
+    one row, the log-odds of class 1, becomes two rows with the same softmax, and a multiplier of the logits after the
+    head (Falcon-H1, Granite) is merged into its weight."""
 
     def __init__(self, model: Model) -> None:
         nn.Module.__init__(self)  # The constructor of `Unembed` only knows the norms of transformers.
@@ -182,22 +180,18 @@ def _streams(model: Model, batch: Batch, chosen: Callable[[Tensor], Tensor]) -> 
 
 @dataclass(frozen=True, eq=False)
 class Lens:
-    """Logit lens or tuned lens of one model.
-
-    Attributes:
-        tuned: object of tuned-lens: a translator per block and the unembedding, on the model's device.
-        fingerprint: fingerprint of the model.
-        positions: positions at which it was fitted, `every` or `last`.
-        fit: record of the fit and its KL on held-out text; None for a logit lens, and for a lens fitted by the package
-            tuned-lens.
-        name: "logit lens", or the directory that it was read from.
-    """
+    """Logit lens or tuned lens of one model."""
 
     tuned: TunedLens
+    """Object of tuned-lens: a translator per block and the unembedding, on the model's device."""
     fingerprint: str
+    """Fingerprint of the model."""
     positions: str
+    """Positions at which it was fitted, `every` or `last`."""
     fit: LensFit | None = None
+    """Record of the fit; None for a logit lens, and for a lens fitted by the package tuned-lens."""
     name: str = LOGIT
+    """"logit lens", or the directory that it was read from."""
 
     def __len__(self) -> int:
         return len(self.tuned)

@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+STATISTICS = {
+    "answer_probability": "probability of the final answer",
+    "top_probability": "probability of the layer's own answer",
+    "entropy": "entropy, nats",
+    "cross_entropy": "cross-entropy to the next token, nats",
+    "kl": "KL(model ‖ lens), nats",
+}
+"""Statistics of every layer and position, with their names in the views."""
+
+
 @dataclass(frozen=True)
 class LayerFit:
     """KL(model ‖ lens) of both lenses at one layer in nats, mean over held-out positions."""
@@ -110,16 +120,6 @@ class LensFit(Result, kind="lens-fit"):
             f"input of block i, 0 the embeddings. Weights of step {self.best_step}."
         )
         yield table(("layer",), [*lines, Line(("mean",), means)], note=note)
-
-
-STATISTICS = {
-    "answer_probability": "probability of the final answer",
-    "top_probability": "probability of the layer's own answer",
-    "entropy": "entropy, nats",
-    "cross_entropy": "cross-entropy to the next token, nats",
-    "kl": "KL(model ‖ lens), nats",
-}
-"""Statistics of every layer and position, with their names in the views."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,12 @@ PROGRESS = ("step", "epoch", "place", "loss_sum", "best", "history")
 """Attributes of a fit that its checkpoint keeps, besides the tensors."""
 
 
+PLAN = Path("checkpoint", "plan.json")
+"""File with the plan of a fit that has started."""
+MAX_CHOOSING_TOKENS = 16_384
+"""Maximum number of held-out tokens that choose the step; the others give the numbers."""
+
+
 class Divergences(NamedTuple):
     """KL(model ‖ lens) in nats per layer and position, and its gradient with respect to the head's input."""
 
@@ -212,13 +218,6 @@ class LensFitting:
         self.optimizer.load_state_dict(state["optimizer"])
         for name in PROGRESS:
             setattr(self, name, state[name])
-
-
-PLAN = Path("checkpoint", "plan.json")
-"""File with the plan of a fit that has started."""
-
-MAX_CHOOSING_TOKENS = 16_384
-"""Maximum number of held-out tokens that choose the step; the others give the numbers."""
 
 
 def fit(

@@ -25,6 +25,16 @@ from ssmscope.evaluation.running import max_batch_tokens
 from ssmscope.probes.long_rows import PIECE_TOKENS, head_logits, pieces_of
 from ssmscope.probes.loss.result import Summary
 
+UNITS_PER_NAT = {"nats": 1.0, "bits": 1 / math.log(2)}
+FIRST_BIN_EDGES = (0, 128, 512)
+"""Starts of the first bins of positions; the next ones are 1024, 2048, 4096, …"""
+SLOPE_SKIPS = 100
+"""Number of first positions that the slope leaves out."""
+MAX_CURVE_POINTS = 240
+"""Maximum number of positions of a smoothed curve."""
+MAX_LOGITS = 2**24
+"""Maximum number of logits in memory: 64 MiB of float32."""
+
 
 def documents(data: str | Path | Sequence[str], split: str | None) -> tuple[list[Sequence[str]], str]:
     """Return the lines of every document, and a name for them."""
@@ -93,17 +103,6 @@ def windows_of(
     found = np.concatenate(windows)
     check_vocabulary(model, found.max())
     return found, left_out
-
-
-UNITS_PER_NAT = {"nats": 1.0, "bits": 1 / math.log(2)}
-FIRST_BIN_EDGES = (0, 128, 512)
-"""Starts of the first bins of positions; the next ones are 1024, 2048, 4096, …"""
-SLOPE_SKIPS = 100
-"""Number of first positions that the slope leaves out."""
-MAX_CURVE_POINTS = 240
-"""Maximum number of positions of a smoothed curve."""
-MAX_LOGITS = 2**24
-"""Maximum number of logits in memory: 64 MiB of float32."""
 
 
 def window_losses(

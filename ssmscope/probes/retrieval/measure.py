@@ -24,21 +24,17 @@ NOTED_UNKNOWN_SHARE = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Answers of a model to questions.
-
-    Attributes:
-        right: (examples,) True if the answer's first token is the likeliest of the vocabulary.
-        among: (examples,) True if it is the likeliest of the candidates' first tokens.
-        log_probability: (examples,) log-probability of the answer's first token, in nats.
-        tokens: (examples,) number of tokens of the prompts.
-        unknown: share of these that the tokenizer does not know.
-    """
+    """Answers of a model to questions."""
 
     right: Bool[np.ndarray, " examples"]
+    """True if the answer's first token is the likeliest of the vocabulary."""
     among: Bool[np.ndarray, " examples"]
+    """True if it is the likeliest of the candidates' first tokens."""
     log_probability: Float[np.ndarray, " examples"]
+    """Log-probability of the answer's first token, in nats."""
     tokens: Int[np.ndarray, " examples"]
     unknown: float
+    """Share of the prompts' tokens that the tokenizer does not know."""
 
 
 def answers(model: Model, data: QuestionData, *, template: str = PROMPT, piece: int = PIECE_TOKENS) -> Answers:

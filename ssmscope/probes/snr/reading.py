@@ -35,6 +35,9 @@ NOTED_UNKNOWN_SHARE = 0.01
 Source = str | Path | QuestionData
 
 
+NO_TOKEN = -1
+
+
 def asked_questions(
     model: Model,
     questions: Source | Sequence[Source] | None,
@@ -127,23 +130,16 @@ def by_task(names: Sequence[str], read: Sequence[Sequence[Needles]]) -> Iterator
         yield name, [parts[at] for parts in read]
 
 
-NO_TOKEN = -1
-
-
 class Prompts(NamedTuple):
-    """Questions as tokens of one model.
-
-    Attributes:
-        rows: the token ids of every prompt, not padded.
-        needles: (examples,) first token of every answer.
-        distractors: (examples, most) distinct first tokens of every example's distractors, then `NO_TOKEN`.
-        unknown: number of tokens in all rows that stand for words unknown to the tokenizer.
-    """
+    """Questions as tokens of one model."""
 
     rows: tuple[tuple[int, ...], ...]
     needles: Int[np.ndarray, " examples"]
+    """First token of every answer."""
     distractors: Int[np.ndarray, "examples most"]
+    """Distinct first tokens of every example's distractors, then `NO_TOKEN`."""
     unknown: int
+    """Number of tokens in all rows that stand for words unknown to the tokenizer."""
 
 
 def prompts_of(model: Model, data: QuestionData, template: str) -> Prompts:
@@ -248,23 +244,19 @@ class _Reader:
 
 @dataclass(frozen=True)
 class Needles:
-    """Readings of the lens for every example and layer, (examples, layers + 1), the model itself last.
-
-    Attributes:
-        needle: log-probability of the needle.
-        distractor: the largest log-probability of a distractor; NaN without one.
-        candidate: the needle's share of the probability of itself and all distractors; NaN without one.
-        rank: the needle's rank in the vocabulary, 1 the best; ties share their mean rank.
-        tokens: (examples,) tokens of the prompts.
-        choices: (examples,) number of candidates, needle and distractors.
-    """
+    """Readings of the lens for every example and layer, the model itself last; NaN without distractors."""
 
     needle: Float[np.ndarray, "examples streams"]
+    """Log-probability of the needle."""
     distractor: Float[np.ndarray, "examples streams"]
+    """The largest log-probability of a distractor."""
     candidate: Float[np.ndarray, "examples streams"]
+    """The needle's share of the probability of itself and all distractors."""
     rank: Float[np.ndarray, "examples streams"]
+    """The needle's rank in the vocabulary, 1 the best; ties share their mean rank."""
     tokens: Int[np.ndarray, " examples"]
     choices: Int[np.ndarray, " examples"]
+    """Number of candidates, needle and distractors."""
 
     @staticmethod
     def joined(parts: Sequence[Needles]) -> Needles:

@@ -34,6 +34,14 @@ DEFAULT_LENGTH = 512
 """Default length of random sequences in tokens."""
 
 
+MAX_DECAYS = 2**22
+"""Maximum number of decays in memory."""
+MIN_LOG_GAIN = -80.0
+"""Log-gain of a direction that a delta rule erases; the scans floor decays at the same value."""
+GATED: tuple[type[nn.Module], ...] = (GatedLinearAttention, Retention, DeltaMixer)
+"""Mixers without Δ and A whose transitions are at most 1 by construction; RWKV's are recognised by their extras."""
+
+
 class Inputs(NamedTuple):
     """Batch with a description, such as "4 random sequences of 512 tokens (seed 0)"."""
 
@@ -77,14 +85,6 @@ def random_batch(model: Model, number: int, length: int, random: np.random.Gener
     special = set(model.tokenizer.all_special_ids) if model.tokenizer is not None else set()
     ordinary = [token for token in range(model.vocabulary) if token not in special] or list(range(model.vocabulary))
     return model.encode(ids=random.choice(ordinary, (number, length)).tolist())
-
-
-MAX_DECAYS = 2**22
-"""Maximum number of decays in memory."""
-MIN_LOG_GAIN = -80.0
-"""Log-gain of a direction that a delta rule erases; the scans floor decays at the same value."""
-GATED: tuple[type[nn.Module], ...] = (GatedLinearAttention, Retention, DeltaMixer)
-"""Mixers without Δ and A whose transitions are at most 1 by construction; RWKV's are recognised by their extras."""
 
 
 class StepGains(NamedTuple):
