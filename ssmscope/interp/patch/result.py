@@ -63,15 +63,13 @@ class Patching(Result, kind="patch"):
     @property
     def _flipped(self) -> str:
         """Say which token, or head, is the first that flips the answer: of which the run answers as the other one."""
-        rows = self.values[-1:] if self.site != "head" and self.is_exact else self.values[: self.layers]
+        heads = self.site == "head"
+        rows = self.values[-1:] if self.is_exact and not heads else self.values[: self.layers]
         cells = np.argwhere((np.sign(rows[..., 1]) == -np.sign(self.base[1])).T)
-        one = "head" if self.site == "head" else "token"
         if not len(cells):
-            return f"flipped by no {one}"
+            return f"flipped by no {'head' if heads else 'token'}"
         column, row = cells[0]
-        return (
-            f"flipped first {f'by {self._name(row, column)}' if one == 'head' else f'at token {self._place(column)}'}"
-        )
+        return f"flipped first {f'by {self._name(row, column)}' if heads else f'at token {self._place(column)}'}"
 
     @property
     def _asked(self) -> str:
@@ -112,9 +110,7 @@ class Patching(Result, kind="patch"):
         """Return the cells of single layers that change the most."""
         plain = {"probability": self.base[0], "difference": self.base[1], "normalised": 0.0}[self.metric]
         found = self.effects()[: self.layers]
-        size = np.abs(found - plain)
-        size = np.where(np.isnan(size), -1, size)
-        order = np.argsort(-size, axis=None, kind="stable")[:count]
+        order = np.argsort(-np.nan_to_num(np.abs(found - plain), nan=-1), axis=None, kind="stable")[:count]
         places = zip(*np.unravel_index(order, found.shape))
         return [((int(row), int(column)), float(found[row, column])) for row, column in places]
 
@@ -157,14 +153,12 @@ class Patching(Result, kind="patch"):
 
     def blocks(self) -> Iterable[Block]:
         names = ("corrupted", "clean") if self.direction == "denoise" else ("clean", "corrupted")
-        ends = (
+        ends = "; ".join(
             f"{name}: probability {value[0]:.3f}, difference of logits {number(value[1])}"
             for name, value in zip(names, (self.base, self.other))
         )
-        said = [f"{self._asked}; {'; '.join(ends)}."]
-        if not self.is_exact:
-            said.append("Approximated by a gradient, to first order: attribution patching.")
-        yield from self.opening(*said)
+        near = "Approximated by a gradient, to first order: attribution patching."
+        yield from self.opening(f"{self._asked}; {ends}.", *([] if self.is_exact else [near]))
         if self.is_exact and len(self.attributed):
             from ssmscope.interp.patch.figure import draw
 

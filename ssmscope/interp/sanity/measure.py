@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -60,15 +61,9 @@ def spearman(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> float:
     or a number that is not finite."""
     if len(a) < 2 or not (np.isfinite(a).all() and np.isfinite(b).all()):
         return math.nan
-    ranks = [_ranks(numbers) - (len(numbers) - 1) / 2 for numbers in (a, b)]
+    ranks = [pd.Series(numbers).rank().to_numpy() - (len(numbers) + 1) / 2 for numbers in (a, b)]
     size = math.sqrt(float(ranks[0] @ ranks[0]) * float(ranks[1] @ ranks[1]))
     return float(ranks[0] @ ranks[1]) / size if size else math.nan
-
-
-def _ranks(numbers: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    _, inverse, times = np.unique(numbers, return_inverse=True, return_counts=True)
-    ends = np.cumsum(times)
-    return (ends - (times + 1) / 2)[inverse]
 
 
 def similarities(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> tuple[float, float]:

@@ -225,19 +225,19 @@ def largest_pairs(first: np.ndarray, second: np.ndarray) -> list[int]:
 
 @dataclass(frozen=True)
 class LayerTerms:
-    """Terms of the bound in one recurrence of a layer outside the theorem, the largest on the inputs."""
+    """Terms of the bound in one recurrence of a layer outside the theorem, the largest on the inputs; without a
+    continuous A, s_A and |A| are NaN, without a Δ its half range is, and Δ is 1."""
 
     layer: int
     part: int
-    """Index among the layer's recurrences."""
     parts: int
     channels: int
     """Heads × their width."""
     state: int
     abscissa: float
-    """s_A, the largest entry of A; NaN without a continuous A."""
+    """s_A, the largest entry of A."""
     B_A: float
-    """The largest |A|; NaN without a continuous A."""
+    """The largest |A|."""
     B_x: float
     """The largest norm of a step's input, ‖x_t‖₂ over all channels: B_u."""
     B_b: float
@@ -245,11 +245,10 @@ class LayerTerms:
     B_c: float
     """The largest ‖c_t‖₂ of a group: B_C B_u."""
     delta_min: float
-    """The smallest Δ (a delta rule's β); 1 without a Δ."""
+    """The smallest Δ (a delta rule's β)."""
     M_delta: float
-    """The largest Δ."""
     half_range: float
-    """Half the range of softplus⁻¹(Δ), the largest of all heads: B_q B_u; NaN without a Δ."""
+    """Half the range of softplus⁻¹(Δ), the largest of all heads: B_q B_u."""
     log_rho: float
     """ln ρ, the largest log-gain of a step."""
 

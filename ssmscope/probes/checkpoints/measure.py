@@ -27,11 +27,10 @@ Source = str | os.PathLike[str] | Model
 
 def sources_of(checkpoints: Source | Iterable[Source]) -> list[Source]:
     """Return one or several checkpoints as a list; raise InputError if there are none."""
-    one = isinstance(checkpoints, str | os.PathLike | Model)
-    sources = [checkpoints] if one else list(checkpoints)  # type: ignore[arg-type]
+    sources = [checkpoints] if isinstance(checkpoints, str | os.PathLike | Model) else list(checkpoints)
     if not sources:
         raise InputError("no checkpoint was given; give files, directories, names or models")
-    return sources  # type: ignore[return-value]
+    return sources
 
 
 def name_of(source: Source) -> str:

@@ -236,10 +236,8 @@ def sentences(result: Influence) -> Iterable[str]:
     ends = brackets(recent.times(100), 1)
     yield f"Recency: the last {result.recent} {unit} hold {100 * recent.value:.1f} %{ends} of the influence."
     if reach.of_own_tokens:
-        yield (
-            "Effective context: not defined, because the influence does not fall at one rate, so that the influence of "
-            f"{unit} before {result.one} is unknown."
-        )
+        unknown = f"the influence of {unit} before {result.one} is unknown"
+        yield f"Effective context: not defined, because the influence does not fall at one rate, so that {unknown}."
     else:
         parts = []
         for share in SHARES:
@@ -249,9 +247,8 @@ def sentences(result: Influence) -> Iterable[str]:
             parts.append(f"{100 * share:.0f} % {found}{some}")
         yield f"Effective context in {unit}, median: {'; '.join(parts)}."
     if result.of_own_tokens or any(reach.not_reached(share) for share in SHARES):
-        held = ", ".join(
-            f"{100 * s:.0f} % in {tokens_or_dash(reach.effective_context(s, within=True))}" for s in SHARES
-        )
+        contexts = {share: tokens_or_dash(reach.effective_context(share, within=True)) for share in SHARES}
+        held = ", ".join(f"{100 * share:.0f} % in {context}" for share, context in contexts.items())
         yield f"Of the influence of {result.one}'s own {unit} alone, the last ones hold {held}."
     similarity = result.similarity
     cosines = similarity.estimate("embeddings"), similarity.estimate("output"), similarity.estimate("output", "centred")

@@ -53,6 +53,7 @@ RECORD = "lens.json"
 """File of the `LensFit`, which is written last and marks a finished fit."""
 
 LOGIT = "logit lens"
+FIT_ONE = "fit one to this model with fit_lens (analyze lens fit)"
 
 MAX_LOGITS = {"cpu": 2**22, "cuda": 2**27}
 """Maximum number of logits in memory; on a CPU more would no longer fit the cache."""
@@ -303,10 +304,8 @@ def load_lens(path: str | Path, model: Model) -> Lens:
     own_head = config.get("unembed_hash") in (None, lens.config.unembed_hash)
     if fingerprint != model.fingerprint or not own_head:
         asked = fit.provenance if fit is not None else {"model": config.get("base_model_name_or_path"), "dtype": "?"}
-        raise InputError(
-            f"{path} was fitted to another model ({asked.get('model')}, {asked.get('dtype')}) than {model.name} "
-            f"({model.source['dtype']}), with other weights; fit one to this model with fit_lens (analyze lens fit)"
-        )
+        other, own = f"{asked.get('model')}, {asked.get('dtype')}", f"{model.name} ({model.source['dtype']})"
+        raise InputError(f"{path} was fitted to another model ({other}) than {own}, with other weights; {FIT_ONE}")
     try:
         state = torch.load(path / WEIGHTS, map_location=model.device, weights_only=True)
         lens.layer_translators.load_state_dict(state)
@@ -321,8 +320,7 @@ def check_lens(lens: Lens, model: Model) -> None:
     """Raise InputError if the lens belongs to another model."""
     if lens.fingerprint != model.fingerprint:
         raise InputError(
-            f"the {lens.title} belongs to another model than {model.name}; "
-            "fit one to this model with fit_lens (analyze lens fit), or use its logit lens"
+            f"the {lens.title} belongs to another model than {model.name}; {FIT_ONE}, or use its logit lens"
         )
 
 

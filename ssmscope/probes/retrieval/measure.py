@@ -47,12 +47,12 @@ def answers(model: Model, data: QuestionData, *, template: str = PROMPT, piece: 
         if not len(ended):
             continue
         at, last = part.rows[ended], part.lengths[ended] - 1
-        logits = head_logits(model, part.hidden[ended.tolist(), last.tolist()]).cpu().numpy()
-        wanted = targets[at]
+        given = head_logits(model, part.hidden[ended.tolist(), last.tolist()]).cpu()
+        logits, wanted = given.numpy(), targets[at]
         sound = (logits < np.inf).all(1)  # This excludes NaN; −inf may rule out a token.
         right[at] = sound & (logits.argmax(1) == wanted)
         among[at] = sound & (choices[logits[:, choices].argmax(1)] == wanted)
-        log_probability[at] = log_softmax(logits, wanted)
+        log_probability[at] = given.double().log_softmax(-1).numpy()[np.arange(len(at)), wanted]
     unknown = model.tokenizer.unk_token_id
     share = float((rows.ids == unknown).mean()) if unknown is not None else 0.0
     return Answers(right, among, log_probability, rows.lengths, share)
@@ -74,16 +74,6 @@ def first_tokens(model: Model, data: QuestionData, template: str) -> Int[np.ndar
     short = replace(first, context=" ".join(fact.text for fact in first.facts))
     each = replace(data, examples=tuple(replace(short, answer=word) for word in data.candidates))
     return prompts(model, each, template)[1]
-
-
-def log_softmax(
-    logits: Float[np.ndarray, "rows vocabulary"], at: Int[np.ndarray, " rows"]
-) -> Float[np.ndarray, " rows"]:
-    """Return the log-probability of one token per row, in float64; NaN if a logit is NaN or infinite."""
-    wide = logits.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        wide -= wide.max(1, keepdims=True)
-        return wide[np.arange(len(at)), at] - np.log(np.exp(wide).sum(1))
 
 
 def wilson(successes: int, trials: int) -> Estimate:
