@@ -23,14 +23,8 @@ from ssmscope.interp.resuming import PlainRun, resumes
 from ssmscope.interp.scoring import MEASURES, ScoredExamples
 
 What = Literal["head", "layer", "recurrence", "convolution", "gate", "skip"]
-PLACES: dict[str, Place] = {
-    "head": "scans",
-    "layer": "output",
-    "recurrence": "scans",
-    "convolution": "convolution",
-    "gate": "terms",
-    "skip": "scans",
-}
+PLACES: dict[str, Place] = {"layer": "output", "convolution": "convolution", "gate": "terms"}
+"""Places of parts that are not among the outputs of scans."""
 
 Key = tuple[int, int]
 """Layer, and number of its recurrence or convolution."""
@@ -73,7 +67,7 @@ class Part:
                 return tuple(scans)
             return tuple(scan._replace(y=change((layer, n), scan.y)) for n, scan in enumerate(value))
 
-        found = [Edit(f"{self.what} ablated", PLACES[self.what], edited, own)]
+        found = [Edit(f"{self.what} ablated", PLACES.get(self.what, "scans"), edited, own)]
         return [Edit("input kept", "input", enter, own), *found] if self.whole else found
 
     def recorded(self, into: dict[Key, Tensor]) -> list[Edit]:

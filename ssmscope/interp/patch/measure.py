@@ -110,10 +110,8 @@ class PatchRuns:
 
     def _groups(self, positions: Sequence[int]) -> Iterator[tuple[Sequence[int], States | None]]:
         """Yield positions whose cells run together, with the states after them: for each position the base run's, then
-        the source's; one by one and without states for a model that cannot continue from them.
-
-        The states after several tokens come from one run, whose rows have different ends.
-        """
+        the source's, of one run whose rows have different ends; one by one and without states for a model that cannot
+        continue from them."""
         if not self.model.continues:
             yield from (([place], None) for place in positions)
             return

@@ -1,8 +1,4 @@
-"""Agreement of explanations with what people marked as the reason (DeYoung et al. 2020, ERASER), text by text and on
-average.
-
-Agreement with people says whether an explanation convinces, not whether it is what the model does: that is fidelity.
-"""
+"""Agreement of explanations with what people marked as the reason (ERASER, DeYoung et al. 2020), by text and in all."""
 
 from __future__ import annotations
 

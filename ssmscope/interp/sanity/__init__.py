@@ -1,7 +1,4 @@
-"""Sanity check of explanations: a model's parts are randomised one after another (Adebayo et al. 2018).
-
-Scores that stay what they were when the weights are gone describe the input or the architecture, not the model.
-"""
+"""Sanity check of explanations: a model's parts are randomised one after another (Adebayo et al. 2018)."""
 
 from __future__ import annotations
 

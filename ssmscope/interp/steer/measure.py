@@ -118,8 +118,8 @@ class SteeredRuns:
         found = np.empty((*self.shape, len(ids)))
         room_here = tokens_that_fit(self.model, every_position=not self.model.is_classifier)
         for which, rows, logits in self._every(batch, list(by_length(batch.lengths, room_here))):
-            for run, text in enumerate(rows):
-                last = logits[run] if logits.ndim == 2 else logits[run, batch.lengths[text] - 1]
+            for own, text in zip(logits, rows):
+                last = own if own.ndim == 1 else own[batch.lengths[text] - 1]
                 found[(*which, text)] = float(probability_and_logit(self.model, last.unsqueeze(0), ids[text])[0])
         return found
 

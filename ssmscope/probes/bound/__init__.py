@@ -1,7 +1,5 @@
-"""Generalisation bound of a selective SSM, computed from its weights.
-
-Generalization Error Analysis for Selective State-Space Models (Honarpisheh et al.): Theorem 3.3, Proposition 3.4 and
-Theorem 4.1.
+"""Generalisation bound of a selective SSM, computed from its weights (Generalization Error Analysis for Selective
+State-Space Models, Honarpisheh et al., Theorem 3.3, Proposition 3.4 and Theorem 4.1).
 """
 
 from __future__ import annotations

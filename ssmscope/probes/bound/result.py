@@ -15,6 +15,16 @@ from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import number, tokens
 from ssmscope.render.table import Cell, Line, Table, plain, table
 
+NORM_MEANINGS = {
+    "B_u": "the largest norm of an embedding",
+    "B_B": "spectral norm of W_B",
+    "B_C": "spectral norm of W_C",
+    "B_w": "norm of w",
+    "B_q": "norm of q",
+    "B_A": "the largest |A|",
+    **{f"M_{name}": f"sum of |{weight}|" for name, weight in zip("BCwqA", ("W_B", "W_C", "w", "q", "A"))},
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class GeneralizationBound(Result, kind="bound"):
@@ -172,21 +182,6 @@ class GeneralizationBound(Result, kind="bound"):
         rows = tuple(((one.name,), tuple(plain(row[at][1]) for at in known)) for one, row in zip(self.layers, terms))
         note = "; ".join(f"{symbol}: {meaning}" for symbol, meaning in zip(symbols, meanings))
         return Table(("layer",), symbols, rows, f"{note}.")
-
-
-NORM_MEANINGS = {
-    "B_u": "the largest norm of an embedding",
-    "B_B": "spectral norm of W_B",
-    "B_C": "spectral norm of W_C",
-    "B_w": "norm of w",
-    "B_q": "norm of q",
-    "B_A": "the largest |A|",
-    "M_B": "sum of |W_B|",
-    "M_C": "sum of |W_C|",
-    "M_w": "sum of |w|",
-    "M_q": "sum of |q|",
-    "M_A": "sum of |A|",
-}
 
 
 def sentences(result: GeneralizationBound) -> Iterator[str]:

@@ -1,7 +1,6 @@
-"""Comparison of many checkpoints: stability, norms, and the capacity in the generalisation bound.
+"""Comparison of the checkpoints of a sweep: stability, norms, and the capacity in the generalisation bound.
 
-Generalization Error Analysis for Selective State-Space Models (Honarpisheh et al.), Experiments 1 and 2, for the
-checkpoints of a sweep.
+Generalization Error Analysis for Selective State-Space Models (Honarpisheh et al.), Experiments 1 and 2.
 """
 
 from __future__ import annotations

@@ -36,13 +36,11 @@ class Checkpoint:
     behaviour: str = ""
     """One of `BEHAVIOURS`; empty if it could not be read."""
     abscissa: float = math.nan
-    """s_A, the largest of all layers."""
+    """s_A, the largest of all layers, as are the next three (see `to_frame`)."""
     largest_gain: float = math.nan
-    """The largest log-gain of a step on random tokens."""
     possible_gain: float = math.nan
-    """The largest log-gain of a step over all inputs; for a selective SSM, ln ρ of the bound."""
+    """ln ρ of the bound for a selective SSM."""
     growth: float = math.nan
-    """The mean log-gain of the fastest-growing state, on random tokens."""
     norms: Norms | None = None
     length: int | None = None
     log_capacity: float = math.nan

@@ -1,8 +1,4 @@
-"""Scores of a language model on standard benchmarks, through EleutherAI's lm-evaluation-harness.
-
-Tasks, prompts and measures are the harness's (Gao et al. 2024), so that numbers compare with published ones; the model
-runs in `ssmscope.probes.evaluate.harness`.
-"""
+"""Scores of a language model on standard benchmarks, through EleutherAI's lm-evaluation-harness (Gao et al. 2024)."""
 
 from __future__ import annotations
 

@@ -63,7 +63,6 @@ class Reach:
     place: str
     """"output", or a layer's number."""
     exact: bool
-    """True if the norms are exact, False if estimated with random vectors."""
     pairs: np.ndarray
     """(distances,) int64: number of (text, t) with this distance."""
     log_norm: np.ndarray

@@ -1,8 +1,5 @@
-"""Answers of a model at earlier layers: fit a tuned lens, or show the answers of a lens.
-
-A lens reads the residual stream on its way to the model's own answer (`ssmscope.probes.lens.lenses`): the logit lens
-directly, a tuned lens after an affine translation fitted for each layer (Belrose et al., Eliciting latent predictions
-from transformers with the tuned lens, 2023).
+"""Answers of a model at earlier layers: fit a tuned lens, or show the answers of a lens (Belrose et al., Eliciting
+latent predictions from transformers with the tuned lens, 2023; see `ssmscope.probes.lens.lenses`).
 """
 
 from __future__ import annotations

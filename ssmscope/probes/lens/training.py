@@ -360,8 +360,6 @@ def compare_lenses(tuned: Sums, logit: Sums, *, seed: int) -> dict[str, Any]:
             LayerFit(i, estimate(own), estimate(other), estimate(other - own))
             for i, (own, other) in enumerate(zip(mine.T, theirs.T))
         ),
-        "tuned": estimate(mine.mean(1)),
-        "logit": estimate(theirs.mean(1)),
-        "measured": int(tuned.asked.sum()),
-        "rows": len(tuned.asked),
+        **{"tuned": estimate(mine.mean(1)), "logit": estimate(theirs.mean(1))},
+        **{"measured": int(tuned.asked.sum()), "rows": len(tuned.asked)},
     }

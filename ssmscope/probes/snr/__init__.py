@@ -1,9 +1,9 @@
 """Probability of the answer in every layer, read through a lens: how early a model knows it.
 
 Differential Mamba, section 4.6, appendix A.6 and Figure 6: facts are hidden in other text, a question about them
-follows, and a lens (`ssmscope.load_lens`) reads the residual stream at the question's last token, layer by layer. The
-probability of the needle, the answer's first token, is what the paper calls the signal-to-noise ratio. Distractors,
-words of the context that could be taken for the answer, show how much of it goes beyond knowing the kind of word.
+follows, and a lens reads the residual stream at its last token. The probability of the needle, the answer's first
+token, is what the paper calls the signal-to-noise ratio. Distractors, words of the context that could be taken for the
+answer, show how much of it goes beyond knowing the kind of word.
 """
 
 from __future__ import annotations

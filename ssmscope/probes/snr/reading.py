@@ -146,12 +146,11 @@ def prompts_of(model: Model, data: QuestionData, template: str) -> Prompts:
     """Tokenize the prompts without special tokens, and find the first token of the answer, and of each distractor in
     its place, in the tokenizer's segmentation of prompt and word together."""
     reader = _Reader(model.name, model.tokenizer)
-    found = [reader.read(example, prompt) for example, prompt in zip(data.examples, data.prompts(template))]
-    distractors = np.full((len(found), max((len(one.distractors) for one in found), default=0)), NO_TOKEN)
-    for line, one in zip(distractors, found):
-        line[: len(one.distractors)] = one.distractors
-    needles = np.array([one.needle for one in found], dtype=np.int64)
-    return Prompts(tuple(one.row for one in found), needles, distractors, sum(one.unknown for one in found))
+    rows, needles, others, unknown = zip(*map(reader.read, data.examples, data.prompts(template)))
+    distractors = np.full((len(rows), max(map(len, others))), NO_TOKEN)
+    for line, own in zip(distractors, others):
+        line[: len(own)] = own
+    return Prompts(rows, np.array(needles, dtype=np.int64), distractors, sum(unknown))
 
 
 def check_readable(model: Model) -> None:
@@ -162,13 +161,6 @@ def check_readable(model: Model) -> None:
     model.check_tokenizer("questions")
     if not getattr(model.tokenizer, "is_fast", False):
         raise InputError(f"{model.name} needs a fast tokenizer, whose offsets say where an answer begins")
-
-
-class _Read(NamedTuple):
-    row: tuple[int, ...]
-    needle: int
-    distractors: list[int]
-    unknown: int
 
 
 class _Encoded(NamedTuple):
@@ -186,7 +178,8 @@ class _Reader:
     def __init__(self, name: str, tokenizer: Any) -> None:
         self.name, self.tokenizer = name, tokenizer
 
-    def read(self, example: Question, prompt: str) -> _Read:
+    def read(self, example: Question, prompt: str) -> tuple[tuple[int, ...], int, list[int], int]:
+        """Return the tokens of the prompt, the needle, the distractors, and the number of unknown tokens."""
         whole = self._encode(prompt, example.answer)
         self._check_known(" ".join((*(fact.text for fact in example.facts), example.question)))
         needle = self._token(whole, example.answer)
@@ -205,7 +198,7 @@ class _Reader:
                 f"for {self.name}'s tokenizer the answer {example.answer!r:.40} and its distractor "
                 f"{named[needle]!r:.40} begin with the same token; use a tokenizer or words that tell them apart"
             )
-        return _Read(tuple(whole.ids[: whole.first]), needle, list(named), self._unknown(whole))
+        return tuple(whole.ids[: whole.first]), needle, list(named), self._unknown(whole)
 
     def _encode(self, prompt: str, word: str) -> _Encoded:
         text = prompt + ("" if prompt[-1].isspace() else " ") + word

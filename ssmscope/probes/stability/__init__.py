@@ -1,7 +1,5 @@
-"""Stability of a trained model: growth of its states in a step, half-lives and norms.
-
-Generalization Error Analysis for Selective State-Space Models (Honarpisheh et al.), section 4 and Experiment 1, as
-measurements for every architecture.
+"""Stability of a trained model: growth of its states in a step, half-lives and norms (Generalization Error Analysis for
+Selective State-Space Models, Honarpisheh et al., section 4 and Experiment 1), measured for every architecture.
 """
 
 from __future__ import annotations

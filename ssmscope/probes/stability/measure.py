@@ -1,7 +1,5 @@
-"""Inputs, gains of single steps, norms of the states, and the half-lives, growth and stability that follow from them.
-
-Each layer is measured within the forward pass that computes it; only sums, maxima and norms of its states and decays
-are kept.
+"""Inputs, gains of single steps, norms of the states, and the half-lives, growth and stability that follow from them,
+each layer measured within the forward pass that computes it.
 """
 
 from __future__ import annotations

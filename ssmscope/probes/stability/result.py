@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,9 +117,9 @@ class Stability(Result, kind="stability"):
         return {name: sum(layer.behaviour == name for layer in self.layers) for name in BEHAVIOURS}
 
     def verdict(self, at: int = 0) -> str:
-        listed = [f"{number} {name}" for name, number in self.counts().items() if number]
-        if len(listed) > 1:
-            return f"{self.behaviour}: {', '.join(listed)} of {len(self)} {self.unit}"
+        found = listed(self.counts())
+        if "," in found:
+            return f"{self.behaviour}: {found} of {len(self)} {self.unit}"
         return f"{self.behaviour} in {self._every if len(self) > 1 else 'its one layer'}"
 
     @classmethod
@@ -127,8 +127,7 @@ class Stability(Result, kind="stability"):
         lines = []
         for result, (label,) in zip(results, labels):
             frame = result.to_frame()
-            counts = ", ".join(f"{number} {name}" for name, number in result.counts().items() if number)
-            cells = {"behaviour": Cell(text=result.behaviour), result.unit: Cell(text=counts)}
+            cells = {"behaviour": Cell(text=result.behaviour), result.unit: Cell(text=listed(result.counts()))}
             for column in ("spectral_abscissa", "largest_gain", "possible_gain", "growth"):
                 cells[f"largest {column.removeprefix('largest_').replace('_', ' ')}"] = plain(frame[column].max())
             lines.append(Line((label,), cells))
@@ -189,15 +188,14 @@ class Stability(Result, kind="stability"):
         yield self._memory()
 
     def in_words(self) -> str:
-        counts = {name: number for name, number in self.counts().items() if number}
         worst = next(layer for layer in self.layers if layer.behaviour == self.behaviour)
-        if len(counts) == 1:
+        found = listed(self.counts())
+        if "," not in found:
             where = f" in {self._every}" if len(self.layers) > 1 else ""
             return f"The model is {self.behaviour}{where}: {worst.why}."
-        listed = ", ".join(f"{number} {name}" for name, number in counts.items())
         one = f"The {self.behaviour} {self.unit.removesuffix('s')}"
-        some = one if counts[self.behaviour] == 1 else f"Of the {self.behaviour} {self.unit}"
-        return f"The model is {self.behaviour} ({listed}). {some}, {worst.name}: {worst.why}."
+        some = one if self.counts()[self.behaviour] == 1 else f"Of the {self.behaviour} {self.unit}"
+        return f"The model is {self.behaviour} ({found}). {some}, {worst.name}: {worst.why}."
 
     def _gains(self) -> Table:
         continuous = any(layer.abscissa is not None for layer in self.layers)
@@ -234,3 +232,7 @@ class Stability(Result, kind="stability"):
             "layer's states at the last token."
         )
         return table(("layer",), lines, note=note)
+
+
+def listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in counts.items() if number)
