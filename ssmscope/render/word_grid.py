@@ -90,7 +90,7 @@ class WordGrids:
         return max(float(np.nanmax(scores)), 1e-9)
 
     def block(self) -> Custom:
-        return Custom(lambda colours: [self], self.html, STYLE, on_request=True)  # type: ignore[list-item]
+        return Custom(lambda colours: [self], self.html, STYLE, on_request=True)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Yield a table per text, with a line per token and as many layers as fit the terminal."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -85,7 +85,8 @@ def _cells(sheet: Axes, grid: WordGrid, layers: Sequence[int], scores: np.ndarra
             x, level = LEFT + at * CELL_WIDTH, shade(float(scores[layer, at]), high)
             colour = EMPTY if level is None else shades[level]
             places.append((Rectangle((x, y), CELL_WIDTH, CELL_HEIGHT), colour))
-            style = dict(color=ink(colour), weight="bold" if grid.same[layer, at] else "normal", size=6)
+            bold = "bold" if grid.same[layer, at] else "normal"
+            style: dict[str, Any] = {"color": ink(colour), "weight": bold, "size": 6}
             word, middle = (
                 short_token(grid.words[layer][at], LETTERS_PER_CELL),
                 (x + CELL_WIDTH / 2, y + CELL_HEIGHT / 2),
@@ -100,6 +101,7 @@ def _cells(sheet: Axes, grid: WordGrid, layers: Sequence[int], scores: np.ndarra
 
 def _tokens(sheet: Axes, grid: WordGrid, y: float, *, numbered: bool) -> None:
     """Write the tokens below the grid, and the numbers of texts if columns are texts."""
+    rows: list[tuple[str, list[str], dict[str, Any]]]
     rows = [("token", [short_token(token, LETTERS_PER_CELL) for token in grid.tokens], {"style": "italic"})]
     rows += [("text", list(map(str, grid.numbers)), {"color": SOFT})] if numbered else []
     for row, (name, words, style) in enumerate(rows):

@@ -130,11 +130,8 @@ class Knockout(Result, kind="knockout"):
             Line((self.cuts[at].name,), {s: _percent(self.change(n, at)) for n, s in enumerate(self.sources)})
             for at in rows
         ]
-        note = (
-            f"Relative change of the probability p with {self.knocked_out} to “{self.target}” cut, p′ / p − 1; −100 %: "
-            "nothing is left."
-        )
-        yield table(("cut in",), lines, note=note)
+        change = f"Relative change of the probability p with {self.knocked_out} to “{self.target}” cut, p′ / p − 1"
+        yield table(("cut in",), lines, note=f"{change}; −100 %: nothing is left.")
         if self.attends:
             yield Prose("Other parts of the model also read earlier tokens; these are not cut.", "note")
 

@@ -77,8 +77,7 @@ def agreement(scores: Float[np.ndarray, " n"], marked: Bool[np.ndarray, " n"], t
 
 
 def rationale_size(n: int, top: int | float) -> int:
-    """Return the number of tokens, out of n, in a rationale: `top`, or that share of them, rounded; at least 1 and at
-    most n."""
+    """Return the number of tokens, out of n, in a rationale: `top`, or that share of them, rounded; 1 to n."""
     return min(n, max(1, round(top * n) if isinstance(top, float) else top))
 
 

@@ -128,8 +128,9 @@ class _Extremes:
     def terms(self, layer: int, part: int, parts: int) -> LayerTerms:
         heads, width, state = self.shape
         low, high = self.steps or (None, None)
-        known = self.A is not None and low is not None and high is not None
-        half_range = ((_inverse_softplus(high) - _inverse_softplus(low)) / 2).max().item() if known else math.nan
+        half_range = math.nan
+        if self.A is not None and low is not None and high is not None:
+            half_range = ((_inverse_softplus(high) - _inverse_softplus(low)) / 2).max().item()
         terms = LayerTerms(
             layer=layer,
             part=part,

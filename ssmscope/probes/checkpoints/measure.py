@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,10 @@ def measure_checkpoint(
     except InputError as error:
         return Checkpoint(name_of(source), str(error)), curve
     names = ["spectral_abscissa", "largest_gain", "possible_gain", "growth"]
-    largest = found.to_frame()[names].max().rename({"spectral_abscissa": "abscissa"})  # Of those that are numbers.
-    about = (model.name, "", model.architecture, str(found.provenance["fingerprint"]), found.behaviour)
-    return Checkpoint(*about, **largest.to_dict(), **bounded), curve
+    largest = found.to_frame()[names].max().tolist()  # Of those that are numbers.
+    fingerprint = str(found.provenance["fingerprint"])
+    about = Checkpoint(model.name, "", model.architecture, fingerprint, found.behaviour, *largest)
+    return replace(about, **bounded), curve
 
 
 def length_of_each(length: int | Sequence[int] | None, number: int) -> list[int | None]:

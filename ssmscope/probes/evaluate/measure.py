@@ -71,9 +71,8 @@ def measure(
             setting |= dict.fromkeys(seeds, seed)
             found = simple_evaluate(harness, tasks=specs, task_manager=manager, **setting)
         except DATA_ERRORS as error:
-            raise InputError(
-                f"{', '.join(tasks)}: the data cannot be read ({reason(error.__cause__ or error)})"
-            ) from error
+            told = reason(error.__cause__ or error)
+            raise InputError(f"{', '.join(tasks)}: the data cannot be read ({told})") from error
     assert found is not None
     versions = {task: str(version) for task, version in found["versions"].items()}
     return scores_of(found), {"lm-eval": importlib.metadata.version("lm-eval"), **versions}

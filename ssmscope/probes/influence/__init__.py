@@ -2,8 +2,7 @@
 
 State-space models forget: if every state decays, |∂y_t/∂x_s| falls exponentially in t − s, and if states hardly decay,
 all tokens become similar (Wang et al., Understanding and mitigating bottlenecks of state space models through the lens
-of recency and over-smoothing, arXiv 2501.00658). Both are measured on the trained model itself, with no linearisation
-beyond the derivative.
+of recency and over-smoothing, arXiv 2501.00658). Both are measured on the trained model itself.
 """
 
 from __future__ import annotations

@@ -233,8 +233,10 @@ def fit(
 ) -> LensFit:
     """Fit a lens into `out`, or continue its fit there, and return its record; see `fit_lens`."""
     rows = rows_of(model, data)
-    given = validation is not None
-    train, held = (rows, rows_of(model, validation)) if given else split_rows(rows, options["held_out"], seed)
+    if validation is None:
+        train, held = split_rows(rows, options["held_out"], seed)
+    else:
+        train, held = rows, rows_of(model, validation)
     parts = (train, *split_held_out(held))
     about = dict(zip(("train", "choosing", "measured"), (part.described() for part in parts)))
     plan = {"fingerprint": model.fingerprint, "options": dict(options), "seed": seed, "data": about}

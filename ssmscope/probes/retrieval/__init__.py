@@ -92,8 +92,10 @@ def retrieval(
     reading = len(every) * len(chosen) * sum(steps) * examples
     refuse_reading(reading, f"{examples:,} questions of each task and length", "ask for fewer or shorter ones")
     refuse_contexts(steps[-1], examples)  # The longest is refused before the shorter ones run.
-    named = isinstance(filler, str | Path)
-    hay, name = (load_filler(str(filler), split), str(filler)) if named else (tuple(filler), "given sentences")
+    if isinstance(filler, str | Path):
+        hay, name = load_filler(str(filler), split), str(filler)
+    else:
+        hay, name = tuple(filler), "given sentences"
     count = token_counter(every[0].tokenizer)
     for task in chosen:  # Tasks that a model cannot read are refused before anything runs.
         first = questions(task, length=0, examples=1, split=split, seed=seed, spaced=spaced)

@@ -118,9 +118,9 @@ def compare_models(
         measured = np.concatenate([hits, log_probability[:, row, column]]).T.astype(np.float64)
         sums = resampled_sums(measured, seed=seed)
         for number in range(models):
-            shares = [wilson(int(each[number, row, column].sum()), examples) for each in (right, among)]
-            log = estimate(sums[:, models + number] / examples)
-            cells[number, row, column] = Cell(float(tokens[number, row, column]), *shares, log)
+            at = number, row, column
+            free, constrained = (wilson(int(each[at].sum()), examples) for each in (right, among))
+            cells[at] = Cell(float(tokens[at]), free, constrained, estimate(sums[:, models + number] / examples))
         for other in range(1, models):
             value = quotient(sums[:, 0], sums[:, other])
             ratios[other - 1, row, column] = Ratio(value, sign_test(hits[0], hits[other]))
