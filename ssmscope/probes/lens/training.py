@@ -8,6 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,8 +118,8 @@ class LensFitting:
         self.model, self.unembed, (self.train, self.choosing) = model, tuned.unembed, rows
         self.options, self.checkpoint, self.console = options, checkpoint, console
         shape = (len(tuned), self.unembed.unembedding.in_features)
-        kind: dict[str, Any] = {"dtype": torch.float32, "device": model.device}
-        self.weight, self.bias = (nn.Parameter(torch.zeros(*shape, *more, **kind)) for more in (shape[1:], ()))
+        zeros = partial(torch.zeros, dtype=torch.float32, device=model.device)
+        self.weight, self.bias = nn.Parameter(zeros(*shape, shape[1])), nn.Parameter(zeros(*shape))
         adam = options["optimizer"] == "adam"
         # In torch, momentum makes SGD's steps 1 / (1 − momentum) times as long as the learning rate.
         self.rate = options["learning_rate"] * (1 if adam else 1 - MOMENTUM)
