@@ -58,10 +58,10 @@ class Patching(Result, kind="patch"):
 
     @property
     def headline(self) -> str:
-        return f"Patching {SITES[self.site]} on {self.model_name}: {self._asked}, {self._flipped}"
+        return f"Patching {SITES[self.site]} on {self.model_name}: {self.asked}, {self.flipped}"
 
     @property
-    def _flipped(self) -> str:
+    def flipped(self) -> str:
         """Say which token, or head, is the first that flips the answer: of which the run answers as the other one."""
         heads = self.site == "head"
         rows = self.values[-1:] if self.is_exact and not heads else self.values[: self.layers]
@@ -72,7 +72,7 @@ class Patching(Result, kind="patch"):
         return f"flipped first {f'by {self._name(row, column)}' if heads else f'at token {self._place(column)}'}"
 
     @property
-    def _asked(self) -> str:
+    def asked(self) -> str:
         return f"“{shorten(visible(self.answer), 20)}” or “{shorten(visible(self.contrast), 20)}”"
 
     @property
@@ -158,7 +158,7 @@ class Patching(Result, kind="patch"):
             for name, value in zip(names, (self.base, self.other))
         )
         near = "Approximated by a gradient, to first order: attribution patching."
-        yield from self.opening(f"{self._asked}; {ends}.", *([] if self.is_exact else [near]))
+        yield from self.opening(f"{self.asked}; {ends}.", *([] if self.is_exact else [near]))
         if self.is_exact and len(self.attributed):
             from ssmscope.interp.patch.figure import draw
 
