@@ -27,7 +27,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.fidelity.perturbed import replacement_vector
 from ssmscope.interp.methods.lrp import bias_relevance, lrp, relevance_rules
 from ssmscope.interp.objective import objective
-from ssmscope.probes.bound.norms import theorem_model
+from ssmscope.probes.bound.terms import theorem_model
 from ssmscope.probes.influence import influence
 from ssmscope.probes.lens.lenses import chosen_states, logit_lens
 from ssmscope.probes.stability import stability

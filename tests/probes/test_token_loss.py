@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from ssmscope.probes.loss import measure as measuring
 from ssmscope.probes.loss import token_loss
 from ssmscope.probes.loss.measure import bins_of, slopes, smoothed, summarise, window_losses
 from ssmscope.probes.loss.result import Summary, TokenLoss, bin_name
+from ssmscope.render.blocks import Prose
 from ssmscope.render.table import Table
 
 QUIET = {"progress": False}
@@ -317,6 +319,18 @@ class TestViews:
         level = [tuple(bar.get_xdata()) + tuple(bar.get_ydata()) for bar in bars[::2]]
         assert level == [(1, 128, -2, -2), (128, 512, -1.125, -1.125), (512, 600, -0.875, -0.875)]
         assert [tuple(bar.get_ydata()) for bar in bars[1::2]] == [(-2.25, -1.5), (-1.375, -0.625), (-1.125, -0.375)]
+
+    def test_what_the_axes_leave_out_is_said(self):
+        """They hold the curves and their intervals from position 16 on, with some room."""
+        found = by_hand()
+        curves = np.broadcast_to(np.array([9.0, 5.0, 3.0, 2.0])[:, None], (2, 4, 3)).copy()
+        steep = replace(found, curves=curves)
+        assert steep.figure().axes[0].get_ylim() == steep.shown == pytest.approx((2 - 0.06, 3 + 0.1))
+        assert steep.outside == "outside the axes: up to 9 bits at positions 1 to 2"
+        assert any(steep.outside in block.text for block in steep.blocks() if isinstance(block, Prose))
+        curves[:, :2] = 2.5
+        flat = replace(found, curves=curves)
+        assert flat.outside == "" and not any("outside" in getattr(block, "text", "") for block in flat.blocks())
 
     def test_bins_are_means_of_their_own_positions(self):
         losses = np.broadcast_to(np.arange(1.0, 601), (1, 2, 600))
