@@ -30,7 +30,7 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from ssmscope.architectures.own.base import base_of
 from ssmscope.architectures.own.concrete import mean_log_gate
 from ssmscope.architectures.own.generation import MAMBA2_TIED, WholeSequences
-from ssmscope.architectures.read.parts import ReadMixer, at_least_float32, state_after
+from ssmscope.architectures.read.parts import ReadMixer, at_least_float32
 from ssmscope.core.affine import offset, stored_weights
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -114,10 +114,7 @@ class BaleenMamba2Mixer(ReadMixer, Mamba2Mixer):
     """Mamba-2's mixer with a random gate."""
 
 
-__all__ = ["state_after"]
-
 MIXERS: tuple[type[nn.Module], ...] = (BaleenMambaMixer, BaleenMamba2Mixer)
-MODEL_TYPES = ("baleen-mamba", "baleen-mamba2")
 
 
 def compute_terms(
@@ -421,20 +418,3 @@ def convert(module: PreTrainedModel, gate: str, **options: Any) -> PreTrainedMod
     if gate == "exponential" and options.get("prior") is None:
         fix_prior(converted)
     return converted.train(module.training)
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    small = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, expand=2, conv_kernel=4)
-    one = dict(**small, state_size=5, time_step_rank=3)
-    two = dict(**small, state_size=6, num_heads=6, head_dim=8, n_groups=2, chunk_size=8)
-    models = {
-        f"{GATES[gate]}-{base}": model(config(**sizes, gate=gate))
-        for gate in GATES
-        for base, model, config, sizes in (
-            ("mamba", BaleenMambaForCausalLM, BaleenMambaConfig, one),
-            ("mamba2", BaleenMamba2ForCausalLM, BaleenMamba2Config, two),
-        )
-    }
-    soft = BaleenMamba2ForCausalLM(BaleenMamba2Config(**two, gate="bernoulli", samples="soft", tau=1.0))
-    return {**models, "baleen-b-soft-mamba2": soft}

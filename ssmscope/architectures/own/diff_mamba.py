@@ -40,7 +40,6 @@ from ssmscope.architectures.read.parts import (
     opened_by,
     projection,
     rms_factor,
-    state_after,
 )
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -52,11 +51,6 @@ LAYERS = ("full", "hybrid")
 
 
 # ---- how to read them
-
-__all__ = ["state_after"]
-
-MIXERS: tuple[type[nn.Module], ...] = (DiffMambaMixer, DiffS6Mixer)
-MODEL_TYPES = ("diff-mamba", "diff-mamba1")
 
 
 def compute_terms(
@@ -345,21 +339,3 @@ def lambdas(module: nn.Module) -> dict[int, float]:
     """Return λ of every differential layer of a model, by the layer's index from 0."""
     with torch.no_grad():
         return {m.layer_idx: m.current_lambda().item() for m in module.modules() if isinstance(m, Subtraction)}
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    small = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, expand=2, conv_kernel=4)
-    two = dict(**small, state_size=6, num_heads=6, head_dim=8, n_groups=2, chunk_size=8)
-    variants: dict[str, dict[str, Any]] = {
-        "diff-mamba": {},
-        "diff-mamba-hybrid": dict(differential_layers="hybrid"),
-        "diff-mamba-not-normalized": dict(normalize=False, lambda_form="scalar", use_bias=True),
-        "diff-s6": dict(scope="s6"),
-        "diff-s6-not-normalized": dict(scope="s6", normalize=False, lambda_form="exponential", conv_kernel=3),
-    }
-    first = dict(**small, state_size=5, time_step_rank=3)
-    return {
-        **{name: DiffMambaForCausalLM(DiffMambaConfig(**{**two, **more})) for name, more in variants.items()},
-        "diff-mamba1": DiffMamba1ForCausalLM(DiffMamba1Config(**first)),
-    }

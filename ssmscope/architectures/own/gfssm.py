@@ -40,11 +40,9 @@ from ssmscope.architectures.read.parts import (
     at_least_float32,
     causal_convolution,
     constant,
-    convolution_tail,
 )
-from ssmscope.architectures.read.parts import state_after as layer_state
 from ssmscope.core.linearized import LinearizedLayer, Path
-from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.core.trace import LayerState, LayerTrace, last_inputs
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
 
@@ -80,10 +78,6 @@ class GFSSMMambaMixer(ReadMixer, MambaMixer):
 
 class GFSSMMixer(ReadMixer, Mamba2Mixer):
     """Mamba-2's mixer with grouped states."""
-
-
-MIXERS: tuple[type[nn.Module], ...] = (GFSSMMixer, GFSSMMambaMixer)
-MODEL_TYPES = ("gfssm", "gfssm-mamba")
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,15 +169,14 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> GroupedState:
     """Return the state from which a run continues, every row's by its own number of real positions."""
-    base = layer_state(mixer, replace(layer, reach=mixer.conv_kernel_size), scans)
+    base = replace(layer, reach=mixer.conv_kernel_size).state_after(scans)
     states = torch.stack(base.ssm, dim=1)
     batch, groups = states.shape[:2]
     length = layer.u.shape[1]
     past = layer.mask.sum(1) if layer.mask is not None else torch.full((batch,), length, device=states.device)
     order = (past[:, None] + torch.arange(groups, device=states.device)) % groups  # The groups by their next turns.
     states = states[torch.arange(batch, device=states.device)[:, None], order]
-    of_filter = replace(layer, conv_input=layer.extras["x"], conv_tail=layer.extras.get("x_tail"))
-    tail = convolution_tail(of_filter, len(layer.extras["k"]))
+    tail = last_inputs(layer.extras["x"], len(layer.extras["k"]), layer.extras.get("x_tail"), layer.mask)
     return GroupedState(conv=base.conv, ssm=tuple(states.unbind(1)), fir=tail)
 
 
@@ -277,21 +270,3 @@ class GFSSMMambaForCausalLM(WholeSequences, _Grouped, MambaForCausalLM):
 
 
 AUTO = (GFSSMModel, GFSSMForCausalLM, GFSSMMambaModel, GFSSMMambaForCausalLM)
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    small = dict(vocab_size=97, num_hidden_layers=2, expand=2, conv_kernel=4)
-    one = dict(**small, hidden_size=16, state_size=3, time_step_rank=2)
-    two = dict(**small, hidden_size=24, state_size=6, num_heads=6, head_dim=8, n_groups=2, chunk_size=8)
-    models: dict[str, nn.Module] = {
-        "gfssm": GFSSMForCausalLM(GFSSMConfig(**two)),
-        "gfssm-three-groups": GFSSMForCausalLM(GFSSMConfig(**two, state_groups=3, fir_taps=3)),
-        "gfssm-without-prompts": GFSSMForCausalLM(GFSSMConfig(**two, prompt=False)),
-        "gfssm-mamba": GFSSMMambaForCausalLM(GFSSMMambaConfig(**one)),
-    }
-    for model in models.values():
-        for name, parameter in model.named_parameters():
-            if ".grouping." in name:
-                nn.init.normal_(parameter, std=0.5 if name.endswith("fir") else 0.1)
-    return models

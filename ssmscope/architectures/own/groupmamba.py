@@ -68,10 +68,6 @@ class GroupMamba2Mixer(ReadMixer, Mamba2Mixer):
     """Mamba-2's mixer, reading the states of a group of modules; its input is described at `compute_terms`."""
 
 
-MIXERS: tuple[type[nn.Module], ...] = (GroupMambaMixer, GroupMamba2Mixer)
-MODEL_TYPES = ("groupmamba", "groupmamba-mamba2")
-
-
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
@@ -190,12 +186,11 @@ def _sliced(of: Callable[[Tensor, bool], Tensor], start: int, stop: int | None) 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
     """Return the state from which a run continues after this layer."""
-    base = base_of(mixer)
-    own = base.state_after(mixer, layer, scans)
+    own = layer.state_after(scans)
     if not isinstance(layer, GroupTrace):
         return own
     others = zip(layer.before, layer.borrowed, layer.borrowed_initial)
-    before = (base.state_after(mixer, one, (ops.scan(read, start),)) for one, read, start in others)
+    before = (one.state_after((ops.scan(read, start),)) for one, read, start in others)
     return GroupState(own.conv, own.ssm, tuple(before))
 
 
@@ -364,21 +359,3 @@ class GroupMamba2ForCausalLM(WholeSequences, _Group, Mamba2ForCausalLM):
 
 
 AUTO = (GroupMambaModel, GroupMambaForCausalLM, GroupMamba2Model, GroupMamba2ForCausalLM)
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    small = dict(vocab_size=97, expand=2, conv_kernel=4)
-    one = dict(**small, hidden_size=16, state_size=3, time_step_rank=2)
-    two = dict(**small, hidden_size=24, state_size=6, num_heads=6, head_dim=8, n_groups=2, chunk_size=8)
-    models: dict[str, nn.Module] = {
-        "groupmamba": GroupMambaForCausalLM(GroupMambaConfig(**one, num_hidden_layers=3)),
-        "groupmamba-alone": GroupMambaForCausalLM(GroupMambaConfig(**one, num_hidden_layers=2, k=1)),
-        "groupmamba-mamba2": GroupMamba2ForCausalLM(GroupMamba2Config(**two, num_hidden_layers=3)),
-        "groupmamba-mamba2-one-group": GroupMamba2ForCausalLM(GroupMamba2Config(**two, num_hidden_layers=3, k=3)),
-    }
-    for model in models.values():
-        for name, parameter in model.named_parameters():
-            if ".attention." in name:
-                nn.init.normal_(parameter, std=0.3 if name.endswith("W_V") else 0.05)
-    return models

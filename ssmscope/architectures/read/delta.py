@@ -36,7 +36,6 @@ from ssmscope.architectures.read.parts import (
     opened_by,
     projection,
     rms_factor,
-    state_after,
 )
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -71,12 +70,6 @@ class DeltaMixer(ReadMixer, nn.Module):
         """Draw e^A from 1 to 16 and steps from about 0.001 to 0.1, both evenly on a logarithmic scale."""
         nn.init.uniform_(self.A_log, 0, math.log(16))
         nn.init.uniform_(self.dt_bias, math.log(math.expm1(1e-3)), math.log(math.expm1(1e-1)))
-
-
-__all__ = ["state_after"]
-
-MIXERS: tuple[type[nn.Module], ...] = (DeltaMixer,)
-MODEL_TYPES = ("ssm-deltanet",)
 
 
 def compute_terms(
@@ -183,24 +176,3 @@ class _DeltaNet:
 
 DeltaNetModel, DeltaNetForCausalLM = family(DeltaNetConfig, _DeltaNet)
 AUTO = (DeltaNetModel, DeltaNetForCausalLM)
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=3)
-    return {
-        "gated-deltanet": DeltaNetForCausalLM(DeltaNetConfig(**small)),
-        "gated-deltanet-as-mamba": DeltaNetForCausalLM(
-            DeltaNetConfig(
-                **small,
-                key_size=12,
-                value_size=15,
-                intermediate_size=0,
-                tie_word_embeddings=False,
-                head_norm_epsilon=1e-2,
-                unit_epsilon=1e-2,
-                largest_beta=2.0,
-            )
-        ),
-        "deltanet": DeltaNetForCausalLM(DeltaNetConfig(**small, gated=False, conv_kernel=3)),
-    }

@@ -9,9 +9,9 @@ from __future__ import annotations
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import silu
-from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1Mixer, FalconH1RMSNormGated
+from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1RMSNormGated
 
-from ssmscope.architectures.read.mamba2 import state_after, terms, with_longer_memory
+from ssmscope.architectures.read.mamba2 import terms
 from ssmscope.architectures.read.parts import (
     activation,
     at_least_float32,
@@ -25,11 +25,6 @@ from ssmscope.architectures.read.parts import (
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Scan
-
-__all__ = ["state_after"]
-
-MIXERS: tuple[type[nn.Module], ...] = (FalconH1Mixer,)
-MODEL_TYPES = ("falcon_h1",)
 
 
 def compute_terms(
@@ -85,20 +80,3 @@ def _entering(mixer: nn.Module, rows: slice):
     """Return a map of the layer's input to `rows` of `in_proj`'s outputs with their multipliers."""
     enter, multipliers = projection(mixer, "in_proj", rows), mixer.mup_vector[..., rows]
     return lambda u, biased: enter(u * mixer.ssm_in_multiplier, biased) * multipliers
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    from transformers import FalconH1Config, FalconH1ForCausalLM
-
-    sizes = dict(vocab_size=97, hidden_size=24, intermediate_size=16, num_hidden_layers=2, initializer_range=0.1)
-    heads = dict(num_attention_heads=2, num_key_value_heads=2, mamba_n_heads=6, mamba_d_head=8, mamba_d_ssm=48)
-    scales = dict(ssm_multipliers=[0.7, 1.2, 0.9, 1.1, 0.8], ssm_in_multiplier=1.3, lm_head_multiplier=0.5)
-    small = dict(**sizes, **heads, **scales, mamba_d_state=6, mamba_n_groups=2, mamba_chunk_size=8)
-    each = {
-        "falcon_h1": dict(mamba_rms_norm=False),
-        "falcon_h1-gate-then-norm": dict(mamba_rms_norm=True, mamba_norm_before_gate=False),
-        "falcon_h1-norm-then-gate": dict(mamba_rms_norm=True, mamba_norm_before_gate=True),
-    }
-    models = {name: FalconH1ForCausalLM(FalconH1Config(**small, **more)) for name, more in each.items()}
-    return {name: with_longer_memory(module) for name, module in models.items()}

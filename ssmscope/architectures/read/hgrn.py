@@ -162,10 +162,6 @@ class SlotMixer(GatedMixer):
         return silu(o)
 
 
-MIXERS: tuple[type[nn.Module], ...] = (HGRNMixer, HGRN2Mixer, SlotMixer)
-MODEL_TYPES = ("ssm-hgrn", "ssm-hgrn2", "ssm-gsa")
-
-
 @dataclass(frozen=True, eq=False)
 class SlotState(LayerState):
     """State from which a GSA layer continues, with the slots' `keys` (batch, heads · slots, 1, key size)."""
@@ -214,9 +210,8 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
     """Return the state from which a run continues after this layer."""
-    states = tuple(s.state for s in scans)
-    keys = layer.extras.get("keys")
-    return LayerState(conv=None, ssm=states) if keys is None else SlotState(conv=None, ssm=states, keys=keys)
+    found, keys = layer.state_after(scans), layer.extras.get("keys")
+    return found if keys is None else SlotState(**vars(found), keys=keys)
 
 
 # ---- the models
@@ -306,16 +301,3 @@ HGRNModel, HGRNForCausalLM = family(HGRNConfig, backbone=GatedModel)
 HGRN2Model, HGRN2ForCausalLM = family(HGRN2Config, backbone=GatedModel)
 GSAModel, GSAForCausalLM = family(GSAConfig, backbone=GatedModel)
 AUTO = (HGRNModel, HGRNForCausalLM, HGRN2Model, HGRN2ForCausalLM, GSAModel, GSAForCausalLM)
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2)
-    models: dict[str, nn.Module] = {
-        "hgrn": HGRNForCausalLM(HGRNConfig(**small)),
-        "hgrn2": HGRN2ForCausalLM(HGRN2Config(**small, num_heads=3)),
-        "gsa": GSAForCausalLM(GSAConfig(**small, num_heads=3, num_slots=5, tau=2.0)),
-    }
-    for name in ("hgrn", "hgrn2"):
-        nn.init.normal_(models[name].backbone.lower_bounds.weight)
-    return models

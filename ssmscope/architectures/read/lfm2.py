@@ -1,16 +1,16 @@
-"""LFM2 (Liquid AI 2025): layers of a short gated convolution, and of softmax attention, with a feed-forward part each.
+"""LFM2 (Liquid AI 2025), LFM2 with experts, and LFM3 (Liquid AI 2026): layers of a short gated convolution, and of
+softmax attention, with a feed-forward part or experts each.
 
 A short convolution is y = W_O (C ⊙ (k ∗ (B ⊙ x))), with B, C and x projections of the layer's input and k of a few taps
 per channel. It is no recurrence, and nothing is kept beyond the taps: here a recurrence whose decay is e^−80, which is
 less than rounding, reads k ∗ (B ⊙ x). So it has implicit attention, relevance and runs from states, but no memory to
-ask about. Attention and feed-forward parts are run by the model itself.
+ask about. Attention, which in LFM3 has windows and a gate, feed-forward parts and experts are run by the model itself.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
 from ssmscope.architectures.read.parts import (
     as_mask,
@@ -21,17 +21,12 @@ from ssmscope.architectures.read.parts import (
     convolved_input_map,
     mask_padding,
     projection,
-    state_after,
 )
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 from ssmscope.ops.exponents import smallest_exponent
 
-__all__ = ["state_after"]
-
-MIXERS: tuple[type[nn.Module], ...] = (Lfm2ShortConv,)
-MODEL_TYPES = ("lfm2",)
 HAS_RECURRENT_STATE = False
 
 
@@ -71,17 +66,3 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     project = projection(mixer, "out_proj")
     output_map = OutputMap(lambda v: project(v, False), gate=at_least_float32(layer.z), opening=enter_gate)
     return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "out_proj", u))
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    from transformers import Lfm2Config, Lfm2ForCausalLM
-
-    return {"lfm2": Lfm2ForCausalLM(Lfm2Config(**EXAMPLE_SIZES))}
-
-
-EXAMPLE_SIZES: dict = dict(
-    **dict(vocab_size=97, hidden_size=24, intermediate_size=32, num_hidden_layers=3, conv_bias=True),
-    **dict(num_attention_heads=2, num_key_value_heads=1, block_auto_adjust_ff_dim=False, initializer_range=0.2),
-    layer_types=["conv", "full_attention", "conv"],
-)

@@ -32,7 +32,15 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 
 from ssmscope.architectures.own.generation import MAMBA2_TIED, BlocksInTurn, HeadOnBackbone
 from ssmscope.architectures.read.linear_layers import GatedLinearAttention, Retention
-from ssmscope.architectures.read.parts import as_mask, at_least_float32, constant, opened_by, projection, rms_factor
+from ssmscope.architectures.read.parts import (
+    as_mask,
+    at_least_float32,
+    constant,
+    mask_padding,
+    opened_by,
+    projection,
+    rms_factor,
+)
 from ssmscope.architectures.read.rotary_attention import RotaryAttention, score_mask
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -224,10 +232,6 @@ class RetNetConfig(LinearAttentionConfig):
 # ---- how the mixers are read
 
 
-MIXERS: tuple[type[nn.Module], ...] = (GatedLinearAttention, Retention)
-MODEL_TYPES = ("ssm-gla", "ssm-retnet")
-
-
 @dataclass(frozen=True, eq=False)
 class RetentionState(LayerState):
     """State from which a rotated layer continues, with the `position` (batch,) of every row's next token."""
@@ -240,10 +244,12 @@ def compute_terms(
 ) -> LayerTrace:
     """Return the layer's terms. A rotated layer's `extras` have every token's `position` (batch, length)."""
     mask = as_mask(mask)
-    terms = mixer.terms(u, mask, state.position if isinstance(state, RetentionState) else None)
-    recurrence = Recurrence(x=terms.v, b=terms.k, c=terms.q, log_a=terms.log_a)
-    extras = {} if terms.position is None else {"position": terms.position}
-    return LayerTrace(u, (recurrence,), mask=mask, z=terms.z, extras=extras)
+    q, k, v = (mixer.heads(project(u)) for project in (mixer.q_proj, mixer.k_proj, mixer.v_proj))
+    position = mixer.position(u, mask, state.position if isinstance(state, RetentionState) else None)
+    q, k = mixer.rotate(q * mixer.scale, position), mixer.rotate(mask_padding(k, mask), position)
+    recurrence = Recurrence(x=v, b=k, c=q, log_a=mask_padding(mixer.log_decay(u), mask))
+    extras = {} if position is None else {"position": position}
+    return LayerTrace(u, (recurrence,), mask=mask, z=mixer.z_proj(u), extras=extras)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
@@ -281,10 +287,8 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
     """Return the state from which a run continues after this layer."""
-    states = tuple(s.state for s in scans)
-    if "position" not in layer.extras:
-        return LayerState(conv=None, ssm=states)
-    return RetentionState(conv=None, ssm=states, position=layer.extras["position"][:, -1] + 1)
+    found, position = layer.state_after(scans), layer.extras.get("position")
+    return found if position is None else RetentionState(**vars(found), position=position[:, -1] + 1)
 
 
 # ---- the models
@@ -423,20 +427,3 @@ def family(
 GLAModel, GLAForCausalLM = family(GLAConfig)
 RetNetModel, RetNetForCausalLM = family(RetNetConfig)
 AUTO = (GLAModel, GLAForCausalLM, RetNetModel, RetNetForCausalLM)
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=3)
-    attention = dict(layers=[1], num_heads=2, num_kv_heads=1, qkv_bias=True, window_size=8)
-    return {
-        "gla": GLAForCausalLM(GLAConfig(**small, tau=4.0, gate_rank=4)),
-        "gla-as-mamba": GLAForCausalLM(
-            GLAConfig(
-                **small, key_size=18, value_size=36, intermediate_size=0, tie_word_embeddings=False, head_norm="rms"
-            )
-        ),
-        "gla-hybrid": GLAForCausalLM(GLAConfig(**{**small, "num_hidden_layers": 3}, attention=[attention])),
-        "retnet": RetNetForCausalLM(RetNetConfig(**small)),
-        "retnet-unrotated": RetNetForCausalLM(RetNetConfig(**small, rotary=False, intermediate_size=0)),
-    }

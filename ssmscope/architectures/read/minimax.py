@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from einops import rearrange
 from torch import Tensor, nn
-from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention, MiniMaxRMSNorm
+from transformers.models.minimax.modeling_minimax import MiniMaxRMSNorm
 
 from ssmscope.architectures.read.parts import (
     as_mask,
@@ -19,16 +19,10 @@ from ssmscope.architectures.read.parts import (
     norm_weight,
     projection,
     rms_factor,
-    state_after,
 )
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
-
-__all__ = ["state_after"]
-
-MIXERS: tuple[type[nn.Module], ...] = (MiniMaxLightningAttention,)
-MODEL_TYPES = ("minimax",)
 
 
 def compute_terms(
@@ -74,14 +68,3 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     assert layer.z is not None
     output_map = OutputMap(lambda v: project(v, False), gate=torch.sigmoid(at_least_float32(layer.z)) * factor)
     return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "out_proj", u))
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    from transformers import MiniMaxConfig, MiniMaxForCausalLM
-
-    kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
-    sizes = dict(vocab_size=97, hidden_size=24, intermediate_size=16, num_hidden_layers=4, layer_types=kinds)
-    heads = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=6, block_size=8, initializer_range=0.1)
-    config = MiniMaxConfig(**sizes, **heads, num_local_experts=4, num_experts_per_tok=2)
-    return {"minimax": MiniMaxForCausalLM(config)}

@@ -18,7 +18,6 @@ from ssmscope.core.linearized import InputMap, as_diagonal
 from ssmscope.core.mixers import adapter_for, as_constant, conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
-from ssmscope.ops import Scan
 
 BY_WEIGHT = int(transformers.__version__.split(".")[0]) >= 5
 """True if transformers' mixers multiply by the weights of `conv1d` and `dt_proj` instead of calling them."""
@@ -30,13 +29,18 @@ class ReadMixer:
     """Mixin before a mixer that computes its output as its architecture is read: terms, scan, output."""
 
     def forward(self, hidden_states, cache_params=None, *args, cache=None, attention_mask=None, **kwargs):
-        if cache_params is not None or cache is not None:
-            raise ValueError(
-                f"{type(self).__name__} fills no cache: call the model with use_cache=False, and continue a run with "
-                "ssmscope's Model.run"
-            )
+        refuse_caches(self, cache_params, cache)
         reader = adapter_for(self)
         return reader.output(self, reader.compute_terms(self, hidden_states, attention_mask))
+
+
+def refuse_caches(mixer: nn.Module, *caches: Any) -> None:
+    """Raise ValueError if a cache is given to a mixer that fills none."""
+    if any(cache is not None for cache in caches):
+        raise ValueError(
+            f"{type(mixer).__name__} fills no cache: call the model with use_cache=False, and continue a run with "
+            "ssmscope's Model.run"
+        )
 
 
 def at_least_float32(t: Tensor) -> Tensor:
@@ -269,33 +273,3 @@ def rms_factor(v: Tensor, eps: float, size: int | None = None) -> Tensor:
     """Return 1 / √(mean of v² + eps) over the last dimension, or over groups of `size` in it, in the shape of `v`."""
     groups = v.unflatten(-1, (-1, size or v.shape[-1]))
     return torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + eps).expand_as(groups).flatten(-2)
-
-
-def convolution_tail(layer: LayerTrace, taps: int) -> Float[Tensor, "batch before channels"]:
-    """Return the `last_inputs` of a layer's convolution."""
-    assert layer.conv_input is not None
-    return last_inputs(layer.conv_input, taps, layer.conv_tail, layer.mask)
-
-
-def last_inputs(
-    x: Float[Tensor, "batch length channels"],
-    taps: int,
-    before: Float[Tensor, "batch before channels"] | None = None,
-    mask: Bool[Tensor, "batch length"] | None = None,
-) -> Float[Tensor, "batch before channels"]:
-    """Return the last taps − 1 inputs of a convolution, up to each row's last real position; `before` are the inputs
-    before the run, by default zeros."""
-    before = before if before is not None else x.new_zeros(x.shape[0], taps - 1, x.shape[2])
-    x = torch.cat([before.to(x.dtype), x], dim=1)
-    if mask is None:
-        return x[:, x.shape[1] - (taps - 1) :]
-    positions = torch.arange(mask.shape[1], device=x.device)
-    last = (mask * (positions + 1)).amax(1)  # The number of positions before a row's continuation.
-    index = last[:, None] + torch.arange(taps - 1, device=x.device)
-    return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[2]))
-
-
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
-    """Return the state from which a run continues after `layer` was scanned."""
-    conv = None if layer.conv_input is None else convolution_tail(layer, layer.reach)
-    return LayerState(conv=conv, ssm=tuple(s.state for s in scans))

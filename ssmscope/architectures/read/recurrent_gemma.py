@@ -13,7 +13,6 @@ from einops import einsum, rearrange
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import (
-    RecurrentGemmaRecurrentBlock,
     SqrtBoundDerivative,
 )
 
@@ -27,17 +26,11 @@ from ssmscope.architectures.read.parts import (
     mask_padding,
     opened_by,
     projection,
-    state_after,
 )
 from ssmscope.core.affine import depthwise
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
-
-__all__ = ["state_after"]
-
-MIXERS: tuple[type[nn.Module], ...] = (RecurrentGemmaRecurrentBlock,)
-MODEL_TYPES = ("recurrent_gemma",)
 
 
 def compute_terms(
@@ -92,21 +85,3 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     opening = opened_by(enter_gate, mixer.act_fn, z)
     output_map = OutputMap(lambda v: project(v, False), gate=mixer.act_fn(z), opening=opening)
     return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "linear_out", u))
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
-
-    sizes = dict(vocab_size=97, hidden_size=24, intermediate_size=32, num_hidden_layers=3, use_cache=False)
-    kinds = dict(
-        block_types=["recurrent", "attention", "recurrent"],
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        attention_window_size=6,
-    )
-    module = RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**sizes, **kinds, w_init_variance_scale=1.0))
-    for name, parameter in module.named_parameters():
-        if name.endswith("recurrent_param"):
-            parameter.data.uniform_(-3.0, -1.0)  # The decays then differ from token to token.
-    return {"recurrent_gemma": module}

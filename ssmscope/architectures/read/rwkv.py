@@ -42,7 +42,6 @@ from ssmscope.architectures.read.parts import (
     as_mask,
     at_least_float32,
     constant,
-    convolution_tail,
     mask_padding,
     projection,
     rms_factor,
@@ -51,12 +50,9 @@ from ssmscope.core.affine import agrees_with_weight, norm_terms
 from ssmscope.core.intercept import observe, override_forward
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
-from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.core.trace import LayerState, LayerTrace, last_inputs
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan, skip_alone
-
-MIXERS: tuple[type[nn.Module], ...] = (RwkvBlock,)
-MODEL_TYPES = ("rwkv",)
 
 EMPTY_LOG_WEIGHT = -1e30
 """Log-weight of an empty memory, and of a key at padding."""
@@ -275,13 +271,8 @@ def returned(output: Tensor) -> tuple[Tensor, None, None]:
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> RwkvState:
     """Return the state from which a run continues after this block."""
     shown = mask_padding(mixer.ln2(_after_time_mixing(mixer, layer, scans)), layer.mask)
-    of_channels = replace(layer, conv_input=shown, conv_tail=layer.extras.get("channel_tail"))
-    return RwkvState(
-        conv=convolution_tail(layer, 2),
-        ssm=tuple(s.state for s in scans),
-        channel=convolution_tail(of_channels, 2),
-        log_weight=layer.extras["log_weight"][:, -1],
-    )
+    channel = last_inputs(shown, 2, layer.extras.get("channel_tail"), layer.mask)
+    return RwkvState(**vars(layer.state_after(scans)), channel=channel, log_weight=layer.extras["log_weight"][:, -1])
 
 
 def _stream(mixer: nn.Module, u: Tensor) -> Tensor:
@@ -408,17 +399,3 @@ def _backbone(
     wanted = model.config.output_hidden_states if wanted is None else wanted
     run = RwkvOutput(last_hidden_state=last, hidden_states=(*seen[1:], last) if wanted else None)
     return run if kwargs.get("return_dict") in (None, True) else run.to_tuple()
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    from transformers import RwkvConfig, RwkvForCausalLM
-
-    sizes = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, rescale_every=0, use_cache=False)
-    models: dict[str, nn.Module] = {
-        "rwkv": RwkvForCausalLM(RwkvConfig(**sizes)),
-        "rwkv-deeper": RwkvForCausalLM(RwkvConfig(**{**sizes, "num_hidden_layers": 3}, intermediate_size=40)),
-    }
-    for model in models.values():
-        nn.init.normal_(model.get_input_embeddings().weight)
-    return models

@@ -11,15 +11,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ssmscope.architectures.own.generation import BlocksInTurn
 from ssmscope.architectures.read.linear_attention import Block
-from ssmscope.architectures.read.linear_layers import chunked
 from ssmscope.architectures.read.parts import (
+    ReadMixer,
     activated_convolution,
     as_mask,
     at_least_float32,
@@ -28,7 +27,6 @@ from ssmscope.architectures.read.parts import (
     mask_padding,
     opened_by,
     projection,
-    state_after,
 )
 from ssmscope.core.affine import depthwise
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
@@ -37,9 +35,6 @@ from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
 from ssmscope.ops.order import along
 
-__all__ = ["state_after"]
-
-MODEL_TYPES = ("ssm-vim",)
 BIDIRECTIONAL = True
 DIRECTIONS = ("forward", "backward")
 
@@ -55,7 +50,7 @@ class Direction(NamedTuple):
     order: Tensor
 
 
-class VimMixer(nn.Module):
+class VimMixer(ReadMixer, nn.Module):
     """Vim's mixer; its parameters have the names of the published code, with _b for the backward direction."""
 
     def __init__(self, config: Any) -> None:
@@ -88,28 +83,6 @@ class VimMixer(nn.Module):
         own = (self.conv1d, self.x_proj, self.dt_proj, self.A_log, self.D)
         back = (self.conv1d_b, self.x_proj_b, self.dt_proj_b, self.A_b_log, self.D_b)
         return Direction(*own, order), Direction(*back, order.flip(0))
-
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        mask = as_mask(attention_mask)
-        x, z = self.in_proj(hidden_states).chunk(2, dim=-1)
-        outputs = []
-        for direction in self.directions(hidden_states, mask):
-
-            def read(x: Tensor, direction: Direction = direction) -> Tensor:
-                hidden = None if mask is None else mask[:, direction.order]
-                x = rearrange(mask_padding(x, hidden), "b t d -> b d t")
-                x = mask_padding(self.act(rearrange(direction.conv1d(x)[..., : x.shape[2]], "b d t -> b t d")), hidden)
-                step, B, C = direction.x_proj(x).split([self.rank, self.state, self.state], dim=-1)
-                delta = mask_padding(softplus(direction.dt_proj(step)), hidden)
-                b, c = (t.unsqueeze(2).expand(-1, -1, x.shape[2], -1) for t in (B, C))
-                log_a = -delta.unsqueeze(-1) * direction.A_log.to(delta).exp()
-                return chunked(c, b, (delta * x).unsqueeze(-1), log_a).squeeze(-1) + direction.D.to(x) * x
-
-            outputs.append(along(direction.order, read, x))
-        return self.out_proj((outputs[0] + outputs[1]) / 2 * self.act(z))
-
-
-MIXERS: tuple[type[nn.Module], ...] = (VimMixer,)
 
 
 def compute_terms(
@@ -267,12 +240,3 @@ class VimModel(BlocksInTurn, PreTrainedModel):
 
 
 AUTO = (VimModel,)
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random classifier of tokens of this family; seeded by the caller."""
-    from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-
-    sizes: dict[str, Any] = dict(vocab_size=97, hidden_size=16, num_hidden_layers=2, state_size=3, time_step_rank=2)
-    config = VimConfig(**sizes, middle=False, initializer_range=0.5)
-    return {"vim": SSMForSequenceClassification(SSMClassifierConfig(backbone=config, num_labels=3))}

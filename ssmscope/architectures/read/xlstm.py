@@ -27,7 +27,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad
 from transformers.models.xlstm.modeling_xlstm import (
-    xLSTMLayer,
     xLSTMModel,
     xLSTMMultiHeadLayerNorm,
     xLSTMOutput,
@@ -43,9 +42,6 @@ from ssmscope.core.mixers import arguments
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
-
-MIXERS: tuple[type[nn.Module], ...] = (xLSTMLayer,)
-MODEL_TYPES = ("xlstm",)
 
 MAX_GATE_CAP = 40.0
 """Largest cap of a gate for which e^ĩ k, summed over a long text, is within float32."""
@@ -124,8 +120,7 @@ def returned(output: Tensor) -> tuple[Tensor, None]:
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> MLSTMState:
     """Return the state from which a run continues after this layer."""
-    states, extras = tuple(s.state for s in scans), layer.extras
-    return MLSTMState(conv=None, ssm=states, normalizer=extras["n"], stabilizer=extras["m"])
+    return MLSTMState(**vars(layer.state_after(scans)), normalizer=layer.extras["n"], stabilizer=layer.extras["m"])
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
@@ -181,21 +176,3 @@ def _backbone(model: Any, below: Any, *args: Any, **kwargs: Any) -> Any:
     for block in model.blocks:
         hidden, _ = block(hidden)
     return xLSTMOutput(last_hidden_state=model.out_norm(hidden))
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    from transformers import xLSTMConfig, xLSTMForCausalLM
-
-    sizes = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=2, ffn_round_up_to_multiple_of=8)
-    models: dict[str, nn.Module] = {
-        "xlstm": xLSTMForCausalLM(xLSTMConfig(**sizes, use_cache=False)),
-        "xlstm-with-biases": xLSTMForCausalLM(xLSTMConfig(**sizes, use_cache=False, use_bias=True)),
-    }
-    for module in models.values():
-        for name, parameter in module.named_parameters():
-            if name.endswith(("igate_preact.weight", "fgate_preact.weight")):
-                parameter.data.normal_(0.0, 0.15)
-            elif name.endswith(("igate_preact.bias", "fgate_preact.bias")):  # i is e^{−10} as initialised.
-                parameter.data.uniform_(0.0, 2.0)
-    return models
