@@ -15,19 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    Mamba2Config,
-    Mamba2ForCausalLM,
-    Mamba2Model,
-    MambaConfig,
-    MambaForCausalLM,
-    MambaModel,
-)
 from transformers.models.mamba2.modeling_mamba2 import Mamba2RMSNorm
 
-from ssmscope.architectures.own.base import base_of
+from ssmscope.architectures.own.base import base_of, variant
 from ssmscope.architectures.own.diff_layers import LAMBDA_FORMS, DiffMambaMixer, DiffS6Mixer, Subtraction
-from ssmscope.architectures.own.generation import MAMBA2_TIED, WholeSequences
 from ssmscope.architectures.read.parts import (
     as_mask,
     at_least_float32,
@@ -186,15 +177,27 @@ def _state_of_each(state: LayerState | None) -> Sequence[LayerState | None]:
 # ---- the models
 
 
-class _DifferentialFields:
-    """Fields of a differential configuration in addition to its base model's."""
+class DifferentialFields:
+    """A Differential Mamba on Mamba-2, the paper's, or on Mamba-1, with `scope="block"` only.
+
+    Args (in addition to those of `Mamba2Config` or `MambaConfig`, which describe the plain layers; the two mixers of a
+    differential layer have expansion 1 and as many heads, which are narrower):
+        scope: `block` subtracts whole mixers (Diff-Mamba, Eq. 19), `s6` recurrences inside one block (Diff-S6, Eq. 13).
+        differential_layers: `full`, `hybrid` (layers 0, 2, 4, …), or the indices of the differential layers.
+        normalize: a root-mean-square norm after the subtraction (Eqs. 16 and 21).
+        lambda_form: `sum` (Eq. 17), `scalar` or `exponential` (Eq. 11), see `Subtraction`.
+        lambda_std: initial standard deviation of the parameters of λ. Default 0 for `sum` and `scalar`: the sum of
+            D standard normal numbers (1, the authors' choice) saturates the sigmoid. Default 0.1 for `exponential`.
+    """
 
     hidden_size: int
     num_hidden_layers: int
 
-    def _set(
-        self, scope: str, layers: str | Sequence[int], normalize: bool, lambda_form: str, lambda_std: float | None
-    ) -> None:
+    def __init__(
+        self, scope="block", differential_layers="full", normalize=True, lambda_form="sum", lambda_std=None, **kwargs
+    ):
+        super().__init__(**kwargs)
+        layers = differential_layers
         for name, value, allowed in (("scope", scope, SCOPES), ("lambda_form", lambda_form, LAMBDA_FORMS)):
             if value not in allowed:
                 raise InputError(f"{name} {value!r} is unknown: choose one of {', '.join(allowed)}")
@@ -214,6 +217,11 @@ class _DifferentialFields:
             raise InputError(
                 f"differential_layers {layers!r}: give at least one layer, from 0 to {self.num_hidden_layers - 1}"
             )
+        heads = getattr(self, "num_heads", None)
+        if heads is None and scope != "block":
+            raise InputError("scope 's6' is built on Mamba-2: use DiffMambaConfig (model type diff-mamba)")
+        if heads is not None and scope == "block" and self.hidden_size % heads:
+            raise InputError(f"{heads} heads do not divide the {self.hidden_size} channels of each mixer")
 
     @property
     def differential_indices(self) -> list[int]:
@@ -223,56 +231,10 @@ class _DifferentialFields:
         return self.differential_layers
 
 
-class DiffMambaConfig(Mamba2Config, _DifferentialFields):
-    """A Differential Mamba on Mamba-2, the paper's.
-
-    Args (in addition to those of `Mamba2Config`, which describe the plain layers; the two mixers of a differential
-    layer have expansion 1 and as many heads, which are narrower):
-        scope: `block` subtracts whole mixers (Diff-Mamba, Eq. 19), `s6` recurrences inside one block (Diff-S6, Eq. 13).
-        differential_layers: `full`, `hybrid` (layers 0, 2, 4, …), or the indices of the differential layers.
-        normalize: a root-mean-square norm after the subtraction (Eqs. 16 and 21).
-        lambda_form: `sum` (Eq. 17), `scalar` or `exponential` (Eq. 11), see `Subtraction`.
-        lambda_std: initial standard deviation of the parameters of λ. Default 0 for `sum` and `scalar`: the sum of
-            D standard normal numbers (1, the authors' choice) saturates the sigmoid. Default 0.1 for `exponential`.
-    """
-
-    model_type = "diff-mamba"
-
-    def __init__(
-        self, scope="block", differential_layers="full", normalize=True, lambda_form="sum", lambda_std=None, **kwargs
-    ):
-        super().__init__(**kwargs)
-        self._set(scope, differential_layers, normalize, lambda_form, lambda_std)
-        if scope == "block" and self.hidden_size % self.num_heads:
-            raise InputError(f"{self.num_heads} heads do not divide the {self.hidden_size} channels of each mixer")
-
-
-class DiffMamba1Config(MambaConfig, _DifferentialFields):
-    """A Differential Mamba on Mamba-1, `scope="block"` only; arguments as `DiffMambaConfig`, and `MambaConfig`'s."""
-
-    model_type = "diff-mamba1"
-
-    def __init__(
-        self, scope="block", differential_layers="full", normalize=True, lambda_form="sum", lambda_std=None, **kwargs
-    ):
-        super().__init__(**kwargs)
-        self._set(scope, differential_layers, normalize, lambda_form, lambda_std)
-        if scope != "block":
-            raise InputError("scope 's6' is built on Mamba-2: use DiffMambaConfig (model type diff-mamba)")
-
-
-class _Differential:
+class Differential:
     """Base of models with differential layers, which run whole sequences without a cache."""
 
     config: Any
-    layers: Any
-    post_init: Any
-
-    def _make_differential(self) -> None:
-        mixer = DiffMambaMixer if self.config.scope == "block" else DiffS6Mixer
-        for index in self.config.differential_indices:
-            self.layers[index].mixer = mixer(self.config, index)
-        self.post_init()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -289,49 +251,31 @@ class _Differential:
         return super().forward(*args, use_cache=False, **kwargs)  # type: ignore[misc]
 
 
-class DiffMambaModel(_Differential, Mamba2Model):
-    """The backbone of a Differential Mamba on Mamba-2."""
-
-    config_class = DiffMambaConfig
+class DifferentialBackbone(Differential):
+    """Base of the backbones."""
 
     def __init__(self, config):
-        super().__init__(config)
-        self._make_differential()
+        super().__init__(config)  # type: ignore[call-arg]
+        mixer = DiffMambaMixer if config.scope == "block" else DiffS6Mixer
+        for index in config.differential_indices:
+            self.layers[index].mixer = mixer(config, index)  # type: ignore[attr-defined]
+        self.post_init()  # type: ignore[attr-defined]
 
 
-class DiffMambaForCausalLM(WholeSequences, _Differential, Mamba2ForCausalLM):
-    """The language model of a Differential Mamba on Mamba-2."""
+class DifferentialLanguageModel(Differential):
+    """Base of the language models."""
 
-    config_class = DiffMambaConfig
-    _tied_weights_keys = MAMBA2_TIED
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.backbone = DiffMambaModel(config)
-        self.post_init()
-
-
-class DiffMamba1Model(_Differential, MambaModel):
-    """The backbone of a Differential Mamba on Mamba-1."""
-
-    config_class = DiffMamba1Config
+    backbone_class: Any
 
     def __init__(self, config):
-        super().__init__(config)
-        self._make_differential()
+        super().__init__(config)  # type: ignore[call-arg]
+        self.backbone = self.backbone_class(config)
+        self.post_init()  # type: ignore[attr-defined]
 
 
-class DiffMamba1ForCausalLM(WholeSequences, _Differential, MambaForCausalLM):
-    """The language model of a Differential Mamba on Mamba-1."""
-
-    config_class = DiffMamba1Config
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.backbone = DiffMamba1Model(config)
-        self.post_init()
-
-
+CLASSES = DifferentialFields, DifferentialBackbone, DifferentialLanguageModel
+DiffMambaConfig, DiffMambaModel, DiffMambaForCausalLM = variant("Mamba2", "DiffMamba", "diff-mamba", *CLASSES)
+DiffMamba1Config, DiffMamba1Model, DiffMamba1ForCausalLM = variant("Mamba", "DiffMamba1", "diff-mamba1", *CLASSES)
 AUTO = (DiffMambaModel, DiffMambaForCausalLM, DiffMamba1Model, DiffMamba1ForCausalLM)
 
 

@@ -83,8 +83,19 @@ class BlocksInTurn:
 class HeadOnBackbone(WholeSequences):
     """Mixin before a transformers model that makes it a language model of `backbone` and `lm_head`."""
 
+    backbone_class: Any
     backbone: PreTrainedModel
     lm_head: nn.Module
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        self.backbone = self.backbone_class(config)
+        self.lm_head = self.make_head(config.vocab_size)
+        self.post_init()  # type: ignore[attr-defined]
+
+    def make_head(self, rows: int) -> nn.Module:
+        """Return a new head."""
+        return nn.Linear(self.config.hidden_size, rows, bias=False)  # type: ignore[attr-defined]
 
     def get_input_embeddings(self) -> nn.Module:
         return self.backbone.get_input_embeddings()

@@ -22,19 +22,10 @@ import torch
 from einops import rearrange
 from jaxtyping import Int
 from torch import Tensor, nn
-from transformers import (
-    Mamba2Config,
-    Mamba2ForCausalLM,
-    Mamba2Model,
-    MambaConfig,
-    MambaForCausalLM,
-    MambaModel,
-)
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-from ssmscope.architectures.own.base import base_of
-from ssmscope.architectures.own.generation import MAMBA2_TIED, WholeSequences
+from ssmscope.architectures.own.base import base_of, variant
 from ssmscope.architectures.read.parts import (
     ReadMixer,
     at_least_float32,
@@ -183,14 +174,18 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
 # ---- the models
 
 
-class _GroupingFields:
-    """Fields of a GFSSM configuration in addition to its base model's."""
+class GroupingFields:
+    """A Mamba or Mamba-2 with grouped states after a filter.
 
-    state_groups: int
-    fir_taps: int
-    prompt: bool
+    Args (in addition to those of `MambaConfig` or `Mamba2Config`):
+        state_groups: Q, the number of states that take turns. (`n_groups` are Mamba-2's groups of heads that share B
+            and C.)
+        fir_taps: the number of the filter's taps k_j; 1 leaves only a scale. The paper's filter has 4.
+        prompt: whether the states before the first token are learnt; otherwise they are zero.
+    """
 
-    def _set(self, state_groups: int, fir_taps: int, prompt: bool) -> None:
+    def __init__(self, state_groups=2, fir_taps=4, prompt=True, **kwargs):
+        super().__init__(**kwargs)
         for name, value in (("state_groups", state_groups), ("fir_taps", fir_taps)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} {value!r} is no number of {name.split('_')[1]}: give an integer, 1 or more")
@@ -198,43 +193,15 @@ class _GroupingFields:
         self.use_cache = False
 
 
-class GFSSMConfig(Mamba2Config, _GroupingFields):
-    """A Mamba-2 with grouped states after a filter.
-
-    Args (in addition to those of `Mamba2Config`):
-        state_groups: Q, the number of states that take turns. (`n_groups` are Mamba-2's groups of heads that share B
-            and C.)
-        fir_taps: the number of the filter's taps k_j; 1 leaves only a scale. The paper's filter has 4.
-        prompt: whether the states before the first token are learnt; otherwise they are zero.
-    """
-
-    model_type = "gfssm"
-
-    def __init__(self, state_groups=2, fir_taps=4, prompt=True, **kwargs):
-        super().__init__(**kwargs)
-        self._set(state_groups, fir_taps, prompt)
-
-
-class GFSSMMambaConfig(MambaConfig, _GroupingFields):
-    """A Mamba with grouped states; arguments as `GFSSMConfig`, in addition to those of `MambaConfig`."""
-
-    model_type = "gfssm-mamba"
-
-    def __init__(self, state_groups=2, fir_taps=4, prompt=True, **kwargs):
-        super().__init__(**kwargs)
-        self._set(state_groups, fir_taps, prompt)
-
-
-class _Grouped:
+class Grouped:
     """Base of models whose mixers have grouped states."""
 
     def __init__(self, config):
         super().__init__(config)  # type: ignore[call-arg]
-        on_mamba2 = isinstance(config, Mamba2Config)
         backbone = self.base_model  # type: ignore[attr-defined]
-        backbone.__class__ = GFSSMModel if on_mamba2 else GFSSMMambaModel
+        backbone.__class__ = getattr(self, "backbone_class", type(backbone))
         for block in backbone.layers:
-            block.mixer.__class__ = GFSSMMixer if on_mamba2 else GFSSMMambaMixer
+            block.mixer.__class__ = GFSSMMixer if isinstance(block.mixer, Mamba2Mixer) else GFSSMMambaMixer
             block.mixer.grouping = Grouping(config, block.mixer)
 
     def _init_weights(self, module):
@@ -244,29 +211,8 @@ class _Grouped:
             super()._init_weights(module)  # type: ignore[misc]
 
 
-class GFSSMModel(_Grouped, Mamba2Model):
-    """Mamba-2's backbone with grouped states."""
-
-    config_class = GFSSMConfig
-
-
-class GFSSMForCausalLM(WholeSequences, _Grouped, Mamba2ForCausalLM):
-    """Mamba-2's language model with grouped states."""
-
-    config_class = GFSSMConfig
-    _tied_weights_keys = MAMBA2_TIED
-
-
-class GFSSMMambaModel(_Grouped, MambaModel):
-    """Mamba's backbone with grouped states."""
-
-    config_class = GFSSMMambaConfig
-
-
-class GFSSMMambaForCausalLM(WholeSequences, _Grouped, MambaForCausalLM):
-    """Mamba's language model with grouped states."""
-
-    config_class = GFSSMMambaConfig
-
-
+GFSSMConfig, GFSSMModel, GFSSMForCausalLM = variant("Mamba2", "GFSSM", "gfssm", GroupingFields, Grouped, Grouped)
+GFSSMMambaConfig, GFSSMMambaModel, GFSSMMambaForCausalLM = variant(
+    "Mamba", "GFSSMMamba", "gfssm-mamba", GroupingFields, Grouped, Grouped
+)
 AUTO = (GFSSMModel, GFSSMForCausalLM, GFSSMMambaModel, GFSSMMambaForCausalLM)

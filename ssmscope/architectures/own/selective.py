@@ -194,11 +194,8 @@ class SelectiveSSMForSequenceClassification(_EmbeddingAndSSM):
 class SelectiveSSMForCausalLM(HeadOnBackbone, _SelectiveSSMPreTrainedModel, GenerationMixin):
     """Language model of an embedding, one selective SSM, and a head without bias on y at every position."""
 
-    def __init__(self, config: SelectiveSSMConfig):
-        super().__init__(config)
-        self.backbone = SelectiveSSMModel(config)
-        self.lm_head = self.make_head(config.vocab_size)
-        self.post_init()
+    backbone_class = SelectiveSSMModel
+    make_head = _SelectiveSSMPreTrainedModel.make_head
 
 
 AUTO = (SelectiveSSMModel, SelectiveSSMForCausalLM, SelectiveSSMForSequenceClassification)

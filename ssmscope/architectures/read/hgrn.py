@@ -93,11 +93,13 @@ class GatedMixer(ReadMixer, nn.Module, ABC):
 
     def value(self, i: Tensor) -> Tensor:
         """Return the values for the output `i` of W_i."""
-        return i
+        return silu(i)
 
     @abstractmethod
-    def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None) -> tuple[Recurrence, dict[str, Tensor]]:
-        """Return the layer's recurrence and `extras`."""
+    def reads(
+        self, u: Tensor, written: Tensor, log_f: Tensor, state: LayerState | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return what reads the state, shaped as log f, and `extras`."""
 
     def activated(self, o: Tensor) -> Tensor:
         """Return the norm's input for the recurrence's output."""
@@ -109,24 +111,18 @@ class HGRNMixer(GatedMixer):
 
     read = "z_proj"
 
-    def value(self, i: Tensor) -> Tensor:
-        return silu(i)
-
-    def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None) -> tuple[Recurrence, dict[str, Tensor]]:
-        log_f = self.log_f(u)
-        written = mask_padding(-torch.expm1(log_f), mask)
-        x = self.heads(self.value(self.i_proj(u)))
-        return Recurrence(x=x, b=written, c=torch.ones_like(written), log_a=mask_padding(log_f, mask)), {}
+    def reads(self, u, written, log_f, state):
+        return torch.ones_like(written), {}
 
 
 class HGRN2Mixer(GatedMixer):
     """HGRN2's layer."""
 
-    def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None) -> tuple[Recurrence, dict[str, Tensor]]:
-        log_f = self.log_f(u)
-        written = mask_padding(-torch.expm1(log_f), mask)
-        q = silu(self.heads(self.q_proj(u))) * log_f.shape[-1] ** -0.5
-        return Recurrence(x=self.heads(self.i_proj(u)), b=written, c=q, log_a=mask_padding(log_f, mask)), {}
+    def value(self, i: Tensor) -> Tensor:
+        return i
+
+    def reads(self, u, written, log_f, state):
+        return silu(self.heads(self.q_proj(u))) * log_f.shape[-1] ** -0.5, {}
 
 
 class SlotMixer(GatedMixer):
@@ -140,12 +136,7 @@ class SlotMixer(GatedMixer):
     def log_f(self, u: Tensor) -> Tensor:
         return super().log_f(u) / self.tau
 
-    def value(self, i: Tensor) -> Tensor:
-        return silu(i)
-
-    def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None) -> tuple[Recurrence, dict[str, Tensor]]:
-        log_f = self.log_f(u)
-        written, log_f = mask_padding(-torch.expm1(log_f), mask), mask_padding(log_f, mask)
+    def reads(self, u, written, log_f, state):
         q, k = (silu(self.heads(project(u))) for project in (self.q_proj, self.k_proj))
         each_slot = Recurrence(  # Each slot of a head becomes a head with one decay.
             x=rearrange(written, "b t h m -> b t (h m) 1"),
@@ -154,9 +145,7 @@ class SlotMixer(GatedMixer):
             log_a=rearrange(log_f, "b t h m -> b t (h m) 1"),
         )
         keys = ops.scan(each_slot, state.keys if isinstance(state, SlotState) else None)
-        reads = rearrange(keys.y, "b t (h m) 1 -> b t h m", h=self.num_heads).softmax(-1)
-        x = self.heads(self.value(self.i_proj(u)))
-        return Recurrence(x=x, b=written, c=reads, log_a=log_f), {"keys": keys.state}
+        return rearrange(keys.y, "b t (h m) 1 -> b t h m", h=self.num_heads).softmax(-1), {"keys": keys.state}
 
     def activated(self, o: Tensor) -> Tensor:
         return silu(o)
@@ -174,7 +163,10 @@ def compute_terms(
 ) -> LayerTrace:
     """Return the layer's terms. A GSA layer's `extras` have the slots' `keys` after the last position."""
     mask = as_mask(mask)
-    recurrence, extras = mixer.terms(u, mask, state)
+    log_f = mask_padding(mixer.log_f(u), mask)
+    written = -torch.expm1(log_f)
+    reads, extras = mixer.reads(u, written, log_f, state)
+    recurrence = Recurrence(x=mixer.heads(mixer.value(mixer.i_proj(u))), b=written, c=reads, log_a=log_f)
     z = mixer.z_proj(u) if isinstance(mixer, HGRNMixer) else None
     return LayerTrace(u, (recurrence,), mask=mask, z=z, extras=extras)
 

@@ -405,13 +405,6 @@ class LinearAttentionForCausalLM(HeadOnBackbone, _LinearAttentionPreTrainedModel
     """Language model of the backbone and a head on the vocabulary."""
 
     _tied_weights_keys = MAMBA2_TIED
-    backbone_class: type[LinearAttentionModel]
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.backbone = self.backbone_class(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
 
 
 def family(

@@ -167,13 +167,7 @@ class Mamba2AttnForCausalLM(HeadOnBackbone, _Mamba2AttnPreTrainedModel, Generati
     """The backbone and a head on the vocabulary."""
 
     _tied_weights_keys = MAMBA2_TIED
-    backbone_class: type[Mamba2AttnModel] = Mamba2AttnModel
-
-    def __init__(self, config: Mamba2AttnConfig) -> None:
-        super().__init__(config)
-        self.backbone = self.backbone_class(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+    backbone_class = Mamba2AttnModel
 
 
 AUTO = (Mamba2AttnModel, Mamba2AttnForCausalLM)

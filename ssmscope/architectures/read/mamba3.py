@@ -34,6 +34,7 @@ from ssmscope.architectures.read.parts import (
     as_mask,
     at_least_float32,
     constant,
+    delayed,
     mask_padding,
     opened_by,
     projection,
@@ -129,15 +130,9 @@ def compute_terms(
     now = Recurrence(x=x, b=b, c=c, delta=share * delta, log_a=decay, D=at_least_float32(mixer.D))
     before_x, before_b = (None, None) if state is None else (state.x, state.b)
     later = (1 - share) * delta * log_a.exp()
-    before = Recurrence(x=_shifted(x, before_x), b=_shifted(b, before_b), c=c, delta=later, log_a=decay)
+    before = Recurrence(x=delayed(x, before_x), b=delayed(b, before_b), c=c, delta=later, log_a=decay)
     initial = None if state is None else state.ssm
     return LayerTrace(u, (now, before), mask=mask, z=z, initial=initial, reach=2, extras={"angle": angle})
-
-
-def _shifted(t: Tensor, first: Tensor | None) -> Tensor:
-    """Return `t` (batch, length, …) a step later, after `first` (batch, 1, …) or zeros."""
-    first = torch.zeros_like(t[:, :1]) if first is None else first.to(t)
-    return torch.cat([first, t[:, :-1]], dim=1)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:

@@ -67,30 +67,21 @@ def causal_convolution(
     bias: Float[Tensor, " #channels"] | None,
     tail: Float[Tensor, "batch before channels"] | None = None,
     taps: Bool[Tensor, "batch length taps"] | None = None,
+    act: Activation | None = None,
 ) -> Float[Tensor, "batch length channels"]:
-    """Compute a depthwise causal convolution, Σ_j weight_j x_{t − taps + 1 + j} + bias.
+    """Compute a depthwise causal convolution, act(Σ_j weight_j x_{t − taps + 1 + j} + bias).
 
     `tail` holds the taps − 1 inputs before the first position (default zeros), and `taps` says which inputs are read,
     x_t first (default all).
     """
-    return _convolution(x, as_constant(weight), None if bias is None else as_constant(bias), tail, taps)
+    kernel = as_constant(weight)[:, 0].flip(-1).to(x.dtype)
+    bias = None if bias is None else as_constant(bias).to(x.dtype)
+    return convolved(x, kernel, tail, taps, bias) if act is None else _activated(act, x, kernel, tail, taps, bias)
 
 
-def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor | None, taps: Tensor | None) -> Tensor:
-    kernel = weight[:, 0].flip(-1).to(x.dtype)
-    return convolved(x, kernel, tail, taps, None if bias is None else bias.to(x.dtype))
-
-
-def activated_convolution(
-    x: Float[Tensor, "batch length channels"],
-    weight: Float[Tensor, "#channels 1 taps"],
-    bias: Float[Tensor, " #channels"] | None,
-    act: Callable[[Tensor], Tensor],
-    tail: Float[Tensor, "batch before channels"] | None = None,
-    taps: Bool[Tensor, "batch length taps"] | None = None,
-) -> Float[Tensor, "batch length channels"]:
-    """Return act(`causal_convolution`)."""
-    return _activated(act, x, as_constant(weight), None if bias is None else as_constant(bias), tail, taps)
+@compilable
+def _activated(act: Activation, *terms: Tensor | None) -> Tensor:
+    return act(convolved(*terms))
 
 
 def convolve(
@@ -110,23 +101,8 @@ def convolve(
     weight, bias = kernel
     x = edit_conv_input(mixer, mask_padding(x, mask))
     tail, taps = None if state is None else state.conv, conv_tap_mask(mixer, x, weight.shape[-1])
-    if act is None:
-        y = causal_convolution(x, weight, bias, tail, taps)
-    else:
-        y = activated_convolution(x, weight, bias, act, tail, taps)
+    y = causal_convolution(x, weight, bias, tail, taps, act)
     return mask_padding(y, mask), {"conv_input": x, "conv_tail": tail, "taps": taps, "reach": weight.shape[-1]}
-
-
-@compilable
-def _activated(
-    act: Callable[[Tensor], Tensor],
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    tail: Tensor | None,
-    taps: Tensor | None,
-) -> Tensor:
-    return act(_convolution(x, weight, bias, tail, taps))
 
 
 def projection(mixer: nn.Module, name: str, rows: slice | Tensor | None = None) -> Callable[[Tensor, bool], Tensor]:
@@ -273,3 +249,9 @@ def rms_factor(v: Tensor, eps: float, size: int | None = None) -> Tensor:
     """Return 1 / √(mean of v² + eps) over the last dimension, or over groups of `size` in it, in the shape of `v`."""
     groups = v.unflatten(-1, (-1, size or v.shape[-1]))
     return torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + eps).expand_as(groups).flatten(-2)
+
+
+def delayed(t: Tensor, first: Tensor | None = None) -> Tensor:
+    """Return `t` (batch, length, …) a step later, after `first` (batch, 1, …) or zeros."""
+    first = torch.zeros_like(t[:, :1]) if first is None else first.to(t)
+    return torch.cat([first, t[:, :-1]], dim=1)

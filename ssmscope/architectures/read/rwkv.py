@@ -42,6 +42,7 @@ from ssmscope.architectures.read.parts import (
     as_mask,
     at_least_float32,
     constant,
+    delayed,
     mask_padding,
     projection,
     rms_factor,
@@ -170,7 +171,7 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     project, rescaling = projection(attention, "output"), _rescaling(mixer)
     output_map = OutputMap(lambda v: project(v, False) * rescaling, gate=torch.sigmoid(at_least_float32(layer.z)))
     input_map = InputMap(source=rearrange(recurrence.x, "b t c 1 -> b t c"), enter=_values(mixer, layer))
-    memory = replace(recurrence, b=_delayed(recurrence.b), log_a=_delayed(recurrence.log_a))
+    memory = replace(recurrence, b=delayed(recurrence.b), log_a=delayed(recurrence.log_a))
     shift = read.new_tensor([0.0, 1.0])
     start = None if layer.initial is None else layer.initial[0]
     paths = (
@@ -210,11 +211,6 @@ def _beside(
         return x + r * value(k * key(shifted(x + mixed, mixing.time_mix_key, biased), biased), biased) * rescaling
 
     return beside
-
-
-def _delayed(t: Tensor) -> Tensor:
-    """Return every step's term one step later."""
-    return torch.cat([torch.zeros_like(t[:, :1]), t[:, :-1]], dim=1)
 
 
 def _values(mixer: nn.Module, layer: LayerTrace) -> Callable[[Tensor, bool], Tensor]:
@@ -281,8 +277,7 @@ def _stream(mixer: nn.Module, u: Tensor) -> Tensor:
 
 def token_before(x: Tensor, tail: Tensor | None, taps: Tensor | None) -> Tensor:
     """Return the input one token earlier, 0 where `taps` (batch, length, 2) bool leaves it out."""
-    first = torch.zeros_like(x[:, :1]) if tail is None else tail.to(x.dtype)
-    before = torch.cat([first, x[:, :-1]], dim=1)
+    before = delayed(x, tail)
     return before if taps is None else before * taps[..., 1:]
 
 
@@ -295,9 +290,8 @@ def _after_time_mixing(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, .
     (scanned,) = scans
     assert layer.z is not None
     p, v = scanned.y.squeeze(-1), layer.recurrence.x.squeeze(-1)
-    first = torch.zeros_like(p[:, 0]) if layer.initial is None else rearrange(layer.initial[0], "b c 1 1 -> b c")
-    p = torch.cat([first.unsqueeze(1), p[:, :-1]], dim=1)
-    wkv = torch.lerp(v, p, torch.sigmoid(layer.extras["bonus"]))
+    first = None if layer.initial is None else rearrange(layer.initial[0], "b c 1 1 -> b 1 c")
+    wkv = torch.lerp(v, delayed(p, first), torch.sigmoid(layer.extras["bonus"]))
     gated = torch.sigmoid(layer.z) * wkv.to(layer.z.dtype)
     return _stream(mixer, layer.u) + mixer.attention.output(gated) * _rescaling(mixer)
 

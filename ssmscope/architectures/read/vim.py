@@ -19,7 +19,6 @@ from ssmscope.architectures.own.generation import BlocksInTurn
 from ssmscope.architectures.read.linear_attention import Block
 from ssmscope.architectures.read.parts import (
     ReadMixer,
-    activated_convolution,
     as_mask,
     at_least_float32,
     causal_convolution,
@@ -100,7 +99,7 @@ def compute_terms(
     values, recurrences = mask_padding(values, mask), []
     for direction in mixer.directions(u, mask):
         weight, bias = _taps(mixer, direction)
-        x = along(direction.order, lambda t: activated_convolution(t, weight, bias, mixer.act), values)  # noqa: B023
+        x = along(direction.order, lambda t: causal_convolution(t, weight, bias, act=mixer.act), values)  # noqa: B023
         x = mask_padding(x, mask)
         step, B, C = direction.x_proj(x).split([mixer.rank, mixer.state, mixer.state], dim=-1)
         recurrences.append(
