@@ -107,6 +107,12 @@ class LayerTrace:
             raise ValueError(f"this layer has {len(self.recurrences)} recurrences: choose one of `recurrences`")
         return self.recurrences[0]
 
+    @property
+    def gate(self) -> Tensor:
+        """The output gate `z` of a layer that has one."""
+        assert self.z is not None
+        return self.z
+
     def scan(self, state: LayerState | None = None, *, retention: bool = False) -> tuple[ops.Scan, ...]:
         """Run the layer's recurrences, from `state` when given; see `ops.scan_all`."""
         initial = state.ssm if state is not None else self.initial or (None,) * len(self.recurrences)

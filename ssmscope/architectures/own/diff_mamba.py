@@ -87,13 +87,12 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     """Return the block's contribution to the residual stream, (batch, length, width) (Eqs. 16 and 21)."""
     scans = layer.scan() if scans is None else scans
     weight = layer.extras["lambda"]
-    assert layer.z is not None
     if isinstance(mixer, DiffS6Mixer):
         first, second = (s.y.flatten(2) for s in scans)
-        return mixer.gated(first, second, layer.z, weight)
+        return mixer.gated(first, second, layer.gate, weight)
     first, second = (
         base_of(m).output(m, replace(layer, recurrences=(r,), z=z), (scan,))
-        for m, r, z, scan in zip((mixer.m1, mixer.m2), layer.recurrences, layer.z.chunk(2, dim=-1), scans)
+        for m, r, z, scan in zip((mixer.m1, mixer.m2), layer.recurrences, layer.gate.chunk(2, dim=-1), scans)
     )
     return (1 - mixer.lambda_init) * mixer.difference(first, second, weight)
 
@@ -109,9 +108,9 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     outside = 1 - mixer.lambda_init
     if isinstance(mixer, DiffS6Mixer):
         return _s6_linearized(mixer, layer, u, weight, outside)
-    assert layer.z is not None and layer.conv_input is not None
+    assert layer.conv_input is not None
     tails, taps = ((None, None) if each is None else each.chunk(2, dim=-1) for each in (layer.conv_tail, layer.taps))
-    conv_inputs, gates = layer.conv_input.chunk(2, dim=-1), layer.z.chunk(2, dim=-1)
+    conv_inputs, gates = layer.conv_input.chunk(2, dim=-1), layer.gate.chunk(2, dim=-1)
     bases = [base_of(m).linearized for m in (mixer.m1, mixer.m2)]
     first, second = (
         each(m, replace(layer, recurrences=(r,), conv_input=x, conv_tail=tail, taps=read, z=z))
@@ -149,9 +148,8 @@ def _s6_linearized(mixer: DiffS6Mixer, layer: LayerTrace, u: Tensor, weight: Ten
     enter = projection(mixer, "in_proj", slice(inner, 2 * inner))
     input_map = convolved_input_map(mixer, layer, mixer.act, enter, slice(0, inner))
     first, second = (s.y.flatten(2) for s in layer.scan())
-    assert layer.z is not None
     _, subtracted = _sub_norm(mixer, first + weight * second)
-    z = at_least_float32(layer.z)
+    z = at_least_float32(layer.gate)
     opened, opening = mixer.act(z), opened_by(projection(mixer, "in_proj", slice(0, inner)), mixer.act, z)
     norm = rms_factor((first + weight * second) * subtracted * opened, mixer.norm.variance_epsilon)
     factor = subtracted * norm * norm_weight(mixer, "norm", Mamba2RMSNorm)

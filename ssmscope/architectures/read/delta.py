@@ -28,16 +28,16 @@ from ssmscope.architectures.read.parts import (
     ReadMixer,
     as_mask,
     at_least_float32,
-    constant,
     convolution,
     convolve,
     convolved_input_map,
+    gated_by,
     mask_padding,
-    opened_by,
+    one_path,
     projection,
     rms_factor,
 )
-from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
+from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import DeltaRecurrence, Scan
 
@@ -105,19 +105,12 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
-    u, norm = at_least_float32(layer.u), mixer.head_norm
-    (scanned,) = layer.scan()
+    norm, (scanned,) = mixer.head_norm, layer.scan()
     factor = rms_factor(scanned.y, norm.eps) * at_least_float32(norm.weight)
     factor = rearrange(factor, "b t h p -> b t (h p)")
-    gate, opening = factor, None
-    if layer.z is not None:
-        z = at_least_float32(layer.z)
-        gate, opening = factor * silu(z), opened_by(projection(mixer, "z_proj"), silu, z)
-    project = projection(mixer, "out_proj")
     values = slice(sum(mixer.sizes[:2]), sum(mixer.sizes))
     input_map = convolved_input_map(mixer, layer, silu, projection(mixer, "qkv_proj", values), values)
-    output_map = OutputMap(lambda v: project(v, False), gate=gate, opening=opening, factor=factor)
-    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "out_proj", u))
+    return one_path(mixer, layer, input_map, **gated_by(mixer, layer, factor))
 
 
 # ---- the models

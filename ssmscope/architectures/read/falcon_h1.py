@@ -15,14 +15,14 @@ from ssmscope.architectures.read.mamba2 import terms
 from ssmscope.architectures.read.parts import (
     activation,
     at_least_float32,
-    constant,
     convolved_input_map,
     norm_weight,
+    one_path,
     opened_by,
     projection,
     rms_factor,
 )
-from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
+from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Scan
 
@@ -39,31 +39,19 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     """Return the mixer's output (batch, length, width) from its terms: out_proj of RMSNorm(y ⊙ SiLU(z)), RMSNorm(y) ⊙
     SiLU(z) or y ⊙ SiLU(z)."""
     (scanned,) = layer.scan() if scans is None else scans
-    y, z = rearrange(scanned.y, "b t h p -> b t (h p)"), _gate_input(layer)
+    y, z = rearrange(scanned.y, "b t h p -> b t (h p)"), at_least_float32(layer.gate)
     factor = _norm_factor(mixer, y, z)
     return mixer.out_proj((y * silu(z) if factor is None else y * silu(z) * factor).to(layer.u.dtype))
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, B, C, SiLU, the gate and the norm frozen."""
-    u, inner = at_least_float32(layer.u), mixer.intermediate_size
-    (scanned,) = layer.scan()
-    y, z = rearrange(scanned.y, "b t h p -> b t (h p)"), _gate_input(layer)
-    factor, project = _norm_factor(mixer, y, z), projection(mixer, "out_proj")
-    output_map = OutputMap(
-        lambda v: project(v, False),
-        gate=silu(z) if factor is None else silu(z) * factor,
-        opening=opened_by(_entering(mixer, slice(0, inner)), silu, z),
-        factor=factor,
-    )
-    enter = _entering(mixer, slice(inner, 2 * inner))
+    inner, (scanned,) = mixer.intermediate_size, layer.scan()
+    y, z = rearrange(scanned.y, "b t h p -> b t (h p)"), at_least_float32(layer.gate)
+    factor, opening = _norm_factor(mixer, y, z), opened_by(_entering(mixer, slice(0, inner)), silu, z)
+    gate, enter = silu(z) if factor is None else silu(z) * factor, _entering(mixer, slice(inner, 2 * inner))
     input_map = convolved_input_map(mixer, layer, activation(mixer), enter, slice(0, inner))
-    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "out_proj", u))
-
-
-def _gate_input(layer: LayerTrace) -> Tensor:
-    assert layer.z is not None
-    return at_least_float32(layer.z)
+    return one_path(mixer, layer, input_map, gate, opening=opening, factor=factor)
 
 
 def _norm_factor(mixer: nn.Module, y: Tensor, z: Tensor) -> Tensor | None:

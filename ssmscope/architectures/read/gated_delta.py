@@ -25,18 +25,18 @@ from ssmscope.architectures.read.parts import (
     activation,
     as_mask,
     at_least_float32,
-    constant,
     convolution,
     convolve,
     convolved_input_map,
     mask_padding,
     norm_weight,
+    one_path,
     opened_by,
     projection,
     rms_factor,
 )
 from ssmscope.core.affine import innermost
-from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
+from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import DeltaRecurrence, Scan
 
@@ -113,23 +113,17 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     """Return the mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ SiLU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
     norm, out = _named(mixer)
-    assert layer.z is not None
-    z = rearrange(layer.z, "b t (h p) -> b t h p", p=scanned.y.shape[-1])
-    normed = getattr(mixer, norm)(scanned.y.to(layer.z.dtype), z)
+    z = rearrange(layer.gate, "b t (h p) -> b t h p", p=scanned.y.shape[-1])
+    normed = getattr(mixer, norm)(scanned.y.to(z.dtype), z)
     return getattr(mixer, out)(rearrange(normed, "b t h p -> b t (h p)"))
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
-    u, (norm, out), (enter, enter_gate) = at_least_float32(layer.u), _named(mixer), _entering(mixer)
-    (scanned,) = layer.scan()
-    assert layer.z is not None
-    z, kind = at_least_float32(layer.z), type(innermost(getattr(mixer, norm)))
+    (norm, out), (enter, enter_gate), (scanned,) = _named(mixer), _entering(mixer), layer.scan()
+    z, kind = at_least_float32(layer.gate), type(innermost(getattr(mixer, norm)))
     factor = rms_factor(scanned.y, getattr(mixer, norm).variance_epsilon) * norm_weight(mixer, norm, kind)
     factor = rearrange(factor, "b t h p -> b t (h p)")
-    project = projection(mixer, out)
-    output_map = OutputMap(
-        lambda v: project(v, False), gate=factor * silu(z), opening=opened_by(enter_gate, silu, z), factor=factor
-    )
     input_map = convolved_input_map(mixer, layer, activation(mixer, silu), enter, slice(2 * mixer.key_dim, None))
-    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, out, u))
+    opening = opened_by(enter_gate, silu, z)
+    return one_path(mixer, layer, input_map, factor * silu(z), out, opening=opening, factor=factor)

@@ -35,13 +35,13 @@ from ssmscope.architectures.read.parts import (
     ReadMixer,
     as_mask,
     at_least_float32,
-    constant,
+    gated_by,
     mask_padding,
-    opened_by,
+    one_path,
     projection,
     rms_factor,
 )
-from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
+from ssmscope.core.linearized import InputMap, LinearizedLayer, as_diagonal
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
@@ -181,23 +181,14 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map of its values with f, what reads, SiLU, the gate and the norm frozen."""
-    u = at_least_float32(layer.u)
-    (scanned,) = layer.scan()
+    value, (scanned,) = projection(mixer, "i_proj"), layer.scan()
     y = rearrange(scanned.y, "b t h p -> b t (h p)")
     factor = rms_factor(mixer.activated(y), mixer.norm.eps) * at_least_float32(mixer.norm.weight)
     factor = factor if not isinstance(mixer, SlotMixer) else factor * as_diagonal(silu, y)
-    gate, opening = factor, None
-    if layer.z is not None:
-        z = at_least_float32(layer.z)
-        gate, opening = factor * silu(z), opened_by(projection(mixer, "z_proj"), silu, z)
-    value, project = projection(mixer, "i_proj"), projection(mixer, "out_proj")
-    source = value(u, True)
+    source = value(at_least_float32(layer.u), True)
     activation = None if isinstance(mixer, HGRN2Mixer) else as_diagonal(silu, source)
     input_map = InputMap(source=source, enter=value, activation=activation)
-    output_map = OutputMap(
-        lambda v: project(v, False), gate=gate, opening=opening, factor=None if opening is None else factor
-    )
-    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "out_proj", u))
+    return one_path(mixer, layer, input_map, **gated_by(mixer, layer, factor))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

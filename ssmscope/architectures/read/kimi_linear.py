@@ -22,16 +22,16 @@ from ssmscope.architectures.read.parts import (
     activation,
     as_mask,
     at_least_float32,
-    constant,
     convolution,
     convolve,
     convolved_input_map,
     mask_padding,
     norm_weight,
+    one_path,
     projection,
     rms_factor,
 )
-from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
+from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import DeltaRecurrence
 
@@ -58,11 +58,9 @@ def compute_terms(
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map of v with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
-    u, (scanned,) = at_least_float32(layer.u), layer.scan()
-    assert layer.z is not None
+    (scanned,) = layer.scan()
     factor = rms_factor(scanned.y, mixer.o_norm.variance_epsilon) * norm_weight(mixer, "o_norm", KimiLinearRMSNormGated)
-    gate = torch.sigmoid(at_least_float32(layer.z)) * rearrange(factor, "b t h p -> b t (h p)")
-    enter, project = projection(mixer, "v_proj"), projection(mixer, "o_proj")
-    input_map = convolved_input_map(mixer, layer, activation(mixer), enter, slice(2 * mixer.qkv_dim, None))
-    output_map = OutputMap(lambda v: project(v, False), gate=gate)
-    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "o_proj", u))
+    gate = torch.sigmoid(at_least_float32(layer.gate)) * rearrange(factor, "b t h p -> b t (h p)")
+    values = slice(2 * mixer.qkv_dim, None)
+    input_map = convolved_input_map(mixer, layer, activation(mixer), projection(mixer, "v_proj"), values)
+    return one_path(mixer, layer, input_map, gate, "o_proj")

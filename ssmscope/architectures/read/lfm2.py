@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from ssmscope.architectures.read.parts import (
     as_mask,
     at_least_float32,
-    constant,
     convolution,
     convolve,
     convolved_input_map,
     mask_padding,
+    one_path,
     projection,
 )
-from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
+from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 from ssmscope.ops.exponents import smallest_exponent
@@ -51,18 +51,14 @@ def _convolution(mixer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: W_O (C ⊙ y)."""
     (scanned,) = layer.scan() if scans is None else scans
-    assert layer.z is not None
-    return mixer.out_proj(scanned.y.squeeze(-1).to(layer.z.dtype) * layer.z)
+    return mixer.out_proj(scanned.y.squeeze(-1).to(layer.gate.dtype) * layer.gate)
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with B and C frozen; C opens, B is frozen for relevance too."""
-    assert layer.conv_input is not None and layer.z is not None
-    u, B = at_least_float32(layer.u), at_least_float32(layer.extras["B"])
-    width = layer.z.shape[-1]
+    assert layer.conv_input is not None
+    B, width = at_least_float32(layer.extras["B"]), layer.gate.shape[-1]
     enter_gate, enter = (projection(mixer, "in_proj", slice(start * width, (start + 1) * width)) for start in (1, 2))
     kernel = _convolution(mixer, layer.conv_input)
     input_map = convolved_input_map(mixer, layer, None, lambda u, biased: enter(u, biased) * B, kernel=kernel)
-    project = projection(mixer, "out_proj")
-    output_map = OutputMap(lambda v: project(v, False), gate=at_least_float32(layer.z), opening=enter_gate)
-    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "out_proj", u))
+    return one_path(mixer, layer, input_map, at_least_float32(layer.gate), opening=enter_gate)

@@ -35,14 +35,14 @@ from ssmscope.architectures.read.linear_layers import GatedLinearAttention, Rete
 from ssmscope.architectures.read.parts import (
     as_mask,
     at_least_float32,
-    constant,
     mask_padding,
+    one_path,
     opened_by,
     projection,
     rms_factor,
 )
 from ssmscope.architectures.read.rotary_attention import RotaryAttention, score_mask
-from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
+from ssmscope.core.linearized import InputMap, LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
@@ -254,34 +254,29 @@ def compute_terms(
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms."""
-    assert layer.z is not None
     (scanned,) = layer.scan() if scans is None else scans
-    return mixer.finish(scanned.y, layer.z)
+    return mixer.finish(scanned.y, layer.gate)
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, decays, the gate and the norms of its heads frozen."""
-    assert layer.z is not None
-    u, norm = at_least_float32(layer.u), mixer.head_norm
-    (scanned,) = layer.scan()
-    z, weight, centred = at_least_float32(layer.z), at_least_float32(norm.weight), isinstance(norm, nn.GroupNorm)
+    norm, (scanned,) = mixer.head_norm, layer.scan()
+    z, weight, centred = at_least_float32(layer.gate), at_least_float32(norm.weight), isinstance(norm, nn.GroupNorm)
     y = scanned.y - scanned.y.mean(-1, keepdim=True) if centred else scanned.y
     weight = weight if centred else weight.repeat(mixer.num_heads)
     factor = rearrange(rms_factor(y, norm.eps), "b t h p -> b t (h p)") * weight
     opened, shift = silu(z), at_least_float32(norm.bias) if centred else None
-    value, project = projection(mixer, "v_proj"), projection(mixer, "out_proj")
-    output_map = OutputMap(
-        lambda v: project(v, False),
-        gate=opened * factor,
+    source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
+    return one_path(
+        mixer,
+        layer,
+        InputMap(source=source, enter=projection(mixer, "v_proj")),
+        opened * factor,
+        added=None if shift is None else opened * shift,
         centred=centred,
         opening=opened_by(projection(mixer, "z_proj"), silu, z),
         factor=factor,
         shift=shift,
-    )
-    source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
-    path = Path(layer.recurrence, InputMap(source=source, enter=value), output_map)
-    return LinearizedLayer(
-        u, (path,), rest=constant(mixer, "out_proj", u) if shift is None else project(opened * shift, True)
     )
 
 

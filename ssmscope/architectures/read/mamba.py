@@ -85,8 +85,7 @@ def _head_terms(mixer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: out_proj(y ⊙ SiLU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
-    assert layer.z is not None
-    return mixer.out_proj(scanned.y.squeeze(-1).to(layer.z.dtype) * gate_activation(mixer)(layer.z))
+    return mixer.out_proj(scanned.y.squeeze(-1).to(layer.gate.dtype) * gate_activation(mixer)(layer.gate))
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
@@ -103,8 +102,7 @@ def input_map(mixer: nn.Module, layer: LayerTrace) -> InputMap:
 
 def output_map(mixer: nn.Module, layer: LayerTrace, y: Tensor | None = None) -> OutputMap:
     """Return the map from the recurrence's output to the layer's, which does not depend on `y`."""
-    assert layer.z is not None
-    project, z = projection(mixer, "out_proj"), at_least_float32(layer.z)
+    project, z = projection(mixer, "out_proj"), at_least_float32(layer.gate)
     enter, act = projection(mixer, "in_proj", _rows(mixer)[1]), gate_activation(mixer)
     return OutputMap(lambda v: project(v, False), gate=act(z), opening=opened_by(enter, act, z))
 

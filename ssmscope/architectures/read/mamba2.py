@@ -83,9 +83,8 @@ def recurrence_of(mixer: nn.Module, xBC: Tensor, delta: Tensor) -> Recurrence:
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: out_proj(RMSNorm(y ⊙ SiLU(z)))."""
     (scanned,) = layer.scan() if scans is None else scans
-    assert layer.z is not None
     y = rearrange(scanned.y, "b t h p -> b t (h p)")
-    return mixer.out_proj(mixer.norm(y, layer.z).to(layer.z.dtype))
+    return mixer.out_proj(mixer.norm(y, layer.gate).to(layer.gate.dtype))
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
@@ -106,9 +105,8 @@ def input_map(mixer: nn.Module, layer: LayerTrace) -> InputMap:
 def output_map(mixer: nn.Module, layer: LayerTrace, y: Tensor) -> OutputMap:
     """Return the map from the recurrence's output to the layer's, with the norm's factor frozen at `y` (batch, length,
     heads, width)."""
-    assert layer.z is not None
     norm, project = mixer.norm, projection(mixer, "out_proj")
-    z = at_least_float32(layer.z)
+    z = at_least_float32(layer.gate)
     opened, opening = silu(z), opened_by(projection(mixer, "in_proj", slice(0, mixer.intermediate_size)), silu, z)
     size = getattr(norm, "group_size", None)  # transformers before 5 has one group.
     factor = rms_factor(rearrange(y, "b t h p -> b t (h p)") * opened, norm.variance_epsilon, size)

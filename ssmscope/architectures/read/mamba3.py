@@ -137,17 +137,15 @@ def compute_terms(
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms."""
-    assert layer.z is not None
     now, before = layer.scan() if scans is None else scans
-    return mixer.finish(now.y + before.y, layer.z)
+    return mixer.finish(now.y + before.y, layer.gate)
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, λ, A, b, c, the gate and the norm frozen: a path for each recurrence,
     that of "before" after a shift by one token."""
-    assert layer.z is not None
     now, before = layer.recurrences
-    z, inner = at_least_float32(layer.z), mixer.sizes[0]
+    z, inner = at_least_float32(layer.gate), mixer.sizes[0]
     gate, factor = silu(z), None
     if mixer.norm is not None:
         scans = layer.scan()

@@ -14,13 +14,13 @@ from transformers.models.minimax.modeling_minimax import MiniMaxRMSNorm
 from ssmscope.architectures.read.parts import (
     as_mask,
     at_least_float32,
-    constant,
     mask_padding,
     norm_weight,
+    one_path,
     projection,
     rms_factor,
 )
-from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
+from ssmscope.core.linearized import InputMap, LinearizedLayer, as_diagonal
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
@@ -41,9 +41,8 @@ def compute_terms(
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: W_O (σ(z) ⊙ RMSNorm(y))."""
     (scanned,) = layer.scan() if scans is None else scans
-    assert layer.z is not None
     normed = mixer.norm(rearrange(scanned.y, "b t h p -> b t (h p)").to(layer.u.dtype))
-    return mixer.out_proj(torch.sigmoid(layer.z) * normed)
+    return mixer.out_proj(torch.sigmoid(layer.gate) * normed)
 
 
 def returned(output: Tensor) -> tuple[Tensor, None]:
@@ -53,10 +52,9 @@ def returned(output: Tensor) -> tuple[Tensor, None]:
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, the activation of v, the norm and the gate frozen."""
-    u, heads = at_least_float32(layer.u), mixer.num_attention_heads
-    places = torch.arange(mixer.qkv_proj.out_features).view(heads, -1)[:, 2 * mixer.head_dim :].flatten()
-    value, project = projection(mixer, "qkv_proj", places), projection(mixer, "out_proj")
-    source = mask_padding(value(u, True), layer.mask)
+    places = torch.arange(mixer.qkv_proj.out_features).view(mixer.num_attention_heads, -1)
+    value = projection(mixer, "qkv_proj", places[:, 2 * mixer.head_dim :].flatten())
+    source = mask_padding(value(at_least_float32(layer.u), True), layer.mask)
     input_map = InputMap(
         source=source,
         enter=lambda u, biased: mask_padding(value(u, biased), layer.mask),
@@ -65,6 +63,4 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     (scanned,) = layer.scan()
     y = rearrange(scanned.y, "b t h p -> b t (h p)")
     factor = rms_factor(y, mixer.norm.variance_epsilon) * norm_weight(mixer, "norm", MiniMaxRMSNorm)
-    assert layer.z is not None
-    output_map = OutputMap(lambda v: project(v, False), gate=torch.sigmoid(at_least_float32(layer.z)) * factor)
-    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "out_proj", u))
+    return one_path(mixer, layer, input_map, torch.sigmoid(at_least_float32(layer.gate)) * factor)

@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 
 from ssmscope.core.affine import agrees_with_weight, convolved, depthwise, innermost, linear_map, norm_terms, offset
 from ssmscope.core.compiling import compilable
-from ssmscope.core.linearized import InputMap, as_diagonal
+from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
 from ssmscope.core.mixers import adapter_for, as_constant, conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
@@ -230,6 +230,31 @@ def convolved_input_map(
         taps=layer.taps,
         activation=activation,
     )
+
+
+def one_path(
+    mixer: nn.Module,
+    layer: LayerTrace,
+    input_map: InputMap,
+    gate: Tensor,
+    out: str = "out_proj",
+    added: Tensor | None = None,
+    **frozen: Any,
+) -> LinearizedLayer:
+    """Return a layer of one recurrence as a linear map: the mixer's projection `out` of its output times `gate` and of
+    what is `added` to that; `frozen` are further fields of `OutputMap`."""
+    u, project = at_least_float32(layer.u), projection(mixer, out)
+    output_map = OutputMap(lambda v: project(v, False), gate=gate, **frozen)
+    rest = constant(mixer, out, u) if added is None else project(added, True)
+    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=rest)
+
+
+def gated_by(mixer: nn.Module, layer: LayerTrace, factor: Tensor) -> dict[str, Any]:
+    """Return the fields of an `OutputMap` for values times `factor` and, if the layer has a gate, SiLU(z_proj(u))."""
+    if layer.z is None:
+        return {"gate": factor}
+    z = at_least_float32(layer.z)
+    return {"gate": factor * silu(z), "opening": opened_by(projection(mixer, "z_proj"), silu, z), "factor": factor}
 
 
 def opened_by(

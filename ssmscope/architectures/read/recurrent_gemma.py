@@ -20,15 +20,15 @@ from ssmscope.architectures.read.parts import (
     BY_WEIGHT,
     as_mask,
     at_least_float32,
-    constant,
     convolve,
     convolved_input_map,
     mask_padding,
+    one_path,
     opened_by,
     projection,
 )
 from ssmscope.core.affine import depthwise
-from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
+from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
@@ -67,8 +67,7 @@ def _convolution(mixer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: W_O (h ⊙ GELU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
-    assert layer.z is not None
-    return mixer.linear_out(scanned.y.squeeze(-1).to(layer.z.dtype) * mixer.act_fn(layer.z))
+    return mixer.linear_out(scanned.y.squeeze(-1).to(layer.gate.dtype) * mixer.act_fn(layer.gate))
 
 
 def returned(output: Tensor) -> Tensor | tuple[Tensor, None]:
@@ -78,10 +77,8 @@ def returned(output: Tensor) -> Tensor | tuple[Tensor, None]:
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with a, i and the output gate frozen."""
-    assert layer.conv_input is not None and layer.z is not None
-    u, z = at_least_float32(layer.u), at_least_float32(layer.z)
-    enter, enter_gate, project = (projection(mixer, name) for name in ("linear_x", "linear_y", "linear_out"))
+    assert layer.conv_input is not None
+    z, enter = at_least_float32(layer.gate), projection(mixer, "linear_x")
     input_map = convolved_input_map(mixer, layer, None, enter, kernel=_convolution(mixer, layer.conv_input))
-    opening = opened_by(enter_gate, mixer.act_fn, z)
-    output_map = OutputMap(lambda v: project(v, False), gate=mixer.act_fn(z), opening=opening)
-    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "linear_out", u))
+    opening = opened_by(projection(mixer, "linear_y"), mixer.act_fn, z)
+    return one_path(mixer, layer, input_map, mixer.act_fn(z), "linear_out", opening=opening)

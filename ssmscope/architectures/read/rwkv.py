@@ -166,10 +166,10 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """
     attention, u = mixer.attention, at_least_float32(layer.u)
     recurrence = layer.recurrence
-    assert layer.z is not None and recurrence.log_a is not None
+    assert recurrence.log_a is not None
     read = torch.sigmoid(layer.extras["bonus"])
     project, rescaling = projection(attention, "output"), _rescaling(mixer)
-    output_map = OutputMap(lambda v: project(v, False) * rescaling, gate=torch.sigmoid(at_least_float32(layer.z)))
+    output_map = OutputMap(lambda v: project(v, False) * rescaling, gate=torch.sigmoid(at_least_float32(layer.gate)))
     input_map = InputMap(source=rearrange(recurrence.x, "b t c 1 -> b t c"), enter=_values(mixer, layer))
     memory = replace(recurrence, b=delayed(recurrence.b), log_a=delayed(recurrence.log_a))
     shift = read.new_tensor([0.0, 1.0])
@@ -288,11 +288,10 @@ def mixed_with_before(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:
 
 def _after_time_mixing(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> Tensor:
     (scanned,) = scans
-    assert layer.z is not None
     p, v = scanned.y.squeeze(-1), layer.recurrence.x.squeeze(-1)
     first = None if layer.initial is None else rearrange(layer.initial[0], "b c 1 1 -> b 1 c")
     wkv = torch.lerp(v, delayed(p, first), torch.sigmoid(layer.extras["bonus"]))
-    gated = torch.sigmoid(layer.z) * wkv.to(layer.z.dtype)
+    gated = torch.sigmoid(layer.gate) * wkv.to(layer.gate.dtype)
     return _stream(mixer, layer.u) + mixer.attention.output(gated) * _rescaling(mixer)
 
 

@@ -123,16 +123,14 @@ def _taps(mixer: VimMixer, direction: Direction) -> tuple[Tensor, Tensor | None]
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms."""
-    assert layer.z is not None
     forward, backward = layer.scan() if scans is None else scans
     y = (forward.y + backward.y).squeeze(-1) / 2
-    return mixer.out_proj(y.to(layer.z.dtype) * mixer.act(layer.z))
+    return mixer.out_proj(y.to(layer.gate.dtype) * mixer.act(layer.gate))
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, B, C, SiLU and the gate frozen: a path for each direction."""
-    assert layer.z is not None
-    u, z, inner = at_least_float32(layer.u), at_least_float32(layer.z), mixer.out_proj.in_features
+    u, z, inner = at_least_float32(layer.u), at_least_float32(layer.gate), mixer.out_proj.in_features
     enter, project = projection(mixer, "in_proj", slice(0, inner)), projection(mixer, "out_proj")
     opening = opened_by(projection(mixer, "in_proj", slice(inner, None)), mixer.act, z)
     output_map = OutputMap(lambda v: project(v, False), gate=mixer.act(z), opening=opening)
