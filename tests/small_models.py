@@ -52,19 +52,10 @@ def with_longer_memory(module: nn.Module) -> nn.Module:
 
 
 DELTA_SIZES: dict[str, Any] = dict(
-    vocab_size=97,
-    hidden_size=24,
-    intermediate_size=16,
-    num_hidden_layers=3,
+    **dict(vocab_size=97, hidden_size=24, intermediate_size=16, num_hidden_layers=3, initializer_range=0.05),
+    **dict(num_attention_heads=2, num_key_value_heads=2, head_dim=12, linear_num_key_heads=2),
+    **dict(linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=8),
     layer_types=["linear_attention", "full_attention", "linear_attention"],
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    head_dim=12,
-    linear_num_key_heads=2,
-    linear_num_value_heads=4,
-    linear_key_head_dim=6,
-    linear_value_head_dim=8,
-    initializer_range=0.05,
 )
 
 
@@ -95,19 +86,11 @@ def baleen() -> dict[str, nn.Module]:
 @small_models
 def delta() -> dict[str, nn.Module]:
     small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=3)
+    sizes = dict(key_size=12, value_size=15, intermediate_size=0, tie_word_embeddings=False)
+    other = dict(head_norm_epsilon=1e-2, unit_epsilon=1e-2, largest_beta=2.0)
     return {
         "gated-deltanet": language_model("ssm-deltanet", **small),
-        "gated-deltanet-as-mamba": language_model(
-            "ssm-deltanet",
-            **small,
-            key_size=12,
-            value_size=15,
-            intermediate_size=0,
-            tie_word_embeddings=False,
-            head_norm_epsilon=1e-2,
-            unit_epsilon=1e-2,
-            largest_beta=2.0,
-        ),
+        "gated-deltanet-as-mamba": language_model("ssm-deltanet", **small, **sizes, **other),
         "deltanet": language_model("ssm-deltanet", **small, gated=False, conv_kernel=3),
     }
 

@@ -193,10 +193,6 @@ def initial_steps(mixer: nn.Module) -> float:
     return _initial_steps(mixer).log().mean().exp().item()
 
 
-def _initial_steps_of_heads(mixer: nn.Module) -> list[float]:
-    return _initial_steps(mixer).tolist()
-
-
 def _initial_steps(mixer: nn.Module) -> Tensor:
     bias = offset(mixer.dt_proj, "dt_proj") if isinstance(mixer, MambaMixer) else mixer.dt_bias
     if bias is None:
@@ -206,9 +202,9 @@ def _initial_steps(mixer: nn.Module) -> Tensor:
 
 def fix_prior(model: PreTrainedModel) -> None:
     """Set a Baleen-E's prior means of Δ to its current initial steps, one per layer or per head (`prior_per`)."""
+    by_layer = model.config.prior_per == "layer"
     mixers = [block.mixer for block in model.base_model.layers]
-    each = initial_steps if model.config.prior_per == "layer" else _initial_steps_of_heads
-    model.config.prior = [each(mixer) for mixer in mixers]
+    model.config.prior = [initial_steps(each) if by_layer else _initial_steps(each).tolist() for each in mixers]
 
 
 # ---- the models
@@ -272,7 +268,7 @@ class RandomGates:
             block.mixer.baleen = config
         real = next(self.parameters()).device.type != "meta"  # type: ignore[attr-defined]
         if real and config.gate == "exponential" and config.prior is None:
-            fix_prior(self)  # type: ignore[arg-type]
+            fix_prior(self)
 
 
 class BaleenLanguageModel(RandomGates):
@@ -281,7 +277,7 @@ class BaleenLanguageModel(RandomGates):
 
     def forward(self, *args, labels=None, use_cache=False, **kwargs):
         result = super().forward(*args, labels=labels, use_cache=False, **kwargs)  # type: ignore[misc]
-        divergence = information_loss(self) if labels is not None else None  # type: ignore[arg-type]
+        divergence = information_loss(self) if labels is not None else None
         if divergence is not None and self.training:  # type: ignore[attr-defined]
             result.loss = result.loss + self.config.kl_weight * divergence
         return result

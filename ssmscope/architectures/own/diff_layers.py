@@ -10,9 +10,7 @@ import math
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
-from torch.nn.functional import softplus
 from transformers import MambaConfig
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, Mamba2RMSNorm
@@ -144,31 +142,6 @@ class DiffS6Mixer(ReadMixer, Subtraction):
         nn.init.kaiming_uniform_(projection, a=math.sqrt(5))  # It returns None while transformers 4 opens a checkpoint.
         depth = self.sizes.num_hidden_layers if self.sizes.rescale_prenorm_residual else 1
         _start(self.out_proj.weight, projection / math.sqrt(depth))
-
-    def gated(self, first: Tensor, second: Tensor, z: Tensor, weight: Tensor) -> Tensor:
-        """Return the layer's output from its recurrences' outputs (batch, length, channels) and the gate."""
-        y = self.norm(self.difference(first, second, weight) * self.act(z)).to(z.dtype)
-        return (1 - self.lambda_init) * self.out_proj(y)
-
-    @property
-    def parts(self) -> list[int]:
-        """Sizes of z, the convolution's input and Δ in the output of `in_proj`."""
-        return [self.intermediate_size, self.conv_dim, 2 * self.num_heads]
-
-    def terms(self, convolved: Tensor) -> list[Tensor]:
-        """Return x (batch, length, heads, width) and B₁, C₁, B₂, C₂ (batch, length, groups, state)."""
-        sizes = [self.intermediate_size, *[self.n_groups * self.ssm_state_size] * 4]
-        x, *rest = at_least_float32(convolved).split(sizes, dim=-1)
-        return [
-            rearrange(x, "b t (h p) -> b t h p", h=self.num_heads),
-            *(rearrange(t, "b t (g n) -> b t g n", g=self.n_groups) for t in rest),
-        ]
-
-    def steps(self, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Return Δ of both recurrences, (batch, length, heads) each."""
-        halves = zip(at_least_float32(step).chunk(2, dim=-1), at_least_float32(self.dt_bias))
-        first, second = (softplus(t + bias).clamp(*self.sizes.time_step_limit) for t, bias in halves)
-        return first, second
 
 
 def _start(parameter: Tensor, value: Tensor) -> None:

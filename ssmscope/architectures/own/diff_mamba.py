@@ -14,7 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 from transformers.models.mamba2.modeling_mamba2 import Mamba2RMSNorm
 
 from ssmscope.architectures.own.base import base_of, variant
@@ -72,13 +74,17 @@ def compute_terms(
 def _s6_terms(
     mixer: DiffS6Mixer, u: Tensor, mask: Tensor | None, state: LayerState | None, extras: dict[str, Tensor]
 ) -> LayerTrace:
-    z, conv_input, step = mixer.in_proj(u).split(mixer.parts, dim=-1)
+    inner, heads = mixer.intermediate_size, mixer.num_heads
+    z, conv_input, *steps = mixer.in_proj(u).split([inner, mixer.conv_dim, heads, heads], dim=-1)
     convolved, around = convolve(mixer, conv_input, convolution(mixer, conv_input), mask, state, mixer.act)
-    x, B1, C1, B2, C2 = mixer.terms(convolved)
-    A, D = -at_least_float32(mixer.A_log).exp().unsqueeze(-1), at_least_float32(mixer.D)
+    x, *rest = at_least_float32(convolved).split([inner, *[mixer.n_groups * mixer.ssm_state_size] * 4], dim=-1)
+    x = rearrange(x, "b t (h p) -> b t h p", h=heads)
+    B1, C1, B2, C2 = (rearrange(t, "b t (g n) -> b t g n", g=mixer.n_groups) for t in rest)
+    bias, A_log, D = (at_least_float32(t) for t in (mixer.dt_bias, mixer.A_log, mixer.D))
+    deltas = (softplus(at_least_float32(t) + b).clamp(*mixer.sizes.time_step_limit) for t, b in zip(steps, bias))
     recurrences = tuple(
-        Recurrence(x=x, b=B, c=C, delta=mask_padding(delta, mask), A=A[i], D=D[i])
-        for i, (B, C, delta) in enumerate(zip((B1, B2), (C1, C2), mixer.steps(step)))
+        Recurrence(x=x, b=B, c=C, delta=mask_padding(delta, mask), A=-A_log[i].exp().unsqueeze(-1), D=D[i])
+        for i, (B, C, delta) in enumerate(zip((B1, B2), (C1, C2), deltas))
     )
     return LayerTrace(u, recurrences, mask=mask, z=z, extras=extras, **around)
 
@@ -89,7 +95,8 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     weight = layer.extras["lambda"]
     if isinstance(mixer, DiffS6Mixer):
         first, second = (s.y.flatten(2) for s in scans)
-        return mixer.gated(first, second, layer.gate, weight)
+        y = mixer.norm(mixer.difference(first, second, weight) * mixer.act(layer.gate)).to(layer.gate.dtype)
+        return (1 - mixer.lambda_init) * mixer.out_proj(y)
     first, second = (
         base_of(m).output(m, replace(layer, recurrences=(r,), z=z), (scan,))
         for m, r, z, scan in zip((mixer.m1, mixer.m2), layer.recurrences, layer.gate.chunk(2, dim=-1), scans)

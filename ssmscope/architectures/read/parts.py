@@ -80,7 +80,7 @@ def causal_convolution(
 
 
 @compilable
-def _activated(act: Activation, *terms: Tensor | None) -> Tensor:
+def _activated(act: Activation, *terms: Any) -> Tensor:
     return act(convolved(*terms))
 
 

@@ -31,11 +31,7 @@ from torch import Tensor, nn
 from torch.nn.functional import group_norm, normalize
 
 from ssmscope.architectures.read.gated_delta import unit
-from ssmscope.architectures.read.linear_attention import (
-    LinearAttentionConfig,
-    LinearAttentionForCausalLM,
-    LinearAttentionModel,
-)
+from ssmscope.architectures.read.linear_attention import LinearAttentionConfig, LinearAttentionModel, family
 from ssmscope.architectures.read.parts import (
     ReadMixer,
     as_mask,
@@ -386,10 +382,9 @@ class _RWKV7:
                 module.w_lora.out.bias.copy_(torch.linspace(-6, 1, len(module.w_lora.out.bias)))
 
 
-class RWKV7Model(_RWKV7, LinearAttentionModel):
+class RWKV7Backbone(LinearAttentionModel):
     """Backbone of an RWKV-7."""
 
-    config_class = RWKV7Config
     _no_split_modules = ["RWKV7Block"]
 
     def blocks(self, config: Any) -> list[nn.Module]:
@@ -405,11 +400,5 @@ class RWKV7Model(_RWKV7, LinearAttentionModel):
         return attention_mask, []
 
 
-class RWKV7ForCausalLM(_RWKV7, LinearAttentionForCausalLM):
-    """Language model of an RWKV-7."""
-
-    config_class = RWKV7Config
-    backbone_class = RWKV7Model
-
-
+RWKV7Model, RWKV7ForCausalLM = family(RWKV7Config, _RWKV7, backbone=RWKV7Backbone)
 AUTO = (RWKV7Model, RWKV7ForCausalLM)
