@@ -371,20 +371,7 @@ class _LinearAttentionPreTrainedModel(PreTrainedModel):
 class LinearAttentionModel(BlocksInTurn, _LinearAttentionPreTrainedModel):
     """Backbone of embedding, blocks and norm."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(self.blocks(config))
-        self.norm_f = self.norm(config)
-        self.post_init()
-
-    def blocks(self, config: Any) -> list[nn.Module]:
-        """Return a new model's blocks, the first first."""
-        return [Block(config, number) for number in range(config.num_hidden_layers)]
-
-    def norm(self, config: Any) -> nn.Module:
-        """Return the norm before the head."""
-        return nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
+    block_class = Block
 
     def block_arguments(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> tuple[Any, ...]:
         attention = getattr(self.config, "attention", ())

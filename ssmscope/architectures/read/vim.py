@@ -202,15 +202,12 @@ class VimModel(BlocksInTurn, PreTrainedModel):
     config_class = VimConfig
     main_input_name = "input_ids"
     _no_split_modules = ["Block"]
+    block_class = Block
 
-    def __init__(self, config: VimConfig) -> None:
-        super().__init__(config)
-        width = config.hidden_size
-        self.embeddings = nn.Embedding(config.vocab_size, width)
-        self.position = nn.Parameter(torch.zeros(1, config.positions, width)) if config.positions else None
-        self.layers = nn.ModuleList(Block(config, number) for number in range(config.num_hidden_layers))
-        self.norm_f = nn.RMSNorm(width, config.layer_norm_epsilon)
-        self.post_init()
+    def blocks(self, config: Any) -> list[nn.Module]:
+        count, width = config.positions, config.hidden_size
+        self.position = nn.Parameter(torch.zeros(1, count, width)) if count else None
+        return super().blocks(config)
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
