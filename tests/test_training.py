@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from examples import random_example
 from exhaustive import few
 from killed import killed_training
 from safetensors.torch import load_file
@@ -375,10 +376,8 @@ def test_a_loss_that_diverges_is_told(reviews, tmp_path):
 
 
 def test_biases_norms_and_the_recurrences_own_parameters_do_not_decay():
-    from ssmscope.architectures import architectures
-
     for kind in ("mamba", "mamba2"):
-        module = architectures()[kind].examples()[kind]
+        module = random_example(kind)
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         decayed, undecayed = parameter_groups(module, 0.3)
         assert (decayed["weight_decay"], undecayed["weight_decay"]) == (0.3, 0.0)

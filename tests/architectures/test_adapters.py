@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from examples import EXAMPLES
+from examples import random_example
 from exhaustive import few
 from saving import write_mamba_ssm
 from torch import Tensor, nn
@@ -50,9 +50,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def plain(name: str) -> Any:
     """An example in float64 whose head is not the embeddings."""
-    architecture, index = EXAMPLES[name]
-    torch.manual_seed(0)
-    module: Any = list(architecture.examples().values())[index].double().eval()
+    module: Any = random_example(name).double().eval()
     head = module.get_output_embeddings()
     if head is not None:
         head.weight = nn.Parameter(torch.randn_like(head.weight) / 5)

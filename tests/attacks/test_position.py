@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from examples import EXAMPLES
 from exhaustive import in_turns
 from loud import TrueFloat64, loud
 from tokenizers import Tokenizer
@@ -22,7 +23,6 @@ from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, PreTrained
 
 import ssmscope
 from ssmscope import cli
-from ssmscope.architectures import architectures
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.attacks.position import position_bias
 from ssmscope.attacks.position.measure import (
@@ -122,7 +122,7 @@ class TestPlanted:
 
 
 REFERENCE = ["mamba2", "baleen-e-mamba2", "gla", "mamba"]
-CONFIGS = {n: m.config for a in architectures().values() for n, m in a.examples().items() if n in REFERENCE}
+CONFIGS = {name: EXAMPLES[name].models[name].config for name in REFERENCE}
 
 
 def deep(name: str) -> ssmscope.Model:

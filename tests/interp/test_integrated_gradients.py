@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from examples import EXAMPLES
+from examples import random_example
 
 import ssmscope
 from ssmscope.core.model import Model
@@ -186,8 +186,7 @@ def test_without_a_trained_token_for_unknown_words_it_is_the_scaled_mean(demo, f
     with torch.no_grad():
         untrained.module.get_input_embeddings().weight[demo.tokenizer.unk_token_id] *= 0.01
     assert "median size" in baseline_name(replace(found, model=untrained))
-    torch.manual_seed(0)
-    module = list(EXAMPLES["mamba"][0].examples().values())[EXAMPLES["mamba"][1]]
+    module = random_example("mamba")
     with torch.no_grad():
         module.get_input_embeddings().weight.zero_()
     empty = Model(module)

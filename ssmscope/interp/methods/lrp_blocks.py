@@ -22,14 +22,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from ssmscope.architectures import LAZY_FAMILIES
 from ssmscope.core.intercept import observe, override_forward
 from ssmscope.core.linearized import as_diagonal
+from ssmscope.core.readable import THEIRS
 from ssmscope.errors import InputError
 
 Handler = Callable[..., Any]
 
-FAMILIES = tuple(f"transformers.models.{name}." for name in LAZY_FAMILIES)
+ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv")
+"""Families whose blocks are a mixer, for which `lrp` has the rules."""
+FAMILIES = tuple(f"transformers.models.{name}." for name in THEIRS if name not in ALONE)
 LINEAR_CLASSES = re.compile(
     r"(Layer|Block|MLP|Mlp|FeedForward|MoE|Moe|Experts|Attention|Attention2|RotaryEmbedding|Router|Gating|Model|"
     r"ForCausalLM|ForSequenceClassification)$"
