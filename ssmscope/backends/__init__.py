@@ -52,10 +52,8 @@ class Status(NamedTuple):
 def find(operation: str, *terms: Tensor | None) -> ModuleType | None:
     """Return the module that computes this operation of these terms, in the order of its `fits`, or None for torch.
 
-    If only something missing is in the way, such as a C compiler, one warning per process says so.
-
-    Raises:
-        InputError: SSMSCOPE_BACKEND has a value that is not allowed.
+    If only something missing is in the way, such as a C compiler, one warning per process says so. Raises InputError
+    if SSMSCOPE_BACKEND has a value that is not allowed.
     """
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
     if traced or not enabled():
@@ -74,11 +72,7 @@ def find(operation: str, *terms: Tensor | None) -> ModuleType | None:
 
 
 def enabled() -> bool:
-    """Return False if SSMSCOPE_BACKEND=torch, True if it is auto or not set.
-
-    Raises:
-        InputError: it has another value.
-    """
+    """Return False if SSMSCOPE_BACKEND=torch, True if it is auto or not set. Raises InputError for other values."""
     choice = os.environ.get(SWITCH) or "auto"
     if choice not in CHOICES:
         raise InputError(f"{SWITCH}={choice} is not one of {', '.join(CHOICES)}{did_you_mean(choice, CHOICES)}")

@@ -55,11 +55,8 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def stored_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of a model whose layers all have their own names in it.
-
-    Raises:
-        InputError: if the model has adapters or parametrised weights.
-    """
+    """Return the state dict of a model whose layers all have their own names in it. Raises InputError if the model has
+    adapters or parametrised weights."""
     weights = module.state_dict()
     strange = [name for name in weights if {"base_layer", "original_module", "parametrizations"} & {*name.split(".")}]
     if strange:
@@ -87,8 +84,7 @@ def linear_map(
     Args:
         name: the layer's name in errors.
 
-    Raises:
-        InputError: if the module is no affine map of every position of its input.
+    Raises InputError if the module is no affine map of every position of its input.
     """
     if is_plain(module, nn.Linear):
         weight = module.weight if rows is None else module.weight[rows]
@@ -105,11 +101,7 @@ def linear_map(
 
 
 def offset(module: nn.Module, name: str = "the layer") -> Float[Tensor, " out"] | None:
-    """Return a linear layer's output for zeros, its bias; None if it is zero.
-
-    Raises:
-        InputError: as `linear_map`.
-    """
+    """Return a linear layer's output for zeros, its bias; None if it is zero. Raises InputError as `linear_map`."""
     if is_plain(module, nn.Linear):
         return module.bias
     with torch.no_grad(), _quiet(module):
@@ -118,11 +110,8 @@ def offset(module: nn.Module, name: str = "the layer") -> Float[Tensor, " out"] 
 
 
 def matrix(module: nn.Module, name: str = "the layer") -> Float[Tensor, "out in"]:
-    """Return the weight of a linear layer: its outputs for unit vectors, less its constant.
-
-    Raises:
-        InputError: as `linear_map`.
-    """
+    """Return the weight of a linear layer: its outputs for unit vectors, less its constant. Raises InputError as
+    `linear_map`."""
     if is_plain(module, nn.Linear):
         return module.weight
     with torch.no_grad(), _quiet(module):
@@ -181,11 +170,7 @@ def depthwise(
     conv: nn.Module, channels: int, taps: int, name: str = "the convolution"
 ) -> tuple[Float[Tensor, "channels 1 taps"], Float[Tensor, " channels"] | None]:
     """Return the weight and bias of a convolution of every channel by itself: its answer to an impulse in every
-    channel, and to zeros.
-
-    Raises:
-        InputError: if the module is no such convolution.
-    """
+    channel, and to zeros. Raises InputError if the module is no such convolution."""
     if is_plain(conv, nn.Conv1d):
         return conv.weight, conv.bias
     device = _device(conv)
@@ -251,8 +236,7 @@ def norm_terms(
     Args:
         kind: the classes whose norm it is.
 
-    Raises:
-        InputError: if the module is no such norm.
+    Raises InputError if the module is no such norm.
     """
     own = innermost(norm)
     if not hasattr(own, "weight") or not (hasattr(own, "variance_epsilon") or hasattr(own, "eps")):

@@ -46,8 +46,7 @@ def cut_edges(
             input, which is written at the tokens after it too (its activation frozen).
         rows: by layer, the rows whose edges are cut, (batch,) or (batch, heads) bool; all by default.
 
-    Raises:
-        InputError: if there is no such level.
+    Raises InputError if there is no such level.
     """
     check_level(level)
 
@@ -100,8 +99,7 @@ def cut_convolution(
         layers: layers whose taps are cut; all by default.
         rows: by layer, the rows whose taps are cut, (batch,) bool; all by default.
 
-    Raises:
-        InputError: as the run meets a layer without a convolution.
+    Raises InputError as the run meets a layer without a convolution.
     """
 
     def change(reads: Tensor, site: Site) -> Tensor:

@@ -87,8 +87,7 @@ class Edit:
         options: arguments that it was made with, for the provenance.
         key: identifier that differs between edits with different effects.
 
-    Raises:
-        InputError: if there is no such place, or if `after` is missing for "state" or given for another place.
+    Raises InputError if there is no such place, or if `after` is missing for "state" or given for another place.
     """
 
     name: str
@@ -141,9 +140,8 @@ def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
         model: the model.
         edits: applied in this order where they meet.
 
-    Raises:
-        InputError: if there is no such layer, or one layer has edits of both "state" and "scans", whose scans would be
-            in pieces; as it runs, if the model fills a cache, or no token comes after an edited state.
+    Raises InputError if there is no such layer, or one layer has edits of both "state" and "scans", whose scans would
+    be in pieces; as it runs, if the model fills a cache, or no token comes after an edited state.
     """
     module, found = model.module, mixers(model.module)
     new = (edits,) if isinstance(edits, Edit) else tuple(edits)

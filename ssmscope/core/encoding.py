@@ -115,8 +115,7 @@ def texts_or_ids(given: Any) -> tuple[list[str] | None, list[list[int]] | None]:
         given: a text, or several in any sequence, array, series or generator; token ids of one text or of several, as
             lists, arrays or tensors; or a tokenizer's output, whose padding is dropped.
 
-    Raises:
-        InputError: for anything else.
+    Raises InputError for anything else.
     """
     advice = "give a text, a list of texts, token ids, or a tokenizer's output"
     if isinstance(given, str):
@@ -198,10 +197,8 @@ def last_positions(mask: Tensor) -> Tensor:
 
 def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_tokens: int | None = None) -> Batch:
     """Encode texts as one batch, with the tokenizer's own special tokens; tokens are shown as they are in the text.
-
-    Raises:
-        InputError: no text, an empty one, control characters, only unknown tokens, or more than `max_tokens` tokens.
-    """
+    Raises InputError for no text, an empty one, control characters, only unknown tokens, or more than `max_tokens`
+    tokens."""
     if not texts:
         raise InputError("no text was given")
     ids: list[list[int]] = []
@@ -237,10 +234,7 @@ def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_toke
 
 def spelled_out(rows: Sequence[Sequence[int]], tokenizer: Any, vocabulary: int) -> list[str] | None:
     """Return the texts that a tokenizer encodes as these ids; None if it encodes its own decoding of them differently.
-
-    Raises:
-        InputError: an id outside the vocabulary.
-    """
+    Raises InputError for an id outside the vocabulary."""
     _check_range(rows, vocabulary, "the given ids hold")
     texts = [tokenizer.decode(list(row), skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]
     try:
@@ -253,11 +247,8 @@ def spelled_out(rows: Sequence[Sequence[int]], tokenizer: Any, vocabulary: int) 
 def encode_ids(
     rows: Sequence[Sequence[int]], vocabulary: int, tokenizer: Any = None, max_tokens: int | None = None
 ) -> Batch:
-    """Encode token ids as one batch, without adding special tokens.
-
-    Raises:
-        InputError: no id, one outside the vocabulary, or more than `max_tokens`.
-    """
+    """Encode token ids as one batch, without adding special tokens. Raises InputError for no id, one outside the
+    vocabulary, or more than `max_tokens`."""
     if not rows or any(not row for row in rows):
         raise InputError("no token id was given")
     for number, row in enumerate(rows):
@@ -291,10 +282,8 @@ def encode_values(
     Of a model that reads patches, `patch` pixels wide and so many apart, `channels` are those of a patch's pixels, and
     `shape` is that of the patches; images may be given as pixels too. Whole numbers are uint8 and divided by 255;
     floats stay as they are. Tokens are called "row,column" where `shape` (height, width) is that of the images, and by
-    their position elsewhere.
-
-    Raises:
-        InputError: another shape or dtype, numbers that are not finite, or more than `max_tokens` tokens.
+    their position elsewhere. Raises InputError for another shape or dtype, numbers that are not finite, or more than
+    `max_tokens` tokens.
     """
     given = values
     if isinstance(values, np.ndarray) and (native := values.dtype.newbyteorder("=")) in _NUMBERS:

@@ -29,10 +29,7 @@ def versions(weights: Mapping[str, Any], settings: Mapping[str, Any] | None = No
     """Return a 64-bit hash of the bytes of every weight, and of every setting of `adapters`, by name.
 
     Bytes are read because no counter sees every write to a tensor: `p.data.mul_(2)` changes none. On a GPU the hash is
-    that of `hashes`, on a CPU another.
-
-    Raises:
-        InputError: for weights that are not in memory.
+    that of `hashes`, on a CPU another. Raises InputError for weights that are not in memory.
     """
     return versions_async(weights, settings)()
 
@@ -40,11 +37,8 @@ def versions(weights: Mapping[str, Any], settings: Mapping[str, Any] | None = No
 def versions_async(
     weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None
 ) -> Callable[[], dict[str, int]]:
-    """Return a function that gives `versions`; a GPU starts on its part now, and is waited for at the call.
-
-    Raises:
-        InputError: as `versions`.
-    """
+    """Return a function that gives `versions`; a GPU starts on its part now, and is waited for at the call. Raises
+    InputError as `versions`."""
     there = {
         name: value for name, value in weights.items() if isinstance(value, Tensor) and value.device.type == "cuda"
     }
@@ -69,11 +63,7 @@ def versions_async(
 
 def fingerprint(config: Any, weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> str:
     """Return a hash over the configuration, every weight and every setting of `adapters`, 16 hexadecimal digits, the
-    same on every device.
-
-    Raises:
-        InputError: for weights that are not in memory.
-    """
+    same on every device. Raises InputError for weights that are not in memory."""
     digest = hashlib.blake2b(json.dumps(essence(config), sort_keys=True, default=str).encode(), digest_size=8)
     words = hashes({name: value for name, value in weights.items() if isinstance(value, Tensor)})
     for name in sorted(weights):
@@ -101,11 +91,7 @@ def adapters(module: nn.Module) -> dict[str, Any]:
 
 
 def check_finite(module: nn.Module, name: str) -> None:
-    """Raise InputError if a model is damaged.
-
-    Raises:
-        InputError: naming a weight that is NaN or infinite, or one that is not in memory.
-    """
+    """Raise InputError if a model is damaged."""
     for path, parameter in module.named_parameters():
         if parameter.device.type == "meta":
             raise InputError(
@@ -137,11 +123,7 @@ def _parts(value: Any, name: str) -> Iterator[Any]:
 
 
 def _bytes(value: Tensor, name: str) -> Tensor:
-    """Return the bytes of a tensor, on its device.
-
-    Raises:
-        InputError: for one that is not in memory.
-    """
+    """Return the bytes of a tensor, on its device."""
     if value.device.type == "meta":
         raise InputError(f"the weights of {name} are not in memory (offloaded, or on the device meta): load them")
     value = value.detach()
@@ -152,10 +134,8 @@ def hashes(values: Mapping[str, Tensor]) -> dict[str, int]:
     """Return a 64-bit hash of the bytes of every tensor, computed on its device and the same on all: Σ word · row's
     factor · column's factor over its 32-bit words modulo 2⁶⁴, the factors drawn once and odd.
 
-    A change of one word always shows, and of several but for a chance of about 2⁻³².
-
-    Raises:
-        InputError: for weights that are not in memory.
+    A change of one word always shows, and of several but for a chance of about 2⁻³². Raises InputError for weights that
+    are not in memory.
     """
     return _hashes_async(values)()
 

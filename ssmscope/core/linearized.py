@@ -106,9 +106,7 @@ class LinearizedLayer:
             level: "ssm", of the recurrence's input; "block", of the convolution's, with gate and norm.
             part: one of `parts` alone.
 
-        Raises:
-            InputError: for another level or part.
-            ValueError: as `ops.attention`.
+        Raises InputError for another level or part. Raises ValueError as `ops.attention`.
         """
         paths = self.chosen(level, part)
         if absolute and len(paths) > 1 and self.joined:
@@ -159,11 +157,8 @@ class LinearizedLayer:
         return replace(self, u=self.u[row : row + 1, :length], paths=tuple(p.of_text(row, length) for p in self.paths))
 
     def chosen(self, level: str, part: str | None) -> tuple[Path, ...]:
-        """Return the paths of a part, or all of them for None.
-
-        Raises:
-            InputError: when there is no such part, or level.
-        """
+        """Return the paths of a part, or all of them for None. Raises InputError when there is no such part, or
+        level."""
         check_level(level)
         if part is None:
             return self.paths
@@ -216,11 +211,8 @@ class _Weighed(Path):
 
 
 def as_diagonal(act: Callable[[Tensor], Tensor], c: Tensor) -> Tensor:
-    """Return act(c) / c of an activation with act(0) = 0; σ(c) for SiLU.
-
-    Raises:
-        InputError: if the activation is not 0 at 0, so that it is no diagonal.
-    """
+    """Return act(c) / c of an activation with act(0) = 0; σ(c) for SiLU. Raises InputError if the activation is not 0
+    at 0, so that it is no diagonal."""
     plain = is_plain(act, type(act)) if isinstance(act, nn.Module) else act is silu
     if plain and (act is silu or isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation"):
         return torch.sigmoid(c)

@@ -78,11 +78,7 @@ def register_later(module: str, architecture: Callable[[], Architecture]) -> Non
 
 
 def adapter_for(mixer: nn.Module) -> Architecture:
-    """Return the architecture that reads this mixer.
-
-    Raises:
-        InputError: if there is none.
-    """
+    """Return the architecture that reads this mixer. Raises InputError if there is none."""
     reader = _architecture(mixer)
     if reader is None:
         raise InputError(f"{type(mixer).__name__} is no layer that can be read; readable are {known_mixers()}")
@@ -118,11 +114,8 @@ def known_mixers() -> str:
 
 
 def mixers(module: nn.Module) -> list[nn.Module]:
-    """Return a model's state-space mixers, first layer first; parts of a mixer are not mixers.
-
-    Raises:
-        InputError: if a mixer is in an adapter of its parameters, which are adapted in a forward pass only.
-    """
+    """Return a model's state-space mixers, first layer first; parts of a mixer are not mixers. Raises InputError if a
+    mixer is in an adapter of its parameters, which are adapted in a forward pass only."""
     if _architecture(module) is not None:
         return [module]
     inside = innermost(module)
@@ -195,9 +188,8 @@ def fast_scan(
         retention: sum the retention map inside the scans.
         visit: called with each mixer's index, terms and scans as it runs.
 
-    Raises:
-        InputError: if parts of the model were compiled in place, and, as it runs, if a forward pass put on a mixer
-            computes something else than the mixer.
+    Raises InputError if parts of the model were compiled in place, and, as it runs, if a forward pass put on a mixer
+    computes something else than the mixer.
     """
     parts = list(module.modules())
     check_plain(module, parts)
@@ -320,9 +312,6 @@ def check_parts(
 
     Args:
         below: its own forward pass, and the arguments that it was called with.
-
-    Raises:
-        InputError: naming the parts.
     """
     parts = changed_parts(mixer)
     if not parts and runs_own(mixer, below):
@@ -342,11 +331,8 @@ def check_parts(
 
 
 def linearize(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """Return a mixer as a linear map of its input, everything else frozen.
-
-    Raises:
-        InputError: if hooks or forward passes put on its parts make that map another one.
-    """
+    """Return a mixer as a linear map of its input, everything else frozen. Raises InputError if hooks or forward passes
+    put on its parts make that map another one."""
     reader, parts = adapter_for(mixer), changed_parts(mixer)
     if parts:
         bare = _unedited().run(terms_of, mixer, layer.u, layer.mask)
@@ -411,11 +397,7 @@ def conv_tap_mask(mixer: nn.Module, conv_input: Tensor, count: int) -> Tensor | 
 
 
 def _checked_output(index: int, theirs: Any, ours: Any, mask: Tensor | None, state: LayerState | None) -> Any:
-    """Return the output of a forward pass that was put on a mixer if it agrees with what the mixer computes.
-
-    Raises:
-        InputError: if it does not, or if the run continues from a state, which that forward pass does not know.
-    """
+    """Return the output of a forward pass that was put on a mixer if it agrees with what the mixer computes."""
     y, expected = (each[0] if isinstance(each, tuple) else each for each in (theirs, ours))
     real = slice(None) if mask is None else mask
     if state is not None or not agree(y[real], expected[real]):

@@ -49,8 +49,7 @@ class Model:
         tokenizer: its tokenizer, or None.
         name: the user's name for it.
 
-    Raises:
-        InputError: if no layer can be read, or a weight is not in memory, NaN or infinite.
+    Raises InputError if no layer can be read, or a weight is not in memory, NaN or infinite.
     """
 
     module: Any
@@ -115,11 +114,8 @@ class Model:
             )
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Return the probabilities of next tokens, classes or labels from logits, over their last dimension.
-
-        Raises:
-            InputError: for a model that gives numbers.
-        """
+        """Return the probabilities of next tokens, classes or labels from logits, over their last dimension. Raises
+        InputError for a model that gives numbers."""
         if self.gives == "numbers":
             raise Unanswerable(
                 f"{self.name} gives numbers, as a regression does, and no probabilities; ask what they rest "
@@ -178,11 +174,8 @@ class Model:
 
     @property
     def fingerprint(self) -> str:
-        """Hash over the configuration, every weight and the adapters' settings, 16 hexadecimal digits.
-
-        Raises:
-            InputError: for weights that are not in memory, NaN or infinite.
-        """
+        """Hash over the configuration, every weight and the adapters' settings, 16 hexadecimal digits. Raises
+        InputError for weights that are not in memory, NaN or infinite."""
         return self._fingerprint(versions(stored_weights(self.module), adapters(self.module)))
 
     def _fingerprint(self, found: dict[str, int]) -> str:
@@ -225,12 +218,9 @@ class Model:
 
         `texts` may also be a tokenizer's output or token ids. A pixel classifier reads `values` (n, length, channels)
         or (length, channels) instead: uint8, which is divided by 255, or floats in [0, 1]. The lengths of its batch
-        count the class token.
-
-        Raises:
-            InputError: if a text is empty, has control characters or only unknown tokens, an id is outside the
-                vocabulary, there are more than `max_tokens` tokens, pixels have another shape or dtype, or the model
-                does not read this kind of input.
+        count the class token. Raises InputError if a text is empty, has control characters or only unknown tokens, an
+        id is outside the vocabulary, there are more than `max_tokens` tokens, pixels have another shape or dtype, or
+        the model does not read this kind of input.
         """
         return encode(self, texts, ids, values, max_tokens)
 
@@ -257,10 +247,8 @@ class Model:
         """Run the module in evaluation mode through `fast_scan` within the context.
 
         On leaving, every part is in its earlier mode, and `keep` has the states after the run: those of the state-space
-        layers, then those of the layers of softmax attention.
-
-        Raises:
-            InputError: as `fast_scan`, and if `states` are given to a model that cannot continue from states.
+        layers, then those of the layers of softmax attention. Raises InputError as `fast_scan`, and if `states` are
+        given to a model that cannot continue from states.
         """
         if states is not None and not self.continues:
             raise InputError(
@@ -289,11 +277,9 @@ class Model:
         """Return logits and the states after the batch; with `states`, continue the run that gave them.
 
         A text cut in two, its second part run from the states of the first, gives the logits of the whole text. In a
-        padded batch every row continues from its own last real position. With `last_only` a language model's logits
-        are those at each text's last position. `edits` change what the layers compute, see `ssmscope.core.edits`.
-
-        Raises:
-            InputError: as `running` and `edited`.
+        padded batch every row continues from its own last real position. With `last_only` a language model's logits are
+        those at each text's last position. `edits` change what the layers compute, see `ssmscope.core.edits`. Raises
+        InputError as `running` and `edited`.
         """
         after: list[LayerState] = []
         with ExitStack() as around:
@@ -337,8 +323,7 @@ class Model:
             visit: called as the model runs with a layer's number, the rows that run together, and its terms on them.
             on_idle: called while a GPU still runs.
 
-        Raises:
-            InputError: as `encode`, if there is no such layer, and if the run's states are edited.
+        Raises InputError as `encode`, if there is no such layer, and if the run's states are edited.
         """
         batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids, values=values)
         return take_trace(self, batch, keep_inputs, retention, visit, on_idle)
@@ -352,11 +337,8 @@ class Model:
 
     def forward(self, batch: Batch, last_only: bool = False, *, checked: bool = True) -> Tensor:
         """Return the module's own logits in the caller's context: with gradients unless they are off, and through
-        `ops.scan` within `running`. With `last_only` a language model's are those at each text's last position.
-
-        Raises:
-            InputError: for a batch of another kind, and, unless `checked` is off, for logits that are not finite.
-        """
+        `ops.scan` within `running`. With `last_only` a language model's are those at each text's last position. Raises
+        InputError for a batch of another kind, and, unless `checked` is off, for logits that are not finite."""
         if (batch.values is None) != (self.channels is None):
             wanted = "tokens" if self.channels is None else "pixels"
             raise InputError(f"{self.name} reads {wanted}: give it a batch of its own encode()")
@@ -417,11 +399,8 @@ class Model:
 
 
 def as_batch(model: Model | None, texts: TextsLike) -> Batch:
-    """Return an analysis's input (a text, several, a batch, or the texts of a trace) as one batch.
-
-    Raises:
-        InputError: as `Model.encode`, without a model, and for a trace of images, which does not hold them.
-    """
+    """Return an analysis's input (a text, several, a batch, or the texts of a trace) as one batch. Raises InputError as
+    `Model.encode`, without a model, and for a trace of images, which does not hold them."""
     if model is None:
         raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
     if isinstance(texts, Batch):

@@ -35,8 +35,7 @@ def read_text(path: str | os.PathLike[str], named: str, *, advice: str = "save i
         named: the file's name in messages.
         advice: what to do if it is no such text.
 
-    Raises:
-        InputError: if it cannot be read, is not UTF-8, holds NUL, or is larger than `MAX_FILE_BYTES`.
+    Raises InputError if it cannot be read, is not UTF-8, holds NUL, or is larger than `MAX_FILE_BYTES`.
     """
     try:
         with open(path, "rb") as stream:
@@ -64,11 +63,8 @@ def decoded_text(content: bytes, named: str, *, advice: str = "save it as UTF-8"
 
 
 def parse_json(content: str | bytes) -> Any:
-    """Return the value of a JSON document. Unlike `json.loads`, refuse two values of one name.
-
-    Raises:
-        ValueError: if it is no JSON, has a name twice in one object, or is nested too deeply.
-    """
+    """Return the value of a JSON document. Unlike `json.loads`, refuse two values of one name. Raises ValueError if it
+    is no JSON, has a name twice in one object, or is nested too deeply."""
     try:
         return json.loads(content, object_pairs_hook=_unique_names)
     except json.JSONDecodeError as error:

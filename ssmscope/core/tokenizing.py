@@ -40,8 +40,7 @@ def tokenize(tokenizer: Any, texts: str | Sequence[str], *, named: str = "the te
     Args:
         named: a single text's name in messages; several are called by their number.
 
-    Raises:
-        InputError: if it fails, naming the text and, if one is to blame, the word.
+    Raises InputError if it fails, naming the text and, if one is to blame, the word.
     """
     with failures_told(tokenizer, texts, named):
         return tokenizer(texts, verbose=False, **options)

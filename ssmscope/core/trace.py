@@ -79,11 +79,7 @@ class LayerTrace:
 
     @property
     def recurrence(self) -> ops.Recurrence:
-        """Only recurrence of the layer.
-
-        Raises:
-            ValueError: when it has several.
-        """
+        """Only recurrence of the layer. Raises ValueError when it has several."""
         if len(self.recurrences) != 1:
             raise ValueError(f"this layer has {len(self.recurrences)} recurrences: choose one of `recurrences`")
         return self.recurrences[0]
@@ -247,11 +243,8 @@ class Trace:
     def survival(self, at: int | None = None, *, signed: bool = False) -> Tensor:
         """Return every token's share of the states after position `at`, by default the last one: (layers, batch,
         length), NaN at padding; see `survival.shares`. Attention layers have no state and are not among the layers.
-
-        Raises:
-            InputError: for a position that not every text has.
-            ValueError: for a trace that was taken without its inputs.
-        """
+        Raises InputError for a position that not every text has. Raises ValueError for a trace that was taken without
+        its inputs."""
         shortest = int(self.mask.sum(1).min())
         if at is not None and not 0 <= at < shortest:
             raise InputError(f"there is no position {at} in every text; allowed are 0 to {shortest - 1}")

@@ -58,9 +58,8 @@ def attention(
         taps: factors of the input at s when it arrives at step s + i, as of a convolution before the recurrence. With
             these two the matrix is that of left ⊙ (α + D) · taps.
 
-    Raises:
-        ValueError: if the groups do not divide the heads, a row is outside the sequence, or `left` or `taps` do not
-            fit the recurrence.
+    Raises ValueError if the groups do not divide the heads, a row is outside the sequence, or `left` or `taps` do not
+    fit the recurrence.
     """
     around = gate_and_taps(recurrence.x, groups, left, taps)
     if rows is None:
@@ -87,10 +86,8 @@ def pooled_attention(
     with the cells, not with the length. Cell i holds the positions from ⌊i · length / cells⌋ on. No gradient
     flows through it.
 
-    Args: as `attention`; there is no mean of absolute values, which are no products of factors.
-
-    Raises:
-        ValueError: as `attention`, and for cells that are not from 1 to the length.
+    Args: as `attention`; there is no mean of absolute values, which are no products of factors. Raises ValueError as
+    `attention`, and for cells that are not from 1 to the length.
     """
     check_one_way([recurrence], "a pooled map")
     around = gate_and_taps(recurrence.x, groups, left, taps)

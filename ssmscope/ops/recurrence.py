@@ -30,9 +30,7 @@ class Recurrence:
     reads group h // (heads / groups); `delta` (batch, length, heads); `A` (heads, state) or (heads, 1), negative;
     `log_a` (batch, length, heads, state) or (…, 1), ≤ 0 where the state decays; `D` (heads,) or (heads, width); `order`
     (length,), the positions in the order in which the state visits them, from the first to the last if it is None.
-
-    Raises:
-        ValueError: if shapes disagree, or neither or both forms of the decay are given.
+    Raises ValueError if shapes disagree, or neither or both forms of the decay are given.
     """
 
     x: Tensor
@@ -162,11 +160,9 @@ class DeltaRecurrence(Recurrence):
         H_t = (I − β_t r_t e_tᵀ) Diag(a_t) H_{t-1} + β_t b_t x_tᵀ.
 
     Shapes as in `Recurrence`; `log_a` (batch, length, heads, 1 or state), `beta` (batch, length, heads), `e` and `r`
-    (batch, length, heads, state), both or neither, b where absent. `delta`, `A` and `expected` stay unset.
-
-    Raises:
-        ValueError: if shapes disagree, `beta` is missing, one of `e` and `r` is, or the decay is not given as `log_a`.
-        InputError: from `log_decay`, as the states do not decay one by one.
+    (batch, length, heads, state), both or neither, b where absent. `delta`, `A` and `expected` stay unset. Raises
+    ValueError if shapes disagree, `beta` is missing, one of `e` and `r` is, or the decay is not given as `log_a`.
+    Raises InputError from `log_decay`, as the states do not decay one by one.
     """
 
     beta: Tensor | None = None

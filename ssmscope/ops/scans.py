@@ -161,11 +161,8 @@ def states(
     positions: Sequence[int],
     initial: Float[Tensor, "batch heads width state"] | None = None,
 ) -> Float[Tensor, "batch chosen heads width state"]:
-    """Return H_t at the chosen positions (0-based, after token t was written), in the order given.
-
-    Raises:
-        ValueError: for a position outside the sequence.
-    """
+    """Return H_t at the chosen positions (0-based, after token t was written), in the order given. Raises ValueError
+    for a position outside the sequence."""
     length = recurrence.shape[1]
     outside = [p for p in positions if not 0 <= p < length]
     if outside:

@@ -107,8 +107,7 @@ def shares(
         signed: ⟨R_s, H_T⟩ / ‖H_T‖² instead, sums over heads above and below; 1 less the sum is the share of `initial`.
         per_head: each head by itself, (batch, length, heads), the recurrences' heads one after the other.
 
-    Raises:
-        InputError: if there is no such position.
+    Raises InputError if there is no such position.
     """
     batch, length = recurrences[0].shape[:2]
     if at is not None and not 0 <= at < length:
@@ -152,10 +151,8 @@ def half_lives(recurrences: Sequence[Recurrence], *, per_head: bool = False) -> 
     recurrences' heads one after the other.
 
     Where states decay, d is found by halving: log-decays are summed over windows of 2^k positions, O(length · log²
-    length) sums and O(length · log length) exponentials. A delta rule is walked step by step.
-
-    Raises:
-        InputError: if a recurrence visits the positions in another order.
+    length) sums and O(length · log length) exponentials. A delta rule is walked step by step. Raises InputError if a
+    recurrence visits the positions in another order.
     """
     check_one_way(recurrences, "a half-life")
     if per_head:

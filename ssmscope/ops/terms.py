@@ -98,11 +98,7 @@ def diagonals(r: Recurrence, around: GateAndTaps) -> list[Tensor]:
 
 def gate_and_taps(x: Tensor, groups: int, left: Tensor | None, taps: Tensor | None) -> GateAndTaps:
     """Return `left` and `taps` of a recurrence with the input `x` (batch, length, heads, width), whose heads go in
-    `groups`.
-
-    Raises:
-        ValueError: the groups do not divide the heads, or a shape does not fit.
-    """
+    `groups`. Raises ValueError if the groups do not divide the heads, or a shape does not fit."""
     batch, length, heads, width = x.shape
     if groups < 1 or heads % groups:
         raise ValueError(f"{groups} groups do not divide {heads} heads")

@@ -51,10 +51,7 @@ def is_adapter(where: Path) -> bool:
 
 def base_of(where: Path, name: str, locate: Callable[[str], Path]) -> Path:
     """Return the directory of an adapter's model: the one of that name within the adapter's, else what `locate` finds.
-
-    Raises:
-        InputError: if the configuration names no model, one that is not there, or another adapter.
-    """
+    Raises InputError if the configuration names no model, one that is not there, or another adapter."""
     named = read_object(where / CONFIG_FILE).get("base_model_name_or_path")
     if not isinstance(named, str) or not named:
         raise InputError(f"{name} holds an adapter whose {CONFIG_FILE} names no model (base_model_name_or_path)")
@@ -69,11 +66,8 @@ def base_of(where: Path, name: str, locate: Callable[[str], Path]) -> Path:
 
 
 def classes_of(where: Path, name: str) -> int | None:
-    """Return the number of classes of an adapter that makes a classifier of a language model; None for others.
-
-    Raises:
-        InputError: if the adapter's weights cannot be read.
-    """
+    """Return the number of classes of an adapter that makes a classifier of a language model; None for others. Raises
+    InputError if the adapter's weights cannot be read."""
     if read_object(where / CONFIG_FILE).get("task_type") != CLASSIFIER_TASK:
         return None
     heads = [t.shape for n, t in read_headers(_weights(where, name)).items() if n.endswith(".score.weight")]
@@ -88,12 +82,8 @@ def _weights(where: Path, name: str) -> Path:
 
 
 def with_adapter(base: nn.Module, where: Path, name: str) -> nn.Module:
-    """Put the adapter of a directory on its model, unmerged.
-
-    Raises:
-        InputError: if peft is missing, or the adapter is damaged, does not fit the model, changes the model's input or
-            has an unknown field in its configuration.
-    """
+    """Put the adapter of a directory on its model, unmerged. Raises InputError if peft is missing, or the adapter is
+    damaged, does not fit the model, changes the model's input or has an unknown field in its configuration."""
     if importlib.util.find_spec("peft") is None:
         raise InputError(f"{name} holds an adapter, which is read by peft: pip install peft")
     file = _weights(where, name)
@@ -125,11 +115,7 @@ def with_adapter(base: nn.Module, where: Path, name: str) -> nn.Module:
 
 
 def _config(fields: Mapping[str, Any], name: str) -> Any:
-    """Return an adapter's configuration as peft's.
-
-    Raises:
-        InputError: if the type or a field is unknown, or peft refuses the values.
-    """
+    """Return an adapter's configuration as peft's."""
     import peft
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 

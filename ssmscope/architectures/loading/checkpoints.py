@@ -81,12 +81,10 @@ MLP_MULTIPLE = 128
 def read_mamba_ssm(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
     """Return a language model of Mamba-1, 2 or 3 that mamba_ssm saved; `config` is its config.json.
 
-    It becomes transformers' model, or ours for Mamba-3 and for Mamba-2 with attention or MLPs.
-
-    Raises:
-        InputError: if weights are missing or do not fit, a field has a wrong type, or the model has a part that
-            neither transformers' models nor ours have (attention that looks ahead, attention or MLPs with Mamba-1,
-            Mamba-3 with several inputs per head, LayerNorm, a norm before the gate, a skip per channel).
+    It becomes transformers' model, or ours for Mamba-3 and for Mamba-2 with attention or MLPs. Raises InputError if
+    weights are missing or do not fit, a field has a wrong type, or the model has a part that neither transformers'
+    models nor ours have (attention that looks ahead, attention or MLPs with Mamba-1, Mamba-3 with several inputs per
+    head, LayerNorm, a norm before the gate, a skip per channel).
     """
     what = str(directory)
     files = weight_files(directory)
@@ -100,11 +98,8 @@ def read_mamba_ssm(directory: Path, config: Mapping[str, Any]) -> PreTrainedMode
 
 
 def of_mamba_ssm(model: nn.Module) -> PreTrainedModel:
-    """Return mamba_ssm's language model in memory as transformers' model, with the same parameters, not copied.
-
-    Raises:
-        InputError: as `read_mamba_ssm`, and for a model with hooks.
-    """
+    """Return mamba_ssm's language model in memory as transformers' model, with the same parameters, not copied. Raises
+    InputError as `read_mamba_ssm`, and for a model with hooks."""
     what, config = type(model).__name__, dict(vars(model.config))
     if any(part._forward_hooks or part._forward_pre_hooks for part in model.modules()):
         raise InputError(f"{what} has hooks, of which nothing is known: remove them first")
@@ -222,11 +217,8 @@ def check_groups(groups: int, what: str) -> None:
 
 
 def read_selective(path: Path, tensors: Mapping[str, Tensor]) -> PreTrainedModel:
-    """Return the classifier of a selective SSM's state dict: binary with `SSM.w`, several classes with `W`.
-
-    Raises:
-        InputError: when the file is no such state dict.
-    """
+    """Return the classifier of a selective SSM's state dict: binary with `SSM.w`, several classes with `W`. Raises
+    InputError when the file is no such state dict."""
     weights = {name.removeprefix("SSM."): tensor for name, tensor in tensors.items()}
     head = weights.pop("w", None)
     binary = head is not None

@@ -60,10 +60,8 @@ def _names(file: Path) -> list[str]:
 def read_diff_mamba2(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
     """Return the model that the authors' code saved, as `DiffMambaForCausalLM`; `config` is its config.json.
 
-    The names of its tensors say which layers are differential.
-
-    Raises:
-        InputError: when no layer is differential, or weights are missing or do not fit the configuration.
+    The names of its tensors say which layers are differential. Raises InputError when no layer is differential, or
+    weights are missing or do not fit the configuration.
     """
     what = str(directory)
     check_fields(config, what)

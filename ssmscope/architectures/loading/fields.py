@@ -28,12 +28,8 @@ DEPTH_FIELDS = ("num_hidden_layers", "n_layer", "num_layers")
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file.
-
-    Raises:
-        InputError: if the file cannot be read, is no JSON, holds no object, or half a surrogate pair, or is nested
-            more than `MAX_NESTING` deep.
-    """
+    """Return the JSON object in a file. Raises InputError if the file cannot be read, is no JSON, holds no object, or
+    half a surrogate pair, or is nested more than `MAX_NESTING` deep."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"), object_hook=_decoded)
     except OSError as error:
@@ -73,11 +69,6 @@ def check_fields(fields: Mapping[str, Any], what: str) -> None:
     Args:
         fields: the model's, with its backbone's in `backbone`; each is checked by the defaults of its `model_type`.
         what: the model, for messages.
-
-    Raises:
-        InputError: if the model type is unknown, a value has another type than the field's default, a number is
-            negative where the default is not, an epsilon exceeds `MAX_EPSILON`, a range of steps is empty, labels are
-            not one name per class, or a word is unknown.
     """
     kind, known = fields.get("model_type"), readable_types()
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
@@ -125,11 +116,7 @@ def _check_names(fields: Mapping[str, Any], what: str) -> None:
 
 
 def check_value(name: str, value: Any, default: Any, what: str) -> None:
-    """Refuse a value of another type or range than `default`, an allowed value of the field.
-
-    Raises:
-        InputError: as `check_fields`.
-    """
+    """Refuse a value of another type or range than `default`, an allowed value of the field."""
     allowed = None
     if name.endswith("time_step_limit") or name == "dt_limit":
         if not _is_range(value):

@@ -151,12 +151,9 @@ def _read_mamba2(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
 
 
 def read_fla(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
-    """Return a language model that flash-linear-attention saved; `config` is its config.json.
-
-    Raises:
-        InputError: if weights are missing or do not fit, a field has a wrong type, or an option is one that our layers
-            do not have (grouped heads, attention in an RWKV-7, a delta rule with one of its gates, …).
-    """
+    """Return a language model that flash-linear-attention saved; `config` is its config.json. Raises InputError if
+    weights are missing or do not fit, a field has a wrong type, or an option is one that our layers do not have
+    (grouped heads, attention in an RWKV-7, a delta rule with one of its gates, …)."""
     what, kind = str(directory), config["model_type"]
     if kind == "mamba2":
         return _read_mamba2(directory, config)

@@ -24,11 +24,9 @@ def readable(module: nn.Module, backbone: str | None = None) -> Any:
 
     That is a transformers model, within `torch.compile`'s, DataParallel's or peft's wrapper too; transformers' form of
     a model of mamba_ssm's, with the same parameters; or an `OwnModel` around any other module with a backbone and
-    around a backbone without a head. The adapters of an unmerged PeftModel stay part of its layers.
-
-    Raises:
-        InputError: if there is no such model, its weights are not in memory, or its wrapper changes what it computes;
-            and as `own_model`.
+    around a backbone without a head. The adapters of an unmerged PeftModel stay part of its layers. Raises InputError
+    if there is no such model, its weights are not in memory, or its wrapper changes what it computes; and as
+    `own_model`.
     """
     given, module = type(module).__name__, unwrapped(module)
     name = type(module).__name__
@@ -67,11 +65,8 @@ def _has_known_head(module: PreTrainedModel) -> bool:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module within wrappers that pass their input on unchanged.
-
-    Raises:
-        InputError: if a PeftModel changes the input, as prompt tuning does.
-    """
+    """Return the module within wrappers that pass their input on unchanged. Raises InputError if a PeftModel changes
+    the input, as prompt tuning does."""
     while (inner := _inner(module)) is not None:
         module = inner
     return module
@@ -100,11 +95,8 @@ def _inner(module: Any) -> nn.Module | None:
 
 
 def converted(module: nn.Module, dtype: torch.dtype | None, device: torch.device | None) -> Any:
-    """Return the module itself if it has this dtype and device and allows gradients, else a copy that does.
-
-    Raises:
-        InputError: if the module cannot be copied or converted.
-    """
+    """Return the module itself if it has this dtype and device and allows gradients, else a copy that does. Raises
+    InputError if the module cannot be copied or converted."""
     if all(
         (dtype is None or not t.is_floating_point() or t.dtype == dtype)
         and _same(t.device, device)

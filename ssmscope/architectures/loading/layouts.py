@@ -52,9 +52,5 @@ def layout_of(directory: Path, config: Mapping[str, Any]) -> Layout | None:
 
 
 def read_state_dict(path: Path, tensors: Mapping[str, Tensor]) -> PreTrainedModel:
-    """Return the model of a file's state dict.
-
-    Raises:
-        InputError: when no layout can read it.
-    """
+    """Return the model of a file's state dict. Raises InputError when no layout can read it."""
     return next(layout for layout in STATE_DICTS if layout.recognises(tensors)).read(path, tensors)

@@ -93,10 +93,9 @@ def load(
             on a disk are refused.
         backbone: path of the backbone in a model in memory, such as `encoder`; by default it is found.
 
-    Raises:
-        InputError: if the name is unknown, the files are not what they claim, weights are missing, not finite or have
-            no place in the model that the configuration describes, the model has no state-space layer that can be
-            read, or it gives an answer per token. Pickled files are only ever read as plain tensors.
+    Raises InputError if the name is unknown, the files are not what they claim, weights are missing, not finite or have
+    no place in the model that the configuration describes, the model has no state-space layer that can be read, or it
+    gives an answer per token. Pickled files are only ever read as plain tensors.
     """
     wanted, place = _dtype(dtype), _device(device)
     check_split(device_map, device, source)
@@ -223,11 +222,8 @@ def _device(device: str | torch.device | None) -> torch.device | None:
 
 
 def locate(name: str) -> Path:
-    """Return the directory or file of a model, fetched from the hub if it is a hub id.
-
-    Raises:
-        InputError: if there is none.
-    """
+    """Return the directory or file of a model, fetched from the hub if it is a hub id. Raises InputError if there is
+    none."""
     if name.startswith("demo/"):
         known = demos()
         if name not in known:

@@ -65,8 +65,7 @@ def read_transformers(
         fields: content of its config.json, checked.
         classes: number of classes of the head that an adapter gives the model, if it does.
 
-    Raises:
-        InputError: if the files are damaged or do not fit, or the model has no state-space layer that can be read.
+    Raises InputError if the files are damaged or do not fit, or the model has no state-space layer that can be read.
     """
     kind = fields["model_type"]
     check_other_layouts(where, name)
@@ -144,11 +143,7 @@ def read_transformers(
 
 
 def _class_for(architectures: Sequence[str], name: str) -> Any:
-    """Return transformers' class for the named architectures; a language model's if none is named.
-
-    Raises:
-        InputError: if the head gives an answer per token.
-    """
+    """Return transformers' class for the named architectures; a language model's if none is named."""
     for head in ("TokenClassification", "QuestionAnswering"):
         if any(head in each for each in architectures):
             raise InputError(

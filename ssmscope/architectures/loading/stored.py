@@ -49,11 +49,8 @@ def reason(error: BaseException) -> str:
 
 
 def read_tensors(path: Path, *, device: str = "cpu", as_written: bool = False) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file or a pickled state dict, by their `plain_name` or `as_written`.
-
-    Raises:
-        InputError: if the file is not what it claims to be, or a pickle holds anything but tensors.
-    """
+    """Return the tensors of a safetensors file or a pickled state dict, by their `plain_name` or `as_written`. Raises
+    InputError if the file is not what it claims to be, or a pickle holds anything but tensors."""
     if path.suffix == ".safetensors":
         with _says_what_is_wrong(path):
             tensors = load_file(path, device)
@@ -97,11 +94,7 @@ def plain_name(name: str) -> str:
 
 
 def _named(tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return tensors, or their headers, by their plain names.
-
-    Raises:
-        InputError: if a name occurs both with a wrapper and without.
-    """
+    """Return tensors, or their headers, by their plain names."""
     found: dict[str, Any] = {}
     for name, value in tensors.items():
         if plain_name(name) in found:
@@ -111,11 +104,8 @@ def _named(tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def read_headers(path: Path, *, as_written: bool = False) -> dict[str, Stored]:
-    """Return the shapes and kinds of a file's tensors, by the names that `read_tensors` gives them.
-
-    Raises:
-        InputError: as `read_tensors`.
-    """
+    """Return the shapes and kinds of a file's tensors, by the names that `read_tensors` gives them. Raises InputError
+    as `read_tensors`."""
     if path.suffix != ".safetensors":
         return headers_of(read_tensors(path, device="meta", as_written=as_written))
     with _says_what_is_wrong(path), safe_open(path, "pt") as opened:
@@ -133,11 +123,8 @@ def is_wrapped(files: Collection[Path]) -> bool:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the files with a model's weights, as transformers chooses them.
-
-    Raises:
-        InputError: if there is none, or an index is damaged or names a file that is missing or in another directory.
-    """
+    """Return the files with a model's weights, as transformers chooses them. Raises InputError if there is none, or an
+    index is damaged or names a file that is missing or in another directory."""
     for whole in (SAFETENSORS, PICKLED):
         index = directory / f"{whole}.index.json"
         if (directory / whole).exists():
@@ -213,11 +200,7 @@ class Contents(NamedTuple):
 
 
 def contents(files: Collection[Path]) -> Contents:
-    """Return the content of files by their headers.
-
-    Raises:
-        InputError: as `read_tensors`.
-    """
+    """Return the content of files by their headers. Raises InputError as `read_tensors`."""
     tensors = {name: stored for file in files for name, stored in read_headers(file).items()}
     return Contents(tensors, sum(file.stat().st_size for file in files))
 
@@ -229,8 +212,7 @@ def outline(build: Callable[[], Any], held: Contents, what: str, by: str) -> Any
         what: the model, for messages.
         by: the source of its configuration, for messages.
 
-    Raises:
-        InputError: if the model is larger than its files can fill, or cannot be built.
+    Raises InputError if the model is larger than its files can fill, or cannot be built.
     """
     try:
         with torch.device("meta"), _no_larger(held):
@@ -369,8 +351,7 @@ def built(
         what: the model, and `by` the source of its configuration, for messages.
         tied: whether the head must be the embeddings.
 
-    Raises:
-        InputError: as `outline`, `check_fit` and `check_tied`.
+    Raises InputError as `outline`, `check_fit` and `check_tied`.
     """
     check_fit(outline(build, held, what, by), headers_of(weights), what)
     if tied:

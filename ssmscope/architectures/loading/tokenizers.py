@@ -27,10 +27,7 @@ def fetched(source: str | os.PathLike[str], files: Collection[str]) -> Path:
 
 def read_tokenizer(source: str | os.PathLike[str]) -> Any:
     """Return transformers' tokenizer of a directory or hub id, without running or offering to run any of its code.
-
-    Raises:
-        InputError: if there is none, its files are damaged or name other files, or it needs code of its own.
-    """
+    Raises InputError if there is none, its files are damaged or name other files, or it needs code of its own."""
     what = f"the tokenizer {str(source)[:200]!r}"
     try:
         with quiet():

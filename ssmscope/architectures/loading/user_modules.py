@@ -34,8 +34,7 @@ class OwnModel(nn.Module):
         path: path of the backbone in it; empty if it is the backbone itself.
         gives: the kind of answer that its logits give.
 
-    Raises:
-        InputError: if the module cannot be run on token ids, or gives neither logits of a text nor of next tokens.
+    Raises InputError if the module cannot be run on token ids, or gives neither logits of a text nor of next tokens.
     """
 
     def __init__(self, module: nn.Module, path: str) -> None:
@@ -220,8 +219,7 @@ def own_model(module: nn.Module, backbone: str | None = None) -> OwnModel | None
         backbone: its path in the module; by default that of the innermost transformers model with all state-space
             layers.
 
-    Raises:
-        InputError: as `OwnModel`, and if `backbone` names no such model.
+    Raises InputError as `OwnModel`, and if `backbone` names no such model.
     """
     whole = [id(mixer) for mixer in mixers(module)]
     holding = [

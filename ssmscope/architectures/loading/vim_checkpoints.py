@@ -42,12 +42,9 @@ def is_vim(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def read_vim(path: Path, tensors: Mapping[str, Tensor]) -> PreTrainedModel:
-    """Return a Vim's state dict as a classifier of patches.
-
-    Raises:
-        InputError: if weights are missing or do not fit, or have another form than the published models' (class
-            tokens at both ends, no positions, rotations, Vim's first version).
-    """
+    """Return a Vim's state dict as a classifier of patches. Raises InputError if weights are missing or do not fit, or
+    have another form than the published models' (class tokens at both ends, no positions, rotations, Vim's first
+    version)."""
     sizes = TENSOR_DIMENSIONS | {FIRST_MIXER + name: number for name, number in MIXER_TENSOR_DIMENSIONS.items()}
     for name, dimensions in sizes.items():
         if name not in tensors:

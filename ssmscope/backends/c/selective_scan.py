@@ -66,9 +66,7 @@ def scan(
     Args:
         initial: H before the first step; zero where it is None.
 
-    Raises:
-        MemoryError: there is not enough memory for the work.
-        RuntimeError: the kernel cannot be had (`why_not`).
+    Raises MemoryError if there is not enough memory for the work, RuntimeError if the kernel cannot be had.
     """
     terms = (x, b, c, initial, delta, A)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
