@@ -22,9 +22,9 @@ from einops import rearrange
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ssmscope.architectures.loading.checkpoints import read_mamba_ssm
-from ssmscope.architectures.loading.fields import check_depth, check_value, refused
-from ssmscope.architectures.loading.stored import built, contents, read_tensors, weight_files
+from ssmscope.architectures.loading.fields import check_value, refused
+from ssmscope.architectures.loading.mamba_checkpoints import plan_mamba_ssm
+from ssmscope.architectures.loading.stored import Contents, Plan
 from ssmscope.architectures.read.delta import DeltaNetConfig, DeltaNetForCausalLM
 from ssmscope.architectures.read.gated_delta import UNIT_EPSILON
 from ssmscope.architectures.read.hgrn import (
@@ -135,47 +135,45 @@ def is_fla(directory: Path, config: Mapping[str, Any]) -> bool:
     return kind in MODEL_TYPES or (kind == "mamba2" and "norm_eps" in config and "layer_norm_epsilon" not in config)
 
 
-def _read_mamba2(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
-    """Return a Mamba-2, read as mamba_ssm's: its weights have transformers' names."""
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise refused(str(directory), "hidden_act", config["hidden_act"], "'silu'")
-    theirs: dict[str, Any] = {
-        "d_model": config.get("hidden_size", 2048),
-        "n_layer": config.get("num_hidden_layers", 48),
-        "tie_embeddings": config.get("tie_word_embeddings", False),
-        "residual_in_fp32": config.get("residual_in_fp32", True),
-        "norm_epsilon": config["norm_eps"],
-    }
-    cfg = {ours: config.get(name, default) for name, (ours, default) in MAMBA2_FIELDS.items()}
-    return read_mamba_ssm(directory, {**theirs, "ssm_cfg": {"layer": "Mamba2", **cfg}})
-
-
-def read_fla(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
-    """Return a language model that flash-linear-attention saved; `config` is its config.json. Raises InputError if
-    weights are missing or do not fit, a field has a wrong type, or an option is one that our layers do not have
-    (grouped heads, attention in an RWKV-7, a delta rule with one of its gates, …)."""
-    what, kind = str(directory), config["model_type"]
+def plan_fla(config: Mapping[str, Any], held: Contents, what: str) -> Plan:
+    """Return the way to a language model that flash-linear-attention saved. Raises InputError if a field has a wrong
+    type, or an option is one that our layers do not have (grouped heads, attention in an RWKV-7, a delta rule with one
+    of its gates, …)."""
+    kind = config["model_type"]
     if kind == "mamba2":
-        return _read_mamba2(directory, config)
-    fields = {**COMMON_FIELDS, **TYPE_DEFAULTS[kind], **{k: v for k, v in config.items() if v is not None}}
-    for name, known in {**COMMON_FIELDS, **TYPE_DEFAULTS[kind]}.items():
-        check_value(name, fields[name], known, what)
-    attention = _attention(config.get("attn"), kind, what)
-    only = {"attnres_block_size": None, "hidden_act": "swish", **FIXED_OPTIONS[kind]}
-    for name, default in only.items():
+        return plan_mamba_ssm(_as_mamba_ssm(config, what), held, what)
+    known = {**COMMON_FIELDS, **TYPE_DEFAULTS[kind]}
+    fields = {**known, **{name: value for name, value in config.items() if value is not None}}
+    for name, default in known.items():
+        check_value(name, fields[name], default, what)
+    fields["attention"] = _attention(config.get("attn"), kind, what)
+    for name, default in {"attnres_block_size": None, "hidden_act": "swish", **FIXED_OPTIONS[kind]}.items():
         # As many value heads as heads are the default, also where they are written out.
         if config.get(name, default) not in (default, fields["num_heads"] if name.endswith("_heads") else default):
             raise refused(what, name, config[name], repr(default))
     sizes = config.get("value_dim")
     if kind == "rwkv7" and {*(sizes if isinstance(sizes, list) else [sizes])} - {None, fields["hidden_size"]}:
         raise refused(what, "value_dim", sizes, f"hidden_size, {fields['hidden_size']}, in every layer")
-    files = weight_files(directory)
-    held = contents(files)
-    check_depth(config, len(held.tensors), what)
-    build = partial(_BUILDERS[kind], {**fields, "attention": attention}, kind)
-    tensors = {name: t for file in files for name, t in read_tensors(file).items()}
-    weights = _translated(tensors, {**fields, "attention": attention}, kind)
-    return built(build, weights, held, what, tied=fields["tie_word_embeddings"])
+    return Plan(
+        partial(_BUILDERS[kind], fields, kind),
+        partial(_translated, fields=fields, kind=kind),
+        fields["tie_word_embeddings"],
+    )
+
+
+def _as_mamba_ssm(config: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return a Mamba-2's configuration as mamba_ssm's: its weights have transformers' names."""
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise refused(what, "hidden_act", config["hidden_act"], "'silu'")
+    cfg = {ours: config.get(name, default) for name, (ours, default) in MAMBA2_FIELDS.items()}
+    return {
+        "d_model": config.get("hidden_size", 2048),
+        "n_layer": config.get("num_hidden_layers", 48),
+        "tie_embeddings": config.get("tie_word_embeddings", False),
+        "residual_in_fp32": config.get("residual_in_fp32", True),
+        "norm_epsilon": config["norm_eps"],
+        "ssm_cfg": {"layer": "Mamba2", **cfg},
+    }
 
 
 def _attention(given: Any, kind: str, what: str) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ssmscope.architectures.loading.checkpoints import of_mamba_ssm
+from ssmscope.architectures.loading.mamba_checkpoints import of_mamba_ssm
 from ssmscope.architectures.loading.stored import DAMAGE_ERRORS, reason
 from ssmscope.architectures.loading.user_modules import own_model
 from ssmscope.core.heads import is_sequence_classifier

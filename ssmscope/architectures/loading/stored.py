@@ -335,39 +335,40 @@ def _sizes(shape: Collection[int]) -> str:
     return " × ".join(map(str, shape)) or "a single number"
 
 
+class Plan(NamedTuple):
+    """Way from a checkpoint to a model.
+
+    `build` makes the model, `translate` gives the checkpoint's tensors by the model's names, and where `tied` the head
+    must be the embeddings.
+    """
+
+    build: Callable[[], Any]
+    translate: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+    tied: bool = False
+
+
 def built(
-    build: Callable[[], Any],
-    weights: Mapping[str, Tensor],
-    held: Contents,
-    what: str,
-    by: str = "its config.json",
-    tied: bool = False,
+    plan: Plan, tensors: Mapping[str, Tensor], held: Contents, what: str, by: str = "its config.json"
 ) -> Any:
-    """Return the model that `build` makes, with these weights.
+    """Return the model of a plan with a checkpoint's tensors, in their dtype, the widest of several, so that none is
+    rounded. Raises InputError as `outline`, `check_fit` and `check_tied`.
 
     Args:
-        weights: by the model's names.
-        held: the content of the files that the weights come from.
+        held: the content of the files that the tensors come from.
         what: the model, and `by` the source of its configuration, for messages.
-        tied: whether the head must be the embeddings.
-
-    Raises InputError as `outline`, `check_fit` and `check_tied`.
     """
-    check_fit(outline(build, held, what, by), headers_of(weights), what)
-    if tied:
+    weights = plan.translate(tensors)
+    check_fit(outline(plan.build, held, what, by), headers_of(weights), what)
+    if plan.tied:
         check_tied(weights["lm_head.weight"], weights["backbone.embeddings.weight"], what)
-    return filled(build(), weights)
-
-
-def headers_of(tensors: Mapping[str, Tensor]) -> dict[str, Stored]:
-    """Return the shapes and kinds of tensors."""
-    return {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in tensors.items()}
-
-
-def filled(module: nn.Module, weights: Mapping[str, Tensor]) -> Any:
-    """Load weights into a module in their dtype, the widest of several, so that none is rounded, and return it."""
+    module = plan.build()
     dtypes = {t.dtype for t in weights.values() if t.is_floating_point()}
     if dtypes:
         module.to(reduce(torch.promote_types, dtypes))
     module.load_state_dict(weights)
     return module
+
+
+def headers_of(tensors: Mapping[str, Tensor]) -> dict[str, Stored]:
+    """Return the shapes and kinds of tensors."""
+    return {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in tensors.items()}

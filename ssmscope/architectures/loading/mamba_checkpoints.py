@@ -1,37 +1,21 @@
-"""Checkpoints in other projects' layouts: mamba_ssm's directories and the state dicts of selective SSMs."""
+"""Models in mamba_ssm's layout: config.json with d_model and ssm_cfg, pytorch_model.bin or model.safetensors."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedModel
 
-from ssmscope.architectures.loading.fields import check_depth, check_value, refused
-from ssmscope.architectures.loading.stored import (
-    Contents,
-    built,
-    check_fit,
-    check_tied,
-    contents,
-    filled,
-    headers_of,
-    outline,
-    read_tensors,
-    weight_files,
-)
-from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
+from ssmscope.architectures.loading.fields import check_value, refused
+from ssmscope.architectures.loading.stored import Contents, Plan, check_fit, headers_of, outline
 from ssmscope.architectures.read.mamba2attn import Mamba2AttnConfig, Mamba2AttnForCausalLM
 from ssmscope.architectures.read.mamba3 import Mamba3Config, Mamba3ForCausalLM
 from ssmscope.errors import InputError
-
-# ---- mamba_ssm's own layout: config.json with d_model and ssm_cfg, pytorch_model.bin or model.safetensors
 
 
 def is_mamba_ssm(directory: Path, config: Mapping[str, Any]) -> bool:
@@ -40,36 +24,14 @@ def is_mamba_ssm(directory: Path, config: Mapping[str, Any]) -> bool:
 
 
 FIELDS: dict[str, Any] = dict(
-    d_model=1,
-    n_layer=1,
-    rms_norm=True,
-    residual_in_fp32=True,
-    tie_embeddings=True,
-    norm_epsilon=1e-5,
-    attn_layer_idx=[],
-    d_intermediate=0,
-)
+    d_model=1, n_layer=1, rms_norm=True, residual_in_fp32=True, tie_embeddings=True, norm_epsilon=1e-5,
+    attn_layer_idx=[], d_intermediate=0,
+)  # fmt: skip
 SSM_FIELDS: dict[str, Any] = dict(
-    layer="Mamba1",
-    d_state=16,
-    d_conv=4,
-    expand=2,
-    headdim=64,
-    ngroups=1,
-    chunk_size=256,
-    dt_rank=1,
-    dt_limit=(0.0, float("inf")),
-    bias=False,
-    conv_bias=True,
-    rmsnorm=True,
-    norm_before_gate=False,
-    D_has_hdim=False,
-    rope_fraction=0.5,
-    A_floor=1e-4,
-    is_outproj_norm=False,
-    is_mimo=False,
-    decay="heavy-tail",
-)
+    layer="Mamba1", d_state=16, d_conv=4, expand=2, headdim=64, ngroups=1, chunk_size=256, dt_rank=1,
+    dt_limit=(0.0, float("inf")), bias=False, conv_bias=True, rmsnorm=True, norm_before_gate=False, D_has_hdim=False,
+    rope_fraction=0.5, A_floor=1e-4, is_outproj_norm=False, is_mimo=False, decay="heavy-tail",
+)  # fmt: skip
 """Fields of a config.json, and of its ssm_cfg, that are read, each with an allowed value."""
 LAYER_KINDS = ("Mamba1", "Mamba2", "Mamba3")
 MAMBA3_FIELDS = dict(rope_fraction="rope_fraction", A_floor="decay_floor", is_outproj_norm="head_norm", decay="decay")
@@ -78,37 +40,19 @@ MLP_MULTIPLE = 128
 """Multiple to which the width of an MLP is rounded up."""
 
 
-def read_mamba_ssm(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
-    """Return a language model of Mamba-1, 2 or 3 that mamba_ssm saved; `config` is its config.json.
-
-    It becomes transformers' model, or ours for Mamba-3 and for Mamba-2 with attention or MLPs. Raises InputError if
-    weights are missing or do not fit, a field has a wrong type, or the model has a part that neither transformers'
-    models nor ours have (attention that looks ahead, attention or MLPs with Mamba-1, Mamba-3 with several inputs per
-    head, LayerNorm, a norm before the gate, a skip per channel).
-    """
-    what = str(directory)
-    files = weight_files(directory)
-    held = contents(files)
-    build = _builder(config, held, what)
-    weights = {_in_transformers(name): t for file in files for name, t in read_tensors(file).items()}
-    weights.setdefault("lm_head.weight", weights["backbone.embeddings.weight"])
-    if config.get("tie_embeddings", True):
-        check_tied(weights["lm_head.weight"], weights["backbone.embeddings.weight"], what)
-    return filled(build(), weights)
-
-
 def of_mamba_ssm(model: nn.Module) -> PreTrainedModel:
     """Return mamba_ssm's language model in memory as transformers' model, with the same parameters, not copied. Raises
-    InputError as `read_mamba_ssm`, and for a model with hooks."""
+    InputError as `plan_mamba_ssm`, and for a model with hooks."""
     what, config = type(model).__name__, dict(vars(model.config))
     if any(part._forward_hooks or part._forward_pre_hooks for part in model.modules()):
         raise InputError(f"{what} has hooks, of which nothing is known: remove them first")
-    weights = {_in_transformers(name): weight for name, weight in model.named_parameters(remove_duplicate=False)}
+    weights = _by_our_names(dict(model.named_parameters(remove_duplicate=False)))
     held = Contents(headers_of(model.state_dict()), sum(t.numel() * t.element_size() for t in weights.values()))
     if any(_is_first_mamba3(part) for part in model.modules()):
         config["ssm_cfg"] = {**(config.get("ssm_cfg") or {}), "decay": "softplus"}
-    with torch.device("meta"):
-        module = _builder(config, held, what)()
+    plan = plan_mamba_ssm(config, held, what)
+    module = outline(plan.build, held, what, "its config.json")
+    check_fit(module, headers_of(weights), what)
     for name, weight in weights.items():
         place, _, last = name.rpartition(".")
         setattr(module.get_submodule(place), last, weight)
@@ -121,8 +65,11 @@ def _is_first_mamba3(part: nn.Module) -> bool:
     return kind.__name__ == "Mamba3" and not hasattr(sys.modules.get(kind.__module__), "heavy_tail_activation")
 
 
-def _builder(config: Mapping[str, Any], held: Contents, what: str) -> Callable[[], PreTrainedModel]:
-    """Return a function that builds the model of mamba_ssm's configuration, after checking that the weights fit."""
+def plan_mamba_ssm(config: Mapping[str, Any], held: Contents, what: str) -> Plan:
+    """Return the way to a language model of Mamba-1, 2 or 3: transformers', or ours for Mamba-3 and for Mamba-2 with
+    attention or MLPs. Raises InputError if a field has a wrong type, or the model has a part that neither
+    transformers' models nor ours have (attention that looks ahead, attention or MLPs with Mamba-1, Mamba-3 with several
+    inputs per head, LayerNorm, a norm before the gate, a skip per channel)."""
     cfg, attention = (config.get(name) or {} for name in ("ssm_cfg", "attn_cfg"))
     for name, given in (("ssm_cfg", cfg), ("attn_cfg", attention)):
         if not isinstance(given, dict):
@@ -148,23 +95,19 @@ def _builder(config: Mapping[str, Any], held: Contents, what: str) -> Callable[[
         raise InputError(f"{what} has {' and '.join(present)}, which cannot be read from this layout")
     if kind == "Mamba2":
         check_groups(cfg.get("ngroups", 1), what)
-    stored = {_in_transformers(name): tensor for name, tensor in held.tensors.items()}
-    embeddings = stored.get("backbone.embeddings.weight")
+    embeddings = _by_our_names(held.tensors).get("backbone.embeddings.weight")
     if embeddings is None:
         raise InputError(f"{what} has no backbone.embedding.weight: these are no weights of mamba_ssm")
-    stored.setdefault("lm_head.weight", embeddings)
-    check_depth(config, len(held.tensors), what)
-
-    def build() -> PreTrainedModel:
-        # The file pads the vocabulary to a multiple of 8 or 16.
-        return _mamba_ssm_model(config, cfg, embeddings.shape[0])
-
-    check_fit(outline(build, held, what, "its config.json"), stored, what)
-    return build
+    vocabulary = embeddings.shape[0]  # The file pads it to a multiple of 8 or 16.
+    tied = config.get("tie_embeddings", True)
+    return Plan(lambda: _mamba_ssm_model(config, cfg, vocabulary), _by_our_names, tied)
 
 
-def _in_transformers(name: str) -> str:
-    return name.replace("backbone.embedding.weight", "backbone.embeddings.weight")
+def _by_our_names(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name.replace("backbone.embedding.weight", "backbone.embeddings.weight"): t for name, t in tensors.items()}
+    if "backbone.embeddings.weight" in found:
+        found.setdefault("lm_head.weight", found["backbone.embeddings.weight"])
+    return found
 
 
 def _mamba_ssm_model(config: Mapping[str, Any], cfg: Mapping[str, Any], vocabulary: int) -> PreTrainedModel:
@@ -211,37 +154,3 @@ def check_groups(groups: int, what: str) -> None:
             f"{what} has {groups} groups of heads, which transformers {transformers.__version__} norms otherwise than "
             "mamba_ssm does: install transformers 5"
         )
-
-
-# ---- state dicts of selective SSMs: embedding.weight, [SSM.]ssm.{A, W_B, W_C, q_delta, p_delta}, SSM.w or W
-
-
-def read_selective(path: Path, tensors: Mapping[str, Tensor]) -> PreTrainedModel:
-    """Return the classifier of a selective SSM's state dict: binary with `SSM.w`, several classes with `W`. Raises
-    InputError when the file is no such state dict."""
-    weights = {name.removeprefix("SSM."): tensor for name, tensor in tensors.items()}
-    head = weights.pop("w", None)
-    binary = head is not None
-    head = head.unsqueeze(0) if head is not None else weights.pop("W", None)
-    expected = {"embedding.weight", *(f"ssm.{part}" for part in ("A", "W_B", "W_C", "q_delta", "p_delta"))}
-    if head is None or set(weights) != expected:
-        raise InputError(
-            f"{path} is no checkpoint that can be read: a single file must be a selective SSM's state dict with "
-            f"embedding.weight, ssm.A, ssm.W_B, ssm.W_C, ssm.q_delta, ssm.p_delta and w or W; it holds "
-            f"{', '.join(sorted(weights)[:4])}, …; other models are given as directories"
-        )
-    for name, tensor in {"embedding.weight": weights["embedding.weight"], "ssm.A": weights["ssm.A"], "W": head}.items():
-        if tensor.ndim != 2 or 0 in tensor.shape:
-            raise InputError(f"{path} is damaged: {name} is {tuple(tensor.shape)}; a matrix was expected")
-    weights["head.weight"] = head
-    config = SelectiveSSMConfig(
-        vocab_size=weights["embedding.weight"].shape[0],
-        hidden_size=weights["embedding.weight"].shape[1],
-        state_size=weights["ssm.A"].shape[1],
-        binary=binary,
-        num_labels=2 if binary else head.shape[0],
-    )
-    build = partial(SelectiveSSMForSequenceClassification, config)
-    model = built(build, weights, contents([path]), str(path), by="its shapes")
-    model.config.spectral_abscissa = weights["ssm.A"].max().item()
-    return model
