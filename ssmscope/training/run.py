@@ -271,7 +271,7 @@ def _train(
     command: str,
     console: Console,
 ) -> None:
-    from ssmscope.architectures.loading.quiet import quiet
+    from ssmscope.architectures.loading.pretrained import quiet
     from ssmscope.training.build import build
     from ssmscope.training.checkpoint import STATE, finish, write_json
     from ssmscope.training.choice import objective_of
@@ -310,7 +310,7 @@ def _save(out: Path, module: Any, tokenizer: Any, saved_as: str, extra: Mapping[
     from safetensors.torch import save_file
     from transformers import Mamba2ForCausalLM
 
-    from ssmscope.architectures.loading.quiet import quiet
+    from ssmscope.architectures.loading.pretrained import quiet
     from ssmscope.architectures.own.generation import MAMBA2_TIED
     from ssmscope.data.tokenizer import save_tokenizer
 

@@ -11,10 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from ssmscope.architectures.loading.fields import read_object
+from ssmscope.architectures.loading.fields import check_words, read_object, shown
 from ssmscope.architectures.loading.in_memory import readable
 from ssmscope.architectures.loading.stored import DAMAGE_ERRORS, is_wrapped, read_headers, reason
-from ssmscope.architectures.loading.words import check_words, shown
 from ssmscope.errors import InputError
 
 CONFIG_FILE, WEIGHT_FILES = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")

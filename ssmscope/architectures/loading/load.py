@@ -17,10 +17,9 @@ from torch import nn
 
 from ssmscope.architectures.loading.adapter_folder import base_of, classes_of, is_adapter, with_adapter
 from ssmscope.architectures.loading.fields import check_fields, read_object
-from ssmscope.architectures.loading.in_memory import cast, converted, readable
+from ssmscope.architectures.loading.in_memory import OwnModel, cast, converted, readable
 from ssmscope.architectures.loading.layouts import layout_of, read_state_dict
-from ssmscope.architectures.loading.pretrained import read_transformers
-from ssmscope.architectures.loading.quiet import quiet
+from ssmscope.architectures.loading.pretrained import quiet, read_tokenizer, read_transformers
 from ssmscope.architectures.loading.stored import (
     DAMAGE_ERRORS,
     check_finished,
@@ -29,8 +28,6 @@ from ssmscope.architectures.loading.stored import (
     read_tensors,
     reason,
 )
-from ssmscope.architectures.loading.tokenizers import read_tokenizer
-from ssmscope.architectures.loading.user_modules import OwnModel
 from ssmscope.architectures.own.split import check_split
 from ssmscope.core.intercept import out_of_inference
 from ssmscope.core.model import Model

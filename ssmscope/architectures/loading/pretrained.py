@@ -1,17 +1,21 @@
-"""Directories in transformers' layout, read by its own classes."""
+"""Models in transformers' layout and tokenizers, read by its own classes."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import snapshot_download
 from torch import nn
 
-from ssmscope.architectures.loading.fields import check_depth, read_object
+from ssmscope.architectures.loading.fields import check_depth, check_generation, check_tokenizer, read_object
+from ssmscope.architectures.loading.in_memory import OwnModel
 from ssmscope.architectures.loading.stored import (
     DAMAGE_ERRORS,
     check_kinds,
@@ -25,8 +29,6 @@ from ssmscope.architectures.loading.stored import (
     reason,
     weight_files,
 )
-from ssmscope.architectures.loading.user_modules import OwnModel
-from ssmscope.architectures.loading.words import check_generation
 from ssmscope.architectures.own.split import device_of_parts, start_at_embeddings
 from ssmscope.core.mixers import mixers
 from ssmscope.core.shipped import readable_types
@@ -177,3 +179,51 @@ def _check_head(module: Any, files: list[Path], held: Mapping[str, Any], name: s
     if all(each in held for each in stored):
         tensors = {n: t for file in files for n, t in read_tensors(file).items() if n in stored}
         check_tied(tensors[stored[0]], tensors[stored[1]], name)
+
+
+TOKENIZER_PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja")
+
+
+def fetched(source: str | os.PathLike[str], files: Collection[str]) -> Path:
+    """Return the directory of that name, or one with the hub's files of these patterns."""
+    where = Path(source).expanduser()
+    return where if where.is_dir() else Path(snapshot_download(str(source), allow_patterns=list(files)))
+
+
+def read_tokenizer(source: str | os.PathLike[str]) -> Any:
+    """Return transformers' tokenizer of a directory or hub id, without running or offering to run any of its code.
+    Raises InputError if there is none, its files are damaged or name other files, or it needs code of its own."""
+    what = f"the tokenizer {str(source)[:200]!r}"
+    try:
+        with quiet():
+            where = fetched(source, TOKENIZER_PATTERNS)
+            if (where / "tokenizer_config.json").is_file():
+                check_tokenizer(read_object(where / "tokenizer_config.json"), what)
+            if (where / "config.json").is_file() and "configuration_files" in read_object(where / "config.json"):
+                raise InputError(f"{what} has a config.json that names others (configuration_files): give theirs alone")
+            # Without trust_remote_code=False, transformers asks on stdout whether to run the directory's code.
+            found = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False, local_files_only=True)
+            found("", verbose=False)  # Some damage only shows in use.
+            return found
+    except InputError:
+        raise
+    except Exception as error:
+        if type(error) is not Exception and not isinstance(error, DAMAGE_ERRORS):  # tokenizers raises this.
+            raise
+        raise InputError(f"{what} cannot be loaded: {reason(error)}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' hints about kernels, which our scan does not use, and its progress bars."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
