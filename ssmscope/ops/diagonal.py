@@ -10,11 +10,11 @@ from functools import partial
 
 import torch
 from einops import einsum
-from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ssmscope import backends
+from ssmscope.backends.shapes import ChannelMemory, Channels, Inputs, Memory
 from ssmscope.ops import elementwise
 from ssmscope.ops.recurrence import Recurrence, by_head
 from ssmscope.ops.recurrence import retention as mean_decay
@@ -26,8 +26,8 @@ MAX_WALKED_STATE = 128
 
 
 def scan(
-    r: Recurrence, initial: Float[Tensor, "batch heads 1 state"] | None, *, retention: bool
-) -> tuple[Float[Tensor, "batch length heads 1"], Float[Tensor, "batch heads 1 state"], Tensor | None]:
+    r: Recurrence, initial: ChannelMemory | None, *, retention: bool
+) -> tuple[Channels, ChannelMemory, Tensor | None]:
     """Return outputs without the skip, the final state and, with `retention`, the mean decay of every step."""
     if r.log_a is None:
         terms = (r.x, r.b, r.c, initial, r.delta, r.A)
@@ -54,9 +54,7 @@ def walks_channels(r: Recurrence) -> bool:
     return small and r.A is not None and not r.expected and r.x.dtype is torch.float32 and r.x.device.type == "cpu"
 
 
-def scan_channels(
-    r: Recurrence, initial: Float[Tensor, "batch heads width state"] | None
-) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]] | None:
+def scan_channels(r: Recurrence, initial: Memory | None) -> tuple[Inputs, Memory] | None:
     """Return outputs without the skip and the final state, or None where no kernel serves the terms."""
     batch, length, heads, width, state = r.shape
     assert r.delta is not None and r.A is not None

@@ -10,6 +10,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
+from ssmscope.backends.shapes import Memory
 from ssmscope.ops import delta_rule, diagonal, elementwise, ssd, wide
 from ssmscope.ops.order import scan_in_order
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head
@@ -25,7 +26,7 @@ class Scan(NamedTuple):
 
 
 @scan_in_order
-def scan_reference(recurrence: Recurrence, initial: Float[Tensor, "batch heads width state"] | None = None) -> Scan:
+def scan_reference(recurrence: Recurrence, initial: Memory | None = None) -> Scan:
     """Run the recurrence by its definition, one step at a time (Baleen, Eq. 1). Slow; the reference for tests of
     `scan`.
 
@@ -61,12 +62,7 @@ def _delta_reference(recurrence: DeltaRecurrence, initial: Tensor | None) -> Sca
 
 
 @scan_in_order
-def scan(
-    recurrence: Recurrence,
-    initial: Float[Tensor, "batch heads width state"] | None = None,
-    *,
-    retention: bool = False,
-) -> Scan:
+def scan(recurrence: Recurrence, initial: Memory | None = None, *, retention: bool = False) -> Scan:
     """Return outputs and final state of the recurrence, differentiable in every term and in `initial`.
 
     Long sequences are cut into chunks. With one decay per head, by the delta rule, and with a decay per state of wide
@@ -107,10 +103,7 @@ def scan(
 
 
 def scan_all(
-    recurrences: Sequence[Recurrence],
-    initials: Sequence[Float[Tensor, "batch heads width state"] | None],
-    *,
-    retention: bool = False,
+    recurrences: Sequence[Recurrence], initials: Sequence[Memory | None], *, retention: bool = False
 ) -> tuple[Scan, ...]:
     """Return the `scan` of each recurrence; of one shape and with one decay per head, they run as rows of one batch,
     but for those that a CPU's kernel walks.
@@ -157,9 +150,7 @@ def _start(recurrence: Recurrence, initial: Tensor | None) -> Tensor:
 
 
 def states(
-    recurrence: Recurrence,
-    positions: Sequence[int],
-    initial: Float[Tensor, "batch heads width state"] | None = None,
+    recurrence: Recurrence, positions: Sequence[int], initial: Memory | None = None
 ) -> Float[Tensor, "batch chosen heads width state"]:
     """Return H_t at the chosen positions (0-based, after token t was written), in the order given. Raises ValueError
     for a position outside the sequence."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ssmscope import backends
+from ssmscope.backends.shapes import Inputs, Keys, Memory, PerHead
 from ssmscope.ops.exponents import smallest_exponent
 
 STEPS_PER_CHUNK = 32
@@ -32,13 +33,8 @@ def segment_sums(log_a: Float[Tensor, "*batch length"]) -> Float[Tensor, "*batch
 
 
 def scan(
-    log_a: Float[Tensor, "batch length heads"],
-    b: Float[Tensor, "batch length groups state"],
-    c: Float[Tensor, "batch length groups state"],
-    x: Float[Tensor, "batch length heads width"],
-    initial: Float[Tensor, "batch heads width state"] | None = None,
-    delta: Float[Tensor, "batch length heads"] | None = None,
-) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]]:
+    log_a: PerHead, b: Keys, c: Keys, x: Inputs, initial: Memory | None = None, delta: PerHead | None = None
+) -> tuple[Inputs, Memory]:
     """Return y_t = c_tᵀ H_t and the final H of H_t = a_t H_{t-1} + Δ_t x_t b_tᵀ; Δ is 1 and H_0 is 0 when absent."""
     if backend := backends.find("ssd", log_a, b, c, x, initial, delta):
         return backend.scan(log_a, b, c, x, initial, delta)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ssmscope import backends
+from ssmscope.backends.shapes import PerHead
 from ssmscope.errors import InputError
 from ssmscope.ops import delta_rule
 from ssmscope.ops.exponents import smallest_exponent
@@ -42,7 +43,7 @@ def left_reference(recurrence: Recurrence) -> Float[Tensor, "batch length heads 
     return scan_reference(replace(recurrence, **each)).state.unflatten(0, (len(x), length))
 
 
-def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
+def left_norms(recurrence: Recurrence) -> PerHead:
     """Return ‖R_s‖ (Frobenius) of every position and head after the last position; on Mamba-1 a head is a channel.
 
     Time and memory are linear in the length: a decay per state costs one exponential for each, as the scan does.
@@ -67,7 +68,7 @@ def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
     return written
 
 
-def _written_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
+def _written_norms(recurrence: Recurrence) -> PerHead:
     """Return the size of the writing at each position: the length of the input times the step."""
     norms, step = torch.linalg.vector_norm(recurrence.x, dim=-1), recurrence.step
     return norms if step is None else norms * step.abs()
@@ -75,7 +76,7 @@ def _written_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"
 
 def left_towards_state(
     recurrence: Recurrence, initial: Tensor | None = None
-) -> tuple[Float[Tensor, "batch length heads"], Float[Tensor, "batch heads"]]:
+) -> tuple[PerHead, Float[Tensor, "batch heads"]]:
     """Return ⟨R_s, H_T⟩ of every position and head, and the same of the remainder of the state before the first
     position: all together are ‖H_T‖²."""
     H = scan(recurrence, initial).state

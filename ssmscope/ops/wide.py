@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ssmscope.backends.shapes import HeadKeys, Inputs, Keys, Memory
 from ssmscope.ops.exponents import smallest_exponent
 
 STEPS_PER_CHUNK = 32
@@ -22,13 +22,7 @@ STEPS_PER_SEGMENT = 2048
 """Steps whose S are held at once."""
 
 
-def scan(
-    log_a: Float[Tensor, "batch length heads state"],
-    b: Float[Tensor, "batch length groups state"],
-    c: Float[Tensor, "batch length groups state"],
-    x: Float[Tensor, "batch length heads width"],
-    initial: Float[Tensor, "batch heads width state"],
-) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]]:
+def scan(log_a: HeadKeys, b: Keys, c: Keys, x: Inputs, initial: Memory) -> tuple[Inputs, Memory]:
     """Return y_t = c_tᵀ H_t and the final H of H_t = a_t ⊙ H_{t-1} + x_t b_tᵀ."""
     outputs, H = [], initial
     for start in range(0, x.shape[1], STEPS_PER_SEGMENT):

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ssmscope.backends.c import compiler
+from ssmscope.backends.shapes import ChannelMemory, Channels, PerHead
 
 SOURCE = Path(__file__).with_name("selective_scan.c")  # It includes "tiles.h" and "vectors.h".
 MIN_DECAYS_FOR_THREADS = 2**15
@@ -46,18 +47,16 @@ def fits(x: Tensor, b: Tensor, c: Tensor, initial: Tensor | None, delta: Tensor 
 
 
 def scan(
-    x: Float[Tensor, "batch length heads 1"],
+    x: Channels,
     b: Float[Tensor, "batch length 1 state"],
     c: Float[Tensor, "batch length 1 state"],
-    initial: Float[Tensor, "batch heads 1 state"] | None,
-    delta: Float[Tensor, "batch length heads"],
+    initial: ChannelMemory | None,
+    delta: PerHead,
     A: Float[Tensor, "heads state"],
     *,
     expected: bool,
     retention: bool,
-) -> tuple[
-    Float[Tensor, "batch length heads 1"], Float[Tensor, "batch heads 1 state"], Float[Tensor, "batch length"] | None
-]:
+) -> tuple[Channels, ChannelMemory, Float[Tensor, "batch length"] | None]:
     """Return y_t = H_t c_t and the final H of H_t = a_t ⊙ H_{t-1} + Δ_t x_t b_tᵀ, of terms that it `fits`.
 
     a_t is exp(Δ_t A), or 1 / (1 − Δ_t A) with `expected`. The third result is the mean of a_t over heads and states
