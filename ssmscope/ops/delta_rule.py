@@ -26,8 +26,7 @@ from torch.nn.functional import pad
 from ssmscope import backends
 from ssmscope.backends.shapes import Decays, HeadKeys, Inputs, Keys, Memory, PerHead
 from ssmscope.ops import wide
-from ssmscope.ops.exponents import smallest_exponent
-from ssmscope.ops.recurrence import by_head
+from ssmscope.ops.recurrence import by_head, smallest_exponent
 from ssmscope.ops.ssd import segment_sums
 
 STEPS_PER_CHUNK = 32

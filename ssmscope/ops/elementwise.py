@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from ssmscope.ops.exponents import smallest_exponent
+from ssmscope.ops.recurrence import smallest_exponent
 
 
 def scan(

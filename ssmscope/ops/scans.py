@@ -48,7 +48,6 @@ def scan_reference(recurrence: Recurrence, initial: Memory | None = None) -> Sca
 
 def _delta_reference(recurrence: DeltaRecurrence, initial: Tensor | None) -> Scan:
     batch, length, heads, width, state = recurrence.shape
-    assert recurrence.beta is not None and recurrence.log_a is not None
     (b, c), (e, r) = recurrence.by_head(), recurrence.removal()
     H = initial if initial is not None else b.new_zeros(batch, heads, width, state)
     unit = torch.eye(state, dtype=b.dtype, device=b.device)
@@ -80,7 +79,6 @@ def scan(recurrence: Recurrence, initial: Memory | None = None, *, retention: bo
     """
     r, kept = recurrence, None
     if isinstance(r, DeltaRecurrence):
-        assert r.log_a is not None and r.beta is not None
         y, final = delta_rule.scan(r.log_a, r.beta, r.b, r.c, r.x, _start(r, initial), r.e, r.r)
         kept = r.mean_decay().detach().mean(-1) if retention else None
     elif r.one_decay_per_head:

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from ssmscope import backends
 from ssmscope.backends.shapes import Inputs, Keys, Memory, PerHead
-from ssmscope.ops.exponents import smallest_exponent
+from ssmscope.ops.recurrence import smallest_exponent
 
 STEPS_PER_CHUNK = 32
 STEPS_PER_SHORT_CHUNK = 16

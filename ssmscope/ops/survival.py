@@ -23,9 +23,8 @@ from ssmscope import backends
 from ssmscope.backends.shapes import PerHead
 from ssmscope.errors import InputError
 from ssmscope.ops import delta_rule
-from ssmscope.ops.exponents import smallest_exponent
 from ssmscope.ops.order import check_one_way
-from ssmscope.ops.recurrence import OVER_TIME, DeltaRecurrence, Recurrence, by_head
+from ssmscope.ops.recurrence import OVER_TIME, DeltaRecurrence, Recurrence, by_head, smallest_exponent
 from ssmscope.ops.scans import scan, scan_reference
 
 MAX_DECAYS_HELD = {"cpu": 2**19, "cuda": 2**26}
@@ -195,7 +194,6 @@ def _stepped(recurrence: Recurrence, keys: Tensor, lag: int) -> Tensor:
     """Return the keys of the positions s after the transition at s + lag."""
     if not isinstance(recurrence, DeltaRecurrence):
         return keys * recurrence.log_decay(lag).exp()
-    assert recurrence.log_a is not None and recurrence.beta is not None
     (e, r), beta = (t[:, lag:] for t in recurrence.removal()), recurrence.beta[:, lag:, :, None]
     keys = recurrence.log_a[:, lag:].exp() * keys
     return keys - beta * (keys * e).sum(-1, keepdim=True) * r
@@ -312,7 +310,6 @@ def _sums_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
 def _keys_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
     """Yield k_s of blocks of positions, the last first, (batch, block, heads, state)."""
     if isinstance(recurrence, DeltaRecurrence):
-        assert recurrence.log_a is not None and recurrence.beta is not None
         yield from delta_rule.keys_left(recurrence.log_a, recurrence.beta, recurrence.b, recurrence.e, recurrence.r)
         return
     timed, floor = _timed(recurrence), smallest_exponent(recurrence.x.dtype)

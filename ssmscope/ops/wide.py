@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ssmscope.backends.shapes import HeadKeys, Inputs, Keys, Memory
-from ssmscope.ops.exponents import smallest_exponent
+from ssmscope.ops.recurrence import smallest_exponent
 
 STEPS_PER_CHUNK = 32
 """Steps of a chunk, a power of two."""

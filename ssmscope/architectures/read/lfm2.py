@@ -26,7 +26,7 @@ from ssmscope.architectures.read.parts import (
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
-from ssmscope.ops.exponents import smallest_exponent
+from ssmscope.ops.recurrence import smallest_exponent
 
 __all__ = ["state_after"]
 
