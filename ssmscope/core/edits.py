@@ -34,7 +34,7 @@ from ssmscope.core.intercept import Before, observe
 from ssmscope.core.mixers import Compute, Visit, adapter_for, computed_by, fast_scan, mixers, terms_of
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.ops.order import check_one_way
+from ssmscope.ops.recurrence import check_one_way
 
 Place = Literal["residual", "input", "convolution", "taps", "terms", "state", "scans", "output", "attention"]
 PLACES: tuple[str, ...] = get_args(Place)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ssmscope import ops
 from ssmscope.core.affine import convolved
 from ssmscope.ops import Recurrence
-from ssmscope.ops.order import along, straight
+from ssmscope.ops.recurrence import along, straight
 
 MAX_TAP_NUMBERS = 2**24
 """Numbers of gates and taps that pooled maps hold at once."""

@@ -85,9 +85,9 @@ class LayerTrace:
         return self.recurrences[0]
 
     def scan(self, state: LayerState | None = None, *, retention: bool = False) -> tuple[ops.Scan, ...]:
-        """Run the layer's recurrences, from `state` when given; see `ops.scan_all`."""
+        """Run the layer's recurrences, from `state` when given; see `ops.scan`."""
         initial = state.ssm if state is not None else self.initial or (None,) * len(self.recurrences)
-        return ops.scan_all(self.recurrences, initial, retention=retention)
+        return tuple(ops.scan(r, H, retention=retention) for r, H in zip(self.recurrences, initial))
 
     def retention(self) -> Tensor:
         """Return the mean of a_t over states, heads and the layer's recurrences, (batch, length) (Baleen, Eq. 10).

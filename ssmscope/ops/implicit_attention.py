@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ssmscope.ops import delta_matrices, matrices, pooled
-from ssmscope.ops.order import check_one_way, map_in_order
-from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, smallest_exponent
+from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, check_one_way, map_in_order, smallest_exponent
 from ssmscope.ops.scans import scan_reference
 from ssmscope.ops.terms import GateAndTaps, gate_and_taps, mean_over_heads, shared_by_heads, skips
 

@@ -129,7 +129,7 @@ def _own_and_before(taps: Tensor, edge: Tensor, back: int = 0) -> tuple[Tensor, 
 
 
 def _sums(r: Recurrence, around: GateAndTaps, _: slice, edge: Tensor) -> Float[Tensor, "batch cells cells"]:
-    """Return the sums over the pairs of all cells and over these heads, each of them one matrix, of one sequence: one pass
+    """Return one sequence's sums over the pairs of all cells and over these heads, each of them one matrix: one pass
     over the steps of a cell."""
     _, length, heads, _, state = r.shape
     cells, size, floor = len(edge) - 1, edge.diff(), smallest_exponent(r.b.dtype)

@@ -38,18 +38,15 @@ def scan(
     """Return y_t = c_tᵀ H_t and the final H of H_t = a_t H_{t-1} + Δ_t x_t b_tᵀ; Δ is 1 and H_0 is 0 when absent."""
     if backend := backends.find("ssd", log_a, b, c, x, initial, delta):
         return backend.scan(log_a, b, c, x, initial, delta)
-    length = x.shape[1]
     if initial is None:
         initial = x.new_zeros(*x.shape[:1], *x.shape[2:], b.shape[3])
     x = x if delta is None else x * delta.unsqueeze(-1)
-    outputs, H = [], initial
-    for start in range(0, length, STEPS_PER_SEGMENT):
-        part = slice(start, min(start + STEPS_PER_SEGMENT, length))
+    outputs, H = [x[:, :0]], initial
+    for start in range(0, x.shape[1], STEPS_PER_SEGMENT):
+        part = slice(start, start + STEPS_PER_SEGMENT)
         y, H = _segment(log_a[:, part], b[:, part], c[:, part], x[:, part], H)
         outputs.append(y)
-    if not outputs:
-        return torch.zeros_like(x), initial
-    return (torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]), H
+    return torch.cat(outputs, dim=1), H
 
 
 def _segment(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:

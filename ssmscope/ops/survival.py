@@ -23,8 +23,7 @@ from ssmscope import backends
 from ssmscope.backends.shapes import PerHead
 from ssmscope.errors import InputError
 from ssmscope.ops import delta_rule
-from ssmscope.ops.order import check_one_way
-from ssmscope.ops.recurrence import OVER_TIME, DeltaRecurrence, Recurrence, by_head, smallest_exponent
+from ssmscope.ops.recurrence import OVER_TIME, DeltaRecurrence, Recurrence, by_head, check_one_way, smallest_exponent
 from ssmscope.ops.scans import scan, scan_reference
 
 MAX_DECAYS_HELD = {"cpu": 2**19, "cuda": 2**26}

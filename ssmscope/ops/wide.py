@@ -24,14 +24,12 @@ STEPS_PER_SEGMENT = 2048
 
 def scan(log_a: HeadKeys, b: Keys, c: Keys, x: Inputs, initial: Memory) -> tuple[Inputs, Memory]:
     """Return y_t = c_tᵀ H_t and the final H of H_t = a_t ⊙ H_{t-1} + x_t b_tᵀ."""
-    outputs, H = [], initial
+    outputs, H = [x[:, :0]], initial
     for start in range(0, x.shape[1], STEPS_PER_SEGMENT):
         part = slice(start, start + STEPS_PER_SEGMENT)
         y, H = _segment(log_a[:, part], b[:, part], c[:, part], x[:, part], H)
         outputs.append(y)
-    if not outputs:
-        return torch.zeros_like(x), initial
-    return (torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]), H
+    return torch.cat(outputs, dim=1), H
 
 
 def _segment(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path,
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
-from ssmscope.ops.order import along
+from ssmscope.ops.recurrence import along
 
 __all__ = ["state_after"]
 
