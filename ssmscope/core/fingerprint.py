@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -21,8 +21,6 @@ GPU_STEP_FACTOR = 2**8
 """Ratio of the words multiplied at once on a GPU and on a CPU."""
 WORDS_PER_ROW = 2**16
 """Words in a row: a word's factor is that of its place in the row times that of the row."""
-MAX_SMALL_WORDS = WORDS_PER_ROW // 4
-"""Words of a tensor that is summed together with others."""
 
 
 def versions(weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> dict[str, int]:
@@ -31,34 +29,17 @@ def versions(weights: Mapping[str, Any], settings: Mapping[str, Any] | None = No
     Bytes are read because no counter sees every write to a tensor: `p.data.mul_(2)` changes none. On a GPU the hash is
     that of `hashes`, on a CPU another. Raises InputError for weights that are not in memory.
     """
-    return versions_async(weights, settings)()
-
-
-def versions_async(
-    weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None
-) -> Callable[[], dict[str, int]]:
-    """Return a function that gives `versions`; a GPU starts on its part now, and is waited for at the call. Raises
-    InputError as `versions`."""
-    there = {
-        name: value for name, value in weights.items() if isinstance(value, Tensor) and value.device.type == "cuda"
-    }
-    on_gpus = _hashes_async(there)
-
-    def all_of_them() -> dict[str, int]:
-        found = on_gpus()
-        for name, value in weights.items():
-            if name in there:
-                continue
+    found = hashes({name: t for name, t in weights.items() if isinstance(t, Tensor) and t.device.type == "cuda"})
+    for name, value in weights.items():
+        if name not in found:
             digest = xxhash.xxh3_64()
             for part in _parts(value, name):
                 digest.update(part)
             found[name] = digest.intdigest()
-        for name, setting in (settings or {}).items():
-            said = json.dumps(setting, sort_keys=True, default=str)
-            found[f"adapter {name}"] = xxhash.xxh3_64_intdigest(said.encode())
-        return found
-
-    return all_of_them
+    for name, setting in (settings or {}).items():
+        said = json.dumps(setting, sort_keys=True, default=str)
+        found[f"adapter {name}"] = xxhash.xxh3_64_intdigest(said.encode())
+    return found
 
 
 def fingerprint(config: Any, weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> str:
@@ -137,51 +118,25 @@ def hashes(values: Mapping[str, Tensor]) -> dict[str, int]:
     A change of one word always shows, and of several but for a chance of about 2⁻³². Raises InputError for weights that
     are not in memory.
     """
-    return _hashes_async(values)()
+    found: dict[str, int] = {}
+    for device in {value.device for value in values.values()}:
+        own = {name: value for name, value in values.items() if value.device == device}
+        sums = torch.stack([_sum_of_words(_bytes(value, name)) for name, value in own.items()])  # One wait for a GPU.
+        found |= dict(zip(own, sums.tolist()))
+    return found
 
 
-def _hashes_async(values: Mapping[str, Tensor]) -> Callable[[], dict[str, int]]:
-    by_device: dict[torch.device, dict[str, Tensor]] = {}
-    for name, value in values.items():
-        flat = _bytes(value, name)
-        odd = len(flat) % 4
-        if odd or flat.data_ptr() % 4:
-            flat = torch.cat([flat, flat.new_zeros(4 - odd)])
-        by_device.setdefault(value.device, {})[name] = flat.view(torch.int32)
-    found: list[tuple[list[str], Tensor]] = []
-    for device, own in by_device.items():
-        rows, columns = _factors(device)
-        small = {name: words for name, words in own.items() if len(words) <= MAX_SMALL_WORDS}
-        large = {name: words for name, words in own.items() if len(words) > MAX_SMALL_WORDS}
-        if small:
-            found.append(([*small], _sums_of_small(list(small.values()), columns) * rows[0]))
-        if large:
-            found.append(([*large], torch.stack([_sum_of_words(words, rows, columns) for words in large.values()])))
-    return lambda: {name: word for names, sums in found for name, word in zip(names, sums.tolist(), strict=True)}
-
-
-def _sums_of_small(values: list[Tensor], columns: Tensor) -> Tensor:
-    """Return Σ word · column's factor of each tensor of at most a row, in few kernel launches for all of them."""
-    lengths = torch.tensor([len(words) for words in values])
-    ends = lengths.cumsum(0).to(columns.device)
-    starts = (ends - lengths.to(ends)).repeat_interleave(lengths.to(ends), output_size=int(lengths.sum()))
-    places = torch.arange(len(starts), device=columns.device) - starts
-    sums = pad((torch.cat(values) * columns[places]).cumsum(0), (1, 0))  # These sums are modulo 2⁶⁴.
-    return sums[ends] - sums[ends - lengths.to(ends)]
-
-
-def _sum_of_words(words: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def _sum_of_words(flat: Tensor) -> Tensor:
+    odd = len(flat) % 4
+    words = (pad(flat, (0, 4 - odd)) if odd or flat.data_ptr() % 4 else flat).view(torch.int32)
+    rows, columns = _factors(words.device)
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     step = WORDS_PER_STEP * (1 if words.device.type == "cpu" else GPU_STEP_FACTOR)
     for start in range(0, len(words), step):
         part, first = words[start : start + step], start // WORDS_PER_ROW % len(rows)
-        even = len(part) // WORDS_PER_ROW
-        if even:
-            total += (
-                (part[: even * WORDS_PER_ROW].view(even, WORDS_PER_ROW) * columns).sum(1) * rows[first : first + even]
-            ).sum()
-        if len(rest := part[even * WORDS_PER_ROW :]):
-            total += (rest * columns[: len(rest)]).sum() * rows[first + even]
+        width = min(len(part), WORDS_PER_ROW)
+        grid = (pad(part, (0, -len(part) % width)) if len(part) % width else part).view(-1, width)
+        total += ((grid * columns[:width]).sum(1) * rows[first : first + len(grid)]).sum()
     return total
 
 

@@ -309,7 +309,6 @@ class Model:
         keep_inputs: bool | Sequence[int] = True,
         retention: bool = True,
         visit: Callable[[int, Sequence[int], LayerTrace], None] | None = None,
-        on_idle: Callable[[], object] = lambda: None,
     ) -> Trace:
         """Run the model and record what its layers compute.
 
@@ -321,12 +320,11 @@ class Model:
                 recomputed from it. Without, the trace has no layers, and a long text costs the memory of one layer.
             retention: sum the retention map inside the scans; else it is NaN.
             visit: called as the model runs with a layer's number, the rows that run together, and its terms on them.
-            on_idle: called while a GPU still runs.
 
         Raises InputError as `encode`, if there is no such layer, and if the run's states are edited.
         """
         batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids, values=values)
-        return take_trace(self, batch, keep_inputs, retention, visit, on_idle)
+        return take_trace(self, batch, keep_inputs, retention, visit)
 
     def images_of(self, batch: Batch) -> Tensor | None:
         """Return a batch's pixels, (images, height, width, channels); None without pixels or a known image size."""

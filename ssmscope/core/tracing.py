@@ -12,7 +12,7 @@ from ssmscope import ops
 from ssmscope.core.batching import by_length
 from ssmscope.core.edits import edits_of, recompute_terms
 from ssmscope.core.encoding import Batch
-from ssmscope.core.fingerprint import adapters, versions, versions_async
+from ssmscope.core.fingerprint import adapters, versions
 from ssmscope.core.intercept import evaluating
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.mixers import linearize, memory_of, stored_weights
@@ -29,7 +29,6 @@ def take_trace(
     keep_inputs: bool | Sequence[int],
     retention: bool,
     visit: Callable[[int, Sequence[int], LayerTrace], None] | None,
-    on_idle: Callable[[], object],
 ) -> Trace:
     """Run the model on a batch and record what its layers compute; arguments and errors as `Model.trace`."""
     rows, length = batch.input_ids.shape
@@ -60,10 +59,7 @@ def take_trace(
         logits = last.new_empty(rows, last.shape[-1]) if logits is None else logits
         logits[places] = last
     assert logits is not None
-    numbers, keeps = model.layer_numbers, memory_of(model.module)  # A GPU still runs.
-    coming = versions_async(stored_weights(model.module), adapters(model.module))
-    on_idle()
-    weights = coming()
+    weights = versions(stored_weights(model.module), adapters(model.module))
     for each in answered if model.gives != "nothing" else ():
         model.checked(each)
 
@@ -93,8 +89,8 @@ def take_trace(
         layers=Layers(len(found), recompute),
         linearized=Layers(len(found), freeze),
         pixels=model.images_of(batch),
-        numbers=numbers,
-        **keeps,
+        numbers=model.layer_numbers,
+        **memory_of(model.module),
     )
 
 

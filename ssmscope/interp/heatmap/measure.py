@@ -223,7 +223,7 @@ class TokenAverages:
 def batch_scores(model: Model, batch: Batch, score: Score) -> np.ndarray:
     """Return the scores of a batch, (layers, batch, length); NaN at padding."""
     found = LayerScores(model.num_layers, batch.mask, score, None)
-    return found.of(model.trace(batch, keep_inputs=False, visit=found.visit, on_idle=found.on_idle))
+    return found.of(model.trace(batch, keep_inputs=False, visit=found.visit))
 
 
 def _numpy(t: Tensor) -> np.ndarray:

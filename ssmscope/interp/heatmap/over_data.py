@@ -254,7 +254,7 @@ def measure(
     def look(rows: Sequence[int]) -> Columns:
         batch = model.encode([data.texts[row] for row in rows])
         taken = LayerScores(model.num_layers, batch.mask, score, None)
-        trace = model.trace(batch, keep_inputs=False, visit=taken.visit, on_idle=taken.on_idle)
+        trace = model.trace(batch, keep_inputs=False, visit=taken.visit)
         values = taken.of(trace)[list(places)]
         part, texts = TextMeasures.empty(rows, len(places)), []
         for at, row in enumerate(rows):

@@ -244,7 +244,7 @@ def _taken(
         found.visit(index, rows, layer)
 
     asked: Any = {"keep_inputs": through, "retention": score != "survival"}
-    return model.trace(batch, visit=visit, on_idle=found.on_idle, **asked), found
+    return model.trace(batch, visit=visit, **asked), found
 
 
 def _columns(scores: np.ndarray, chosen: np.ndarray) -> np.ndarray:
