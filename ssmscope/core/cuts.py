@@ -155,11 +155,7 @@ def _at(chosen: Sequence[int] | Tensor, batch: int, length: int, device: torch.d
 
 
 def _heads_cut(
-    count: int,
-    site: Site,
-    heads: Sequence[int] | None,
-    rows: Mapping[int, Tensor] | None,
-    device: torch.device,
+    count: int, site: Site, heads: Sequence[int] | None, rows: Mapping[int, Tensor] | None, device: torch.device
 ) -> Tensor:
     """Return a mask of the heads and rows whose edges a layer cuts, (batch or 1, heads) bool."""
     own = torch.ones(1, count, dtype=torch.bool, device=device)

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from ssmscope.core.attention_layers import attention_changed, attention_layers
 from ssmscope.core.intercept import Before, observe
-from ssmscope.core.mixers import Compute, Visit, adapter_for, computed_by, fast_scan, mixers, terms_of
+from ssmscope.core.mixers import Compute, Edits, Visit, adapter_for, computed_by, fast_scan, mixers, terms_of
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.ops.recurrence import check_one_way
@@ -154,7 +154,7 @@ def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
             which = f"the layers 0 to {known - 1}" if known else "no layers of softmax attention"
             raise InputError(f"{edit.name}: there is no layer {absent[0]}; the model has {which}")
     instead: dict[int, Compute] = {}
-    edit_conv_input: dict[int, Callable[[Tensor], Tensor]] = {}
+    conv_inputs: dict[int, Callable[[Tensor], Tensor]] = {}
     taps: dict[int, Callable[[Tensor], Tensor]] = {}
     blocks: list[tuple[nn.Module, Before]] = []
     for index, (mixer, block) in enumerate(zip(found, blocks_of(module))):
@@ -162,30 +162,28 @@ def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
         if layer.at("state") and layer.at("scans"):
             raise InputError(f"layer {index}: a state and its scans cannot be edited in one run; edit one of them")
         instead[id(mixer)] = layer.compute
-        edit_conv_input |= layer.of_convolutions("convolution")
+        conv_inputs |= layer.of_convolutions("convolution")
         taps |= layer.of_convolutions("taps")
         own = replace(layer, edits=tuple(edit for edit in new if edit.acts_in(index)))
         if own.at("residual"):  # Those of an outer context are on the block already.
             blocks.append((block, own.enter))
 
+    def change(layer: int, part: nn.Module, reads: Tensor) -> Tensor:
+        for edit in attention:
+            reads = edit.change(reads, Site(layer, part)) if edit.acts_in(layer) else reads
+        return reads
+
     token = _active.set(MappingProxyType({**_active.get(), id(module): every}))
     try:
         with ExitStack() as around:
-            around.enter_context(computed_by(instead, edit_conv_input, taps))
+            around.enter_context(computed_by(Edits(instead, conv_inputs, taps)))
             around.enter_context(observe(before=blocks))
             around.enter_context(fast_scan(module))
             if attention:
-                around.enter_context(attention_changed(module, partial(_read_by, attention)))
+                around.enter_context(attention_changed(module, change))
             yield
     finally:
         _active.reset(token)
-
-
-def _read_by(edits: Sequence[Edit], layer: int, part: nn.Module, reads: Tensor) -> Tensor:
-    """Return the mask of keys read by queries of an attention layer, under its edits."""
-    for edit in edits:
-        reads = edit.change(reads, Site(layer, part)) if edit.acts_in(layer) else reads
-    return reads
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -199,12 +197,6 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
         numbered = [at for at, part in enumerate(parts) if part.isdigit()]
         found.append(named[".".join(parts[: numbered[-1] + 1])] if numbered else mixer)
     return found
-
-
-def _convolved(mixer: nn.Module) -> list[nn.Module]:
-    """Return the parts of a layer that have a convolution of their own, to which `mixers.edit_conv_input` applies."""
-    inner = [found for child in mixer.children() for found in mixers(child)]
-    return inner or [mixer]
 
 
 _starts: ContextVar[int] = ContextVar("start", default=0)
@@ -230,8 +222,10 @@ class _Layer:
 
     def of_convolutions(self, place: Place) -> dict[int, Callable[[Tensor], Tensor]]:
         """Return changes to the inputs ("convolution") or masks ("taps") of its convolutions, by the id of their
-        mixers."""
-        parts = _convolved(self.mixer) if self.at(place) else ()
+        mixers: those within it, if it has several."""
+        if not self.at(place):
+            return {}
+        parts = [part for child in self.mixer.children() for part in mixers(child)] or [self.mixer]
         return {id(part): partial(self.changed, place, part=number) for number, part in enumerate(parts)}
 
     def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -255,13 +249,12 @@ class _Layer:
         mixer: nn.Module,
         u: Tensor,
         mask: Tensor | None,
-        state: LayerState | None,
+        state: Any,
         retention: bool,
         visit: Visit | None,
         own: bool,
     ) -> Tensor:
-        """Return the mixer's output under the edits; the layer runs in pieces between tokens after which states are
-        edited."""
+        """Return the mixer's output; the layer runs in pieces between tokens after which states are edited."""
         if not own:
             raise InputError(
                 f"a forward pass was put on layer {self.index}, which an edited run cannot keep; take it off"
@@ -299,7 +292,7 @@ def recompute_terms(model: _HasModule, edits: Sequence[Edit], index: int, u: Ten
     if not edits:
         return terms_of(mixer, u, mask)
     layer = _Layer(index, mixer, tuple(edit for edit in edits if edit.acts_in(index)))
-    with computed_by({}, layer.of_convolutions("convolution"), layer.of_convolutions("taps")):
+    with computed_by(Edits({}, layer.of_convolutions("convolution"), layer.of_convolutions("taps"))):
         return layer.terms(u, mask)
 
 
@@ -363,8 +356,7 @@ def new_state(
     after: int, change: Callable[[LayerState, Site], LayerState], *, layers: Sequence[int] | None = None, name: str = ""
 ) -> Edit:
     """Change the state after token `after`, counted from 0; later tokens continue from it. The layer runs in pieces."""
-    own = None if layers is None else tuple(layers)
-    return Edit(name or "state replaced", "state", change, own, after)
+    return Edit(name or "state replaced", "state", change, None if layers is None else tuple(layers), after)
 
 
 def recorded(place: Place, into: dict[Any, Any], *, layers: Sequence[int] | None = None) -> Edit:

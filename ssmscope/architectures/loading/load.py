@@ -232,11 +232,7 @@ def locate(name: str) -> Path:
         path = Path(name).expanduser()
         if path.exists() and name:
             return path
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # The name is too long or has a null character.
+    except (OSError, RuntimeError, ValueError) as error:  # The name is too long or has a null character.
         raise InputError(f"no model {_short(name)}: {getattr(error, 'strerror', None) or error}") from error
     hint = did_you_mean(name if "/" in name else f"demo/{name}", demos())
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix in (".pth", ".pt", ".bin"):

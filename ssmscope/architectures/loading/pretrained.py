@@ -54,12 +54,7 @@ def _rescales(config: Any, asked: bool | None = None) -> bool:
 
 
 def read_transformers(
-    where: Path,
-    name: str,
-    fields: Mapping[str, Any],
-    dtype: torch.dtype | None,
-    device_map: Any,
-    classes: int | None,
+    where: Path, name: str, fields: Mapping[str, Any], dtype: torch.dtype | None, device_map: Any, classes: int | None
 ) -> nn.Module:
     """Return the model of a directory.
 

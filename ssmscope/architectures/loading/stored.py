@@ -347,9 +347,7 @@ class Plan(NamedTuple):
     tied: bool = False
 
 
-def built(
-    plan: Plan, tensors: Mapping[str, Tensor], held: Contents, what: str, by: str = "its config.json"
-) -> Any:
+def built(plan: Plan, tensors: Mapping[str, Tensor], held: Contents, what: str, by: str = "its config.json") -> Any:
     """Return the model of a plan with a checkpoint's tensors, in their dtype, the widest of several, so that none is
     rounded. Raises InputError as `outline`, `check_fit` and `check_tied`.
 

@@ -36,10 +36,9 @@ from transformers.models.xlstm.modeling_xlstm import (
 from ssmscope import ops
 from ssmscope.architectures.read.parts import as_mask, at_least_float32, constant, mask_padding, projection, rms_factor
 from ssmscope.core.affine import norm_terms
-from ssmscope.core.caches import CACHES
 from ssmscope.core.intercept import override_forward
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
-from ssmscope.core.mixers import arguments
+from ssmscope.core.mixers import CACHES, arguments
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
