@@ -50,11 +50,9 @@ class Status(NamedTuple):
 
 
 def find(operation: str, *terms: Tensor | None) -> ModuleType | None:
-    """Return the module that computes this operation of these terms, in the order of its `fits`, or None for torch.
-
-    If only something missing is in the way, such as a C compiler, one warning per process says so. Raises InputError
-    if SSMSCOPE_BACKEND has a value that is not allowed.
-    """
+    """Return the module that computes this operation of these terms, in the order of its `fits`, or None for torch. If
+    only something missing is in the way, such as a C compiler, one warning per process says so. Raises InputError if
+    SSMSCOPE_BACKEND has a value that is not allowed."""
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
     if traced or not enabled():
         return None
@@ -89,11 +87,9 @@ def explain() -> list[Status]:
 
 
 def is_in_memory(t: Tensor, device: torch.device) -> bool:
-    """Return True if all that a tensor is can be read from its memory on the device.
-
-    Subclasses, sparse layouts, lazy negation, forward-mode tangents and torch.func's wrappers (of vmap, grad, jvp) hold
-    more than that, or have no memory at all, as empty tensors.
-    """
+    """Return True if all that a tensor is can be read from its memory on the device. Subclasses, sparse layouts, lazy
+    negation, forward-mode tangents and torch.func's wrappers (of vmap, grad, jvp) hold more than that, or have no
+    memory at all, as empty tensors."""
     if type(t) not in PLAIN_TYPES or t.device != device or t.layout is not torch.strided or t.is_neg():
         return False
     try:

@@ -49,14 +49,12 @@ def innermost(module: Any) -> Any:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return True if a module declares a map from `in_features` to `out_features`, as linear layers and their adapters
-    do."""
+    """Return True if a module declares `in_features` and `out_features`, as linear layers and their adapters do."""
     return all(isinstance(getattr(module, name, None), int) for name in ("in_features", "out_features"))
 
 
 def stored_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of a model whose layers all have their own names in it. Raises InputError if the model has
-    adapters or parametrised weights."""
+    """Return a state dict. Raises InputError if the model has adapters or parametrised weights."""
     weights = module.state_dict()
     strange = [name for name in weights if {"base_layer", "original_module", "parametrizations"} & {*name.split(".")}]
     if strange:
@@ -65,8 +63,7 @@ def stored_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def applied(module: nn.Module, x: Tensor) -> Tensor:
-    """Return the module's output for `x` in evaluation mode, in the module's dtype: that of its first floating-point
-    weight."""
+    """Return the module's output for `x` in evaluation mode, in the dtype of its first floating-point weight."""
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), x.dtype)
     with evaluating(module):
         return module(x.to(dtype))
@@ -79,13 +76,7 @@ def linear_map(
     module: nn.Module, name: str = "the layer", rows: slice | Tensor | None = None
 ) -> Callable[[Tensor, bool], Tensor]:
     """Return a linear layer, or some of its outputs, as a map that omits its constant unless its second argument is
-    true.
-
-    Args:
-        name: the layer's name in errors.
-
-    Raises InputError if the module is no affine map of every position of its input.
-    """
+    true; `name` is the layer's in errors. Raises InputError if it is no affine map of every position of its input."""
     if is_plain(module, nn.Linear):
         weight = module.weight if rows is None else module.weight[rows]
         bias = module.bias if module.bias is None or rows is None else module.bias[rows]
@@ -110,8 +101,7 @@ def offset(module: nn.Module, name: str = "the layer") -> Float[Tensor, " out"] 
 
 
 def matrix(module: nn.Module, name: str = "the layer") -> Float[Tensor, "out in"]:
-    """Return the weight of a linear layer: its outputs for unit vectors, less its constant. Raises InputError as
-    `linear_map`."""
+    """Return a linear layer's weight, its outputs for unit vectors less its constant; errors as `linear_map`."""
     if is_plain(module, nn.Linear):
         return module.weight
     with torch.no_grad(), _quiet(module):
@@ -139,10 +129,8 @@ def _affine_at_zero(module: nn.Module, name: str) -> Tensor:
 
 
 def agrees_with_weight(module: nn.Module) -> bool:
-    """Return True if a linear layer or convolution computes what its weight and bias say.
-
-    A layer whose weights are elsewhere (offloaded) counts as one that does: nothing else is known of them.
-    """
+    """Return True if a linear layer or convolution computes what its weight and bias say. A layer whose weights are
+    elsewhere (offloaded) counts as one that does: nothing else is known of them."""
     kind = nn.Conv1d if isinstance(innermost(module), nn.Conv1d) else nn.Linear
     if is_plain(module, kind):
         return True
@@ -203,11 +191,9 @@ def convolved(
     bias: Tensor | None = None,
 ) -> Float[Tensor, "batch length channels"]:
     """Return Σ_j kernel_j source_{t−j} + bias, with `tail` or zeros at the taps − 1 positions before the first, over
-    the j that are `read`, (batch, length, taps) bool.
-
-    It is torch's convolution of an image of one row: with contiguous channels, which readers of the result need too,
-    that is several times as fast on a CPU as `conv1d`. Compiled, it is the sum over the taps, which becomes one kernel.
-    """
+    the j that are `read`, (batch, length, taps) bool. It is torch's convolution of an image of one row: with contiguous
+    channels, which readers of the result need too, that is several times as fast on a CPU as `conv1d`. Compiled, it is
+    the sum over the taps, which becomes one kernel."""
     taps, (batch, length, channels) = kernel.shape[1], source.shape
     padded = pad(source, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(source), source], dim=1)
     if read is None and length and not torch.compiler.is_compiling():
@@ -231,13 +217,8 @@ class NormTerms(NamedTuple):
 def norm_terms(
     norm: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...], name: str = "the norm"
 ) -> NormTerms:
-    """Return the weight, bias and ε of a root-mean-square norm or a layer norm.
-
-    Args:
-        kind: the classes whose norm it is.
-
-    Raises InputError if the module is no such norm.
-    """
+    """Return the weight, bias and ε of a root-mean-square norm or a layer norm of the classes `kind`. Raises InputError
+    if the module is no such norm."""
     own = innermost(norm)
     if not hasattr(own, "weight") or not (hasattr(own, "variance_epsilon") or hasattr(own, "eps")):
         raise InputError(f"{name}, {_kind(norm)}, is no norm that can be read")
@@ -334,8 +315,7 @@ def _digits(found: Tensor) -> float:
 
 
 def _random(shape: tuple[int, ...], device: torch.device, seed: int = 0) -> Tensor:
-    """Return roughly normal numbers, rounded to quarters so that every dtype holds their sums; global random state
-    unchanged."""
+    """Return roughly normal numbers, rounded to quarters so that every dtype holds their sums."""
     drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
     return ((4 * drawn).round() / 4).to(device)
 

@@ -37,11 +37,9 @@ def described(mixer: nn.Module, parts: Mapping[str, nn.Module]) -> str:
 def same_outcome(
     mixer: nn.Module, parts: Mapping[str, nn.Module], theirs: Compute, ours: Compute, u: Tensor, mask: Tensor | None
 ) -> bool:
-    """Return True if a mixer's own forward pass and what is read of it agree, or its hooks change neither.
-
-    Outputs are compared on this input at real positions, `mask` (batch, length), and where gradients are asked for,
-    the gradients by it.
-    """
+    """Return True if a mixer's own forward pass and what is read of it agree, or its hooks change neither. Outputs are
+    compared on this input at real positions, `mask` (batch, length), and where gradients are asked for, the gradients
+    by it."""
     found = [_outcome(compute, mixer, u, mask) for compute in (theirs, ours)]
     if all(map(agree, *found)):
         return True

@@ -66,8 +66,7 @@ def attention_numbers(module: nn.Module) -> tuple[int, ...]:
 
 
 def keeps_caches(module: Any) -> bool:
-    """Return True if every part of a model that reads earlier tokens keeps a state, or keys and values, to continue
-    from."""
+    """Return True if every part of a model that reads earlier tokens keeps a state to continue from."""
     if is_bidirectional(module):
         return False
     found = attention_layers(module)
@@ -207,9 +206,8 @@ def _eager(part: nn.Module) -> Callable[..., Any]:
 
 
 class _Cache:
-    """Cache that a layer asks for the keys and values to attend to, (batch, heads, keys, width). A layer with a
-    convolution before them finds its last inputs in `tail`, (batch, taps − 1, channels), and puts those after the run
-    there."""
+    """Cache of the keys and values to attend to, (batch, heads, keys, width). A layer with a convolution before them
+    finds its last inputs in `tail`, (batch, taps − 1, channels), and puts those after the run there."""
 
     def __init__(self, before: AttentionState | None) -> None:
         self.before = before

@@ -83,10 +83,8 @@ def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
 
 
 def estimate(rows: Float[np.ndarray, " rows"]) -> Estimate:
-    """Return the first row as the value, the 2.5 and 97.5 percentiles of the others as its interval.
-
-    Resamples in which the number is not defined are left out; a value that is not defined has no interval.
-    """
+    """Return the first row as the value, the 2.5 and 97.5 percentiles of the others as its interval. Resamples in which
+    the number is not defined are left out; a value that is not defined has no interval."""
     spread = rows[1:][~np.isnan(rows[1:])]
     if math.isnan(rows[0]) or not len(spread):
         return Estimate(float(rows[0]), math.nan, math.nan)

@@ -221,8 +221,7 @@ class _Layer:
         return value
 
     def of_convolutions(self, place: Place) -> dict[int, Callable[[Tensor], Tensor]]:
-        """Return changes to the inputs ("convolution") or masks ("taps") of its convolutions, by the id of their
-        mixers: those within it, if it has several."""
+        """Return changes to the inputs or masks ("taps") of its convolutions, by the id of their mixers."""
         if not self.at(place):
             return {}
         parts = [part for child in self.mixer.children() for part in mixers(child)] or [self.mixer]

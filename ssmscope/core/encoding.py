@@ -109,14 +109,8 @@ def _images_read(model: Model) -> str:
 
 
 def texts_or_ids(given: Any) -> tuple[list[str] | None, list[list[int]] | None]:
-    """Return an input of texts as a list of texts, or as rows of token ids.
-
-    Args:
-        given: a text, or several in any sequence, array, series or generator; token ids of one text or of several, as
-            lists, arrays or tensors; or a tokenizer's output, whose padding is dropped.
-
-    Raises InputError for anything else.
-    """
+    """Return texts in any sequence, array, series or generator, or one, as a list; or token ids of one text or of
+    several, or a tokenizer's output without its padding, as rows. Raises InputError for anything else."""
     advice = "give a text, a list of texts, token ids, or a tokenizer's output"
     if isinstance(given, str):
         return [given], None
@@ -196,9 +190,8 @@ def last_positions(mask: Tensor) -> Tensor:
 
 
 def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_tokens: int | None = None) -> Batch:
-    """Encode texts as one batch, with the tokenizer's own special tokens; tokens are shown as they are in the text.
-    Raises InputError for no text, an empty one, control characters, only unknown tokens, or more than `max_tokens`
-    tokens."""
+    """Encode texts as one batch, with the tokenizer's special tokens; tokens are shown as in the text. Raises
+    InputError for no text, an empty one, control characters, only unknown tokens, or more than `max_tokens` tokens."""
     if not texts:
         raise InputError("no text was given")
     ids: list[list[int]] = []
@@ -320,8 +313,7 @@ def encode_values(
 
 
 def image_form(channels: int, shape: Sequence[int], patch: Sequence[int] | None) -> tuple[int, tuple[int, int]]:
-    """Return the channels and (height, width) of a pixel classifier's images; its `shape` is that of its tokens, pixels
-    or patches."""
+    """Return the channels and (height, width) of images, from the `shape` of their tokens, pixels or patches."""
     if patch is None:
         return channels, (shape[0], shape[1])
     size, step = patch

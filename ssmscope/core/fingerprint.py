@@ -24,11 +24,9 @@ WORDS_PER_ROW = 2**16
 
 
 def versions(weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> dict[str, int]:
-    """Return a 64-bit hash of the bytes of every weight, and of every setting of `adapters`, by name.
-
-    Bytes are read because no counter sees every write to a tensor: `p.data.mul_(2)` changes none. On a GPU the hash is
-    that of `hashes`, on a CPU another. Raises InputError for weights that are not in memory.
-    """
+    """Return a 64-bit hash of the bytes of every weight, and of every setting of `adapters`, by name. Bytes are read
+    because no counter sees every write to a tensor: `p.data.mul_(2)` changes none. On a GPU the hash is that of
+    `hashes`, on a CPU another. Raises InputError for weights that are not in memory."""
     found = hashes({name: t for name, t in weights.items() if isinstance(t, Tensor) and t.device.type == "cuda"})
     for name, value in weights.items():
         if name not in found:
@@ -61,8 +59,7 @@ def fingerprint(config: Any, weights: Mapping[str, Any], settings: Mapping[str, 
 
 
 def adapters(module: nn.Module) -> dict[str, Any]:
-    """Return the settings of adapters (peft's) that decide what they add besides their weights: active, merged, off,
-    scale."""
+    """Return the settings that decide what adapters (peft's) add: active, merged, off, scale."""
     names = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
     found = {}
     for path, part in module.named_modules():
@@ -113,11 +110,9 @@ def _bytes(value: Tensor, name: str) -> Tensor:
 
 def hashes(values: Mapping[str, Tensor]) -> dict[str, int]:
     """Return a 64-bit hash of the bytes of every tensor, computed on its device and the same on all: Σ word · row's
-    factor · column's factor over its 32-bit words modulo 2⁶⁴, the factors drawn once and odd.
-
-    A change of one word always shows, and of several but for a chance of about 2⁻³². Raises InputError for weights that
-    are not in memory.
-    """
+    factor · column's factor over its 32-bit words modulo 2⁶⁴, the factors drawn once and odd. A change of one word
+    always shows, and of several but for a chance of about 2⁻³². Raises InputError for weights that are not in
+    memory."""
     found: dict[str, int] = {}
     for device in {value.device for value in values.values()}:
         own = {name: value for name, value in values.items() if value.device == device}
@@ -149,11 +144,8 @@ def _factors(device: torch.device) -> tuple[Tensor, Tensor]:
 
 def essence(config: Any) -> dict[str, Any]:
     """Return the fields of a configuration that decide what a model computes, the same under every version of
-    transformers.
-
-    Fields that transformers keeps for all models (dtypes, labels, generation, token ids) are left out, and so are sets,
-    which no config.json holds.
-    """
+    transformers. Fields that transformers keeps for all models (dtypes, labels, generation, token ids) are left out,
+    and so are sets, which no config.json holds."""
     from transformers import PretrainedConfig
 
     elsewhere = {

@@ -64,11 +64,8 @@ class BackboneOutput:
 
 
 def head_logits(module: Any, hidden: Tensor) -> Tensor:
-    """Return a language model's own logits (…, vocabulary) for its head's input (…, width).
-
-    The model's forward pass runs with the backbone's output replaced, so multipliers, caps and biases after the head
-    count.
-    """
+    """Return a language model's own logits (…, vocabulary) for its head's input (…, width). The model's forward pass
+    runs with the backbone's output replaced, so multipliers, caps and biases after the head count."""
     flat = hidden.reshape(1, -1, hidden.shape[-1])
     backbone = module.base_model
     if backbone is module:
@@ -81,8 +78,8 @@ def head_logits(module: Any, hidden: Tensor) -> Tensor:
 
 
 def own_logits(module: Any, arguments: dict[str, Tensor], at: Tensor | None) -> Tensor:
-    """Return a model's own logits: a classifier's (batch, classes), a language model's at every position or at one of
-    each row, (batch, vocabulary)."""
+    """Return a model's own logits: (batch, classes), or a language model's everywhere or at one position of each
+    row."""
     if gives(module) != "next tokens":
         return class_logits(module, arguments)
     if at is None:
@@ -105,10 +102,8 @@ def own_logits(module: Any, arguments: dict[str, Tensor], at: Tensor | None) -> 
 
 def class_logits(module: Any, arguments: dict[str, Tensor]) -> Tensor:
     """Return a classifier's own logits (batch, classes), every row read at the last position of its `attention_mask`.
-
     transformers' heads look for the last token that is not the padding token of the configuration, and for embeddings
-    read the last column. Here every position shows them the backbone's output at the row's last real one.
-    """
+    read the last column. Here every position shows them the backbone's output at the row's last real one."""
     if not type(module).forward.__module__.startswith("transformers."):
         return module(**arguments).logits
     at = last_positions(arguments["attention_mask"])
@@ -123,8 +118,7 @@ def class_logits(module: Any, arguments: dict[str, Tensor]) -> Tensor:
 
 
 def _with_pad_token(module: Any) -> Any:
-    """Return the module, or a twin whose configuration has a padding token: without one, transformers' classifiers
-    refuse several rows."""
+    """Return the module, or a twin with a padding token: transformers' classifiers refuse several rows without."""
     if getattr(module.config.get_text_config(), "pad_token_id", None) is not None:
         return module
     found = twin(module)

@@ -65,8 +65,7 @@ def _call(handler: Handler, *args: Any, **kwargs: Any) -> Any:
 
 @cache
 def _uncompiled() -> Callable[..., Any]:
-    """Return `_call` excluded from compilation, and with it all that a handler calls, which asks anew at every call
-    too."""
+    """Return `_call`, excluded from compilation with all that a handler calls, which asks anew at every call."""
     return torch.compiler.disable(_call)
 
 
@@ -260,8 +259,7 @@ def _restore_hooks(module: nn.Module) -> None:
 
 
 def twin(module: nn.Module) -> nn.Module:
-    """Return a module with this one's weights, parts, forward pass and hooks, without anything that runs have put on
-    it."""
+    """Return a module with this one's weights, parts, forward pass and hooks, without anything that runs put on it."""
     found = object.__new__(type(module))
     before, after = (OrderedDict(_hooks_of_others(hooks)) for hooks in _hooks(module))
     vars(found).update(vars(module), _forward_pre_hooks=before, _forward_hooks=after)
@@ -297,8 +295,7 @@ def observe(
 
 @contextmanager
 def out_of_inference() -> Iterator[None]:
-    """Replace a caller's `torch.inference_mode` by `torch.no_grad` within the context: gradients can be enabled again,
-    and new tensors can take part in them."""
+    """Replace a caller's `torch.inference_mode` by `torch.no_grad`: gradients can be enabled again."""
     if not torch.is_inference_mode_enabled():
         yield
         return
@@ -323,10 +320,8 @@ DYNAMIC_QUANTISATION = "torch.ao.nn.quantized.dynamic"
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put the module into evaluation mode within the context.
-
-    When the last context that needs a part ends, in whichever thread, that part is in its earlier mode again.
-    """
+    """Put the module into evaluation mode within the context. When the last context that needs a part ends, in
+    whichever thread, that part is in its earlier mode again."""
     parts = list(module.modules())
     with _lock:
         for part in parts:

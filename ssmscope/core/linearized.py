@@ -124,8 +124,7 @@ class LinearizedLayer:
     def sink(
         self, level: str = "block", *, groups: int = 1, absolute: bool = False, part: str | None = None
     ) -> Float[Tensor, "batch groups length"] | None:
-        """Return each position's reading of the states before the first one, as a column of `attention`; None if they
-        are zero."""
+        """Return each position's reading of the initial states, as a column of `attention`; None if these are 0."""
         found = [sink for path in self.chosen(level, part) if (sink := path.sink(level)) is not None]
         if not found:
             return None
@@ -138,11 +137,9 @@ class LinearizedLayer:
 
     def contributions(self, gradient: Float[Tensor, "batch length width"]) -> LinearizedLayer:
         """Return the layer as a map whose entries [t, s], summed over channels, are the contributions of position s to
-        Σ gradient_t · output_t through position t: attention × gradient.
-
-        Its block-level `attention` is that sum's mean over channels. Over all t and s, and over `sink`, it is
-        Σ gradient ⊙ (output − rest) less the contribution of the convolution's bias.
-        """
+        Σ gradient_t · output_t through position t: attention × gradient. Its block-level `attention` is that sum's mean
+        over channels. Over all t and s, and over `sink`, it is Σ gradient ⊙ (output − rest) less the contribution of
+        the convolution's bias."""
         paths = []
         for path in self.paths:
             with torch.enable_grad():
@@ -157,8 +154,7 @@ class LinearizedLayer:
         return replace(self, u=self.u[row : row + 1, :length], paths=tuple(p.of_text(row, length) for p in self.paths))
 
     def chosen(self, level: str, part: str | None) -> tuple[Path, ...]:
-        """Return the paths of a part, or all of them for None. Raises InputError when there is no such part, or
-        level."""
+        """Return the paths of a part, or all for None. Raises InputError for an unknown part or level."""
         check_level(level)
         if part is None:
             return self.paths
@@ -211,8 +207,8 @@ class _Weighed(Path):
 
 
 def as_diagonal(act: Callable[[Tensor], Tensor], c: Tensor) -> Tensor:
-    """Return act(c) / c of an activation with act(0) = 0; σ(c) for SiLU. Raises InputError if the activation is not 0
-    at 0, so that it is no diagonal."""
+    """Return act(c) / c, σ(c) for SiLU. Raises InputError if the activation is not 0 at 0, so that it is no
+    diagonal."""
     plain = is_plain(act, type(act)) if isinstance(act, nn.Module) else act is silu
     if plain and (act is silu or isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation"):
         return torch.sigmoid(c)

@@ -107,8 +107,7 @@ def _readable_class(module: nn.Module) -> type[nn.Module] | None:
 
 
 def runs_own(mixer: nn.Module, below: Any) -> bool:
-    """Return True if a mixer runs the forward pass of a readable class: no other is put on it, and it is of no
-    subclass."""
+    """Return True if a mixer, of no subclass, runs the forward pass of a readable class: no other is put on it."""
     return is_own(mixer, below) and type_before_parametrizations(mixer) in _ARCHITECTURES
 
 
@@ -138,8 +137,7 @@ def is_bidirectional(module: nn.Module) -> bool:
 
 
 def memory_of(module: nn.Module) -> dict[str, bool]:
-    """Return a trace's two facts about a model: whether some layer has a recurrent state, and whether some is
-    bidirectional."""
+    """Return whether some layer of a model has a recurrent state, and whether some is bidirectional."""
     recurrent = any(getattr(adapter_for(mixer), "HAS_RECURRENT_STATE", True) for mixer in mixers(module))
     return {"has_recurrent_state": recurrent, "bidirectional": is_bidirectional(module)}
 
@@ -228,8 +226,7 @@ def arguments(part: nn.Module) -> tuple[str, ...]:
 
 
 def _accepted(mixer: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a mixer's readable class takes: RWKV's blocks are called with a mask that they do
-    not."""
+    """Return the arguments that a mixer's class takes: RWKV's blocks are called with a mask that they do not."""
     takes = _parameters(_readable_class(mixer))
     every = any(each.kind is each.VAR_KEYWORD for each in takes.values())
     return {name: value for name, value in kwargs.items() if every or name in takes}
@@ -237,8 +234,7 @@ def _accepted(mixer: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def weights_constant(module: nn.Module) -> Iterator[None]:
-    """Treat the weights of linear layers and mixers as constants within the context, in this thread alone: a backward
-    pass keeps less."""
+    """Treat the weights of linear layers and mixers as constants, in this thread alone, to keep less for gradients."""
     parts = [(part, partial(run_linear, part)) for part in module.modules() if type(part) is nn.Linear]
     token = _weights_constant.set(True)
     try:
@@ -299,11 +295,8 @@ def _unedited() -> Context:
 def check_parts(
     mixer: nn.Module, u: Tensor, mask: Tensor | None, below: Handler, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """Raise InputError if hooks or forward passes on a mixer's parts make it compute something else than is read of it.
-
-    Args:
-        below: its own forward pass, and the arguments that it was called with.
-    """
+    """Raise InputError if hooks or forward passes on a mixer's parts make `below`, its own forward pass with these
+    arguments, compute something else than is read of it."""
     parts = changed_parts(mixer)
     if not parts and runs_own(mixer, below):
         return
@@ -316,8 +309,7 @@ def check_parts(
 
 
 def linearize(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """Return a mixer as a linear map of its input, everything else frozen. Raises InputError if hooks or forward passes
-    put on its parts make that map another one."""
+    """Return a mixer as a linear map, all else frozen. Raises InputError if hooks on its parts make it another map."""
     reader, parts = adapter_for(mixer), changed_parts(mixer)
     if parts:
         bare = _unedited().run(terms_of, mixer, layer.u, layer.mask)
@@ -347,8 +339,7 @@ Changes = Mapping[int, Callable[[Tensor], Tensor]]
 
 
 class Edits(NamedTuple):
-    """Functions of an edited run, by the id of the mixer: its output, what its convolution reads, and which taps it
-    uses."""
+    """Functions of an edited run by the mixer's id: its output, its convolution's input, and the taps that are used."""
 
     outputs: Mapping[int, Compute] = MappingProxyType({})
     conv_inputs: Changes = MappingProxyType({})

@@ -30,11 +30,8 @@ TextsLike = str | Iterable[str] | Mapping[str, Any] | Batch | Trace
 
 
 class Run(NamedTuple):
-    """Logits of a run, and the states from which `Model.run` continues.
-
-    `logits` are (batch, length, vocabulary), or (batch, vocabulary) at each text's last position; a classifier's are
-    (batch, classes). `states` has those of the mixers, then those of softmax attention.
-    """
+    """Logits of a run, (batch, length, vocabulary) or (batch, vocabulary), a classifier's (batch, classes), and the
+    states from which `Model.run` continues: those of the mixers, then those of softmax attention."""
 
     logits: Tensor
     states: tuple[LayerState, ...]
@@ -114,8 +111,7 @@ class Model:
             )
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Return the probabilities of next tokens, classes or labels from logits, over their last dimension. Raises
-        InputError for a model that gives numbers."""
+        """Return the probabilities of logits, over their last dimension. Raises InputError for a model of numbers."""
         if self.gives == "numbers":
             raise Unanswerable(
                 f"{self.name} gives numbers, as a regression does, and no probabilities; ask what they rest "
@@ -130,8 +126,7 @@ class Model:
 
     @property
     def labels(self) -> list[str] | None:
-        """Names of a classifier's outputs (classes, labels or numbers) in the order of its logits; None for a language
-        model."""
+        """Names of a classifier's outputs in the order of its logits; None for a language model."""
         return [self.config.id2label[i] for i in range(self.config.num_labels)] if self.is_classifier else None
 
     @property
@@ -189,8 +184,7 @@ class Model:
 
     @property
     def source(self) -> dict[str, Any]:
-        """Provenance of a result: model, architecture, fingerprint, dtype, device and, within `edited`, the edits of
-        its runs."""
+        """Provenance of a result: model, architecture, fingerprint, dtype, device and the edits of its runs."""
         return self.source_of()
 
     def source_of(self, found: dict[str, int] | None = None) -> dict[str, Any]:
@@ -244,12 +238,10 @@ class Model:
         visit: Visit | None = None,
         keep: list[LayerState] | None = None,
     ) -> Iterator[None]:
-        """Run the module in evaluation mode through `fast_scan` within the context.
-
-        On leaving, every part is in its earlier mode, and `keep` has the states after the run: those of the state-space
-        layers, then those of the layers of softmax attention. Raises InputError as `fast_scan`, and if `states` are
-        given to a model that cannot continue from states.
-        """
+        """Run the module in evaluation mode through `fast_scan` within the context. On leaving, every part is in its
+        earlier mode, and `keep` has the states after the run: those of the state-space layers, then those of the layers
+        of softmax attention. Raises InputError as `fast_scan`, and if `states` are given to a model that cannot
+        continue from states."""
         if states is not None and not self.continues:
             raise InputError(
                 f"{self.name} cannot continue from its states: a part that reads earlier tokens keeps no state, or "
@@ -349,8 +341,7 @@ class Model:
         return self.checked(logits) if checked else logits
 
     def embed(self, batch: Batch) -> Tensor:
-        """Return the embeddings of a batch's tokens, (batch, length, width), a pixel classifier's with the class
-        token's."""
+        """Return the embeddings of a batch's tokens, (batch, length, width), the class token's too."""
         if batch.values is not None:
             return self.module.embed_values(batch.values)
         return self.module.get_input_embeddings()(batch.input_ids)

@@ -29,14 +29,9 @@ NO_CHARACTER = re.compile("[\0\ud800-\udfff]")
 
 
 def read_text(path: str | os.PathLike[str], named: str, *, advice: str = "save it as UTF-8") -> str:
-    """Return the text of a UTF-8 file, without a byte order mark; line ends stay as they are.
-
-    Args:
-        named: the file's name in messages.
-        advice: what to do if it is no such text.
-
-    Raises InputError if it cannot be read, is not UTF-8, holds NUL, or is larger than `MAX_FILE_BYTES`.
-    """
+    """Return the text of a UTF-8 file, without a byte order mark; line ends stay as they are. Raises InputError, with
+    the file as `named` and `advice`, if it cannot be read, is not UTF-8, holds NUL, or is larger than
+    `MAX_FILE_BYTES`."""
     try:
         with open(path, "rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)

@@ -36,8 +36,8 @@ def data_set_of(data: Mapping[str, Any]) -> str | None:
 
 @cache
 def readable_types() -> tuple[str, ...]:
-    """Return the transformers model types with readable layers: the `MODEL_TYPES` declared by every architecture that
-    the installed transformers has."""
+    """Return the model types with readable layers that the installed transformers has: `MODEL_TYPES` of
+    architectures."""
     library = find_spec("transformers")
     families = Path(*(library.submodule_search_locations or [])) / "models" if library is not None else Path()
     later = _declared(PACKAGE / "architectures" / "__init__.py", "LAZY_FAMILIES")

@@ -35,13 +35,8 @@ class Spelled:
 
 
 def tokenize(tokenizer: Any, texts: str | Sequence[str], *, named: str = "the text", **options: Any) -> Any:
-    """Call a tokenizer on a text or several.
-
-    Args:
-        named: a single text's name in messages; several are called by their number.
-
-    Raises InputError if it fails, naming the text and, if one is to blame, the word.
-    """
+    """Call a tokenizer on a text, `named` so in messages, or several, by number. Raises InputError if it fails, naming
+    the text and, if one is to blame, the word."""
     with failures_told(tokenizer, texts, named):
         return tokenizer(texts, verbose=False, **options)
 
@@ -120,10 +115,8 @@ def is_glue(character: str) -> bool:
 
 def token_texts(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[str]) -> tuple[str, ...]:
     """Return each token as the text has it, every character once: the first of several tokens of a character shows it,
-    the others are empty. A token without characters is called by its name.
-
-    Characters between tokens are left out, except marks that belong to the character before them.
-    """
+    the others are empty. A token without characters is called by its name. Characters between tokens are left out,
+    except marks that belong to the character before them."""
     shown: list[str] = []
     end = 0
     whole = _untrimmed(text, offsets, names)
@@ -162,11 +155,8 @@ def _untrimmed(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[st
 def word_numbers(
     words: Sequence[int | None], text: str, offsets: Sequence[tuple[int, int]], tokens: Sequence[str]
 ) -> tuple[int | None, ...]:
-    """Return the number of each token's word, None for special tokens.
-
-    Words are the tokenizer's, but end at white space, and neither begin nor end between a character and the marks or
-    joiners that belong to it.
-    """
+    """Return the number of each token's word, None for special tokens. Words are the tokenizer's, but end at white
+    space, and neither begin nor end between a character and the marks or joiners that belong to it."""
     found: list[int | None] = []
     number, end = -1, 0
     before: int | None = None

@@ -91,20 +91,16 @@ class LayerTrace:
 
     def retention(self) -> Tensor:
         """Return the mean of a_t over states, heads and the layer's recurrences, (batch, length) (Baleen, Eq. 10).
-
-        Where recurrences take turns it is that of the one that token t steps: holding the others is not its choice.
-        """
+        Where recurrences take turns it is that of the one that token t steps: holding the others is not its choice."""
         return self.joined([ops.retention(r) for r in self.recurrences])
 
     def survival(self, at: int | None = None, *, signed: bool = False, per_head: bool = False) -> Tensor:
-        """Return each position's share of the layer's states after position `at`, (batch, length); see
-        `survival.shares`."""
+        """Return each position's share of the states after position `at`, (batch, length): `survival.shares`."""
         at = self.at if at is None else at
         return survival.shares(self.recurrences, initial=self.initial, at=at, signed=signed, per_head=per_head)
 
     def half_lives(self, *, per_head: bool = False) -> Tensor:
-        """Return the number of positions after which half of each position's writing is left, (batch, length); see
-        `survival.half_lives`."""
+        """Return the positions after which half of each writing is left: `survival.half_lives`."""
         return survival.half_lives(self.recurrences, per_head=per_head)
 
     def joined(self, each: Sequence[Tensor]) -> Tensor:

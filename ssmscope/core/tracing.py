@@ -95,8 +95,7 @@ def take_trace(
 
 
 def _check_unchanged(model: Model, index: int, before: dict[str, int]) -> None:
-    """Raise InputError if the weights that layer `index` reads have other versions than `before`, so that its terms
-    cannot be recomputed."""
+    """Raise InputError if the weights that a layer reads have changed: its terms cannot be recomputed."""
     names = {id(part): path for path, part in model.module.named_modules()}
     mixer = model.mixers[index]
     for part in (mixer, *getattr(mixer, "before", ())):

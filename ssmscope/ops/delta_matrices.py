@@ -60,12 +60,9 @@ def pooled_rows(r: DeltaRecurrence, edge: Tensor) -> Float[Tensor, "batch heads 
 
 
 def _sums_of_rows(r: DeltaRecurrence, sums: Mapping[int, int]) -> Float[Tensor, "batch heads sums s"]:
-    """Return sums of rows of α, by the adjoint recurrence: v_t = c_t, α[t, s] = β_s v_sᵀ b_s and v_{s−1} = a_s (v_s −
-    β_s (v_sᵀ r_s) e_s), r = e = b but in the generalised rule, backwards from each row's own position.
-
-    Args:
-        sums: by row, the number of the sum that it belongs to, which grows with the rows.
-    """
+    """Return sums of rows of α, where `sums` has the number of each row's sum, which grows with the rows, by the
+    adjoint recurrence: v_t = c_t, α[t, s] = β_s v_sᵀ b_s and v_{s−1} = a_s (v_s − β_s (v_sᵀ r_s) e_s), r = e = b but in
+    the generalised rule, backwards from each row's own position."""
     (b, c), (e, along) = r.by_head(), r.removal()
     batch, length, heads, state = b.shape
     a, count, found = r.log_a.exp(), 1 + max(sums.values()), []

@@ -111,8 +111,7 @@ def pooled_attention(
 
 
 def _row(r: Recurrence, t: int) -> Float[Tensor, "batch heads s"]:
-    """Return α[t, s] = Σ_n c_t b_s ∏_{s<r≤t} a_r of every head, up to s = t, from sums of log-decays backwards from t,
-    chunk by chunk."""
+    """Return α[t, s] of every head up to s = t, from sums of log-decays backwards from t, chunk by chunk."""
     batch, _, heads, _, state = r.shape
     per_state = 1 if r.one_decay_per_head else state
     step, floor = max(16, MAX_DECAYS_HELD // (batch * heads * per_state)), smallest_exponent(r.b.dtype)
@@ -137,8 +136,7 @@ def _row(r: Recurrence, t: int) -> Float[Tensor, "batch heads s"]:
 
 
 def _around_row(r: Recurrence, alpha: Tensor, t: int, skip: bool, around: GateAndTaps, absolute: bool) -> Tensor:
-    """Return row t with gate, taps and D, (batch, length), from α (batch, heads, t + 1): the sum over heads of means
-    over their widths."""
+    """Return row t with gate, taps and D, (batch, length), from α (batch, heads, t + 1), summed over heads."""
     D = skips(r) if skip else None
     left, taps = around if absolute or D is not None and D.shape[1] > 1 else around.columns()
     alpha = alpha.unsqueeze(2)

@@ -73,8 +73,7 @@ def _banded(strict: Tensor, near: list[Tensor]) -> Tensor:
 def _of_one_matrix(
     r: Recurrence, around: GateAndTaps, skip: bool, summed: bool = False
 ) -> Float[Tensor, "batch heads t s"]:
-    """Return the matrices of heads of one matrix each, or their sum as that of one head. The parts of an input that
-    taps spread are gathered at their last step."""
+    """Return the matrices of heads of one matrix each, or their sum. Spread inputs are gathered at their last step."""
     batch, length, heads, _, state = r.shape
     a = decays(r).expand(batch, length, heads, state)
     b, c, step, (left, taps) = shared_by_heads(r.b, heads), shared_by_heads(r.c, heads), r.step, around

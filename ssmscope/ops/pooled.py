@@ -104,10 +104,8 @@ def _steps(t: Tensor, edge: Tensor, fill: float = 0.0) -> Tensor:
 
 def _own_and_before(taps: Tensor, edge: Tensor, back: int = 0) -> tuple[Tensor, Tensor | None]:
     """Return the total factors of the inputs of a cell, and of the cell before, on arrival at each step of the cell.
-
     The taps (batch, length, reach, …) begin `back` steps before the cells. The second result has reach − 1 steps, as
-    only the first steps of a cell get anything from the one before; None without any.
-    """
+    only the first steps of a cell get anything from the one before; None without any."""
     length, reach = taps.shape[1:3]
     arriving = taps[:, :, 0].clone()
     for i in range(1, reach):
@@ -129,8 +127,8 @@ def _own_and_before(taps: Tensor, edge: Tensor, back: int = 0) -> tuple[Tensor, 
 
 
 def _sums(r: Recurrence, around: GateAndTaps, _: slice, edge: Tensor) -> Float[Tensor, "batch cells cells"]:
-    """Return one sequence's sums over the pairs of all cells and over these heads, each of them one matrix: one pass
-    over the steps of a cell."""
+    """Return one sequence's sums over the pairs of cells, over heads of one matrix each: one pass over a cell's
+    steps."""
     _, length, heads, _, state = r.shape
     cells, size, floor = len(edge) - 1, edge.diff(), smallest_exponent(r.b.dtype)
     b, c = (_steps(shared_by_heads(t, heads), edge) for t in (r.b, r.c))
@@ -169,8 +167,7 @@ def _sums(r: Recurrence, around: GateAndTaps, _: slice, edge: Tensor) -> Float[T
 
 
 def _sums_through_scores(r: Recurrence, around: GateAndTaps, _: slice, edge: Tensor) -> Tensor:
-    """Return `_sums` of heads that read one group and whose decay is one number: matrix products within cells, and of
-    cells."""
+    """Return `_sums` of heads that read one group and have one decay: products within cells, and of cells."""
     cells, longest = len(edge) - 1, int(edge.diff().max())
     total = r.b.new_zeros(cells, cells)
     at_once = max(1, MAX_PAIRS_HELD // longest**2)
@@ -292,8 +289,7 @@ def _between(across: Float[Tensor, "*heads cells"]) -> Float[Tensor, "*heads cel
 
 
 def _sums_of_long_delta(r: DeltaRecurrence, edge: Tensor, groups: int, skip: bool, around: GateAndTaps) -> Tensor:
-    """Return the sums over the pairs of each cell by the adjoint recurrence, without the matrix. Raises InputError with
-    gate and taps."""
+    """Return a delta rule's sums by the adjoint recurrence. Raises InputError with gate and taps."""
     if not around.is_empty:
         raise InputError(
             "the pooled map of a delta rule with its gates is made from the whole matrix, of at most "

@@ -221,8 +221,7 @@ class DeltaRecurrence(Recurrence):
 
 
 def smallest_exponent(dtype: torch.dtype) -> float:
-    """Return the lower bound of log-decays: smaller ones change nothing, and denormal numbers are 10 to 30 times
-    slower."""
+    """Return the least log-decay: smaller ones change nothing, and denormal numbers are 10 to 30 times slower."""
     return -700.0 if dtype == torch.float64 else -80.0
 
 
@@ -241,16 +240,12 @@ def skip_alone(recurrence: Recurrence, D: Tensor) -> Recurrence:
 
 def retention(recurrence: Recurrence, *, per_head: bool = False) -> Tensor:
     """Return the mean of a_t over states and heads, (batch, length), or per head (batch, length, heads) (Baleen, Eq.
-    10).
-
-    1 means that token t leaves the memory as it was, 0 that it clears it.
-    """
+    10). 1 means that token t leaves the memory as it was, 0 that it clears it."""
     return _over_time(recurrence, recurrence.mean_decay, per_head)
 
 
 def write(recurrence: Recurrence, *, per_head: bool = False) -> Tensor:
-    """Return 1 − retention, the share of the memory that token t replaces, computed without cancellation. Shapes as
-    `retention`."""
+    """Return 1 − `retention`, the share of the memory that token t replaces, computed without cancellation."""
     return _over_time(recurrence, recurrence.one_minus_mean_decay, per_head)
 
 

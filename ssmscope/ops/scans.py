@@ -27,10 +27,7 @@ class Scan(NamedTuple):
 @scan_in_order
 def scan_reference(recurrence: Recurrence, initial: Memory | None = None) -> Scan:
     """Run the recurrence by its definition, one step at a time (Baleen, Eq. 1). Slow; the reference for tests of
-    `scan`.
-
-    Shapes as in `Recurrence` and `Scan`; any floating dtype.
-    """
+    `scan`. Shapes as in `Recurrence` and `Scan`; any floating dtype."""
     if isinstance(recurrence, DeltaRecurrence):
         return _delta_reference(recurrence, initial)
     batch, length, heads, width, state = recurrence.shape
@@ -116,8 +113,7 @@ def _start(recurrence: Recurrence, initial: Tensor | None) -> Tensor:
 def states(
     recurrence: Recurrence, positions: Sequence[int], initial: Memory | None = None
 ) -> Float[Tensor, "batch chosen heads width state"]:
-    """Return H_t at the chosen positions (0-based, after token t was written), in the order given. Raises ValueError
-    for a position outside the sequence."""
+    """Return H_t at the chosen positions (0-based, after token t was written). Raises ValueError for one outside."""
     length = recurrence.shape[1]
     outside = [p for p in positions if not 0 <= p < length]
     if outside:

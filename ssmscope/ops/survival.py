@@ -42,10 +42,8 @@ def left_reference(recurrence: Recurrence) -> Float[Tensor, "batch length heads 
 
 
 def left_norms(recurrence: Recurrence) -> PerHead:
-    """Return ‖R_s‖ (Frobenius) of every position and head after the last position; on Mamba-1 a head is a channel.
-
-    Time and memory are linear in the length: a decay per state costs one exponential for each, as the scan does.
-    """
+    """Return ‖R_s‖ (Frobenius) of every position and head after the last position; on Mamba-1 a head is a channel. Time
+    and memory are linear in the length: a decay per state costs one exponential for each, as the scan does."""
     written = _written_norms(recurrence)
     if isinstance(recurrence, DeltaRecurrence):
         for part, keys in _keys_left(recurrence):
@@ -126,8 +124,7 @@ def shares(
 
 
 def _until(recurrence: Recurrence, at: int | None) -> tuple[Recurrence, Tensor | None]:
-    """Return the recurrence on the positions that the state has visited after position `at`, and their places, None for
-    the first ones."""
+    """Return the recurrence on what the state has visited after `at`, and these places, None for the first ones."""
     if recurrence.order is None:
         return recurrence if at is None else recurrence.between(0, at + 1), None
     order = recurrence.order
@@ -222,8 +219,7 @@ def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: 
 
 
 def _clock(recurrence: Recurrence, part: slice = slice(0, None)) -> Tensor:
-    """Return the quantity whose sum between two positions gives the log-decay of every state, Δ or the log-decay
-    itself, (batch, part, heads, state or 1)."""
+    """Return what sums to the log-decay of every state, Δ or the log-decay itself, (batch, part, heads, state or 1)."""
     timed = _timed(recurrence)
     return recurrence.log_decay(part.start, part.stop) if timed is None else timed[0][:, part].unsqueeze(-1)
 

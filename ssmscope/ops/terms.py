@@ -12,11 +12,9 @@ from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head, smalle
 
 
 class GateAndTaps(NamedTuple):
-    """Gate and taps around a recurrence: y_t = left_t ⊙ (α + D)(Σ_i taps_{t−i, i} ⊙ x_{t−i}).
-
-    `left` is (batch, length, heads, width); `taps` (batch, length, reach, heads, width) has the factors of the input at
-    s when it arrives at step s + i. None stands for no factor.
-    """
+    """Gate and taps around a recurrence: y_t = left_t ⊙ (α + D)(Σ_i taps_{t−i, i} ⊙ x_{t−i}). `left` is (batch, length,
+    heads, width); `taps` (batch, length, reach, heads, width) has the factors of the input at s when it arrives at step
+    s + i. None stands for no factor."""
 
     left: Tensor | None = None
     taps: Tensor | None = None

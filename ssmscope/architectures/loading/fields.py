@@ -65,14 +65,8 @@ TOKENIZER_FREE_TEXT_FIELDS = frozenset({
 def check_config(
     fields: Mapping[str, Any], what: str, defaults: Mapping[str, Any], texts: Collection[str] = ()
 ) -> None:
-    """Raise InputError if a config.json has an unknown word, naming the field.
-
-    Args:
-        fields: its content.
-        what: the model, for messages.
-        defaults: the fields of the model's class with their defaults, whose words are known.
-        texts: fields whose words that class checks itself.
-    """
+    """Raise InputError if a config.json of `what` has an unknown word, naming the field. Known are the words of
+    `defaults`, the fields of the model's class, and any in the fields `texts`, which that class checks itself."""
     for path, word in _words(fields):
         asked = next((name for name in path if "_implementation" in name), None)
         if asked is not None and word not in IMPLEMENTATIONS:
@@ -180,12 +174,8 @@ SIGNED_FIELDS = ("spectral_abscissa",)
 
 
 def check_fields(fields: Mapping[str, Any], what: str) -> None:
-    """Refuse fields of a transformers configuration that no trained model has.
-
-    Args:
-        fields: the model's, with its backbone's in `backbone`; each is checked by the defaults of its `model_type`.
-        what: the model, for messages.
-    """
+    """Refuse fields of a transformers configuration, its backbone's included, that no trained model has, by the
+    defaults of its `model_type`."""
     kind, known = fields.get("model_type"), readable_types()
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         raise InputError(f"{what}: model type {shown(kind)} is unknown{did_you_mean(str(kind), known)}")
@@ -275,10 +265,7 @@ def _is_range(value: Any) -> bool:
 
 
 def check_depth(fields: Mapping[str, Any], tensors: int, what: str) -> None:
-    """Raise InputError for more layers than tensors.
-
-    A configuration makes lists as long as its layers before any layer is built.
-    """
+    """Raise InputError for more layers than tensors, before a configuration makes lists of that length."""
     for name in DEPTH_FIELDS:
         value = fields.get(name)
         if isinstance(value, int | float) and value > tensors:

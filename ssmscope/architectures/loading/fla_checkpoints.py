@@ -127,10 +127,7 @@ MAMBA2_FIELDS: dict[str, Any] = dict(
 
 
 def is_fla(directory: Path, config: Mapping[str, Any]) -> bool:
-    """Return True if a config.json is that of a flash-linear-attention model that can be read.
-
-    Its Mamba-2 is told from transformers' by the field `norm_eps`.
-    """
+    """Return True if a config.json is flash-linear-attention's; its Mamba-2 is told by the field `norm_eps`."""
     kind = config.get("model_type")
     return kind in MODEL_TYPES or (kind == "mamba2" and "norm_eps" in config and "layer_norm_epsilon" not in config)
 
@@ -190,8 +187,7 @@ def _attention(given: Any, kind: str, what: str) -> list[dict[str, Any]]:
 
 
 def _size(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that all types share; a feed-forward part is 2/3 `hidden_ratio` widths wide, in steps of
-    256."""
+    """Return the fields that all types share; a feed-forward part is 2/3 `hidden_ratio` widths wide."""
     width, inner = fields["hidden_size"], fields.get("intermediate_size")
     if inner is None:
         inner = 256 * -(-int(width * fields["hidden_ratio"] * 2 / 3) // 256)
@@ -272,12 +268,10 @@ _BUILDERS: dict[str, Callable[[Mapping[str, Any], str], PreTrainedModel]] = {
 
 
 def _translated(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], kind: str) -> dict[str, Tensor]:
-    """Return the tensors by our names and in our layout.
-
-    q, k and v that share a projection are concatenated in this order, a gate stored with its up-projection is split,
-    rotated rows are put in our order, and a bias that only our gates have is zero. RWKV-7's token shifts, stored as
-    (1, 1, width) or, before March 2025, six of them together, become (width,).
-    """
+    """Return the tensors by our names and in our layout. q, k and v that share a projection are concatenated in this
+    order, a gate stored with its up-projection is split, rotated rows are put in our order, and a bias that only our
+    gates have is zero. RWKV-7's token shifts, stored as (1, 1, width) or, before March 2025, six of them together,
+    become (width,)."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         for pattern, ours in (RWKV7_PART_NAMES if kind == "rwkv7" else PART_NAMES).items():

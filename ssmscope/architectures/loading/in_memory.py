@@ -69,8 +69,7 @@ def _has_known_head(module: PreTrainedModel) -> bool:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module within wrappers that pass their input on unchanged. Raises InputError if a PeftModel changes
-    the input, as prompt tuning does."""
+    """Return the module in wrappers. Raises InputError if a PeftModel changes the input, as prompt tuning does."""
     while (inner := _inner(module)) is not None:
         module = inner
     return module
@@ -186,8 +185,7 @@ class OwnModel(nn.Module):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
     ) -> SequenceClassifierOutput:
-        """Return logits (batch, classes), a language model's (batch, length, vocabulary), or (batch, 0) without a
-        head."""
+        """Return logits (batch, classes) or (batch, length, vocabulary), or (batch, 0) without a head."""
         given, mask = _given(input_ids, attention_mask, inputs_embeds)
         if self.gives == "nothing" or bool(mask.all()):
             return SequenceClassifierOutput(logits=self._logits(given, mask))
@@ -327,14 +325,9 @@ class OwnModel(nn.Module):
 
 
 def own_model(module: nn.Module, backbone: str | None = None) -> OwnModel | None:
-    """Return a module as `OwnModel`; None if it has no backbone that can be read.
-
-    Args:
-        backbone: its path in the module; by default that of the innermost transformers model with all state-space
-            layers.
-
-    Raises InputError as `OwnModel`, and if `backbone` names no such model.
-    """
+    """Return a module as `OwnModel`, around the `backbone` at a path in it, by default the innermost transformers model
+    with all state-space layers; None without one. Raises InputError as `OwnModel`, and if `backbone` names no such
+    model."""
     whole = [id(mixer) for mixer in mixers(module)]
     holding = [
         name

@@ -62,8 +62,7 @@ def is_diff_mamba2(directory: Path, config: Mapping[str, Any]) -> bool:
 
 
 def plan_diff_mamba2(config: Mapping[str, Any], held: Contents, what: str) -> Plan:
-    """Return the way to a `DiffMambaForCausalLM`; the names of the tensors say which layers are differential. Raises
-    InputError when no layer is differential."""
+    """Plan a `DiffMambaForCausalLM`; the tensors' names say which layers are differential, and one must be."""
     check_fields(config, what)
     stored = _by_our_names(held.tensors)
     found = {int(m.group(1)) for name in stored if (m := re.match(r"backbone\.layers\.(\d+)\.mixer\.m1\.", name))}
@@ -121,9 +120,8 @@ def is_vim(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def plan_vim(tensors: Mapping[str, Tensor], what: str) -> Plan:
-    """Return the way from a Vim's state dict to a classifier of patches. Raises InputError if weights are missing or
-    have another form than the published models' (class tokens at both ends, no positions, rotations, Vim's first
-    version)."""
+    """Plan a classifier of patches. Raises InputError for missing weights, or another form than the published models'
+    (class tokens at both ends, no positions, rotations, Vim's first version)."""
     sizes = TENSOR_DIMENSIONS | {FIRST_MIXER + name: number for name, number in MIXER_TENSOR_DIMENSIONS.items()}
     for name, dimensions in sizes.items():
         if name not in tensors:
@@ -189,8 +187,7 @@ def _from_vim(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def plan_selective(tensors: Mapping[str, Tensor], what: str) -> Plan:
-    """Return the way to the classifier of a selective SSM: binary with `SSM.w`, several classes with `W`. Raises
-    InputError when this is no such state dict."""
+    """Plan a selective SSM's classifier: binary with `SSM.w`, several classes with `W`, else an InputError."""
     weights = {name.removeprefix("SSM."): tensor for name, tensor in tensors.items()}
     head = weights.pop("w", None)
     binary = head is not None
@@ -222,17 +219,16 @@ def plan_selective(tensors: Mapping[str, Tensor], what: str) -> Plan:
 
 
 class Layout(NamedTuple):
-    """A layout of directories with a config.json: its name, the test that recognises it by the directory and its
-    config.json, and the function that plans the model from config.json, the headers of the weights and the directory's
-    name."""
+    """Layout of directories: its name, the test that recognises it by the directory and its config.json, and the
+    function that plans the model from config.json, the headers of the weights and the directory's name."""
 
     name: str
     recognises: Callable[[Path, Mapping[str, Any]], bool]
     plan: Callable[[Mapping[str, Any], Contents, str], Plan]
 
     def read(self, directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
-        """Return the model of a directory; `config` is its config.json. Raises InputError if weights are missing or do
-        not fit, a field has a wrong type, or the model has a part that cannot be read from this layout."""
+        """Return the model of a directory. Raises InputError if weights are missing or do not fit, a field has a wrong
+        type, or the model has a part that cannot be read from this layout."""
         what, files = str(directory), weight_files(directory)
         held = contents(files)
         check_depth(config, len(held.tensors), what)

@@ -43,8 +43,7 @@ def trained_on(source: str | os.PathLike[str]) -> str | None:
 
 
 def trained_examples(source: str | os.PathLike[str]) -> int | None:
-    """Return the number of examples of a model's training; None if its directory has no record of a training of
-    ours."""
+    """Return the number of examples of a model's training; None without a record of a training of ours."""
     try:
         return int(_training(source)["examples"])
     except (ValueError, KeyError, TypeError, OverflowError):
@@ -176,10 +175,8 @@ _kept: ContextVar[ModelCache | None] = ContextVar("kept", default=None)
 
 @contextmanager
 def cache_models(kept: ModelCache) -> Iterator[None]:
-    """Have `load` return the same model again for the same name, tokenizer, dtype and device within the context.
-
-    The files are not read again: a model that is retrained in the meantime stays as it was.
-    """
+    """Have `load` return the same model again for the same name, tokenizer, dtype and device within the context. The
+    files are not read again: a model that is retrained in the meantime stays as it was."""
     token = _kept.set(kept)
     try:
         yield
@@ -219,8 +216,7 @@ def _device(device: str | torch.device | None) -> torch.device | None:
 
 
 def locate(name: str) -> Path:
-    """Return the directory or file of a model, fetched from the hub if it is a hub id. Raises InputError if there is
-    none."""
+    """Return the directory or file of a model, fetched for a hub id. Raises InputError if there is none."""
     if name.startswith("demo/"):
         known = demos()
         if name not in known:

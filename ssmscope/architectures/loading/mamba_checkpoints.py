@@ -145,10 +145,8 @@ def _mamba_ssm_model(config: Mapping[str, Any], cfg: Mapping[str, Any], vocabula
 
 
 def check_groups(groups: int, what: str) -> None:
-    """Raise InputError if transformers is older than 5 and there are several groups of heads.
-
-    mamba_ssm norms every group by itself; transformers before 5 norms all channels together.
-    """
+    """Raise InputError if transformers is older than 5 and there are several groups of heads. mamba_ssm norms every
+    group by itself; transformers before 5 norms all channels together."""
     if groups > 1 and int(transformers.__version__.split(".")[0]) < 5:
         raise InputError(
             f"{what} has {groups} groups of heads, which transformers {transformers.__version__} norms otherwise than "

@@ -42,9 +42,7 @@ OBSOLETE_TENSORS = re.compile(r"(?:^|\.)(?:position_ids|inv_freq|masked_bias)$")
 
 def _rescales(config: Any, asked: bool | None = None) -> bool:
     """Return True if a configuration has projections divided by √layers at initialisation; `asked` sets it.
-
-    transformers 5 initialises weights again after reading them, and would divide them a second time.
-    """
+    transformers 5 initialises weights again after reading them, and would divide them a second time."""
     within: list[Any] = [config, getattr(config, "backbone", None)]
     parts = [part for part in within if hasattr(part, "rescale_prenorm_residual")]
     found = any(part.rescale_prenorm_residual for part in parts)
@@ -56,14 +54,9 @@ def _rescales(config: Any, asked: bool | None = None) -> bool:
 def read_transformers(
     where: Path, name: str, fields: Mapping[str, Any], dtype: torch.dtype | None, device_map: Any, classes: int | None
 ) -> nn.Module:
-    """Return the model of a directory.
-
-    Args:
-        fields: content of its config.json, checked.
-        classes: number of classes of the head that an adapter gives the model, if it does.
-
-    Raises InputError if the files are damaged or do not fit, or the model has no state-space layer that can be read.
-    """
+    """Return the model of a directory, with `fields` of its config.json, checked, and with `classes` of the head that
+    an adapter gives it. Raises InputError if the files are damaged or do not fit, or the model has no state-space layer
+    that can be read."""
     kind = fields["model_type"]
     check_other_layouts(where, name)
     files = weight_files(where)

@@ -104,8 +104,7 @@ def _named(tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def read_headers(path: Path, *, as_written: bool = False) -> dict[str, Stored]:
-    """Return the shapes and kinds of a file's tensors, by the names that `read_tensors` gives them. Raises InputError
-    as `read_tensors`."""
+    """Return the shapes and kinds of a file's tensors, by the names, and with the errors, of `read_tensors`."""
     if path.suffix != ".safetensors":
         return headers_of(read_tensors(path, device="meta", as_written=as_written))
     with _says_what_is_wrong(path), safe_open(path, "pt") as opened:
@@ -143,10 +142,8 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def is_file_name(name: str) -> bool:
-    """Return True if a name can only be that of a file in the same directory, and is no path out of it.
-
-    Links are allowed: all files in the hub's cache are links.
-    """
+    """Return True if a name can only be that of a file in the same directory, and is no path out of it. Links are
+    allowed: all files in the hub's cache are links."""
     return name not in ("", ".", "..") and not set(name) & {"/", "\\", ":", "\0"}
 
 
@@ -206,14 +203,8 @@ def contents(files: Collection[Path]) -> Contents:
 
 
 def outline(build: Callable[[], Any], held: Contents, what: str, by: str) -> Any:
-    """Return the model that `build` makes, on the meta device.
-
-    Args:
-        what: the model, for messages.
-        by: the source of its configuration, for messages.
-
-    Raises InputError if the model is larger than its files can fill, or cannot be built.
-    """
+    """Return the model `what` that `build` makes of a configuration in `by`, on the meta device. Raises InputError if
+    it is larger than its files can fill, or cannot be built."""
     try:
         with torch.device("meta"), _no_larger(held):
             return build()
@@ -227,10 +218,8 @@ EXTRA_PARTS = 100
 
 @contextmanager
 def _no_larger(held: Contents) -> Iterator[None]:
-    """Let this thread create no more modules, parameters and numbers than the files can fill, within the context.
-
-    Tied weights are stored once and made twice, and quantised ones hold two numbers in a byte.
-    """
+    """Let this thread create no more modules, parameters and numbers than the files can fill, within the context. Tied
+    weights are stored once and made twice, and quantised ones hold two numbers in a byte."""
     thread = threading.get_ident()
     most = {
         "tensors": 2 * len(held.tensors) + EXTRA_PARTS,
@@ -268,10 +257,8 @@ def _no_larger(held: Contents) -> Iterator[None]:
 
 
 def check_names(missing: Collection[str], unexpected: Collection[str], config: Any, what: str) -> None:
-    """Raise InputError for weights that are missing or have no place in the model.
-
-    The error says which, and quotes the fields of the configuration that they may contradict.
-    """
+    """Raise InputError for weights that are missing or have no place in the model. The error says which, and quotes the
+    fields of the configuration that they may contradict."""
     if missing:
         raise InputError(
             f"the weights of {what} do not fit its configuration: they lack {_listed(missing)}{_says(missing, config)}"
@@ -336,11 +323,8 @@ def _sizes(shape: Collection[int]) -> str:
 
 
 class Plan(NamedTuple):
-    """Way from a checkpoint to a model.
-
-    `build` makes the model, `translate` gives the checkpoint's tensors by the model's names, and where `tied` the head
-    must be the embeddings.
-    """
+    """Way from a checkpoint to a model. `build` makes the model, `translate` gives the checkpoint's tensors by the
+    model's names, and where `tied` the head must be the embeddings."""
 
     build: Callable[[], Any]
     translate: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -348,13 +332,8 @@ class Plan(NamedTuple):
 
 
 def built(plan: Plan, tensors: Mapping[str, Tensor], held: Contents, what: str, by: str = "its config.json") -> Any:
-    """Return the model of a plan with a checkpoint's tensors, in their dtype, the widest of several, so that none is
-    rounded. Raises InputError as `outline`, `check_fit` and `check_tied`.
-
-    Args:
-        held: the content of the files that the tensors come from.
-        what: the model, and `by` the source of its configuration, for messages.
-    """
+    """Return the model of a plan with a checkpoint's tensors, from files that hold `held`, in their dtype, the widest
+    of several, so that none is rounded. Raises InputError as `outline`, `check_fit` and `check_tied`."""
     weights = plan.translate(tensors)
     check_fit(outline(plan.build, held, what, by), headers_of(weights), what)
     if plan.tied:

@@ -70,8 +70,7 @@ def keys_left(log_a: Decays, beta: PerHead, b: Keys) -> HeadKeys:
 def _walk_chunks(
     log_a: Tensor, beta: Tensor, b: Tensor, c: Tensor | None, x: Tensor | None, memory: Tensor, out: Tensor
 ) -> None:
-    """Fill `out` (batch, length, heads, width) and carry `memory` (batch, heads, width, state), from the end if no c
-    and x are given."""
+    """Fill `out` and carry `memory` (batch, heads, width, state), from the end if no c and x are given."""
     (batch, length, heads, width), (groups, state) = out.shape, b.shape[2:]
     by_state, from_end = log_a.shape[-1] > 1, x is None
     states = tile_size(state)
@@ -116,12 +115,10 @@ def solve(
     N: tl.constexpr, STATES: tl.constexpr, P: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, Q: tl.constexpr,
     BY_STATE: tl.constexpr, FROM_END: tl.constexpr
 ):  # fmt: skip
-    """Compute the matrices of one chunk and head; program_id(0) runs over (batch, chunks, heads).
-
-    The terms are contiguous, log_a (batch, length, heads, N or 1), x (batch, length, heads, P). Results, for each
-    program: erase (Q, STATES), write (STATES, Q), decay (STATES or 1), and for the scan alone read = Γ_start c
-    (Q, STATES), inner = c Γ kᵀ (Q, Q) and written (Q, COLUMNS).
-    """
+    """Compute the matrices of one chunk and head; program_id(0) runs over (batch, chunks, heads). The terms are
+    contiguous, log_a (batch, length, heads, N or 1), x (batch, length, heads, P). Results, for each program: erase (Q,
+    STATES), write (STATES, Q), decay (STATES or 1), and for the scan alone read = Γ_start c (Q, STATES), inner = c Γ kᵀ
+    (Q, Q) and written (Q, COLUMNS)."""
     q, n = tl.arange(0, Q), tl.arange(0, STATES)
     own = tl.program_id(0).to(tl.int64)
     head, row = own % heads, own // (heads * chunks)
@@ -174,11 +171,9 @@ def walk(
     N: tl.constexpr, STATES: tl.constexpr, P: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, Q: tl.constexpr,
     BY_STATE: tl.constexpr, FROM_END: tl.constexpr
 ):  # fmt: skip
-    """Carry a block of the memory's columns through the chunks, from the last to the first if FROM_END.
-
-    program_id(0) runs over (batch, heads), program_id(1) over blocks. `memory` (batch, heads, P, N) is replaced by its
-    final value; `out` (batch, length, heads, P) becomes y, or u if FROM_END.
-    """
+    """Carry a block of the memory's columns through the chunks, from the last to the first if FROM_END. program_id(0)
+    runs over (batch, heads), program_id(1) over blocks. `memory` (batch, heads, P, N) is replaced by its final value;
+    `out` (batch, length, heads, P) becomes y, or u if FROM_END."""
     q, n, p = tl.arange(0, Q), tl.arange(0, STATES), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     own_head = tl.program_id(0).to(tl.int64)
     row, head = own_head // heads, own_head % heads
@@ -219,9 +214,8 @@ def tile(at, rows, columns, row_stride):
 @triton.jit
 def decay_by_head(a, k, c, q):
     """Return k Γ kᵀ and c Γ kᵀ (Q, Q), zero for s > t; Γ_start and Γ_end (Q, 1); and the decay through the chunk.
-
-    Log-decays `a` (Q) are summed in float64, so that the difference of two large sums keeps the digits of a small one.
-    """
+    Log-decays `a` (Q) are summed in float64, so that the difference of two large sums keeps the digits of a small
+    one."""
     sums = tl.cumsum(a.to(tl.float64), axis=0)
     total = tl.sum(a.to(tl.float64), axis=0)
     causal = q[:, None] >= q[None, :]
@@ -235,11 +229,9 @@ def decay_by_head(a, k, c, q):
 
 @triton.jit
 def decay_by_state(a_at, a_stride, k_at, k_stride, k, c, q, in_state, length):
-    """Return `decay_by_head` with a decay per state: Γ_start and Γ_end are (Q, STATES), the chunk's decay (STATES).
-
-    The columns of k Γ kᵀ are summed from the last to the first, so that the log-decays between s and every t grow by
-    one step's. No cumulative product is divided by another: where states decay, nothing overflows.
-    """
+    """Return `decay_by_head` with a decay per state: Γ_start and Γ_end are (Q, STATES), the chunk's decay (STATES). The
+    columns of k Γ kᵀ are summed from the last to the first, so that the log-decays between s and every t grow by one
+    step's. No cumulative product is divided by another: where states decay, nothing overflows."""
     Q: tl.constexpr = q.shape[0]
     among, within = tl.zeros([Q, Q], tl.float32), tl.zeros([Q, Q], tl.float32)
     between, to_end = tl.zeros_like(k), tl.zeros_like(k)
@@ -263,10 +255,8 @@ def decay_by_state(a_at, a_stride, k_at, k_stride, k, c, q, in_state, length):
 @triton.jit
 def inverse(L, q):
     """Return (I + L)⁻¹ of L (Q, Q) below the diagonal, from inverses of diagonal blocks of twice the size each time.
-
     With the inverses A and D of two neighbouring blocks, the corner between them is −D L A. Unlike products of powers
-    of L, which are far larger than their sum where keys are alike, every block is bounded as the inverse itself.
-    """
+    of L, which are far larger than their sum where keys are alike, every block is bounded as the inverse itself."""
     Q: tl.constexpr = q.shape[0]
     t, s = q[:, None], q[None, :]
     T = tl.where(t == s, 1.0, 0.0)

@@ -54,11 +54,8 @@ def scan(
     retention: bool,
 ) -> tuple[Channels, ChannelMemory, Tensor | None]:
     """Return y_t = c_t·H_t, the final state, and with `retention` the mean of a_t over heads and states, (batch,
-    length), through which no gradient flows.
-
-    H_t = a_t ⊙ H_{t-1} + Δ_t x_t b_t with a_t = exp(Δ_t A), or with `expected` 1 / (1 − Δ_t A). The same terms give the
-    same numbers, bit for bit.
-    """
+    length), through which no gradient flows. H_t = a_t ⊙ H_{t-1} + Δ_t x_t b_t with a_t = exp(Δ_t A), or with
+    `expected` 1 / (1 − Δ_t A). The same terms give the same numbers, bit for bit."""
     terms = (x, b, c, initial, delta, A)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
         return _Scan.apply(*terms, expected, retention)
@@ -67,11 +64,9 @@ def scan(
 
 
 class _Terms:
-    """Terms of a scan as kernels take them, its division into programs, and the arguments that all launches share.
-
-    A program has `block` channels, and a group of heads `blocks` of these; a text has chunks of a multiple of TILE
-    steps.
-    """
+    """Terms of a scan as kernels take them, its division into programs, and the arguments that all launches share. A
+    program has `block` channels, and a group of heads `blocks` of these; a text has chunks of a multiple of TILE
+    steps."""
 
     def __init__(self, x: Tensor, b: Tensor, c: Tensor, delta: Tensor, A: Tensor, expected: bool) -> None:
         self.x, self.b, self.c, self.delta = map(with_contiguous_rows, (x.squeeze(3), b, c, delta))
@@ -204,11 +199,8 @@ def chunk_ends(
     EXPECTED: tl.constexpr, BACKWARD: tl.constexpr
 ):  # fmt: skip
     """Write the state that each chunk but the last ends with when it starts from zero, and then the product of its
-    decays, (2, batch, chunks, heads, N).
-
-    BACKWARD walks all chunks but the first from their ends, with the gradient of y as `x` and c as `b`: `ends` is then
-    the gradient of the state before the chunk.
-    """
+    decays, (2, batch, chunks, heads, N). BACKWARD walks all chunks but the first from their ends, with the gradient of
+    y as `x` and c as `b`: `ends` is then the gradient of the state before the chunk."""
     row, chunk = tl.program_id(2).to(tl.int64), tl.program_id(1) + (1 if BACKWARD else 0)
     group, d, known, at, real = channels_of_program(heads, groups, N, STATES, BLOCK)
     n = tl.arange(0, STATES)
@@ -239,12 +231,10 @@ def chunk_outputs(
     N: tl.constexpr, STATES: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, TILE: tl.constexpr,
     EXPECTED: tl.constexpr
 ):  # fmt: skip
-    """Write y (batch, length, heads) and the final state (batch, heads, N), from what `chunk_ends` wrote.
-
-    Any of these may be None: `ends` with a single chunk, `initial` for zero, `starts` (batch, tiles, heads, N), which
-    gets the state before each TILE steps, and `decay_sums` (blocks of channels, batch, length), which gets the sum of
-    the decays of a block's states.
-    """
+    """Write y (batch, length, heads) and the final state (batch, heads, N), from what `chunk_ends` wrote. Any of these
+    may be None: `ends` with a single chunk, `initial` for zero, `starts` (batch, tiles, heads, N), which gets the state
+    before each TILE steps, and `decay_sums` (blocks of channels, batch, length), which gets the sum of the decays of a
+    block's states."""
     row, chunk, chunks = tl.program_id(2).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     group, d, known, at, real = channels_of_program(heads, groups, N, STATES, BLOCK)
     n = tl.arange(0, STATES)

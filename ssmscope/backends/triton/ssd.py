@@ -47,11 +47,9 @@ def fits(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None,
 def scan(
     log_a: PerHead, b: Keys, c: Keys, x: Inputs, initial: Memory | None, delta: PerHead | None
 ) -> tuple[Inputs, Memory]:
-    """Return y_t = H_t c_t and the final H of H_t = a_t H_{t-1} + Δ_t x_t b_tᵀ; Δ is 1 and H_0 is 0 if absent.
-
-    Head h reads b and c of group h // (heads / groups). y has x's type, the final H that of `initial`, else x's.
-    Differentiable once, in every term.
-    """
+    """Return y_t = H_t c_t and the final H of H_t = a_t H_{t-1} + Δ_t x_t b_tᵀ; Δ is 1 and H_0 is 0 if absent. Head h
+    reads b and c of group h // (heads / groups). y has x's type, the final H that of `initial`, else x's.
+    Differentiable once, in every term."""
     b, c, x = (with_contiguous_rows(t) for t in (b, c, x))
     return _Scan.apply(log_a, b, c, x, initial, delta, PRECISIONS[torch.get_float32_matmul_precision()])
 

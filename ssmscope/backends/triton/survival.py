@@ -60,11 +60,9 @@ def key_norms_of_piece(
     delta_row, delta_step, b_row, b_step, b_group, b_state,
     N: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Write the norms of BLOCK channels of a group at one piece of STEPS positions, the last one first.
-
-    `slowest` (heads,) is max_n A / log 2 and `rates` (N, heads) are twice the distances of A / log 2 from it; `later`
-    (batch, pieces, heads) are the sums of Δ after each piece. The grid is (blocks of channels, pieces, batch).
-    """
+    """Write the norms of BLOCK channels of a group at one piece of STEPS positions, the last one first. `slowest`
+    (heads,) is max_n A / log 2 and `rates` (N, heads) are twice the distances of A / log 2 from it; `later` (batch,
+    pieces, heads) are the sums of Δ after each piece. The grid is (blocks of channels, pieces, batch)."""
     row, piece, pieces = tl.program_id(2).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     share = heads // groups
     blocks = tl.cdiv(share, BLOCK)
