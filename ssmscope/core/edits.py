@@ -326,15 +326,10 @@ def replaced(
         if rows is not None:
             chosen = rows[site.layer].to(like.device)
         else:
-            chosen = torch.zeros(
-                like.shape[:2] if heads is None else like.shape[:3], dtype=torch.bool, device=like.device
-            )
-            at = torch.arange(like.shape[1])[positions] if isinstance(positions, slice) else torch.as_tensor(positions)
-            chosen[:, at] = True
-            if heads is not None:
-                absent = torch.ones(like.shape[2], dtype=torch.bool)
-                absent[list(heads)] = False
-                chosen[:, :, absent] = False
+            places, own = torch.zeros(like.shape[1], dtype=torch.bool), torch.zeros(like.shape[2], dtype=torch.bool)
+            places[positions if isinstance(positions, slice) else list(positions)] = True
+            own[slice(None) if heads is None else list(heads)] = True
+            chosen = (places[:, None] & own).expand(like.shape[:3]).to(like.device)
         chosen = chosen.view(*chosen.shape, *[1] * (like.ndim - chosen.ndim))
         return torch.where(chosen, found.to(like), like)
 

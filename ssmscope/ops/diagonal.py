@@ -80,10 +80,10 @@ def _segment(r: Recurrence, H: Tensor, *, chunks: int | None) -> tuple[Tensor, T
 
 # ---- states that are numbers, each with its own decay: H_t = a_t ⊙ H_{t-1} + written_t
 #
-# In one chunk the steps are walked one after the other. In several, all chunks walk their steps at once, from zero; then
-# a pass over the chunks carries the state from each to the next. With √length chunks that is 2 √length operations, which
-# a GPU needs; a CPU is faster without the second pass over the states. Nothing is kept for the backward pass but decays
-# and states: the adjoint λ_t = ȳ_t + a_{t+1} λ_{t+1} is the same scan in reversed time.
+# In one chunk the steps are walked one after the other. In several, all chunks walk their steps at once, from zero;
+# then a pass over the chunks carries the state from each to the next. With √length chunks that is 2 √length operations,
+# as a GPU needs; a CPU is faster without the second pass over the states. Nothing is kept for the backward pass but
+# decays and states: the adjoint λ_t = ȳ_t + a_{t+1} λ_{t+1} is the same scan in reversed time.
 
 
 def scan_numbers(

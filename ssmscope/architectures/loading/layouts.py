@@ -96,7 +96,7 @@ def _by_our_names(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-# ---- Vision Mamba's published code (hustvl/Vim): a `.pth` with {"model": state dict}. Sizes are taken from the weights.
+# ---- Vision Mamba's published code (hustvl/Vim): a `.pth` with {"model": state dict}. Sizes are those of the weights.
 # Options that no shape shows are those of all its published models: the sum of both directions is halved, epsilons are
 # 10⁻⁵, images are normalised by ImageNet's colours, which is folded into the patch embedding: the model reads colours
 # from 0 to 1.
