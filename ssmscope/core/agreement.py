@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssmscope.core.intercept import has_backward_hooks, is_changed, unhooked
+from ssmscope.core.intercept import is_changed, unhooked
 
 Compute = Callable[[Tensor], Any]
 """Function from a mixer's input to its output, or to a tuple that begins with it."""
@@ -21,9 +21,12 @@ Compute = Callable[[Tensor], Any]
 
 def changed_parts(mixer: nn.Module) -> dict[str, nn.Module]:
     """Return the parts of a mixer, by name, that have hooks or another forward pass."""
-    return {
-        name: part for name, part in mixer.named_modules() if name and (is_changed(part) or has_backward_hooks(part))
-    }
+    named = mixer.named_modules()
+    return {name: part for name, part in named if name and (is_changed(part) or _has_backward_hooks(part))}
+
+
+def _has_backward_hooks(module: nn.Module) -> bool:
+    return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def described(mixer: nn.Module, parts: Mapping[str, nn.Module]) -> str:
@@ -43,7 +46,7 @@ def same_outcome(
     found = [_outcome(compute, mixer, u, mask) for compute in (theirs, ours)]
     if all(map(agree, *found)):
         return True
-    if any(map(has_backward_hooks, parts.values())):  # They cannot be skipped.
+    if any(map(_has_backward_hooks, parts.values())):  # They cannot be skipped.
         return False
     with unhooked(parts.values()):
         bare = [_outcome(compute, mixer, u, mask) for compute in (theirs, ours)]

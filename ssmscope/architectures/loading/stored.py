@@ -132,19 +132,14 @@ def weight_files(directory: Path) -> list[Path]:
             shards = read_object(index).get("weight_map")
             if not isinstance(shards, dict) or not shards or not all(isinstance(v, str) for v in shards.values()):
                 raise InputError(f"{index} is no index of weights: it must say which file holds which tensor")
-            if outside := [name for name in shards.values() if not is_file_name(name)]:
+            # Links are allowed: all files in the hub's cache are links.
+            if outside := [n for n in shards.values() if n in ("", ".", "..") or set(n) & {"/", "\\", ":", "\0"}]:
                 raise InputError(f"{index} names {outside[0]!r:.100}; allowed are names of files in its directory")
             files = [directory / name for name in dict.fromkeys(shards.values())]
             if absent := [file for file in files if not file.is_file()]:
                 raise InputError(f"{index} names {absent[0].name}, which is not there")
             return files
     raise InputError(f"{directory} has no weights: neither {SAFETENSORS} nor {PICKLED}")
-
-
-def is_file_name(name: str) -> bool:
-    """Return True if a name can only be that of a file in the same directory, and is no path out of it. Links are
-    allowed: all files in the hub's cache are links."""
-    return name not in ("", ".", "..") and not set(name) & {"/", "\\", ":", "\0"}
 
 
 def check_finished(where: Path, name: str) -> None:
@@ -236,38 +231,24 @@ def _no_larger(held: Contents) -> Iterator[None]:
                 f"tensors in {held.size:,} bytes"
             )
 
-    def parameter_made(module: nn.Module, name: str, parameter: Any) -> None:
-        if parameter is not None and threading.get_ident() == thread:
-            take("tensors", 1)
-            take("numbers", parameter.numel())
+    def made(_: nn.Module, name: str, part: Any) -> None:
+        if part is not None and threading.get_ident() == thread:
+            take("modules" if isinstance(part, nn.Module) else "tensors", 1)
+            take("numbers", part.numel() if isinstance(part, Tensor) else 0)
 
-    def module_made(module: nn.Module, name: str, child: Any) -> None:
-        if threading.get_ident() == thread:
-            take("modules", 1)
-
-    handles = (
-        hooks.register_module_parameter_registration_hook(parameter_made),
-        hooks.register_module_module_registration_hook(module_made),
-    )
-    try:
+    with hooks.register_module_parameter_registration_hook(made), hooks.register_module_module_registration_hook(made):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def check_names(missing: Collection[str], unexpected: Collection[str], config: Any, what: str) -> None:
     """Raise InputError for weights that are missing or have no place in the model. The error says which, and quotes the
     fields of the configuration that they may contradict."""
-    if missing:
-        raise InputError(
-            f"the weights of {what} do not fit its configuration: they lack {_listed(missing)}{_says(missing, config)}"
-        )
-    if unexpected:
-        raise InputError(
-            f"the weights of {what} do not fit its configuration: the model that it describes has no place for "
-            f"{_listed(unexpected)}{_says(unexpected, config)}"
-        )
+    problems = {"they lack": missing, "the model that it describes has no place for": unexpected}
+    for problem, names in problems.items():
+        if names:
+            which = next(iter(names)) if len(names) == 1 else f"{len(names)} tensors, the first {next(iter(names))}"
+            said = f"{problem} {which}{_says(names, config)}"
+            raise InputError(f"the weights of {what} do not fit its configuration: {said}")
 
 
 def check_fit(module: nn.Module, held: Mapping[str, Stored], what: str) -> None:
@@ -277,10 +258,9 @@ def check_fit(module: nn.Module, held: Mapping[str, Stored], what: str) -> None:
     check_names(sorted(wanted.keys() - held.keys()), sorted(held.keys() - wanted.keys()), config, what)
     for name, tensor in wanted.items():
         if held[name].shape != tuple(tensor.shape):
-            raise InputError(
-                f"the weights of {what} do not fit its configuration: {name} is {_sizes(held[name].shape)}, and the "
-                f"model's is {_sizes(tensor.shape)}"
-            )
+            stored, own = (" × ".join(map(str, each)) or "a single number" for each in (held[name].shape, tensor.shape))
+            said = f"{name} is {stored}, and the model's is {own}"
+            raise InputError(f"the weights of {what} do not fit its configuration: {said}")
     check_kinds(module, held, what)
 
 
@@ -302,24 +282,16 @@ def check_tied(head: Tensor, embeddings: Tensor, what: str) -> None:
         )
 
 
-def _listed(names: Collection[str]) -> str:
-    first = next(iter(names))
-    return first if len(names) == 1 else f"{len(names)} tensors, the first {first}"
-
-
 def _says(names: Collection[str], config: Any) -> str:
     """Return the fields of a configuration that these tensors may contradict, for a message."""
     config = getattr(config, "backbone", None) or config
-    wanted = ["num_hidden_layers"] if any(re.search(r"\.\d+\.", name) for name in names) else []
-    wanted += ["use_conv_bias"] if any("conv" in name and name.endswith("bias") for name in names) else []
-    wanted += ["use_bias"] if any("proj" in name and name.endswith("bias") for name in names) else []
-    wanted += ["tie_word_embeddings"] if any("head" in name for name in names) else []
-    said = [f"{name} is {getattr(config, name)}" for name in wanted if hasattr(config, name)]
+    patterns = {
+        "num_hidden_layers": r"\.\d+\.", "use_conv_bias": "conv.*bias$", "use_bias": "proj.*bias$",
+        "tie_word_embeddings": "head",
+    }  # fmt: skip
+    wanted = [field for field, pattern in patterns.items() if any(re.search(pattern, name) for name in names)]
+    said = [f"{field} is {getattr(config, field)}" for field in wanted if hasattr(config, field)]
     return f" (in its config.json {', '.join(said)})" if said else ""
-
-
-def _sizes(shape: Collection[int]) -> str:
-    return " × ".join(map(str, shape)) or "a single number"
 
 
 class Plan(NamedTuple):
