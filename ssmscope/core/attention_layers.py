@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from ssmscope.core.intercept import observe, override_forward, twin
 from ssmscope.core.mixers import arguments, is_bidirectional, mixers
-from ssmscope.core.states import alone
-from ssmscope.core.trace import LayerState
+from ssmscope.core.trace import LayerState, alone
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model

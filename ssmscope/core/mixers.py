@@ -17,12 +17,10 @@ from torch.nn.functional import linear
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ssmscope import ops
-from ssmscope.core.affine import innermost
-from ssmscope.core.agreement import agree, changed_parts, described, same_outcome
+from ssmscope.core.affine import agree, changed_parts, described, innermost, same_outcome
 from ssmscope.core.intercept import Handler, check_plain, is_kept, is_own, observe, override_forward
 from ssmscope.core.linearized import LinearizedLayer
-from ssmscope.core.states import alone
-from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.core.trace import LayerState, LayerTrace, alone
 from ssmscope.errors import InputError
 
 CACHES = ("cache_params", "past_key_values", "cache", "state")

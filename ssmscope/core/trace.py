@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ssmscope import ops
 from ssmscope.core.linearized import LinearizedLayer
@@ -16,20 +18,6 @@ from ssmscope.errors import InputError, Unanswerable
 from ssmscope.ops import survival
 
 T = TypeVar("T")
-R = TypeVar("R")
-
-
-def detached(record: R) -> R:
-    """Return a layer's terms, or anything made of them, without gradients by the weights in them."""
-    if isinstance(record, Tensor):
-        return record.detach()  # type: ignore[return-value]
-    if isinstance(record, tuple):
-        return tuple(map(detached, record))  # type: ignore[return-value]
-    if isinstance(record, Mapping):
-        return {name: detached(value) for name, value in record.items()}  # type: ignore[return-value]
-    if is_dataclass(record) and not isinstance(record, type):
-        return replace(record, **{each.name: detached(getattr(record, each.name)) for each in fields(record)})
-    return record
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +27,59 @@ class LayerState:
 
     conv: Tensor | None
     ssm: tuple[Tensor, ...]
+
+
+States = tuple[LayerState, ...]
+"""States of all layers, from which a run continues; each tensor's first dimension is the batch."""
+
+
+def mapped(record: T, change: Callable[[Tensor], Tensor]) -> T:
+    """Return a state, a layer's terms, or anything made of tensors, with every tensor changed."""
+    again: Any = partial(mapped, change=change)
+    if isinstance(record, Tensor):
+        return change(record)  # type: ignore[return-value]
+    if isinstance(record, tuple):
+        return tuple(map(again, record))  # type: ignore[return-value]
+    if isinstance(record, Mapping):
+        return {name: again(value) for name, value in record.items()}  # type: ignore[return-value]
+    if is_dataclass(record) and not isinstance(record, type):
+        return replace(record, **{each.name: again(getattr(record, each.name)) for each in fields(record)})
+    return record
+
+
+def tensors(states: States) -> list[Tensor]:
+    """Return all tensors in states."""
+    found: list[Tensor] = []
+    mapped(states, lambda t: (found.append(t), t)[1])
+    return found
+
+
+def gathered(states: States, rows: Tensor) -> States:
+    """Return the states of these rows, one or several times each."""
+    return mapped(states, lambda t: t.index_select(0, rows.to(t.device)))
+
+
+def joined(parts: Sequence[States]) -> States:
+    """Return the states of several batches as those of one; shorter kept keys are padded."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = iter(list(zip(*map(tensors, parts))))
+    return mapped(parts[0], lambda _: _stacked(next(columns))) if parts else ()
+
+
+def _stacked(rows: Sequence[Tensor]) -> Tensor:
+    longest = max((t.shape[1] for t in rows if t.ndim > 1), default=0)
+    return torch.cat([t if t.ndim == 1 else pad(t, (0, 0) * (t.ndim - 2) + (0, longest - t.shape[1])) for t in rows])
+
+
+def alone(state: LayerState) -> LayerState:
+    """Return a state whose tensors are no parts of larger ones, which it would keep in memory."""
+    return mapped(state, lambda t: t.clone() if t.untyped_storage().nbytes() > t.numel() * t.element_size() else t)
+
+
+def size(states: States) -> int:
+    """Return the size of states in bytes."""
+    return sum(t.numel() * t.element_size() for t in tensors(states))
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from ssmscope.core.fingerprint import adapters, versions
 from ssmscope.core.intercept import evaluating
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.mixers import linearize, memory_of, stored_weights
-from ssmscope.core.trace import Layers, LayerTrace, Recording, Trace, detached
+from ssmscope.core.trace import Layers, LayerTrace, Recording, Trace, mapped
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -69,12 +69,12 @@ def take_trace(
             raise ValueError(f"this trace was taken without the input of layer {index}: see keep_inputs")
         _check_unchanged(model, index, weights)
         with torch.no_grad(), evaluating(model.module):
-            return detached(recompute_terms(model, edits, index, u, batch.mask))
+            return mapped(recompute_terms(model, edits, index, u, batch.mask), Tensor.detach)
 
     def freeze(index: int) -> LinearizedLayer:
         layer = recompute(index)
         with torch.no_grad(), evaluating(model.module):
-            return detached(linearize(found[index], layer))
+            return mapped(linearize(found[index], layer), Tensor.detach)
 
     return Trace(
         input_ids=batch.input_ids,

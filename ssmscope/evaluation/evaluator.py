@@ -17,7 +17,7 @@ from ssmscope import __version__
 from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.core.encoding import texts_or_ids
 from ssmscope.core.model import Model
-from ssmscope.core.states import States
+from ssmscope.core.trace import States
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.evaluation.forking import Rows, as_bytes, whole_rows

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ssmscope.core.states import States, gathered
+from ssmscope.core.trace import States, gathered
 from ssmscope.evaluation.forking import Rows
 from ssmscope.evaluation.running import run_batch
 

@@ -23,8 +23,7 @@ from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.encoding import Batch
 from ssmscope.core.mixers import weights_constant
 from ssmscope.core.model import Model
-from ssmscope.core.states import States, gathered
-from ssmscope.core.trace import LayerState, LayerTrace, detached
+from ssmscope.core.trace import LayerState, LayerTrace, States, gathered, mapped
 from ssmscope.ops import Recurrence, survival
 
 DETECTORS = ("token", "window", "half-life")
@@ -177,7 +176,7 @@ def run(model: Model, ids: Int[np.ndarray, "rows length"], states: States | None
     after: list[LayerState] = []
 
     def visit(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
-        terms[index] = detached(layer.recurrences)
+        terms[index] = mapped(layer.recurrences, Tensor.detach)
 
     with model.running(mask=batch.mask, states=states, visit=visit, keep=after):
         model.forward(batch, last_only=True)

@@ -14,8 +14,7 @@ from ssmscope.core.edits import Edit, Place, Site, edited, new_state
 from ssmscope.core.encoding import Batch
 from ssmscope.core.mixers import weights_constant
 from ssmscope.core.model import Model
-from ssmscope.core.states import mapped
-from ssmscope.core.trace import LayerState
+from ssmscope.core.trace import LayerState, mapped
 from ssmscope.errors import InputError
 from ssmscope.interp.sanity.measure import spearman
 

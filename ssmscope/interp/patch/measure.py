@@ -15,8 +15,7 @@ from ssmscope.core.batching import TOKENS_AT_ONCE
 from ssmscope.core.edits import Edit, Site, edited, new_state, recorded, replaced
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
-from ssmscope.core.states import States, gathered, tensors
-from ssmscope.core.trace import LayerState
+from ssmscope.core.trace import LayerState, States, gathered, tensors
 from ssmscope.errors import InputError
 from ssmscope.interp.interventions import answer_ids, check_heads, probability_and_logit
 from ssmscope.interp.resuming import JoiningRun, token_windows
