@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -55,10 +55,8 @@ class Model:
 
     def __post_init__(self) -> None:
         if not mixers(self.module):
-            raise InputError(
-                f"{self.name}: {type(self.module).__name__} has no state-space layer that can be read "
-                f"({known_mixers()})"
-            )
+            kind = type(self.module).__name__
+            raise InputError(f"{self.name}: {kind} has no state-space layer that can be read ({known_mixers()})")
         check_finite(self.module, self.name)
 
     def __repr__(self) -> str:
@@ -98,10 +96,8 @@ class Model:
         self._check_head()
         if self.gives in ("labels", "numbers"):
             each = "labels of which several may be right" if self.gives == "labels" else "numbers, as a regression does"
-            raise Unanswerable(
-                f"{self.name} gives {each}, and {what} needs one class for each text; ask what they rest on instead, "
-                "with explain"
-            )
+            each = f"{each}, and {what} needs one class for each text"
+            raise Unanswerable(f"{self.name} gives {each}; ask what they rest on instead, with explain")
 
     def _check_head(self) -> None:
         if self.gives == "nothing":
@@ -113,10 +109,8 @@ class Model:
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the probabilities of logits, over their last dimension. Raises InputError for a model of numbers."""
         if self.gives == "numbers":
-            raise Unanswerable(
-                f"{self.name} gives numbers, as a regression does, and no probabilities; ask what they rest "
-                "on instead, with explain"
-            )
+            what = "gives numbers, as a regression does, and no probabilities"
+            raise Unanswerable(f"{self.name} {what}; ask what they rest on instead, with explain")
         return logits.sigmoid() if self.gives == "labels" else logits.softmax(-1)
 
     @property
@@ -171,16 +165,7 @@ class Model:
     def fingerprint(self) -> str:
         """Hash over the configuration, every weight and the adapters' settings, 16 hexadecimal digits. Raises
         InputError for weights that are not in memory, NaN or infinite."""
-        return self._fingerprint(versions(stored_weights(self.module), adapters(self.module)))
-
-    def _fingerprint(self, found: dict[str, int]) -> str:
-        """Return the fingerprint of weights with the versions `found`."""
-        hashed = self.__dict__.get("_hashed")
-        if hashed is None or hashed[0] != found:
-            check_finite(self.module, self.name)
-            weights = stored_weights(self.module)
-            hashed = self.__dict__["_hashed"] = found, fingerprint(self.config, weights, adapters(self.module))
-        return hashed[1]
+        return self.source_of()["fingerprint"]
 
     @property
     def source(self) -> dict[str, Any]:
@@ -189,11 +174,18 @@ class Model:
 
     def source_of(self, found: dict[str, int] | None = None) -> dict[str, Any]:
         """Return `source`, of weights with the versions `found` where these are known."""
-        edits = [edit.describe() for edit in edits_of(self.module)]
+        edits, weights = [edit.describe() for edit in edits_of(self.module)], stored_weights(self.module)
+        found, hashed = (
+            versions(weights, adapters(self.module)) if found is None else found,
+            self.__dict__.get("_hashed"),
+        )
+        if hashed is None or hashed[0] != found:
+            check_finite(self.module, self.name)
+            hashed = self.__dict__["_hashed"] = found, fingerprint(self.config, weights, adapters(self.module))
         return {
             "model": self.name,
             "architecture": self.architecture,
-            "fingerprint": self.fingerprint if found is None else self._fingerprint(found),
+            "fingerprint": hashed[1],
             "dtype": str(next(self.module.parameters()).dtype).removeprefix("torch."),
             "device": self.device.type,
             **({"edits": edits} if edits else {}),
@@ -249,11 +241,9 @@ class Model:
             )
         attended: list[LayerState] | None = None if keep is None else []
         visit = visit if keep is None else collect_states(self.module, keep, visit)
-        with (
-            evaluating(self.module),
-            fast_scan(self.module, mask=mask, states=states, retention=retention, visit=visit),
-            attending(self.module, mask=mask, states=states and states[self.num_layers :], keep=attended),
-        ):
+        fast = fast_scan(self.module, mask=mask, states=states, retention=retention, visit=visit)
+        attention = attending(self.module, mask=mask, states=states and states[self.num_layers :], keep=attended)
+        with evaluating(self.module), fast, attention:
             yield
         if keep is not None and attended:
             keep += attended
@@ -274,11 +264,8 @@ class Model:
         InputError as `running` and `edited`.
         """
         after: list[LayerState] = []
-        with ExitStack() as around:
-            if edits:
-                around.enter_context(edited(self, edits))
-            around.enter_context(self.running(mask=batch.mask, states=states, keep=after))
-            around.enter_context(torch.no_grad())
+        changed = edited(self, edits) if edits else nullcontext()
+        with changed, self.running(mask=batch.mask, states=states, keep=after), torch.no_grad():
             logits = self.forward(batch, last_only=last_only)
         return Run(logits, tuple(after))
 
@@ -350,9 +337,8 @@ class Model:
         """Return the logits of embeddings (batch, length, width) padded on the right; `mask` is true at real ones."""
         arguments = {"inputs_embeds": embeddings, "attention_mask": mask.long()}
         count_tokens(mask.numel())
-        return self.checked(
-            own_logits(self.module, arguments, last_positions(mask) if last_only else None).to(self.device)
-        )
+        logits = own_logits(self.module, arguments, last_positions(mask) if last_only else None)
+        return self.checked(logits.to(self.device))
 
     def checked(self, logits: Tensor) -> Tensor:
         """Return the logits, or raise InputError if there are none or one is NaN or infinite."""
@@ -366,9 +352,9 @@ class Model:
         except RuntimeError:  # There is no single answer under torch.func.vmap.
             return logits
         if not finite:
+            half = " in float16; try float32, load(dtype=…)" if logits.dtype == torch.float16 else ""
             raise InputError(
-                f"the logits of {self.name} are not finite: it is damaged, or overflows on this input"
-                + (" in float16; try float32, load(dtype=…)" if logits.dtype == torch.float16 else "")
+                f"the logits of {self.name} are not finite: it is damaged, or overflows on this input{half}"
             )
         return logits
 
@@ -390,8 +376,7 @@ class Model:
 def as_batch(model: Model | None, texts: TextsLike) -> Batch:
     """Return an analysis's input (a text, several, a batch, or the texts of a trace) as one batch. Raises InputError as
     `Model.encode`, without a model, and for a trace of images, which does not hold them."""
-    if model is None:
-        raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
+    model = _given(model, texts)
     if isinstance(texts, Batch):
         return texts
     if not isinstance(texts, Trace):
@@ -403,8 +388,10 @@ def as_batch(model: Model | None, texts: TextsLike) -> Batch:
 
 def as_trace(model: Model | None, texts: TextsLike, *, keep_inputs: bool | Sequence[int] = True) -> Trace:
     """Return an analysis's input as a trace. A trace is returned as it is and needs no model; anything else is run."""
-    if isinstance(texts, Trace):
-        return texts
+    return texts if isinstance(texts, Trace) else _given(model, texts).trace(texts, keep_inputs=keep_inputs)
+
+
+def _given(model: Model | None, texts: TextsLike) -> Model:
     if model is None:
         raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
-    return model.trace(texts, keep_inputs=keep_inputs)
+    return model

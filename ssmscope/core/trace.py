@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -168,46 +168,6 @@ class Layers(Sequence[T], Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         return (self._recompute(index) for index in range(len(self)))
-
-
-class Recording:
-    """Retention and inputs of a run whose texts run in several parts.
-
-    Attributes:
-        retention: (layers, batch, length) float32, NaN at padding.
-        inputs: the mixer's input, (batch, length, width), of every layer in `wanted`; None for the others.
-    """
-
-    def __init__(self, layers: int, batch: int, length: int, wanted: Collection[int], device: torch.device) -> None:
-        self.retention = torch.full((layers, batch, length), torch.nan, dtype=torch.float32, device=device)
-        self.inputs: list[Tensor | None] = [None] * layers
-        self.wanted = wanted
-        self._kept: dict[int, Tensor] = {}
-
-    def add(self, index: int, rows: Tensor, layer: LayerTrace, scans: Sequence[ops.Scan]) -> None:
-        """Keep the retention and input of a layer on these rows of the batch, without waiting for a GPU."""
-        kept = [scan.retention for scan in scans if scan.retention is not None]
-        if kept:
-            self._kept[index] = layer.joined(kept).to(self.retention)
-        if index not in self.wanted:
-            return
-        batch, length = self.retention.shape[1:]
-        if len(rows) == batch:
-            self.inputs[index] = layer.u
-            return
-        u = self.inputs[index]
-        if u is None:
-            u = self.inputs[index] = layer.u.new_zeros(batch, length, layer.u.shape[-1])
-        u[rows.to(u.device), : layer.u.shape[1]] = layer.u
-
-    def close(self, rows: Tensor, mask: Tensor) -> None:
-        """Write the retention of these rows, if it was summed, where `mask` (rows, length) is True."""
-        if not self._kept:
-            return
-        layers = torch.tensor(list(self._kept), device=self.retention.device)[:, None]
-        values = torch.stack(list(self._kept.values())).masked_fill(~mask, torch.nan)
-        self.retention[:, :, : mask.shape[1]][layers, rows] = values
-        self._kept.clear()
 
 
 def check_recurrent_state(has_recurrent_state: bool, name: str, what: str) -> None:

@@ -16,7 +16,7 @@ from ssmscope.core.fingerprint import adapters, versions
 from ssmscope.core.intercept import evaluating
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.mixers import linearize, memory_of, stored_weights
-from ssmscope.core.trace import Layers, LayerTrace, Recording, Trace, mapped
+from ssmscope.core.trace import Layers, LayerTrace, Trace, mapped
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,31 +40,39 @@ def take_trace(
     edits = edits_of(model.module)
     if any(edit.place == "state" for edit in edits):
         raise InputError("a run whose states are edited is in pieces and has no trace; edit other places, or run it")
-    seen = Recording(len(found), rows, length, wanted, model.device)
+    map_shape, device = (len(found), rows, length), model.device
+    summed = torch.full(map_shape, torch.nan, dtype=torch.float32, device=device)
+    inputs: list[Tensor | None] = [None] * len(found)
     answered: list[Tensor] = []
-    logits: Tensor | None = None
-    for chosen in map(sorted, by_length(batch.lengths)):
+    parts = [*map(sorted, by_length(batch.lengths))]
+    for chosen in parts:
         part = batch.rows(chosen)
-        places = torch.tensor(chosen, device=model.device)  # Moving them in each layer would wait for a GPU.
+        places = torch.tensor(chosen, device=device)  # Moving them in each layer would wait for a GPU.
 
         def record(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
-            seen.add(index, places, layer, scans)  # noqa: B023
+            kept = [scan.retention for scan in scans if scan.retention is not None]
+            if kept:
+                values = layer.joined(kept)
+                values = values if layer.mask is None else values.masked_fill(~layer.mask, torch.nan)
+                summed[index, places, : values.shape[1]] = values.to(summed)  # noqa: B023
+            if index in wanted and len(parts) == 1:
+                inputs[index] = layer.u
+            elif index in wanted:
+                u = inputs[index] = (
+                    layer.u.new_zeros(rows, length, layer.u.shape[-1]) if inputs[index] is None else inputs[index]
+                )
+                u[places.to(u.device), : layer.u.shape[1]] = layer.u  # noqa: B023
             if visit is not None:
                 visit(index, chosen, layer)  # noqa: B023
 
         with torch.no_grad(), model.running(mask=part.mask, retention=retention, visit=record):
             answered.append(model.forward(part, last_only=True, checked=False))
-        seen.close(places, part.mask)
-        last = answered[-1].float()
-        logits = last.new_empty(rows, last.shape[-1]) if logits is None else logits
-        logits[places] = last
-    assert logits is not None
     weights = versions(stored_weights(model.module), adapters(model.module))
-    for each in answered if model.gives != "nothing" else ():
-        model.checked(each)
+    answers = torch.cat(answered)[torch.tensor(sum(parts, []), device=device).argsort()]
+    logits = (answers if model.gives == "nothing" else model.checked(answers)).float()
 
     def recompute(index: int) -> LayerTrace:
-        u = seen.inputs[index]
+        u = inputs[index]
         if u is None:
             raise ValueError(f"this trace was taken without the input of layer {index}: see keep_inputs")
         _check_unchanged(model, index, weights)
@@ -79,7 +87,7 @@ def take_trace(
     return Trace(
         input_ids=batch.input_ids,
         mask=batch.mask,
-        retention=seen.retention,
+        retention=summed,
         logits=logits,
         tokens=batch.tokens,
         words=batch.words,
