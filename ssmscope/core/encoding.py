@@ -80,11 +80,12 @@ def encode(model: Model, texts: Any, ids: Any, values: Any, max_tokens: int | No
         if values is None and ids is None and isinstance(texts, Tensor | np.ndarray):
             texts, values = None, texts
         if values is None or texts is not None or ids is not None:
-            what = f"{model.name} reads pixels ({_images_read(model)}), not texts"
-            raise InputError(f"{what}: give it images, model.encode(values=…)")
-        form = {"dtype": next(model.module.parameters()).dtype, "shape": model.config.image_size}
-        form["patch"] = model.config.patch
-        return encode_values(values, model.channels, **form, max_tokens=max_tokens).to(model.device)
+            size, form = model.config.image_size, f"{model.channels} channel{'s' if model.channels != 1 else ''}"
+            form = f"{size[1]} × {size[0]} of {form}" if size else form
+            raise InputError(f"{model.name} reads pixels ({form}), not texts: give it images, model.encode(values=…)")
+        dtype, (size, patch) = next(model.module.parameters()).dtype, (model.config.image_size, model.config.patch)
+        found = encode_values(values, model.channels, dtype=dtype, shape=size, patch=patch, max_tokens=max_tokens)
+        return found.to(model.device)
     if values is not None:
         raise InputError(f"{model.name} reads tokens, not pixels: give texts or token ids")
     if (texts is None) == (ids is None):
@@ -100,12 +101,6 @@ def encode(model: Model, texts: Any, ids: Any, values: Any, max_tokens: int | No
     if model.tokenizer is None:
         raise InputError(f"{model.name} has no tokenizer: give token ids, model.encode(ids=…), or a tokenizer")
     return encode_texts(words, model.tokenizer, model.vocabulary, max_tokens).to(model.device)
-
-
-def _images_read(model: Model) -> str:
-    """Return the size of a pixel classifier's images, as far as it is known, in words."""
-    size, channels = model.config.image_size, f"{model.channels} channel{'s' if model.channels != 1 else ''}"
-    return f"{size[1]} × {size[0]} of {channels}" if size else channels
 
 
 def texts_or_ids(given: Any) -> tuple[list[str] | None, list[list[int]] | None]:
@@ -200,10 +195,14 @@ def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_toke
     spelled: list[Spelled] = []
     for number, text in enumerate(texts):
         which = f"text {number}" if len(texts) > 1 else "the text"
-        _check_text(text, which)
+        if not text.strip():
+            raise InputError(f"{which} is empty: give at least one word")
+        if control := _CONTROL.search(text):
+            code = f"U+{ord(control.group()):04X}"
+            raise InputError(f"{which} has the control character {code} at position {control.start()}: remove it")
         check_characters(text, max_tokens, which)
-        options = {"return_offsets_mapping": tokenizer.is_fast, "return_special_tokens_mask": True}
-        encoded = tokenize(tokenizer, text, named=which, **options)
+        fast = {"return_offsets_mapping": tokenizer.is_fast}
+        encoded = tokenize(tokenizer, text, named=which, return_special_tokens_mask=True, **fast)
         row, special = encoded["input_ids"], encoded["special_tokens_mask"]
         check_tokens(len(row), max_tokens, which)
         content = [i for i, s in zip(row, special) if not s or i == tokenizer.unk_token_id]
@@ -292,24 +291,17 @@ def encode_values(
         raise InputError(f"{what} {tuple(given.shape)} were given; the model reads (images, length, {channels})")
     images, length = given.shape[:2]
     if max_tokens is not None and length + 1 > max_tokens:
-        raise InputError(
-            f"an image has {length + 1:,} tokens, more than the limit of {max_tokens:,} (a token is a "
-            f"{'pixel' if patch is None else 'patch'}, the last one the class token): raise max_tokens=…"
-        )
+        over = f"an image has {length + 1:,} tokens, more than the limit of {max_tokens:,}"
+        each = f"a token is a {'pixel' if patch is None else 'patch'}, the last one the class token"
+        raise InputError(f"{over} ({each}): raise max_tokens=…")
     pixels = given.to(dtype) / 255 if given.dtype == torch.uint8 else given.to(dtype)
     if not bool(pixels.isfinite().all()):
         raise InputError("the pixels hold numbers that are not finite; give floats in 0…1")
-    if shape is not None and shape[0] * shape[1] == length:
-        names = (*(f"{at // shape[1]},{at % shape[1]}" for at in range(length)), CLASS_TOKEN)
-    else:
-        names = (*map(str, range(length)), CLASS_TOKEN)
-    return Batch(
-        input_ids=torch.zeros(images, length + 1, dtype=torch.long),
-        mask=torch.ones(images, length + 1, dtype=torch.bool),
-        tokens=(names,) * images,
-        words=((*range(length), None),) * images,
-        values=pixels,
-    )
+    across = shape[1] if shape is not None and shape[0] * shape[1] == length else None
+    names = (str(at) if across is None else f"{at // across},{at % across}" for at in range(length))
+    tokens, words = ((*names, CLASS_TOKEN),) * images, ((*range(length), None),) * images
+    ids, mask = (torch.zeros(images, length + 1, dtype=kind) for kind in (torch.long, torch.bool))
+    return Batch(ids, ~mask, tokens, words, values=pixels)
 
 
 def image_form(channels: int, shape: Sequence[int], patch: Sequence[int] | None) -> tuple[int, tuple[int, int]]:
@@ -334,16 +326,6 @@ def as_images(values: Tensor, shape: Sequence[int], patch: Sequence[int] | None)
     """Return a batch's tokens as images (n, height, width, channels), each patch as its mean colour."""
     images = values.unflatten(1, tuple(shape))
     return images if patch is None else images.unflatten(-1, (patch[0] ** 2, -1)).mean(-2)
-
-
-def _check_text(text: str, which: str) -> None:
-    if not text.strip():
-        raise InputError(f"{which} is empty: give at least one word")
-    control = _CONTROL.search(text)
-    if control:
-        raise InputError(
-            f"{which} has the control character U+{ord(control.group()):04X} at position {control.start()}: remove it"
-        )
 
 
 def check_characters(text: str, max_tokens: int | None, which: str) -> None:

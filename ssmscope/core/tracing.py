@@ -58,9 +58,9 @@ def take_trace(
             if index in wanted and len(parts) == 1:
                 inputs[index] = layer.u
             elif index in wanted:
-                u = inputs[index] = (
-                    layer.u.new_zeros(rows, length, layer.u.shape[-1]) if inputs[index] is None else inputs[index]
-                )
+                if inputs[index] is None:
+                    inputs[index] = layer.u.new_zeros(rows, length, layer.u.shape[-1])
+                u = inputs[index]
                 u[places.to(u.device), : layer.u.shape[1]] = layer.u  # noqa: B023
             if visit is not None:
                 visit(index, chosen, layer)  # noqa: B023
