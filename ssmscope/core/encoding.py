@@ -340,10 +340,8 @@ def check_characters(text: str, max_tokens: int | None, which: str) -> None:
 def check_tokens(number: int, max_tokens: int | None, which: str) -> None:
     """Raise InputError if there are more than `max_tokens` tokens."""
     if max_tokens is not None and number > max_tokens:
-        raise InputError(
-            f"{which} has {number:,} tokens, more than the limit of {max_tokens:,}: shorten or split it, or raise "
-            "max_tokens=…"
-        )
+        said = f"{which} has {number:,} tokens, more than the limit of {max_tokens:,}: shorten or split it, or raise"
+        raise InputError(f"{said} max_tokens=…")
 
 
 def _check_range(rows: Sequence[Sequence[int]], vocabulary: int, who: str) -> None:

@@ -72,19 +72,15 @@ def check_finite(module: nn.Module, name: str) -> None:
     """Raise InputError if a model is damaged."""
     for path, parameter in module.named_parameters():
         if parameter.device.type == "meta":
-            raise InputError(
-                f"{name}: the weights of {path} are not in memory (offloaded, or on the device meta); load the model "
-                "whole, on a CPU or a GPU"
-            )
+            said = f"{name}: the weights of {path} are not in memory (offloaded, or on the device meta); load the model"
+            raise InputError(f"{said} whole, on a CPU or a GPU")
         values = parameter.detach()
         # The sum is finite for nearly all weights and three times as fast; it may overflow for some that are.
         if values.is_floating_point() and not bool(values.sum(dtype=torch.float32).isfinite()):
             wrong = int((~values.isfinite()).sum())
             if wrong:
-                raise InputError(
-                    f"{name} is damaged: {wrong:,} of the {values.numel():,} numbers of {path} are not finite, "
-                    "and no answer would be"
-                )
+                said = f"{name} is damaged: {wrong:,} of the {values.numel():,} numbers of {path} are not finite,"
+                raise InputError(f"{said} and no answer would be")
 
 
 def _parts(value: Any, name: str) -> Iterator[Any]:

@@ -101,10 +101,8 @@ class Model:
 
     def _check_head(self) -> None:
         if self.gives == "nothing":
-            raise Unanswerable(
-                f"{self.name} has no head and gives no answer: its layers can be read (trace, heatmap, attention, "
-                "stability), but questions about an answer need a model with a head"
-            )
+            said = f"{self.name} has no head and gives no answer: its layers can be read (trace, heatmap, attention,"
+            raise Unanswerable(f"{said} stability), but questions about an answer need a model with a head")
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the probabilities of logits, over their last dimension. Raises InputError for a model of numbers."""
@@ -235,10 +233,8 @@ class Model:
         of softmax attention. Raises InputError as `fast_scan`, and if `states` are given to a model that cannot
         continue from states."""
         if states is not None and not self.continues:
-            raise InputError(
-                f"{self.name} cannot continue from its states: a part that reads earlier tokens keeps no state, or "
-                f"attention is neither {' nor '.join(IMPLEMENTATIONS)}; run the whole text"
-            )
+            said = f"{self.name} cannot continue from its states: a part that reads earlier tokens keeps no state, or"
+            raise InputError(f"{said} attention is neither {' nor '.join(IMPLEMENTATIONS)}; run the whole text")
         attended: list[LayerState] | None = None if keep is None else []
         visit = visit if keep is None else collect_states(self.module, keep, visit)
         fast = fast_scan(self.module, mask=mask, states=states, retention=retention, visit=visit)

@@ -113,7 +113,5 @@ def _check_unchanged(model: Model, index: int, before: dict[str, int]) -> None:
             {prefix + name if name else prefix[:-1]: value for name, value in adapters(part).items()},
         )
         if any(before.get(name) != version for name, version in now.items()):
-            raise InputError(
-                f"the weights of layer {index} of {model.name} have changed since this trace was taken: its terms "
-                "cannot be recomputed; take a new trace"
-            )
+            said = f"the weights of layer {index} of {model.name} have changed since this trace was taken: its terms"
+            raise InputError(f"{said} cannot be recomputed; take a new trace")

@@ -48,10 +48,8 @@ class Recurrence:
         batch, length, heads, _ = self.x.shape
         groups, state = self.b.shape[2:]
         if self.b.shape != self.c.shape or self.b.shape[:2] != (batch, length) or heads % groups:
-            raise ValueError(
-                f"b {tuple(self.b.shape)} and c {tuple(self.c.shape)} must both be (batch, length, groups, state) "
-                f"with groups dividing the {heads} heads of x {tuple(self.x.shape)}"
-            )
+            said = f"b {tuple(self.b.shape)} and c {tuple(self.c.shape)} must both be (batch, length, groups, state)"
+            raise ValueError(f"{said} with groups dividing the {heads} heads of x {tuple(self.x.shape)}")
         if (self.A is None) == (self.log_a is None):
             raise ValueError("give the decay once: either A (with delta) or log_a")
         if self.A is not None and self.delta is None:
@@ -63,10 +61,8 @@ class Recurrence:
         decay = self.A if self.A is not None else self.log_a
         leading = (heads,) if self.A is not None else (batch, length, heads)
         if decay is None or decay.shape[:-1] != leading or decay.shape[-1] not in (1, state):
-            raise ValueError(
-                f"the decay {tuple(decay.shape) if decay is not None else None} must be {(*leading, state)}, "
-                "or 1 in place of the state size"
-            )
+            said = f"the decay {tuple(decay.shape) if decay is not None else None} must be {(*leading, state)},"
+            raise ValueError(f"{said} or 1 in place of the state size")
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:

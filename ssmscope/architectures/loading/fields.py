@@ -15,7 +15,6 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +66,14 @@ def check_config(
 ) -> None:
     """Raise InputError if a config.json of `what` has an unknown word, naming the field. Known are the words of
     `defaults`, the fields of the model's class, and any in the fields `texts`, which that class checks itself."""
+    from transformers.activations import ACT2FN
+
     for path, word in _words(fields):
         asked = next((name for name in path if "_implementation" in name), None)
         if asked is not None and word not in IMPLEMENTATIONS:
-            raise InputError(
-                f"{what} asks in its config.json for {asked} {shown(word)}; allowed are {', '.join(IMPLEMENTATIONS)}: "
-                "other code is never fetched or run"
-            )
-    known = {word for _, word in _words(defaults)} | _activations() | {*KNOWN_WORDS, *IMPLEMENTATIONS}
+            asked = f"{asked} {shown(word)}; allowed are {', '.join(IMPLEMENTATIONS)}"
+            raise InputError(f"{what} asks in its config.json for {asked}: other code is never fetched or run")
+    known = {word for _, word in _words(defaults)} | {*ACT2FN, *KNOWN_WORDS, *IMPLEMENTATIONS}
     check_words(fields, FREE_TEXT_FIELDS.union(texts), known, what, "config.json")
 
 
@@ -95,34 +94,22 @@ def check_words(
     """Raise InputError if a JSON object has a word other than `words` outside the fields `texts`."""
     for path, word in _words(fields):
         if set(path).isdisjoint(texts) and word not in words:
-            raise _unknown(what, file, path, word)
-
-
-def _unknown(what: str, file: str, path: tuple[str, ...], word: str) -> InputError:
-    return InputError(
-        f"{what} says in its {file} that {'.'.join(path)} is {shown(word)}, which is not known: it could name code or "
-        "another file; delete it where the model runs without it"
-    )
+            raise InputError(
+                f"{what} says in its {file} that {'.'.join(path)} is {shown(word)}, which is not known: it could name "
+                "code or another file; delete it where the model runs without it"
+            )
 
 
 def _words(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield every word in a JSON value, with the names of the fields around it."""
-    if isinstance(value, str):
-        if value:
-            yield path, value
+    if isinstance(value, str) and value:
+        yield path, value
     elif isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _words(inner, (*path, str(name)))
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _words(inner, path)
-
-
-@cache
-def _activations() -> frozenset[str]:
-    from transformers.activations import ACT2FN
-
-    return frozenset(ACT2FN)
 
 
 def shown(value: Any) -> str:
@@ -187,7 +174,10 @@ def check_fields(fields: Mapping[str, Any], what: str) -> None:
             check_fields(value, what)
         elif name in defaults and value is not None:
             check_value(name, value, defaults[name], what)
-    check_config(fields, what, declared, texts=_checked_by_us(kind))
+    # Configuration classes of ours check their own fields.
+    ours = [each for each in transformers.CONFIG_MAPPING[kind].__mro__ if each.__module__.startswith("ssmscope.")]
+    texts = {name for each in ours for name in (*inspect.signature(each.__init__).parameters, *vars(each))}
+    check_config(fields, what, declared, texts)
 
 
 def _declared(kind: str) -> dict[str, Any]:
@@ -196,12 +186,6 @@ def _declared(kind: str) -> dict[str, Any]:
         return transformers.CONFIG_MAPPING[kind]().to_dict()
     except (ImportError, StrictDataclassError, TypeError, ValueError, AttributeError):
         return {}
-
-
-def _checked_by_us(kind: str) -> set[str]:
-    """Return the fields that this package's own configuration class checks itself; empty for other types."""
-    ours = [each for each in transformers.CONFIG_MAPPING[kind].__mro__ if each.__module__.startswith("ssmscope.")]
-    return {name for each in ours for name in (*inspect.signature(each.__init__).parameters, *vars(each))}
 
 
 def _check_names(fields: Mapping[str, Any], what: str) -> None:
@@ -225,17 +209,14 @@ def check_value(name: str, value: Any, default: Any, what: str) -> None:
     """Refuse a value of another type or range than `default`, an allowed value of the field."""
     allowed = None
     if name.endswith("time_step_limit") or name == "dt_limit":
-        if not _is_range(value):
-            allowed = "[low, high] with 0 ≤ low < high"
+        allowed = None if _is_range(value) else "[low, high] with 0 ≤ low < high"
     elif name.endswith(("_token_id", "_token_ids")) or value == "auto":
         return
     elif isinstance(default, bool):
-        if not (isinstance(value, bool) or (type(value) is int and value in (0, 1))):
-            allowed = "true or false"
+        allowed = None if isinstance(value, bool) or type(value) is int and value in (0, 1) else "true or false"
     elif isinstance(default, int | float):
-        whole = isinstance(default, int)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            allowed = "a whole number" if whole else "a number"
+            allowed = "a whole number" if isinstance(default, int) else "a number"
         elif abs(value) >= 2**63:
             allowed = "a number of fewer digits"
         elif default >= 0 > value and name not in SIGNED_FIELDS:
@@ -243,8 +224,7 @@ def check_value(name: str, value: Any, default: Any, what: str) -> None:
         elif re.search(r"(?:eps|epsilon)$", name) and value > MAX_EPSILON:
             allowed = f"a number from 0 to {MAX_EPSILON}"
     elif isinstance(default, str):
-        if not isinstance(value, str):
-            allowed = f"a word, as {default!r}"
+        allowed = None if isinstance(value, str) else f"a word, as {default!r}"
     elif isinstance(default, list | tuple) and not isinstance(value, list):
         allowed = "a list"
     if allowed is not None:

@@ -38,34 +38,25 @@ def readable(module: nn.Module, backbone: str | None = None) -> Any:
         module = of_mamba_ssm(module)
     absent = next((n for n, t in [*module.named_parameters(), *module.named_buffers()] if t.is_meta), None)
     if absent is not None:
-        raise InputError(
-            f"the weights of {name} are not in memory ({absent} is on the meta device): load the model without "
-            "offloading"
-        )
-    if backbone is None and isinstance(module, PreTrainedModel) and _has_known_head(module):
-        return module
+        where = f"{absent} is on the meta device"
+        raise InputError(f"the weights of {name} are not in memory ({where}): load the model without offloading")
+    if backbone is None and isinstance(module, PreTrainedModel):
+        known = module.get_output_embeddings() is not None
+        if is_sequence_classifier(module):
+            known = type(module).forward.__module__.startswith(("transformers.", "ssmscope."))
+        if known:
+            return module
     own = own_model(module, backbone)
     if own is None and isinstance(module, PreTrainedModel):
         return module  # `Model` reports that it has no layer that can be read.
     if own is None and mixers(module) not in ([], [module]):
-        raise InputError(
-            f"the state-space layers of {name} are not all in one transformers model: give a part of it, or a module "
-            "around one backbone"
-        )
+        what = f"the state-space layers of {name} are not all in one transformers model"
+        raise InputError(f"{what}: give a part of it, or a module around one backbone")
     if own is None:
         within = f" within the {given} that was given" if name != given else ""
-        raise InputError(
-            f"{name}{within} is no transformers model and contains none that can be read; give one, such as "
-            "MambaForCausalLM, mamba_ssm's MambaLMHeadModel, or a module around such a model"
-        )
+        said = f"{name}{within} is no transformers model and contains none that can be read; give one, such as"
+        raise InputError(f"{said} MambaForCausalLM, mamba_ssm's MambaLMHeadModel, or a module around such a model")
     return own
-
-
-def _has_known_head(module: PreTrainedModel) -> bool:
-    """Return True if a model is a language model, or a classifier whose forward pass is transformers' or ours."""
-    if not is_sequence_classifier(module):
-        return module.get_output_embeddings() is not None
-    return type(module).forward.__module__.startswith(("transformers.", "ssmscope."))
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -90,10 +81,8 @@ def _inner(module: Any) -> nn.Module | None:
             or config.peft_type in (peft.PeftType.XLORA, peft.PeftType.POLY)
             or getattr(config, "alora_invocation_tokens", None)
         ):
-            raise InputError(
-                f"a PeftModel of {config.peft_type.value} changes the model's input, not only its layers: it cannot be "
-                "read"
-            )
+            kind = config.peft_type.value
+            raise InputError(f"a PeftModel of {kind} changes the model's input, not only its layers: it cannot be read")
     return module.base_model.model
 
 
@@ -110,10 +99,8 @@ def converted(module: nn.Module, dtype: torch.dtype | None, device: torch.device
     try:
         return cast(copy.deepcopy(module), dtype, device)
     except DAMAGE_ERRORS as error:
-        raise InputError(
-            f"{type(module).__name__} cannot be copied to {dtype or device} ({reason(error)}): convert it first, and "
-            "give neither dtype nor device"
-        ) from error
+        what = f"{type(module).__name__} cannot be copied to {dtype or device} ({reason(error)})"
+        raise InputError(f"{what}: convert it first, and give neither dtype nor device") from error
 
 
 def cast(module: nn.Module, dtype: torch.dtype | None, device: torch.device | None) -> nn.Module:
@@ -255,15 +242,12 @@ class OwnModel(nn.Module):
             with observe(after=[(backbone, lambda part, output: runs.append(part))]):
                 found = self._run(ids, torch.ones_like(ids, dtype=torch.bool))
         except DAMAGE_ERRORS as error:
-            raise InputError(
-                f"{self._name} cannot be run on token ids: {type(error).__name__} ({reason(error)}); its forward pass "
-                "should take them first or as input_ids, and give logits"
-            ) from error
+            why = f"{type(error).__name__} ({reason(error)})"
+            advice = "its forward pass should take them first or as input_ids, and give logits"
+            raise InputError(f"{self._name} cannot be run on token ids: {why}; {advice}") from error
         if len(runs) != 1:
-            raise InputError(
-                f"{self._name} runs {self.path} {len(runs)} times for a text; a model is read that runs its backbone "
-                "once"
-            )
+            many = f"{self._name} runs {self.path} {len(runs)} times for a text"
+            raise InputError(f"{many}; a model is read that runs its backbone once")
         return found, ids
 
     @property
@@ -292,10 +276,8 @@ class OwnModel(nn.Module):
         logits = [_logits_in(output) for output in outputs]
         first, second = logits
         if first is None or second is None:
-            raise InputError(
-                f"{self._name} gives a {type(outputs[0]).__name__} without logits; its forward pass should return a "
-                "tensor, or an output, a dictionary or a tuple with logits"
-            )
+            said = f"{self._name} gives a {type(outputs[0]).__name__} without logits; its forward pass should return a"
+            raise InputError(f"{said} tensor, or an output, a dictionary or a tuple with logits")
         shapes = tuple(first.shape), tuple(second.shape)
         vocabulary = self.get_input_embeddings().weight.shape[0]
         if shapes == tuple((2, length, vocabulary) for length in TRIAL_LENGTHS):
@@ -338,10 +320,8 @@ def own_model(module: nn.Module, backbone: str | None = None) -> OwnModel | None
         return OwnModel(module, holding[-1]) if holding else None
     if backbone not in holding:
         known = ", ".join(filter(None, holding)) or "none"
-        raise InputError(
-            f"{type(module).__name__} has no backbone {backbone!r}: transformers models with all of its state-space "
-            f"layers are {known}{did_you_mean(backbone, holding)}"
-        )
+        said = f"{type(module).__name__} has no backbone {backbone!r}: transformers models with all of its state-space"
+        raise InputError(f"{said} layers are {known}{did_you_mean(backbone, holding)}")
     return OwnModel(module, backbone)
 
 

@@ -96,9 +96,8 @@ def load(
     wanted, place = _dtype(dtype), _device(device)
     check_split(device_map, device, source)
     if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike) and not callable(tokenizer):
-        raise InputError(
-            f"tokenizer is a {type(tokenizer).__name__}; give a tokenizer, or the directory or hub id of one"
-        )
+        kind = type(tokenizer).__name__
+        raise InputError(f"tokenizer is a {kind}; give a tokenizer, or the directory or hub id of one")
     if isinstance(source, nn.Module):
         with quiet():
             module = readable(source, backbone)
@@ -108,9 +107,8 @@ def load(
     if backbone is not None:
         raise InputError("backbone is the name of a part of a model in memory; leave it out, or give a module")
     if not isinstance(source, str | os.PathLike):
-        raise InputError(
-            f"a {type(source).__name__} was given; a model is a name, a directory, a file, or a transformers model"
-        )
+        kind = type(source).__name__
+        raise InputError(f"a {kind} was given; a model is a name, a directory, a file, or a transformers model")
     name = os.fspath(source)
     where = locate(name)
     if wanted is None and device_map is None and (place is None or place.type == "cpu"):
@@ -147,10 +145,8 @@ def _try(model: Model) -> None:
     except InputError:
         raise
     except DAMAGE_ERRORS as error:
-        raise InputError(
-            f"{model.name} cannot be run as its config.json describes it: its first layers failed with "
-            f"{type(error).__name__} ({reason(error)})"
-        ) from error
+        why = f"its first layers failed with {type(error).__name__} ({reason(error)})"
+        raise InputError(f"{model.name} cannot be run as its config.json describes it: {why}") from error
 
 
 class ModelCache:
@@ -189,9 +185,8 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
         return None
     asked = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
     if asked not in DTYPES:
-        raise InputError(
-            f"dtype {asked!r} is unknown: choose one of {', '.join(DTYPES)}{did_you_mean(str(asked), DTYPES)}"
-        )
+        hint = did_you_mean(str(asked), DTYPES)
+        raise InputError(f"dtype {asked!r} is unknown: choose one of {', '.join(DTYPES)}{hint}")
     return getattr(torch, asked)
 
 
@@ -220,9 +215,8 @@ def locate(name: str) -> Path:
     if name.startswith("demo/"):
         known = demos()
         if name not in known:
-            raise InputError(
-                f"no demo is called {_short(name)}{did_you_mean(name, known)} (shipped: {', '.join(known)})"
-            )
+            hint = f"{did_you_mean(name, known)} (shipped: {', '.join(known)})"
+            raise InputError(f"no demo is called {_short(name)}{hint}")
         return known[name]
     try:
         path = Path(name).expanduser()
@@ -232,10 +226,8 @@ def locate(name: str) -> Path:
         raise InputError(f"no model {_short(name)}: {getattr(error, 'strerror', None) or error}") from error
     hint = did_you_mean(name if "/" in name else f"demo/{name}", demos())
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix in (".pth", ".pt", ".bin"):
-        raise InputError(
-            f"no model {_short(name)}: it is no file or directory, no demo ({', '.join(demos())}) "
-            f"and no hub id owner/name{hint}"
-        )
+        why = f"it is no file or directory, no demo ({', '.join(demos())}) and no hub id owner/name"
+        raise InputError(f"no model {_short(name)}: {why}{hint}")
     try:
         found = Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]))
         if not list(found.glob("*.safetensors")):
@@ -280,10 +272,6 @@ def _check_whole(device_map: Any, name: str) -> None:
 
 
 def _tokenizer(tokenizer: Any, where: Path | None) -> Any:
-    if tokenizer is None:
-        if where is None or not where.is_dir() or not any((where / f).exists() for f in TOKENIZER_FILES):
-            return None
-        tokenizer = where
-    if not isinstance(tokenizer, (str, os.PathLike)):
-        return tokenizer
-    return read_tokenizer(tokenizer)
+    if tokenizer is None and where is not None and where.is_dir():
+        tokenizer = where if any((where / file).exists() for file in TOKENIZER_FILES) else None
+    return read_tokenizer(tokenizer) if isinstance(tokenizer, str | os.PathLike) else tokenizer

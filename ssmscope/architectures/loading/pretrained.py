@@ -85,10 +85,8 @@ def read_transformers(
         raise InputError(f"{what} cannot be built from its config.json ({reason(error)})") from error
     empty = outline(lambda: auto.from_config(config, trust_remote_code=False), held, what, "its config.json")
     if not mixers(empty):
-        raise InputError(
-            f"{name} is a {type(empty).__name__}, which has no state-space layer that can be read; "
-            f"these types can: {', '.join(readable_types())}"
-        )
+        said = f"{name} is a {type(empty).__name__}, which has no state-space layer that can be read;"
+        raise InputError(f"{said} these types can: {', '.join(readable_types())}")
     check_kinds(empty, held.tensors, name)
     try:
         rescales = _rescales(config, asked=False)

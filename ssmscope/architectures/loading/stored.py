@@ -157,10 +157,8 @@ def check_other_layouts(where: Path, name: str) -> None:
     if any(each.name in layouts for each in within):
         return
     if any(each.suffix.lower() == ".gguf" for each in within):
-        raise InputError(
-            f"{name} holds weights in GGUF (of llama.cpp), which is not read; give the directory, with config.json "
-            "and safetensors, that they were made from"
-        )
+        said = f"{name} holds weights in GGUF (of llama.cpp), which is not read; give the directory, with config.json"
+        raise InputError(f"{said} and safetensors, that they were made from")
     steps = {each: each.name.partition("checkpoint-")[2] for each in within if each.name.startswith("checkpoint-")}
     saved = [each for each, step in steps.items() if step.isdecimal() and (each / "config.json").is_file()]
     if saved:
@@ -177,10 +175,8 @@ def check_not_quantised(fields: Mapping[str, Any], name: str) -> None:
     if found := fields.get("quantization_config") or fields.get("compression_config"):
         how = found.get("quant_method") if isinstance(found, Mapping) else None
         how = f" ({how})" if isinstance(how, str) else ""
-        raise InputError(
-            f"the weights of {name} are quantised{how:.40}, which is not read: give the model that was quantised, or "
-            "save one whose weights are dequantised"
-        )
+        said = f"the weights of {name} are quantised{how:.40}, which is not read: give the model that was quantised, or"
+        raise InputError(f"{said} save one whose weights are dequantised")
 
 
 class Contents(NamedTuple):
