@@ -77,12 +77,11 @@ def linear_map(
 ) -> Callable[[Tensor, bool], Tensor]:
     """Return a linear layer, or some of its outputs, as a map that omits its constant unless its second argument is
     true; `name` is the layer's in errors. Raises InputError if it is no affine map of every position of its input."""
+    chosen = slice(None) if rows is None else rows
     if is_plain(module, nn.Linear):
-        weight = module.weight if rows is None else module.weight[rows]
-        bias = module.bias if module.bias is None or rows is None else module.bias[rows]
+        weight, bias = module.weight[chosen], None if module.bias is None else module.bias[chosen]
         return lambda u, biased: linear(u, weight.to(u), bias.to(u) if biased and bias is not None else None)
     constant = offset(module, name)
-    chosen = slice(None) if rows is None else rows
 
     def project(u: Tensor, biased: bool) -> Tensor:
         y = applied(module, u).to(u)
@@ -106,19 +105,17 @@ def matrix(module: nn.Module, name: str = "the layer") -> Float[Tensor, "out in"
         return module.weight
     with torch.no_grad(), _quiet(module):
         constant = _affine_at_zero(module, name)
-        units = torch.eye(_width(module, name), device=constant.device, dtype=constant.dtype)
+        units = torch.eye(module.in_features, device=constant.device, dtype=constant.dtype)
         return (applied(module, units.unsqueeze(0))[0] - constant).mT.contiguous()
 
 
 def _affine_at_zero(module: nn.Module, name: str) -> Tensor:
     """Return f(0), after checking that f(x + y) + f(0) = f(x) + f(y) and that every position is mapped by itself."""
-    width, device = _width(module, name), _device(module)
+    if not is_linear(module):
+        raise InputError(f"{name}, {_kind(module)}, is no linear layer that can be read: give it in_features")
+    width, device = module.in_features, _device(module)
     x, y = _random((2, 3, width), device), 8 * _random((2, 3, width), device, seed=1)
-
-    def f(u: Tensor) -> Tensor:
-        return _tried(lambda: applied(module, u), module, name)
-
-    zero, of_x, of_y, of_both, alone = (f(u) for u in (torch.zeros_like(x), x, y, x + y, x[:1, :1]))
+    zero, of_x, of_y, of_both, alone = (_tried(module, u, name) for u in (torch.zeros_like(x), x, y, x + y, x[:1, :1]))
     digits = _digits(of_x)
     if of_x.shape[:-1] != x.shape[:-1]:
         raise InputError(f"{name}, {_kind(module)}, is no linear map of its input, and cannot be read: {REMEDY}")
@@ -129,16 +126,13 @@ def _affine_at_zero(module: nn.Module, name: str) -> Tensor:
 
 
 def agrees_with_weight(module: nn.Module) -> bool:
-    """Return True if a linear layer or convolution computes what its weight and bias say. A layer whose weights are
-    elsewhere (offloaded) counts as one that does: nothing else is known of them."""
+    """Return True if a linear layer or convolution computes what its weight and bias say, or these are elsewhere."""
     kind = nn.Conv1d if isinstance(innermost(module), nn.Conv1d) else nn.Linear
     if is_plain(module, kind):
         return True
     weight, bias = module.weight, module.bias
-    if not (isinstance(weight, Tensor) and weight.is_floating_point()):
-        return False
-    if weight.is_meta:
-        return True
+    if not (isinstance(weight, Tensor) and weight.is_floating_point()) or weight.is_meta:
+        return isinstance(weight, Tensor) and weight.is_floating_point()
     with torch.no_grad(), _quiet(module):
         if kind is nn.Linear:
             x = _random((1, 3, weight.shape[1]), weight.device).to(weight)
@@ -147,7 +141,7 @@ def agrees_with_weight(module: nn.Module) -> bool:
             own = innermost(module)
             x = _random((1, own.in_channels, 2 * weight.shape[-1]), weight.device).to(weight)
             expected = conv1d(x, weight, bias, own.stride, own.padding, own.dilation, own.groups)
-        found = _tried(lambda: applied(module, x), module, "the layer")
+        found = _tried(module, x, "the layer")
     return found.shape == expected.shape and _apart(found, expected) <= _digits(found)
 
 
@@ -165,8 +159,8 @@ def depthwise(
     impulse = torch.zeros(1, channels, 2 * taps - 1, dtype=torch.float32, device=device)
     impulse[..., taps - 1] = 1
     with _quiet(conv):
-        zero = _tried(lambda: applied(conv, torch.zeros_like(impulse)), conv, name)
-        answer = _tried(lambda: applied(conv, impulse), conv, name) - zero
+        zero = _tried(conv, torch.zeros_like(impulse), name)
+        answer = _tried(conv, impulse, name) - zero
         padding, odd = divmod(answer.shape[-1] - taps, 2)  # The output is 2 padding − taps + 1 longer.
         if answer.shape[:2] != (1, channels) or padding < 0 or odd:
             raise InputError(f"{name}, {_kind(conv)}, is no convolution of every channel, and cannot be read: {REMEDY}")
@@ -174,7 +168,7 @@ def depthwise(
         bias = zero[0, :, 0]
         with torch.no_grad():
             x = _random((2, channels, 3 * taps), device)
-            found = _tried(lambda: applied(conv, x), conv, name)
+            found = _tried(conv, x, name)
             expected = conv1d(x.to(found), weight.to(found), bias.to(found), padding=padding, groups=channels)
             _same(found, expected, _digits(found), conv, name, "convolution of every channel by itself")
     return weight, bias if bool(bias.any()) else None
@@ -230,8 +224,7 @@ def norm_terms(
     size = getattr(own, "group_size", width // getattr(own, "n_groups", 1))
 
     def normed(x: Tensor) -> Tensor:
-        x = x - x.mean(-1, keepdim=True) if centred else x
-        groups = x.unflatten(-1, (-1, size))
+        groups = (x - x.mean(-1, keepdim=True) if centred else x).unflatten(-1, (-1, size))
         least = torch.finfo(x.dtype).eps if eps is None else eps
         return (groups * torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + least)).flatten(-2)
 
@@ -244,13 +237,13 @@ def norm_terms(
         except Exception:  # It may need heads or a gate; the layer's output then tells if hooks change it.
             if type(norm) in kinds and is_own(norm, forward_without_transfer(norm)):
                 return NormTerms(norm.weight, getattr(norm, "bias", None), eps)
-            zero = _tried(lambda: applied(norm, torch.zeros_like(ones)), norm, name)
-        of_ones = _tried(lambda: applied(norm, ones), norm, name)
+            zero = _tried(norm, torch.zeros_like(ones), name)
+        of_ones = _tried(norm, ones, name)
         if zero.shape != ones.shape or of_ones.shape != ones.shape:
             raise InputError(f"{name}, {_kind(norm)}, is no norm of its input, and cannot be read: {REMEDY}")
         weight, bias = (of_ones - zero)[0, 0] / normed(ones).to(of_ones)[0, 0], zero[0, 0]
         x = _random((2, 3, width), device).to(wide)
-        found = _tried(lambda: applied(norm, x), norm, name)
+        found = _tried(norm, x, name)
         # Many norms compute in float32 for any input.
         digits = max(_digits(found), ROUNDING_UNITS[0] * torch.finfo(torch.float32).eps)
         _same(found, normed(x).to(found) * weight + bias, digits, norm, name, type(own).__name__)
@@ -275,9 +268,10 @@ def embedding_table(module: nn.Module) -> Float[Tensor, "tokens width"]:
 # ---- trying
 
 
-def _tried(compute: Callable[[], Tensor], module: nn.Module, name: str) -> Tensor:
+def _tried(module: nn.Module, x: Tensor, name: str) -> Tensor:
+    """Return `applied(module, x)`."""
     try:
-        found = compute()
+        found = applied(module, x)
     except Exception as error:  # Hooks and replaced forward passes may raise anything.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
         raise InputError(f"{name}, {_kind(module)}, cannot be read by calling it ({reason}): {REMEDY}") from error
@@ -335,12 +329,6 @@ def _device(module: nn.Module) -> torch.device:
     """Return the device that a module expects its input on; offloaded weights are fetched to the CPU."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     return torch.device("cpu") if device.type == "meta" else device
-
-
-def _width(module: nn.Module, name: str) -> int:
-    if not is_linear(module):
-        raise InputError(f"{name}, {_kind(module)}, is no linear layer that can be read: give it in_features")
-    return module.in_features
 
 
 def _kind(module: nn.Module) -> str:

@@ -173,14 +173,14 @@ class _Run:
         mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if self.mask is None else self.mask
         real = mask.to(hidden.device)
         own = real * torch.arange(1, real.shape[1] + 1, device=real.device)
-        before = None if state is None else state.places.to(own.device)
-        places = own if before is None else torch.cat([before, _behind(own, before)], dim=1)
+        places = own
+        if state is not None:
+            before = state.places.to(own.device)
+            places = torch.cat([before, torch.where(own > 0, own + before.amax(1, keepdim=True), 0)], dim=1)
         if not all(each is None for each in (state, self.change, self.see)):
-            reads = (
-                _causal(part, places, own.shape[1]) if state is not None else _read(named.get("attention_mask"), own)
-            )
-            if self.change is not None:
-                reads = self.change(number, part, reads)
+            mask = named.get("attention_mask")
+            reads = _read(mask, own) if state is None else _causal(part, places, own.shape[1])
+            reads = reads if self.change is None else self.change(number, part, reads)
             least = torch.finfo(hidden.dtype).min
             named["attention_mask"] = torch.zeros_like(reads, dtype=hidden.dtype).masked_fill(~reads, least)
         after = _Cache(state)
@@ -224,11 +224,6 @@ class _Cache:
         real = places.any(0)
         keys, values = (t.transpose(1, 2)[:, real] for t in (self.keys, self.values))
         return alone(AttentionState(self.tail, (), keys, values, places[:, real]))
-
-
-def _behind(own: Tensor, before: Tensor) -> Tensor:
-    """Return places (batch, length) counted on from those before; 0 stays 0."""
-    return torch.where(own > 0, own + before.amax(1, keepdim=True), 0)
 
 
 def _causal(part: nn.Module, places: Tensor, queries: int) -> Tensor:
