@@ -28,6 +28,8 @@ from ssmscope import ops
 from ssmscope.core.affine import is_plain
 from ssmscope.core.paths import InputMap, OutputMap, Path
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.ops import Recurrence
+from ssmscope.ops.terms import GateAndTaps, mean_over_heads
 
 __all__ = ["LEVELS", "InputMap", "LinearizedLayer", "OutputMap", "Path", "as_diagonal"]
 
@@ -102,11 +104,8 @@ class LinearizedLayer:
         """Return the layer's implicit attention, the signed mean over channels or the mean of absolute values; see
         `ops.attention`.
 
-        Args:
-            level: "ssm", of the recurrence's input; "block", of the convolution's, with gate and norm.
-            part: one of `parts` alone.
-
-        Raises InputError for another level or part. Raises ValueError as `ops.attention`.
+        It is that of the recurrence's input at the level "ssm", of the convolution's, with gate and norm, at "block";
+        or of one of `parts` alone. Raises InputError for another level or part, ValueError as `ops.attention`.
         """
         paths = self.chosen(level, part)
         if absolute and len(paths) > 1 and self.joined:
@@ -128,11 +127,9 @@ class LinearizedLayer:
         found = [sink for path in self.chosen(level, part) if (sink := path.sink(level)) is not None]
         if not found:
             return None
-        if absolute and not self.joined:
-            total = torch.stack([sink.abs() for sink in found]).sum(0)
-        else:
-            total = torch.stack(found).sum(0)
-            total = total.abs() if absolute else total
+        found = [sink.abs() for sink in found] if absolute and not self.joined else found
+        total = torch.stack(found).sum(0)
+        total = total.abs() if absolute else total
         return rearrange(total, "b t (g h) p -> b g t (h p)", g=groups).mean(-1)
 
     def contributions(self, gradient: Float[Tensor, "batch length width"]) -> LinearizedLayer:
@@ -168,33 +165,28 @@ class LinearizedLayer:
         self, paths: tuple[Path, ...], level: str, groups: int, skip: bool, rows: Sequence[int] | None
     ) -> Tensor:
         """Return the mean of |Σ over paths| over channels, channel by channel."""
-        heads, width = self.channels
-        around = [path.gate_and_taps(level) for path in paths]
-        length = self.u.shape[1]
-        heads_at_once = max(
-            1, MAX_MATRIX_NUMBERS // max(1, len(self.u) * length * (len(rows) if rows is not None else length))
-        )
-        means = []
-        for group in range(groups):
+        width, length, around = self.channels[1], self.u.shape[1], [path.gate_and_taps(level) for path in paths]
+
+        def sums(_: Recurrence, __: GateAndTaps, heads: slice) -> Tensor:
             total = torch.zeros((), dtype=self.u.dtype, device=self.u.device)
-            members = range(group * heads // groups, (group + 1) * heads // groups)
-            for first in members[::heads_at_once]:
-                stop = min(first + heads_at_once, members.stop)
-                for p in range(width):
-                    each = [
-                        ops.attention(
-                            path.recurrence.of_heads(first, stop).of_width(p),
-                            groups=stop - first,
-                            skip=skip,
-                            rows=rows,
-                            left=None if left is None else left[:, :, first:stop, p : p + 1],
-                            taps=None if taps is None else taps[..., first:stop, p : p + 1],
-                        )
-                        for path, (left, taps) in zip(paths, around)
-                    ]
-                    total = total + torch.stack(each).sum(0).abs().sum(1)
-            means.append(total * groups / (heads * width))
-        return torch.stack(means, dim=1)
+            for p in range(width):
+                each = [
+                    ops.attention(
+                        path.recurrence.of_heads(heads.start, heads.stop).of_width(p),
+                        groups=heads.stop - heads.start,
+                        skip=skip,
+                        rows=rows,
+                        left=None if left is None else left[:, :, heads, p : p + 1],
+                        taps=None if taps is None else taps[..., heads, p : p + 1],
+                    )
+                    for path, (left, taps) in zip(paths, around)
+                ]
+                total = total + torch.stack(each).sum(0).abs().sum(1)
+            return total / width
+
+        numbers = max(1, len(self.u) * length * (length if rows is None else len(rows)))
+        at_once = max(1, MAX_MATRIX_NUMBERS // numbers)
+        return mean_over_heads(paths[0].recurrence, GateAndTaps(), groups, sums, at_once=at_once)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -153,20 +153,10 @@ class Path:
             None if taps is None else rearrange(taps, "b t i (h p) -> b t i h p", h=heads),
         )
 
-    def attention(
-        self,
-        level: str,
-        *,
-        groups: int = 1,
-        absolute: bool = False,
-        skip: bool = True,
-        rows: Sequence[int] | None = None,
-    ) -> Float[Tensor, "batch groups rows length"]:
-        """Return the matrix of `ops.attention` at a level."""
+    def attention(self, level: str, **options: Any) -> Float[Tensor, "batch groups rows length"]:
+        """Return the matrix of `ops.attention` at a level, with its options."""
         left, taps = self.gate_and_taps(level)
-        return ops.attention(
-            self.recurrence, groups=groups, absolute=absolute, skip=skip, rows=rows, left=left, taps=taps
-        )
+        return ops.attention(self.recurrence, left=left, taps=taps, **options)
 
     def pooled_attention(self, level: str, cells: int, *, groups: int = 1, skip: bool = True) -> Tensor:
         """Return the map of `ops.pooled_attention` at a level, (batch, groups, cells, cells)."""
