@@ -72,9 +72,8 @@ def _segment(terms: list[Tensor], H: Tensor, *, plain: bool) -> tuple[Tensor, Te
     (found_r, read_r), from_start, to_end = _decayed(log_a, r, e, c)
     found_b, read_b = (found_r, read_r) if plain else _decayed(log_a, b, e, c)[0]
     sides = torch.cat([found_b.tril(-1) @ x, from_start * e], dim=-1)
-    solved = torch.linalg.solve_triangular(
-        found_r, sides, upper=False, unitriangular=True
-    )  # It reads below the diagonal.
+    # The system's matrix is read below the diagonal only.
+    solved = torch.linalg.solve_triangular(found_r, sides, upper=False, unitriangular=True)
     of_written, of_before = solved.split([width, sides.shape[-1] - width], dim=-1)
 
     read, kept, b, r = from_start * c, from_start[..., -1:, :], to_end * b, to_end * r

@@ -53,8 +53,7 @@ def _segment(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor) -> tuple
     few = width * state < MIN_NUMBERS_PER_STATE
     chunks = -(-length // (STEPS_PER_SHORT_CHUNK if few else STEPS_PER_CHUNK))
     chunk = -(-length // chunks)
-    missing = chunk * chunks - length
-    if missing:  # Added steps have decay 1 and write nothing.
+    if missing := chunk * chunks - length:  # Added steps have decay 1 and write nothing.
         log_a = pad(log_a, (0, 0, 0, missing))
         b, c, x = (pad(t, (0, 0, 0, 0, 0, missing)) for t in (b, c, x))
 

@@ -151,18 +151,14 @@ def half_lives(recurrences: Sequence[Recurrence], *, per_head: bool = False) -> 
     recurrence visits the positions in another order.
     """
     check_one_way(recurrences, "a half-life")
-    if per_head:
-        return torch.cat([_half_lives([r], per_head=True) for r in recurrences], dim=2)
-    return _half_lives(recurrences, per_head=False).squeeze(2)
-
-
-def _half_lives(recurrences: Sequence[Recurrence], *, per_head: bool) -> Tensor:
-    """Return `half_lives`, (batch, length, heads or 1); of several recurrences not per head."""
+    if per_head and len(recurrences) > 1:
+        return torch.cat([half_lives([r], per_head=True) for r in recurrences], dim=2)
     written = [_written_norms(r) for r in recurrences]
-    norms = [_norms(r.b) for r in recurrences]
-    whole = _together((w * by_head(b, w.shape[2]) for w, b in zip(written, norms)), per_head)
+    masses = (w * by_head(_norms(r.b), w.shape[2]) for r, w in zip(recurrences, written))
+    whole = _together(masses, per_head)
     walk = _walked if any(isinstance(r, DeltaRecurrence) for r in recurrences) else _halved
-    return walk(recurrences, written, whole / 2, per_head).masked_fill(whole == 0, math.inf)
+    found = walk(recurrences, written, whole / 2, per_head).masked_fill(whole == 0, math.inf)
+    return found if per_head else found.squeeze(2)
 
 
 def _together(masses: Iterable[Tensor], per_head: bool) -> Tensor:
@@ -203,15 +199,14 @@ def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: 
     at, sums = start, [torch.zeros_like(clock) for clock in clocks]
     for k in reversed(range(max(length - 1, 1).bit_length())):
         to = at + 2**k
-        ahead = [_gathered(_windows(clock, k), (at + 1).clamp(max=length - 1)) for clock in clocks]
+        start_of = (at + 1).clamp(max=length - 1).unsqueeze(3)
+        windows = (_windows(clock, k) for clock in clocks)
+        ahead = [t.gather(1, start_of.expand(*start_of.shape[:2], *t.shape[2:])) for t in windows]
         further = [total + more for total, more in zip(sums, ahead)]
-        left = _together(
-            (
-                w * torch.cat([_key_norms(r, s[:, part], part) for part in _blocks(r)], dim=1)
-                for r, w, s in zip(recurrences, written, further)
-            ),
-            per_head,
+        norms = (
+            torch.cat([_key_norms(r, s[:, part], part) for part in _blocks(r)], 1) for r, s in zip(recurrences, further)
         )
+        left = _together((w * norm for w, norm in zip(written, norms)), per_head)
         go = (to < length) & (left > half)
         at = torch.where(go, to, at)
         sums = [torch.where(go.unsqueeze(3), new, old) for new, old in zip(further, sums)]
@@ -233,10 +228,6 @@ def _windows(clock: Tensor, k: int) -> Tensor:
     return clock
 
 
-def _gathered(t: Tensor, at: Tensor) -> Tensor:
-    return t.gather(1, at.unsqueeze(3).expand(*at.shape[:2], *t.shape[2:]))
-
-
 def _blocks(recurrence: Recurrence) -> list[slice]:
     """Return blocks of positions whose decays are held at once."""
     batch, length, heads, _, state = recurrence.shape
@@ -250,10 +241,7 @@ def _key_norms(recurrence: Recurrence, sums: Tensor, part: slice) -> Float[Tenso
     timed, b = _timed(recurrence), recurrence.b[:, part]
     groups, state = b.shape[2:]
     sums = sums.unflatten(2, (groups, -1)).mT  # (batch, part, groups, state or 1, heads of one)
-    if timed is not None:
-        sums = sums * (2 * timed[1]).unflatten(0, (groups, -1)).mT.contiguous()
-    else:
-        sums = 2 * sums
+    sums = sums * (2 if timed is None else (2 * timed[1]).unflatten(0, (groups, -1)).mT.contiguous())
     squares = sums.clamp_(min=smallest_exponent(sums.dtype)).exp_()
     scale = _scales(b)
     total = (b / scale).square().unsqueeze(3) @ squares.expand(*squares.shape[:3], state, -1)
@@ -281,10 +269,8 @@ def _sums_from_end(log_a: Tensor, after: Tensor | None = None) -> tuple[Tensor, 
     # A GPU sums along contiguous positions in a tenth of the time.
     sums = log_a.flip(1).transpose(1, -1).to(torch.float64, memory_format=torch.contiguous_format).cumsum(-1)
     sums = sums.transpose(1, -1).flip(1)
-    if after is None:
-        after = torch.zeros_like(sums[:, :1])
-    else:
-        sums += after
+    after = torch.zeros_like(sums[:, :1]) if after is None else after
+    sums += after
     return torch.cat([sums[:, 1:], after], dim=1), sums[:, :1]
 
 
