@@ -11,3 +11,6 @@ Keys = Float[Tensor, "batch length groups state"]
 HeadKeys = Float[Tensor, "batch length heads state"]
 Memory = Float[Tensor, "batch heads width state"]
 ChannelMemory = Float[Tensor, "batch heads 1 state"]
+Start = ChannelMemory | None
+Removed = HeadKeys | None
+Rates = Float[Tensor, "heads state"]

@@ -177,13 +177,12 @@ def depthwise(
 # ---- norms
 
 
+Channels = Float[Tensor, "batch length channels"]
+
+
 def convolved(
-    source: Float[Tensor, "batch length channels"],
-    kernel: Tensor,
-    tail: Tensor | None,
-    read: Tensor | None,
-    bias: Tensor | None = None,
-) -> Float[Tensor, "batch length channels"]:
+    source: Channels, kernel: Tensor, tail: Tensor | None, read: Tensor | None, bias: Tensor | None = None
+) -> Channels:
     """Return Σ_j kernel_j source_{t−j} + bias, with `tail` or zeros at the taps − 1 positions before the first, over
     the j that are `read`, (batch, length, taps) bool. It is torch's convolution of an image of one row: with contiguous
     channels, which readers of the result need too, that is several times as fast on a CPU as `conv1d`. Compiled, it is

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ssmscope.core.intercept import observe, override_forward, twin
 from ssmscope.core.mixers import arguments, is_bidirectional, mixers
-from ssmscope.core.trace import LayerState, alone
+from ssmscope.core.trace import Earlier, LayerState, alone
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -113,7 +113,7 @@ def attending(
     module: Any,
     *,
     mask: Tensor | None = None,
-    states: Sequence[LayerState] | None = None,
+    states: Earlier = None,
     keep: list[LayerState] | None = None,
     see: Callable[[int, Tensor], None] | None = None,
 ) -> Iterator[None]:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from ssmscope.core.attention_layers import attention_changed, attention_layers
 from ssmscope.core.intercept import Before, observe
-from ssmscope.core.mixers import Compute, Edits, Visit, adapter_for, computed_by, fast_scan, mixers, terms_of
+from ssmscope.core.mixers import Compute, Edits, adapter_for, computed_by, fast_scan, mixers, terms_of
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.ops.recurrence import check_one_way
@@ -244,14 +244,7 @@ class _Layer:
         return self.changed("terms", layer)
 
     def compute(
-        self,
-        mixer: nn.Module,
-        u: Tensor,
-        mask: Tensor | None,
-        state: Any,
-        retention: bool,
-        visit: Visit | None,
-        own: bool,
+        self, mixer: nn.Module, u: Tensor, mask: Tensor | None, state: Any, retention: bool, visit: Any, own: bool
     ) -> Tensor:
         """Return the mixer's output; the layer runs in pieces between tokens after which states are edited."""
         if not own:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import replace
@@ -20,7 +20,7 @@ from ssmscope import ops
 from ssmscope.core.affine import agree, changed_parts, described, innermost, same_outcome
 from ssmscope.core.intercept import Handler, check_plain, is_kept, is_own, observe, override_forward
 from ssmscope.core.linearized import LinearizedLayer
-from ssmscope.core.trace import LayerState, LayerTrace, alone
+from ssmscope.core.trace import Earlier, LayerState, LayerTrace, alone
 from ssmscope.errors import InputError
 
 CACHES = ("cache_params", "past_key_values", "cache", "state")
@@ -165,7 +165,7 @@ def fast_scan(
     module: nn.Module,
     *,
     mask: Tensor | None = None,
-    states: Sequence[LayerState] | None = None,
+    states: Earlier = None,
     retention: bool = False,
     visit: Visit | None = None,
 ) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import Context
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ from ssmscope.core.heads import Gives, gives, own_logits
 from ssmscope.core.intercept import evaluating, out_of_inference
 from ssmscope.core.mixers import Visit, collect_states, fast_scan, known_mixers, memory_of, mixers, stored_weights
 from ssmscope.core.progress import count_tokens
-from ssmscope.core.trace import LayerState, LayerTrace, Trace, check_recurrent_state
-from ssmscope.core.tracing import take_trace
+from ssmscope.core.trace import Earlier, LayerState, Trace, check_recurrent_state
+from ssmscope.core.tracing import Look, take_trace
 from ssmscope.errors import InputError, Unanswerable
 
 TextsLike = str | Iterable[str] | Mapping[str, Any] | Batch | Trace
@@ -223,7 +223,7 @@ class Model:
         self,
         *,
         mask: Tensor | None = None,
-        states: Sequence[LayerState] | None = None,
+        states: Earlier = None,
         retention: bool = False,
         visit: Visit | None = None,
         keep: list[LayerState] | None = None,
@@ -245,12 +245,7 @@ class Model:
             keep += attended
 
     def run(
-        self,
-        batch: Batch,
-        states: Sequence[LayerState] | None = None,
-        *,
-        last_only: bool = False,
-        edits: Edit | Sequence[Edit] = (),
+        self, batch: Batch, states: Earlier = None, *, last_only: bool = False, edits: Edit | Sequence[Edit] = ()
     ) -> Run:
         """Return logits and the states after the batch; with `states`, continue the run that gave them.
 
@@ -283,7 +278,7 @@ class Model:
         values: Tensor | np.ndarray | None = None,
         keep_inputs: bool | Sequence[int] = True,
         retention: bool = True,
-        visit: Callable[[int, Sequence[int], LayerTrace], None] | None = None,
+        visit: Look | None = None,
     ) -> Trace:
         """Run the model and record what its layers compute.
 

@@ -14,14 +14,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ssmscope import ops
-from ssmscope.core.affine import convolved
+from ssmscope.core.affine import Channels, convolved
 from ssmscope.ops import Recurrence
 from ssmscope.ops.recurrence import along, straight
 
 MAX_TAP_NUMBERS = 2**24
 """Numbers of gates and taps that pooled maps hold at once."""
-
-Channels = Float[Tensor, "batch length channels"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,6 +33,10 @@ States = tuple[LayerState, ...]
 """States of all layers, from which a run continues; each tensor's first dimension is the batch."""
 
 
+Earlier = Sequence[LayerState] | None
+"""States from which a run continues, if it does."""
+
+
 def mapped(record: T, change: Callable[[Tensor], Tensor]) -> T:
     """Return a state, a layer's terms, or anything made of tensors, with every tensor changed."""
     again: Any = partial(mapped, change=change)

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from ssmscope.core.model import Model
 
 
+Look = Callable[[int, Sequence[int], LayerTrace], None]
+"""Function of a layer's number, the rows that run together, and the layer's terms on them."""
+
+
 def take_trace(
-    model: Model,
-    batch: Batch,
-    keep_inputs: bool | Sequence[int],
-    retention: bool,
-    visit: Callable[[int, Sequence[int], LayerTrace], None] | None,
+    model: Model, batch: Batch, keep_inputs: bool | Sequence[int], retention: bool, visit: Look | None
 ) -> Trace:
     """Run the model on a batch and record what its layers compute; arguments and errors as `Model.trace`."""
     rows, length = batch.input_ids.shape

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ssmscope import backends
-from ssmscope.backends.shapes import Decays, HeadKeys, Inputs, Keys, Memory, PerHead
+from ssmscope.backends.shapes import Decays, Inputs, Keys, Memory, PerHead, Removed
 from ssmscope.ops import wide
 from ssmscope.ops.recurrence import by_head, smallest_exponent
 from ssmscope.ops.ssd import segment_sums
@@ -36,14 +36,7 @@ STEPS_PER_SEGMENT = 1024
 
 
 def scan(
-    log_a: Decays,
-    beta: PerHead,
-    b: Keys,
-    c: Keys,
-    x: Inputs,
-    initial: Memory,
-    e: HeadKeys | None = None,
-    r: HeadKeys | None = None,
+    log_a: Decays, beta: PerHead, b: Keys, c: Keys, x: Inputs, initial: Memory, e: Removed = None, r: Removed = None
 ) -> tuple[Inputs, Memory]:
     """Return y_t = H_t c_t and the final H, differentiable in every term; e and r are b where absent."""
     if e is None and (backend := backends.find("delta_rule", log_a, beta, b, c, x, initial)):
@@ -106,7 +99,7 @@ def _decayed(log_a: Tensor, b: Tensor, *readers: Tensor) -> tuple[list[Tensor], 
 
 
 def keys_left(
-    log_a: Decays, beta: PerHead, b: Keys, e: HeadKeys | None = None, r: HeadKeys | None = None
+    log_a: Decays, beta: PerHead, b: Keys, e: Removed = None, r: Removed = None
 ) -> Iterator[tuple[slice, Float[Tensor, "batch chunk heads state"]]]:
     """Yield k_sᵀ = b_sᵀ ∏_{s<t≤T} a_t (I − β_t e_t r_tᵀ), the key written at s as it is at the end, of chunks of
     positions, the last first.

@@ -14,10 +14,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
 from torch import Tensor
 
-from ssmscope.backends.shapes import ChannelMemory, Channels, Keys, PerHead
+from ssmscope.backends.shapes import ChannelMemory, Channels, Keys, PerHead, Rates, Start
 from ssmscope.backends.triton import power_of_two, with_contiguous_rows
 
 MAX_STATES_PER_CHANNEL = 256
@@ -43,15 +42,7 @@ def fits(x: Tensor, b: Tensor, c: Tensor, initial: Tensor | None, delta: Tensor,
 
 
 def scan(
-    x: Channels,
-    b: Keys,
-    c: Keys,
-    initial: ChannelMemory | None,
-    delta: PerHead,
-    A: Float[Tensor, "heads state"],
-    *,
-    expected: bool,
-    retention: bool,
+    x: Channels, b: Keys, c: Keys, initial: Start, delta: PerHead, A: Rates, *, expected: bool, retention: bool
 ) -> tuple[Channels, ChannelMemory, Tensor | None]:
     """Return y_t = c_t·H_t, the final state, and with `retention` the mean of a_t over heads and states, (batch,
     length), through which no gradient flows. H_t = a_t ⊙ H_{t-1} + Δ_t x_t b_t with a_t = exp(Δ_t A), or with
