@@ -39,12 +39,8 @@ class Estimate:
 
 def with_intervals(**found: Estimate | None) -> dict[str, float]:
     """Return columns of a table: each number under its name, the ends of its interval under NAME_low and NAME_high."""
-    return {
-        name + end: number
-        for name, one in found.items()
-        if one is not None
-        for end, number in (("", one.value), ("_low", one.low), ("_high", one.high))
-    }
+    known = {name: (one.value, one.low, one.high) for name, one in found.items() if one is not None}
+    return {name + end: number for name, one in known.items() for end, number in zip(("", "_low", "_high"), one)}
 
 
 def interval_columns(names: Iterable[str]) -> list[str]:

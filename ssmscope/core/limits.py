@@ -38,8 +38,7 @@ def refuse_above(most: int, **options: int | None) -> None:
 def refuse_beyond(limits: Mapping[str, int], options: Mapping[str, float | None]) -> None:
     """Raise InputError if an option is larger than its own limit."""
     for name, most in limits.items():
-        value = options.get(name)
-        if value is not None and value > most:
+        if (value := options.get(name)) is not None and value > most:
             shown = f"{value:,}" if isinstance(value, int) else f"{value:g}"
             raise InputError(f"{name} is {shown}; allowed are up to {most:,}")
 

@@ -71,8 +71,7 @@ def parse_json(content: str | bytes) -> Any:
 def _unique_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = next(name for at, (name, _) in enumerate(pairs) if name in dict(pairs[:at]))
         raise ValueError(f"it has {twice!r:.40} twice; keep one")
     return found
 

@@ -48,9 +48,8 @@ def failures_told(tokenizer: Any, texts: str | Sequence[str], named: str = "the 
         yield
     except BaseException as error:
         # The tokenizers library raises a plain Exception, but on a panic a BaseException.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        if isinstance(error, InputError) or ran_out_of_memory(error):
+        panic = not isinstance(error, Exception) and type(error).__name__ != "PanicException"
+        if panic or isinstance(error, InputError) or ran_out_of_memory(error):
             raise
         if isinstance(texts, str):
             raise InputError(_blame(tokenizer, texts, named, error)) from error
@@ -66,10 +65,8 @@ def _blame(tokenizer: Any, text: str, named: str, error: BaseException) -> str:
     if word is None:
         return f"{named} ({text[:40]!r}) cannot be read by the tokenizer: {reason}; give another text or tokenizer"
     if type(tokenizer.backend_tokenizer.model).__name__ != "WordLevel":
-        return (
-            f"{named} has {word[:40]!r}, which the tokenizer does not know, and it has no unknown token ({reason}); "
-            "leave it out, or give a tokenizer that has one"
-        )
+        what = f"{named} has {word[:40]!r}, which the tokenizer does not know, and it has no unknown token ({reason})"
+        return f"{what}; leave it out, or give a tokenizer that has one"
     known = tokenizer.backend_tokenizer.get_vocab()
     names = sorted(known, key=known.__getitem__)
     shown = " ".join(names[:20]) + (" …" if len(names) > 20 else "")
@@ -107,10 +104,8 @@ def names_of(
 
 def is_glue(character: str) -> bool:
     """Return True if a character belongs to the one before it: a mark, a joiner, a variation or a skin tone."""
-    if character < "\u0300":
-        return False
     skin = "\U0001f3fb" <= character <= "\U0001f3ff"
-    return skin or character in JOINERS or unicodedata.category(character)[0] == "M"
+    return character >= "\u0300" and (skin or character in JOINERS or unicodedata.category(character)[0] == "M")
 
 
 def token_texts(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[str]) -> tuple[str, ...]:
@@ -177,12 +172,9 @@ def _inside(text: str, at: int) -> bool:
 
 
 def _is_mark(character: str) -> bool:
-    """Return True if a character is a mark on a letter."""
-    return (
-        character >= "\u0300"
-        and unicodedata.category(character)[0] == "M"
-        and not "\ufe00" <= character <= "\ufe0f"  # variations of symbols
-    )
+    """Return True if a character is a mark on a letter, not a variation of a symbol."""
+    mark = character >= "\u0300" and unicodedata.category(character)[0] == "M"
+    return mark and not "\ufe00" <= character <= "\ufe0f"
 
 
 def is_within_word(text: str, at: int) -> bool:

@@ -64,8 +64,7 @@ def read_transformers(
     check_depth(fields, len(held.tensors), name)
     auto = _class_for(fields.get("architectures") or [], name)
     head_comes = classes is not None and auto is not transformers.AutoModelForSequenceClassification
-    if head_comes:
-        auto = transformers.AutoModelForSequenceClassification
+    auto = transformers.AutoModelForSequenceClassification if head_comes else auto
     what = f"{name}: a model of type {kind!r}"
     if (where / "generation_config.json").is_file():
         check_generation(read_object(where / "generation_config.json"), name)
@@ -113,16 +112,13 @@ def read_transformers(
     except DAMAGE_ERRORS as error:
         for file in files:
             read_tensors(file)  # Its error says more clearly what is wrong with a file.
-        raise InputError(
-            f"the weights of {name} cannot be read, they are damaged or do not fit: {reason(error)}"
-        ) from error
+        what = f"the weights of {name} cannot be read, they are damaged or do not fit"
+        raise InputError(f"{what}: {reason(error)}") from error
     missing = sorted(info["missing_keys"])
     unexpected = sorted(key for key in info["unexpected_keys"] if not OBSOLETE_TENSORS.search(key))
     if head_comes:
         module.score.weight.data.zero_()
-        missing, unexpected = (
-            [each for each in names if each not in REPLACED_HEADS] for names in (missing, unexpected)
-        )
+        missing, unexpected = (sorted({*names} - {*REPLACED_HEADS}) for names in (missing, unexpected))
     check_names(missing, unexpected, config, name)
     _check_head(module, files, held.tensors, name)
     if dtype == torch.float64:
@@ -132,13 +128,12 @@ def read_transformers(
 
 def _class_for(architectures: Sequence[str], name: str) -> Any:
     """Return transformers' class for the named architectures; a language model's if none is named."""
-    for head in ("TokenClassification", "QuestionAnswering"):
-        if any(head in each for each in architectures):
-            raise InputError(
-                f"{name} is a {architectures[0]}, which gives an answer per token; ssmscope explains one answer per "
-                "text: load it with transformers, and give ssmscope a module around it whose forward pass returns the "
-                "logits of the token in question, or its backbone"
-            )
+    if any(head in each for each in architectures for head in ("TokenClassification", "QuestionAnswering")):
+        raise InputError(
+            f"{name} is a {architectures[0]}, which gives an answer per token; ssmscope explains one answer per text: "
+            "load it with transformers, and give ssmscope a module around it whose forward pass returns the logits of "
+            "the token in question, or its backbone"
+        )
     if any("SequenceClassification" in each for each in architectures):
         return transformers.AutoModelForSequenceClassification
     bare = architectures and all(each.endswith("Model") and not each.endswith("LMHeadModel") for each in architectures)
