@@ -35,22 +35,17 @@ def cut_edges(
     """Cut the edges from source tokens to target tokens: targets do not read what sources wrote into the state.
 
     In y_t = Σ_s α[t, s] x_s + D x_t the terms with s among the sources are removed at every t among the targets
-    (attention knockout, Geva et al. 2023, on the implicit attention of Differential Mamba, Eq. 8). It is one scan of
-    the sources' writes alone, and exact. The skip D x_t stays, which passes no state; at the level "block" it holds a
-    part of the few tokens before t, which the convolution mixed into x_t. Everything else, gate and norm included, is
-    computed from the rest.
+    (attention knockout, Geva et al. 2023, on the implicit attention of Differential Mamba, Eq. 8), exactly, by one scan
+    of the sources' writes alone. The skip D x_t stays; at the level "block" it holds a part of the few tokens before t,
+    which the convolution mixed into x_t. Everything else, gate and norm included, is computed from the rest.
 
     Args:
         sources, targets: positions, or (batch, length) bool.
-        layers: layers whose edges are cut; all by default.
-        heads: heads whose edges are cut; all by default.
-        recurrences: recurrences of a layer whose edges are cut, by their numbers in its trace, borrowed ones of a
-            GroupMamba's module after its own; all by default.
+        layers, heads, recurrences: those whose edges are cut; all by default. A layer's recurrences go by their numbers
+            in its trace, borrowed ones of a GroupMamba's module after its own.
         level: "ssm" cuts what is written into the state at a source; "block" a source's share of the convolution's
             input, which is written at the tokens after it too (its activation frozen).
         rows: by layer, the rows whose edges are cut, (batch,) or (batch, heads) bool; all by default.
-
-    Raises InputError if there is no such level.
     """
     check_level(level)
 

@@ -24,7 +24,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -116,11 +116,6 @@ class Edit:
         return self.layers is None or layer in self.layers
 
 
-class _HasModule(Protocol):
-    @property
-    def module(self) -> Any: ...
-
-
 _active: ContextVar[Mapping[int, tuple[Edit, ...]]] = ContextVar("edits", default=MappingProxyType({}))
 """Edits of this thread's runs, by the id of the model's module."""
 
@@ -131,17 +126,12 @@ def edits_of(module: nn.Module) -> tuple[Edit, ...]:
 
 
 @contextmanager
-def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
+def edited(model: Any, edits: Edit | Sequence[Edit]) -> Iterator[None]:
     """Edit every run of the model within the context, in this thread alone, whoever starts the run.
 
-    Edits of an outer context act before these. On leaving, and after an error, the model runs as before.
-
-    Args:
-        model: the model.
-        edits: applied in this order where they meet.
-
-    Raises InputError if there is no such layer, or one layer has edits of both "state" and "scans", whose scans would
-    be in pieces; as it runs, if the model fills a cache, or no token comes after an edited state.
+    Edits are applied in this order where they meet, those of an outer context before. Raises InputError if there is no
+    such layer, or one layer has edits of both "state" and "scans", whose scans would be in pieces; as it runs, if the
+    model fills a cache, or no token comes after an edited state.
     """
     module, found = model.module, mixers(model.module)
     new = (edits,) if isinstance(edits, Edit) else tuple(edits)
@@ -278,7 +268,7 @@ class _Layer:
         return self.changed("output", outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1))
 
 
-def recompute_terms(model: _HasModule, edits: Sequence[Edit], index: int, u: Tensor, mask: Tensor | None) -> LayerTrace:
+def recompute_terms(model: Any, edits: Sequence[Edit], index: int, u: Tensor, mask: Tensor | None) -> LayerTrace:
     """Return a layer's terms under these edits, from the input that it had with them."""
     mixer = mixers(model.module)[index]
     if not edits:

@@ -268,8 +268,7 @@ def encode_values(
     patch: Sequence[int] | None = None,
     max_tokens: int | None = None,
 ) -> Batch:
-    """Encode pixels (n, length, channels), or one image (length, channels), as one batch with the class token after
-    them.
+    """Encode pixels (n, length, channels) or (length, channels) as one batch with the class token after them.
 
     Of a model that reads patches, `patch` pixels wide and so many apart, `channels` are those of a patch's pixels, and
     `shape` is that of the patches; images may be given as pixels too. Whole numbers are uint8 and divided by 255;

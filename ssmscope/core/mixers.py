@@ -44,23 +44,18 @@ class Architecture(Protocol):
         self, mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
     ) -> LayerTrace:
         """Return the layer's terms from its input and weights."""
-        ...
 
     def output(self, mixer: nn.Module, layer: LayerTrace, scans: tuple[ops.Scan, ...] | None = None) -> Tensor:
         """Return the mixer's output from its terms."""
-        ...
 
     def linearized(self, mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
         """Return the layer as a linear map of its input, with everything else frozen at its value."""
-        ...
 
     def state_after(self, mixer: nn.Module, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> LayerState:
         """Return the state from which a run continues."""
-        ...
 
     def examples(self) -> dict[str, nn.Module]:
         """Return small random models of the family, for tests."""
-        ...
 
 
 Visit = Callable[[int, LayerTrace, tuple[ops.Scan, ...]], None]

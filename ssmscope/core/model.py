@@ -201,10 +201,9 @@ class Model:
         """Encode texts, or token ids for a model without a tokenizer, as one batch padded on the right.
 
         `texts` may also be a tokenizer's output or token ids. A pixel classifier reads `values` (n, length, channels)
-        or (length, channels) instead: uint8, which is divided by 255, or floats in [0, 1]. The lengths of its batch
-        count the class token. Raises InputError if a text is empty, has control characters or only unknown tokens, an
-        id is outside the vocabulary, there are more than `max_tokens` tokens, pixels have another shape or dtype, or
-        the model does not read this kind of input.
+        or (length, channels) instead: uint8, which is divided by 255, or floats in [0, 1]. Raises InputError if a text
+        is empty, has control characters or only unknown tokens, an id is outside the vocabulary, there are more than
+        `max_tokens` tokens, or the input is of another kind, shape or dtype.
         """
         return encode(self, texts, ids, values, max_tokens)
 
@@ -282,14 +281,13 @@ class Model:
     ) -> Trace:
         """Run the model and record what its layers compute.
 
-        Within `edited` the trace is that of the edited run; edits of scans are in its retention and logits, not in its
-        layers.
+        Within `edited` it is the edited run; edits of scans are in its retention and logits, not in its layers.
 
         Args:
             keep_inputs: keep every mixer's input, or that of the layers with these numbers; `trace.layers[i]` is
                 recomputed from it. Without, the trace has no layers, and a long text costs the memory of one layer.
             retention: sum the retention map inside the scans; else it is NaN.
-            visit: called as the model runs with a layer's number, the rows that run together, and its terms on them.
+            visit: called with each layer as the model runs.
 
         Raises InputError as `encode`, if there is no such layer, and if the run's states are edited.
         """

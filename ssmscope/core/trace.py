@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -169,9 +169,6 @@ class Layers(Sequence[T], Generic[T]):
         if not -len(self) <= index < len(self):
             raise IndexError(f"layer {index} of a model with {len(self)} state-space layers")
         return self._recompute(index % len(self))
-
-    def __iter__(self) -> Iterator[T]:
-        return (self._recompute(index) for index in range(len(self)))
 
 
 def check_recurrent_state(has_recurrent_state: bool, name: str, what: str) -> None:

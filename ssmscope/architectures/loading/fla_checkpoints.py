@@ -279,35 +279,38 @@ def _translated(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], kind: 
         if kind in GATED_TYPES:
             name = name.replace(".mixer.head_norm.", ".mixer.norm.")
         found[name] = tensor
-    for name in [each for each in found if kind == "rwkv7" and re.search(r"\.attn\.x_.$", each)]:
+
+    def named(pattern: str, *kinds: str) -> list[str]:
+        return [name for name in found if (not kinds or kind in kinds) and re.search(pattern, name)]
+
+    def joined(stems: list[str], theirs: str, ours: str) -> None:
+        for stem in stems:
+            parts = [f"{stem}{each}{theirs}" for each in "qkv"]
+            if all(part in found for part in parts):
+                found[stem + ours] = torch.cat([found.pop(part) for part in parts])
+
+    for name in named(r"\.attn\.x_.$", "rwkv7"):
         shifts = found.pop(name)
         if not name.endswith("x_x"):
             found[name] = shifts.flatten()
         elif len(shifts) == len(RWKV7_SHIFTS):
             found |= {f"{name[:-1]}{letter}": each.clone() for letter, each in zip(RWKV7_SHIFTS, shifts)}
     for options in fields["attention"]:
-        for layer in options.get("layers", []):
-            for part in ("weight", "bias"):
-                names = [f"backbone.layers.{layer}.mixer.{each}_proj.{part}" for each in "qkv"]
-                if all(name in found for name in names):
-                    found[f"backbone.layers.{layer}.mixer.in_proj.{part}"] = torch.cat([found.pop(n) for n in names])
-    for name in [each for each in found if kind == "gsa" and each.endswith(".mixer.v_proj.weight")]:
+        stems = [f"backbone.layers.{layer}.mixer." for layer in options.get("layers", [])]
+        for part in ("weight", "bias"):
+            joined(stems, f"_proj.{part}", f"in_proj.{part}")
+    for name in named(r"\.mixer\.v_proj\.weight$", "gsa"):
         found[name.replace(".v_proj.", ".i_proj.")] = found.pop(name)
-    for theirs, ours in (
-        {} if kind not in DELTA_TYPES else {"_proj.weight": "qkv_proj.weight", "_conv1d.weight": "conv1d.weight"}
-    ).items():
-        for stem in [name.removesuffix("q" + theirs) for name in found if name.endswith(".q" + theirs)]:
-            parts = [f"{stem}{each}{theirs}" for each in "qkv"]
-            if all(part in found for part in parts):
-                found[stem + ours] = torch.cat([found.pop(part) for part in parts])
-    for name in [each for each in found if each.endswith(".mlp.gate.weight")]:
+    for theirs, ours in (("_proj.weight", "qkv_proj.weight"), ("_conv1d.weight", "conv1d.weight")):
+        joined([name.removesuffix("q" + theirs) for name in named(rf"\.q{theirs}$", *DELTA_TYPES)], theirs, ours)
+    for name in named(r"\.mlp\.gate\.weight$"):
         up = name.replace(".gate.", ".up.")
         if up not in found:  # Before 2025 both were stored as one.
             found[name], found[up] = found[name].chunk(2)
-    for name in [each for each in found if kind == "gla" and each.endswith(".mixer.z_proj.weight")]:
+    for name in named(r"\.mixer\.z_proj\.weight$", "gla"):
         found[name.replace("weight", "bias")] = found[name].new_zeros(found[name].shape[0])
-    for name in [each for each in found if kind == "retnet" and re.search(r"\.mixer\.[qk]_proj\.weight$", each)]:
-        heads = fields["num_heads"]
+    heads = fields["num_heads"]
+    for name in named(r"\.mixer\.[qk]_proj\.weight$", "retnet"):
         if heads and not found[name].shape[0] % (2 * heads):  # Otherwise no model can be built from them.
             found[name] = rearrange(found[name], "(h part n) width -> (h n part) width", h=heads, part=2)
     if fields["tie_word_embeddings"] and "backbone.embeddings.weight" in found:

@@ -15,11 +15,18 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import nn
 
-from ssmscope.architectures.loading.adapter_folder import base_of, classes_of, is_adapter, with_adapter
 from ssmscope.architectures.loading.fields import check_fields, read_object
 from ssmscope.architectures.loading.in_memory import OwnModel, cast, converted, readable
 from ssmscope.architectures.loading.layouts import layout_of, read_state_dict
-from ssmscope.architectures.loading.pretrained import quiet, read_tokenizer, read_transformers
+from ssmscope.architectures.loading.pretrained import (
+    base_of,
+    classes_of,
+    is_adapter,
+    quiet,
+    read_tokenizer,
+    read_transformers,
+    with_adapter,
+)
 from ssmscope.architectures.loading.stored import (
     DAMAGE_ERRORS,
     check_finished,
