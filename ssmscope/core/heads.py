@@ -12,12 +12,12 @@ from ssmscope.core.affine import is_plain
 from ssmscope.core.encoding import last_positions
 from ssmscope.core.intercept import observe, override_forward, twin
 
-Gives = Literal["next tokens", "classes", "labels", "numbers", "nothing"]
+LogitsKind = Literal["next tokens", "classes", "labels", "numbers", "nothing"]
 """Kinds of logits: of next tokens or classes, of which one is right (their softmax are probabilities);
 labels, of which any may be (the sigmoid of each); numbers, of a regression; or nothing, without a head."""
 
 
-def gives(module: Any) -> Gives:
+def gives(module: Any) -> LogitsKind:
     """Return the kind of a model's logits."""
     if hasattr(module, "gives"):
         return module.gives
@@ -29,7 +29,7 @@ def is_sequence_classifier(module: Any) -> bool:
     return type(module).__name__.endswith("ForSequenceClassification")
 
 
-def given_by(config: Any) -> Gives:
+def given_by(config: Any) -> LogitsKind:
     """Return the kind of a classifier's logits; one output alone is a number, whose softmax would always be 1."""
     problem = getattr(config, "problem_type", None)
     if problem == "multi_label_classification":

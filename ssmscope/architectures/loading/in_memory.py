@@ -17,7 +17,7 @@ from transformers.modeling_outputs import ModelOutput, SequenceClassifierOutput
 
 from ssmscope.architectures.loading.mamba_checkpoints import of_mamba_ssm
 from ssmscope.architectures.loading.stored import DAMAGE_ERRORS, reason
-from ssmscope.core.heads import Gives, given_by, is_sequence_classifier
+from ssmscope.core.heads import LogitsKind, given_by, is_sequence_classifier
 from ssmscope.core.intercept import active_override, evaluating, observe, override_forward
 from ssmscope.core.mixers import mixers
 from ssmscope.errors import InputError, did_you_mean
@@ -142,7 +142,7 @@ class OwnModel(nn.Module):
         self.module, self.path = module, path
         self.config = copy.deepcopy(self.base_model.config)
         self.config.around = _written(module)  # The fingerprint is made from this and the weights.
-        self.gives: Gives = "nothing"
+        self.gives: LogitsKind = "nothing"
         with torch.no_grad(), evaluating(module):
             self._table = self._find_embeddings()
             if self.base_model is not module:
@@ -269,7 +269,7 @@ class OwnModel(nn.Module):
             raise InputError(f"no embedding of {self._name} reads the token ids; a model is read that embeds them")
         return found[0]
 
-    def _find_what_it_gives(self) -> Gives:
+    def _find_what_it_gives(self) -> LogitsKind:
         outputs = [self._tried(length)[0] for length in TRIAL_LENGTHS]
         if isinstance(outputs[0], ModelOutput) and "start_logits" in outputs[0]:
             self._refuse("a beginning and an end among a text's tokens, as in question answering")

@@ -264,9 +264,9 @@ def base_of(where: Path, name: str, locate: Callable[[str], Path]) -> Path:
     named = read_object(where / CONFIG_FILE).get("base_model_name_or_path")
     if not isinstance(named, str) or not named:
         raise InputError(f"{name} holds an adapter whose {CONFIG_FILE} names no model (base_model_name_or_path)")
-    beside = where / named
+    within = where / named
     try:
-        found = beside if beside.is_dir() else locate(named)
+        found = within if within.is_dir() else locate(named)
     except (InputError, OSError, ValueError) as error:
         raise InputError(f"{name} holds an adapter of {named!r:.100}, which is not there: {reason(error)}") from error
     if is_adapter(found):
