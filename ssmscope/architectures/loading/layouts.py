@@ -22,8 +22,8 @@ from ssmscope.architectures.loading.stored import (
     Plan,
     built,
     contents,
+    read_all,
     read_headers,
-    read_tensors,
     weight_files,
 )
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
@@ -233,7 +233,7 @@ class Layout(NamedTuple):
         held = contents(files)
         check_depth(config, len(held.tensors), what)
         plan = self.plan(config, held, what)
-        return built(plan, {name: t for file in files for name, t in read_tensors(file).items()}, held, what)
+        return built(plan, read_all(files), held, what)
 
 
 class StateDict(NamedTuple):

@@ -38,8 +38,8 @@ from ssmscope.architectures.loading.stored import (
     contents,
     is_wrapped,
     outline,
+    read_all,
     read_headers,
-    read_tensors,
     reason,
     weight_files,
 )
@@ -108,7 +108,7 @@ def read_transformers(
             where_to["device_map"] = device_of_parts(empty, device_map, dtype)
         source: Path | None = where
         if is_wrapped(files):
-            source, where_to["state_dict"] = None, {n: t for file in files for n, t in read_tensors(file).items()}
+            source, where_to["state_dict"] = None, read_all(files)
         module, info = type(empty).from_pretrained(
             source,
             config=config,
@@ -124,8 +124,7 @@ def read_transformers(
     except InputError:
         raise
     except DAMAGE_ERRORS as error:
-        for file in files:
-            read_tensors(file)  # Its error says more clearly what is wrong with a file.
+        read_all(files)  # Its error says more clearly what is wrong with a file.
         what = f"the weights of {name} cannot be read, they are damaged or do not fit"
         raise InputError(f"{what}: {reason(error)}") from error
     missing = sorted(info["missing_keys"])
@@ -158,7 +157,7 @@ def _widen(module: nn.Module, files: list[Path]) -> None:
     """Read the weights again that transformers has rounded to the float32 in which a layer creates them, as A_log."""
     rounded = {name: t for name, t in module.named_parameters() if t.dtype == torch.float32}
     module.double()
-    stored = {name: t for file in files if rounded for name, t in read_tensors(file).items()}
+    stored = read_all(files if rounded else ())
     with torch.no_grad():
         for name in rounded.keys() & stored.keys():
             module.get_parameter(name).copy_(stored[name])
@@ -172,7 +171,7 @@ def _check_head(module: Any, files: list[Path], held: Mapping[str, Any], name: s
     names = {id(part): f"{at}.weight" for at, part in module.named_modules() if part is head or part is embeddings}
     stored = [names[id(part)] for part in (head, embeddings)]
     if all(each in held for each in stored):
-        tensors = {n: t for file in files for n, t in read_tensors(file).items() if n in stored}
+        tensors = read_all(files)
         check_tied(tensors[stored[0]], tensors[stored[1]], name)
 
 

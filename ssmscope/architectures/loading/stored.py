@@ -11,7 +11,7 @@ import pickle
 import re
 import threading
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
@@ -48,28 +48,31 @@ def reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def read_tensors(path: Path, *, device: str = "cpu", as_written: bool = False) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file or a pickled state dict, by their `plain_name` or `as_written`. Raises
-    InputError if the file is not what it claims to be, or a pickle holds anything but tensors."""
-    if path.suffix == ".safetensors":
-        with _says_what_is_wrong(path):
-            tensors = load_file(path, device)
-        return tensors if as_written else _named(tensors, path)
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file or a pickled state dict, by their `plain_name`. Raises InputError if the
+    file is not what it claims to be, or a pickle holds anything but tensors."""
+    return _named(_stored_tensors(path), path)
+
+
+def read_all(files: Iterable[Path]) -> dict[str, Tensor]:
+    """Return the tensors of several files."""
+    return {name: tensor for file in files for name, tensor in read_tensors(file).items()}
+
+
+def _stored_tensors(path: Path, device: str = "cpu") -> Mapping[str, Tensor]:
     with _says_what_is_wrong(path):
+        if path.suffix == ".safetensors":
+            return load_file(path, device)
         with torch.serialization.safe_globals([argparse.Namespace]):  # Options of a training are allowed and not read.
             found = torch.load(path, map_location=device, weights_only=True)
     for name in ("state_dict", "model"):
-        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
-            found = found[name]
-    if (
-        not isinstance(found, Mapping)
-        or not found
-        or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items())
-    ):
+        found = found[name] if isinstance(found, Mapping) and isinstance(found.get(name), Mapping) else found
+    named = isinstance(found, Mapping) and all(isinstance(n, str) and isinstance(t, Tensor) for n, t in found.items())
+    if not named or not found:
         raise InputError(f"{path} holds no state dict: names with tensors were expected")
     if odd := next((name for name, value in found.items() if value.layout != torch.strided), None):
         raise InputError(f"{path} holds the sparse tensor {odd}; dense ones can be read")
-    return dict(found) if as_written else _named(found, path)
+    return found
 
 
 @contextmanager
@@ -103,22 +106,23 @@ def _named(tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return found
 
 
-def read_headers(path: Path, *, as_written: bool = False) -> dict[str, Stored]:
+def read_headers(path: Path) -> dict[str, Stored]:
     """Return the shapes and kinds of a file's tensors, by the names, and with the errors, of `read_tensors`."""
+    return _named(_stored_headers(path), path)
+
+
+def _stored_headers(path: Path) -> dict[str, Stored]:
     if path.suffix != ".safetensors":
-        return headers_of(read_tensors(path, device="meta", as_written=as_written))
+        return headers_of(_stored_tensors(path, "meta"))
     with _says_what_is_wrong(path), safe_open(path, "pt") as opened:
         parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118, it is no mapping
-        held = {
-            name: Stored(tuple(part.get_shape()), part.get_dtype().startswith(("F", "BF")))
-            for name, part in parts.items()
-        }
-    return held if as_written else _named(held, path)
+        floating = {name: part.get_dtype().startswith(("F", "BF")) for name, part in parts.items()}
+        return {name: Stored(tuple(part.get_shape()), floating[name]) for name, part in parts.items()}
 
 
 def is_wrapped(files: Collection[Path]) -> bool:
     """Return True if weights were saved within a wrapper."""
-    return any(name != plain_name(name) for file in files for name in read_headers(file, as_written=True))
+    return any(name != plain_name(name) for file in files for name in _stored_headers(file))
 
 
 def weight_files(directory: Path) -> list[Path]:
