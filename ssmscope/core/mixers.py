@@ -215,12 +215,14 @@ def _parameters(kind: Any) -> Mapping[str, inspect.Parameter]:
 
 def arguments(part: nn.Module) -> tuple[str, ...]:
     """Return the names of the arguments of a part's own forward pass; for a mixer, of its readable class's."""
-    return tuple(_parameters(_readable_class(part) or type(part)))
+    kind: Any = _readable_class(part) or type(part)
+    return tuple(_parameters(kind))
 
 
 def _accepted(mixer: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that a mixer's class takes: RWKV's blocks are called with a mask that they do not."""
-    takes = _parameters(_readable_class(mixer))
+    kind: Any = _readable_class(mixer)
+    takes = _parameters(kind)
     every = any(each.kind is each.VAR_KEYWORD for each in takes.values())
     return {name: value for name, value in kwargs.items() if every or name in takes}
 

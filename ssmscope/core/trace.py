@@ -54,7 +54,7 @@ def mapped(record: T, change: Callable[[Tensor], Tensor]) -> T:
 def tensors(states: States) -> list[Tensor]:
     """Return all tensors in states."""
     found: list[Tensor] = []
-    mapped(states, lambda t: (found.append(t), t)[1])
+    mapped(states, lambda t: found.append(t) or t)  # type: ignore[func-returns-value]
     return found
 
 

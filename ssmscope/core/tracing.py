@@ -58,9 +58,8 @@ def take_trace(
             if index in wanted and len(parts) == 1:
                 inputs[index] = layer.u
             elif index in wanted:
-                if inputs[index] is None:
-                    inputs[index] = layer.u.new_zeros(rows, length, layer.u.shape[-1])
-                u = inputs[index]
+                held = inputs[index]
+                u = inputs[index] = layer.u.new_zeros(rows, length, layer.u.shape[-1]) if held is None else held
                 u[places.to(u.device), : layer.u.shape[1]] = layer.u  # noqa: B023
             if visit is not None:
                 visit(index, chosen, layer)  # noqa: B023

@@ -145,6 +145,7 @@ def _around_row(r: Recurrence, alpha: Tensor, t: int, skip: bool, around: GateAn
         alpha[..., t] += D
     total = alpha if taps is None else torch.zeros_like(alpha)
     for i in range(0 if taps is None else min(around.reach, t + 1)):
+        assert taps is not None
         spread = alpha[..., i:] * rearrange(taps[:, : t + 1 - i, i], "b s h p -> b h p s")
         total = total + pad(spread, (0, i))
     if left is not None:

@@ -37,7 +37,7 @@ def whole(
     batch, length, heads, width, state = r.shape
     if not length:
         return r.b.new_zeros(batch, groups, 0, 0)
-    if around.reach > length:
+    if around.taps is not None and around.reach > length:
         around = GateAndTaps(around.left, around.taps[:, :, :length])
     single = width == 1 or around.is_empty  # A head is one matrix.
     each = groups == heads and not needs_gradients(r, around)  # Nothing is summed.
@@ -82,6 +82,7 @@ def _of_one_matrix(
     gathered = write if taps is None else write * taps[:, :, 0]
     near = [(read * gathered).sum(-1)]
     for i in range(1, around.reach):
+        assert taps is not None
         gathered = torch.addcmul(a[:, i:] * gathered[:, :-1], write[:, i:], taps[:, : length - i, i])
         near.append((read[:, i:] * gathered).sum(-1))
     near = [own + each for own, each in zip(near, diagonals(r, around))] if skip and r.D is not None else near
@@ -169,10 +170,11 @@ def _spread(alpha: Tensor, around: GateAndTaps, width: int) -> Tensor:
     left = None if around.left is None else rearrange(around.left, "b t h p -> b h t p")
     total = torch.zeros_like(alpha)
     for i in range(around.reach):
-        if around.taps is None:
-            pairs = left.mean(-1, keepdim=True)
+        taps = None if around.taps is None else rearrange(around.taps[:, : length - i, i], "b s h p -> b h s p")
+        if left is None:
+            assert taps is not None
+            pairs = taps.mean(-1).unsqueeze(-2)
         else:
-            taps = rearrange(around.taps[:, : length - i, i], "b s h p -> b h s p")
-            pairs = taps.mean(-1).unsqueeze(-2) if left is None else left @ taps.mT / width
+            pairs = left.mean(-1, keepdim=True) if taps is None else left @ taps.mT / width
         total = total + pad(alpha[..., i:] * pairs, (0, i))
     return total

@@ -48,10 +48,11 @@ def pooled(
 ) -> Float[Tensor, "batch groups cells cells"]:
     """Return the mean over each group's channels, and over the pairs of each cell in which s ≤ t."""
     batch, length, heads, width, state = r.shape
-    edge, is_delta = edges(length, cells), isinstance(r, DeltaRecurrence)
-    if int(edge.diff().min()) < around.reach or is_delta and length <= MAX_EXACT_DELTA_LENGTH:
+    edge = edges(length, cells)
+    short = isinstance(r, DeltaRecurrence) and length <= MAX_EXACT_DELTA_LENGTH
+    if short or int(edge.diff().min()) < around.reach:
         sums = _over_cells(_over_cells(whole(r, groups, False, skip, around), edge, 2), edge, 3)
-    elif is_delta:
+    elif isinstance(r, DeltaRecurrence):
         sums = _sums_of_long_delta(r, edge, groups, skip, around)
     else:
         if shares_scores(r, around):
@@ -129,7 +130,7 @@ def _own_and_before(taps: Tensor, edge: Tensor, back: int = 0) -> tuple[Tensor, 
 def _sums(r: Recurrence, around: GateAndTaps, _: slice, edge: Tensor) -> Float[Tensor, "batch cells cells"]:
     """Return one sequence's sums over the pairs of cells, over heads of one matrix each: one pass over a cell's
     steps."""
-    _, length, heads, _, state = r.shape
+    length, heads, state = r.shape[1], r.shape[2], r.shape[4]
     cells, size, floor = len(edge) - 1, edge.diff(), smallest_exponent(r.b.dtype)
     b, c = (_steps(shared_by_heads(t, heads), edge) for t in (r.b, r.c))
     step = None if r.step is None else _steps(r.step, edge)

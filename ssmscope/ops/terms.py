@@ -121,7 +121,9 @@ def diagonals(r: Recurrence, around: GateAndTaps) -> list[Tensor]:
     the mean over the width of heads; empty without D."""
     D, (batch, length, heads, _, _) = skips(r), r.shape
     found = []
-    for i in range(around.reach if D is not None else 0):
+    if D is None:
+        return []
+    for i in range(around.reach):
         each = D.expand(batch, length - i, heads, -1)
         each = each if around.left is None else each * around.left[:, i:]
         each = each if around.taps is None else each * around.taps[:, : length - i, i]
