@@ -79,11 +79,8 @@ def enabled() -> bool:
 
 def explain() -> list[Status]:
     """Return the implementation of each operation on each type of device, compiling and trying those not tried yet."""
-    return [
-        Status(operation, device, path, _reason(path, device))
-        for operation, paths in OPERATIONS.items()
-        for device, path in paths.items()
-    ]
+    known = ((name, device, path) for name, paths in OPERATIONS.items() for device, path in paths.items())
+    return [Status(name, device, path, _reason(path, device)) for name, device, path in known]
 
 
 def is_in_memory(t: Tensor, device: torch.device) -> bool:

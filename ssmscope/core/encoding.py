@@ -60,14 +60,11 @@ class Batch:
         longest = max(len(self.tokens[row]) for row in chosen)
         if longest == self.input_ids.shape[1] and list(chosen) == list(range(len(self.tokens))):
             return self
-        return Batch(
-            self.input_ids[list(chosen), :longest],
-            self.mask[list(chosen), :longest],
-            tuple(self.tokens[row] for row in chosen),
-            tuple(self.words[row] for row in chosen),
-            None if self.values is None else self.values[list(chosen)],
-            tuple(self.spelled[row] for row in chosen) if self.spelled else (),
-        )
+        own = list(chosen)
+        ids, mask = (t[own, :longest] for t in (self.input_ids, self.mask))
+        shown = (self.tokens, self.words, self.spelled)
+        tokens, words, spelled = (tuple(each[row] for row in own) if each else () for each in shown)
+        return Batch(ids, mask, tokens, words, None if self.values is None else self.values[own], spelled)
 
     def to(self, device: torch.device) -> Batch:
         values = None if self.values is None else self.values.to(device)

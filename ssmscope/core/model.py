@@ -25,6 +25,9 @@ from ssmscope.core.trace import Earlier, LayerState, Trace, check_recurrent_stat
 from ssmscope.core.tracing import Look, take_trace
 from ssmscope.errors import InputError, Unanswerable
 
+Texts = str | Iterable[str] | Mapping[str, Any] | None
+Ids = Sequence[int] | Sequence[Sequence[int]] | Tensor | np.ndarray | None
+Pixels = Tensor | np.ndarray | None
 TextsLike = str | Iterable[str] | Mapping[str, Any] | Batch | Trace
 """Input of analyses: a text, several, a tokenizer's output, a batch (of ids or images too), or an existing trace."""
 
@@ -191,12 +194,7 @@ class Model:
 
     @out_of_inference()
     def encode(
-        self,
-        texts: str | Iterable[str] | Mapping[str, Any] | None = None,
-        *,
-        ids: Sequence[int] | Sequence[Sequence[int]] | Tensor | np.ndarray | None = None,
-        values: Tensor | np.ndarray | None = None,
-        max_tokens: int | None = None,
+        self, texts: Texts = None, *, ids: Ids = None, values: Pixels = None, max_tokens: int | None = None
     ) -> Batch:
         """Encode texts, or token ids for a model without a tokenizer, as one batch padded on the right.
 
@@ -271,10 +269,10 @@ class Model:
     @out_of_inference()
     def trace(
         self,
-        texts: str | Iterable[str] | Mapping[str, Any] | Batch | None = None,
+        texts: Texts | Batch = None,
         *,
-        ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
-        values: Tensor | np.ndarray | None = None,
+        ids: Ids = None,
+        values: Pixels = None,
         keep_inputs: bool | Sequence[int] = True,
         retention: bool = True,
         visit: Look | None = None,

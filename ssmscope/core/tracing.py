@@ -83,14 +83,11 @@ def take_trace(
         with torch.no_grad(), evaluating(model.module):
             return mapped(linearize(found[index], layer), Tensor.detach)
 
+    shown = {name: getattr(batch, name) for name in ("input_ids", "mask", "tokens", "words", "spelled")}
     return Trace(
-        input_ids=batch.input_ids,
-        mask=batch.mask,
+        **shown,
         retention=summed,
         logits=logits,
-        tokens=batch.tokens,
-        words=batch.words,
-        spelled=batch.spelled,
         answers=model.answers_of(logits),
         source=model.source_of(weights),
         layers=Layers(len(found), recompute),

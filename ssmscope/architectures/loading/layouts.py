@@ -143,21 +143,17 @@ def plan_vim(tensors: Mapping[str, Tensor], what: str) -> Plan:
     depth = 1 + max(int(found[1]) for name in tensors if (found := re.match(r"layers\.(\d{1,9})\.", name)))
     if depth > len(tensors):
         raise InputError(f"{what} is no Vim that can be read: it has a layer {depth - 1} and {len(tensors)} tensors")
-    config = SSMClassifierConfig(
-        backbone=VimConfig(
-            hidden_size=patch[0],
-            num_hidden_layers=depth,
-            state_size=inner[1],
-            expand=inner[0] // patch[0],
-            conv_kernel=shapes[FIRST_MIXER + "conv1d.weight"][-1],
-            time_step_rank=shapes[FIRST_MIXER + "dt_proj.weight"][-1],
-            positions=grid**2 + 1,
-        ),
-        channels=3 * size**2,
-        image_size=(grid, grid),
-        patch=(size, step),
-        num_labels=shapes["head.weight"][0],
+    backbone = VimConfig(
+        hidden_size=patch[0],
+        num_hidden_layers=depth,
+        state_size=inner[1],
+        expand=inner[0] // patch[0],
+        conv_kernel=shapes[FIRST_MIXER + "conv1d.weight"][-1],
+        time_step_rank=shapes[FIRST_MIXER + "dt_proj.weight"][-1],
+        positions=grid**2 + 1,
     )
+    sizes = {"channels": 3 * size**2, "image_size": (grid, grid), "patch": (size, step)}
+    config = SSMClassifierConfig(backbone=backbone, **sizes, num_labels=shapes["head.weight"][0])
     return Plan(partial(SSMForSequenceClassification, config), _from_vim)
 
 
@@ -202,17 +198,17 @@ def plan_selective(tensors: Mapping[str, Tensor], what: str) -> Plan:
     for name, tensor in {"embedding.weight": weights["embedding.weight"], "ssm.A": weights["ssm.A"], "W": head}.items():
         if tensor.ndim != 2 or 0 in tensor.shape:
             raise InputError(f"{what} is damaged: {name} is {tuple(tensor.shape)}; a matrix was expected")
+    (vocabulary, width), state = weights["embedding.weight"].shape, weights["ssm.A"].shape[1]
     config = SelectiveSSMConfig(
-        vocab_size=weights["embedding.weight"].shape[0],
-        hidden_size=weights["embedding.weight"].shape[1],
-        state_size=weights["ssm.A"].shape[1],
+        vocab_size=vocabulary,
+        hidden_size=width,
+        state_size=state,
         binary=binary,
         num_labels=2 if binary else head.shape[0],
         spectral_abscissa=weights["ssm.A"].real.max().item(),  # Complex numbers are refused later.
     )
-    return Plan(
-        partial(SelectiveSSMForSequenceClassification, config), lambda tensors: {**weights, "head.weight": head}
-    )
+    build = partial(SelectiveSSMForSequenceClassification, config)
+    return Plan(build, lambda tensors: {**weights, "head.weight": head})
 
 
 # ---- the table

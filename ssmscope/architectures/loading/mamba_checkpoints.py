@@ -113,17 +113,11 @@ def _by_our_names(tensors: Mapping[str, Any]) -> dict[str, Any]:
 def _mamba_ssm_model(config: Mapping[str, Any], cfg: Mapping[str, Any], vocabulary: int) -> PreTrainedModel:
     width, expand = config["d_model"], cfg.get("expand", 2)
     shared: dict[str, Any] = dict(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        num_hidden_layers=config["n_layer"],
-        expand=expand,
-        conv_kernel=cfg.get("d_conv", 4),
-        use_bias=cfg.get("bias", False),
-        use_conv_bias=cfg.get("conv_bias", True),
-        residual_in_fp32=config.get("residual_in_fp32", True),
-        layer_norm_epsilon=config.get("norm_epsilon", 1e-5),
+        vocab_size=vocabulary, hidden_size=width, num_hidden_layers=config["n_layer"], expand=expand,
+        conv_kernel=cfg.get("d_conv", 4), use_bias=cfg.get("bias", False), use_conv_bias=cfg.get("conv_bias", True),
+        residual_in_fp32=config.get("residual_in_fp32", True), layer_norm_epsilon=config.get("norm_epsilon", 1e-5),
         tie_word_embeddings=config.get("tie_embeddings", True),
-    )
+    )  # fmt: skip
     kind = cfg.get("layer", "Mamba1")
     if kind == "Mamba1":
         return MambaForCausalLM(

@@ -216,11 +216,8 @@ def _no_larger(held: Contents) -> Iterator[None]:
     """Let this thread create no more modules, parameters and numbers than the files can fill, within the context. Tied
     weights are stored once and made twice, and quantised ones hold two numbers in a byte."""
     thread = threading.get_ident()
-    most = {
-        "tensors": 2 * len(held.tensors) + EXTRA_PARTS,
-        "numbers": 4 * held.size,
-        "modules": 20 * len(held.tensors) + EXTRA_PARTS,
-    }
+    count = len(held.tensors)
+    most = {"tensors": 2 * count + EXTRA_PARTS, "numbers": 4 * held.size, "modules": 20 * count + EXTRA_PARTS}
     left = dict(most)
 
     def take(kind: str, amount: int) -> None:
