@@ -46,7 +46,7 @@ def hidden_vectors(module: Any, **given: Tensor) -> Tensor:
 
 def linear_head(module: Any) -> nn.Module | None:
     """Return the part that maps a backbone's output to logits, by its names in models; None without one."""
-    found = (getattr(module, name, None) for name in ("head", "score"))
+    found = [getattr(module, name, None) for name in ("head", "score")]
     return next((part for part in found if isinstance(part, nn.Module)), None) or module.get_output_embeddings()
 
 

@@ -16,6 +16,9 @@ from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, check_one_way, 
 from ssmscope.ops.scans import scan_reference
 from ssmscope.ops.terms import GateAndTaps, gate_and_taps, mean_over_heads, shared_by_heads, skips
 
+Gate = Float[Tensor, "batch length heads #width"] | None
+Taps = Float[Tensor, "batch length reach heads #width"] | None
+
 MAX_DECAYS_HELD = 2**20
 """Decays held at once, so that they stay in the cache."""
 MAX_ROW_NUMBERS = 2**22
@@ -42,13 +45,11 @@ def attention(
     absolute: bool = False,
     skip: bool = False,
     rows: Sequence[int] | None = None,
-    left: Float[Tensor, "batch length heads #width"] | None = None,
-    taps: Float[Tensor, "batch length reach heads #width"] | None = None,
+    left: Gate = None,
+    taps: Taps = None,
 ) -> Float[Tensor, "batch groups rows length"]:
     """Return the implicit attention matrix α[t, s] = c_tᵀ (∏_{s<r≤t} a_r) b_s Δ_s, so that y = α x (Differential Mamba,
-    Eq. 8), as the signed mean over channels.
-
-    Differentiable in every term.
+    Eq. 8), as the signed mean over channels, differentiable in every term.
 
     Args:
         recurrence: the terms; `x` has no part in α and gives only the number of channels.
@@ -82,13 +83,7 @@ def attention(
 
 
 def pooled_attention(
-    recurrence: Recurrence,
-    cells: int,
-    *,
-    groups: int = 1,
-    skip: bool = False,
-    left: Float[Tensor, "batch length heads #width"] | None = None,
-    taps: Float[Tensor, "batch length reach heads #width"] | None = None,
+    recurrence: Recurrence, cells: int, *, groups: int = 1, skip: bool = False, left: Gate = None, taps: Taps = None
 ) -> Float[Tensor, "batch groups cells cells"]:
     """Return `attention` in `cells` × `cells` cells: the mean over the pairs of each cell in which s ≤ t.
 

@@ -223,9 +223,12 @@ class OwnModel(nn.Module):
         first = next((name for name, each in known.items() if each.kind is not each.KEYWORD_ONLY), None)
         arguments: dict[str, Any] = {name: mask.long() for name in ("attention_mask", "mask") if name in known}
         if given.ndim == 2 or "inputs_embeds" not in known:
+
+            def embed(below: Callable[..., Tensor], ids: Tensor) -> Tensor:
+                return given if ids.shape == given.shape[:2] else below(ids)
+
             ids = given if given.ndim == 2 else torch.ones_like(mask, dtype=torch.long)
-            handlers = [] if given.ndim == 2 else [(self.get_input_embeddings(), _embedded_as(given))]
-            with override_forward(handlers):
+            with override_forward([] if given.ndim == 2 else [(self.get_input_embeddings(), embed)]):
                 if "input_ids" in known or first is None:
                     return self.module(input_ids=ids, **arguments)
                 return self.module(ids, **arguments)
@@ -342,13 +345,6 @@ def _written(module: nn.Module) -> list[str]:
 def _given(ids: Tensor | None, mask: Tensor | None, embeddings: Tensor | None) -> tuple[Tensor, Tensor]:
     given: Any = ids if embeddings is None else embeddings
     return given, given.new_ones(given.shape[:2], dtype=torch.bool) if mask is None else mask.bool()
-
-
-def _embedded_as(embeddings: Tensor) -> Callable[..., Tensor]:
-    def embed(below: Callable[..., Tensor], ids: Tensor) -> Tensor:
-        return embeddings if ids.shape == embeddings.shape[:2] else below(ids)
-
-    return embed
 
 
 def _logits_in(output: Any) -> Tensor | None:

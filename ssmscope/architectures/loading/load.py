@@ -46,19 +46,15 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 def trained_on(source: str | os.PathLike[str]) -> str | None:
     """Return the name of a model's training data; None if its directory has no record of a training of ours."""
-    return data_set_of(_training(source))
+    return data_set_of(training_data(demos().get(str(source), Path(source))))
 
 
 def trained_examples(source: str | os.PathLike[str]) -> int | None:
     """Return the number of examples of a model's training; None without a record of a training of ours."""
     try:
-        return int(_training(source)["examples"])
+        return int(training_data(demos().get(str(source), Path(source)))["examples"])
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
-
-
-def _training(source: str | os.PathLike[str]) -> dict[str, Any]:
-    return training_data(demos().get(str(source), Path(source)))
 
 
 @out_of_inference()
@@ -73,13 +69,11 @@ def load(
 ) -> Model:
     """Load a trained state-space model for analysis.
 
-    A model in memory is used itself and left unchanged; if another dtype or device is asked for, a deep copy is
-    converted. A compiled, parallel or adapted model is taken out of its wrapper (`torch.compile`, `DataParallel`,
-    peft's); the adapters of a PeftModel stay active.
-
-    Any module around a backbone loads, too: its own forward pass, which takes token ids first or as `input_ids`, gives
-    the logits, and each text's are those of the text alone, whatever its head does with padding. A backbone without a
-    head loads for analyses of its layers.
+    A model in memory is used itself and left unchanged, or a deep copy in another dtype or device. A compiled, parallel
+    or adapted model is taken out of its wrapper (`torch.compile`, `DataParallel`, peft's); the adapters of a PeftModel
+    stay active. Any module around a backbone loads, too: its own forward pass, which takes token ids first or as
+    `input_ids`, gives the logits, and each text's are those of the text alone, whatever its head does with padding. A
+    backbone without a head loads for analyses of its layers.
 
     No code from a model's files is ever run: transformers' own classes and ours read them.
 

@@ -48,7 +48,9 @@ def of_mamba_ssm(model: nn.Module) -> PreTrainedModel:
         raise InputError(f"{what} has hooks, of which nothing is known: remove them first")
     weights = _by_our_names(dict(model.named_parameters(remove_duplicate=False)))
     held = Contents(headers_of(model.state_dict()), sum(t.numel() * t.element_size() for t in weights.values()))
-    if any(_is_first_mamba3(part) for part in model.modules()):
+    third = [sys.modules.get(type(part).__module__) for part in model.modules() if type(part).__name__ == "Mamba3"]
+    # Mamba-3's decays have another formula in mamba_ssm 2.3.2 than in later releases.
+    if any(not hasattr(library, "heavy_tail_activation") for library in third):
         config["ssm_cfg"] = {**(config.get("ssm_cfg") or {}), "decay": "softplus"}
     plan = plan_mamba_ssm(config, held, what)
     module = outline(plan.build, held, what, "its config.json")
@@ -57,12 +59,6 @@ def of_mamba_ssm(model: nn.Module) -> PreTrainedModel:
         place, _, last = name.rpartition(".")
         setattr(module.get_submodule(place), last, weight)
     return module
-
-
-def _is_first_mamba3(part: nn.Module) -> bool:
-    """Return True for a Mamba-3 of mamba_ssm 2.3.2, whose decays have another formula than those of later releases."""
-    kind = type(part)
-    return kind.__name__ == "Mamba3" and not hasattr(sys.modules.get(kind.__module__), "heavy_tail_activation")
 
 
 def plan_mamba_ssm(config: Mapping[str, Any], held: Contents, what: str) -> Plan:
