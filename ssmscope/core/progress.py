@@ -43,20 +43,13 @@ def on_stderr(shown: bool = True) -> Console:
 
 def progress_bar(console: Console | None = None) -> Progress:
     """Return a bar that vanishes when it is done, hidden if the console is quiet or no terminal."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress as rich
 
     console = on_stderr() if console is None else console
-    text = TextColumn("{task.description}", markup=False)
-    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    text, count = rich.TextColumn("{task.description}", markup=False), rich.MofNCompleteColumn()
+    columns = (text, rich.BarColumn(), count, rich.TimeElapsedColumn(), rich.TimeRemainingColumn())
     hidden = console.quiet or not console.is_terminal
-    _Seen.bar = Progress(*columns, console=console, disable=hidden, transient=True)
+    _Seen.bar = rich.Progress(*columns, console=console, disable=hidden, transient=True)
     return _Seen.bar
 
 

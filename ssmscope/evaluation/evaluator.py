@@ -19,7 +19,7 @@ from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.api.store import Store, errors_told
 from ssmscope.core.encoding import texts_or_ids
 from ssmscope.core.model import Model
-from ssmscope.core.states import States
+from ssmscope.core.trace import States
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.evaluation.forking import Rows, as_bytes, whole_rows

@@ -14,8 +14,7 @@ from ssmscope.core.batching import by_length
 from ssmscope.core.encoding import Batch
 from ssmscope.core.mixers import is_bidirectional
 from ssmscope.core.model import Model, Run
-from ssmscope.core.states import States, gathered, joined, size
-from ssmscope.core.trace import LayerState
+from ssmscope.core.trace import LayerState, States, gathered, joined, size
 from ssmscope.evaluation.forking import RESUME_COST_TOKENS, Pieces, Rows, ways_to_fork, whole_rows
 
 MAX_BATCH_ACTIVATIONS, CPU_BATCH_TOKENS = 2**19, (512, 2048)

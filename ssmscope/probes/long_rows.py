@@ -18,9 +18,8 @@ from ssmscope.core.batching import by_length
 from ssmscope.core.heads import hidden_vectors
 from ssmscope.core.model import Model
 from ssmscope.core.progress import count_tokens
-from ssmscope.core.states import States, gathered
 from ssmscope.core.tokenizing import tokenize
-from ssmscope.core.trace import LayerState
+from ssmscope.core.trace import LayerState, States, gathered
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
 from ssmscope.evaluation.running import max_batch_tokens, try_resuming

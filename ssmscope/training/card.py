@@ -22,7 +22,7 @@ from transformers import Mamba2ForCausalLM
 
 from ssmscope.api.writing import write_whole
 from ssmscope.architectures.loading.load import load
-from ssmscope.architectures.loading.quiet import quiet
+from ssmscope.architectures.loading.pretrained import quiet
 from ssmscope.architectures.own.baleen import MIXERS, bernoulli_kl, exponential_kl, prior_of
 from ssmscope.architectures.own.generation import MAMBA2_TIED
 from ssmscope.core.bootstrap import MAX_DRAWS_HELD, wilson_interval

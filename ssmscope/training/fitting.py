@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from ssmscope.architectures.own.baleen import anneal_prior
 from ssmscope.architectures.own.diff_layers import Subtraction
 from ssmscope.architectures.own.selective import SelectiveSSM
-from ssmscope.core.compiling import compiled_parts
 from ssmscope.core.mixers import fast_scan
 from ssmscope.core.progress import progress_bar
+from ssmscope.core.recomputing import compiled_parts
 from ssmscope.errors import InputError
 from ssmscope.training.checkpoint import load_state, random_states, restore_random_states, save_state
 from ssmscope.training.objectives import Arrays, Objective

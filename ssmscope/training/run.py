@@ -122,7 +122,7 @@ def _train(
     command: str,
     console: Console,
 ) -> None:
-    from ssmscope.architectures.loading.quiet import quiet
+    from ssmscope.architectures.loading.pretrained import quiet
     from ssmscope.training.answering import objective_of
     from ssmscope.training.build import build
     from ssmscope.training.card import describe, measure, save

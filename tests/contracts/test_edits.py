@@ -19,7 +19,7 @@ from ssmscope.core.cuts import contribution, cut_attention, cut_convolution, cut
 from ssmscope.core.edits import PLACES, Edit, edited, new_state, recorded, replaced
 from ssmscope.core.intercept import override_forward
 from ssmscope.core.linearized import OutputMap, Path
-from ssmscope.core.mixers import adapter_for, has_recurrent_state
+from ssmscope.core.mixers import adapter_for, memory_of
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 
@@ -357,7 +357,10 @@ def test_only_later_tokens_change(model):
 
     found = model.run(batch, edits=new_state(4, lambda state, site: replace(state, ssm=twice(state.ssm)))).logits
     assert relative(found[:, :5], plain[:, :5]) < 1e-5
-    assert all(relative(found[:, t], plain[:, t]) > 1e-6 for t in range(6, 11)) == has_recurrent_state(model.module)
+    assert (
+        all(relative(found[:, t], plain[:, t]) > 1e-6 for t in range(6, 11))
+        == memory_of(model.module)["has_recurrent_state"]
+    )
 
 
 def test_nothing_is_left_behind(model):

@@ -15,7 +15,7 @@ from ssmscope import ops
 from ssmscope.core.linearized import LinearizedLayer, Path
 from ssmscope.core.mixers import adapter_for, mixers
 from ssmscope.core.trace import LayerTrace
-from ssmscope.ops.order import straight
+from ssmscope.ops.recurrence import straight
 
 LENGTH = 9
 

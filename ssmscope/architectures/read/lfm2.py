@@ -25,7 +25,7 @@ from ssmscope.architectures.read.parts import (
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
-from ssmscope.ops.exponents import smallest_exponent
+from ssmscope.ops.recurrence import smallest_exponent
 
 HAS_RECURRENT_STATE = False
 

@@ -13,9 +13,9 @@ from torch.nn.functional import silu
 from transformers.activations import ACT2FN
 
 from ssmscope.core.affine import agrees_with_weight, convolved, depthwise, innermost, linear_map, norm_terms, offset
-from ssmscope.core.compiling import compilable
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
 from ssmscope.core.mixers import adapter_for, as_constant, conv_tap_mask, edit_conv_input
+from ssmscope.core.recomputing import compilable
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 

@@ -32,7 +32,7 @@ from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path,
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
-from ssmscope.ops.order import along
+from ssmscope.ops.recurrence import along
 
 BIDIRECTIONAL = True
 DIRECTIONS = ("forward", "backward")

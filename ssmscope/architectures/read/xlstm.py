@@ -42,10 +42,9 @@ from ssmscope.architectures.read.parts import (
     rms_factor,
 )
 from ssmscope.core.affine import norm_terms
-from ssmscope.core.caches import CACHES
 from ssmscope.core.intercept import override_forward
 from ssmscope.core.linearized import InputMap, LinearizedLayer
-from ssmscope.core.mixers import arguments
+from ssmscope.core.mixers import CACHES, arguments
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan

@@ -37,7 +37,7 @@ from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaBl
 from transformers.models.mamba.modeling_mamba import MambaBlock, MambaRMSNorm
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2RMSNorm
 
-from ssmscope.architectures.loading.user_modules import OwnModel
+from ssmscope.architectures.loading.in_memory import OwnModel
 from ssmscope.architectures.own.groupmamba import GroupMamba2Block, GroupMambaBlock
 from ssmscope.architectures.read.hgrn import LowerBounds
 from ssmscope.architectures.read.linear_attention import Block, FeedForward

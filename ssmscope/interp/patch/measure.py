@@ -16,8 +16,7 @@ from ssmscope.core.edits import Edit, Place, Site, edited, new_state, recorded, 
 from ssmscope.core.encoding import Batch
 from ssmscope.core.mixers import weights_constant
 from ssmscope.core.model import Model
-from ssmscope.core.states import States, gathered, mapped, tensors
-from ssmscope.core.trace import LayerState
+from ssmscope.core.trace import LayerState, States, gathered, mapped, tensors
 from ssmscope.errors import InputError
 from ssmscope.interp.interventions import answer_ids, check_heads, probability_and_logit
 from ssmscope.interp.resuming import JoiningRun, token_windows
