@@ -140,7 +140,9 @@ def _sums(r: Recurrence, around: GateAndTaps, _: slice, edge: Tensor) -> Float[T
     own, with_before = r.b.new_zeros(2, 1, cells, heads)
     for t in range(int(size.max())):
         log_a = r.at((edge[:-1] + t).clamp(max=length - 1)).log_decay().clamp(min=floor)
-        a = log_a.masked_fill((t >= size).view(1, -1, 1, 1).to(log_a.device), 0.0).exp()
+        if bool((ended := t >= size).any()):
+            log_a = log_a.masked_fill(ended.view(1, -1, 1, 1).to(log_a.device), 0.0)
+        a = log_a.exp()
         write = b[:, :, t] if step is None else b[:, :, t] * step[:, :, t, :, None]
         read = c[:, :, t] if left is None else c[:, :, t] * left[:, :, t, :, None]
         across *= a
