@@ -369,19 +369,21 @@ def call_options(**changed: Any) -> dict[str, Any]:
 
 
 def record_provenance(
-    source: Mapping[str, Any], *, options: Mapping[str, Any], seed: int | None = None, data: Any = None
+    source: Mapping[str, Any], *, options: Mapping[str, Any] | None = None, seed: int | None = None, data: Any = None
 ) -> dict[str, Any]:
     """Return the provenance of a result.
 
     Args:
         source: the model, as in `Trace.source`.
+        options: by default those of the running analysis, see `call_options`.
         data: labelled data, whose origin is recorded.
     """
     origin = {}
     if data is not None:
         about = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
         origin = {"data": about}
-    return {**source, "options": dict(options), "seed": seed, "versions": dict(versions()), "date": now(), **origin}
+    options = call_options() if options is None else dict(options)
+    return {**source, "options": options, "seed": seed, "versions": dict(versions()), "date": now(), **origin}
 
 
 @functools.cache

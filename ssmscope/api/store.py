@@ -93,7 +93,7 @@ def removed_if_refused(file: Path) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if not known and error.__cause__ is None:
+        if not known and isinstance(error.__cause__, None | ValueError | LookupError | TypeError):
             traceback.clear_frames(error.__traceback__)  # They hold the file open, and Windows deletes no open file.
             _remove(file)
             for place in new:

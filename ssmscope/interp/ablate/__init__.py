@@ -70,7 +70,7 @@ def ablate(
     """
     import numpy as np
 
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.results import record_provenance
     from ssmscope.interp.ablate import measure
     from ssmscope.interp.ablate.result import Ablation
     from ssmscope.interp.interventions import means_with_intervals
@@ -82,7 +82,7 @@ def ablate(
     examples = scored_examples(model, data)
     part = measure.part_of(model, what)
     units = measure.units_of(model, examples.batch.rows([0]), part)
-    provenance = record_provenance(model.source, options=call_options(), seed=seed, data=data)
+    provenance = record_provenance(model.source, seed=seed, data=data)
     runs = measure.AblationRuns(examples, part, by, units, seed, provenance)
     plain, single = runs.single(units)
     halves = np.array_split(np.random.default_rng(seed).permutation(len(examples)), 2)

@@ -5,7 +5,7 @@ Selective State-Space Models, Honarpisheh et al., section 4 and Experiment 1), m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import Texts
