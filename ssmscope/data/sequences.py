@@ -23,16 +23,11 @@ OPERATORS: Mapping[str, Callable[[list[int]], int]] = {
 LISTOPS = (*"0123456789", *OPERATORS, "]", "[PAD]")
 """Tokens of ListOps in the order of their ids; the last is padding."""
 
-MAX_DEPTH = 10
-"""Number of levels; the last has digits only."""
-MAX_VALUES = 10
-"""Maximum number of values of an expression."""
-NESTING_PROBABILITY = 0.25
-"""Probability that a value is an expression."""
-LENGTH_TOLERANCE = 4
-"""Maximum difference in tokens between an expression's length and the requested one."""
-MIN_LENGTH, MAX_LENGTH = 8, 2000
-"""Range of requested lengths, in tokens."""
+MAX_DEPTH, MAX_VALUES, NESTING_PROBABILITY = 10, 10, 0.25
+"""Number of levels, of which the last has digits only; maximum number of values of an expression; probability that a
+value is an expression."""
+LENGTH_TOLERANCE, MIN_LENGTH, MAX_LENGTH = 4, 8, 2000
+"""Maximum difference between an expression's length and the requested one, and the range of these, in tokens."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,6 +32,7 @@ TWO = Allowed(lambda value: value >= 2, "at least 2: a token and the end token")
 
 CLASSIFIED, PROMPTED = ("text", "pixels", "sequences", "instructions"), ("text", "instructions")
 EMBEDDED = ("text", "language", "tokens", "sequences", "instructions")
+SPEAKING = ("language", "instructions", "tokens")
 
 Whole = int | None
 Number = float | None
@@ -60,8 +61,7 @@ class Recipe:
     recipe: Word = option("experiment1 or experiment2 of the selective SSM's paper (Generalization bounds, section 5).")
     split: Word = option("split of a known data set to train on (train).")
     validation: Name = option(
-        "a file or known data set to choose the epoch by; by default the data set's own validation split, or else a "
-        "random share of the training examples."
+        "a file or known data set that chooses the epoch; else the data's own split, or held_out."
     )
     test: Name = option(
         "a file or known data set, read once at the end; by default the data's own labelled test split."
@@ -80,8 +80,7 @@ class Recipe:
     )
     mixture: Word = option("instruct: tasks separated by commas (sst2,wnli,snli).")
     init_from: Name = option(
-        "a trained model (directory, demo or hub id) to start from, with its sizes and tokenizer. A Mamba or Mamba-2 "
-        "becomes a Baleen without new parameters."
+        "a trained model to start from, with its sizes and tokenizer; a Mamba becomes a Baleen without new parameters."
     )
     base: Word = option("base of a Baleen, Diff-Mamba, GroupMamba or GFSSM (mamba2).", ("mamba2", "mamba"))
     width: Whole = option("width of the residual stream.", COUNT, 2**16)
@@ -108,14 +107,10 @@ class Recipe:
     differential_layers: Word = option("Diff-Mamba: full, or hybrid, every second layer (full).", ("full", "hybrid"))
     normalize: Flag = option("Diff-Mamba: root-mean-square norm after the subtraction (True; Eqs. 16 and 21).")
     lambda_form: Word = option(
-        "Diff-Mamba: λ from the sum of a vector (sum, default; Eq. 17), from one number (scalar) or from exponentials "
-        "(exponential, Eq. 11).",
+        "Diff-Mamba: λ from a vector's sum (sum; Eq. 17), one number (scalar) or exponentials (exponential; Eq. 11).",
         ("sum", "scalar", "exponential"),
     )
-    tied: Flag = option(
-        "tie the head of a language model to its embeddings (True for instruct).",
-        kinds=("language", "tokens", "instructions"),
-    )
+    tied: Flag = option("tie a language model's head to its embeddings (True for instruct).", kinds=SPEAKING)
     k: Whole = option("GroupMamba: number of modules whose states a module attends to (2).", COUNT, 1000)
     state_groups: Whole = option("Q of GFSSM, the number of states that take turns (2).", COUNT, 2**10)
     fir_taps: Whole = option("number of taps of GFSSM's filter (4).", COUNT, 2**10)
@@ -139,15 +134,9 @@ class Recipe:
     dropout: Number = option("dropout before the head of a classifier or for instructions.", PART, kinds=CLASSIFIED)
     embedding_dropout: Number = option("dropout of the components of token embeddings.", PART, kinds=EMBEDDED)
     token_dropout: Number = option("share of tokens replaced by the unknown token.", PART, kinds=PROMPTED)
-    subword_dropout: Number = option(
-        "share of byte-pair merges that are skipped, drawn again in every epoch (BPE-dropout).", PART, kinds=PROMPTED
-    )
+    subword_dropout: Number = option("share of byte-pair merges skipped, anew in every epoch.", PART, kinds=PROMPTED)
     label_smoothing: Number = option("share of the target spread over all classes.", PART, kinds=CLASSIFIED)
-    prompt_weight: Number = option(
-        "instructions and questions: weight of the loss on the prompt's own tokens.",
-        NOT_NEGATIVE,
-        kinds=("instructions", "tokens"),
-    )
+    prompt_weight: Number = option("weight of the loss on a prompt's own tokens.", NOT_NEGATIVE, kinds=SPEAKING[1:])
     spread_penalty: Number = option(
         "weight of max(0, 0.1 − the standard deviation of a batch's answers); 10 for the selective SSM.",
         NOT_NEGATIVE,
@@ -156,8 +145,7 @@ class Recipe:
     patience: Whole = option("epochs without a better validation score until training stops.", COUNT)
     seed: int = option("random seed.", NOT_NEGATIVE, default=0)
     precision: str = option(
-        "fp32; tf32, whose matrix products on a GPU, including Mamba-2's scan, have 10 binary digits; or bf16 for "
-        "automatic mixed precision.",
+        "fp32; tf32, whose matrix products on a GPU have 10 binary digits; or bf16, automatic mixed precision.",
         ("fp32", "tf32", "bf16"),
         default="fp32",
     )
