@@ -102,10 +102,8 @@ def implicit_attention(
     from ssmscope.interp.attention import measure
     from ssmscope.interp.attention.result import ImplicitAttention
 
-    listed = {
-        name: each if isinstance(each, str) else list(each) for name, each in (("layers", layers), ("rows", rows))
-    }
-    options: dict[str, Any] = {**listed, "heads": heads, "pool": pool, "span": span, "top": top}
+    some, at = (each if isinstance(each, str) else list(each) for each in (layers, rows))
+    options: dict[str, Any] = {"layers": some, "heads": heads, "rows": at, "pool": pool, "span": span, "top": top}
     asked = measure.Asked(level, heads, rows, pool, skip, residual, span, top)
     if gradient:
         if model is None:
