@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,9 +41,8 @@ class PromptAccuracy(GoalFunction):
     """
 
     def __init__(self, judge: Judge, *, as_promptbench: bool = False):
-        with warnings.catch_warnings():  # TextAttack warns of goals and models that it does not know.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            super().__init__(SimpleNamespace(model=judge.right), use_cache=False)
+        # The parent's __init__ is skipped, because it warns of goals and models that it does not know.
+        self.query_budget, self.use_cache, self.maximizable, self.allow_skip = float("inf"), False, False, True
         self.judge, self.examples = judge, len(judge.labels)
         self.clean: float | None = None
         self.tried: set[str] = set()

@@ -157,7 +157,7 @@ def protect(words: Iterable[str], placeholder: str | None) -> Any:
     return Protected(words, placeholder)
 
 
-def recipe(name: str, *, flavour: str, **resources: str | Path | None) -> Recipe:
+def recipe(name: str, *, flavour: str, **resources: Any) -> Recipe:
     """Return the attack of this name and flavour, "prompt" or "words".
 
     Resources are files or names of models: embeddings, masked_lm, encoder, synonyms.

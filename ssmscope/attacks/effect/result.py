@@ -128,16 +128,6 @@ class AttackEffect(Result, kind="effect"):
         return Spread(int(positions[apart[0]]), float(distance[peak]), int(positions[peak]), float(distance[-1]))
 
     @property
-    def retention_change(self) -> np.ndarray:
-        """(layers, pairs): retention after minus before, at the tokens that both texts have."""
-        return self.after.text.scores[:, self.pairs[:, 1]] - self.before.text.scores[:, self.pairs[:, 0]]
-
-    @property
-    def attention_change(self) -> np.ndarray:
-        """(layers, pairs): the share of attention after minus before, at the tokens that both texts have."""
-        return self.after.attention[:, self.pairs[:, 1]] - self.before.attention[:, self.pairs[:, 0]]
-
-    @property
     def answer_name(self) -> str:
         """The answers before and after in words."""
         old, new = (shorten(visible(side.text.answer), 32) for side in (self.before, self.after))
@@ -213,7 +203,10 @@ class AttackEffect(Result, kind="effect"):
 
         columns: dict[str, Any] = {"state_cosine": self.state_cosine}
         columns |= {"on_removed": self.before.on_changed, "on_new": self.after.on_changed}
-        for name, change in (("retention_change", self.retention_change), ("attention_change", self.attention_change)):
+        (before, after), (here, there) = (self.before, self.after), self.pairs.T
+        changes = {"retention_change": after.text.scores[:, there] - before.text.scores[:, here]}
+        changes |= {"attention_change": after.attention[:, there] - before.attention[:, here]}
+        for name, change in changes.items():
             columns[name] = np.abs(change).mean(1) if len(self.pairs) else math.nan
         layers = pd.DataFrame(columns, range(len(self.layers))).astype(np.float64).reindex(range(len(self.rows)))
         spreads = pd.DataFrame([{**vars(spread), "remains": spread.remains} for spread in self.spreads])

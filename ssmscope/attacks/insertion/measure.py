@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -52,7 +53,7 @@ def measure(
 
     Without log-odds (of generated answers) the curve has no numbers from them.
     """
-    hits, number = answers == labels, len(spots)
+    hits = answers == labels
     clean, right = hits[0], hits[1:]
     columns = [clean[None], right.all(0, keepdims=True), right, (answers[1:] != answers[0]) & clean]
     if odds is not None:
@@ -63,10 +64,13 @@ def measure(
     each = np.split(sums[:, 2:], len(columns) - 2, axis=1)
     shares = {"accuracy": each[0] / len(labels), "drop": 1 - ratio(each[0], rights), "flipped": ratio(each[1], rights)}
     shares |= dict(zip(("log_odds_change", "worst_here"), (part / len(labels) for part in each[2:])))
-    numbers = [{name: estimate(part[:, at]) for name, part in shares.items()} for at in range(number)]
+
+    def numbers(at: int) -> dict[str, Any]:
+        return {name: estimate(part[:, at]) for name, part in shares.items()}
+
     return InsertionCurve(
         phrase=phrase,
-        places=tuple(Place(*spot, **found) for spot, found in zip(spots, numbers)),
+        places=tuple(Place(*spot, **numbers(at)) for at, spot in enumerate(spots)),
         hardest_places=lowest(each[0]),
         lowest_odds=lowest(-each[3]) if len(each) > 2 else (),
         worst=estimate(everywhere[:, 0] / len(labels)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -227,15 +227,11 @@ def other_models(model: Model, given: Sequence[str | Model]) -> list[Model]:
 
 def read_otherwise(
     model: Model, asked: Questions, slots: Sequence[Slot], words: Vocabulary, groups: Sequence[Tried]
-) -> list[str]:
+) -> Iterator[str]:
     """Describe triggers that the tokenizer splits differently in some texts."""
-    found = []
-    for group in groups:
-        if len(group.triggers) > 1:
-            continue
-        rows = token_rows(model, [attacked(asked, slot, words.text(group.triggers[0])) for slot in slots])
-        own = words.tokens(group.triggers)[0].tolist()
+    for name, (trigger,) in ((group.name, group.triggers) for group in groups if len(group.triggers) == 1):
+        rows = token_rows(model, [attacked(asked, slot, words.text(trigger)) for slot in slots])
+        own = words.tokens([trigger])[0].tolist()
         other = sum(row != [*slot.before, *own, *slot.after] for row, slot in zip(rows, slots))
         if other:
-            found.append(f"in {other} of {len(slots)} texts the trigger {group.name!r} is tokenized differently")
-    return found
+            yield f"in {other} of {len(slots)} texts the trigger {name!r} is tokenized differently"

@@ -202,7 +202,8 @@ class StatePoisoning(Result, kind="poison"):
 def _answers(one: Victim) -> Table:
     """Return a table of the clean texts and each attack."""
     lines = []
-    for name, each in (("clean", one), *((NAMES[each.name], each) for each in one.attacks)):
+    rows: list[tuple[str, Victim | Poisoned]] = [("clean", one), *((NAMES[each.name], each) for each in one.attacks)]
+    for name, each in rows:
         found = {"survival": each.survival, "accuracy": each.accuracy}
         found |= {"flipped": each.flipped} if isinstance(each, Poisoned) else {}
         found |= {"planted": each.planted} if each.planted is not None else {}

@@ -280,15 +280,11 @@ def measure(
     parts = {"accuracy": accuracy, "clean": ratio(clean_right, among), "drop": drops}
     parts |= {"flipped": ratio(changes, clean_right)}
     parts |= {"success": ratio(takes, clean_right)} if donor_labels is not None else {}
-    results = [
-        Attacked(
-            **{"region": str(region), **vars(region)},
-            examples=int(usable[:, i].sum()),
-            left_out=int((~usable[:, i]).sum()),
-            **{name: estimate(part[:, i]) for name, part in parts.items()},
-        )
-        for i, region in enumerate(regions)
-    ]
+    results = []
+    for i, region in enumerate(regions):
+        own: dict[str, Any] = {"region": str(region), **vars(region)}
+        own |= {"examples": int(usable[:, i].sum()), "left_out": int((~usable[:, i]).sum())}
+        results.append(Attacked(**own | {name: estimate(part[:, i]) for name, part in parts.items()}))
     rows = np.concatenate([rights / len(labels), accuracy], axis=1)
     return Measured(estimate(rows[:, 0]), tuple(results), rows, drops)
 

@@ -53,9 +53,8 @@ def regions_of(given: str | Sequence[str | tuple[float, float]], length: float) 
     if not parts:
         raise InputError(f"no region was given; {EXAMPLE}")
     regions = tuple(_region(part, length) for part in parts)
-    twice = next((region for at, region in enumerate(regions) if region in regions[:at]), None)
-    if twice is not None:
-        raise InputError(f"region {twice} was given twice; give each region once")
+    if twice := [region for region in regions if regions.count(region) > 1]:
+        raise InputError(f"region {twice[0]} was given twice; give each region once")
     return regions
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import runpy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -115,19 +116,14 @@ def with_suffix(template: str, suffix: str, where: str) -> str:
     if where == "end":
         return f"{template} {suffix}".rstrip()
     if where == PROMPTBENCH:
-        at = _end_of_the_last_word(template)
+        from ssmscope.attacks.swaps import word_spans
+
+        ends = [stop for _, stop in word_spans(textattack().shared.AttackedText(template))]
+        at = max([template.index(CONTENT) + len(CONTENT), *ends[-1:]])
         return f"{template[:at]} {suffix}{template[at:]}".rstrip()
     before, _, after = template.partition(CONTENT)
     gap = " " if before and not before[-1].isspace() else ""
     return f"{before}{gap}{suffix.strip()} {CONTENT}{after}"
-
-
-def _end_of_the_last_word(template: str) -> int:
-    from ssmscope.attacks.swaps import word_spans
-
-    end = template.index(CONTENT) + len(CONTENT)
-    spans = word_spans(textattack().shared.AttackedText(template))
-    return max(spans[-1][1], end) if spans else end
 
 
 def searched(
@@ -179,14 +175,11 @@ def _of_promptbench(data_name: str) -> list[str]:
     package = importlib.util.find_spec(PROMPTBENCH)
     if package is None or package.origin is None:
         raise InputError("semantic prompts of promptbench need that package, which is not installed; give a file")
-    # The file is loaded alone, because importing the package needs every dependency of its models.
+    # The file is run alone, because importing the package needs every dependency of its models.
     path = Path(package.origin).parent / "prompts" / "semantic_atk_prompts.py"
-    spec = importlib.util.spec_from_file_location("promptbench_semantic", path)
-    if spec is None or spec.loader is None or not path.is_file():
+    if not path.is_file():
         raise InputError("this version of promptbench has no semantic prompts; give a file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sets = module.SEMANTIC_ADV_PROMPT_SET
+    sets = runpy.run_path(str(path))["SEMANTIC_ADV_PROMPT_SET"]
     if data_name not in sets:
         raise InputError(f"promptbench has no semantic prompts for {data_name}; it has some for {', '.join(sets)}")
     return list(dict.fromkeys(prompt for prompts in sets[data_name].values() for prompt in prompts))

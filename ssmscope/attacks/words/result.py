@@ -170,7 +170,7 @@ class WordAttack(Result, kind="words"):
         import pandas as pd
 
         frame = pd.DataFrame(map(vars, self.examples), columns=[field.name for field in fields(AttackedText)])
-        frame.insert(frame.columns.get_loc("text"), "share", [each.share for each in self.examples])
+        frame.insert(list(frame.columns).index("text"), "share", [each.share for each in self.examples])
         return frame.replace({name: dict(enumerate(self.labels)) for name in ("label", "clean", "answer")})
 
     def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
