@@ -15,10 +15,9 @@ from ssmscope.core.batching import by_length
 from ssmscope.core.limits import refuse_reading
 from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
-from ssmscope.data.babi import Question, QuestionData, count_words
+from ssmscope.data.babi import Question, QuestionData, count_words, load_questions
 from ssmscope.data.babi import questions as generated_questions
 from ssmscope.data.filler import GENERATED, load_filler
-from ssmscope.data.babi import load_questions
 from ssmscope.errors import InputError
 from ssmscope.probes.lens.lenses import LOGIT, Lens, chosen_states, tokens_at_once
 from ssmscope.probes.long_rows import token_counter
