@@ -27,7 +27,7 @@ CHECKED = (
     # Not what takes sequences of recurrences: beartype draws the item that it checks from the global generator, and
     # every run of a model comes by. Nor what a compiled model may call: torch.compile cannot follow the checks.
     *(f"ops.{name}" for name in ("ssd", "implicit_attention")),
-    *("models.classifier", "attacks.position.replaced"),
+    *("models.classifier", "attacks.position.measure"),
 )
 if "SSMSCOPE_FUZZ" not in os.environ:  # what a user has checks nothing, and `train --compile` cannot compile the checks
     shapes.check([f"ssmscope.{name}" for name in CHECKED])
@@ -48,7 +48,14 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["SSMSCOPE_TESTS_SHARED"] = str(Path(config.option.basetemp).parent)
 
 
-FIRST = ("reports/test_engines", "reports/test_browser", "training/test_kinds", "test_training", "test_demos")
+FIRST = (
+    "test_recorded",
+    "reports/test_engines",
+    "reports/test_browser",
+    "training/test_kinds",
+    "test_training",
+    "test_demos",
+)
 """Files that take longest: a worker that began one of them last would keep the others waiting."""
 
 

@@ -20,10 +20,9 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
-from ssmscope.interp.heatmap import data_pair, over_data, selection_heatmap
-from ssmscope.interp.heatmap.kept import KeptGroup, KeptLayer
+from ssmscope.interp.heatmap import over_data, selection_heatmap
 from ssmscope.interp.heatmap.over_data import median_half_lives
-from ssmscope.interp.heatmap.result import DataHeatmap, KeptWord
+from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup, KeptLayer, KeptWord
 from ssmscope.interp.heatmap.words import MAX_HALF_LIFE, format_half_life
 from ssmscope.interp.paired import Paired
 from ssmscope.render.blocks import Prose, TokenRows
@@ -364,7 +363,7 @@ def test_the_table_of_two_models_marks_words_whose_intervals_do_not_meet(result)
         dataclasses.replace(result, words=tuple(kept_word(name, value, 0.5) for name, value in named.items()))
         for named in ({"near": 2, "touching": 3, "apart": 1}, {"near": 1.5, "touching": 2, "apart": 2.25})
     ]
-    table = data_pair.differences(pair, ["A", "B"])
+    table = DataHeatmap.differences(pair, ["A", "B"])
     rows = {label: cells for (label,), cells in table.rows}
     assert "in times an even share, for words in both results; the difference is A minus B, *" in table.note
     assert list(rows) == ["touching", "near", "apart"]

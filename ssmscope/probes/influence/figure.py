@@ -11,9 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ssmscope.probes.influence.reach import SHARES, Reach
-from ssmscope.probes.influence.result import Influence
+from ssmscope.probes.influence.result import Influence, norms_in_words
 from ssmscope.probes.influence.similarity import MEASURES
-from ssmscope.probes.influence.words import norms_in_words
 from ssmscope.render import figure as plot
 from ssmscope.render.numbers import number
 from ssmscope.render.tokens import CIVIDIS

@@ -22,6 +22,7 @@ def draw(result: TokenLoss, frame: plot.Frame) -> Figure:
     smooth = "not smoothed" if result.smooth == 1 else f"moving average over {result.smooth:,} positions"
     below = f"{result.counted}; {smooth}"
     below += "; bands: 95 %, bootstrap over windows" if np.isfinite(result.curves[..., 1]).any() else ""
+    below += f"; {result.outside}" if result.outside else ""
     each = zip(result.models, result.summaries)
     names = [shorten(f"{visible(name)}: {one.mean.value:.3f} {result.unit} a token", 100) for name, one in each]
     styles = [{"linestyle": STYLES[at % len(STYLES)], "marker": ""} for at in range(len(names))]
@@ -31,10 +32,7 @@ def draw(result: TokenLoss, frame: plot.Frame) -> Figure:
     positions = np.array(result.positions)
     for at, curve in enumerate(result.curves):
         plot.line(panels[0], positions, curve, at, **styles[at])
-    settled = result.curves[:, positions >= min(16, result.length)]
-    bounds = settled[np.isfinite(settled)]
-    spread = max(float(bounds.max() - bounds.min()), 1e-3)
-    panels[0].set_ylim(float(bounds.min()) - 0.06 * spread, float(bounds.max()) + 0.1 * spread)
+    panels[0].set_ylim(*result.shown)
     panels[0].set_ylabel(f"loss, {result.unit}")
     if result.differences:
         _differences(panels[1], result)
