@@ -15,12 +15,10 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import os
 import shlex
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -29,6 +27,7 @@ from ssmscope.api import registry
 from ssmscope.api.inputs import KINDS, Input
 from ssmscope.api.options import Option, asked, plain
 from ssmscope.api.signatures import options_of
+from ssmscope.api.store import removed_if_refused
 from ssmscope.api.writing import check_writable
 from ssmscope.core.shipped import DTYPES
 from ssmscope.errors import InputError, did_you_mean
@@ -226,10 +225,8 @@ class Call:
         """Raise InputError if the analysis would refuse the call without looking at a model; nothing runs."""
         declared = self.analysis
         if not 1 <= len(self.models) <= declared.max_models:
-            allowed = {1: "one model", 2: "one model, or two"}.get(
-                int(min(declared.max_models, 3)), "one or more models"
-            )
-            raise InputError(f"{self.name} takes {allowed}")
+            allowed = {1: "one model", 2: "one model, or two", math.inf: "one or more models"}
+            raise InputError(f"{self.name} takes {allowed[declared.max_models]}")
         if not declared.loads and (self.tokenizer, self.device, self.dtype) != (None, "cpu", "auto"):
             unused = "tokenizer" if self.tokenizer is not None else "device" if self.device != "cpu" else "dtype"
             raise InputError(f"{self.name} has no option {unused!r}: it loads its models itself; leave it out")
@@ -245,11 +242,9 @@ class Call:
         """Load the models, run the analysis and return its results.
 
         Args:
-            out: directory to save the results in; an analysis that writes its own files requires it.
+            out: directory to save the results in; an analysis that writes its own files requires it. Nothing is left in
+                it if an input is refused.
             formats: some of `ssmscope.api.results.FORMATS`.
-
-        Raises:
-            InputError: a model, an input or an option is refused; nothing is left in `out`.
         """
         from ssmscope.api.results import SUFFIXES, Result, checked_formats, save_together
         from ssmscope.api.sharding.parts import keeping
@@ -281,8 +276,13 @@ class Call:
                 found = each[0] if len(each) == 1 or declared.pair is None else declared.pair(each)
                 results = (found,) if isinstance(found, Result) else tuple(found)
                 if out is not None and not declared.writes:
-                    save_together({result.kind: result for result in results}, out, formats)
+                    save_together(self.named(results), out, formats)
         return results
+
+    def named(self, results: Sequence[Result]) -> dict[str, Result]:
+        """Return results by the names of their files: the verb, such as "lens-show", and the kinds of several."""
+        verb = self.name.replace(" ", "-")
+        return {verb if len(results) == 1 else f"{verb}-{result.kind}": result for result in results}
 
     def option_values(self) -> Iterator[tuple[Option, Any]]:
         """Yield all inputs and options with their values."""
@@ -309,25 +309,9 @@ class Call:
 
 @contextmanager
 def _kept_answers(options: dict[str, Any], out: Path | None) -> Iterator[dict[str, Any]]:
-    """Yield the options, with a cache in `out` if the analysis stores answers and no other place is given.
-
-    If the input is refused after all, a file that this run made is removed, with the directory; it stays if only the
-    disk was at fault.
-    """
+    """Yield the options, with a cache in `out` if the analysis stores answers and no other place is given."""
     if out is None or options.get("cache", out) is not None:
         yield options
         return
-    file = Path(out) / CACHE
-    known = os.path.exists(file)
-    new = [place for place in (Path(out), *Path(out).parents) if not os.path.lexists(place)]
-    try:
-        yield {**options, "cache": file}
-    except InputError as error:
-        if not known and not isinstance(error.__cause__, OSError):
-            traceback.clear_frames(error.__traceback__)  # They hold the file open, and Windows deletes no open file.
-            for tail in ("", "-wal", "-shm"):
-                file.with_name(file.name + tail).unlink(missing_ok=True)
-            for place in new:
-                with suppress(OSError):
-                    place.rmdir()
-        raise
+    with removed_if_refused(Path(out) / CACHE):
+        yield {**options, "cache": Path(out) / CACHE}

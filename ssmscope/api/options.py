@@ -108,8 +108,7 @@ class Option:
         words: allowed in place of other values.
         elements: words allowed within a sequence.
         kind: type of other values; None if only words are allowed.
-        several: True if a sequence is allowed.
-        single: type of a single value that is allowed in place of a sequence.
+        several: True if a sequence is allowed; `single` is the type of a value in its place.
         nested: True for a mapping of names to mappings: the options of each method of explanation.
         objects: types of values that only Python code can give; the function receives them unchanged.
         numbers: True if a whole number may be given in place of a text.
@@ -160,11 +159,7 @@ class Option:
         return (f"--{name}", f"--no-{name}") if self.is_flag else (f"--{name}",)
 
     def accept(self, value: Any) -> Any:
-        """Convert a value from Python code like `read`, but leave instances of `objects` unchanged.
-
-        Raises:
-            InputError: as `read`.
-        """
+        """Convert a value from Python code like `read`, but leave instances of `objects` unchanged."""
         if self._is_object(value):
             return value
         if self.several and isinstance(value, list | tuple) and any(map(self._is_object, value)):

@@ -16,7 +16,7 @@ from ssmscope.data.prompts import TASK_PROMPTS, TaskPrompts, content_of
 from ssmscope.data.text import SOURCES, TextData
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, Template
-from ssmscope.interp.classes import class_ids, word_ids
+from ssmscope.interp.labelled import class_ids, word_ids
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ssmscope.architectures.loading.adapter_folder import is_adapter
 from ssmscope.architectures.loading.fields import check_fields, read_object
-from ssmscope.architectures.loading.quiet import quiet
+from ssmscope.architectures.loading.pretrained import TOKENIZER_PATTERNS, fetched, is_adapter, quiet, read_tokenizer
 from ssmscope.architectures.loading.stored import DAMAGE_ERRORS, reason, weight_files
-from ssmscope.architectures.loading.tokenizers import TOKENIZER_PATTERNS, fetched, read_tokenizer
 from ssmscope.core.reading import no_character, parse_json, read_text
 from ssmscope.errors import InputError
 

@@ -50,13 +50,14 @@ MAX_TOKEN_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class Answer:
-    """HTML pieces of one model, each "" if empty; a refused text has only `prediction`, which says why."""
+    """HTML pieces of one model: prediction, heatmaps of the text and of the edited text, and what the edit changes.
+
+    Each is "" if empty; a refused text has only `prediction`, which says why.
+    """
 
     prediction: str
     given: str = ""
-    """Heatmap of the text."""
     edited: str = ""
-    """Heatmap of the edited text."""
     change: str = ""
 
 
@@ -117,9 +118,9 @@ class Live:
         """Return only the two heatmaps of an `answer`; `options` are those of the heatmap form."""
         with self._lock:
             try:
-                chosen = forms.chosen("heatmap", options)
-                given, other = self._both(number, text, edited)
-                return _heatmap(given, layer, chosen), "" if other is None else _heatmap(other, layer, chosen)
+                chosen, both = forms.chosen("heatmap", options), self._both(number, text, edited)
+                given, other = ("" if trace is None else _heatmap(trace, layer, chosen) for trace in both)
+                return given, other
             except InputError as error:
                 return refusal(error), ""
 
@@ -148,11 +149,7 @@ class Live:
                 return refusal(error)
 
     def trace(self, number: int, text: str) -> Trace:
-        """Return the trace of the model's run on the text.
-
-        Raises:
-            InputError: if the text is empty, too long, or has something unknown to the tokenizer.
-        """
+        """Return the trace of the model's run on the text."""
         with self._lock:
             return self._traces(number, text)
 

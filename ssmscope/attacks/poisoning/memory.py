@@ -26,9 +26,8 @@ from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.encoding import Batch
 from ssmscope.core.mixers import weights_constant
 from ssmscope.core.model import Model
-from ssmscope.core.states import States, gathered
 from ssmscope.core.tokenizing import tokenize
-from ssmscope.core.trace import LayerState, LayerTrace, detached
+from ssmscope.core.trace import LayerState, LayerTrace, States, gathered, mapped
 from ssmscope.data.language import load_lines
 from ssmscope.errors import InputError
 from ssmscope.evaluation.encoded import token_rows
@@ -301,7 +300,7 @@ def run(model: Model, ids: Int[np.ndarray, "rows length"], states: States | None
     after: list[LayerState] = []
 
     def visit(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
-        terms[index] = detached(layer.recurrences)
+        terms[index] = mapped(layer.recurrences, Tensor.detach)
 
     with model.running(mask=batch.mask, states=states, visit=visit, keep=after):
         model.forward(batch, last_only=True)

@@ -89,7 +89,7 @@ def position_bias(
     from ssmscope.attacks.position.result import PositionBias
     from ssmscope.core.limits import refuse_above
     from ssmscope.data.pixels import PixelData
-    from ssmscope.interp.classes import class_ids
+    from ssmscope.interp.labelled import class_ids
 
     refuse_above(2**16, batch_size=batch_size)
     kind = replaced_inputs(model, data)

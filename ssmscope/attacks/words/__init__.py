@@ -129,9 +129,9 @@ def word_attack(
     from ssmscope.attacks.words.lockstep import draw_seed, lockstep, sampled_rows
     from ssmscope.attacks.words.result import WORD, AttackedText, Outcome, WordAttack, measure
     from ssmscope.core.progress import on_stderr, progress_bar
+    from ssmscope.data.prompts import CONTENT
     from ssmscope.evaluation import Evaluator, Template, label_words
-    from ssmscope.evaluation.template import CONTENT
-    from ssmscope.interp.classes import class_ids, word_ids
+    from ssmscope.interp.labelled import class_ids, word_ids
 
     check_data(data)
     own: dict[str, Any] = dict(embeddings=embeddings, masked_lm=masked_lm, encoder=encoder, synonyms=synonyms)
