@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaForCausalLM, PreTrainedModel
 
-from ssmscope.architectures.loading.checkpoints import check_groups
-from ssmscope.architectures.loading.diff_checkpoints import FILE_FIELDS, PART_NAMES
+from ssmscope.architectures.loading.layouts import DIFF_PART_NAMES, FILE_FIELDS
+from ssmscope.architectures.loading.mamba_checkpoints import check_groups
 from ssmscope.architectures.own.diff_mamba import DiffMambaForCausalLM
 from ssmscope.core.affine import stored_weights
 from ssmscope.errors import InputError
@@ -71,7 +71,7 @@ def write_mamba_ssm(module: PreTrainedModel, directory: str | Path, *, safetenso
 
 def their_name(name: str) -> str:
     """The name in the authors' model of a tensor of `DiffMambaForCausalLM`."""
-    for theirs, ours in PART_NAMES.items():
+    for theirs, ours in DIFF_PART_NAMES.items():
         name = re.sub(rf"^(backbone\.layers\.\d+\.){re.escape(ours)}", rf"\g<1>{theirs}", name)
     return name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ssmscope.ops import delta_rule, diagonal, matrices, matrix_rows, pooled, recurrence, ssd, survival, wide
+from ssmscope.ops import delta_rule, diagonal, implicit_attention, matrices, pooled, recurrence, ssd, survival, wide
 
 SIZES = {
     (delta_rule, "STEPS_PER_CHUNK"): 4,
@@ -13,8 +13,8 @@ SIZES = {
     (diagonal, "MAX_WALKED_STATE"): 0,
     (matrices, "MAX_FACTOR_COLUMNS"): 7,
     (matrices, "MAX_MATRIX_NUMBERS"): 300,
-    (matrix_rows, "MAX_DECAYS_HELD"): 16,
-    (matrix_rows, "MAX_ROW_NUMBERS"): 30,
+    (implicit_attention, "MAX_DECAYS_HELD"): 16,
+    (implicit_attention, "MAX_ROW_NUMBERS"): 30,
     (pooled, "MAX_CELL_STATES_HELD"): 20,
     (pooled, "MAX_CELL_MATRIX_NUMBERS"): 20,
     (pooled, "MAX_PAIRS_HELD"): 20,

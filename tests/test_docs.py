@@ -33,7 +33,7 @@ EDITS = {
         ),
     ),
     "ssmscope/interp/methods/__init__.py": (
-        ('    "random": "random:random",\n', '    "gradnorm": "gradnorm:gradnorm",\n'),
+        ('    "random": "memory:random",\n', '    "gradnorm": "gradnorm:gradnorm",\n'),
     ),
     "ssmscope/attacks/recipes.py": (
         ('"stresstest", "checklist", "deepwordbug"', '"politeness", '),
@@ -48,6 +48,8 @@ EDITS = {
         ("_BUILDERS: Mapping", "def _keyboard"),
         ('    "deepwordbug": _deepwordbug,\n', '    "keyboard": _keyboard,\n'),
     ),
+    "ssmscope/core/readable.py": (('    "mamba2attn": (', '    "leaky": ("own.leaky", "own.leaky:LeakyMixer"),\n'),),
+    "tests/small_models.py": (("@small_models\ndef linear_attention", "@small_models\ndef leaky"),),
 }
 """What the how-tos have a reader put into files there are: before what, and the line, or how the block begins."""
 
@@ -163,7 +165,7 @@ def test_the_how_tos_work(tmp_path: Path) -> None:
         source = (tmp_path / file).read_text(encoding="utf-8")
         for before, line in edits:
             assert line.rstrip(", ") in text, f"no how-to says {line!r}"
-            if line.startswith("def "):
+            if line.startswith(("def ", "@")):
                 line = text[text.index(line) :].partition("```")[0] + "\n\n"
             assert source.count(before) == 1
             source = source.replace(before, line + before)

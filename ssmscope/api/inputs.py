@@ -236,10 +236,10 @@ class Data(Input):
         return _chosen(*names, **{"data": DATA_HELP.format("cifar10, digits, sst2")} if self.of == "examples" else {})
 
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
-        from ssmscope.data.labelled import KNOWN, load_labelled
+        from ssmscope.data.pixels import LABELLED, load_labelled
         from ssmscope.data.text import SOURCES, load_text
 
-        known, read = (SOURCES, load_text) if self.of == "texts" else (KNOWN, load_labelled)
+        known, read = (SOURCES, load_text) if self.of == "texts" else (LABELLED, load_labelled)
         name = data_name(values["data"], models[0], known, "a file with text and label")
         found = read(name, values["split"], label_names=models[0].labels)
         most = (options if self.leaves_out else values)["max_tokens"]
@@ -328,8 +328,8 @@ def load_examples(
         InputError: the name or the split is unknown, the file cannot be read, a text is longer, or a language model
             has no tokenizer.
     """
-    from ssmscope.data.labelled import load_labelled
     from ssmscope.data.language import language_data, load_lines
+    from ssmscope.data.pixels import load_labelled
     from ssmscope.data.text import LINE_SOURCES, SOURCES
 
     source = (SOURCES if model.is_classifier else LINE_SOURCES).get(data)

@@ -50,13 +50,9 @@ class Status(NamedTuple):
 
 
 def find(operation: str, *terms: Tensor | None) -> ModuleType | None:
-    """Return the module that computes this operation of these terms, in the order of its `fits`, or None for torch.
-
-    If only something missing is in the way, such as a C compiler, one warning per process says so.
-
-    Raises:
-        InputError: SSMSCOPE_BACKEND has a value that is not allowed.
-    """
+    """Return the module that computes this operation of these terms, in the order of its `fits`, or None for torch. If
+    only something missing is in the way, such as a C compiler, one warning per process says so. Raises InputError if
+    SSMSCOPE_BACKEND has a value that is not allowed."""
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
     if traced or not enabled():
         return None
@@ -74,11 +70,7 @@ def find(operation: str, *terms: Tensor | None) -> ModuleType | None:
 
 
 def enabled() -> bool:
-    """Return False if SSMSCOPE_BACKEND=torch, True if it is auto or not set.
-
-    Raises:
-        InputError: it has another value.
-    """
+    """Return False if SSMSCOPE_BACKEND=torch, True if it is auto or not set. Raises InputError for other values."""
     choice = os.environ.get(SWITCH) or "auto"
     if choice not in CHOICES:
         raise InputError(f"{SWITCH}={choice} is not one of {', '.join(CHOICES)}{did_you_mean(choice, CHOICES)}")
@@ -87,19 +79,14 @@ def enabled() -> bool:
 
 def explain() -> list[Status]:
     """Return the implementation of each operation on each type of device, compiling and trying those not tried yet."""
-    return [
-        Status(operation, device, path, _reason(path, device))
-        for operation, paths in OPERATIONS.items()
-        for device, path in paths.items()
-    ]
+    known = ((name, device, path) for name, paths in OPERATIONS.items() for device, path in paths.items())
+    return [Status(name, device, path, _reason(path, device)) for name, device, path in known]
 
 
 def is_in_memory(t: Tensor, device: torch.device) -> bool:
-    """Return True if all that a tensor is can be read from its memory on the device.
-
-    Subclasses, sparse layouts, lazy negation, forward-mode tangents and torch.func's wrappers (of vmap, grad, jvp) hold
-    more than that, or have no memory at all, as empty tensors.
-    """
+    """Return True if all that a tensor is can be read from its memory on the device. Subclasses, sparse layouts, lazy
+    negation, forward-mode tangents and torch.func's wrappers (of vmap, grad, jvp) hold more than that, or have no
+    memory at all, as empty tensors."""
     if type(t) not in PLAIN_TYPES or t.device != device or t.layout is not torch.strided or t.is_neg():
         return False
     try:

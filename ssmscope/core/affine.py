@@ -9,7 +9,7 @@ otherwise it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, conv2d, linear, pad
 
-from ssmscope.core.intercept import evaluating, forward_without_transfer, has_hooks, is_own
+from ssmscope.core.intercept import evaluating, forward_without_transfer, has_hooks, is_changed, is_own, unhooked
 from ssmscope.errors import InputError
 
 MAX_EMBEDDED_ROWS = 2**14
@@ -49,17 +49,12 @@ def innermost(module: Any) -> Any:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return True if a module declares a map from `in_features` to `out_features`, as linear layers and their adapters
-    do."""
+    """Return True if a module declares `in_features` and `out_features`, as linear layers and their adapters do."""
     return all(isinstance(getattr(module, name, None), int) for name in ("in_features", "out_features"))
 
 
 def stored_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of a model whose layers all have their own names in it.
-
-    Raises:
-        InputError: if the model has adapters or parametrised weights.
-    """
+    """Return a state dict. Raises InputError if the model has adapters or parametrised weights."""
     weights = module.state_dict()
     strange = [name for name in weights if {"base_layer", "original_module", "parametrizations"} & {*name.split(".")}]
     if strange:
@@ -68,8 +63,7 @@ def stored_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def applied(module: nn.Module, x: Tensor) -> Tensor:
-    """Return the module's output for `x` in evaluation mode, in the module's dtype: that of its first floating-point
-    weight."""
+    """Return the module's output for `x` in evaluation mode, in the dtype of its first floating-point weight."""
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), x.dtype)
     with evaluating(module):
         return module(x.to(dtype))
@@ -82,20 +76,12 @@ def linear_map(
     module: nn.Module, name: str = "the layer", rows: slice | Tensor | None = None
 ) -> Callable[[Tensor, bool], Tensor]:
     """Return a linear layer, or some of its outputs, as a map that omits its constant unless its second argument is
-    true.
-
-    Args:
-        name: the layer's name in errors.
-
-    Raises:
-        InputError: if the module is no affine map of every position of its input.
-    """
+    true; `name` is the layer's in errors. Raises InputError if it is no affine map of every position of its input."""
+    chosen = slice(None) if rows is None else rows
     if is_plain(module, nn.Linear):
-        weight = module.weight if rows is None else module.weight[rows]
-        bias = module.bias if module.bias is None or rows is None else module.bias[rows]
+        weight, bias = module.weight[chosen], None if module.bias is None else module.bias[chosen]
         return lambda u, biased: linear(u, weight.to(u), bias.to(u) if biased and bias is not None else None)
     constant = offset(module, name)
-    chosen = slice(None) if rows is None else rows
 
     def project(u: Tensor, biased: bool) -> Tensor:
         y = applied(module, u).to(u)
@@ -105,11 +91,7 @@ def linear_map(
 
 
 def offset(module: nn.Module, name: str = "the layer") -> Float[Tensor, " out"] | None:
-    """Return a linear layer's output for zeros, its bias; None if it is zero.
-
-    Raises:
-        InputError: as `linear_map`.
-    """
+    """Return a linear layer's output for zeros, its bias; None if it is zero. Raises InputError as `linear_map`."""
     if is_plain(module, nn.Linear):
         return module.bias
     with torch.no_grad(), _quiet(module):
@@ -118,28 +100,22 @@ def offset(module: nn.Module, name: str = "the layer") -> Float[Tensor, " out"] 
 
 
 def matrix(module: nn.Module, name: str = "the layer") -> Float[Tensor, "out in"]:
-    """Return the weight of a linear layer: its outputs for unit vectors, less its constant.
-
-    Raises:
-        InputError: as `linear_map`.
-    """
+    """Return a linear layer's weight, its outputs for unit vectors less its constant; errors as `linear_map`."""
     if is_plain(module, nn.Linear):
         return module.weight
     with torch.no_grad(), _quiet(module):
         constant = _affine_at_zero(module, name)
-        units = torch.eye(_width(module, name), device=constant.device, dtype=constant.dtype)
+        units = torch.eye(module.in_features, device=constant.device, dtype=constant.dtype)
         return (applied(module, units.unsqueeze(0))[0] - constant).mT.contiguous()
 
 
 def _affine_at_zero(module: nn.Module, name: str) -> Tensor:
     """Return f(0), after checking that f(x + y) + f(0) = f(x) + f(y) and that every position is mapped by itself."""
-    width, device = _width(module, name), _device(module)
+    if not is_linear(module):
+        raise InputError(f"{name}, {_kind(module)}, is no linear layer that can be read: give it in_features")
+    width, device = module.in_features, _device(module)
     x, y = _random((2, 3, width), device), 8 * _random((2, 3, width), device, seed=1)
-
-    def f(u: Tensor) -> Tensor:
-        return _tried(lambda: applied(module, u), module, name)
-
-    zero, of_x, of_y, of_both, alone = (f(u) for u in (torch.zeros_like(x), x, y, x + y, x[:1, :1]))
+    zero, of_x, of_y, of_both, alone = (_tried(module, u, name) for u in (torch.zeros_like(x), x, y, x + y, x[:1, :1]))
     digits = _digits(of_x)
     if of_x.shape[:-1] != x.shape[:-1]:
         raise InputError(f"{name}, {_kind(module)}, is no linear map of its input, and cannot be read: {REMEDY}")
@@ -150,18 +126,13 @@ def _affine_at_zero(module: nn.Module, name: str) -> Tensor:
 
 
 def agrees_with_weight(module: nn.Module) -> bool:
-    """Return True if a linear layer or convolution computes what its weight and bias say.
-
-    A layer whose weights are elsewhere (offloaded) counts as one that does: nothing else is known of them.
-    """
+    """Return True if a linear layer or convolution computes what its weight and bias say, or these are elsewhere."""
     kind = nn.Conv1d if isinstance(innermost(module), nn.Conv1d) else nn.Linear
     if is_plain(module, kind):
         return True
     weight, bias = module.weight, module.bias
-    if not (isinstance(weight, Tensor) and weight.is_floating_point()):
-        return False
-    if weight.is_meta:
-        return True
+    if not (isinstance(weight, Tensor) and weight.is_floating_point()) or weight.is_meta:
+        return isinstance(weight, Tensor) and weight.is_floating_point()
     with torch.no_grad(), _quiet(module):
         if kind is nn.Linear:
             x = _random((1, 3, weight.shape[1]), weight.device).to(weight)
@@ -170,7 +141,7 @@ def agrees_with_weight(module: nn.Module) -> bool:
             own = innermost(module)
             x = _random((1, own.in_channels, 2 * weight.shape[-1]), weight.device).to(weight)
             expected = conv1d(x, weight, bias, own.stride, own.padding, own.dilation, own.groups)
-        found = _tried(lambda: applied(module, x), module, "the layer")
+        found = _tried(module, x, "the layer")
     return found.shape == expected.shape and _apart(found, expected) <= _digits(found)
 
 
@@ -181,19 +152,15 @@ def depthwise(
     conv: nn.Module, channels: int, taps: int, name: str = "the convolution"
 ) -> tuple[Float[Tensor, "channels 1 taps"], Float[Tensor, " channels"] | None]:
     """Return the weight and bias of a convolution of every channel by itself: its answer to an impulse in every
-    channel, and to zeros.
-
-    Raises:
-        InputError: if the module is no such convolution.
-    """
+    channel, and to zeros. Raises InputError if the module is no such convolution."""
     if is_plain(conv, nn.Conv1d):
         return conv.weight, conv.bias
     device = _device(conv)
     impulse = torch.zeros(1, channels, 2 * taps - 1, dtype=torch.float32, device=device)
     impulse[..., taps - 1] = 1
     with _quiet(conv):
-        zero = _tried(lambda: applied(conv, torch.zeros_like(impulse)), conv, name)
-        answer = _tried(lambda: applied(conv, impulse), conv, name) - zero
+        zero = _tried(conv, torch.zeros_like(impulse), name)
+        answer = _tried(conv, impulse, name) - zero
         padding, odd = divmod(answer.shape[-1] - taps, 2)  # The output is 2 padding − taps + 1 longer.
         if answer.shape[:2] != (1, channels) or padding < 0 or odd:
             raise InputError(f"{name}, {_kind(conv)}, is no convolution of every channel, and cannot be read: {REMEDY}")
@@ -201,7 +168,7 @@ def depthwise(
         bias = zero[0, :, 0]
         with torch.no_grad():
             x = _random((2, channels, 3 * taps), device)
-            found = _tried(lambda: applied(conv, x), conv, name)
+            found = _tried(conv, x, name)
             expected = conv1d(x.to(found), weight.to(found), bias.to(found), padding=padding, groups=channels)
             _same(found, expected, _digits(found), conv, name, "convolution of every channel by itself")
     return weight, bias if bool(bias.any()) else None
@@ -210,19 +177,16 @@ def depthwise(
 # ---- norms
 
 
-def convolved(
-    source: Float[Tensor, "batch length channels"],
-    kernel: Tensor,
-    tail: Tensor | None,
-    read: Tensor | None,
-    bias: Tensor | None = None,
-) -> Float[Tensor, "batch length channels"]:
-    """Return Σ_j kernel_j source_{t−j} + bias, with `tail` or zeros at the taps − 1 positions before the first, over
-    the j that are `read`, (batch, length, taps) bool.
+Channels = Float[Tensor, "batch length channels"]
 
-    It is torch's convolution of an image of one row: with contiguous channels, which readers of the result need too,
-    that is several times as fast on a CPU as `conv1d`. Compiled, it is the sum over the taps, which becomes one kernel.
-    """
+
+def convolved(
+    source: Channels, kernel: Tensor, tail: Tensor | None, read: Tensor | None, bias: Tensor | None = None
+) -> Channels:
+    """Return Σ_j kernel_j source_{t−j} + bias, with `tail` or zeros at the taps − 1 positions before the first, over
+    the j that are `read`, (batch, length, taps) bool. It is torch's convolution of an image of one row: with contiguous
+    channels, which readers of the result need too, that is several times as fast on a CPU as `conv1d`. Compiled, it is
+    the sum over the taps, which becomes one kernel."""
     taps, (batch, length, channels) = kernel.shape[1], source.shape
     padded = pad(source, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(source), source], dim=1)
     if read is None and length and not torch.compiler.is_compiling():
@@ -246,14 +210,8 @@ class NormTerms(NamedTuple):
 def norm_terms(
     norm: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...], name: str = "the norm"
 ) -> NormTerms:
-    """Return the weight, bias and ε of a root-mean-square norm or a layer norm.
-
-    Args:
-        kind: the classes whose norm it is.
-
-    Raises:
-        InputError: if the module is no such norm.
-    """
+    """Return the weight, bias and ε of a root-mean-square norm or a layer norm of the classes `kind`. Raises InputError
+    if the module is no such norm."""
     own = innermost(norm)
     if not hasattr(own, "weight") or not (hasattr(own, "variance_epsilon") or hasattr(own, "eps")):
         raise InputError(f"{name}, {_kind(norm)}, is no norm that can be read")
@@ -265,8 +223,7 @@ def norm_terms(
     size = getattr(own, "group_size", width // getattr(own, "n_groups", 1))
 
     def normed(x: Tensor) -> Tensor:
-        x = x - x.mean(-1, keepdim=True) if centred else x
-        groups = x.unflatten(-1, (-1, size))
+        groups = (x - x.mean(-1, keepdim=True) if centred else x).unflatten(-1, (-1, size))
         least = torch.finfo(x.dtype).eps if eps is None else eps
         return (groups * torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + least)).flatten(-2)
 
@@ -279,13 +236,13 @@ def norm_terms(
         except Exception:  # It may need heads or a gate; the layer's output then tells if hooks change it.
             if type(norm) in kinds and is_own(norm, forward_without_transfer(norm)):
                 return NormTerms(norm.weight, getattr(norm, "bias", None), eps)
-            zero = _tried(lambda: applied(norm, torch.zeros_like(ones)), norm, name)
-        of_ones = _tried(lambda: applied(norm, ones), norm, name)
+            zero = _tried(norm, torch.zeros_like(ones), name)
+        of_ones = _tried(norm, ones, name)
         if zero.shape != ones.shape or of_ones.shape != ones.shape:
             raise InputError(f"{name}, {_kind(norm)}, is no norm of its input, and cannot be read: {REMEDY}")
         weight, bias = (of_ones - zero)[0, 0] / normed(ones).to(of_ones)[0, 0], zero[0, 0]
         x = _random((2, 3, width), device).to(wide)
-        found = _tried(lambda: applied(norm, x), norm, name)
+        found = _tried(norm, x, name)
         # Many norms compute in float32 for any input.
         digits = max(_digits(found), ROUNDING_UNITS[0] * torch.finfo(torch.float32).eps)
         _same(found, normed(x).to(found) * weight + bias, digits, norm, name, type(own).__name__)
@@ -310,9 +267,10 @@ def embedding_table(module: nn.Module) -> Float[Tensor, "tokens width"]:
 # ---- trying
 
 
-def _tried(compute: Callable[[], Tensor], module: nn.Module, name: str) -> Tensor:
+def _tried(module: nn.Module, x: Tensor, name: str) -> Tensor:
+    """Return `applied(module, x)`."""
     try:
-        found = compute()
+        found = applied(module, x)
     except Exception as error:  # Hooks and replaced forward passes may raise anything.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
         raise InputError(f"{name}, {_kind(module)}, cannot be read by calling it ({reason}): {REMEDY}") from error
@@ -350,8 +308,7 @@ def _digits(found: Tensor) -> float:
 
 
 def _random(shape: tuple[int, ...], device: torch.device, seed: int = 0) -> Tensor:
-    """Return roughly normal numbers, rounded to quarters so that every dtype holds their sums; global random state
-    unchanged."""
+    """Return roughly normal numbers, rounded to quarters so that every dtype holds their sums."""
     drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
     return ((4 * drawn).round() / 4).to(device)
 
@@ -373,12 +330,71 @@ def _device(module: nn.Module) -> torch.device:
     return torch.device("cpu") if device.type == "meta" else device
 
 
-def _width(module: nn.Module, name: str) -> int:
-    if not is_linear(module):
-        raise InputError(f"{name}, {_kind(module)}, is no linear layer that can be read: give it in_features")
-    return module.in_features
-
-
 def _kind(module: nn.Module) -> str:
     """Return the module's class in words, "a Linear of peft.tuners.lora.layer"."""
     return f"a {type(module).__name__} of {type(module).__module__}"
+
+
+# ---- a mixer's own forward pass and what is read of it, where its parts have hooks: these may change anything, and the
+# forward pass need not call the part that a hook is on, as some releases multiply by a convolution's weight instead.
+
+Compute = Callable[[Tensor], Any]
+"""Function from a mixer's input to its output, or to a tuple that begins with it."""
+
+
+def changed_parts(mixer: nn.Module) -> dict[str, nn.Module]:
+    """Return the parts of a mixer, by name, that have hooks or another forward pass."""
+    named = mixer.named_modules()
+    return {name: part for name, part in named if name and (is_changed(part) or _backward_hooks(part))}
+
+
+def _backward_hooks(part: nn.Module) -> list[Any]:
+    return [*part._backward_hooks.values(), *part._backward_pre_hooks.values()]
+
+
+def described(mixer: nn.Module, parts: Mapping[str, nn.Module]) -> str:
+    """Return the beginning of an error: "MambaMixer of layer 2: hooks, or a forward pass, put on act"."""
+    number = getattr(mixer, "layer_idx", getattr(mixer, "layer_id", None))
+    where = type(mixer).__name__ + ("" if number is None else f" of layer {number}")
+    more = f" and {len(parts) - 3} others" if len(parts) > 3 else ""
+    return f"{where}: hooks, or a forward pass, put on {', '.join(list(parts)[:3]) or 'it'}{more}"
+
+
+def same_outcome(
+    mixer: nn.Module, parts: Mapping[str, nn.Module], theirs: Compute, ours: Compute, u: Tensor, mask: Tensor | None
+) -> bool:
+    """Return True if a mixer's own forward pass and what is read of it agree, or its hooks change neither. Outputs are
+    compared on this input at real positions, `mask` (batch, length), and where gradients are asked for, the gradients
+    by it."""
+    found = [_outcome(compute, mixer, u, mask) for compute in (theirs, ours)]
+    if all(map(agree, *found)):
+        return True
+    if any(map(_backward_hooks, parts.values())):  # They cannot be skipped.
+        return False
+    with unhooked(parts.values()):
+        bare = [_outcome(compute, mixer, u, mask) for compute in (theirs, ours)]
+    return all(agree(a, b, rounding=True) for pair in zip(found, bare) for a, b in zip(*pair))
+
+
+def agree(found: Tensor, expected: Tensor, *, rounding: bool = False) -> bool:
+    """Return True if two ways of computing the same gave the same numbers; with `rounding`, but for the last digits."""
+    eps = max(torch.finfo(found.dtype).eps, torch.finfo(torch.float32).eps)  # Many layers compute in float32.
+    allowed = 16 * eps if rounding or eps > 1e-5 else 4 * eps**0.5
+    apart, size = (found - expected).detach().abs(), expected.detach().abs()
+    return not apart.numel() or bool(apart.max() <= allowed * size.max())
+
+
+def _outcome(compute: Compute, mixer: nn.Module, u: Tensor, mask: Tensor | None) -> list[Tensor]:
+    """Return the output at real positions and, if gradients are enabled, the gradient of the sum of its squares."""
+    real = slice(None) if mask is None else mask.bool().to(u.device)
+    devices = [u.device] if u.device.type == "cuda" else []
+    with torch.random.fork_rng(devices, enabled=mixer.training):
+        if mixer.training:  # Both runs draw the same numbers.
+            torch.manual_seed(0)
+        v = u.detach().requires_grad_(torch.is_grad_enabled())
+        y = compute(v)
+        y = (y[0] if isinstance(y, tuple) else y)[real]
+        if not y.requires_grad:
+            return [y] if not torch.is_grad_enabled() else [y, torch.zeros_like(u)[real]]
+        (gradient,) = torch.autograd.grad(y.square().sum(), v, allow_unused=True, materialize_grads=True)
+    return [y.detach(), gradient[real]]

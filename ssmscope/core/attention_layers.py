@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from ssmscope.core.intercept import observe, override_forward, twin
 from ssmscope.core.mixers import arguments, is_bidirectional, mixers
-from ssmscope.core.states import alone
-from ssmscope.core.trace import LayerState
+from ssmscope.core.trace import Earlier, LayerState, alone
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -66,8 +65,7 @@ def attention_numbers(module: nn.Module) -> tuple[int, ...]:
 
 
 def keeps_caches(module: Any) -> bool:
-    """Return True if every part of a model that reads earlier tokens keeps a state, or keys and values, to continue
-    from."""
+    """Return True if every part of a model that reads earlier tokens keeps a state to continue from."""
     if is_bidirectional(module):
         return False
     found = attention_layers(module)
@@ -115,7 +113,7 @@ def attending(
     module: Any,
     *,
     mask: Tensor | None = None,
-    states: Sequence[LayerState] | None = None,
+    states: Earlier = None,
     keep: list[LayerState] | None = None,
     see: Callable[[int, Tensor], None] | None = None,
 ) -> Iterator[None]:
@@ -175,14 +173,14 @@ class _Run:
         mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if self.mask is None else self.mask
         real = mask.to(hidden.device)
         own = real * torch.arange(1, real.shape[1] + 1, device=real.device)
-        before = None if state is None else state.places.to(own.device)
-        places = own if before is None else torch.cat([before, _behind(own, before)], dim=1)
+        places = own
+        if state is not None:
+            before = state.places.to(own.device)
+            places = torch.cat([before, torch.where(own > 0, own + before.amax(1, keepdim=True), 0)], dim=1)
         if not all(each is None for each in (state, self.change, self.see)):
-            reads = (
-                _causal(part, places, own.shape[1]) if state is not None else _read(named.get("attention_mask"), own)
-            )
-            if self.change is not None:
-                reads = self.change(number, part, reads)
+            mask = named.get("attention_mask")
+            reads = _read(mask, own) if state is None else _causal(part, places, own.shape[1])
+            reads = reads if self.change is None else self.change(number, part, reads)
             least = torch.finfo(hidden.dtype).min
             named["attention_mask"] = torch.zeros_like(reads, dtype=hidden.dtype).masked_fill(~reads, least)
         after = _Cache(state)
@@ -207,9 +205,8 @@ def _eager(part: nn.Module) -> Callable[..., Any]:
 
 
 class _Cache:
-    """Cache that a layer asks for the keys and values to attend to, (batch, heads, keys, width). A layer with a
-    convolution before them finds its last inputs in `tail`, (batch, taps − 1, channels), and puts those after the run
-    there."""
+    """Cache of the keys and values to attend to, (batch, heads, keys, width). A layer with a convolution before them
+    finds its last inputs in `tail`, (batch, taps − 1, channels), and puts those after the run there."""
 
     def __init__(self, before: AttentionState | None) -> None:
         self.before = before
@@ -227,11 +224,6 @@ class _Cache:
         real = places.any(0)
         keys, values = (t.transpose(1, 2)[:, real] for t in (self.keys, self.values))
         return alone(AttentionState(self.tail, (), keys, values, places[:, real]))
-
-
-def _behind(own: Tensor, before: Tensor) -> Tensor:
-    """Return places (batch, length) counted on from those before; 0 stays 0."""
-    return torch.where(own > 0, own + before.amax(1, keepdim=True), 0)
 
 
 def _causal(part: nn.Module, places: Tensor, queries: int) -> Tensor:

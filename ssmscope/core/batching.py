@@ -1,4 +1,4 @@
-"""Batches of texts by length."""
+"""How many tokens run at once, and batches of texts by length."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ TOKENS_AT_ONCE = 4096
 """Tokens, padding included, that run together on a CPU, where larger batches are slower."""
 GPU_BATCH_FACTOR = 16
 """Ratio of the tokens that run together on a GPU and on a CPU."""
+MAX_NUMBERS_KEPT = 2**29
+"""Numbers that a batch may keep: 2 GiB of float32."""
 
 
-def tokens_at_once(device: torch.device) -> int:
-    """Return the default number of tokens, padding included, that run together on a device."""
-    return TOKENS_AT_ONCE * (1 if device.type == "cpu" else GPU_BATCH_FACTOR)
+def tokens_at_once(device: torch.device, kept: float = 0, room: float = MAX_NUMBERS_KEPT) -> int:
+    """Return the number of tokens, padding included, that run together on a device: fewer where so many numbers are
+    `kept` of each that no more have `room`."""
+    most = TOKENS_AT_ONCE * (1 if device.type == "cpu" else GPU_BATCH_FACTOR)
+    return max(1, min(most, int(room / kept)) if kept else most)
 
 
 def by_length(
@@ -29,13 +33,11 @@ def by_length(
     padding: int | None = None,
     longest_first: bool = False,
 ) -> Iterator[list[int]]:
-    """Yield rows that run together: of similar length, and with at most `tokens` tokens including padding, or a single
-    one.
+    """Yield rows that run together: of similar length, and with at most `tokens` tokens including padding, by default
+    `TOKENS_AT_ONCE`, or a single one.
 
     Args:
-        lengths: lengths of all rows.
-        tokens: maximum tokens per batch, by default `TOKENS_AT_ONCE`.
-        rows: numbers of the rows; by default all.
+        rows: numbers of the rows, whose lengths are in `lengths`; by default all.
         size: fixed number of rows per batch, in place of `tokens`.
         most: maximum number of rows per batch.
         padding: maximum tokens of padding per batch.

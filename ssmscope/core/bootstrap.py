@@ -39,12 +39,8 @@ class Estimate:
 
 def with_intervals(**found: Estimate | None) -> dict[str, float]:
     """Return columns of a table: each number under its name, the ends of its interval under NAME_low and NAME_high."""
-    return {
-        name + end: number
-        for name, one in found.items()
-        if one is not None
-        for end, number in (("", one.value), ("_low", one.low), ("_high", one.high))
-    }
+    known = {name: (one.value, one.low, one.high) for name, one in found.items() if one is not None}
+    return {name + end: number for name, one in known.items() for end, number in zip(("", "_low", "_high"), one)}
 
 
 def interval_columns(names: Iterable[str]) -> list[str]:
@@ -83,10 +79,8 @@ def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
 
 
 def estimate(rows: Float[np.ndarray, " rows"]) -> Estimate:
-    """Return the first row as the value, the 2.5 and 97.5 percentiles of the others as its interval.
-
-    Resamples in which the number is not defined are left out; a value that is not defined has no interval.
-    """
+    """Return the first row as the value, the 2.5 and 97.5 percentiles of the others as its interval. Resamples in which
+    the number is not defined are left out; a value that is not defined has no interval."""
     spread = rows[1:][~np.isnan(rows[1:])]
     if math.isnan(rows[0]) or not len(spread):
         return Estimate(float(rows[0]), math.nan, math.nan)
@@ -115,3 +109,15 @@ def resampled_means(
     both = np.concatenate([np.where(defined, columns, 0.0), defined], axis=1)
     sums = resampled_sums(both, resamples=resamples, seed=seed)
     return ratio(*np.split(sums, 2, axis=1))
+
+
+def wilson_interval(correct: int, total: int) -> tuple[float, float]:
+    """Compute the 95 % score interval of a proportion (Wilson 1927), which stays within [0, 1].
+
+    (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
+    """
+    p, z = correct / total, 1.959963984540054
+    centre, scale = p + z * z / (2 * total), 1 + z * z / total
+    spread = z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
+    # At the ends the two terms cancel up to rounding.
+    return (centre - spread) / scale if correct > 0 else 0.0, (centre + spread) / scale if correct < total else 1.0

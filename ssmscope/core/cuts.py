@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,37 +17,35 @@ from ssmscope.core.linearized import check_level
 from ssmscope.core.mixers import adapter_for, linearize
 from ssmscope.ops import Recurrence, Scan
 
+Positions = Sequence[int] | Tensor
+Numbers = Sequence[int] | None
+Rows = Mapping[int, Tensor] | None
+
 
 def cut_edges(
-    sources: Sequence[int] | Tensor,
-    targets: Sequence[int] | Tensor,
+    sources: Positions,
+    targets: Positions,
     *,
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    recurrences: Sequence[int] | None = None,
+    layers: Numbers = None,
+    heads: Numbers = None,
+    recurrences: Numbers = None,
     level: str = "ssm",
-    rows: Mapping[int, Tensor] | None = None,
+    rows: Rows = None,
 ) -> Edit:
     """Cut the edges from source tokens to target tokens: targets do not read what sources wrote into the state.
 
     In y_t = Σ_s α[t, s] x_s + D x_t the terms with s among the sources are removed at every t among the targets
-    (attention knockout, Geva et al. 2023, on the implicit attention of Differential Mamba, Eq. 8). It is one scan of
-    the sources' writes alone, and exact. The skip D x_t stays, which passes no state; at the level "block" it holds a
-    part of the few tokens before t, which the convolution mixed into x_t. Everything else, gate and norm included, is
-    computed from the rest.
+    (attention knockout, Geva et al. 2023, on the implicit attention of Differential Mamba, Eq. 8), exactly, by one scan
+    of the sources' writes alone. The skip D x_t stays; at the level "block" it holds a part of the few tokens before t,
+    which the convolution mixed into x_t. Everything else, gate and norm included, is computed from the rest.
 
     Args:
         sources, targets: positions, or (batch, length) bool.
-        layers: layers whose edges are cut; all by default.
-        heads: heads whose edges are cut; all by default.
-        recurrences: recurrences of a layer whose edges are cut, by their numbers in its trace, borrowed ones of a
-            GroupMamba's module after its own; all by default.
+        layers, heads, recurrences: those whose edges are cut; all by default. A layer's recurrences go by their numbers
+            in its trace, borrowed ones of a GroupMamba's module after its own.
         level: "ssm" cuts what is written into the state at a source; "block" a source's share of the convolution's
             input, which is written at the tokens after it too (its activation frozen).
         rows: by layer, the rows whose edges are cut, (batch,) or (batch, heads) bool; all by default.
-
-    Raises:
-        InputError: if there is no such level.
     """
     check_level(level)
 
@@ -78,30 +76,17 @@ def cut_edges(
         each = enumerate(zip(scans, layer.recurrences))
         return tuple(scan._replace(y=scan.y - part(number, recurrence)) for number, (scan, recurrence) in each)
 
-    more = {"recurrences": recurrences and list(recurrences), "level": level}
-    return _edit("scans", change, sources, targets, layers, heads, rows, more)
+    ends, of = {"sources": sources, "targets": targets}, recurrences and list(recurrences)
+    return _edit("scans", change, ends, layers, heads, rows, recurrences=of, level=level)
 
 
-def cut_convolution(
-    sources: Sequence[int] | Tensor,
-    targets: Sequence[int] | Tensor,
-    *,
-    layers: Sequence[int] | None = None,
-    rows: Mapping[int, Tensor] | None = None,
-) -> Edit:
+def cut_convolution(sources: Positions, targets: Positions, *, layers: Numbers = None, rows: Rows = None) -> Edit:
     """Cut the convolution's edges from source tokens to target tokens: their taps there are zero.
 
     The convolution's outputs at the targets, and everything made of them (x, B, C and, where it is convolved or comes
     from x, Δ), are those of inputs that are zero at the sources. A token still reads itself. It is exact. Together
-    with `cut_edges` only a token's decay remains: how much it makes the state forget.
-
-    Args:
-        sources, targets: positions in the run, or (batch, length) bool.
-        layers: layers whose taps are cut; all by default.
-        rows: by layer, the rows whose taps are cut, (batch,) bool; all by default.
-
-    Raises:
-        InputError: as the run meets a layer without a convolution.
+    with `cut_edges`, whose arguments these are, only a token's decay remains: how much it makes the state forget.
+    Raises InputError as the run meets a layer without a convolution.
     """
 
     def change(reads: Tensor, site: Site) -> Tensor:
@@ -113,26 +98,16 @@ def cut_convolution(
         own = _heads_cut(1, site, None, rows, reads.device).unsqueeze(-1)
         return reads & ~(before & read.unsqueeze(-1) & own)[:, site.start :]
 
-    return _edit("taps", change, sources, targets, layers, None, rows, {})
+    return _edit("taps", change, {"sources": sources, "targets": targets}, layers, None, rows)
 
 
 def cut_attention(
-    sources: Sequence[int] | Tensor,
-    targets: Sequence[int] | Tensor,
-    *,
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    rows: Mapping[int, Tensor] | None = None,
+    sources: Positions, targets: Positions, *, layers: Numbers = None, heads: Numbers = None, rows: Rows = None
 ) -> Edit:
     """Cut the edges from source tokens to target tokens in layers of softmax attention, by a mask on the scores.
 
-    The softmax is over the other edges (attention knockout, Geva et al. 2023). A token still reads itself.
-
-    Args:
-        sources, targets: positions in the run, or (batch, length) bool.
-        layers: layers whose edges are cut, counted among the layers of attention; all by default.
-        heads: heads of queries whose edges are cut; all by default.
-        rows: by layer, the rows whose edges are cut, (batch,) or (batch, heads) bool; all by default.
+    The softmax is over the other edges (attention knockout, Geva et al. 2023). A token still reads itself. Arguments
+    are those of `cut_edges`; layers are counted among the layers of attention, and heads are those of queries.
     """
 
     def change(reads: Tensor, site: Site) -> Tensor:
@@ -144,10 +119,10 @@ def cut_attention(
         edges = torch.cat([edges.new_zeros(batch, length, keys - length), edges], dim=2)
         return reads & ~(edges.unsqueeze(1) & own[:, :, None, None])
 
-    return _edit("attention", change, sources, targets, layers, heads, rows, {})
+    return _edit("attention", change, {"sources": sources, "targets": targets}, layers, heads, rows)
 
 
-def _at(chosen: Sequence[int] | Tensor, batch: int, length: int, device: torch.device) -> Tensor:
+def _at(chosen: Positions, batch: int, length: int, device: torch.device) -> Tensor:
     """Return positions as (batch, length) bool."""
     if isinstance(chosen, Tensor):
         return chosen.to(device)
@@ -156,13 +131,7 @@ def _at(chosen: Sequence[int] | Tensor, batch: int, length: int, device: torch.d
     return found
 
 
-def _heads_cut(
-    count: int,
-    site: Site,
-    heads: Sequence[int] | None,
-    rows: Mapping[int, Tensor] | None,
-    device: torch.device,
-) -> Tensor:
+def _heads_cut(count: int, site: Site, heads: Numbers, rows: Rows, device: torch.device) -> Tensor:
     """Return a mask of the heads and rows whose edges a layer cuts, (batch or 1, heads) bool."""
     own = torch.ones(1, count, dtype=torch.bool, device=device)
     if heads is not None:
@@ -175,23 +144,15 @@ def _heads_cut(
 
 
 def _edit(
-    place: Place,
-    change: Callable[[Any, Site], Any],
-    sources: Sequence[int] | Tensor,
-    targets: Sequence[int] | Tensor,
-    layers: Sequence[int] | None,
-    heads: Sequence[int] | None,
-    rows: Mapping[int, Tensor] | None,
-    more: Mapping[str, Any],
+    place: Place, change: Any, ends: Mapping[str, Positions], layers: Numbers, heads: Numbers, rows: Rows, **more: Any
 ) -> Edit:
-    tensors = [each if isinstance(each, Tensor) else None for each in (sources, targets)]
     options: dict[str, Any] = {
-        name: "by row" if isinstance(each, Tensor) else list(each)
-        for name, each in (("sources", sources), ("targets", targets))
+        name: "by row" if isinstance(each, Tensor) else list(each) for name, each in ends.items()
     }
     options |= {"heads": heads and list(heads), **more}
     where = tuple(rows) if layers is None and rows is not None else layers
     where = None if where is None else tuple(where)
+    tensors = [each if isinstance(each, Tensor) else None for each in ends.values()]
     key = digest([place, where, options], [*tensors, *(rows or {}).values()])
     return Edit("edges cut", place, change, where, options=options, key=key)
 

@@ -24,17 +24,17 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ssmscope.core.attention_layers import attention_changed, attention_layers
 from ssmscope.core.intercept import Before, observe
-from ssmscope.core.mixers import Compute, Visit, adapter_for, computed_by, fast_scan, mixers, terms_of
+from ssmscope.core.mixers import Compute, Edits, adapter_for, computed_by, fast_scan, mixers, state_after, terms_of
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.ops.order import check_one_way
+from ssmscope.ops.recurrence import check_one_way
 
 Place = Literal["residual", "input", "convolution", "taps", "terms", "state", "scans", "output", "attention"]
 PLACES: tuple[str, ...] = get_args(Place)
@@ -87,8 +87,7 @@ class Edit:
         options: arguments that it was made with, for the provenance.
         key: identifier that differs between edits with different effects.
 
-    Raises:
-        InputError: if there is no such place, or if `after` is missing for "state" or given for another place.
+    Raises InputError if there is no such place, or if `after` is missing for "state" or given for another place.
     """
 
     name: str
@@ -117,11 +116,6 @@ class Edit:
         return self.layers is None or layer in self.layers
 
 
-class _HasModule(Protocol):
-    @property
-    def module(self) -> Any: ...
-
-
 _active: ContextVar[Mapping[int, tuple[Edit, ...]]] = ContextVar("edits", default=MappingProxyType({}))
 """Edits of this thread's runs, by the id of the model's module."""
 
@@ -132,18 +126,12 @@ def edits_of(module: nn.Module) -> tuple[Edit, ...]:
 
 
 @contextmanager
-def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
+def edited(model: Any, edits: Edit | Sequence[Edit]) -> Iterator[None]:
     """Edit every run of the model within the context, in this thread alone, whoever starts the run.
 
-    Edits of an outer context act before these. On leaving, and after an error, the model runs as before.
-
-    Args:
-        model: the model.
-        edits: applied in this order where they meet.
-
-    Raises:
-        InputError: if there is no such layer, or one layer has edits of both "state" and "scans", whose scans would be
-            in pieces; as it runs, if the model fills a cache, or no token comes after an edited state.
+    Edits are applied in this order where they meet, those of an outer context before. Raises InputError if there is no
+    such layer, or one layer has edits of both "state" and "scans", whose scans would be in pieces; as it runs, if the
+    model fills a cache, or no token comes after an edited state.
     """
     module, found = model.module, mixers(model.module)
     new = (edits,) if isinstance(edits, Edit) else tuple(edits)
@@ -156,7 +144,7 @@ def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
             which = f"the layers 0 to {known - 1}" if known else "no layers of softmax attention"
             raise InputError(f"{edit.name}: there is no layer {absent[0]}; the model has {which}")
     instead: dict[int, Compute] = {}
-    edit_conv_input: dict[int, Callable[[Tensor], Tensor]] = {}
+    conv_inputs: dict[int, Callable[[Tensor], Tensor]] = {}
     taps: dict[int, Callable[[Tensor], Tensor]] = {}
     blocks: list[tuple[nn.Module, Before]] = []
     for index, (mixer, block) in enumerate(zip(found, blocks_of(module))):
@@ -164,30 +152,28 @@ def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
         if layer.at("state") and layer.at("scans"):
             raise InputError(f"layer {index}: a state and its scans cannot be edited in one run; edit one of them")
         instead[id(mixer)] = layer.compute
-        edit_conv_input |= layer.of_convolutions("convolution")
+        conv_inputs |= layer.of_convolutions("convolution")
         taps |= layer.of_convolutions("taps")
         own = replace(layer, edits=tuple(edit for edit in new if edit.acts_in(index)))
         if own.at("residual"):  # Those of an outer context are on the block already.
             blocks.append((block, own.enter))
 
+    def change(layer: int, part: nn.Module, reads: Tensor) -> Tensor:
+        for edit in attention:
+            reads = edit.change(reads, Site(layer, part)) if edit.acts_in(layer) else reads
+        return reads
+
     token = _active.set(MappingProxyType({**_active.get(), id(module): every}))
     try:
         with ExitStack() as around:
-            around.enter_context(computed_by(instead, edit_conv_input, taps))
+            around.enter_context(computed_by(Edits(instead, conv_inputs, taps)))
             around.enter_context(observe(before=blocks))
             around.enter_context(fast_scan(module))
             if attention:
-                around.enter_context(attention_changed(module, partial(_read_by, attention)))
+                around.enter_context(attention_changed(module, change))
             yield
     finally:
         _active.reset(token)
-
-
-def _read_by(edits: Sequence[Edit], layer: int, part: nn.Module, reads: Tensor) -> Tensor:
-    """Return the mask of keys read by queries of an attention layer, under its edits."""
-    for edit in edits:
-        reads = edit.change(reads, Site(layer, part)) if edit.acts_in(layer) else reads
-    return reads
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -201,12 +187,6 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
         numbered = [at for at, part in enumerate(parts) if part.isdigit()]
         found.append(named[".".join(parts[: numbered[-1] + 1])] if numbered else mixer)
     return found
-
-
-def _convolved(mixer: nn.Module) -> list[nn.Module]:
-    """Return the parts of a layer that have a convolution of their own, to which `mixers.edit_conv_input` applies."""
-    inner = [found for child in mixer.children() for found in mixers(child)]
-    return inner or [mixer]
 
 
 _starts: ContextVar[int] = ContextVar("start", default=0)
@@ -231,9 +211,10 @@ class _Layer:
         return value
 
     def of_convolutions(self, place: Place) -> dict[int, Callable[[Tensor], Tensor]]:
-        """Return changes to the inputs ("convolution") or masks ("taps") of its convolutions, by the id of their
-        mixers."""
-        parts = _convolved(self.mixer) if self.at(place) else ()
+        """Return changes to the inputs or masks ("taps") of its convolutions, by the id of their mixers."""
+        if not self.at(place):
+            return {}
+        parts = [part for child in self.mixer.children() for part in mixers(child)] or [self.mixer]
         return {id(part): partial(self.changed, place, part=number) for number, part in enumerate(parts)}
 
     def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -253,17 +234,9 @@ class _Layer:
         return self.changed("terms", layer)
 
     def compute(
-        self,
-        mixer: nn.Module,
-        u: Tensor,
-        mask: Tensor | None,
-        state: LayerState | None,
-        retention: bool,
-        visit: Visit | None,
-        own: bool,
+        self, mixer: nn.Module, u: Tensor, mask: Tensor | None, state: Any, retention: bool, visit: Any, own: bool
     ) -> Tensor:
-        """Return the mixer's output under the edits; the layer runs in pieces between tokens after which states are
-        edited."""
+        """Return the mixer's output; the layer runs in pieces between tokens after which states are edited."""
         if not own:
             raise InputError(
                 f"a forward pass was put on layer {self.index}, which an edited run cannot keep; take it off"
@@ -286,7 +259,7 @@ class _Layer:
                 scans = layer.scan(state, retention=retention)
                 if visit is not None and stop == length:
                     visit(self.index, layer, scans)
-                state = reader.state_after(mixer, layer, scans) if stop < length else state
+                state = state_after(mixer, layer, scans) if stop < length else state
                 outputs.append(reader.output(mixer, layer, self.changed("scans", scans, trace=layer)))
                 for edit in cuts.get(stop, ()):
                     state = edit.change(state, Site(self.index, mixer, stop))
@@ -295,13 +268,13 @@ class _Layer:
         return self.changed("output", outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1))
 
 
-def recompute_terms(model: _HasModule, edits: Sequence[Edit], index: int, u: Tensor, mask: Tensor | None) -> LayerTrace:
+def recompute_terms(model: Any, edits: Sequence[Edit], index: int, u: Tensor, mask: Tensor | None) -> LayerTrace:
     """Return a layer's terms under these edits, from the input that it had with them."""
     mixer = mixers(model.module)[index]
     if not edits:
         return terms_of(mixer, u, mask)
     layer = _Layer(index, mixer, tuple(edit for edit in edits if edit.acts_in(index)))
-    with computed_by({}, layer.of_convolutions("convolution"), layer.of_convolutions("taps")):
+    with computed_by(Edits({}, layer.of_convolutions("convolution"), layer.of_convolutions("taps"))):
         return layer.terms(u, mask)
 
 
@@ -336,15 +309,10 @@ def replaced(
         if rows is not None:
             chosen = rows[site.layer].to(like.device)
         else:
-            chosen = torch.zeros(
-                like.shape[:2] if heads is None else like.shape[:3], dtype=torch.bool, device=like.device
-            )
-            at = torch.arange(like.shape[1])[positions] if isinstance(positions, slice) else torch.as_tensor(positions)
-            chosen[:, at] = True
-            if heads is not None:
-                absent = torch.ones(like.shape[2], dtype=torch.bool)
-                absent[list(heads)] = False
-                chosen[:, :, absent] = False
+            places, own = torch.zeros(like.shape[1], dtype=torch.bool), torch.zeros(like.shape[2], dtype=torch.bool)
+            places[positions if isinstance(positions, slice) else list(positions)] = True
+            own[slice(None) if heads is None else list(heads)] = True
+            chosen = (places[:, None] & own).expand(like.shape[:3]).to(like.device)
         chosen = chosen.view(*chosen.shape, *[1] * (like.ndim - chosen.ndim))
         return torch.where(chosen, found.to(like), like)
 
@@ -365,8 +333,7 @@ def new_state(
     after: int, change: Callable[[LayerState, Site], LayerState], *, layers: Sequence[int] | None = None, name: str = ""
 ) -> Edit:
     """Change the state after token `after`, counted from 0; later tokens continue from it. The layer runs in pieces."""
-    own = None if layers is None else tuple(layers)
-    return Edit(name or "state replaced", "state", change, own, after)
+    return Edit(name or "state replaced", "state", change, None if layers is None else tuple(layers), after)
 
 
 def recorded(place: Place, into: dict[Any, Any], *, layers: Sequence[int] | None = None) -> Edit:

@@ -60,14 +60,11 @@ class Batch:
         longest = max(len(self.tokens[row]) for row in chosen)
         if longest == self.input_ids.shape[1] and list(chosen) == list(range(len(self.tokens))):
             return self
-        return Batch(
-            self.input_ids[list(chosen), :longest],
-            self.mask[list(chosen), :longest],
-            tuple(self.tokens[row] for row in chosen),
-            tuple(self.words[row] for row in chosen),
-            None if self.values is None else self.values[list(chosen)],
-            tuple(self.spelled[row] for row in chosen) if self.spelled else (),
-        )
+        own = list(chosen)
+        ids, mask = (t[own, :longest] for t in (self.input_ids, self.mask))
+        shown = (self.tokens, self.words, self.spelled)
+        tokens, words, spelled = (tuple(each[row] for row in own) if each else () for each in shown)
+        return Batch(ids, mask, tokens, words, None if self.values is None else self.values[own], spelled)
 
     def to(self, device: torch.device) -> Batch:
         values = None if self.values is None else self.values.to(device)
@@ -80,11 +77,12 @@ def encode(model: Model, texts: Any, ids: Any, values: Any, max_tokens: int | No
         if values is None and ids is None and isinstance(texts, Tensor | np.ndarray):
             texts, values = None, texts
         if values is None or texts is not None or ids is not None:
-            what = f"{model.name} reads pixels ({_images_read(model)}), not texts"
-            raise InputError(f"{what}: give it images, model.encode(values=…)")
-        form = {"dtype": next(model.module.parameters()).dtype, "shape": model.config.image_size}
-        form["patch"] = model.config.patch
-        return encode_values(values, model.channels, **form, max_tokens=max_tokens).to(model.device)
+            size, form = model.config.image_size, f"{model.channels} channel{'s' if model.channels != 1 else ''}"
+            form = f"{size[1]} × {size[0]} of {form}" if size else form
+            raise InputError(f"{model.name} reads pixels ({form}), not texts: give it images, model.encode(values=…)")
+        dtype, (size, patch) = next(model.module.parameters()).dtype, (model.config.image_size, model.config.patch)
+        found = encode_values(values, model.channels, dtype=dtype, shape=size, patch=patch, max_tokens=max_tokens)
+        return found.to(model.device)
     if values is not None:
         raise InputError(f"{model.name} reads tokens, not pixels: give texts or token ids")
     if (texts is None) == (ids is None):
@@ -102,22 +100,9 @@ def encode(model: Model, texts: Any, ids: Any, values: Any, max_tokens: int | No
     return encode_texts(words, model.tokenizer, model.vocabulary, max_tokens).to(model.device)
 
 
-def _images_read(model: Model) -> str:
-    """Return the size of a pixel classifier's images, as far as it is known, in words."""
-    size, channels = model.config.image_size, f"{model.channels} channel{'s' if model.channels != 1 else ''}"
-    return f"{size[1]} × {size[0]} of {channels}" if size else channels
-
-
 def texts_or_ids(given: Any) -> tuple[list[str] | None, list[list[int]] | None]:
-    """Return an input of texts as a list of texts, or as rows of token ids.
-
-    Args:
-        given: a text, or several in any sequence, array, series or generator; token ids of one text or of several, as
-            lists, arrays or tensors; or a tokenizer's output, whose padding is dropped.
-
-    Raises:
-        InputError: for anything else.
-    """
+    """Return texts in any sequence, array, series or generator, or one, as a list; or token ids of one text or of
+    several, or a tokenizer's output without its padding, as rows. Raises InputError for anything else."""
     advice = "give a text, a list of texts, token ids, or a tokenizer's output"
     if isinstance(given, str):
         return [given], None
@@ -197,11 +182,8 @@ def last_positions(mask: Tensor) -> Tensor:
 
 
 def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_tokens: int | None = None) -> Batch:
-    """Encode texts as one batch, with the tokenizer's own special tokens; tokens are shown as they are in the text.
-
-    Raises:
-        InputError: no text, an empty one, control characters, only unknown tokens, or more than `max_tokens` tokens.
-    """
+    """Encode texts as one batch, with the tokenizer's special tokens; tokens are shown as in the text. Raises
+    InputError for no text, an empty one, control characters, only unknown tokens, or more than `max_tokens` tokens."""
     if not texts:
         raise InputError("no text was given")
     ids: list[list[int]] = []
@@ -210,10 +192,14 @@ def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_toke
     spelled: list[Spelled] = []
     for number, text in enumerate(texts):
         which = f"text {number}" if len(texts) > 1 else "the text"
-        _check_text(text, which)
+        if not text.strip():
+            raise InputError(f"{which} is empty: give at least one word")
+        if control := _CONTROL.search(text):
+            code = f"U+{ord(control.group()):04X}"
+            raise InputError(f"{which} has the control character {code} at position {control.start()}: remove it")
         check_characters(text, max_tokens, which)
-        options = {"return_offsets_mapping": tokenizer.is_fast, "return_special_tokens_mask": True}
-        encoded = tokenize(tokenizer, text, named=which, **options)
+        fast = {"return_offsets_mapping": tokenizer.is_fast}
+        encoded = tokenize(tokenizer, text, named=which, return_special_tokens_mask=True, **fast)
         row, special = encoded["input_ids"], encoded["special_tokens_mask"]
         check_tokens(len(row), max_tokens, which)
         content = [i for i, s in zip(row, special) if not s or i == tokenizer.unk_token_id]
@@ -237,10 +223,7 @@ def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_toke
 
 def spelled_out(rows: Sequence[Sequence[int]], tokenizer: Any, vocabulary: int) -> list[str] | None:
     """Return the texts that a tokenizer encodes as these ids; None if it encodes its own decoding of them differently.
-
-    Raises:
-        InputError: an id outside the vocabulary.
-    """
+    Raises InputError for an id outside the vocabulary."""
     _check_range(rows, vocabulary, "the given ids hold")
     texts = [tokenizer.decode(list(row), skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]
     try:
@@ -253,11 +236,8 @@ def spelled_out(rows: Sequence[Sequence[int]], tokenizer: Any, vocabulary: int) 
 def encode_ids(
     rows: Sequence[Sequence[int]], vocabulary: int, tokenizer: Any = None, max_tokens: int | None = None
 ) -> Batch:
-    """Encode token ids as one batch, without adding special tokens.
-
-    Raises:
-        InputError: no id, one outside the vocabulary, or more than `max_tokens`.
-    """
+    """Encode token ids as one batch, without adding special tokens. Raises InputError for no id, one outside the
+    vocabulary, or more than `max_tokens`."""
     if not rows or any(not row for row in rows):
         raise InputError("no token id was given")
     for number, row in enumerate(rows):
@@ -285,16 +265,13 @@ def encode_values(
     patch: Sequence[int] | None = None,
     max_tokens: int | None = None,
 ) -> Batch:
-    """Encode pixels (n, length, channels), or one image (length, channels), as one batch with the class token after
-    them.
+    """Encode pixels (n, length, channels) or (length, channels) as one batch with the class token after them.
 
     Of a model that reads patches, `patch` pixels wide and so many apart, `channels` are those of a patch's pixels, and
     `shape` is that of the patches; images may be given as pixels too. Whole numbers are uint8 and divided by 255;
     floats stay as they are. Tokens are called "row,column" where `shape` (height, width) is that of the images, and by
-    their position elsewhere.
-
-    Raises:
-        InputError: another shape or dtype, numbers that are not finite, or more than `max_tokens` tokens.
+    their position elsewhere. Raises InputError for another shape or dtype, numbers that are not finite, or more than
+    `max_tokens` tokens.
     """
     given = values
     if isinstance(values, np.ndarray) and (native := values.dtype.newbyteorder("=")) in _NUMBERS:
@@ -310,29 +287,21 @@ def encode_values(
         raise InputError(f"{what} {tuple(given.shape)} were given; the model reads (images, length, {channels})")
     images, length = given.shape[:2]
     if max_tokens is not None and length + 1 > max_tokens:
-        raise InputError(
-            f"an image has {length + 1:,} tokens, more than the limit of {max_tokens:,} (a token is a "
-            f"{'pixel' if patch is None else 'patch'}, the last one the class token): raise max_tokens=…"
-        )
+        over = f"an image has {length + 1:,} tokens, more than the limit of {max_tokens:,}"
+        each = f"a token is a {'pixel' if patch is None else 'patch'}, the last one the class token"
+        raise InputError(f"{over} ({each}): raise max_tokens=…")
     pixels = given.to(dtype) / 255 if given.dtype == torch.uint8 else given.to(dtype)
     if not bool(pixels.isfinite().all()):
         raise InputError("the pixels hold numbers that are not finite; give floats in 0…1")
-    if shape is not None and shape[0] * shape[1] == length:
-        names = (*(f"{at // shape[1]},{at % shape[1]}" for at in range(length)), CLASS_TOKEN)
-    else:
-        names = (*map(str, range(length)), CLASS_TOKEN)
-    return Batch(
-        input_ids=torch.zeros(images, length + 1, dtype=torch.long),
-        mask=torch.ones(images, length + 1, dtype=torch.bool),
-        tokens=(names,) * images,
-        words=((*range(length), None),) * images,
-        values=pixels,
-    )
+    across = shape[1] if shape is not None and shape[0] * shape[1] == length else None
+    names = (str(at) if across is None else f"{at // across},{at % across}" for at in range(length))
+    tokens, words = ((*names, CLASS_TOKEN),) * images, ((*range(length), None),) * images
+    ids, mask = (torch.zeros(images, length + 1, dtype=kind) for kind in (torch.long, torch.bool))
+    return Batch(ids, ~mask, tokens, words, values=pixels)
 
 
 def image_form(channels: int, shape: Sequence[int], patch: Sequence[int] | None) -> tuple[int, tuple[int, int]]:
-    """Return the channels and (height, width) of a pixel classifier's images; its `shape` is that of its tokens, pixels
-    or patches."""
+    """Return the channels and (height, width) of images, from the `shape` of their tokens, pixels or patches."""
     if patch is None:
         return channels, (shape[0], shape[1])
     size, step = patch
@@ -355,16 +324,6 @@ def as_images(values: Tensor, shape: Sequence[int], patch: Sequence[int] | None)
     return images if patch is None else images.unflatten(-1, (patch[0] ** 2, -1)).mean(-2)
 
 
-def _check_text(text: str, which: str) -> None:
-    if not text.strip():
-        raise InputError(f"{which} is empty: give at least one word")
-    control = _CONTROL.search(text)
-    if control:
-        raise InputError(
-            f"{which} has the control character U+{ord(control.group()):04X} at position {control.start()}: remove it"
-        )
-
-
 def check_characters(text: str, max_tokens: int | None, which: str) -> None:
     """Raise InputError if a text is too long for so many tokens, without tokenizing it."""
     if max_tokens is not None and len(text) > MAX_CHARACTERS_PER_TOKEN * max_tokens:
@@ -377,10 +336,8 @@ def check_characters(text: str, max_tokens: int | None, which: str) -> None:
 def check_tokens(number: int, max_tokens: int | None, which: str) -> None:
     """Raise InputError if there are more than `max_tokens` tokens."""
     if max_tokens is not None and number > max_tokens:
-        raise InputError(
-            f"{which} has {number:,} tokens, more than the limit of {max_tokens:,}: shorten or split it, or raise "
-            "max_tokens=…"
-        )
+        said = f"{which} has {number:,} tokens, more than the limit of {max_tokens:,}: shorten or split it, or raise"
+        raise InputError(f"{said} max_tokens=…")
 
 
 def _check_range(rows: Sequence[Sequence[int]], vocabulary: int, who: str) -> None:

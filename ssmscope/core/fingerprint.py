@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -21,59 +21,28 @@ GPU_STEP_FACTOR = 2**8
 """Ratio of the words multiplied at once on a GPU and on a CPU."""
 WORDS_PER_ROW = 2**16
 """Words in a row: a word's factor is that of its place in the row times that of the row."""
-MAX_SMALL_WORDS = WORDS_PER_ROW // 4
-"""Words of a tensor that is summed together with others."""
 
 
 def versions(weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> dict[str, int]:
-    """Return a 64-bit hash of the bytes of every weight, and of every setting of `adapters`, by name.
-
-    Bytes are read because no counter sees every write to a tensor: `p.data.mul_(2)` changes none. On a GPU the hash is
-    that of `hashes`, on a CPU another.
-
-    Raises:
-        InputError: for weights that are not in memory.
-    """
-    return versions_async(weights, settings)()
-
-
-def versions_async(
-    weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None
-) -> Callable[[], dict[str, int]]:
-    """Return a function that gives `versions`; a GPU starts on its part now, and is waited for at the call.
-
-    Raises:
-        InputError: as `versions`.
-    """
-    there = {
-        name: value for name, value in weights.items() if isinstance(value, Tensor) and value.device.type == "cuda"
-    }
-    on_gpus = _hashes_async(there)
-
-    def all_of_them() -> dict[str, int]:
-        found = on_gpus()
-        for name, value in weights.items():
-            if name in there:
-                continue
+    """Return a 64-bit hash of the bytes of every weight, and of every setting of `adapters`, by name. Bytes are read
+    because no counter sees every write to a tensor: `p.data.mul_(2)` changes none. On a GPU the hash is that of
+    `hashes`, on a CPU another. Raises InputError for weights that are not in memory."""
+    found = hashes({name: t for name, t in weights.items() if isinstance(t, Tensor) and t.device.type == "cuda"})
+    for name, value in weights.items():
+        if name not in found:
             digest = xxhash.xxh3_64()
             for part in _parts(value, name):
                 digest.update(part)
             found[name] = digest.intdigest()
-        for name, setting in (settings or {}).items():
-            said = json.dumps(setting, sort_keys=True, default=str)
-            found[f"adapter {name}"] = xxhash.xxh3_64_intdigest(said.encode())
-        return found
-
-    return all_of_them
+    for name, setting in (settings or {}).items():
+        said = json.dumps(setting, sort_keys=True, default=str)
+        found[f"adapter {name}"] = xxhash.xxh3_64_intdigest(said.encode())
+    return found
 
 
 def fingerprint(config: Any, weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> str:
     """Return a hash over the configuration, every weight and every setting of `adapters`, 16 hexadecimal digits, the
-    same on every device.
-
-    Raises:
-        InputError: for weights that are not in memory.
-    """
+    same on every device. Raises InputError for weights that are not in memory."""
     digest = hashlib.blake2b(json.dumps(essence(config), sort_keys=True, default=str).encode(), digest_size=8)
     words = hashes({name: value for name, value in weights.items() if isinstance(value, Tensor)})
     for name in sorted(weights):
@@ -90,8 +59,7 @@ def fingerprint(config: Any, weights: Mapping[str, Any], settings: Mapping[str, 
 
 
 def adapters(module: nn.Module) -> dict[str, Any]:
-    """Return the settings of adapters (peft's) that decide what they add besides their weights: active, merged, off,
-    scale."""
+    """Return the settings that decide what adapters (peft's) add: active, merged, off, scale."""
     names = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
     found = {}
     for path, part in module.named_modules():
@@ -101,26 +69,18 @@ def adapters(module: nn.Module) -> dict[str, Any]:
 
 
 def check_finite(module: nn.Module, name: str) -> None:
-    """Raise InputError if a model is damaged.
-
-    Raises:
-        InputError: naming a weight that is NaN or infinite, or one that is not in memory.
-    """
+    """Raise InputError if a model is damaged."""
     for path, parameter in module.named_parameters():
         if parameter.device.type == "meta":
-            raise InputError(
-                f"{name}: the weights of {path} are not in memory (offloaded, or on the device meta); load the model "
-                "whole, on a CPU or a GPU"
-            )
+            said = f"{name}: the weights of {path} are not in memory (offloaded, or on the device meta); load the model"
+            raise InputError(f"{said} whole, on a CPU or a GPU")
         values = parameter.detach()
         # The sum is finite for nearly all weights and three times as fast; it may overflow for some that are.
         if values.is_floating_point() and not bool(values.sum(dtype=torch.float32).isfinite()):
             wrong = int((~values.isfinite()).sum())
             if wrong:
-                raise InputError(
-                    f"{name} is damaged: {wrong:,} of the {values.numel():,} numbers of {path} are not finite, "
-                    "and no answer would be"
-                )
+                said = f"{name} is damaged: {wrong:,} of the {values.numel():,} numbers of {path} are not finite,"
+                raise InputError(f"{said} and no answer would be")
 
 
 def _parts(value: Any, name: str) -> Iterator[Any]:
@@ -137,11 +97,7 @@ def _parts(value: Any, name: str) -> Iterator[Any]:
 
 
 def _bytes(value: Tensor, name: str) -> Tensor:
-    """Return the bytes of a tensor, on its device.
-
-    Raises:
-        InputError: for one that is not in memory.
-    """
+    """Return the bytes of a tensor, on its device."""
     if value.device.type == "meta":
         raise InputError(f"the weights of {name} are not in memory (offloaded, or on the device meta): load them")
     value = value.detach()
@@ -150,58 +106,28 @@ def _bytes(value: Tensor, name: str) -> Tensor:
 
 def hashes(values: Mapping[str, Tensor]) -> dict[str, int]:
     """Return a 64-bit hash of the bytes of every tensor, computed on its device and the same on all: Σ word · row's
-    factor · column's factor over its 32-bit words modulo 2⁶⁴, the factors drawn once and odd.
-
-    A change of one word always shows, and of several but for a chance of about 2⁻³².
-
-    Raises:
-        InputError: for weights that are not in memory.
-    """
-    return _hashes_async(values)()
-
-
-def _hashes_async(values: Mapping[str, Tensor]) -> Callable[[], dict[str, int]]:
-    by_device: dict[torch.device, dict[str, Tensor]] = {}
-    for name, value in values.items():
-        flat = _bytes(value, name)
-        odd = len(flat) % 4
-        if odd or flat.data_ptr() % 4:
-            flat = torch.cat([flat, flat.new_zeros(4 - odd)])
-        by_device.setdefault(value.device, {})[name] = flat.view(torch.int32)
-    found: list[tuple[list[str], Tensor]] = []
-    for device, own in by_device.items():
-        rows, columns = _factors(device)
-        small = {name: words for name, words in own.items() if len(words) <= MAX_SMALL_WORDS}
-        large = {name: words for name, words in own.items() if len(words) > MAX_SMALL_WORDS}
-        if small:
-            found.append(([*small], _sums_of_small(list(small.values()), columns) * rows[0]))
-        if large:
-            found.append(([*large], torch.stack([_sum_of_words(words, rows, columns) for words in large.values()])))
-    return lambda: {name: word for names, sums in found for name, word in zip(names, sums.tolist(), strict=True)}
+    factor · column's factor over its 32-bit words modulo 2⁶⁴, the factors drawn once and odd. A change of one word
+    always shows, and of several but for a chance of about 2⁻³². Raises InputError for weights that are not in
+    memory."""
+    found: dict[str, int] = {}
+    for device in {value.device for value in values.values()}:
+        own = {name: value for name, value in values.items() if value.device == device}
+        sums = torch.stack([_sum_of_words(_bytes(value, name)) for name, value in own.items()])  # One wait for a GPU.
+        found |= dict(zip(own, sums.tolist()))
+    return found
 
 
-def _sums_of_small(values: list[Tensor], columns: Tensor) -> Tensor:
-    """Return Σ word · column's factor of each tensor of at most a row, in few kernel launches for all of them."""
-    lengths = torch.tensor([len(words) for words in values])
-    ends = lengths.cumsum(0).to(columns.device)
-    starts = (ends - lengths.to(ends)).repeat_interleave(lengths.to(ends), output_size=int(lengths.sum()))
-    places = torch.arange(len(starts), device=columns.device) - starts
-    sums = pad((torch.cat(values) * columns[places]).cumsum(0), (1, 0))  # These sums are modulo 2⁶⁴.
-    return sums[ends] - sums[ends - lengths.to(ends)]
-
-
-def _sum_of_words(words: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def _sum_of_words(flat: Tensor) -> Tensor:
+    odd = len(flat) % 4
+    words = (pad(flat, (0, 4 - odd)) if odd or flat.data_ptr() % 4 else flat).view(torch.int32)
+    rows, columns = _factors(words.device)
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     step = WORDS_PER_STEP * (1 if words.device.type == "cpu" else GPU_STEP_FACTOR)
     for start in range(0, len(words), step):
         part, first = words[start : start + step], start // WORDS_PER_ROW % len(rows)
-        even = len(part) // WORDS_PER_ROW
-        if even:
-            total += (
-                (part[: even * WORDS_PER_ROW].view(even, WORDS_PER_ROW) * columns).sum(1) * rows[first : first + even]
-            ).sum()
-        if len(rest := part[even * WORDS_PER_ROW :]):
-            total += (rest * columns[: len(rest)]).sum() * rows[first + even]
+        width = min(len(part), WORDS_PER_ROW)
+        grid = (pad(part, (0, -len(part) % width)) if len(part) % width else part).view(-1, width)
+        total += ((grid * columns[:width]).sum(1) * rows[first : first + len(grid)]).sum()
     return total
 
 
@@ -214,11 +140,8 @@ def _factors(device: torch.device) -> tuple[Tensor, Tensor]:
 
 def essence(config: Any) -> dict[str, Any]:
     """Return the fields of a configuration that decide what a model computes, the same under every version of
-    transformers.
-
-    Fields that transformers keeps for all models (dtypes, labels, generation, token ids) are left out, and so are sets,
-    which no config.json holds.
-    """
+    transformers. Fields that transformers keeps for all models (dtypes, labels, generation, token ids) are left out,
+    and so are sets, which no config.json holds."""
     from transformers import PretrainedConfig
 
     elsewhere = {

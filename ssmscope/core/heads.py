@@ -12,12 +12,12 @@ from ssmscope.core.affine import is_plain
 from ssmscope.core.encoding import last_positions
 from ssmscope.core.intercept import observe, override_forward, twin
 
-Gives = Literal["next tokens", "classes", "labels", "numbers", "nothing"]
+LogitsKind = Literal["next tokens", "classes", "labels", "numbers", "nothing"]
 """Kinds of logits: of next tokens or classes, of which one is right (their softmax are probabilities);
 labels, of which any may be (the sigmoid of each); numbers, of a regression; or nothing, without a head."""
 
 
-def gives(module: Any) -> Gives:
+def gives(module: Any) -> LogitsKind:
     """Return the kind of a model's logits."""
     if hasattr(module, "gives"):
         return module.gives
@@ -29,7 +29,7 @@ def is_sequence_classifier(module: Any) -> bool:
     return type(module).__name__.endswith("ForSequenceClassification")
 
 
-def given_by(config: Any) -> Gives:
+def given_by(config: Any) -> LogitsKind:
     """Return the kind of a classifier's logits; one output alone is a number, whose softmax would always be 1."""
     problem = getattr(config, "problem_type", None)
     if problem == "multi_label_classification":
@@ -46,7 +46,7 @@ def hidden_vectors(module: Any, **given: Tensor) -> Tensor:
 
 def linear_head(module: Any) -> nn.Module | None:
     """Return the part that maps a backbone's output to logits, by its names in models; None without one."""
-    found = (getattr(module, name, None) for name in ("head", "score"))
+    found = [getattr(module, name, None) for name in ("head", "score")]
     return next((part for part in found if isinstance(part, nn.Module)), None) or module.get_output_embeddings()
 
 
@@ -64,11 +64,8 @@ class BackboneOutput:
 
 
 def head_logits(module: Any, hidden: Tensor) -> Tensor:
-    """Return a language model's own logits (…, vocabulary) for its head's input (…, width).
-
-    The model's forward pass runs with the backbone's output replaced, so multipliers, caps and biases after the head
-    count.
-    """
+    """Return a language model's own logits (…, vocabulary) for its head's input (…, width). The model's forward pass
+    runs with the backbone's output replaced, so multipliers, caps and biases after the head count."""
     flat = hidden.reshape(1, -1, hidden.shape[-1])
     backbone = module.base_model
     if backbone is module:
@@ -81,8 +78,8 @@ def head_logits(module: Any, hidden: Tensor) -> Tensor:
 
 
 def own_logits(module: Any, arguments: dict[str, Tensor], at: Tensor | None) -> Tensor:
-    """Return a model's own logits: a classifier's (batch, classes), a language model's at every position or at one of
-    each row, (batch, vocabulary)."""
+    """Return a model's own logits: (batch, classes), or a language model's everywhere or at one position of each
+    row."""
     if gives(module) != "next tokens":
         return class_logits(module, arguments)
     if at is None:
@@ -105,10 +102,8 @@ def own_logits(module: Any, arguments: dict[str, Tensor], at: Tensor | None) -> 
 
 def class_logits(module: Any, arguments: dict[str, Tensor]) -> Tensor:
     """Return a classifier's own logits (batch, classes), every row read at the last position of its `attention_mask`.
-
     transformers' heads look for the last token that is not the padding token of the configuration, and for embeddings
-    read the last column. Here every position shows them the backbone's output at the row's last real one.
-    """
+    read the last column. Here every position shows them the backbone's output at the row's last real one."""
     if not type(module).forward.__module__.startswith("transformers."):
         return module(**arguments).logits
     at = last_positions(arguments["attention_mask"])
@@ -123,8 +118,7 @@ def class_logits(module: Any, arguments: dict[str, Tensor]) -> Tensor:
 
 
 def _with_pad_token(module: Any) -> Any:
-    """Return the module, or a twin whose configuration has a padding token: without one, transformers' classifiers
-    refuse several rows."""
+    """Return the module, or a twin with a padding token: transformers' classifiers refuse several rows without."""
     if getattr(module.config.get_text_config(), "pad_token_id", None) is not None:
         return module
     found = twin(module)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -53,10 +53,8 @@ class Switch:
         self.run = _uncompiled()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        override = _overrides.get().get(id(self.module))
-        if override is None or override.module is not self.module:
-            return self.below(*args, **kwargs)
-        return self.run(override.handler, self.below, *args, **kwargs)
+        handler = active_override(self.module)
+        return self.below(*args, **kwargs) if handler is None else self.run(handler, self.below, *args, **kwargs)
 
 
 def _call(handler: Handler, *args: Any, **kwargs: Any) -> Any:
@@ -65,8 +63,7 @@ def _call(handler: Handler, *args: Any, **kwargs: Any) -> Any:
 
 @cache
 def _uncompiled() -> Callable[..., Any]:
-    """Return `_call` excluded from compilation, and with it all that a handler calls, which asks anew at every call
-    too."""
+    """Return `_call`, excluded from compilation with all that a handler calls, which asks anew at every call."""
     return torch.compiler.disable(_call)
 
 
@@ -123,19 +120,13 @@ def override_forward(handlers: Iterable[tuple[nn.Module, Handler]], *, kept: boo
     """
     chosen = list(handlers)
     new = {id(module): _Override(module, handler, kept) for module, handler in chosen}
-    installed: list[nn.Module] = []
-    try:
+    with ExitStack() as stack:
         for module, _ in chosen:
             _install(module)
-            installed.append(module)
+            stack.callback(_remove, module)
         token = _overrides.set(MappingProxyType({**_overrides.get(), **new}))
-        try:
-            yield
-        finally:
-            _overrides.reset(token)
-    finally:
-        for module in reversed(installed):
-            _remove(module)
+        stack.callback(_overrides.reset, token)
+        yield
 
 
 def active_override(module: nn.Module) -> Handler | None:
@@ -173,21 +164,14 @@ def remove_accelerate_hooks(module: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class _BeforeHook:
+class _OwnHook:
+    """Hook of a run, without effect in others."""
+
     run: object
-    show: Before
+    show: Callable[[nn.Module, Any, Any], Any]
 
-    def __call__(self, module: nn.Module, args: Any = (), kwargs: Any = None) -> Any:
-        return self.show(module, args, kwargs) if self.run in _observing.get() else None
-
-
-@dataclass(frozen=True)
-class _AfterHook:
-    run: object
-    show: After
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return self.show(module, output) if self.run in _observing.get() else None
+    def __call__(self, module: nn.Module, args: Any = (), last: Any = None) -> Any:
+        return self.show(module, args, last) if self.run in _observing.get() else None
 
 
 @dataclass(frozen=True)
@@ -202,7 +186,7 @@ class _Hook:
 
 
 _skipped: ContextVar[frozenset[int]] = ContextVar("unhooked", default=frozenset())
-_skipping_runs: dict[int, int] = {}
+_skipping_runs: Counter[int] = Counter()
 """Number of runs that skip a module's hooks."""
 
 
@@ -215,7 +199,7 @@ def _hooks_of_others(hooks: dict[int, Any]) -> dict[int, Any]:
     return {
         number: hook.hook if isinstance(hook, _Hook) else hook
         for number, hook in list(hooks.items())
-        if not isinstance(hook, _BeforeHook | _AfterHook)
+        if not isinstance(hook, _OwnHook)
     }
 
 
@@ -229,11 +213,6 @@ def is_changed(module: nn.Module) -> bool:
     return has_hooks(module) or not is_own(module, forward_without_transfer(module))
 
 
-def has_backward_hooks(module: nn.Module) -> bool:
-    """Return True if a module has backward hooks."""
-    return bool(module._backward_hooks or module._backward_pre_hooks)
-
-
 @contextmanager
 def unhooked(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Skip other libraries' hooks on these modules within the context, in this thread alone."""
@@ -241,7 +220,7 @@ def unhooked(modules: Iterable[nn.Module]) -> Iterator[None]:
     with ExitStack() as stack:
         for module in chosen:
             with _lock:
-                _skipping_runs[id(module)] = _skipping_runs.get(id(module), 0) + 1
+                _skipping_runs[id(module)] += 1
                 for hooks in _hooks(module):
                     hooks.update({number: _Hook(module, hook) for number, hook in _hooks_of_others(hooks).items()})
             stack.callback(_restore_hooks, module)
@@ -260,8 +239,7 @@ def _restore_hooks(module: nn.Module) -> None:
 
 
 def twin(module: nn.Module) -> nn.Module:
-    """Return a module with this one's weights, parts, forward pass and hooks, without anything that runs have put on
-    it."""
+    """Return a module with this one's weights, parts, forward pass and hooks, without anything that runs put on it."""
     found = object.__new__(type(module))
     before, after = (OrderedDict(_hooks_of_others(hooks)) for hooks in _hooks(module))
     vars(found).update(vars(module), _forward_pre_hooks=before, _forward_hooks=after)
@@ -287,9 +265,10 @@ def observe(
 
     with ExitStack() as stack:
         for module, first in before:
-            stack.callback(module.register_forward_pre_hook(_BeforeHook(run, first), with_kwargs=True).remove)
+            stack.callback(module.register_forward_pre_hook(_OwnHook(run, first), with_kwargs=True).remove)
         for module, last in after:
-            stack.callback(module.register_forward_hook(_AfterHook(run, last)).remove)
+            show = lambda module, _, output, last=last: last(module, output)  # noqa: E731
+            stack.callback(module.register_forward_hook(_OwnHook(run, show)).remove)
         token = _observing.set(_observing.get() | {run})
         stack.callback(_observing.reset, token)
         yield
@@ -297,8 +276,7 @@ def observe(
 
 @contextmanager
 def out_of_inference() -> Iterator[None]:
-    """Replace a caller's `torch.inference_mode` by `torch.no_grad` within the context: gradients can be enabled again,
-    and new tensors can take part in them."""
+    """Replace a caller's `torch.inference_mode` by `torch.no_grad`: gradients can be enabled again."""
     if not torch.is_inference_mode_enabled():
         yield
         return
@@ -306,63 +284,39 @@ def out_of_inference() -> Iterator[None]:
         yield
 
 
-@dataclass(slots=True)
-class _Lease:
-    """Part of a model that runs need in evaluation mode."""
-
-    part: nn.Module
-    runs: int = 0
-    was_training: bool = False
-
-
-_leases: dict[int, _Lease] = {}
-
-
-DYNAMIC_QUANTISATION = "torch.ao.nn.quantized.dynamic"
+_needed: Counter[int] = Counter()
+"""Number of runs that need a part, by its id, in evaluation mode."""
+_trained: dict[int, nn.Module] = {}
+"""Those of these parts that were in training mode."""
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put the module into evaluation mode within the context.
-
-    When the last context that needs a part ends, in whichever thread, that part is in its earlier mode again.
-    """
+    """Put the module into evaluation mode within the context. When the last context that needs a part ends, in
+    whichever thread, that part is in its earlier mode again."""
     parts = list(module.modules())
     with _lock:
+        _needed.update(map(id, parts))
         for part in parts:
-            lease = _leases.get(id(part))
-            if lease is None:
-                lease = _leases[id(part)] = _Lease(part)
             if part.training:
-                part.training = False
-                lease.was_training = True
-            lease.runs += 1
+                part.training, _trained[id(part)] = False, part
     try:
         yield
     finally:
         with _lock:
-            for part in parts:
-                lease = _leases[id(part)]
-                lease.runs -= 1
-                if not lease.runs:
-                    del _leases[id(part)]
-                    if lease.was_training:
-                        part.training = True
+            _needed.subtract(map(id, parts))
+            for key in {id(part) for part in parts if not _needed[id(part)]}:
+                del _needed[key]
+                if key in _trained:
+                    _trained.pop(key).training = True
 
 
 def check_plain(module: nn.Module, parts: Iterable[nn.Module]) -> None:
-    """Raise InputError if parts of a model were compiled in place, or round their inputs by the largest number of a
-    batch.
-
-    Compiled parts do not ask who runs them. With torch's dynamic quantisation a text's numbers depend on the other
-    texts of its batch.
-
-    Args:
-        parts: all parts of the model.
-    """
+    """Raise InputError if some of all parts of a model were compiled in place, which do not ask who runs them, or are
+    of torch's dynamic quantisation, where a text's numbers depend on the other texts of its batch."""
     for part in parts:
         compiled = getattr(part, "_compiled_call_impl", None) is not None
-        if not compiled and not type(part).__module__.startswith(DYNAMIC_QUANTISATION):
+        if not compiled and not type(part).__module__.startswith("torch.ao.nn.quantized.dynamic"):
             continue
         path = next(path for path, each in module.named_modules() if each is part)
         if compiled:

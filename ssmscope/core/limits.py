@@ -21,37 +21,24 @@ MAX_TEXTS = 10**7
 
 
 def refuse_reading(tokens: float, what: str, advice: str) -> None:
-    """Raise InputError if the model would read too many tokens.
-
-    Raises:
-        InputError: with the estimate and the limit.
-    """
+    """Raise InputError if the model would read too many tokens."""
     _refuse(tokens, MAX_TOKENS_READ, f"{what} would have the model read about {tokens:,.0f} tokens", advice)
 
 
 def refuse_held(number: float, what: str, advice: str, *, most: int = MAX_ITEMS_HELD, unit: str = "tokens") -> None:
-    """Raise InputError if more than `most` of something would be made in memory.
-
-    Raises:
-        InputError: with the estimate and the limit.
-    """
+    """Raise InputError if more than `most` of something would be made in memory."""
     _refuse(number, most, f"{what} would make {number:,.0f} {unit}", advice)
 
 
 def refuse_above(most: int, **options: int | None) -> None:
-    """Raise InputError if an option is larger than `most`.
-
-    Raises:
-        InputError: naming the option.
-    """
+    """Raise InputError if an option is larger than `most`."""
     refuse_beyond(dict.fromkeys(options, most), options)
 
 
 def refuse_beyond(limits: Mapping[str, int], options: Mapping[str, float | None]) -> None:
     """Raise InputError if an option is larger than its own limit."""
     for name, most in limits.items():
-        value = options.get(name)
-        if value is not None and value > most:
+        if (value := options.get(name)) is not None and value > most:
             shown = f"{value:,}" if isinstance(value, int) else f"{value:g}"
             raise InputError(f"{name} is {shown}; allowed are up to {most:,}")
 

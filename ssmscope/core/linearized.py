@@ -28,6 +28,8 @@ from ssmscope import ops
 from ssmscope.core.affine import is_plain
 from ssmscope.core.paths import InputMap, OutputMap, Path
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.ops import Recurrence
+from ssmscope.ops.terms import GateAndTaps, mean_over_heads
 
 __all__ = ["LEVELS", "InputMap", "LinearizedLayer", "OutputMap", "Path", "as_diagonal"]
 
@@ -102,13 +104,8 @@ class LinearizedLayer:
         """Return the layer's implicit attention, the signed mean over channels or the mean of absolute values; see
         `ops.attention`.
 
-        Args:
-            level: "ssm", of the recurrence's input; "block", of the convolution's, with gate and norm.
-            part: one of `parts` alone.
-
-        Raises:
-            InputError: for another level or part.
-            ValueError: as `ops.attention`.
+        It is that of the recurrence's input at the level "ssm", of the convolution's, with gate and norm, at "block";
+        or of one of `parts` alone. Raises InputError for another level or part, ValueError as `ops.attention`.
         """
         paths = self.chosen(level, part)
         if absolute and len(paths) > 1 and self.joined:
@@ -126,25 +123,20 @@ class LinearizedLayer:
     def sink(
         self, level: str = "block", *, groups: int = 1, absolute: bool = False, part: str | None = None
     ) -> Float[Tensor, "batch groups length"] | None:
-        """Return each position's reading of the states before the first one, as a column of `attention`; None if they
-        are zero."""
+        """Return each position's reading of the initial states, as a column of `attention`; None if these are 0."""
         found = [sink for path in self.chosen(level, part) if (sink := path.sink(level)) is not None]
         if not found:
             return None
-        if absolute and not self.joined:
-            total = torch.stack([sink.abs() for sink in found]).sum(0)
-        else:
-            total = torch.stack(found).sum(0)
-            total = total.abs() if absolute else total
+        found = [sink.abs() for sink in found] if absolute and not self.joined else found
+        total = torch.stack(found).sum(0)
+        total = total.abs() if absolute else total
         return rearrange(total, "b t (g h) p -> b g t (h p)", g=groups).mean(-1)
 
     def contributions(self, gradient: Float[Tensor, "batch length width"]) -> LinearizedLayer:
         """Return the layer as a map whose entries [t, s], summed over channels, are the contributions of position s to
-        Σ gradient_t · output_t through position t: attention × gradient.
-
-        Its block-level `attention` is that sum's mean over channels. Over all t and s, and over `sink`, it is
-        Σ gradient ⊙ (output − rest) less the contribution of the convolution's bias.
-        """
+        Σ gradient_t · output_t through position t: attention × gradient. Its block-level `attention` is that sum's mean
+        over channels. Over all t and s, and over `sink`, it is Σ gradient ⊙ (output − rest) less the contribution of
+        the convolution's bias."""
         paths = []
         for path in self.paths:
             with torch.enable_grad():
@@ -159,11 +151,7 @@ class LinearizedLayer:
         return replace(self, u=self.u[row : row + 1, :length], paths=tuple(p.of_text(row, length) for p in self.paths))
 
     def chosen(self, level: str, part: str | None) -> tuple[Path, ...]:
-        """Return the paths of a part, or all of them for None.
-
-        Raises:
-            InputError: when there is no such part, or level.
-        """
+        """Return the paths of a part, or all for None. Raises InputError for an unknown part or level."""
         check_level(level)
         if part is None:
             return self.paths
@@ -177,33 +165,28 @@ class LinearizedLayer:
         self, paths: tuple[Path, ...], level: str, groups: int, skip: bool, rows: Sequence[int] | None
     ) -> Tensor:
         """Return the mean of |Σ over paths| over channels, channel by channel."""
-        heads, width = self.channels
-        around = [path.gate_and_taps(level) for path in paths]
-        length = self.u.shape[1]
-        heads_at_once = max(
-            1, MAX_MATRIX_NUMBERS // max(1, len(self.u) * length * (len(rows) if rows is not None else length))
-        )
-        means = []
-        for group in range(groups):
+        width, length, around = self.channels[1], self.u.shape[1], [path.gate_and_taps(level) for path in paths]
+
+        def sums(_: Recurrence, __: GateAndTaps, heads: slice) -> Tensor:
             total = torch.zeros((), dtype=self.u.dtype, device=self.u.device)
-            members = range(group * heads // groups, (group + 1) * heads // groups)
-            for first in members[::heads_at_once]:
-                stop = min(first + heads_at_once, members.stop)
-                for p in range(width):
-                    each = [
-                        ops.attention(
-                            path.recurrence.of_heads(first, stop).of_width(p),
-                            groups=stop - first,
-                            skip=skip,
-                            rows=rows,
-                            left=None if left is None else left[:, :, first:stop, p : p + 1],
-                            taps=None if taps is None else taps[..., first:stop, p : p + 1],
-                        )
-                        for path, (left, taps) in zip(paths, around)
-                    ]
-                    total = total + torch.stack(each).sum(0).abs().sum(1)
-            means.append(total * groups / (heads * width))
-        return torch.stack(means, dim=1)
+            for p in range(width):
+                each = [
+                    ops.attention(
+                        path.recurrence.of_heads(heads.start, heads.stop).of_width(p),
+                        groups=heads.stop - heads.start,
+                        skip=skip,
+                        rows=rows,
+                        left=None if left is None else left[:, :, heads, p : p + 1],
+                        taps=None if taps is None else taps[..., heads, p : p + 1],
+                    )
+                    for path, (left, taps) in zip(paths, around)
+                ]
+                total = total + torch.stack(each).sum(0).abs().sum(1)
+            return total / width
+
+        numbers = max(1, len(self.u) * length * (length if rows is None else len(rows)))
+        at_once = max(1, MAX_MATRIX_NUMBERS // numbers)
+        return mean_over_heads(paths[0].recurrence, GateAndTaps(), groups, sums, at_once=at_once)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,11 +199,8 @@ class _Weighed(Path):
 
 
 def as_diagonal(act: Callable[[Tensor], Tensor], c: Tensor) -> Tensor:
-    """Return act(c) / c of an activation with act(0) = 0; σ(c) for SiLU.
-
-    Raises:
-        InputError: if the activation is not 0 at 0, so that it is no diagonal.
-    """
+    """Return act(c) / c, σ(c) for SiLU. Raises InputError if the activation is not 0 at 0, so that it is no
+    diagonal."""
     plain = is_plain(act, type(act)) if isinstance(act, nn.Module) else act is silu
     if plain and (act is silu or isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation"):
         return torch.sigmoid(c)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import replace
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,72 +18,48 @@ from torch.nn.functional import linear
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ssmscope import ops
-from ssmscope.core.affine import innermost
-from ssmscope.core.agreement import agree, changed_parts, described, same_outcome
-from ssmscope.core.caches import CACHES, may_cache, without_cache
-from ssmscope.core.intercept import check_plain, is_kept, is_own, observe, override_forward
+from ssmscope.core.affine import agree, changed_parts, described, innermost, same_outcome
+from ssmscope.core.intercept import Handler, check_plain, is_kept, is_own, observe, override_forward
 from ssmscope.core.linearized import LinearizedLayer
-from ssmscope.core.states import alone
-from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.core.readable import READERS
+from ssmscope.core.trace import Earlier, LayerState, LayerTrace, alone
 from ssmscope.errors import InputError
+
+CACHES = ("cache_params", "past_key_values", "cache", "state")
+"""Names of the caches that mixers and attention layers continue from and fill; transformers calls all of them `cache`
+from 5.24 on."""
 
 
 class Architecture(Protocol):
-    """Reader of one family of layers: the names that a file in `ssmscope.architectures` defines.
+    """Reader of one family of layers: the names that a module of `ssmscope.architectures` defines, see `core.readable`.
 
-    Optional: `returned(output)`, the result of the mixer's own forward if that is not its output alone;
+    Optional: `state_after(mixer, layer, scans)`, the state from which a run continues, if that is more than
+    `LayerTrace.state_after`; `returned(output)`, the result of the mixer's own forward if that is not its output alone;
     `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers; `stored(module)`, the
     weights of a model or mixer whose library rescales them in place; `HAS_RECURRENT_STATE`, False for layers that keep
     no state, such as short convolutions; and `BIDIRECTIONAL`, True for layers that read later tokens too.
     """
 
-    MIXERS: tuple[type[nn.Module], ...]
-    MODEL_TYPES: tuple[str, ...]
-
     def compute_terms(
         self, mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
     ) -> LayerTrace:
         """Return the layer's terms from its input and weights."""
-        ...
 
     def output(self, mixer: nn.Module, layer: LayerTrace, scans: tuple[ops.Scan, ...] | None = None) -> Tensor:
         """Return the mixer's output from its terms."""
-        ...
 
     def linearized(self, mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
         """Return the layer as a linear map of its input, with everything else frozen at its value."""
-        ...
 
-    def state_after(self, mixer: nn.Module, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> LayerState:
-        """Return the state from which a run continues."""
-        ...
 
-    def examples(self) -> dict[str, nn.Module]:
-        """Return small random models of the family, for tests."""
-        ...
-
+Visit = Callable[[int, LayerTrace, tuple[ops.Scan, ...]], None]
 
 _ARCHITECTURES: dict[type[nn.Module], Architecture] = {}
-_LATER: dict[str, Callable[[], Architecture]] = {}
-
-
-def register(architecture: Architecture) -> None:
-    """Make the mixers of an architecture readable."""
-    for mixer in architecture.MIXERS:
-        _ARCHITECTURES[mixer] = architecture
-
-
-def register_later(module: str, architecture: Callable[[], Architecture]) -> None:
-    """Register an architecture to be imported once a model has mixers of the module with this name."""
-    _LATER[module] = architecture
+"""Architectures that were imported, by the classes of layers met so far."""
 
 
 def adapter_for(mixer: nn.Module) -> Architecture:
-    """Return the architecture that reads this mixer.
-
-    Raises:
-        InputError: if there is none.
-    """
+    """Return the architecture that reads this mixer. Raises InputError if there is none."""
     reader = _architecture(mixer)
     if reader is None:
         raise InputError(f"{type(mixer).__name__} is no layer that can be read; readable are {known_mixers()}")
@@ -97,9 +74,9 @@ def _architecture(module: nn.Module) -> Architecture | None:
 def _readable_class(module: nn.Module) -> type[nn.Module] | None:
     """Return the readable class that a module is of: its own, or the one it is derived from."""
     for kind in type_before_parametrizations(module).__mro__:
-        if kind not in _ARCHITECTURES and kind.__module__ in _LATER:
-            register(_LATER[kind.__module__]())
-            _LATER.pop(kind.__module__, None)  # Another thread may have removed it.
+        named = kind.__module__, kind.__name__
+        if kind not in _ARCHITECTURES and named in READERS:
+            _ARCHITECTURES[kind] = cast(Architecture, importlib.import_module(READERS[named]))
         if kind in _ARCHITECTURES:
             return kind
     return None
@@ -108,21 +85,17 @@ def _readable_class(module: nn.Module) -> type[nn.Module] | None:
 def runs_own(mixer: nn.Module, below: Any) -> bool:
     """Return True if a mixer runs the forward pass of a readable class: no other is put on it, and it is of no
     subclass."""
-    return is_own(mixer, below) and type_before_parametrizations(mixer) in _ARCHITECTURES
+    return is_own(mixer, below) and _readable_class(mixer) is type_before_parametrizations(mixer)
 
 
 def known_mixers() -> str:
-    """Return the names of all readable layer classes, and of the model types whose layers are readable."""
-    waiting = ", ".join(sorted(name.split(".")[-2] for name in _LATER))
-    return ", ".join(sorted(cls.__name__ for cls in _ARCHITECTURES)) + (f", and those of {waiting}" if waiting else "")
+    """Return the names of all readable layer classes."""
+    return ", ".join(sorted(name for _, name in READERS))
 
 
 def mixers(module: nn.Module) -> list[nn.Module]:
-    """Return a model's state-space mixers, first layer first; parts of a mixer are not mixers.
-
-    Raises:
-        InputError: if a mixer is in an adapter of its parameters, which are adapted in a forward pass only.
-    """
+    """Return a model's state-space mixers, first layer first; parts of a mixer are not mixers. Raises InputError if a
+    mixer is in an adapter of its parameters, which are adapted in a forward pass only."""
     if _architecture(module) is not None:
         return [module]
     inside = innermost(module)
@@ -134,20 +107,15 @@ def mixers(module: nn.Module) -> list[nn.Module]:
     return [found for child in module.children() for found in mixers(child)]
 
 
-def has_recurrent_state(module: nn.Module) -> bool:
-    """Return True if some layer of a model keeps a recurrent state."""
-    return any(getattr(adapter_for(mixer), "HAS_RECURRENT_STATE", True) for mixer in mixers(module))
-
-
 def is_bidirectional(module: nn.Module) -> bool:
     """Return True if some layer of a model reads later tokens."""
     return any(getattr(adapter_for(mixer), "BIDIRECTIONAL", False) for mixer in mixers(module))
 
 
 def memory_of(module: nn.Module) -> dict[str, bool]:
-    """Return a trace's two facts about a model: whether some layer has a recurrent state, and whether some is
-    bidirectional."""
-    return {"has_recurrent_state": has_recurrent_state(module), "bidirectional": is_bidirectional(module)}
+    """Return whether some layer of a model has a recurrent state, and whether some is bidirectional."""
+    recurrent = any(getattr(adapter_for(mixer), "HAS_RECURRENT_STATE", True) for mixer in mixers(module))
+    return {"has_recurrent_state": recurrent, "bidirectional": is_bidirectional(module)}
 
 
 def check_causal(module: nn.Module, what: str) -> None:
@@ -158,9 +126,6 @@ def check_causal(module: nn.Module, what: str) -> None:
         )
 
 
-Visit = Callable[[int, LayerTrace, "tuple[ops.Scan, ...]"], None]
-
-
 def collect_states(module: nn.Module, into: list[LayerState], visit: Visit | None = None) -> Visit:
     """Return a `Visit` that calls `visit` and then puts the mixer's state after the run into a list."""
     found = mixers(module)
@@ -168,9 +133,15 @@ def collect_states(module: nn.Module, into: list[LayerState], visit: Visit | Non
     def keep(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
         if visit is not None:
             visit(index, layer, scans)
-        into.append(alone(adapter_for(found[index]).state_after(found[index], layer, scans)))
+        into.append(alone(state_after(found[index], layer, scans)))
 
     return keep
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> LayerState:
+    """Return the state from which a run continues after a mixer's layer was scanned."""
+    own = getattr(adapter_for(mixer), "state_after", None)
+    return layer.state_after(scans) if own is None else own(mixer, layer, scans)
 
 
 @contextmanager
@@ -178,34 +149,30 @@ def fast_scan(
     module: nn.Module,
     *,
     mask: Tensor | None = None,
-    states: Sequence[LayerState] | None = None,
+    states: Earlier = None,
     retention: bool = False,
     visit: Visit | None = None,
 ) -> Iterator[None]:
     """Run the model's mixers through `ops.scan` within the context, in this thread alone, in training too.
 
-    A forward pass that was put on a mixer (accelerate's hooks) is called as before, and the modules have their earlier
-    forward passes on leaving. Caches are off within the context unless a call asks for one; such a call (as in
-    generation) takes the model's own path.
+    A forward pass that was put on a mixer (accelerate's hooks) is called as before. Caches are off within the context
+    unless a call asks for one; such a call (as in generation) takes the model's own path.
 
     Args:
-        module: any model with readable mixers.
         mask: (batch, length) bool, True at real positions; by default the mask that the model hands to its mixers.
         states: one per mixer, from which the run continues.
         retention: sum the retention map inside the scans.
         visit: called with each mixer's index, terms and scans as it runs.
 
-    Raises:
-        InputError: if parts of the model were compiled in place, and, as it runs, if a forward pass put on a mixer
-            computes something else than the mixer.
+    Raises InputError if parts of the model were compiled in place, and, as it runs, if a forward pass put on a mixer
+    computes something else than the mixer.
     """
     parts = list(module.modules())
     check_plain(module, parts)
     found = mixers(module)
     whole = mask is not None and bool(mask.all())  # Asking in each layer would wait for a GPU.
     configured = [part for part in parts if "config" in vars(part) or hasattr(type(part), "config")]
-    told = [part for part in configured if may_cache(part)]
-    caching = [part for part in told if getattr(part.config, "use_cache", False)]
+    caching = [p for p in configured if "use_cache" in arguments(p) and getattr(p.config, "use_cache", False)]
     handlers = [
         (mixer, partial(_forward, mixer, index, mask, whole, states and states[index], retention, visit))
         for index, mixer in enumerate(found)
@@ -216,7 +183,7 @@ def fast_scan(
             "relevance is propagated through a model as it is, not through an edited run: leave the edits out"
         )
     with ExitStack() as around:
-        around.enter_context(observe(before=[(part, without_cache) for part in caching]))
+        around.enter_context(observe(before=[(part, _without_cache) for part in caching]))
         for reader in dict.fromkeys(map(adapter_for, found)):
             if hasattr(reader, "reading"):
                 around.enter_context(reader.reading(module))
@@ -224,28 +191,34 @@ def fast_scan(
         yield
 
 
-def arguments(part: nn.Module) -> tuple[str, ...]:
-    """Return the names of the arguments of a part's own forward pass; for a mixer, of its readable class's."""
-    kind: Any = _readable_class(part) or type(part)
-    return _parameters(kind)
+def _without_cache(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the arguments with `use_cache=False`, or None if the caller gives it."""
+    given = dict(zip(arguments(part), args)) | kwargs
+    return None if given.get("use_cache") is not None else (args, {**kwargs, "use_cache": False})
 
 
 @cache
-def _parameters(kind: Any) -> tuple[str, ...]:
-    return tuple(inspect.signature(kind.forward).parameters)[1:]
+def _parameters(kind: Any) -> Mapping[str, inspect.Parameter]:
+    return dict([*inspect.signature(kind.forward).parameters.items()][1:])
 
 
-def _accepted(kind: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a class's forward pass takes."""
-    takes = inspect.signature(kind.forward).parameters
+def arguments(part: nn.Module) -> tuple[str, ...]:
+    """Return the names of the arguments of a part's own forward pass; for a mixer, of its readable class's."""
+    kind: Any = _readable_class(part) or type(part)
+    return tuple(_parameters(kind))
+
+
+def _accepted(mixer: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a mixer's class takes: RWKV's blocks are called with a mask that they do not."""
+    kind: Any = _readable_class(mixer)
+    takes = _parameters(kind)
     every = any(each.kind is each.VAR_KEYWORD for each in takes.values())
     return {name: value for name, value in kwargs.items() if every or name in takes}
 
 
 @contextmanager
 def weights_constant(module: nn.Module) -> Iterator[None]:
-    """Treat the weights of linear layers and mixers as constants within the context, in this thread alone: a backward
-    pass to the input computes no gradients for them and keeps less."""
+    """Treat the weights of linear layers and mixers as constants, in this thread alone, to keep less for gradients."""
     parts = [(part, partial(run_linear, part)) for part in module.modules() if type(part) is nn.Linear]
     token = _weights_constant.set(True)
     try:
@@ -263,13 +236,8 @@ def as_constant(weight: Tensor) -> Tensor:
     return weight.detach() if _weights_constant.get() else weight
 
 
-def _with_constants(r: ops.Recurrence) -> ops.Recurrence:
-    return replace(r, A=None if r.A is None else r.A.detach(), D=None if r.D is None else r.D.detach())
-
-
 def run_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
-    """Return a linear layer's output with its weights `as_constant` if `below` is its own forward pass, else call
-    `below`."""
+    """Return a linear layer's output, with its weights `as_constant` if `below` is its own forward pass."""
     if not is_own(part, below) or len(args) != 1:
         return below(*args, **kwargs)
     return linear(args[0], as_constant(part.weight), None if part.bias is None else as_constant(part.bias))
@@ -278,7 +246,7 @@ def run_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs:
 def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args, **kwargs):
     given = dict(zip(arguments(mixer), args)) | kwargs
     u = args[0] if args else kwargs["hidden_states"]
-    kwargs = _accepted(_readable_class(mixer), kwargs)  # RWKV's blocks are called with a mask that they do not take.
+    kwargs = _accepted(mixer, kwargs)
     if any(given.get(name) is not None for name in CACHES):
         if id(mixer) in _edits.get().outputs:
             raise InputError("an edited run fills no cache: call the model with use_cache=False")
@@ -302,51 +270,30 @@ def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args
 
 
 def _unedited() -> Context:
-    """Return a copy of this context without edits of convolutions' inputs."""
+    """Return this context without edits of convolutions' inputs."""
     context = copy_context()
-    context.run(_edits.set, _Edits(_edits.get().outputs))
+    context.run(_edits.set, Edits(_edits.get().outputs))
     return context
 
 
 def check_parts(
-    mixer: nn.Module,
-    u: Tensor,
-    mask: Tensor | None,
-    below: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    mixer: nn.Module, u: Tensor, mask: Tensor | None, below: Handler, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """Raise InputError if hooks or forward passes on a mixer's parts make it compute something else than is read of it.
-
-    Args:
-        below: its own forward pass, and the arguments that it was called with.
-
-    Raises:
-        InputError: naming the parts.
-    """
+    """Raise InputError if hooks or forward passes on a mixer's parts make `below`, its own forward pass with these
+    arguments, compute something else than is read of it."""
     parts = changed_parts(mixer)
     if not parts and runs_own(mixer, below):
         return
-    named = {
-        name: value for name, value in _accepted(_readable_class(mixer), kwargs).items() if name != "hidden_states"
-    }
+    named = {name: value for name, value in _accepted(mixer, kwargs).items() if name != "hidden_states"}
 
-    def theirs(v: Tensor) -> Any:
-        return _unedited().run(below, v, *args[1:], **named)
-
-    def ours(v: Tensor) -> Tensor:
-        return adapter_for(mixer).output(mixer, _unedited().run(terms_of, mixer, v, mask))
-
+    theirs = lambda v: _unedited().run(below, v, *args[1:], **named)  # noqa: E731
+    ours = lambda v: adapter_for(mixer).output(mixer, _unedited().run(terms_of, mixer, v, mask))  # noqa: E731
     if not same_outcome(mixer, parts, theirs, ours, u, mask if mask is not None and mask.ndim == 2 else None):
         raise InputError(f"{described(mixer, parts)} make it compute something else than is read of it: take them off")
 
 
 def linearize(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
-    """Return a mixer as a linear map of its input, everything else frozen.
-
-    Raises:
-        InputError: if hooks or forward passes put on its parts make that map another one.
-    """
+    """Return a mixer as a linear map, all else frozen. Raises InputError if hooks on its parts make it another map."""
     reader, parts = adapter_for(mixer), changed_parts(mixer)
     if parts:
         bare = _unedited().run(terms_of, mixer, layer.u, layer.mask)
@@ -360,7 +307,10 @@ def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState
     """Return a mixer's terms, without gradients by its weights within `weights_constant`."""
     layer = adapter_for(mixer).compute_terms(mixer, u, mask if mask is None else mask.to(u.device), state)
     if _weights_constant.get():
-        layer = replace(layer, recurrences=tuple(_with_constants(r) for r in layer.recurrences))
+        each = (
+            {name: t.detach() for name in ("A", "D") if (t := getattr(r, name)) is not None} for r in layer.recurrences
+        )
+        layer = replace(layer, recurrences=tuple(replace(r, **own) for r, own in zip(layer.recurrences, each)))
     return layer
 
 
@@ -369,26 +319,24 @@ Compute = Callable[..., Tensor]
 """
 
 
-class _Edits(NamedTuple):
-    """Functions of an edited run, by the id of the mixer: its output, its convolution's input, and the mask of taps."""
+Changes = Mapping[int, Callable[[Tensor], Tensor]]
+
+
+class Edits(NamedTuple):
+    """Functions of an edited run by the mixer's id: its output, its convolution's input, and the taps that are used."""
 
     outputs: Mapping[int, Compute] = MappingProxyType({})
-    conv_inputs: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType({})
-    taps: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType({})
+    conv_inputs: Changes = MappingProxyType({})
+    taps: Changes = MappingProxyType({})
 
 
-_edits: ContextVar[_Edits] = ContextVar("edits", default=_Edits())  # noqa: B039
+_edits: ContextVar[Edits] = ContextVar("edits", default=Edits())  # noqa: B039
 
 
 @contextmanager
-def computed_by(
-    outputs: Mapping[int, Compute],
-    conv_inputs: Mapping[int, Callable[[Tensor], Tensor]],
-    taps: Mapping[int, Callable[[Tensor], Tensor]],
-) -> Iterator[None]:
-    """Compute mixers (by their id) with these functions in `fast_scan`, within the context and in this thread alone;
-    `conv_inputs` changes what their convolutions read, `taps` which taps they use."""
-    token = _edits.set(_Edits(*({**old, **new} for old, new in zip(_edits.get(), (outputs, conv_inputs, taps)))))
+def computed_by(edits: Edits) -> Iterator[None]:
+    """Compute mixers (by their id) with these functions in `fast_scan`, within the context and in this thread alone."""
+    token = _edits.set(Edits(*({**old, **new} for old, new in zip(_edits.get(), edits))))
     try:
         yield
     finally:
@@ -411,11 +359,7 @@ def conv_tap_mask(mixer: nn.Module, conv_input: Tensor, count: int) -> Tensor | 
 
 
 def _checked_output(index: int, theirs: Any, ours: Any, mask: Tensor | None, state: LayerState | None) -> Any:
-    """Return the output of a forward pass that was put on a mixer if it agrees with what the mixer computes.
-
-    Raises:
-        InputError: if it does not, or if the run continues from a state, which that forward pass does not know.
-    """
+    """Return the output of a forward pass put on a mixer, which must agree with what the mixer computes."""
     y, expected = (each[0] if isinstance(each, tuple) else each for each in (theirs, ours))
     real = slice(None) if mask is None else mask
     if state is not None or not agree(y[real], expected[real]):

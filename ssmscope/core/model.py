@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,24 +17,24 @@ from ssmscope.core.attention_layers import IMPLEMENTATIONS, attending, keeps_cac
 from ssmscope.core.edits import Edit, edited, edits_of
 from ssmscope.core.encoding import Batch, as_images, encode, last_positions
 from ssmscope.core.fingerprint import adapters, check_finite, fingerprint, versions
-from ssmscope.core.heads import Gives, gives, own_logits
+from ssmscope.core.heads import LogitsKind, gives, own_logits
 from ssmscope.core.intercept import evaluating, out_of_inference
 from ssmscope.core.mixers import Visit, collect_states, fast_scan, known_mixers, memory_of, mixers, stored_weights
 from ssmscope.core.progress import count_tokens
-from ssmscope.core.trace import LayerState, LayerTrace, Trace, check_recurrent_state
-from ssmscope.core.tracing import take_trace
+from ssmscope.core.trace import Earlier, LayerState, Trace, check_recurrent_state
+from ssmscope.core.tracing import Look, take_trace
 from ssmscope.errors import InputError, Unanswerable
 
+Texts = str | Iterable[str] | Mapping[str, Any] | None
+Ids = Sequence[int] | Sequence[Sequence[int]] | Tensor | np.ndarray | None
+Pixels = Tensor | np.ndarray | None
 TextsLike = str | Iterable[str] | Mapping[str, Any] | Batch | Trace
 """Input of analyses: a text, several, a tokenizer's output, a batch (of ids or images too), or an existing trace."""
 
 
 class Run(NamedTuple):
-    """Logits of a run, and the states from which `Model.run` continues.
-
-    `logits` are (batch, length, vocabulary), or (batch, vocabulary) at each text's last position; a classifier's are
-    (batch, classes). `states` has those of the mixers, then those of softmax attention.
-    """
+    """Logits of a run, (batch, length, vocabulary) or (batch, vocabulary), a classifier's (batch, classes), and the
+    states from which `Model.run` continues: those of the mixers, then those of softmax attention."""
 
     logits: Tensor
     states: tuple[LayerState, ...]
@@ -49,8 +49,7 @@ class Model:
         tokenizer: its tokenizer, or None.
         name: the user's name for it.
 
-    Raises:
-        InputError: if no layer can be read, or a weight is not in memory, NaN or infinite.
+    Raises InputError if no layer can be read, or a weight is not in memory, NaN or infinite.
     """
 
     module: Any
@@ -59,10 +58,8 @@ class Model:
 
     def __post_init__(self) -> None:
         if not mixers(self.module):
-            raise InputError(
-                f"{self.name}: {type(self.module).__name__} has no state-space layer that can be read "
-                f"({known_mixers()})"
-            )
+            kind = type(self.module).__name__
+            raise InputError(f"{self.name}: {kind} has no state-space layer that can be read ({known_mixers()})")
         check_finite(self.module, self.name)
 
     def __repr__(self) -> str:
@@ -93,7 +90,7 @@ class Model:
         return self.gives not in ("next tokens", "nothing")
 
     @property
-    def gives(self) -> Gives:
+    def gives(self) -> LogitsKind:
         """Kind of the model's logits."""
         return gives(self.module)
 
@@ -102,29 +99,19 @@ class Model:
         self._check_head()
         if self.gives in ("labels", "numbers"):
             each = "labels of which several may be right" if self.gives == "labels" else "numbers, as a regression does"
-            raise Unanswerable(
-                f"{self.name} gives {each}, and {what} needs one class for each text; ask what they rest on instead, "
-                "with explain"
-            )
+            each = f"{each}, and {what} needs one class for each text"
+            raise Unanswerable(f"{self.name} gives {each}; ask what they rest on instead, with explain")
 
     def _check_head(self) -> None:
         if self.gives == "nothing":
-            raise Unanswerable(
-                f"{self.name} has no head and gives no answer: its layers can be read (trace, heatmap, attention, "
-                "stability), but questions about an answer need a model with a head"
-            )
+            said = f"{self.name} has no head and gives no answer: its layers can be read (trace, heatmap, attention,"
+            raise Unanswerable(f"{said} stability), but questions about an answer need a model with a head")
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Return the probabilities of next tokens, classes or labels from logits, over their last dimension.
-
-        Raises:
-            InputError: for a model that gives numbers.
-        """
+        """Return the probabilities of logits, over their last dimension. Raises InputError for a model of numbers."""
         if self.gives == "numbers":
-            raise Unanswerable(
-                f"{self.name} gives numbers, as a regression does, and no probabilities; ask what they rest "
-                "on instead, with explain"
-            )
+            what = "gives numbers, as a regression does, and no probabilities"
+            raise Unanswerable(f"{self.name} {what}; ask what they rest on instead, with explain")
         return logits.sigmoid() if self.gives == "labels" else logits.softmax(-1)
 
     @property
@@ -134,8 +121,7 @@ class Model:
 
     @property
     def labels(self) -> list[str] | None:
-        """Names of a classifier's outputs (classes, labels or numbers) in the order of its logits; None for a language
-        model."""
+        """Names of a classifier's outputs in the order of its logits; None for a language model."""
         return [self.config.id2label[i] for i in range(self.config.num_labels)] if self.is_classifier else None
 
     @property
@@ -178,35 +164,29 @@ class Model:
 
     @property
     def fingerprint(self) -> str:
-        """Hash over the configuration, every weight and the adapters' settings, 16 hexadecimal digits.
-
-        Raises:
-            InputError: for weights that are not in memory, NaN or infinite.
-        """
-        return self._fingerprint(versions(stored_weights(self.module), adapters(self.module)))
-
-    def _fingerprint(self, found: dict[str, int]) -> str:
-        """Return the fingerprint of weights with the versions `found`."""
-        hashed = self.__dict__.get("_hashed")
-        if hashed is None or hashed[0] != found:
-            check_finite(self.module, self.name)
-            weights = stored_weights(self.module)
-            hashed = self.__dict__["_hashed"] = found, fingerprint(self.config, weights, adapters(self.module))
-        return hashed[1]
+        """Hash over the configuration, every weight and the adapters' settings, 16 hexadecimal digits. Raises
+        InputError for weights that are not in memory, NaN or infinite."""
+        return self.source_of()["fingerprint"]
 
     @property
     def source(self) -> dict[str, Any]:
-        """Provenance of a result: model, architecture, fingerprint, dtype, device and, within `edited`, the edits of
-        its runs."""
+        """Provenance of a result: model, architecture, fingerprint, dtype, device and the edits of its runs."""
         return self.source_of()
 
     def source_of(self, found: dict[str, int] | None = None) -> dict[str, Any]:
         """Return `source`, of weights with the versions `found` where these are known."""
-        edits = [edit.describe() for edit in edits_of(self.module)]
+        edits, weights = [edit.describe() for edit in edits_of(self.module)], stored_weights(self.module)
+        found, hashed = (
+            versions(weights, adapters(self.module)) if found is None else found,
+            self.__dict__.get("_hashed"),
+        )
+        if hashed is None or hashed[0] != found:
+            check_finite(self.module, self.name)
+            hashed = self.__dict__["_hashed"] = found, fingerprint(self.config, weights, adapters(self.module))
         return {
             "model": self.name,
             "architecture": self.architecture,
-            "fingerprint": self.fingerprint if found is None else self._fingerprint(found),
+            "fingerprint": hashed[1],
             "dtype": str(next(self.module.parameters()).dtype).removeprefix("torch."),
             "device": self.device.type,
             **({"edits": edits} if edits else {}),
@@ -214,23 +194,14 @@ class Model:
 
     @out_of_inference()
     def encode(
-        self,
-        texts: str | Iterable[str] | Mapping[str, Any] | None = None,
-        *,
-        ids: Sequence[int] | Sequence[Sequence[int]] | Tensor | np.ndarray | None = None,
-        values: Tensor | np.ndarray | None = None,
-        max_tokens: int | None = None,
+        self, texts: Texts = None, *, ids: Ids = None, values: Pixels = None, max_tokens: int | None = None
     ) -> Batch:
         """Encode texts, or token ids for a model without a tokenizer, as one batch padded on the right.
 
         `texts` may also be a tokenizer's output or token ids. A pixel classifier reads `values` (n, length, channels)
-        or (length, channels) instead: uint8, which is divided by 255, or floats in [0, 1]. The lengths of its batch
-        count the class token.
-
-        Raises:
-            InputError: if a text is empty, has control characters or only unknown tokens, an id is outside the
-                vocabulary, there are more than `max_tokens` tokens, pixels have another shape or dtype, or the model
-                does not read this kind of input.
+        or (length, channels) instead: uint8, which is divided by 255, or floats in [0, 1]. Raises InputError if a text
+        is empty, has control characters or only unknown tokens, an id is outside the vocabulary, there are more than
+        `max_tokens` tokens, or the input is of another kind, shape or dtype.
         """
         return encode(self, texts, ids, values, max_tokens)
 
@@ -249,58 +220,40 @@ class Model:
         self,
         *,
         mask: Tensor | None = None,
-        states: Sequence[LayerState] | None = None,
+        states: Earlier = None,
         retention: bool = False,
         visit: Visit | None = None,
         keep: list[LayerState] | None = None,
     ) -> Iterator[None]:
-        """Run the module in evaluation mode through `fast_scan` within the context.
-
-        On leaving, every part is in its earlier mode, and `keep` has the states after the run: those of the state-space
-        layers, then those of the layers of softmax attention.
-
-        Raises:
-            InputError: as `fast_scan`, and if `states` are given to a model that cannot continue from states.
-        """
+        """Run the module in evaluation mode through `fast_scan` within the context. On leaving, every part is in its
+        earlier mode, and `keep` has the states after the run: those of the state-space layers, then those of the layers
+        of softmax attention. Raises InputError as `fast_scan`, and if `states` are given to a model that cannot
+        continue from states."""
         if states is not None and not self.continues:
-            raise InputError(
-                f"{self.name} cannot continue from its states: a part that reads earlier tokens keeps no state, or "
-                f"attention is neither {' nor '.join(IMPLEMENTATIONS)}; run the whole text"
-            )
+            said = f"{self.name} cannot continue from its states: a part that reads earlier tokens keeps no state, or"
+            raise InputError(f"{said} attention is neither {' nor '.join(IMPLEMENTATIONS)}; run the whole text")
         attended: list[LayerState] | None = None if keep is None else []
         visit = visit if keep is None else collect_states(self.module, keep, visit)
-        with (
-            evaluating(self.module),
-            fast_scan(self.module, mask=mask, states=states, retention=retention, visit=visit),
-            attending(self.module, mask=mask, states=states and states[self.num_layers :], keep=attended),
-        ):
+        fast = fast_scan(self.module, mask=mask, states=states, retention=retention, visit=visit)
+        attention = attending(self.module, mask=mask, states=states and states[self.num_layers :], keep=attended)
+        with evaluating(self.module), fast, attention:
             yield
         if keep is not None and attended:
             keep += attended
 
     def run(
-        self,
-        batch: Batch,
-        states: Sequence[LayerState] | None = None,
-        *,
-        last_only: bool = False,
-        edits: Edit | Sequence[Edit] = (),
+        self, batch: Batch, states: Earlier = None, *, last_only: bool = False, edits: Edit | Sequence[Edit] = ()
     ) -> Run:
         """Return logits and the states after the batch; with `states`, continue the run that gave them.
 
         A text cut in two, its second part run from the states of the first, gives the logits of the whole text. In a
-        padded batch every row continues from its own last real position. With `last_only` a language model's logits
-        are those at each text's last position. `edits` change what the layers compute, see `ssmscope.core.edits`.
-
-        Raises:
-            InputError: as `running` and `edited`.
+        padded batch every row continues from its own last real position. With `last_only` a language model's logits are
+        those at each text's last position. `edits` change what the layers compute, see `ssmscope.core.edits`. Raises
+        InputError as `running` and `edited`.
         """
         after: list[LayerState] = []
-        with ExitStack() as around:
-            if edits:
-                around.enter_context(edited(self, edits))
-            around.enter_context(self.running(mask=batch.mask, states=states, keep=after))
-            around.enter_context(torch.no_grad())
+        changed = edited(self, edits) if edits else nullcontext()
+        with changed, self.running(mask=batch.mask, states=states, keep=after), torch.no_grad():
             logits = self.forward(batch, last_only=last_only)
         return Run(logits, tuple(after))
 
@@ -316,32 +269,28 @@ class Model:
     @out_of_inference()
     def trace(
         self,
-        texts: str | Iterable[str] | Mapping[str, Any] | Batch | None = None,
+        texts: Texts | Batch = None,
         *,
-        ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
-        values: Tensor | np.ndarray | None = None,
+        ids: Ids = None,
+        values: Pixels = None,
         keep_inputs: bool | Sequence[int] = True,
         retention: bool = True,
-        visit: Callable[[int, Sequence[int], LayerTrace], None] | None = None,
-        on_idle: Callable[[], object] = lambda: None,
+        visit: Look | None = None,
     ) -> Trace:
         """Run the model and record what its layers compute.
 
-        Within `edited` the trace is that of the edited run; edits of scans are in its retention and logits, not in its
-        layers.
+        Within `edited` it is the edited run; edits of scans are in its retention and logits, not in its layers.
 
         Args:
             keep_inputs: keep every mixer's input, or that of the layers with these numbers; `trace.layers[i]` is
                 recomputed from it. Without, the trace has no layers, and a long text costs the memory of one layer.
             retention: sum the retention map inside the scans; else it is NaN.
-            visit: called as the model runs with a layer's number, the rows that run together, and its terms on them.
-            on_idle: called while a GPU still runs.
+            visit: called with each layer as the model runs.
 
-        Raises:
-            InputError: as `encode`, if there is no such layer, and if the run's states are edited.
+        Raises InputError as `encode`, if there is no such layer, and if the run's states are edited.
         """
         batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids, values=values)
-        return take_trace(self, batch, keep_inputs, retention, visit, on_idle)
+        return take_trace(self, batch, keep_inputs, retention, visit)
 
     def images_of(self, batch: Batch) -> Tensor | None:
         """Return a batch's pixels, (images, height, width, channels); None without pixels or a known image size."""
@@ -352,11 +301,8 @@ class Model:
 
     def forward(self, batch: Batch, last_only: bool = False, *, checked: bool = True) -> Tensor:
         """Return the module's own logits in the caller's context: with gradients unless they are off, and through
-        `ops.scan` within `running`. With `last_only` a language model's are those at each text's last position.
-
-        Raises:
-            InputError: for a batch of another kind, and, unless `checked` is off, for logits that are not finite.
-        """
+        `ops.scan` within `running`. With `last_only` a language model's are those at each text's last position. Raises
+        InputError for a batch of another kind, and, unless `checked` is off, for logits that are not finite."""
         if (batch.values is None) != (self.channels is None):
             wanted = "tokens" if self.channels is None else "pixels"
             raise InputError(f"{self.name} reads {wanted}: give it a batch of its own encode()")
@@ -369,8 +315,7 @@ class Model:
         return self.checked(logits) if checked else logits
 
     def embed(self, batch: Batch) -> Tensor:
-        """Return the embeddings of a batch's tokens, (batch, length, width), a pixel classifier's with the class
-        token's."""
+        """Return the embeddings of a batch's tokens, (batch, length, width), the class token's too."""
         if batch.values is not None:
             return self.module.embed_values(batch.values)
         return self.module.get_input_embeddings()(batch.input_ids)
@@ -379,9 +324,8 @@ class Model:
         """Return the logits of embeddings (batch, length, width) padded on the right; `mask` is true at real ones."""
         arguments = {"inputs_embeds": embeddings, "attention_mask": mask.long()}
         count_tokens(mask.numel())
-        return self.checked(
-            own_logits(self.module, arguments, last_positions(mask) if last_only else None).to(self.device)
-        )
+        logits = own_logits(self.module, arguments, last_positions(mask) if last_only else None)
+        return self.checked(logits.to(self.device))
 
     def checked(self, logits: Tensor) -> Tensor:
         """Return the logits, or raise InputError if there are none or one is NaN or infinite."""
@@ -395,9 +339,9 @@ class Model:
         except RuntimeError:  # There is no single answer under torch.func.vmap.
             return logits
         if not finite:
+            half = " in float16; try float32, load(dtype=…)" if logits.dtype == torch.float16 else ""
             raise InputError(
-                f"the logits of {self.name} are not finite: it is damaged, or overflows on this input"
-                + (" in float16; try float32, load(dtype=…)" if logits.dtype == torch.float16 else "")
+                f"the logits of {self.name} are not finite: it is damaged, or overflows on this input{half}"
             )
         return logits
 
@@ -417,13 +361,9 @@ class Model:
 
 
 def as_batch(model: Model | None, texts: TextsLike) -> Batch:
-    """Return an analysis's input (a text, several, a batch, or the texts of a trace) as one batch.
-
-    Raises:
-        InputError: as `Model.encode`, without a model, and for a trace of images, which does not hold them.
-    """
-    if model is None:
-        raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
+    """Return an analysis's input (a text, several, a batch, or the texts of a trace) as one batch. Raises InputError as
+    `Model.encode`, without a model, and for a trace of images, which does not hold them."""
+    model = _given(model, texts)
     if isinstance(texts, Batch):
         return texts
     if not isinstance(texts, Trace):
@@ -435,8 +375,10 @@ def as_batch(model: Model | None, texts: TextsLike) -> Batch:
 
 def as_trace(model: Model | None, texts: TextsLike, *, keep_inputs: bool | Sequence[int] = True) -> Trace:
     """Return an analysis's input as a trace. A trace is returned as it is and needs no model; anything else is run."""
-    if isinstance(texts, Trace):
-        return texts
+    return texts if isinstance(texts, Trace) else _given(model, texts).trace(texts, keep_inputs=keep_inputs)
+
+
+def _given(model: Model | None, texts: TextsLike) -> Model:
     if model is None:
         raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
-    return model.trace(texts, keep_inputs=keep_inputs)
+    return model

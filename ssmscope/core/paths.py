@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -11,14 +14,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ssmscope import ops
-from ssmscope.core.affine import convolved
+from ssmscope.core.affine import Channels, convolved
 from ssmscope.ops import Recurrence
-from ssmscope.ops.order import along, straight
+from ssmscope.ops.recurrence import along, straight
 
 MAX_TAP_NUMBERS = 2**24
 """Numbers of gates and taps that pooled maps hold at once."""
-
-Channels = Float[Tensor, "batch length channels"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,45 +134,36 @@ class Path:
 
     def gate_and_taps(self, level: str) -> tuple[Tensor | None, Tensor | None]:
         """Return `left` and `taps` of `ops.attention` at a level."""
-        heads = self.recurrence.shape[2]
-        left = self._weight()
-        if level == "ssm":
-            spread = None if self.filter is None else self.filter.view(1, 1, -1, 1).expand(*self._shape(), -1, -1)
-            taps = None if spread is None else spread.expand(-1, -1, -1, self.recurrence.x[0, 0].numel())
-        else:
-            left = _product(left, self.output_map.gate)
-            if self.output_map.behind is not None:
-                behind = self.output_map.behind
-                left = _product(left, behind.unsqueeze(-1) if isinstance(behind, Tensor) else self._full(behind))
-            taps = self._taps()
+        x, heads, output_map = self.recurrence.x, self.recurrence.shape[2], self.output_map
+        (batch, length), channels = x.shape[:2], x[0, 0].numel()
+        factors, taps = [self.weight], None
+        if level == "block":
+            behind = output_map.behind.unsqueeze(-1) if isinstance(output_map.behind, Tensor) else output_map.behind
+            factors, taps = [self.weight, output_map.gate, behind], self._taps()
+        elif self.filter is not None:
+            taps = self.filter.view(1, 1, -1, 1).expand(batch, length, -1, channels)
+        factors = [factor for factor in factors if factor is not None]
+        left = None
+        if factors:
+            left = torch.as_tensor(math.prod(factors), dtype=x.dtype, device=x.device).expand(batch, length, channels)
         return (
             None if left is None else rearrange(left, "b t (h p) -> b t h p", h=heads),
             None if taps is None else rearrange(taps, "b t i (h p) -> b t i h p", h=heads),
         )
 
-    def attention(
-        self,
-        level: str,
-        *,
-        groups: int = 1,
-        absolute: bool = False,
-        skip: bool = True,
-        rows: Sequence[int] | None = None,
-    ) -> Float[Tensor, "batch groups rows length"]:
-        """Return the matrix of `ops.attention` at a level."""
+    def attention(self, level: str, **options: Any) -> Float[Tensor, "batch groups rows length"]:
+        """Return the matrix of `ops.attention` at a level, with its options."""
         left, taps = self.gate_and_taps(level)
-        return ops.attention(
-            self.recurrence, groups=groups, absolute=absolute, skip=skip, rows=rows, left=left, taps=taps
-        )
+        return ops.attention(self.recurrence, left=left, taps=taps, **options)
 
     def pooled_attention(self, level: str, cells: int, *, groups: int = 1, skip: bool = True) -> Tensor:
         """Return the map of `ops.pooled_attention` at a level, (batch, groups, cells, cells)."""
         heads = self.recurrence.shape[2]
         each = heads // groups
         # Gate and taps are as large as the input times their reach, so for a long text they are made for some heads.
-        slices = next(
-            n for n in range(1, each + 1) if each % n == 0 and (n == each or self._size() <= n * MAX_TAP_NUMBERS)
-        )
+        kernel = 1 if self.input_map.kernel is None else self.input_map.kernel.shape[1]
+        size = self.recurrence.x.numel() * (kernel + (0 if self.filter is None else len(self.filter) - 1))
+        slices = next(n for n in range(1, each + 1) if each % n == 0 and (n == each or size <= n * MAX_TAP_NUMBERS))
         found = []
         for first in range(0, heads, each // slices):
             path = self.of_heads(first, first + each // slices)
@@ -181,31 +173,37 @@ class Path:
 
     def of_heads(self, start: int, stop: int) -> Path:
         """Return the path restricted to some heads, for maps alone."""
-        heads, width = self.recurrence.shape[2:4]
-        channels = slice(start * width, stop * width)
+        channels = slice(start * self.recurrence.shape[3], stop * self.recurrence.shape[3])
 
-        def cut(t):
+        def change(t):
             return t[..., channels] if isinstance(t, Tensor) and t.ndim > 1 else t
 
-        input_map = replace(
-            self.input_map,
-            source=cut(self.input_map.source),
-            activation=cut(self.input_map.activation),
-            kernel=None if self.input_map.kernel is None else self.input_map.kernel[channels],
-        )
+        kernel = None if self.input_map.kernel is None else self.input_map.kernel[channels]
+        return self._cut(self.recurrence.of_heads(start, stop), change, kernel=kernel)
+
+    def of_text(self, row: int, length: int) -> Path:
+        """Return the path on one sequence of the batch, up to a length, for maps alone."""
+
+        def change(t, length=length):
+            return t[row : row + 1, :length] if isinstance(t, Tensor) and t.ndim > 1 else t
+
+        of_row = partial(change, length=None)
+        taps, tail = change(self.input_map.taps), of_row(self.input_map.tail)
+        found = self._cut(self.recurrence.of_rows(row, row + 1).between(0, length), change, taps=taps, tail=tail)
+        output_map = replace(found.output_map, behind=change(self.output_map.behind))
+        tail, initial = of_row(self.filter_tail), of_row(self.initial)
+        return replace(found, output_map=output_map, filter_tail=tail, initial=initial)
+
+    def _cut(self, recurrence: Recurrence, change: Callable[[Any], Any], **inputs: Any) -> Path:
+        input_map = self.input_map
+        inputs |= {name: change(getattr(input_map, name)) for name in ("source", "activation")}
         return replace(
             self,
-            recurrence=self.recurrence.of_heads(start, stop),
-            input_map=input_map,
-            output_map=replace(self.output_map, gate=cut(self.output_map.gate)),
-            weight=cut(self.weight),
+            recurrence=recurrence,
+            input_map=replace(input_map, **inputs),
+            output_map=replace(self.output_map, gate=change(self.output_map.gate)),
+            weight=change(self.weight),
         )
-
-    def _size(self) -> int:
-        """Return how many numbers `taps` hold at the level of the block."""
-        kernel = 1 if self.input_map.kernel is None else self.input_map.kernel.shape[1]
-        reach = kernel + (0 if self.filter is None else len(self.filter) - 1)
-        return self.recurrence.x.numel() * reach
 
     def sink(self, level: str) -> Float[Tensor, "batch length heads width"] | None:
         """Return each position's reading of the state before the first one; None if that is zero."""
@@ -216,43 +214,12 @@ class Path:
         left, _ = self.gate_and_taps(level)
         return y if left is None else y * left
 
-    def of_text(self, row: int, length: int) -> Path:
-        """Return the path on one sequence of the batch, up to a length, for maps alone."""
-
-        def cut(t):
-            return t[row : row + 1, :length] if isinstance(t, Tensor) and t.ndim > 1 else t
-
-        own = {name: cut(getattr(self.input_map, name)) for name in ("source", "activation", "taps")}
-        output_map = replace(self.output_map, gate=cut(self.output_map.gate), behind=cut(self.output_map.behind))
-        return replace(
-            self,
-            recurrence=self.recurrence.of_rows(row, row + 1).between(0, length),
-            input_map=replace(self.input_map, tail=_row(self.input_map.tail, row), **own),
-            output_map=output_map,
-            filter_tail=_row(self.filter_tail, row),
-            initial=_row(self.initial, row),
-            weight=cut(self.weight),
-        )
-
     def _centred(self, y: Channels) -> Channels:
         """Return y, less the mean over the width of each head if the norm subtracts it."""
         if not self.output_map.centred:
             return y
         by_head = rearrange(y, "b t (h p) -> b t h p", h=self.recurrence.shape[2])
         return rearrange(by_head - by_head.mean(-1, keepdim=True), "b t h p -> b t (h p)")
-
-    def _shape(self) -> tuple[int, int]:
-        batch, length = self.recurrence.shape[:2]
-        return batch, length
-
-    def _full(self, number: float | Tensor) -> Tensor:
-        x = self.recurrence.x
-        return torch.as_tensor(number, dtype=x.dtype, device=x.device).expand(*self._shape(), x[0, 0].numel())
-
-    def _weight(self) -> Tensor | None:
-        if self.weight is None:
-            return None
-        return self.weight if isinstance(self.weight, Tensor) and self.weight.ndim == 3 else self._full(self.weight)
 
     def _taps(self) -> Float[Tensor, "batch length reach channels"] | None:
         """Return the factor of the source at s when it arrives at the recurrence at s + i: the convolution's tap, then
@@ -265,24 +232,15 @@ class Path:
         kernel, activation, filtering = self.input_map.kernel, self.input_map.activation, self.filter
         if kernel is None and activation is None and filtering is None:
             return None
-        channels = self.recurrence.x[0, 0].numel()
-        length = self._shape()[1]
         like = self.recurrence.x
+        (batch, length), channels = like.shape[:2], like[0, 0].numel()
         kernel = like.new_ones(channels, 1) if kernel is None else kernel.to(like)
         filtering = like.new_ones(1) if filtering is None else filtering.to(like)
-        activation = like.new_ones(*self._shape(), channels) if activation is None else activation.to(like)
-        taps = like.new_zeros(*self._shape(), kernel.shape[1] + len(filtering) - 1, channels)
+        activation = like.new_ones(batch, length, channels) if activation is None else activation.to(like)
+        taps = like.new_zeros(batch, length, kernel.shape[1] + len(filtering) - 1, channels)
         for j in range(min(kernel.shape[1], length)):
             read = 1 if self.input_map.taps is None else self.input_map.taps[:, j:, j, None]
             arrived = kernel[:, j] * activation[:, j:] * read
             for i, k in enumerate(filtering):
                 taps[:, : length - j, i + j] += k * arrived
         return taps
-
-
-def _product(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else a if b is None else a * b
-
-
-def _row(t: Tensor | None, row: int) -> Tensor | None:
-    return None if t is None else t[row : row + 1]

@@ -29,15 +29,9 @@ NO_CHARACTER = re.compile("[\0\ud800-\udfff]")
 
 
 def read_text(path: str | os.PathLike[str], named: str, *, advice: str = "save it as UTF-8") -> str:
-    """Return the text of a UTF-8 file, without a byte order mark; line ends stay as they are.
-
-    Args:
-        named: the file's name in messages.
-        advice: what to do if it is no such text.
-
-    Raises:
-        InputError: if it cannot be read, is not UTF-8, holds NUL, or is larger than `MAX_FILE_BYTES`.
-    """
+    """Return the text of a UTF-8 file, without a byte order mark; line ends stay as they are. Raises InputError, with
+    the file as `named` and `advice`, if it cannot be read, is not UTF-8, holds NUL, or is larger than
+    `MAX_FILE_BYTES`."""
     try:
         with open(path, "rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
@@ -64,11 +58,8 @@ def decoded_text(content: bytes, named: str, *, advice: str = "save it as UTF-8"
 
 
 def parse_json(content: str | bytes) -> Any:
-    """Return the value of a JSON document. Unlike `json.loads`, refuse two values of one name.
-
-    Raises:
-        ValueError: if it is no JSON, has a name twice in one object, or is nested too deeply.
-    """
+    """Return the value of a JSON document. Unlike `json.loads`, refuse two values of one name. Raises ValueError if it
+    is no JSON, has a name twice in one object, or is nested too deeply."""
     try:
         return json.loads(content, object_pairs_hook=_unique_names)
     except json.JSONDecodeError as error:
@@ -80,8 +71,7 @@ def parse_json(content: str | bytes) -> Any:
 def _unique_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = next(name for at, (name, _) in enumerate(pairs) if name in dict(pairs[:at]))
         raise ValueError(f"it has {twice!r:.40} twice; keep one")
     return found
 

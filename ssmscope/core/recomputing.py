@@ -1,18 +1,23 @@
-"""Gradients through a model in the memory of one block: each block runs again when its turn comes."""
+"""Training passes: gradients in the memory of one block, which runs again when its turn comes, and compiled parts.
+
+Only norms and causal convolutions with their activation are compiled, each by itself. A model compiled as a whole has
+had the right loss and wrong gradients, so whoever compiles compares gradients with those of plain torch first, as
+`ssmscope.training.fitting` does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import copy_context
-from functools import partial
-from typing import Any
+from contextvars import ContextVar, copy_context
+from functools import cache, partial, wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ssmscope.core.intercept import Handler, active_override, override_forward
+from ssmscope.core.intercept import Handler, active_override, is_own, override_forward
 from ssmscope.core.mixers import mixers
 
 
@@ -26,13 +31,10 @@ def stacked(module: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def recomputed(module: nn.Module) -> Iterator[None]:
-    """Keep only each block's input for the backward pass, within the context and in this thread alone.
-
-    The backward pass runs each block again: the same numbers, about a third more time, and the memory of one block.
-
-    The backward pass belongs within the context, and within all others that change how the model runs. A model whose
-    mixers read other layers' terms runs as always.
-    """
+    """Keep only each block's input for the backward pass, within the context and in this thread alone. The backward
+    pass runs each block again: the same numbers, about a third more time, and the memory of one block. The backward
+    pass belongs within the context, and within all others that change how the model runs. A model whose mixers read
+    other layers' terms runs as always."""
     readers = any(getattr(mixer, "before", ()) for mixer in mixers(module))
     blocks = [] if readers else list(stacked(module))
     with override_forward([(block, partial(_checkpointed, active_override(block))) for block in blocks]):
@@ -47,3 +49,45 @@ def _checkpointed(handler: Handler | None, below: Callable[..., Any], *args: Any
     # On a GPU the backward pass has a thread of its own, which needs this one's overrides.
     run = partial(copy_context().run, block)
     return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_compiling: ContextVar[bool] = ContextVar("compiling", default=False)
+
+
+@contextmanager
+def compiled_parts(module: nn.Module) -> Iterator[None]:
+    """Run a model's norms and the functions marked `compilable` compiled where gradients are enabled, within the
+    context and in this thread alone; the first call of each takes seconds."""
+    norms = [part for part in module.modules() if type(part).__name__.endswith(("RMSNorm", "RMSNormGated"))]
+    token = _compiling.set(True)
+    try:
+        with override_forward([(norm, partial(_normed, norm)) for norm in norms]):
+            yield
+    finally:
+        _compiling.reset(token)
+
+
+def compilable(function: F) -> F:
+    """Mark a pure function of tensors that `compiled_parts` compiles."""
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if _compiling.get() and torch.is_grad_enabled():
+            return _compiled(function)(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return run  # type: ignore[return-value]
+
+
+def _normed(norm: nn.Module, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    kind: Any = type(norm)
+    if is_own(norm, below) and torch.is_grad_enabled():
+        return _compiled(kind.forward)(norm, *args, **kwargs)
+    return below(*args, **kwargs)
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False)

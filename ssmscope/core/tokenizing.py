@@ -35,14 +35,8 @@ class Spelled:
 
 
 def tokenize(tokenizer: Any, texts: str | Sequence[str], *, named: str = "the text", **options: Any) -> Any:
-    """Call a tokenizer on a text or several.
-
-    Args:
-        named: a single text's name in messages; several are called by their number.
-
-    Raises:
-        InputError: if it fails, naming the text and, if one is to blame, the word.
-    """
+    """Call a tokenizer on a text, `named` so in messages, or several, by number. Raises InputError if it fails, naming
+    the text and, if one is to blame, the word."""
     with failures_told(tokenizer, texts, named):
         return tokenizer(texts, verbose=False, **options)
 
@@ -54,9 +48,8 @@ def failures_told(tokenizer: Any, texts: str | Sequence[str], named: str = "the 
         yield
     except BaseException as error:
         # The tokenizers library raises a plain Exception, but on a panic a BaseException.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        if isinstance(error, InputError) or ran_out_of_memory(error):
+        panic = not isinstance(error, Exception) and type(error).__name__ != "PanicException"
+        if panic or isinstance(error, InputError) or ran_out_of_memory(error):
             raise
         if isinstance(texts, str):
             raise InputError(_blame(tokenizer, texts, named, error)) from error
@@ -72,10 +65,8 @@ def _blame(tokenizer: Any, text: str, named: str, error: BaseException) -> str:
     if word is None:
         return f"{named} ({text[:40]!r}) cannot be read by the tokenizer: {reason}; give another text or tokenizer"
     if type(tokenizer.backend_tokenizer.model).__name__ != "WordLevel":
-        return (
-            f"{named} has {word[:40]!r}, which the tokenizer does not know, and it has no unknown token ({reason}); "
-            "leave it out, or give a tokenizer that has one"
-        )
+        what = f"{named} has {word[:40]!r}, which the tokenizer does not know, and it has no unknown token ({reason})"
+        return f"{what}; leave it out, or give a tokenizer that has one"
     known = tokenizer.backend_tokenizer.get_vocab()
     names = sorted(known, key=known.__getitem__)
     shown = " ".join(names[:20]) + (" …" if len(names) > 20 else "")
@@ -113,18 +104,14 @@ def names_of(
 
 def is_glue(character: str) -> bool:
     """Return True if a character belongs to the one before it: a mark, a joiner, a variation or a skin tone."""
-    if character < "\u0300":
-        return False
     skin = "\U0001f3fb" <= character <= "\U0001f3ff"
-    return skin or character in JOINERS or unicodedata.category(character)[0] == "M"
+    return character >= "\u0300" and (skin or character in JOINERS or unicodedata.category(character)[0] == "M")
 
 
 def token_texts(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[str]) -> tuple[str, ...]:
     """Return each token as the text has it, every character once: the first of several tokens of a character shows it,
-    the others are empty. A token without characters is called by its name.
-
-    Characters between tokens are left out, except marks that belong to the character before them.
-    """
+    the others are empty. A token without characters is called by its name. Characters between tokens are left out,
+    except marks that belong to the character before them."""
     shown: list[str] = []
     end = 0
     whole = _untrimmed(text, offsets, names)
@@ -163,11 +150,8 @@ def _untrimmed(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[st
 def word_numbers(
     words: Sequence[int | None], text: str, offsets: Sequence[tuple[int, int]], tokens: Sequence[str]
 ) -> tuple[int | None, ...]:
-    """Return the number of each token's word, None for special tokens.
-
-    Words are the tokenizer's, but end at white space, and neither begin nor end between a character and the marks or
-    joiners that belong to it.
-    """
+    """Return the number of each token's word, None for special tokens. Words are the tokenizer's, but end at white
+    space, and neither begin nor end between a character and the marks or joiners that belong to it."""
     found: list[int | None] = []
     number, end = -1, 0
     before: int | None = None
@@ -188,12 +172,9 @@ def _inside(text: str, at: int) -> bool:
 
 
 def _is_mark(character: str) -> bool:
-    """Return True if a character is a mark on a letter."""
-    return (
-        character >= "\u0300"
-        and unicodedata.category(character)[0] == "M"
-        and not "\ufe00" <= character <= "\ufe0f"  # variations of symbols
-    )
+    """Return True if a character is a mark on a letter, not a variation of a symbol."""
+    mark = character >= "\u0300" and unicodedata.category(character)[0] == "M"
+    return mark and not "\ufe00" <= character <= "\ufe0f"
 
 
 def is_within_word(text: str, at: int) -> bool:

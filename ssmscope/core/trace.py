@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ssmscope import ops
 from ssmscope.core.linearized import LinearizedLayer
@@ -16,20 +19,6 @@ from ssmscope.errors import InputError, Unanswerable
 from ssmscope.ops import survival
 
 T = TypeVar("T")
-R = TypeVar("R")
-
-
-def detached(record: R) -> R:
-    """Return a layer's terms, or anything made of them, without gradients by the weights in them."""
-    if isinstance(record, Tensor):
-        return record.detach()  # type: ignore[return-value]
-    if isinstance(record, tuple):
-        return tuple(map(detached, record))  # type: ignore[return-value]
-    if isinstance(record, Mapping):
-        return {name: detached(value) for name, value in record.items()}  # type: ignore[return-value]
-    if is_dataclass(record) and not isinstance(record, type):
-        return replace(record, **{each.name: detached(getattr(record, each.name)) for each in fields(record)})
-    return record
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +28,81 @@ class LayerState:
 
     conv: Tensor | None
     ssm: tuple[Tensor, ...]
+
+
+def last_inputs(
+    x: Float[Tensor, "batch length channels"],
+    taps: int,
+    before: Float[Tensor, "batch before channels"] | None = None,
+    mask: Bool[Tensor, "batch length"] | None = None,
+) -> Float[Tensor, "batch before channels"]:
+    """Return the last taps − 1 inputs of a convolution, up to each row's last real position; `before` are the inputs
+    before the run, by default zeros."""
+    before = before if before is not None else x.new_zeros(x.shape[0], taps - 1, x.shape[2])
+    x = torch.cat([before.to(x.dtype), x], dim=1)
+    if mask is None:
+        return x[:, x.shape[1] - (taps - 1) :]
+    positions = torch.arange(mask.shape[1], device=x.device)
+    last = (mask * (positions + 1)).amax(1)  # The number of positions before a row's continuation.
+    index = last[:, None] + torch.arange(taps - 1, device=x.device)
+    return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[2]))
+
+
+States = tuple[LayerState, ...]
+"""States of all layers, from which a run continues; each tensor's first dimension is the batch."""
+
+
+Earlier = Sequence[LayerState] | None
+"""States from which a run continues, if it does."""
+
+
+def mapped(record: T, change: Callable[[Tensor], Tensor]) -> T:
+    """Return a state, a layer's terms, or anything made of tensors, with every tensor changed."""
+    again: Any = partial(mapped, change=change)
+    if isinstance(record, Tensor):
+        return change(record)  # type: ignore[return-value]
+    if isinstance(record, tuple):
+        return tuple(map(again, record))  # type: ignore[return-value]
+    if isinstance(record, Mapping):
+        return {name: again(value) for name, value in record.items()}  # type: ignore[return-value]
+    if is_dataclass(record) and not isinstance(record, type):
+        return replace(record, **{each.name: again(getattr(record, each.name)) for each in fields(record)})
+    return record
+
+
+def tensors(states: States) -> list[Tensor]:
+    """Return all tensors in states."""
+    found: list[Tensor] = []
+    mapped(states, lambda t: found.append(t) or t)  # type: ignore[func-returns-value]
+    return found
+
+
+def gathered(states: States, rows: Tensor) -> States:
+    """Return the states of these rows, one or several times each."""
+    return mapped(states, lambda t: t.index_select(0, rows.to(t.device)))
+
+
+def joined(parts: Sequence[States]) -> States:
+    """Return the states of several batches as those of one; shorter kept keys are padded."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = iter(list(zip(*map(tensors, parts))))
+    return mapped(parts[0], lambda _: _stacked(next(columns))) if parts else ()
+
+
+def _stacked(rows: Sequence[Tensor]) -> Tensor:
+    longest = max((t.shape[1] for t in rows if t.ndim > 1), default=0)
+    return torch.cat([t if t.ndim == 1 else pad(t, (0, 0) * (t.ndim - 2) + (0, longest - t.shape[1])) for t in rows])
+
+
+def alone(state: LayerState) -> LayerState:
+    """Return a state whose tensors are no parts of larger ones, which it would keep in memory."""
+    return mapped(state, lambda t: t.clone() if t.untyped_storage().nbytes() > t.numel() * t.element_size() else t)
+
+
+def size(states: States) -> int:
+    """Return the size of states in bytes."""
+    return sum(t.numel() * t.element_size() for t in tensors(states))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,36 +143,39 @@ class LayerTrace:
 
     @property
     def recurrence(self) -> ops.Recurrence:
-        """Only recurrence of the layer.
-
-        Raises:
-            ValueError: when it has several.
-        """
+        """Only recurrence of the layer. Raises ValueError when it has several."""
         if len(self.recurrences) != 1:
             raise ValueError(f"this layer has {len(self.recurrences)} recurrences: choose one of `recurrences`")
         return self.recurrences[0]
 
+    @property
+    def gate(self) -> Tensor:
+        """The output gate `z` of a layer that has one."""
+        assert self.z is not None
+        return self.z
+
     def scan(self, state: LayerState | None = None, *, retention: bool = False) -> tuple[ops.Scan, ...]:
-        """Run the layer's recurrences, from `state` when given; see `ops.scan_all`."""
+        """Run the layer's recurrences, from `state` when given; see `ops.scan`."""
         initial = state.ssm if state is not None else self.initial or (None,) * len(self.recurrences)
-        return ops.scan_all(self.recurrences, initial, retention=retention)
+        return tuple(ops.scan(r, H, retention=retention) for r, H in zip(self.recurrences, initial))
+
+    def state_after(self, scans: tuple[ops.Scan, ...]) -> LayerState:
+        """Return the state from which a run continues: the last inputs of the convolution, and the final states."""
+        conv = None if self.conv_input is None else last_inputs(self.conv_input, self.reach, self.conv_tail, self.mask)
+        return LayerState(conv=conv, ssm=tuple(scan.state for scan in scans))
 
     def retention(self) -> Tensor:
         """Return the mean of a_t over states, heads and the layer's recurrences, (batch, length) (Baleen, Eq. 10).
-
-        Where recurrences take turns it is that of the one that token t steps: holding the others is not its choice.
-        """
+        Where recurrences take turns it is that of the one that token t steps: holding the others is not its choice."""
         return self.joined([ops.retention(r) for r in self.recurrences])
 
     def survival(self, at: int | None = None, *, signed: bool = False, per_head: bool = False) -> Tensor:
-        """Return each position's share of the layer's states after position `at`, (batch, length); see
-        `survival.shares`."""
+        """Return each position's share of the states after position `at`, (batch, length): `survival.shares`."""
         at = self.at if at is None else at
         return survival.shares(self.recurrences, initial=self.initial, at=at, signed=signed, per_head=per_head)
 
     def half_lives(self, *, per_head: bool = False) -> Tensor:
-        """Return the number of positions after which half of each position's writing is left, (batch, length); see
-        `survival.half_lives`."""
+        """Return the positions after which half of each writing is left: `survival.half_lives`."""
         return survival.half_lives(self.recurrences, per_head=per_head)
 
     def joined(self, each: Sequence[Tensor]) -> Tensor:
@@ -132,49 +199,6 @@ class Layers(Sequence[T], Generic[T]):
         if not -len(self) <= index < len(self):
             raise IndexError(f"layer {index} of a model with {len(self)} state-space layers")
         return self._recompute(index % len(self))
-
-    def __iter__(self) -> Iterator[T]:
-        return (self._recompute(index) for index in range(len(self)))
-
-
-class Recording:
-    """Retention and inputs of a run whose texts run in several parts.
-
-    Attributes:
-        retention: (layers, batch, length) float32, NaN at padding.
-        inputs: the mixer's input, (batch, length, width), of every layer in `wanted`; None for the others.
-    """
-
-    def __init__(self, layers: int, batch: int, length: int, wanted: Collection[int], device: torch.device) -> None:
-        self.retention = torch.full((layers, batch, length), torch.nan, dtype=torch.float32, device=device)
-        self.inputs: list[Tensor | None] = [None] * layers
-        self.wanted = wanted
-        self._kept: dict[int, Tensor] = {}
-
-    def add(self, index: int, rows: Tensor, layer: LayerTrace, scans: Sequence[ops.Scan]) -> None:
-        """Keep the retention and input of a layer on these rows of the batch, without waiting for a GPU."""
-        kept = [scan.retention for scan in scans if scan.retention is not None]
-        if kept:
-            self._kept[index] = layer.joined(kept).to(self.retention)
-        if index not in self.wanted:
-            return
-        batch, length = self.retention.shape[1:]
-        if len(rows) == batch:
-            self.inputs[index] = layer.u
-            return
-        u = self.inputs[index]
-        if u is None:
-            u = self.inputs[index] = layer.u.new_zeros(batch, length, layer.u.shape[-1])
-        u[rows.to(u.device), : layer.u.shape[1]] = layer.u
-
-    def close(self, rows: Tensor, mask: Tensor) -> None:
-        """Write the retention of these rows, if it was summed, where `mask` (rows, length) is True."""
-        if not self._kept:
-            return
-        layers = torch.tensor(list(self._kept), device=self.retention.device)[:, None]
-        values = torch.stack(list(self._kept.values())).masked_fill(~mask, torch.nan)
-        self.retention[:, :, : mask.shape[1]][layers, rows] = values
-        self._kept.clear()
 
 
 def check_recurrent_state(has_recurrent_state: bool, name: str, what: str) -> None:
@@ -247,11 +271,8 @@ class Trace:
     def survival(self, at: int | None = None, *, signed: bool = False) -> Tensor:
         """Return every token's share of the states after position `at`, by default the last one: (layers, batch,
         length), NaN at padding; see `survival.shares`. Attention layers have no state and are not among the layers.
-
-        Raises:
-            InputError: for a position that not every text has.
-            ValueError: for a trace that was taken without its inputs.
-        """
+        Raises InputError for a position that not every text has. Raises ValueError for a trace that was taken without
+        its inputs."""
         shortest = int(self.mask.sum(1).min())
         if at is not None and not 0 <= at < shortest:
             raise InputError(f"there is no position {at} in every text; allowed are 0 to {shortest - 1}")

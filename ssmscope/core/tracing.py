@@ -12,24 +12,23 @@ from ssmscope import ops
 from ssmscope.core.batching import by_length
 from ssmscope.core.edits import edits_of, recompute_terms
 from ssmscope.core.encoding import Batch
-from ssmscope.core.fingerprint import adapters, versions, versions_async
+from ssmscope.core.fingerprint import adapters, versions
 from ssmscope.core.intercept import evaluating
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.mixers import linearize, memory_of, stored_weights
-from ssmscope.core.trace import Layers, LayerTrace, Recording, Trace, detached
+from ssmscope.core.trace import Layers, LayerTrace, Trace, mapped
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
 
 
+Look = Callable[[int, Sequence[int], LayerTrace], None]
+"""Function of a layer's number, the rows that run together, and the layer's terms on them."""
+
+
 def take_trace(
-    model: Model,
-    batch: Batch,
-    keep_inputs: bool | Sequence[int],
-    retention: bool,
-    visit: Callable[[int, Sequence[int], LayerTrace], None] | None,
-    on_idle: Callable[[], object],
+    model: Model, batch: Batch, keep_inputs: bool | Sequence[int], retention: bool, visit: Look | None
 ) -> Trace:
     """Run the model on a batch and record what its layers compute; arguments and errors as `Model.trace`."""
     rows, length = batch.input_ids.shape
@@ -41,66 +40,66 @@ def take_trace(
     edits = edits_of(model.module)
     if any(edit.place == "state" for edit in edits):
         raise InputError("a run whose states are edited is in pieces and has no trace; edit other places, or run it")
-    seen = Recording(len(found), rows, length, wanted, model.device)
+    map_shape, device = (len(found), rows, length), model.device
+    summed = torch.full(map_shape, torch.nan, dtype=torch.float32, device=device)
+    inputs: list[Tensor | None] = [None] * len(found)
     answered: list[Tensor] = []
-    logits: Tensor | None = None
-    for chosen in map(sorted, by_length(batch.lengths)):
+    parts = [*map(sorted, by_length(batch.lengths))]
+    for chosen in parts:
         part = batch.rows(chosen)
-        places = torch.tensor(chosen, device=model.device)  # Moving them in each layer would wait for a GPU.
+        places = torch.tensor(chosen, device=device)  # Moving them in each layer would wait for a GPU.
 
         def record(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
-            seen.add(index, places, layer, scans)  # noqa: B023
+            kept = [scan.retention for scan in scans if scan.retention is not None]
+            if kept:
+                values = layer.joined(kept)
+                values = values if layer.mask is None else values.masked_fill(~layer.mask, torch.nan)
+                summed[index, places, : values.shape[1]] = values.to(summed)  # noqa: B023
+            if index in wanted and len(parts) == 1:
+                inputs[index] = layer.u
+            elif index in wanted:
+                held = inputs[index]
+                u = inputs[index] = layer.u.new_zeros(rows, length, layer.u.shape[-1]) if held is None else held
+                u[places.to(u.device), : layer.u.shape[1]] = layer.u  # noqa: B023
             if visit is not None:
                 visit(index, chosen, layer)  # noqa: B023
 
         with torch.no_grad(), model.running(mask=part.mask, retention=retention, visit=record):
             answered.append(model.forward(part, last_only=True, checked=False))
-        seen.close(places, part.mask)
-        last = answered[-1].float()
-        logits = last.new_empty(rows, last.shape[-1]) if logits is None else logits
-        logits[places] = last
-    assert logits is not None
-    numbers, keeps = model.layer_numbers, memory_of(model.module)  # A GPU still runs.
-    coming = versions_async(stored_weights(model.module), adapters(model.module))
-    on_idle()
-    weights = coming()
-    for each in answered if model.gives != "nothing" else ():
-        model.checked(each)
+    weights = versions(stored_weights(model.module), adapters(model.module))
+    answers = torch.cat(answered)[torch.tensor(sum(parts, []), device=device).argsort()]
+    logits = (answers if model.gives == "nothing" else model.checked(answers)).float()
 
     def recompute(index: int) -> LayerTrace:
-        u = seen.inputs[index]
+        u = inputs[index]
         if u is None:
             raise ValueError(f"this trace was taken without the input of layer {index}: see keep_inputs")
         _check_unchanged(model, index, weights)
         with torch.no_grad(), evaluating(model.module):
-            return detached(recompute_terms(model, edits, index, u, batch.mask))
+            return mapped(recompute_terms(model, edits, index, u, batch.mask), Tensor.detach)
 
     def freeze(index: int) -> LinearizedLayer:
         layer = recompute(index)
         with torch.no_grad(), evaluating(model.module):
-            return detached(linearize(found[index], layer))
+            return mapped(linearize(found[index], layer), Tensor.detach)
 
+    shown = {name: getattr(batch, name) for name in ("input_ids", "mask", "tokens", "words", "spelled")}
     return Trace(
-        input_ids=batch.input_ids,
-        mask=batch.mask,
-        retention=seen.retention,
+        **shown,
+        retention=summed,
         logits=logits,
-        tokens=batch.tokens,
-        words=batch.words,
-        spelled=batch.spelled,
         answers=model.answers_of(logits),
         source=model.source_of(weights),
         layers=Layers(len(found), recompute),
         linearized=Layers(len(found), freeze),
         pixels=model.images_of(batch),
-        numbers=numbers,
-        **keeps,
+        numbers=model.layer_numbers,
+        **memory_of(model.module),
     )
 
 
 def _check_unchanged(model: Model, index: int, before: dict[str, int]) -> None:
-    """Raise InputError if the weights that layer `index` reads have other versions than `before`, so that its terms
-    cannot be recomputed."""
+    """Raise InputError if the weights that a layer reads have changed: its terms cannot be recomputed."""
     names = {id(part): path for path, part in model.module.named_modules()}
     mixer = model.mixers[index]
     for part in (mixer, *getattr(mixer, "before", ())):
@@ -110,7 +109,5 @@ def _check_unchanged(model: Model, index: int, before: dict[str, int]) -> None:
             {prefix + name if name else prefix[:-1]: value for name, value in adapters(part).items()},
         )
         if any(before.get(name) != version for name, version in now.items()):
-            raise InputError(
-                f"the weights of layer {index} of {model.name} have changed since this trace was taken: its terms "
-                "cannot be recomputed; take a new trace"
-            )
+            said = f"the weights of layer {index} of {model.name} have changed since this trace was taken: its terms"
+            raise InputError(f"{said} cannot be recomputed; take a new trace")

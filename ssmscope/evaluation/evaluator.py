@@ -19,15 +19,28 @@ from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.api.store import Store, errors_told
 from ssmscope.core.encoding import texts_or_ids
 from ssmscope.core.model import Model
-from ssmscope.core.states import States
+from ssmscope.core.trace import States
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.evaluation.forking import Rows, as_bytes, whole_rows
-from ssmscope.evaluation.generating import GreedyDecoder
-from ssmscope.evaluation.running import Read, max_batch_tokens, max_held_states, plan_pieces, run_pieces, try_resuming
-from ssmscope.evaluation.scoring import LabelTree, log_probabilities, padded_tokens
-from ssmscope.evaluation.template import Template
-from ssmscope.evaluation.verbalizer import WordMatcher, checked_words, label_words_after
+from ssmscope.evaluation.running import (
+    GreedyDecoder,
+    Read,
+    max_batch_tokens,
+    max_held_states,
+    plan_pieces,
+    run_pieces,
+    try_resuming,
+)
+from ssmscope.evaluation.verbalizer import (
+    LabelTree,
+    Template,
+    WordMatcher,
+    checked_words,
+    label_words_after,
+    log_probabilities,
+    padded_tokens,
+)
 
 SCORINGS = ("likelihood", "generated")
 NO_LIMIT = 2**62
@@ -44,7 +57,6 @@ class Evaluator:
     the same batches as an unbroken one, so that every bit is the same.
 
     Args:
-        model: a classifier of texts, or a language model, with a tokenizer.
         words: a language model's word for each class, in the order of the classes; see `label_words`.
         scoring: of a language model: "likelihood", where the score of a class is Σ_j log P(token_j | text, earlier
             tokens of its word), natural; or "generated": 1 for the class whose word comes first (as a whole word,
@@ -54,8 +66,7 @@ class Evaluator:
         new_tokens: maximum length of a continuation, which stops at the tokenizer's end token, or at a line break after
             the first word.
         cache: a file that keeps scores beyond this process.
-        fork: continue from the states of shared prefixes where the model allows it (see `forks`); otherwise every row
-            runs as a whole.
+        fork: continue from the states of shared prefixes where the model allows it (see `forks`).
         tokens_at_once: tokens that run together; by default as many as suit the device.
 
     Attributes:
@@ -64,8 +75,7 @@ class Evaluator:
         seconds: run time of these rows, and of earlier processes on the rows that the cache returned.
 
     Raises:
-        InputError: for a pixel classifier or a model without a tokenizer, words for a classifier or none for a language
-            model, an unknown scoring, a number that is not positive, or a cache that cannot be used; see `Store`.
+        InputError: the model does not read texts, the options do not apply to it, or the cache cannot be used.
     """
 
     def __init__(
@@ -103,8 +113,7 @@ class Evaluator:
 
     @property
     def forks(self) -> bool:
-        """Return True if rows continue from states: the option `fork`, until the first call that gains by it has tested
-        whether a run in two parts equals a whole run."""
+        """True if rows continue from states: the option `fork`, until a test whether a run in two parts equals one."""
         return self._forks
 
     @property
@@ -115,17 +124,15 @@ class Evaluator:
         """Return the scores of every text, in the order of the call.
 
         Raises:
-            InputError: for a text without a token, ids outside the model's vocabulary, label words that do not fit what
-                a text ends with (see `label_words`), or scores that are not finite.
+            InputError: for a text without a token, label words that do not fit what a text ends with (see
+                `label_words`), or scores that are not finite.
         """
         if isinstance(texts, str):
             raise InputError("one text was given; give a list of texts")
-        if not isinstance(texts, list | tuple):
-            found, _ = texts_or_ids(texts)
-            if found is None:
-                raise InputError("token ids were given; give a list of texts")
-            texts = found
-        texts = list(texts)
+        given = texts if isinstance(texts, list | tuple) else texts_or_ids(texts)[0]
+        if given is None:
+            raise InputError("token ids were given; give a list of texts")
+        texts = list(given)
         self.asked += len(texts)
         if not texts:
             return self._empty(0)
@@ -148,8 +155,8 @@ class Evaluator:
         return best if self._generator is None else np.where(np.asarray(scores).any(-1), best, -1)
 
     def _tree_indices(self, texts: Sequence[str]) -> list[int]:
-        """Return the index in `_trees` of the label words' tokens after each text. Texts with the same last word and
-        white space share them, because no token reaches across white space."""
+        """Return the index in `_trees` of the label words' tokens after each text; texts with the same last word and
+        white space share them."""
         if self.words is None or self._generator is not None:
             return [0] * len(texts)
         ends = []
@@ -180,10 +187,9 @@ class Evaluator:
         return found
 
     def _run_new_rows(self, keys: dict[tuple[bytes, int], bytes]) -> None:
-        """Run the rows that are not known yet, chunk by chunk.
+        """Run the rows that are not known yet, chunk by chunk, in the order of rows.
 
-        Chunks run in the order of their rows, and where one begins depends on no row before it, so that a restarted
-        process cuts the remaining rows as the killed one would have.
+        Where a chunk begins depends on no row before it, so that a restarted process cuts as the killed one did.
         """
         self._recall([key for key in keys.values() if key not in self._known])
         new = sorted(row for row, key in keys.items() if key not in self._known)
@@ -224,8 +230,7 @@ class Evaluator:
         return {**vars(self), "_store": None, "_known": {}}
 
     def _try_forking(self, rows: Sequence[tuple[bytes, int]]) -> None:
-        """Test once, if forking would save anything, whether the model continues from states, and how large they
-        are."""
+        """Test once, if forking saves anything, whether the model continues from states, and how large they are."""
         if self._tried:
             return
         ids = Rows.of([row for row, _ in rows])
@@ -268,17 +273,14 @@ class Evaluator:
                 found[ends] = logits.double().cpu().numpy()
                 return
             decoder, matcher = self._generator
-            found[ends] = 0
-            for end, answer in zip(ends, decoder.answers(ids, ends, logits, states)):
-                if (label := matcher(answer)) is not None:
-                    found[end, label] = 1
+            labels = [matcher(answer) for answer in decoder.answers(ids, ends, logits, states)]
+            found[ends] = [[number == label for number in range(found.shape[1])] for label in labels]
 
         self._run_rows(ids, read, states=self._forking and self._generator is not None)
         return found
 
     def _likelihoods(self, rows: Sequence[tuple[bytes, int]]) -> Float[np.ndarray, "rows classes"]:
-        """Compute log-likelihoods of the label words: run every text, and every text with each inner prefix of a label
-        word, and read the next tokens there."""
+        """Compute log-likelihoods of the label words from next tokens after texts, alone and with words begun."""
         begun = [as_bytes(tree.prefixes) for tree in self._trees]
         reads = [(row + start, label, at) for row, label in rows for at, start in enumerate(begun[label])]
         texts = sorted({text for text, _, _ in reads})

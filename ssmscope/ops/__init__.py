@@ -8,15 +8,15 @@ with `heads` independent states of shape (width, state). Mamba-1 has one head of
 (channel, state); Mamba-2 has a few wide heads with one decay each. The delta rule, whose transition is no decay per
 state, is `DeltaRecurrence`.
 
-`recurrence` has the terms, `scans` runs them (`ssd`, `wide`, `diagonal`, `elementwise`, `delta_rule` by the shape of
-the decay), `implicit_attention` computes their attention matrices (`matrices` whole, `matrix_rows`, `pooled`), and
+`recurrence` has the terms, `scans` runs them (`ssd`, `wide`, `diagonal`, `delta_rule` by the shape of
+the decay), `implicit_attention` computes their attention matrices (`matrices` whole, `pooled` in cells), and
 `survival` each token's share of the state. Next to each fast function is its definition, `…_reference`.
 `ssmscope.backends` decides whether something faster than torch is used.
 """
 
 from ssmscope.ops.implicit_attention import attention, attention_reference, pooled_attention
 from ssmscope.ops.recurrence import OVER_TIME, DeltaRecurrence, Recurrence, retention, skip_alone, write
-from ssmscope.ops.scans import Scan, scan, scan_all, scan_reference, states
+from ssmscope.ops.scans import Scan, scan, scan_reference, states
 
 __all__ = [
     "OVER_TIME",
@@ -28,7 +28,6 @@ __all__ = [
     "pooled_attention",
     "retention",
     "scan",
-    "scan_all",
     "scan_reference",
     "skip_alone",
     "states",

@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ssmscope import backends
+from ssmscope.backends.shapes import Decays, Inputs, Keys, Memory, PerHead, Removed
 from ssmscope.ops import wide
-from ssmscope.ops.exponents import smallest_exponent
-from ssmscope.ops.recurrence import by_head
+from ssmscope.ops.recurrence import by_head, smallest_exponent
 from ssmscope.ops.ssd import segment_sums
 
 STEPS_PER_CHUNK = 32
@@ -36,15 +36,8 @@ STEPS_PER_SEGMENT = 1024
 
 
 def scan(
-    log_a: Float[Tensor, "batch length heads #state"],
-    beta: Float[Tensor, "batch length heads"],
-    b: Float[Tensor, "batch length groups state"],
-    c: Float[Tensor, "batch length groups state"],
-    x: Float[Tensor, "batch length heads width"],
-    initial: Float[Tensor, "batch heads width state"],
-    e: Float[Tensor, "batch length heads state"] | None = None,
-    r: Float[Tensor, "batch length heads state"] | None = None,
-) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]]:
+    log_a: Decays, beta: PerHead, b: Keys, c: Keys, x: Inputs, initial: Memory, e: Removed = None, r: Removed = None
+) -> tuple[Inputs, Memory]:
     """Return y_t = H_t c_t and the final H, differentiable in every term; e and r are b where absent."""
     if e is None and (backend := backends.find("delta_rule", log_a, beta, b, c, x, initial)):
         return backend.scan(log_a, beta, b, c, x, initial)
@@ -72,9 +65,8 @@ def _segment(terms: list[Tensor], H: Tensor, *, plain: bool) -> tuple[Tensor, Te
     (found_r, read_r), from_start, to_end = _decayed(log_a, r, e, c)
     found_b, read_b = (found_r, read_r) if plain else _decayed(log_a, b, e, c)[0]
     sides = torch.cat([found_b.tril(-1) @ x, from_start * e], dim=-1)
-    solved = torch.linalg.solve_triangular(
-        found_r, sides, upper=False, unitriangular=True
-    )  # It reads below the diagonal.
+    # The system's matrix is read below the diagonal only.
+    solved = torch.linalg.solve_triangular(found_r, sides, upper=False, unitriangular=True)
     of_written, of_before = solved.split([width, sides.shape[-1] - width], dim=-1)
 
     read, kept, b, r = from_start * c, from_start[..., -1:, :], to_end * b, to_end * r
@@ -107,11 +99,7 @@ def _decayed(log_a: Tensor, b: Tensor, *readers: Tensor) -> tuple[list[Tensor], 
 
 
 def keys_left(
-    log_a: Float[Tensor, "batch length heads #state"],
-    beta: Float[Tensor, "batch length heads"],
-    b: Float[Tensor, "batch length groups state"],
-    e: Float[Tensor, "batch length heads state"] | None = None,
-    r: Float[Tensor, "batch length heads state"] | None = None,
+    log_a: Decays, beta: PerHead, b: Keys, e: Removed = None, r: Removed = None
 ) -> Iterator[tuple[slice, Float[Tensor, "batch chunk heads state"]]]:
     """Yield k_sᵀ = b_sᵀ ∏_{s<t≤T} a_t (I − β_t e_t r_tᵀ), the key written at s as it is at the end, of chunks of
     positions, the last first.

@@ -8,6 +8,7 @@ the diagonal is a scan within each cell.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,10 +18,9 @@ from torch import Tensor
 
 from ssmscope.errors import InputError
 from ssmscope.ops import delta_matrices, triangle
-from ssmscope.ops.exponents import smallest_exponent
-from ssmscope.ops.matrices import columns_of, shares_scores, whole
-from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence
-from ssmscope.ops.terms import GateAndTaps, decays, diagonals, segments, shared_by_heads, skips
+from ssmscope.ops.matrices import whole
+from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, smallest_exponent
+from ssmscope.ops.terms import GateAndTaps, decays, diagonals, mean_over_heads, shared_by_heads, shares_scores, skips
 
 MAX_EXACT_DELTA_LENGTH = 8192
 """Steps of a delta rule whose matrices are made whole, one head at a time."""
@@ -49,42 +49,46 @@ def pooled(
     """Return the mean over each group's channels, and over the pairs of each cell in which s ≤ t."""
     batch, length, heads, width, state = r.shape
     edge = edges(length, cells)
-    smallest = int(edge.diff().min())
-    if smallest < around.reach:
-        sums = _sums_of_whole(r, edge, groups, skip, around)
+    short = isinstance(r, DeltaRecurrence) and length <= MAX_EXACT_DELTA_LENGTH
+    if short or int(edge.diff().min()) < around.reach:
+        sums = _over_cells(_over_cells(whole(r, groups, False, skip, around), edge, 2), edge, 3)
     elif isinstance(r, DeltaRecurrence):
-        sums = _sums_of_delta(r, edge, groups, skip, around)
-    elif shares_scores(r, around):
-        sums = _sums_through_scores(r, edge, groups, skip, around)
-    elif width == 1 or around.is_empty:
-        sums = _sums(r, edge, groups, skip, around)
+        sums = _sums_of_long_delta(r, edge, groups, skip, around)
     else:
-        sums = r.b.new_zeros(batch, groups, cells, cells)
-        for p in range(width):
-            sums += _sums(r.of_width(p), edge, groups, skip, around.of_width(p))
-        sums /= width
+        if shares_scores(r, around):
+            compute = partial(_sums_through_scores, edge=edge)
+            sums = mean_over_heads(r, around, groups, compute, by_row=True, shared=True)
+        else:
+            at_once, compute = max(1, MAX_CELL_STATES_HELD // (cells * state)), partial(_sums, edge=edge)
+            parts = [(r, around)]  # A head is one matrix, or one for each of its channels.
+            if not (width == 1 or around.is_empty):
+                parts = [(r.of_width(p), around.of_width(p)) for p in range(width)]
+            found = [mean_over_heads(*part, groups, compute, at_once=at_once, by_row=True) for part in parts]
+            sums = torch.stack(found).mean(0)
+        sums = sums + _sums_of_skips(r, edge, groups, around) if skip else sums
     return sums / causal_pairs(edge).clamp(min=1).to(sums)
 
 
-def _sums_of_whole(r: Recurrence, edge: Tensor, groups: int, skip: bool, around: GateAndTaps) -> Tensor:
-    matrix = whole(r, groups, False, skip, around)
-    place = torch.repeat_interleave(torch.arange(len(edge) - 1), edge.diff()).to(matrix.device)
+def _over_cells(t: Tensor, edge: Tensor, dim: int) -> Tensor:
+    """Return the sums over the positions of each cell, along one dimension."""
+    cell = torch.repeat_interleave(torch.arange(len(edge) - 1), edge.diff()).to(t.device)
+    shape = [*t.shape[:dim], len(edge) - 1, *t.shape[dim + 1 :]]
+    return t.new_zeros(shape).index_add_(dim, cell, t)
+
+
+def _sums_of_skips(r: Recurrence, edge: Tensor, groups: int, around: GateAndTaps) -> Tensor:
+    """Return D's part of the sums over the pairs of each cell."""
+    batch, length, _, width, _ = r.shape
     cells = len(edge) - 1
-    rows = matrix.new_zeros(*matrix.shape[:2], cells, matrix.shape[-1]).index_add_(2, place, matrix)
-    return matrix.new_zeros(*matrix.shape[:2], cells, cells).index_add_(3, place, rows)
+    cell = torch.repeat_interleave(torch.arange(cells), edge.diff()).to(r.b.device)
 
+    def sums(part: Recurrence, near: GateAndTaps, _: slice) -> Tensor:
+        out = r.b.new_zeros(batch, cells**2)
+        for i, each in enumerate(diagonals(part, near)):
+            out.index_add_(1, cell[i:] * cells + cell[: length - i], each.sum(-1))
+        return out.unflatten(1, (cells, cells))
 
-class Cells(NamedTuple):
-    """Numbers of the cells of some heads: the product of each cell's decays `across`, `R` and `W` (batch, cells, heads,
-    state); `spilt`, as `W`, for inputs of the cell before that spread into this one; and the sums over the cells' own
-    pairs, and over pairs with the cell before that such inputs make, (batch, cells, heads)."""
-
-    across: Tensor
-    R: Tensor
-    W: Tensor
-    spilt: Tensor | None
-    own: Tensor
-    with_before: Tensor | None
+    return mean_over_heads(r, around, groups, sums, at_once=max(1, MAX_CELL_STATES_HELD // (length * width)))
 
 
 def _steps(t: Tensor, edge: Tensor, fill: float = 0.0) -> Tensor:
@@ -99,60 +103,10 @@ def _steps(t: Tensor, edge: Tensor, fill: float = 0.0) -> Tensor:
     return found.masked_fill(~inside.view(1, *inside.shape, *[1] * (t.ndim - 2)), fill)
 
 
-def cells_of(r: Recurrence, edge: Tensor, around: GateAndTaps) -> Cells:
-    """Compute the numbers of all cells in one pass over the steps of a cell."""
-    batch, _, heads, _, state = r.shape
-    cells, longest = len(edge) - 1, int(edge.diff().max())
-    log_a = _log_decays_by_cell(r, edge)
-    b, c = (_steps(shared_by_heads(t, heads), edge) for t in (r.b, r.c))
-    step = None if r.step is None else _steps(r.step, edge)
-    left = None if around.left is None else _steps(around.left.squeeze(-1), edge)
-    taps = around.taps
-    own_taps, before_taps = (None, None) if taps is None else _own_and_before(taps.squeeze(-1), edge)
-
-    shape = (batch, cells, heads, state)
-    across, R, W = (r.b.new_full(shape, fill) for fill in (1.0, 0.0, 0.0))
-    spilt = torch.zeros_like(W) if before_taps is not None else None
-    own, with_before = r.b.new_zeros(shape[:3]), (r.b.new_zeros(shape[:3]) if spilt is not None else None)
-    for t in range(longest):
-        a = log_a(t).exp()
-        write = b[:, :, t] if step is None else b[:, :, t] * step[:, :, t, :, None]
-        read = c[:, :, t] if left is None else c[:, :, t] * left[:, :, t, :, None]
-        across *= a
-        R += read * across
-        W *= a
-        W += write if own_taps is None else write * own_taps[:, :, t, :, None]
-        own += (read * W).sum(-1)
-        if spilt is not None and with_before is not None and before_taps is not None:
-            spilt *= a
-            if t < before_taps.shape[2]:
-                spilt += write * before_taps[:, :, t, :, None]
-            with_before += (read * spilt).sum(-1)
-    return Cells(across, R, W, spilt, own, with_before)
-
-
-def _log_decays_by_cell(r: Recurrence, edge: Tensor):
-    """Return a function from the step to the log-decays of all cells, (batch, cells, heads, state or 1)."""
-    size = edge.diff()
-    floor = smallest_exponent(r.b.dtype)
-
-    def at(t: int) -> Tensor:
-        place = (edge[:-1] + t).clamp(max=int(edge[-1]) - 1)
-        chosen = r.at(place)
-        log_a = chosen.log_decay().clamp(min=floor)
-        if bool((t < size).all()):
-            return log_a
-        return log_a.masked_fill((t >= size).view(1, -1, 1, 1).to(log_a.device), 0.0)
-
-    return at
-
-
 def _own_and_before(taps: Tensor, edge: Tensor, back: int = 0) -> tuple[Tensor, Tensor | None]:
     """Return the total factors of the inputs of a cell, and of the cell before, on arrival at each step of the cell.
-
     The taps (batch, length, reach, …) begin `back` steps before the cells. The second result has reach − 1 steps, as
-    only the first steps of a cell get anything from the one before; None without any.
-    """
+    only the first steps of a cell get anything from the one before; None without any."""
     length, reach = taps.shape[1:3]
     arriving = taps[:, :, 0].clone()
     for i in range(1, reach):
@@ -170,68 +124,63 @@ def _own_and_before(taps: Tensor, edge: Tensor, back: int = 0) -> tuple[Tensor, 
     return own, before
 
 
-def _sums(r: Recurrence, edge: Tensor, groups: int, skip: bool, around: GateAndTaps) -> Tensor:
-    """Return the sums over the pairs of each cell of the mean over a group's heads, each of them one matrix."""
-    batch, _, heads, _, state = r.shape
-    cells = len(edge) - 1
-    out = r.b.new_zeros(batch, groups, cells, cells)
-    per_group = heads // groups
-    at_once = max(1, MAX_CELL_STATES_HELD // (cells * state))
-    for row in range(batch):
-        for group in range(groups):
-            total = out[row, group]
-            for first in range(group * per_group, (group + 1) * per_group, at_once):
-                last = min(first + at_once, (group + 1) * per_group)
-                part, part_around = r.of_rows(row, row + 1).of_heads(first, last), around.of_rows(row, row + 1)
-                _add_cells(total, cells_of(part, edge, part_around.of_heads(first, last)))
-            total /= per_group
-    return out + _sums_of_skips(r, edge, groups, around) if skip else out
+# ---- a decay per state
 
 
-def _sums_of_skips(r: Recurrence, edge: Tensor, groups: int, around: GateAndTaps) -> Tensor:
-    """Return D's part of `_sums`."""
-    batch, length, heads, width, _ = r.shape
-    cells, per_group = len(edge) - 1, heads // groups
-    cell = torch.repeat_interleave(torch.arange(cells), edge.diff()).to(r.b.device)
-    out = r.b.new_zeros(batch, groups, cells, cells)
-    if r.D is None:
-        return out
-    at_once = max(1, MAX_CELL_STATES_HELD // (length * width))
-    for group in range(groups):
-        for first in range(group * per_group, (group + 1) * per_group, at_once):
-            last = min(first + at_once, (group + 1) * per_group)
-            for i, each in enumerate(diagonals(r.of_heads(first, last), around.of_heads(first, last))):
-                where = cell[i:] * cells + cell[: length - i]
-                out[:, group].flatten(1).index_add_(1, where, each.sum(-1) / per_group)
-    return out
+def _sums(r: Recurrence, around: GateAndTaps, _: slice, edge: Tensor) -> Float[Tensor, "batch cells cells"]:
+    """Return one sequence's sums over the pairs of cells, over heads of one matrix each: one pass over a cell's
+    steps."""
+    length, heads, state = r.shape[1], r.shape[2], r.shape[4]
+    cells, size, floor = len(edge) - 1, edge.diff(), smallest_exponent(r.b.dtype)
+    b, c = (_steps(shared_by_heads(t, heads), edge) for t in (r.b, r.c))
+    step = None if r.step is None else _steps(r.step, edge)
+    left = None if around.left is None else _steps(around.left.squeeze(-1), edge)
+    arriving, before = (None, None) if around.taps is None else _own_and_before(around.taps.squeeze(-1), edge)
+    across, R, W, spilt = (r.b.new_full((1, cells, heads, state), fill) for fill in (1.0, 0.0, 0.0, 0.0))
+    own, with_before = r.b.new_zeros(2, 1, cells, heads)
+    for t in range(int(size.max())):
+        log_a = r.at((edge[:-1] + t).clamp(max=length - 1)).log_decay().clamp(min=floor)
+        if bool((ended := t >= size).any()):
+            log_a = log_a.masked_fill(ended.view(1, -1, 1, 1).to(log_a.device), 0.0)
+        a = log_a.exp()
+        write = b[:, :, t] if step is None else b[:, :, t] * step[:, :, t, :, None]
+        read = c[:, :, t] if left is None else c[:, :, t] * left[:, :, t, :, None]
+        across *= a
+        R += read * across
+        W *= a
+        W += write if arriving is None else write * arriving[:, :, t, :, None]
+        own += (read * W).sum(-1)
+        if before is not None:
+            spilt *= a
+            if t < before.shape[2]:
+                spilt += write * before[:, :, t, :, None]
+            with_before += (read * spilt).sum(-1)
+    across, R, W, spilt = (rearrange(t, "1 cell h n -> 1 cell (h n)") for t in (across, R, W, spilt))
+    total = torch.diag_embed(own.sum(-1))
+    if before is None:
+        return total + triangle.strict(across, R, W)
+    # An input of cell J has arrived when J + 1 ends; for cells from J + 2 on, J is one step that ends there.
+    total.diagonal(-1, 1, 2).add_((R[:, 1:] * W[:, :-1]).sum(-1) + with_before[:, 1:].sum(-1))
+    arrived = torch.addcmul(spilt[:, 1:], across[:, 1:], W[:, :-1])
+    total[:, 1:, :-1] += triangle.strict(across[:, 1:], R[:, 1:], arrived)
+    return total
 
 
 # ---- one decay per head: the scores that heads share, within cells
 
 
-def _sums_through_scores(r: Recurrence, edge: Tensor, groups: int, skip: bool, around: GateAndTaps) -> Tensor:
-    """Return `_sums` where a head's decay is one number: matrix products within cells, and of cells."""
-    batch, _, heads, _, _ = r.shape
-    cells, per_group = len(edge) - 1, heads // groups
-    longest = int(edge.diff().max())
-    out = r.b.new_zeros(batch, groups, cells, cells)
-    for row in range(batch):
-        for group in range(groups):
-            total = out[row, group]
-            for first, last in segments(r, group * per_group, (group + 1) * per_group):
-                part = r.of_rows(row, row + 1).of_heads(first, last)
-                part_around = around.of_rows(row, row + 1).of_heads(first, last)
-                at_once = max(1, MAX_PAIRS_HELD // longest**2)
-                for begin in range(0, cells, at_once):
-                    place = slice(begin, min(begin + at_once, cells))
-                    _add_own_pairs(total, part, edge, part_around, place)
-                # A head has one column, or with a gate or taps its whole width.
-                together = max(1, MAX_CELL_MATRIX_NUMBERS // cells**2) if part_around.is_empty else 1
-                for head in range(0, last - first, together):
-                    chosen = head, head + together
-                    _add_heads(total, part.of_heads(*chosen), edge, part_around.of_heads(*chosen))
-            total /= per_group
-    return out + _sums_of_skips(r, edge, groups, around) if skip else out
+def _sums_through_scores(r: Recurrence, around: GateAndTaps, _: slice, edge: Tensor) -> Tensor:
+    """Return `_sums` of heads that read one group and have one decay: products within cells, and of cells."""
+    cells, longest = len(edge) - 1, int(edge.diff().max())
+    total = r.b.new_zeros(cells, cells)
+    at_once = max(1, MAX_PAIRS_HELD // longest**2)
+    for begin in range(0, cells, at_once):
+        _add_own_pairs(total, r, edge, around, slice(begin, min(begin + at_once, cells)))
+    # A head has one column, or with a gate or taps its whole width.
+    together = max(1, MAX_CELL_MATRIX_NUMBERS // cells**2) if around.is_empty else 1
+    for head in range(0, r.shape[2], together):
+        _add_heads(total, r.of_heads(head, head + together), edge, around.of_heads(head, head + together))
+    return total.unsqueeze(0)
 
 
 class _Within(NamedTuple):
@@ -253,7 +202,7 @@ def _within(r: Recurrence, edge: Tensor, around: GateAndTaps, place: slice) -> _
     """Return the terms of the cells `place`; padded steps keep the state as it is, and neither write nor read."""
     first, last = int(edge[place.start]), int(edge[place.stop])
     back = min(around.reach - 1, first)  # The inputs of the cell before arrive in these steps.
-    left, taps = columns_of(around)
+    left, taps = around.columns()
     mine = before = None
     if taps is not None:
         mine, before = _own_and_before(taps[:, first - back : last], edge[place.start : place.stop + 1] - first, back)
@@ -276,7 +225,7 @@ def _add_own_pairs(total: Tensor, r: Recurrence, edge: Tensor, around: GateAndTa
     cells, _, heads = w.a.shape
     own = torch.zeros_like(scores)
     if w.width == 1:
-        triangle.add(own, w.a.clone(), w.left[..., 0] * w.a, w.mine[..., 0].clone())
+        own = triangle.strict(w.a, w.left[..., 0] * w.a, w.mine[..., 0])
         own.diagonal(0, 1, 2).add_((w.left * w.mine).sum((2, 3)))
     else:
         left, mine = (rearrange(t, "cell t h p -> h cell t p") for t in (w.left, w.mine))
@@ -299,11 +248,9 @@ def _add_heads(total: Tensor, r: Recurrence, edge: Tensor, around: GateAndTaps) 
     """Add the pairs of different cells, for all these heads."""
     cells, heads = len(edge) - 1, r.shape[2]
     w = _within(r, edge, around, slice(0, cells))
-    begun = w.a.cumprod(1)  # It is ∏_{e≤r≤t} a_r.
+    begun = w.a.cumprod(1)  # ∏_{e≤r≤t} a_r
     across = begun[:, -1].mT
-    ending = torch.cat(
-        [w.a[:, 1:].flip(1).cumprod(1).flip(1), torch.ones_like(w.a[:, :1])], dim=1
-    )  # It is ∏_{s<r} a_r.
+    ending = torch.cat([w.a[:, 1:].flip(1).cumprod(1).flip(1), torch.ones_like(w.a[:, :1])], dim=1)  # ∏_{s<r} a_r
 
     def gathered(rows: Tensor, factor: Tensor, columns: Tensor) -> Tensor:
         """Return Σ_t rows_t factor_t columns_tᵀ, (heads, cells, state · width)."""
@@ -338,46 +285,21 @@ def _decays_within(a: Float[Tensor, "cells steps"]) -> Float[Tensor, "cells t s"
 def _between(across: Float[Tensor, "*heads cells"]) -> Float[Tensor, "*heads cells cells"]:
     """Return ∏_{J<q<I} of the decays across cells, 0 on and above the diagonal."""
     a = across.reshape(-1, across.shape[-1], 1)
-    out = across.new_zeros(len(a), a.shape[1], a.shape[1])
-    triangle.add(out, a.clone(), torch.ones_like(a), torch.ones_like(a))
-    return out.view(*across.shape, across.shape[-1])
+    return triangle.strict(a, torch.ones_like(a), torch.ones_like(a)).view(*across.shape, across.shape[-1])
 
 
-# ---- cells of heads with a decay per state
+# ---- the delta rule
 
 
-def _add_cells(total: Tensor, of: Cells) -> None:
-    """Add the pairs of all cells, for heads with a decay per state."""
-    across, R, W = (rearrange(t, "1 cell h n -> 1 cell (h n)") for t in (of.across, of.R, of.W))
-    total.diagonal().add_(of.own[0].sum(-1))
-    if of.spilt is None or of.with_before is None:
-        triangle.add(total.unsqueeze(0), across.clone(), R, W)
-        return
-    # An input of cell J has arrived when J + 1 ends; for cells from J + 2 on, J is one step that ends there.
-    spilt = rearrange(of.spilt, "1 cell h n -> 1 cell (h n)")
-    cells = total.shape[0]
-    if cells > 1:
-        total.diagonal(-1).add_((R[0, 1:] * W[0, :-1]).sum(-1) + of.with_before[0, 1:].sum(-1))
-    if cells > 2:
-        arrived = torch.addcmul(spilt[:, 1:], across[:, 1:], W[:, :-1])
-        triangle.add(total[1:, :-1].unsqueeze(0), across[:, 1:].clone(), R[:, 1:].clone(), arrived)
-
-
-def _sums_of_delta(r: DeltaRecurrence, edge: Tensor, groups: int, skip: bool, around: GateAndTaps) -> Tensor:
-    """Return `_sums` for the delta rule: from the matrix of one head after the other or, if that is too large and there
-    are no gate and taps, by the adjoint recurrence."""
-    length = r.shape[1]
-    if length <= MAX_EXACT_DELTA_LENGTH:
-        return _sums_of_whole(r, edge, groups, skip, around)
+def _sums_of_long_delta(r: DeltaRecurrence, edge: Tensor, groups: int, skip: bool, around: GateAndTaps) -> Tensor:
+    """Return a delta rule's sums by the adjoint recurrence. Raises InputError with gate and taps."""
     if not around.is_empty:
         raise InputError(
             "the pooled map of a delta rule with its gates is made from the whole matrix, of at most "
-            f"{MAX_EXACT_DELTA_LENGTH:,} tokens, not {length:,}: give a shorter text, or ask for the level of the "
+            f"{MAX_EXACT_DELTA_LENGTH:,} tokens, not {r.shape[1]:,}: give a shorter text, or ask for the level of the "
             "recurrence alone"
         )
-    sums = delta_matrices.pooled_rows(r, edge)
-    place = torch.repeat_interleave(torch.arange(len(edge) - 1), edge.diff()).to(sums.device)
-    found = sums.new_zeros(*sums.shape[:3], len(edge) - 1).index_add_(3, place, sums)
+    found = _over_cells(delta_matrices.pooled_rows(r, edge), edge, 3)
     if skip and (D := skips(r)) is not None:
         found += D.mean(-1)[:, None, None] * torch.diag(edge.diff()).to(found)
     return rearrange(found, "b (g h) t s -> b g h t s", g=groups).mean(2)

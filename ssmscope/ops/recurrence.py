@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,9 +31,7 @@ class Recurrence:
     reads group h // (heads / groups); `delta` (batch, length, heads); `A` (heads, state) or (heads, 1), negative;
     `log_a` (batch, length, heads, state) or (…, 1), ≤ 0 where the state decays; `D` (heads,) or (heads, width); `order`
     (length,), the positions in the order in which the state visits them, from the first to the last if it is None.
-
-    Raises:
-        ValueError: if shapes disagree, or neither or both forms of the decay are given.
+    Raises ValueError if shapes disagree, or neither or both forms of the decay are given.
     """
 
     x: Tensor
@@ -49,10 +48,8 @@ class Recurrence:
         batch, length, heads, _ = self.x.shape
         groups, state = self.b.shape[2:]
         if self.b.shape != self.c.shape or self.b.shape[:2] != (batch, length) or heads % groups:
-            raise ValueError(
-                f"b {tuple(self.b.shape)} and c {tuple(self.c.shape)} must both be (batch, length, groups, state) "
-                f"with groups dividing the {heads} heads of x {tuple(self.x.shape)}"
-            )
+            said = f"b {tuple(self.b.shape)} and c {tuple(self.c.shape)} must both be (batch, length, groups, state)"
+            raise ValueError(f"{said} with groups dividing the {heads} heads of x {tuple(self.x.shape)}")
         if (self.A is None) == (self.log_a is None):
             raise ValueError("give the decay once: either A (with delta) or log_a")
         if self.A is not None and self.delta is None:
@@ -64,10 +61,8 @@ class Recurrence:
         decay = self.A if self.A is not None else self.log_a
         leading = (heads,) if self.A is not None else (batch, length, heads)
         if decay is None or decay.shape[:-1] != leading or decay.shape[-1] not in (1, state):
-            raise ValueError(
-                f"the decay {tuple(decay.shape) if decay is not None else None} must be {(*leading, state)}, "
-                "or 1 in place of the state size"
-            )
+            said = f"the decay {tuple(decay.shape) if decay is not None else None} must be {(*leading, state)},"
+            raise ValueError(f"{said} or 1 in place of the state size")
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -162,14 +157,13 @@ class DeltaRecurrence(Recurrence):
         H_t = (I − β_t r_t e_tᵀ) Diag(a_t) H_{t-1} + β_t b_t x_tᵀ.
 
     Shapes as in `Recurrence`; `log_a` (batch, length, heads, 1 or state), `beta` (batch, length, heads), `e` and `r`
-    (batch, length, heads, state), both or neither, b where absent. `delta`, `A` and `expected` stay unset.
-
-    Raises:
-        ValueError: if shapes disagree, `beta` is missing, one of `e` and `r` is, or the decay is not given as `log_a`.
-        InputError: from `log_decay`, as the states do not decay one by one.
+    (batch, length, heads, state), both or neither, b where absent. `delta`, `A` and `expected` stay unset. Raises
+    ValueError if shapes disagree, `beta` is missing, one of `e` and `r` is, or the decay is not given as `log_a`.
+    Raises InputError from `log_decay`, as the states do not decay one by one.
     """
 
-    beta: Tensor | None = None
+    log_a: Tensor = None  # type: ignore[assignment]
+    beta: Tensor = None  # type: ignore[assignment]
     e: Tensor | None = None
     r: Tensor | None = None
 
@@ -186,7 +180,6 @@ class DeltaRecurrence(Recurrence):
     @property
     def written(self) -> Tensor:
         """Written input, β_t x_t, (batch, length, heads, width)."""
-        assert self.beta is not None
         return self.x * self.beta.unsqueeze(-1)
 
     @property
@@ -199,12 +192,10 @@ class DeltaRecurrence(Recurrence):
 
     def mean_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
         """Return the mean eigenvalue of the transition for start ≤ t < stop, (batch, time, heads)."""
-        assert self.log_a is not None
         return self.log_a[:, start:stop].exp().mean(-1) - self._exchanged(start, stop)
 
     def one_minus_mean_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
         """Return 1 − `mean_decay`, computed without cancellation."""
-        assert self.log_a is not None
         return -torch.expm1(self.log_a[:, start:stop]).mean(-1) + self._exchanged(start, stop)
 
     def by_head(self) -> tuple[Tensor, Tensor]:
@@ -219,11 +210,15 @@ class DeltaRecurrence(Recurrence):
 
     def _exchanged(self, start: int, stop: int | None) -> Tensor:
         """Return β_t r_tᵀ Diag(a_t) e_t / state."""
-        assert self.beta is not None and self.log_a is not None
         own = self.b.square() if self.e is None or self.r is None else self.e * self.r
         a, along = self.log_a[:, start:stop].exp(), own[:, start:stop]
         along = along.mean(-1, keepdim=True) if a.shape[-1] == 1 else along
         return self.beta[:, start:stop] * (a * by_head(along, self.x.shape[2])).mean(-1)
+
+
+def smallest_exponent(dtype: torch.dtype) -> float:
+    """Return the least log-decay: smaller ones change nothing, and denormal numbers are 10 to 30 times slower."""
+    return -700.0 if dtype == torch.float64 else -80.0
 
 
 def by_head(t: Tensor, heads: int) -> Tensor:
@@ -241,16 +236,12 @@ def skip_alone(recurrence: Recurrence, D: Tensor) -> Recurrence:
 
 def retention(recurrence: Recurrence, *, per_head: bool = False) -> Tensor:
     """Return the mean of a_t over states and heads, (batch, length), or per head (batch, length, heads) (Baleen, Eq.
-    10).
-
-    1 means that token t leaves the memory as it was, 0 that it clears it.
-    """
+    10). 1 means that token t leaves the memory as it was, 0 that it clears it."""
     return _over_time(recurrence, recurrence.mean_decay, per_head)
 
 
 def write(recurrence: Recurrence, *, per_head: bool = False) -> Tensor:
-    """Return 1 − retention, the share of the memory that token t replaces, computed without cancellation. Shapes as
-    `retention`."""
+    """Return 1 − `retention`, the share of the memory that token t replaces, computed without cancellation."""
     return _over_time(recurrence, recurrence.one_minus_mean_decay, per_head)
 
 
@@ -260,3 +251,54 @@ def _over_time(recurrence: Recurrence, quantity: Callable[[int, int], Tensor], p
     parts = [quantity(start, start + step) for start in range(0, length, step)]
     kept = torch.cat(parts, dim=1) if parts else recurrence.x.new_zeros(batch, 0, heads)
     return kept if per_head else kept.mean(-1)
+
+
+T = TypeVar("T")
+
+
+def straight(recurrence: Any) -> Any:
+    """Return a recurrence with its positions in the order in which its state visits them."""
+    return recurrence if recurrence.order is None else recurrence.at(recurrence.order)
+
+
+def along(order: Tensor | None, compute: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
+    """Compute a function of (batch, length, …) on the positions in this order, and put the result back."""
+    return compute(t) if order is None else compute(t[:, order])[:, order.argsort()]
+
+
+def check_one_way(recurrences: Any, what: str) -> None:
+    """Raise InputError if a state visits the positions in another order, for a question that then has no answer."""
+    if any(recurrence.order is not None for recurrence in recurrences):
+        raise InputError(f"the layer reads its input both ways, and {what} needs a layer that only reads it forwards")
+
+
+def scan_in_order(run: Callable[..., T]) -> Callable[..., T]:
+    """Extend a scan to recurrences with an order: outputs and retention are at their positions."""
+
+    @wraps(run)
+    def scanned(recurrence: Any, initial: Tensor | None = None, **options: Any) -> Any:
+        if recurrence.order is None:
+            return run(recurrence, initial, **options)
+        found: Any = run(straight(recurrence), initial, **options)
+        place = recurrence.order.argsort()
+        kept = None if found.retention is None else found.retention[:, place]
+        return found._replace(y=found.y[:, place], retention=kept)
+
+    return scanned
+
+
+def map_in_order(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Extend an attention map to recurrences with an order."""
+
+    @wraps(run)
+    def mapped(recurrence: Any, **options: Any) -> Tensor:
+        order, rows = recurrence.order, options.get("rows")
+        if order is None:
+            return run(recurrence, **options)
+        place = order.argsort()
+        around = {name: t[:, order] for name in ("left", "taps") if (t := options.get(name)) is not None}
+        chosen = None if rows is None else place[list(rows)].tolist()
+        found = run(straight(recurrence), **{**options, **around, "rows": chosen})[..., place]
+        return found if rows is not None else found[:, :, place]
+
+    return mapped

@@ -10,9 +10,9 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from ssmscope.ops import delta_rule, diagonal, elementwise, ssd, wide
-from ssmscope.ops.order import scan_in_order
-from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head
+from ssmscope.backends.shapes import Memory
+from ssmscope.ops import delta_rule, diagonal, ssd, wide
+from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head, scan_in_order
 
 
 class Scan(NamedTuple):
@@ -25,12 +25,9 @@ class Scan(NamedTuple):
 
 
 @scan_in_order
-def scan_reference(recurrence: Recurrence, initial: Float[Tensor, "batch heads width state"] | None = None) -> Scan:
+def scan_reference(recurrence: Recurrence, initial: Memory | None = None) -> Scan:
     """Run the recurrence by its definition, one step at a time (Baleen, Eq. 1). Slow; the reference for tests of
-    `scan`.
-
-    Shapes as in `Recurrence` and `Scan`; any floating dtype.
-    """
+    `scan`. Shapes as in `Recurrence` and `Scan`; any floating dtype."""
     if isinstance(recurrence, DeltaRecurrence):
         return _delta_reference(recurrence, initial)
     batch, length, heads, width, state = recurrence.shape
@@ -47,7 +44,6 @@ def scan_reference(recurrence: Recurrence, initial: Float[Tensor, "batch heads w
 
 def _delta_reference(recurrence: DeltaRecurrence, initial: Tensor | None) -> Scan:
     batch, length, heads, width, state = recurrence.shape
-    assert recurrence.beta is not None and recurrence.log_a is not None
     (b, c), (e, r) = recurrence.by_head(), recurrence.removal()
     H = initial if initial is not None else b.new_zeros(batch, heads, width, state)
     unit = torch.eye(state, dtype=b.dtype, device=b.device)
@@ -61,12 +57,7 @@ def _delta_reference(recurrence: DeltaRecurrence, initial: Tensor | None) -> Sca
 
 
 @scan_in_order
-def scan(
-    recurrence: Recurrence,
-    initial: Float[Tensor, "batch heads width state"] | None = None,
-    *,
-    retention: bool = False,
-) -> Scan:
+def scan(recurrence: Recurrence, initial: Memory | None = None, *, retention: bool = False) -> Scan:
     """Return outputs and final state of the recurrence, differentiable in every term and in `initial`.
 
     Long sequences are cut into chunks. With one decay per head, by the delta rule, and with a decay per state of wide
@@ -84,13 +75,12 @@ def scan(
     """
     r, kept = recurrence, None
     if isinstance(r, DeltaRecurrence):
-        assert r.log_a is not None and r.beta is not None
         y, final = delta_rule.scan(r.log_a, r.beta, r.b, r.c, r.x, _start(r, initial), r.e, r.r)
         kept = r.mean_decay().detach().mean(-1) if retention else None
     elif r.one_decay_per_head:
         log_a = r.log_decay().squeeze(-1)
         if r.shape[4] == 1 and r.b.shape[2] == r.shape[2] and r.shape[1]:
-            H = elementwise.scan(log_a.unsqueeze(-1), r.written * r.b, _start(r, initial).squeeze(-1))
+            H = diagonal.scan_numbers(log_a.unsqueeze(-1), r.written * r.b, _start(r, initial).squeeze(-1))
             y, final = H * r.c, H[:, -1].unsqueeze(-1)
         elif diagonal.walks_channels(r) and (found := diagonal.scan_channels(r, initial)):
             y, final = found
@@ -104,42 +94,6 @@ def scan(
     else:
         y, final, kept = diagonal.scan(r, initial, retention=retention)
     return Scan(with_skip(y, r.x, r.D), final, kept)
-
-
-def scan_all(
-    recurrences: Sequence[Recurrence],
-    initials: Sequence[Float[Tensor, "batch heads width state"] | None],
-    *,
-    retention: bool = False,
-) -> tuple[Scan, ...]:
-    """Return the `scan` of each recurrence; of one shape and with one decay per head, they run as rows of one batch,
-    but for those that a CPU's kernel walks.
-
-    Arguments as `scan`'s, for each recurrence.
-    """
-    forms = {_form(r) for r in recurrences}
-    if len(recurrences) == 1 or len(forms) > 1 or None in forms:
-        return tuple(scan(r, H, retention=retention) for r, H in zip(recurrences, initials))
-    x, b, c, log_a = (torch.cat(each) for each in zip(*((r.x, r.b, r.c, r.log_decay()) for r in recurrences)))
-    steps = [r.delta for r in recurrences if r.delta is not None]
-    delta = torch.cat(steps) if steps else None
-    initial = None
-    if any(H is not None for H in initials):
-        initial = torch.cat([_start(r, H) for r, H in zip(recurrences, initials)])
-    joint = scan(Recurrence(x=x, b=b, c=c, delta=delta, log_a=log_a), initial)
-    rows = [r.shape[0] for r in recurrences]
-    parts = zip(recurrences, joint.y.split(rows), joint.state.split(rows), log_a.detach().split(rows))
-    return tuple(
-        Scan(with_skip(y, r.x, r.D), state, decay.exp().mean((2, 3)) if retention else None)
-        for r, y, state, decay in parts
-    )
-
-
-def _form(r: Recurrence) -> tuple | None:
-    """Return the properties that recurrences must share to run as one batch; None for one that runs by itself."""
-    if isinstance(r, DeltaRecurrence) or not r.one_decay_per_head or r.order is not None or diagonal.walks_channels(r):
-        return None
-    return r.shape, r.b.shape, r.x.dtype, r.b.dtype, r.c.dtype, r.x.device, r.delta is None
 
 
 def with_skip(y: Tensor, x: Tensor, D: Tensor | None) -> Tensor:
@@ -157,15 +111,9 @@ def _start(recurrence: Recurrence, initial: Tensor | None) -> Tensor:
 
 
 def states(
-    recurrence: Recurrence,
-    positions: Sequence[int],
-    initial: Float[Tensor, "batch heads width state"] | None = None,
+    recurrence: Recurrence, positions: Sequence[int], initial: Memory | None = None
 ) -> Float[Tensor, "batch chosen heads width state"]:
-    """Return H_t at the chosen positions (0-based, after token t was written), in the order given.
-
-    Raises:
-        ValueError: for a position outside the sequence.
-    """
+    """Return H_t at the chosen positions (0-based, after token t was written). Raises ValueError for one outside."""
     length = recurrence.shape[1]
     outside = [p for p in positions if not 0 <= p < length]
     if outside:

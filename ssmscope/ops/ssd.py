@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ssmscope import backends
-from ssmscope.ops.exponents import smallest_exponent
+from ssmscope.backends.shapes import Inputs, Keys, Memory, PerHead
+from ssmscope.ops.recurrence import smallest_exponent
 
 STEPS_PER_CHUNK = 32
 STEPS_PER_SHORT_CHUNK = 16
@@ -20,11 +21,9 @@ STEPS_PER_SEGMENT = 1024
 
 
 def segment_sums(log_a: Float[Tensor, "*batch length"]) -> Float[Tensor, "*batch length length"]:
-    """Return Σ_{s<r≤t} log a_r at [t, s], and 0 above the diagonal.
-
-    Every sum starts at its own s, so no digits are lost to the difference of two long sums, and what lies above the
-    diagonal is masked before anything is exponentiated.
-    """
+    """Return Σ_{s<r≤t} log a_r at [t, s], and 0 above the diagonal. Every sum starts at its own s, so no digits are
+    lost to the difference of two long sums, and what lies above the diagonal is masked before anything is
+    exponentiated."""
     length = log_a.shape[-1]
     below = torch.ones(length, length, dtype=torch.bool, device=log_a.device).tril(-1)
     spread = log_a.unsqueeze(-1).expand(*log_a.shape, length)
@@ -32,28 +31,20 @@ def segment_sums(log_a: Float[Tensor, "*batch length"]) -> Float[Tensor, "*batch
 
 
 def scan(
-    log_a: Float[Tensor, "batch length heads"],
-    b: Float[Tensor, "batch length groups state"],
-    c: Float[Tensor, "batch length groups state"],
-    x: Float[Tensor, "batch length heads width"],
-    initial: Float[Tensor, "batch heads width state"] | None = None,
-    delta: Float[Tensor, "batch length heads"] | None = None,
-) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]]:
+    log_a: PerHead, b: Keys, c: Keys, x: Inputs, initial: Memory | None = None, delta: PerHead | None = None
+) -> tuple[Inputs, Memory]:
     """Return y_t = c_tᵀ H_t and the final H of H_t = a_t H_{t-1} + Δ_t x_t b_tᵀ; Δ is 1 and H_0 is 0 when absent."""
     if backend := backends.find("ssd", log_a, b, c, x, initial, delta):
         return backend.scan(log_a, b, c, x, initial, delta)
-    length = x.shape[1]
     if initial is None:
         initial = x.new_zeros(*x.shape[:1], *x.shape[2:], b.shape[3])
     x = x if delta is None else x * delta.unsqueeze(-1)
-    outputs, H = [], initial
-    for start in range(0, length, STEPS_PER_SEGMENT):
-        part = slice(start, min(start + STEPS_PER_SEGMENT, length))
+    outputs, H = [x[:, :0]], initial
+    for start in range(0, x.shape[1], STEPS_PER_SEGMENT):
+        part = slice(start, start + STEPS_PER_SEGMENT)
         y, H = _segment(log_a[:, part], b[:, part], c[:, part], x[:, part], H)
         outputs.append(y)
-    if not outputs:
-        return torch.zeros_like(x), initial
-    return (torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]), H
+    return torch.cat(outputs, dim=1), H
 
 
 def _segment(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,8 +53,7 @@ def _segment(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor) -> tuple
     few = width * state < MIN_NUMBERS_PER_STATE
     chunks = -(-length // (STEPS_PER_SHORT_CHUNK if few else STEPS_PER_CHUNK))
     chunk = -(-length // chunks)
-    missing = chunk * chunks - length
-    if missing:  # Added steps have decay 1 and write nothing.
+    if missing := chunk * chunks - length:  # Added steps have decay 1 and write nothing.
         log_a = pad(log_a, (0, 0, 0, missing))
         b, c, x = (pad(t, (0, 0, 0, 0, 0, missing)) for t in (b, c, x))
 

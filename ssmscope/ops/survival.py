@@ -20,11 +20,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ssmscope import backends
+from ssmscope.backends.shapes import PerHead
 from ssmscope.errors import InputError
 from ssmscope.ops import delta_rule
-from ssmscope.ops.exponents import smallest_exponent
-from ssmscope.ops.order import check_one_way
-from ssmscope.ops.recurrence import OVER_TIME, DeltaRecurrence, Recurrence, by_head
+from ssmscope.ops.recurrence import OVER_TIME, DeltaRecurrence, Recurrence, by_head, check_one_way, smallest_exponent
 from ssmscope.ops.scans import scan, scan_reference
 
 MAX_DECAYS_HELD = {"cpu": 2**19, "cuda": 2**26}
@@ -42,11 +41,9 @@ def left_reference(recurrence: Recurrence) -> Float[Tensor, "batch length heads 
     return scan_reference(replace(recurrence, **each)).state.unflatten(0, (len(x), length))
 
 
-def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
-    """Return ‖R_s‖ (Frobenius) of every position and head after the last position; on Mamba-1 a head is a channel.
-
-    Time and memory are linear in the length: a decay per state costs one exponential for each, as the scan does.
-    """
+def left_norms(recurrence: Recurrence) -> PerHead:
+    """Return ‖R_s‖ (Frobenius) of every position and head after the last position; on Mamba-1 a head is a channel. Time
+    and memory are linear in the length: a decay per state costs one exponential for each, as the scan does."""
     written = _written_norms(recurrence)
     if isinstance(recurrence, DeltaRecurrence):
         for part, keys in _keys_left(recurrence):
@@ -67,7 +64,7 @@ def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
     return written
 
 
-def _written_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
+def _written_norms(recurrence: Recurrence) -> PerHead:
     """Return the size of the writing at each position: the length of the input times the step."""
     norms, step = torch.linalg.vector_norm(recurrence.x, dim=-1), recurrence.step
     return norms if step is None else norms * step.abs()
@@ -75,7 +72,7 @@ def _written_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"
 
 def left_towards_state(
     recurrence: Recurrence, initial: Tensor | None = None
-) -> tuple[Float[Tensor, "batch length heads"], Float[Tensor, "batch heads"]]:
+) -> tuple[PerHead, Float[Tensor, "batch heads"]]:
     """Return ⟨R_s, H_T⟩ of every position and head, and the same of the remainder of the state before the first
     position: all together are ‖H_T‖²."""
     H = scan(recurrence, initial).state
@@ -107,8 +104,7 @@ def shares(
         signed: ⟨R_s, H_T⟩ / ‖H_T‖² instead, sums over heads above and below; 1 less the sum is the share of `initial`.
         per_head: each head by itself, (batch, length, heads), the recurrences' heads one after the other.
 
-    Raises:
-        InputError: if there is no such position.
+    Raises InputError if there is no such position.
     """
     batch, length = recurrences[0].shape[:2]
     if at is not None and not 0 <= at < length:
@@ -128,8 +124,7 @@ def shares(
 
 
 def _until(recurrence: Recurrence, at: int | None) -> tuple[Recurrence, Tensor | None]:
-    """Return the recurrence on the positions that the state has visited after position `at`, and their places, None for
-    the first ones."""
+    """Return the recurrence on what the state has visited after `at`, and these places, None for the first ones."""
     if recurrence.order is None:
         return recurrence if at is None else recurrence.between(0, at + 1), None
     order = recurrence.order
@@ -152,24 +147,18 @@ def half_lives(recurrences: Sequence[Recurrence], *, per_head: bool = False) -> 
     recurrences' heads one after the other.
 
     Where states decay, d is found by halving: log-decays are summed over windows of 2^k positions, O(length · log²
-    length) sums and O(length · log length) exponentials. A delta rule is walked step by step.
-
-    Raises:
-        InputError: if a recurrence visits the positions in another order.
+    length) sums and O(length · log length) exponentials. A delta rule is walked step by step. Raises InputError if a
+    recurrence visits the positions in another order.
     """
     check_one_way(recurrences, "a half-life")
-    if per_head:
-        return torch.cat([_half_lives([r], per_head=True) for r in recurrences], dim=2)
-    return _half_lives(recurrences, per_head=False).squeeze(2)
-
-
-def _half_lives(recurrences: Sequence[Recurrence], *, per_head: bool) -> Tensor:
-    """Return `half_lives`, (batch, length, heads or 1); of several recurrences not per head."""
+    if per_head and len(recurrences) > 1:
+        return torch.cat([half_lives([r], per_head=True) for r in recurrences], dim=2)
     written = [_written_norms(r) for r in recurrences]
-    norms = [_norms(r.b) for r in recurrences]
-    whole = _together((w * by_head(b, w.shape[2]) for w, b in zip(written, norms)), per_head)
+    masses = (w * by_head(_norms(r.b), w.shape[2]) for r, w in zip(recurrences, written))
+    whole = _together(masses, per_head)
     walk = _walked if any(isinstance(r, DeltaRecurrence) for r in recurrences) else _halved
-    return walk(recurrences, written, whole / 2, per_head).masked_fill(whole == 0, math.inf)
+    found = walk(recurrences, written, whole / 2, per_head).masked_fill(whole == 0, math.inf)
+    return found if per_head else found.squeeze(2)
 
 
 def _together(masses: Iterable[Tensor], per_head: bool) -> Tensor:
@@ -197,7 +186,6 @@ def _stepped(recurrence: Recurrence, keys: Tensor, lag: int) -> Tensor:
     """Return the keys of the positions s after the transition at s + lag."""
     if not isinstance(recurrence, DeltaRecurrence):
         return keys * recurrence.log_decay(lag).exp()
-    assert recurrence.log_a is not None and recurrence.beta is not None
     (e, r), beta = (t[:, lag:] for t in recurrence.removal()), recurrence.beta[:, lag:, :, None]
     keys = recurrence.log_a[:, lag:].exp() * keys
     return keys - beta * (keys * e).sum(-1, keepdim=True) * r
@@ -211,15 +199,14 @@ def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: 
     at, sums = start, [torch.zeros_like(clock) for clock in clocks]
     for k in reversed(range(max(length - 1, 1).bit_length())):
         to = at + 2**k
-        ahead = [_gathered(_windows(clock, k), (at + 1).clamp(max=length - 1)) for clock in clocks]
+        start_of = (at + 1).clamp(max=length - 1).unsqueeze(3)
+        windows = (_windows(clock, k) for clock in clocks)
+        ahead = [t.gather(1, start_of.expand(*start_of.shape[:2], *t.shape[2:])) for t in windows]
         further = [total + more for total, more in zip(sums, ahead)]
-        left = _together(
-            (
-                w * torch.cat([_key_norms(r, s[:, part], part) for part in _blocks(r)], dim=1)
-                for r, w, s in zip(recurrences, written, further)
-            ),
-            per_head,
+        norms = (
+            torch.cat([_key_norms(r, s[:, part], part) for part in _blocks(r)], 1) for r, s in zip(recurrences, further)
         )
+        left = _together((w * norm for w, norm in zip(written, norms)), per_head)
         go = (to < length) & (left > half)
         at = torch.where(go, to, at)
         sums = [torch.where(go.unsqueeze(3), new, old) for new, old in zip(further, sums)]
@@ -227,8 +214,7 @@ def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: 
 
 
 def _clock(recurrence: Recurrence, part: slice = slice(0, None)) -> Tensor:
-    """Return the quantity whose sum between two positions gives the log-decay of every state, Δ or the log-decay
-    itself, (batch, part, heads, state or 1)."""
+    """Return what sums to the log-decay of every state, Δ or the log-decay itself, (batch, part, heads, state or 1)."""
     timed = _timed(recurrence)
     return recurrence.log_decay(part.start, part.stop) if timed is None else timed[0][:, part].unsqueeze(-1)
 
@@ -240,10 +226,6 @@ def _windows(clock: Tensor, k: int) -> Tensor:
         ahead[:, : -(2**i)] = clock[:, 2**i :]
         clock = clock + ahead
     return clock
-
-
-def _gathered(t: Tensor, at: Tensor) -> Tensor:
-    return t.gather(1, at.unsqueeze(3).expand(*at.shape[:2], *t.shape[2:]))
 
 
 def _blocks(recurrence: Recurrence) -> list[slice]:
@@ -259,10 +241,7 @@ def _key_norms(recurrence: Recurrence, sums: Tensor, part: slice) -> Float[Tenso
     timed, b = _timed(recurrence), recurrence.b[:, part]
     groups, state = b.shape[2:]
     sums = sums.unflatten(2, (groups, -1)).mT  # (batch, part, groups, state or 1, heads of one)
-    if timed is not None:
-        sums = sums * (2 * timed[1]).unflatten(0, (groups, -1)).mT.contiguous()
-    else:
-        sums = 2 * sums
+    sums = sums * (2 if timed is None else (2 * timed[1]).unflatten(0, (groups, -1)).mT.contiguous())
     squares = sums.clamp_(min=smallest_exponent(sums.dtype)).exp_()
     scale = _scales(b)
     total = (b / scale).square().unsqueeze(3) @ squares.expand(*squares.shape[:3], state, -1)
@@ -290,10 +269,8 @@ def _sums_from_end(log_a: Tensor, after: Tensor | None = None) -> tuple[Tensor, 
     # A GPU sums along contiguous positions in a tenth of the time.
     sums = log_a.flip(1).transpose(1, -1).to(torch.float64, memory_format=torch.contiguous_format).cumsum(-1)
     sums = sums.transpose(1, -1).flip(1)
-    if after is None:
-        after = torch.zeros_like(sums[:, :1])
-    else:
-        sums += after
+    after = torch.zeros_like(sums[:, :1]) if after is None else after
+    sums += after
     return torch.cat([sums[:, 1:], after], dim=1), sums[:, :1]
 
 
@@ -314,7 +291,6 @@ def _sums_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
 def _keys_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
     """Yield k_s of blocks of positions, the last first, (batch, block, heads, state)."""
     if isinstance(recurrence, DeltaRecurrence):
-        assert recurrence.log_a is not None and recurrence.beta is not None
         yield from delta_rule.keys_left(recurrence.log_a, recurrence.beta, recurrence.b, recurrence.e, recurrence.r)
         return
     timed, floor = _timed(recurrence), smallest_exponent(recurrence.x.dtype)

@@ -1,22 +1,20 @@
-"""Inputs of attention matrices: a recurrence's terms, and the gate and taps around it."""
+"""Inputs of attention matrices: a recurrence's terms, the gate and taps around it, and their parts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ssmscope.ops.exponents import smallest_exponent
-from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head
+from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head, smallest_exponent
 
 
 class GateAndTaps(NamedTuple):
-    """Gate and taps around a recurrence: y_t = left_t ⊙ (α + D)(Σ_i taps_{t−i, i} ⊙ x_{t−i}).
-
-    `left` is (batch, length, heads, width); `taps` (batch, length, reach, heads, width) has the factors of the input at
-    s when it arrives at step s + i. None stands for no factor.
-    """
+    """Gate and taps around a recurrence: y_t = left_t ⊙ (α + D)(Σ_i taps_{t−i, i} ⊙ x_{t−i}). `left` is (batch, length,
+    heads, width); `taps` (batch, length, reach, heads, width) has the factors of the input at s when it arrives at step
+    s + i. None stands for no factor."""
 
     left: Tensor | None = None
     taps: Tensor | None = None
@@ -32,17 +30,59 @@ class GateAndTaps(NamedTuple):
         return 1 if self.taps is None else self.taps.shape[2]
 
     def of_heads(self, start: int, stop: int) -> GateAndTaps:
-        left = None if self.left is None else self.left[:, :, start:stop]
-        return GateAndTaps(left, None if self.taps is None else self.taps[:, :, :, start:stop])
+        return GateAndTaps(*(None if t is None else t[..., start:stop, :] for t in self))
 
     def of_rows(self, start: int, stop: int) -> GateAndTaps:
-        left = None if self.left is None else self.left[start:stop]
-        return GateAndTaps(left, None if self.taps is None else self.taps[start:stop])
+        return GateAndTaps(*(None if t is None else t[start:stop] for t in self))
 
     def of_width(self, place: int) -> GateAndTaps:
         """Return the gate and taps of one channel of every head."""
-        left = None if self.left is None else self.left[..., place : place + 1]
-        return GateAndTaps(left, None if self.taps is None else self.taps[..., place : place + 1])
+        return GateAndTaps(*(None if t is None else t[..., place : place + 1] for t in self))
+
+    def columns(self) -> GateAndTaps:
+        """Return gate and taps with the width at which their products are summed: 1 where one of them is absent."""
+        both = self.left is not None and self.taps is not None
+        return self if both else GateAndTaps(*(None if t is None else t.mean(-1, keepdim=True) for t in self))
+
+
+def mean_over_heads(
+    r: Recurrence,
+    around: GateAndTaps,
+    groups: int,
+    compute: Callable[[Recurrence, GateAndTaps, slice], Tensor],
+    *,
+    at_once: int | None = None,
+    by_row: bool = False,
+    shared: bool = False,
+) -> Tensor:
+    """Return the mean over each group's heads, (batch, groups, …), of what `compute` sums over some of them.
+
+    Args:
+        compute: function from some heads' terms, their gate and taps, and their numbers, to the sum over these heads.
+        at_once: heads that are computed together; by default a group's.
+        by_row: sequences are computed one by one.
+        shared: heads that are computed together read one group of b and c.
+    """
+    batch, each = r.shape[0], r.shape[2] // groups
+    rows = [(row, row + 1) for row in range(batch)] if by_row else [(0, batch)]
+    found = []
+    for row in rows:
+        of_row, near = r.of_rows(*row), around.of_rows(*row)
+        for start in range(0, r.shape[2], each):
+            heads = [*_parts(r, start, start + each, at_once or each, shared)]
+            total = compute(of_row.of_heads(*heads[0]), near.of_heads(*heads[0]), slice(*heads[0]))
+            for part in heads[1:]:
+                total = total + compute(of_row.of_heads(*part), near.of_heads(*part), slice(*part))
+            found.append(total / each)
+    return torch.cat(found).unflatten(0, (batch, groups)) if by_row else torch.stack(found, dim=1)
+
+
+def _parts(r: Recurrence, start: int, stop: int, at_once: int, shared: bool) -> Iterator[tuple[int, int]]:
+    """Yield the heads start ≤ h < stop as ranges, where `shared` of heads that read one group of b and c."""
+    share = r.shape[2] // r.b.shape[2] if shared else stop
+    cuts = [start, *range((start // share + 1) * share, stop, share), stop]
+    for begin, end in zip(cuts[:-1], cuts[1:]):
+        yield from ((first, min(first + at_once, end)) for first in range(begin, end, at_once))
 
 
 def decays(r: Recurrence) -> Tensor:
@@ -56,16 +96,13 @@ def shared_by_heads(t: Tensor, heads: int) -> Tensor:
     return t if t.shape[2] == 1 else by_head(t, heads)
 
 
-def is_diagonal(r: Recurrence) -> bool:
-    """Return True where the states decay one by one."""
-    return not isinstance(r, DeltaRecurrence)
-
-
-def segments(r: Recurrence, start: int, stop: int) -> list[tuple[int, int]]:
-    """Return the heads start ≤ h < stop as ranges of heads that read the same group of b and c."""
-    share = r.shape[2] // r.b.shape[2]
-    cuts = [start, *range((start // share + 1) * share, stop, share), stop]
-    return list(zip(cuts[:-1], cuts[1:]))
+def shares_scores(r: Recurrence, around: GateAndTaps) -> bool:
+    """Return True if a head's decay is one number, and products with the heads' shared scores c_t · b_s are cheaper."""
+    _, _, heads, width, state = r.shape
+    if isinstance(r, DeltaRecurrence) or not r.one_decay_per_head:
+        return False
+    share = heads // r.b.shape[2]
+    return not (width == 1 or around.is_empty) or share * state > state + share * around.reach
 
 
 def skips(r: Recurrence) -> Tensor | None:
@@ -81,36 +118,26 @@ def needs_gradients(r: Recurrence, around: GateAndTaps) -> bool:
 
 def diagonals(r: Recurrence, around: GateAndTaps) -> list[Tensor]:
     """Return D's contributions at distances 0 … reach − 1 from the diagonal, (batch, length − distance, heads) each, as
-    the mean over the width of heads."""
-    D = skips(r)
-    assert D is not None
-    batch, length, heads, _, _ = r.shape
+    the mean over the width of heads; empty without D."""
+    D, (batch, length, heads, _, _) = skips(r), r.shape
     found = []
+    if D is None:
+        return []
     for i in range(around.reach):
         each = D.expand(batch, length - i, heads, -1)
-        if around.left is not None:
-            each = each * around.left[:, i:]
-        if around.taps is not None:
-            each = each * around.taps[:, : length - i, i]
+        each = each if around.left is None else each * around.left[:, i:]
+        each = each if around.taps is None else each * around.taps[:, : length - i, i]
         found.append(each.mean(-1))
     return found
 
 
 def gate_and_taps(x: Tensor, groups: int, left: Tensor | None, taps: Tensor | None) -> GateAndTaps:
     """Return `left` and `taps` of a recurrence with the input `x` (batch, length, heads, width), whose heads go in
-    `groups`.
-
-    Raises:
-        ValueError: the groups do not divide the heads, or a shape does not fit.
-    """
+    `groups`. Raises ValueError if the groups do not divide the heads, or a shape does not fit."""
     batch, length, heads, width = x.shape
     if groups < 1 or heads % groups:
         raise ValueError(f"{groups} groups do not divide {heads} heads")
-    for name, given, leading in (("left", left, (batch, length, heads)), ("taps", taps, (batch, length, heads))):
-        if given is None:
-            continue
-        shape = given.shape if name == "left" else (*given.shape[:2], *given.shape[3:])
-        if tuple(shape[:3]) != leading or shape[3] not in (1, width):
+    for name, given in (("left", left), ("taps", None if taps is None else taps[:, :, 0])):
+        if given is not None and (tuple(given.shape[:3]) != (batch, length, heads) or given.shape[3] not in (1, width)):
             raise ValueError(f"{name} {tuple(given.shape)} does not fit x {tuple(x.shape)}")
-    left, taps = (None if t is None else t.expand(*t.shape[:-1], width) for t in (left, taps))
-    return GateAndTaps(left, taps)
+    return GateAndTaps(*(None if t is None else t.expand(*t.shape[:-1], width) for t in (left, taps)))

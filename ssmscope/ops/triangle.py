@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+Steps = Float[Tensor, "maps length k"]
 
-def reference(
-    a: Float[Tensor, "maps length k"], R: Float[Tensor, "maps length k"], W: Float[Tensor, "maps length k"]
-) -> Float[Tensor, "maps length length"]:
+
+def reference(a: Steps, R: Steps, W: Steps) -> Float[Tensor, "maps length length"]:
     """Compute the sum by its definition, one row at a time."""
     maps, length, k = a.shape
     out = a.new_zeros(maps, length, length)
@@ -29,40 +29,27 @@ def reference(
     return out
 
 
-def add(out: Tensor, a: Tensor, R: Tensor, W: Tensor) -> None:
-    """Add the sum to `out` (maps, length, length), whose rows may lie apart; `a`, `R`, `W` (maps, length, k) are used
-    up."""
-    maps, length, k = a.shape
-    half = 1
+def strict(a: Steps, R: Steps, W: Steps) -> Float[Tensor, "maps length length"]:
+    """Return the sum. Where gradients are asked for, memory grows with length · k · log(length)."""
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (a, R, W)):
+        return _differentiable(a, R, W)
+    maps, length, _ = a.shape
+    R, W = (t.clone(memory_format=torch.contiguous_format) for t in (R, W))
+    out, half = a.new_zeros(maps, length, length), 1
     while half < length:
         pairs, rest = divmod(length, 2 * half)
         if pairs:
-            corner = _corners(out, pairs, half)
+            blocks = out[:, : length - rest, : length - rest].unflatten(2, (pairs, 2, half))
+            corner = blocks.unflatten(1, (pairs, 2, half))[:, :, 1, :, :, 0].diagonal(0, 1, 3).movedim(-1, 1)
             left, right = _halves(W, pairs, half)[:, :, 0], _halves(R, pairs, half)[:, :, 1]
-            if half == 1:
-                corner += (right * left).sum(-1).view(corner.shape)
-            elif maps == 1:
-                corner[0].baddbmm_(right[0], left[0].mT)
-            else:
-                corner += right @ left.mT
+            corner.copy_((right * left).sum(-1).view(corner.shape) if half == 1 else right @ left.mT)
         if rest > half:  # The last stretch is cut short.
-            begin = length - rest
-            middle = begin + half
-            out[:, middle:, begin:middle] += R[:, middle:] @ W[:, begin:middle].mT
+            begin, middle = length - rest, length - rest + half
+            out[:, middle:, begin:middle] = R[:, middle:] @ W[:, begin:middle].mT
         if 2 * half < length:
             a = _doubled(a, R, W, half, length)
         half *= 2
-
-
-def _corners(out: Tensor, pairs: int, half: int) -> Tensor:
-    """Return the blocks (maps, pairs, half, half) of `out` whose rows are a pair's second half and whose columns its
-    first."""
-    each, row, column = out.stride()
-    return out.as_strided(
-        (out.shape[0], pairs, half, half),
-        (each, 2 * half * (row + column), row, column),
-        out.storage_offset() + half * row,
-    )
+    return out
 
 
 def _halves(t: Tensor, pairs: int, half: int) -> Tensor:
@@ -82,17 +69,15 @@ def _doubled(a: Tensor, R: Tensor, W: Tensor, half: int, length: int) -> Tensor:
         return joined
     last = a[:, 2 * pairs]
     if rest > half:
-        begin = length - rest
-        middle = begin + half
+        begin, middle = length - rest, length - rest + half
         R[:, middle:] *= last[:, None]
         W[:, begin:middle] *= a[:, 2 * pairs + 1, None]
         last = last * a[:, 2 * pairs + 1]
     return torch.cat([joined, last[:, None]], dim=1)
 
 
-def differentiable(a: Tensor, R: Tensor, W: Tensor) -> Tensor:
-    """Return the sum, (maps, length, length), with gradients; its memory grows with length · k · log(length)."""
-    maps, length, k = a.shape
+def _differentiable(a: Tensor, R: Tensor, W: Tensor) -> Tensor:
+    maps, length, _ = a.shape
     size = 1 << max(length - 1, 0).bit_length()
     if size > length:
         more = (0, 0, 0, size - length)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ssmscope.ops.exponents import smallest_exponent
+from ssmscope.backends.shapes import HeadKeys, Inputs, Keys, Memory
+from ssmscope.ops.recurrence import smallest_exponent
 
 STEPS_PER_CHUNK = 32
 """Steps of a chunk, a power of two."""
@@ -22,22 +22,14 @@ STEPS_PER_SEGMENT = 2048
 """Steps whose S are held at once."""
 
 
-def scan(
-    log_a: Float[Tensor, "batch length heads state"],
-    b: Float[Tensor, "batch length groups state"],
-    c: Float[Tensor, "batch length groups state"],
-    x: Float[Tensor, "batch length heads width"],
-    initial: Float[Tensor, "batch heads width state"],
-) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]]:
+def scan(log_a: HeadKeys, b: Keys, c: Keys, x: Inputs, initial: Memory) -> tuple[Inputs, Memory]:
     """Return y_t = c_tᵀ H_t and the final H of H_t = a_t ⊙ H_{t-1} + x_t b_tᵀ."""
-    outputs, H = [], initial
+    outputs, H = [x[:, :0]], initial
     for start in range(0, x.shape[1], STEPS_PER_SEGMENT):
         part = slice(start, start + STEPS_PER_SEGMENT)
         y, H = _segment(log_a[:, part], b[:, part], c[:, part], x[:, part], H)
         outputs.append(y)
-    if not outputs:
-        return torch.zeros_like(x), initial
-    return (torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]), H
+    return torch.cat(outputs, dim=1), H
 
 
 def _segment(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:

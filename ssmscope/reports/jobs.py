@@ -92,8 +92,8 @@ def make_jobs(plan: Plan) -> Jobs:
 
 
 def _known(model: PlannedModel, place: Path, prints: Fingerprints) -> dict[str, Any]:
-    from ssmscope.architectures.loading.adapter_folder import base_of, is_adapter
     from ssmscope.architectures.loading.load import locate
+    from ssmscope.architectures.loading.pretrained import base_of, is_adapter
 
     check_model(model.model, place)
     try:

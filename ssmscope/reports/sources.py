@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
     """
     from ssmscope.data import pixels
     from ssmscope.data.language import load_lines
-    from ssmscope.data.rows import SUFFIXES
+    from ssmscope.data.rows import SUFFIXES, checked_path
     from ssmscope.data.text import LINE_SOURCES, SOURCES, load_text
 
     known: Mapping[str, Any] = LINE_SOURCES if lines else SOURCES
@@ -131,22 +131,20 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
         raise InputError(f"unknown data {data!r:.80}; give one of {', '.join(known)}{files}{did_you_mean(data, known)}")
     if not path.is_file():
         raise InputError(f"there is no file {data!r:.200}; give one of {', '.join(known)}{files}")
-    if split is not None:
-        raise InputError(f"split '{split}' was asked for, but file {path} has none; give a file each")
+    checked_path(path, known, split, suffixes=suffixes)
     if path.stat().st_size <= MAX_BYTES_CHECKED:
         load_lines(path) if lines else load_text(path)
 
 
-def _check_split(data: str, split: str, splits: Collection[str]) -> None:
+def _check_split(data: str, split: str, splits: Sequence[str]) -> None:
+    from ssmscope.data.rows import check_split
     from ssmscope.data.text import split_file
 
     root = os.environ.get("SSMSCOPE_DATA")
     if root:
         split_file(Path(root, data), split)
-    elif split not in splits:
-        raise InputError(
-            f"{data} has no split {split!r:.80}; there are {', '.join(splits)}{did_you_mean(split, splits)}"
-        )
+    else:
+        check_split(data, split, splits)
 
 
 def kind_of(where: Path, *, tokenizer: bool = False) -> str | None:

@@ -14,7 +14,7 @@ from loud import loud
 from transformers import AutoModelForSequenceClassification
 
 import ssmscope
-from ssmscope.architectures.loading.adapter_folder import PEFT_TYPES
+from ssmscope.architectures.loading.pretrained import PEFT_TYPES
 from ssmscope.errors import InputError
 
 peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install '.[dev]' in a checkout")

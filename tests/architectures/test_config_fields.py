@@ -19,7 +19,7 @@ from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import ssmscope
-from ssmscope.architectures.loading.checkpoints import FIELDS, SSM_FIELDS
+from ssmscope.architectures.loading.mamba_checkpoints import FIELDS, SSM_FIELDS
 from ssmscope.errors import InputError
 from ssmscope.reports.sources import kind_of
 

@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 
 import ssmscope
 from ssmscope.architectures.loading import stored
-from ssmscope.architectures.loading.tokenizers import read_tokenizer
+from ssmscope.architectures.loading.pretrained import read_tokenizer
 from ssmscope.errors import InputError
 
 COMMON = {*PretrainedConfig().to_dict(), "transformers_version"} - {"tie_word_embeddings", "architectures", "id2label"}

@@ -18,9 +18,14 @@ from safetensors.torch import load_file, save_file
 from tiny_bert import save_bert
 
 import ssmscope
-from ssmscope.architectures.loading.fields import check_fields, read_object
-from ssmscope.architectures.loading.tokenizers import read_tokenizer
-from ssmscope.architectures.loading.words import check_config, check_generation, check_tokenizer
+from ssmscope.architectures.loading.fields import (
+    check_config,
+    check_fields,
+    check_generation,
+    check_tokenizer,
+    read_object,
+)
+from ssmscope.architectures.loading.pretrained import read_tokenizer
 from ssmscope.attacks.resources import Encoder, MaskedLM
 from ssmscope.errors import InputError
 

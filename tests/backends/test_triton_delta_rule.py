@@ -7,7 +7,8 @@ import torch
 from backends.interpreted import DEVICE, needs_triton
 from torch import Tensor
 
-from ssmscope.backends.triton import delta_rule
+pytest.importorskip("triton")
+from ssmscope.backends.triton import delta_rule  # noqa: E402
 
 pytestmark = needs_triton
 TOLERANCE = 5e-6  # relative to the largest value

@@ -26,6 +26,11 @@ def draw_terms(length: int, heads: int = 3, groups: int = 1, state: int = 16, ba
     return [None if t is None else t.to(DEVICE) for t in (x, b, c, H if initial else None, delta, A)]
 
 
+def division(terms: list[Tensor]) -> selective_scan._Terms:
+    """Return the division of a scan into programs."""
+    return selective_scan._Terms(*terms[:3], *terms[4:], expected=False)
+
+
 def reference(x, b, c, initial, delta, A, *, expected: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, the final state and the mean decay of every step, one step after the other."""
     b, c = (t.repeat_interleave(x.shape[2] // t.shape[2], 2) for t in (b, c))
@@ -82,13 +87,13 @@ def test_one_chunk(length, expected):
 )
 def test_several_chunks(many_programs, length, heads, groups, state, initial, expected):
     terms = draw_terms(length, heads, groups, state, batch=1, initial=initial)
-    assert selective_scan._plan(*terms[:2]).chunks == (5 if length == 130 else 2)
+    assert division(terms).grid[1] == (5 if length == 130 else 2)
     check(terms, expected=expected)
 
 
 def test_several_blocks_of_a_group(many_programs):
     terms = draw_terms(20, heads=10, groups=2)
-    assert selective_scan._plan(*terms[:2]).blocks == 3
+    assert division(terms).blocks == 3
     check(terms)
 
 
@@ -96,7 +101,7 @@ def test_chunks_change_nothing_but_rounding(many_programs, monkeypatch):
     terms = draw_terms(50, heads=2, batch=1)
     chunked = selective_scan.scan(*terms, expected=False, retention=True)
     monkeypatch.setattr(selective_scan, "MIN_STEPS_PER_CHUNK", 1000)
-    assert selective_scan._plan(*terms[:2]).chunks == 1
+    assert division(terms).grid[1] == 1
     for one, other in zip(chunked, selective_scan.scan(*terms, expected=False, retention=True)):
         near(one, other.double(), 1e-6)
 

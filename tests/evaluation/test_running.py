@@ -8,7 +8,7 @@ from examples import random_example
 from loud import loud
 
 from ssmscope.core.model import Model
-from ssmscope.core.states import size
+from ssmscope.core.trace import size
 from ssmscope.evaluation import running
 from ssmscope.evaluation.forking import Rows
 

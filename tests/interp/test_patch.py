@@ -17,7 +17,7 @@ from ssmscope.api.analysis import Call
 from ssmscope.api.results import Result
 from ssmscope.core.edits import Edit, new_state, recorded, replaced
 from ssmscope.core.model import Model
-from ssmscope.core.states import mapped, tensors
+from ssmscope.core.trace import mapped, tensors
 from ssmscope.errors import InputError
 from ssmscope.interp.patch.result import Patching
 from ssmscope.interp.resuming import JoiningRun

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ssmscope import ops
-from ssmscope.ops import elementwise
+from ssmscope.ops import diagonal
 
 
 def terms(length: int, heads: int = 3, width: int = 2, scale: float = 1.0, decays: int = 1, dtype=torch.float64):
@@ -27,7 +27,7 @@ def by_steps(log_a, written, initial) -> torch.Tensor:
 @pytest.mark.parametrize(("decays", "chunks"), [(1, None), (2, 1), (2, 4)])
 def test_values_and_gradients_are_the_definitions(length, decays, chunks):
     given = [t.requires_grad_() for t in terms(length, decays=decays)]
-    ours, expected = elementwise.scan(*given, chunks), by_steps(*given)
+    ours, expected = diagonal.scan_numbers(*given, chunks), by_steps(*given)
     torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
     weights = torch.randn_like(expected)
     found, wanted = (torch.autograd.grad((y * weights).sum(), given) for y in (ours, expected))
@@ -36,16 +36,16 @@ def test_values_and_gradients_are_the_definitions(length, decays, chunks):
 
 
 def test_no_step_gives_nothing():
-    assert elementwise.scan(*terms(0)).shape == (2, 0, 3, 2)
+    assert diagonal.scan_numbers(*terms(0)).shape == (2, 0, 3, 2)
 
 
 def test_decays_of_any_strength_overflow_nowhere():
     log_a, written, initial = (t.requires_grad_() for t in terms(40, scale=2000.0, dtype=torch.float32))
-    states = elementwise.scan(log_a, written, initial)
+    states = diagonal.scan_numbers(log_a, written, initial)
     torch.testing.assert_close(states, by_steps(log_a, written, initial))
     assert all(g.isfinite().all() for g in torch.autograd.grad(states.square().sum(), [log_a, written, initial]))
     cut = torch.full_like(log_a, -1e30)
-    torch.testing.assert_close(elementwise.scan(cut, written, initial), written)
+    torch.testing.assert_close(diagonal.scan_numbers(cut, written, initial), written)
 
 
 def test_recurrences_of_single_numbers_run_through_it(monkeypatch):
@@ -54,7 +54,7 @@ def test_recurrences_of_single_numbers_run_through_it(monkeypatch):
     r = ops.Recurrence(x=x, b=b, c=c, log_a=log_a, D=torch.randn(3).double())
     slow = ops.scan_reference(r, initial.unsqueeze(-1))
     used = []
-    monkeypatch.setattr(elementwise, "scan", lambda *t, own=elementwise.scan: (used.append(1), own(*t))[1])
+    monkeypatch.setattr(diagonal, "scan_numbers", lambda *t, own=diagonal.scan_numbers: (used.append(1), own(*t))[1])
     fast = ops.scan(r, initial.unsqueeze(-1), retention=True)
     assert used
     for one, other in zip(fast, slow):

@@ -123,7 +123,7 @@ class TestKeys:
         first = keys()
         assert first == here, "the same code elsewhere is the same"
         assert changed("\nX = 1\n", "interp/heatmap/words.py") == {"heatmap"}
-        assert changed("\nX = 1\n", "probes/stability/layers.py") == {"stability"}
+        assert changed("\nX = 1\n", "probes/stability/measure.py") == {"stability"}
         assert changed("\nX = 1\n", "attacks/words/search.py") == {"words"}
         every = set(asked)
         assert changed("\n/* x */\n", "backends/c/selective_scan.c") == every, "the kernels belong to it"

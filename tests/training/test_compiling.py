@@ -13,9 +13,9 @@ from rich.console import Console
 from torch import Tensor
 
 from ssmscope.architectures.own.baleen import BaleenMamba2Config, BaleenMamba2ForCausalLM
-from ssmscope.core import compiling
-from ssmscope.core.compiling import compiled_parts
+from ssmscope.core import recomputing
 from ssmscope.core.mixers import fast_scan
+from ssmscope.core.recomputing import compiled_parts
 from ssmscope.data.tokens import TokenData
 from ssmscope.training.fitting import Fit
 from ssmscope.training.objectives import NextTokens
@@ -31,7 +31,7 @@ OPTIONS = dict(
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The functions that were compiled, by a backend that needs no compiler."""
     names: list[str] = []
-    compile_, kept = torch.compile, compiling._compiled
+    compile_, kept = torch.compile, recomputing._compiled
 
     def noted(function, **options):
         names.append(f"{function.__qualname__}")
@@ -68,7 +68,7 @@ def test_gradients_are_those_of_plain_torch(fit, compiled) -> None:
 @pytest.mark.parametrize("fault", ["no gradient", "nan", "larger"])
 def test_a_wrong_part_is_not_used(fit, monkeypatch, fault) -> None:
     faults = {"no gradient": Tensor.detach, "nan": lambda y: y * math.nan, "larger": lambda y: y + 0.1}
-    monkeypatch.setattr(compiling, "_compiled", lambda function: lambda *given: faults[fault](function(*given)))
+    monkeypatch.setattr(recomputing, "_compiled", lambda function: lambda *given: faults[fault](function(*given)))
     with fast_scan(fit.module):
         assert not fit._compiles()
     assert ": not compiled" in fit.console.file.getvalue()

@@ -2,6 +2,10 @@
 
 Many fields change what the model computes and no weight's shape: a negative epsilon, an upper bound of Δ below the
 lower one, a word in place of a truth value. Such a model runs, and its answers are not those of the trained model.
+
+transformers and peft look some words up: one can name a kernel or a module to import, another configuration, or a file
+anywhere on the machine. The allowed words are listed here or by the library's own defaults; any other is refused before
+a library reads the file.
 """
 
 from __future__ import annotations
@@ -10,16 +14,109 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
-from ssmscope.architectures.loading.words import check_config, shown
 from ssmscope.core.shipped import DTYPES, readable_types
 from ssmscope.errors import InputError, did_you_mean
+
+FREE_TEXT_FIELDS = frozenset({
+    "_commit_hash", "_name_or_path", "architectures", "auto_map", "diffmamba_settings", "finetuning_task",
+    "hybrid_override_pattern", "id2label", "init_method", "initializer_cfg", "label2id", "license", "model_name",
+    "model_type", "name_or_path", "norm_rel_ebd", "normalization_function", "pipeline_tag", "pos_att_type", "prefix",
+    "problem_type", "shared_moe_mode", "stop_strings", "task_specific_params", "tokenizer_class", "topk_method",
+    "transformers.js_config", "transformers_version", "unsloth_version",
+})  # fmt: skip
+"""Fields of config.json and generation_config.json that may hold any text, as nothing is fetched, imported or opened by
+it: names of the model and its classes, labels, notes on its training."""
+KNOWN_WORDS = frozenset({
+    "auto", "random", "constant", "cls", "mean",
+    *DTYPES, *(f"torch.{dtype}" for dtype in DTYPES),
+    # kinds of layers
+    "attention", "chunked_attention", "conv", "dense", "full_attention", "hybrid", "linear_attention", "mamba", "mlp",
+    "moe", "recurrent", "sliding_attention", "sparse",
+    # positions
+    "absolute", "default", "dynamic", "linear", "llama3", "longrope", "mrope", "nope", "proportional", "rope", "yarn",
+    # caches of generation
+    "static", "offloaded_static", "dynamic_full", "offloaded", "quantized", "sliding_window",
+    # xLSTM
+    "chunkwise--native_autograd", "chunkwise--triton_xl_chunk", "chunkwise--triton_limit_chunk",
+    "parallel--native_autograd", "native_sequence__native", "native_sequence__triton", "native", "triton", "train",
+    "train_with_padding", "inference", "single", "fused",
+})  # fmt: skip
+"""Words that transformers looks up in tables of its own."""
+IMPLEMENTATIONS = ("eager", "sdpa", "grouped_mm", "batched_mm")
+"""Implementations of attention and experts that need only transformers' and torch's code."""
+
+TOKENIZER_FREE_TEXT_FIELDS = frozenset({
+    "_name_or_path", "added_tokens_decoder", "additional_special_tokens", "auto_map", "backend", "chat_template",
+    "errors", "extra_special_tokens", "language", "model_input_names", "model_specific_special_tokens", "name_or_path",
+    "padding_side", "processor_class", "response_schema", "special_tokens_map_file", "task", "tokenizer_class",
+    "transformers_version", "truncation_side", "truncation_strategy", "unsloth_version",
+})  # fmt: skip
+"""Fields of tokenizer_config.json that may hold any text; its special_tokens_map_file is not read."""
+
+
+def check_config(
+    fields: Mapping[str, Any], what: str, defaults: Mapping[str, Any], texts: Collection[str] = ()
+) -> None:
+    """Raise InputError if a config.json of `what` has an unknown word, naming the field. Known are the words of
+    `defaults`, the fields of the model's class, and any in the fields `texts`, which that class checks itself."""
+    from transformers.activations import ACT2FN
+
+    for path, word in _words(fields):
+        asked = next((name for name in path if "_implementation" in name), None)
+        if asked is not None and word not in IMPLEMENTATIONS:
+            asked = f"{asked} {shown(word)}; allowed are {', '.join(IMPLEMENTATIONS)}"
+            raise InputError(f"{what} asks in its config.json for {asked}: other code is never fetched or run")
+    known = {word for _, word in _words(defaults)} | {*ACT2FN, *KNOWN_WORDS, *IMPLEMENTATIONS}
+    check_words(fields, FREE_TEXT_FIELDS.union(texts), known, what, "config.json")
+
+
+def check_generation(fields: Mapping[str, Any], what: str) -> None:
+    """Raise InputError if a generation_config.json has an unknown word."""
+    check_words(fields, FREE_TEXT_FIELDS, KNOWN_WORDS, what, "generation_config.json")
+
+
+def check_tokenizer(fields: Mapping[str, Any], what: str) -> None:
+    """Raise InputError if a tokenizer_config.json has an unknown word, such as the name of a file."""
+    texts = {*TOKENIZER_FREE_TEXT_FIELDS, *(name for name in fields if name.endswith(("_token", "_tokens")))}
+    check_words(fields, texts, (), what, "tokenizer_config.json")
+
+
+def check_words(
+    fields: Mapping[str, Any], texts: Collection[str], words: Collection[str], what: str, file: str
+) -> None:
+    """Raise InputError if a JSON object has a word other than `words` outside the fields `texts`."""
+    for path, word in _words(fields):
+        if set(path).isdisjoint(texts) and word not in words:
+            raise InputError(
+                f"{what} says in its {file} that {'.'.join(path)} is {shown(word)}, which is not known: it could name "
+                "code or another file; delete it where the model runs without it"
+            )
+
+
+def _words(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield every word in a JSON value, with the names of the fields around it."""
+    if isinstance(value, str) and value:
+        yield path, value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _words(inner, (*path, str(name)))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _words(inner, path)
+
+
+def shown(value: Any) -> str:
+    """Return a value of a configuration for a message, shortened."""
+    text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
 
 MAX_NESTING = 32
 """Levels of nested lists and objects; a model's configuration has three or four."""
@@ -28,12 +125,8 @@ DEPTH_FIELDS = ("num_hidden_layers", "n_layer", "num_layers")
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file.
-
-    Raises:
-        InputError: if the file cannot be read, is no JSON, holds no object, or half a surrogate pair, or is nested
-            more than `MAX_NESTING` deep.
-    """
+    """Return the JSON object in a file. Raises InputError if the file cannot be read, is no JSON, holds no object, or
+    half a surrogate pair, or is nested more than `MAX_NESTING` deep."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"), object_hook=_decoded)
     except OSError as error:
@@ -68,17 +161,8 @@ SIGNED_FIELDS = ("spectral_abscissa",)
 
 
 def check_fields(fields: Mapping[str, Any], what: str) -> None:
-    """Refuse fields of a transformers configuration that no trained model has.
-
-    Args:
-        fields: the model's, with its backbone's in `backbone`; each is checked by the defaults of its `model_type`.
-        what: the model, for messages.
-
-    Raises:
-        InputError: if the model type is unknown, a value has another type than the field's default, a number is
-            negative where the default is not, an epsilon exceeds `MAX_EPSILON`, a range of steps is empty, labels are
-            not one name per class, or a word is unknown.
-    """
+    """Refuse fields of a transformers configuration, its backbone's included, that no trained model has, by the
+    defaults of its `model_type`."""
     kind, known = fields.get("model_type"), readable_types()
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         raise InputError(f"{what}: model type {shown(kind)} is unknown{did_you_mean(str(kind), known)}")
@@ -90,7 +174,10 @@ def check_fields(fields: Mapping[str, Any], what: str) -> None:
             check_fields(value, what)
         elif name in defaults and value is not None:
             check_value(name, value, defaults[name], what)
-    check_config(fields, what, declared, texts=_checked_by_us(kind))
+    # Configuration classes of ours check their own fields.
+    ours = [each for each in transformers.CONFIG_MAPPING[kind].__mro__ if each.__module__.startswith("ssmscope.")]
+    texts = {name for each in ours for name in (*inspect.signature(each.__init__).parameters, *vars(each))}
+    check_config(fields, what, declared, texts)
 
 
 def _declared(kind: str) -> dict[str, Any]:
@@ -99,12 +186,6 @@ def _declared(kind: str) -> dict[str, Any]:
         return transformers.CONFIG_MAPPING[kind]().to_dict()
     except (ImportError, StrictDataclassError, TypeError, ValueError, AttributeError):
         return {}
-
-
-def _checked_by_us(kind: str) -> set[str]:
-    """Return the fields that this package's own configuration class checks itself; empty for other types."""
-    ours = [each for each in transformers.CONFIG_MAPPING[kind].__mro__ if each.__module__.startswith("ssmscope.")]
-    return {name for each in ours for name in (*inspect.signature(each.__init__).parameters, *vars(each))}
 
 
 def _check_names(fields: Mapping[str, Any], what: str) -> None:
@@ -125,24 +206,17 @@ def _check_names(fields: Mapping[str, Any], what: str) -> None:
 
 
 def check_value(name: str, value: Any, default: Any, what: str) -> None:
-    """Refuse a value of another type or range than `default`, an allowed value of the field.
-
-    Raises:
-        InputError: as `check_fields`.
-    """
+    """Refuse a value of another type or range than `default`, an allowed value of the field."""
     allowed = None
     if name.endswith("time_step_limit") or name == "dt_limit":
-        if not _is_range(value):
-            allowed = "[low, high] with 0 ≤ low < high"
+        allowed = None if _is_range(value) else "[low, high] with 0 ≤ low < high"
     elif name.endswith(("_token_id", "_token_ids")) or value == "auto":
         return
     elif isinstance(default, bool):
-        if not (isinstance(value, bool) or (type(value) is int and value in (0, 1))):
-            allowed = "true or false"
+        allowed = None if isinstance(value, bool) or type(value) is int and value in (0, 1) else "true or false"
     elif isinstance(default, int | float):
-        whole = isinstance(default, int)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            allowed = "a whole number" if whole else "a number"
+            allowed = "a whole number" if isinstance(default, int) else "a number"
         elif abs(value) >= 2**63:
             allowed = "a number of fewer digits"
         elif default >= 0 > value and name not in SIGNED_FIELDS:
@@ -150,8 +224,7 @@ def check_value(name: str, value: Any, default: Any, what: str) -> None:
         elif re.search(r"(?:eps|epsilon)$", name) and value > MAX_EPSILON:
             allowed = f"a number from 0 to {MAX_EPSILON}"
     elif isinstance(default, str):
-        if not isinstance(value, str):
-            allowed = f"a word, as {default!r}"
+        allowed = None if isinstance(value, str) else f"a word, as {default!r}"
     elif isinstance(default, list | tuple) and not isinstance(value, list):
         allowed = "a list"
     if allowed is not None:
@@ -172,10 +245,7 @@ def _is_range(value: Any) -> bool:
 
 
 def check_depth(fields: Mapping[str, Any], tensors: int, what: str) -> None:
-    """Raise InputError for more layers than tensors.
-
-    A configuration makes lists as long as its layers before any layer is built.
-    """
+    """Raise InputError for more layers than tensors, before a configuration makes lists of that length."""
     for name in DEPTH_FIELDS:
         value = fields.get(name)
         if isinstance(value, int | float) and value > tensors:

@@ -22,9 +22,9 @@ from einops import rearrange
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ssmscope.architectures.loading.checkpoints import read_mamba_ssm
-from ssmscope.architectures.loading.fields import check_depth, check_value, refused
-from ssmscope.architectures.loading.stored import built, contents, read_tensors, weight_files
+from ssmscope.architectures.loading.fields import check_value, refused
+from ssmscope.architectures.loading.mamba_checkpoints import plan_mamba_ssm
+from ssmscope.architectures.loading.stored import Contents, Plan
 from ssmscope.architectures.read.delta import DeltaNetConfig, DeltaNetForCausalLM
 from ssmscope.architectures.read.gated_delta import UNIT_EPSILON
 from ssmscope.architectures.read.hgrn import (
@@ -127,58 +127,50 @@ MAMBA2_FIELDS: dict[str, Any] = dict(
 
 
 def is_fla(directory: Path, config: Mapping[str, Any]) -> bool:
-    """Return True if a config.json is that of a flash-linear-attention model that can be read.
-
-    Its Mamba-2 is told from transformers' by the field `norm_eps`.
-    """
+    """Return True if a config.json is flash-linear-attention's; its Mamba-2 is told by the field `norm_eps`."""
     kind = config.get("model_type")
     return kind in MODEL_TYPES or (kind == "mamba2" and "norm_eps" in config and "layer_norm_epsilon" not in config)
 
 
-def _read_mamba2(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
-    """Return a Mamba-2, read as mamba_ssm's: its weights have transformers' names."""
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise refused(str(directory), "hidden_act", config["hidden_act"], "'silu'")
-    theirs: dict[str, Any] = {
-        "d_model": config.get("hidden_size", 2048),
-        "n_layer": config.get("num_hidden_layers", 48),
-        "tie_embeddings": config.get("tie_word_embeddings", False),
-        "residual_in_fp32": config.get("residual_in_fp32", True),
-        "norm_epsilon": config["norm_eps"],
-    }
-    cfg = {ours: config.get(name, default) for name, (ours, default) in MAMBA2_FIELDS.items()}
-    return read_mamba_ssm(directory, {**theirs, "ssm_cfg": {"layer": "Mamba2", **cfg}})
-
-
-def read_fla(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
-    """Return a language model that flash-linear-attention saved; `config` is its config.json.
-
-    Raises:
-        InputError: if weights are missing or do not fit, a field has a wrong type, or an option is one that our layers
-            do not have (grouped heads, attention in an RWKV-7, a delta rule with one of its gates, …).
-    """
-    what, kind = str(directory), config["model_type"]
+def plan_fla(config: Mapping[str, Any], held: Contents, what: str) -> Plan:
+    """Return the way to a language model that flash-linear-attention saved. Raises InputError if a field has a wrong
+    type, or an option is one that our layers do not have (grouped heads, attention in an RWKV-7, a delta rule with one
+    of its gates, …)."""
+    kind = config["model_type"]
     if kind == "mamba2":
-        return _read_mamba2(directory, config)
-    fields = {**COMMON_FIELDS, **TYPE_DEFAULTS[kind], **{k: v for k, v in config.items() if v is not None}}
-    for name, known in {**COMMON_FIELDS, **TYPE_DEFAULTS[kind]}.items():
-        check_value(name, fields[name], known, what)
-    attention = _attention(config.get("attn"), kind, what)
-    only = {"attnres_block_size": None, "hidden_act": "swish", **FIXED_OPTIONS[kind]}
-    for name, default in only.items():
+        return plan_mamba_ssm(_as_mamba_ssm(config, what), held, what)
+    known = {**COMMON_FIELDS, **TYPE_DEFAULTS[kind]}
+    fields = {**known, **{name: value for name, value in config.items() if value is not None}}
+    for name, default in known.items():
+        check_value(name, fields[name], default, what)
+    fields["attention"] = _attention(config.get("attn"), kind, what)
+    for name, default in {"attnres_block_size": None, "hidden_act": "swish", **FIXED_OPTIONS[kind]}.items():
         # As many value heads as heads are the default, also where they are written out.
         if config.get(name, default) not in (default, fields["num_heads"] if name.endswith("_heads") else default):
             raise refused(what, name, config[name], repr(default))
     sizes = config.get("value_dim")
     if kind == "rwkv7" and {*(sizes if isinstance(sizes, list) else [sizes])} - {None, fields["hidden_size"]}:
         raise refused(what, "value_dim", sizes, f"hidden_size, {fields['hidden_size']}, in every layer")
-    files = weight_files(directory)
-    held = contents(files)
-    check_depth(config, len(held.tensors), what)
-    build = partial(_BUILDERS[kind], {**fields, "attention": attention}, kind)
-    tensors = {name: t for file in files for name, t in read_tensors(file).items()}
-    weights = _translated(tensors, {**fields, "attention": attention}, kind)
-    return built(build, weights, held, what, tied=fields["tie_word_embeddings"])
+    return Plan(
+        partial(_BUILDERS[kind], fields, kind),
+        partial(_translated, fields=fields, kind=kind),
+        fields["tie_word_embeddings"],
+    )
+
+
+def _as_mamba_ssm(config: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return a Mamba-2's configuration as mamba_ssm's: its weights have transformers' names."""
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise refused(what, "hidden_act", config["hidden_act"], "'silu'")
+    cfg = {ours: config.get(name, default) for name, (ours, default) in MAMBA2_FIELDS.items()}
+    return {
+        "d_model": config.get("hidden_size", 2048),
+        "n_layer": config.get("num_hidden_layers", 48),
+        "tie_embeddings": config.get("tie_word_embeddings", False),
+        "residual_in_fp32": config.get("residual_in_fp32", True),
+        "norm_epsilon": config["norm_eps"],
+        "ssm_cfg": {"layer": "Mamba2", **cfg},
+    }
 
 
 def _attention(given: Any, kind: str, what: str) -> list[dict[str, Any]]:
@@ -195,8 +187,7 @@ def _attention(given: Any, kind: str, what: str) -> list[dict[str, Any]]:
 
 
 def _size(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that all types share; a feed-forward part is 2/3 `hidden_ratio` widths wide, in steps of
-    256."""
+    """Return the fields that all types share; a feed-forward part is 2/3 `hidden_ratio` widths wide."""
     width, inner = fields["hidden_size"], fields.get("intermediate_size")
     if inner is None:
         inner = 256 * -(-int(width * fields["hidden_ratio"] * 2 / 3) // 256)
@@ -277,12 +268,10 @@ _BUILDERS: dict[str, Callable[[Mapping[str, Any], str], PreTrainedModel]] = {
 
 
 def _translated(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], kind: str) -> dict[str, Tensor]:
-    """Return the tensors by our names and in our layout.
-
-    q, k and v that share a projection are concatenated in this order, a gate stored with its up-projection is split,
-    rotated rows are put in our order, and a bias that only our gates have is zero. RWKV-7's token shifts, stored as
-    (1, 1, width) or, before March 2025, six of them together, become (width,).
-    """
+    """Return the tensors by our names and in our layout. q, k and v that share a projection are concatenated in this
+    order, a gate stored with its up-projection is split, rotated rows are put in our order, and a bias that only our
+    gates have is zero. RWKV-7's token shifts, stored as (1, 1, width) or, before March 2025, six of them together,
+    become (width,)."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         for pattern, ours in (RWKV7_PART_NAMES if kind == "rwkv7" else PART_NAMES).items():
@@ -290,35 +279,38 @@ def _translated(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], kind: 
         if kind in GATED_TYPES:
             name = name.replace(".mixer.head_norm.", ".mixer.norm.")
         found[name] = tensor
-    for name in [each for each in found if kind == "rwkv7" and re.search(r"\.attn\.x_.$", each)]:
+
+    def named(pattern: str, *kinds: str) -> list[str]:
+        return [name for name in found if (not kinds or kind in kinds) and re.search(pattern, name)]
+
+    def joined(stems: list[str], theirs: str, ours: str) -> None:
+        for stem in stems:
+            parts = [f"{stem}{each}{theirs}" for each in "qkv"]
+            if all(part in found for part in parts):
+                found[stem + ours] = torch.cat([found.pop(part) for part in parts])
+
+    for name in named(r"\.attn\.x_.$", "rwkv7"):
         shifts = found.pop(name)
         if not name.endswith("x_x"):
             found[name] = shifts.flatten()
         elif len(shifts) == len(RWKV7_SHIFTS):
             found |= {f"{name[:-1]}{letter}": each.clone() for letter, each in zip(RWKV7_SHIFTS, shifts)}
     for options in fields["attention"]:
-        for layer in options.get("layers", []):
-            for part in ("weight", "bias"):
-                names = [f"backbone.layers.{layer}.mixer.{each}_proj.{part}" for each in "qkv"]
-                if all(name in found for name in names):
-                    found[f"backbone.layers.{layer}.mixer.in_proj.{part}"] = torch.cat([found.pop(n) for n in names])
-    for name in [each for each in found if kind == "gsa" and each.endswith(".mixer.v_proj.weight")]:
+        stems = [f"backbone.layers.{layer}.mixer." for layer in options.get("layers", [])]
+        for part in ("weight", "bias"):
+            joined(stems, f"_proj.{part}", f"in_proj.{part}")
+    for name in named(r"\.mixer\.v_proj\.weight$", "gsa"):
         found[name.replace(".v_proj.", ".i_proj.")] = found.pop(name)
-    for theirs, ours in (
-        {} if kind not in DELTA_TYPES else {"_proj.weight": "qkv_proj.weight", "_conv1d.weight": "conv1d.weight"}
-    ).items():
-        for stem in [name.removesuffix("q" + theirs) for name in found if name.endswith(".q" + theirs)]:
-            parts = [f"{stem}{each}{theirs}" for each in "qkv"]
-            if all(part in found for part in parts):
-                found[stem + ours] = torch.cat([found.pop(part) for part in parts])
-    for name in [each for each in found if each.endswith(".mlp.gate.weight")]:
+    for theirs, ours in (("_proj.weight", "qkv_proj.weight"), ("_conv1d.weight", "conv1d.weight")):
+        joined([name.removesuffix("q" + theirs) for name in named(rf"\.q{theirs}$", *DELTA_TYPES)], theirs, ours)
+    for name in named(r"\.mlp\.gate\.weight$"):
         up = name.replace(".gate.", ".up.")
         if up not in found:  # Before 2025 both were stored as one.
             found[name], found[up] = found[name].chunk(2)
-    for name in [each for each in found if kind == "gla" and each.endswith(".mixer.z_proj.weight")]:
+    for name in named(r"\.mixer\.z_proj\.weight$", "gla"):
         found[name.replace("weight", "bias")] = found[name].new_zeros(found[name].shape[0])
-    for name in [each for each in found if kind == "retnet" and re.search(r"\.mixer\.[qk]_proj\.weight$", each)]:
-        heads = fields["num_heads"]
+    heads = fields["num_heads"]
+    for name in named(r"\.mixer\.[qk]_proj\.weight$", "retnet"):
         if heads and not found[name].shape[0] % (2 * heads):  # Otherwise no model can be built from them.
             found[name] = rearrange(found[name], "(h part n) width -> (h n part) width", h=heads, part=2)
     if fields["tie_word_embeddings"] and "backbone.embeddings.weight" in found:

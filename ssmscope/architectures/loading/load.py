@@ -15,12 +15,18 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import nn
 
-from ssmscope.architectures.loading.adapter_folder import base_of, classes_of, is_adapter, with_adapter
 from ssmscope.architectures.loading.fields import check_fields, read_object
-from ssmscope.architectures.loading.in_memory import cast, converted, readable
+from ssmscope.architectures.loading.in_memory import OwnModel, cast, converted, readable
 from ssmscope.architectures.loading.layouts import layout_of, read_state_dict
-from ssmscope.architectures.loading.pretrained import read_transformers
-from ssmscope.architectures.loading.quiet import quiet
+from ssmscope.architectures.loading.pretrained import (
+    base_of,
+    classes_of,
+    is_adapter,
+    quiet,
+    read_tokenizer,
+    read_transformers,
+    with_adapter,
+)
 from ssmscope.architectures.loading.stored import (
     DAMAGE_ERRORS,
     check_finished,
@@ -29,8 +35,6 @@ from ssmscope.architectures.loading.stored import (
     read_tensors,
     reason,
 )
-from ssmscope.architectures.loading.tokenizers import read_tokenizer
-from ssmscope.architectures.loading.user_modules import OwnModel
 from ssmscope.architectures.own.split import check_split
 from ssmscope.core.intercept import out_of_inference
 from ssmscope.core.model import Model
@@ -42,20 +46,15 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 def trained_on(source: str | os.PathLike[str]) -> str | None:
     """Return the name of a model's training data; None if its directory has no record of a training of ours."""
-    return data_set_of(_training(source))
+    return data_set_of(training_data(demos().get(str(source), Path(source))))
 
 
 def trained_examples(source: str | os.PathLike[str]) -> int | None:
-    """Return the number of examples of a model's training; None if its directory has no record of a training of
-    ours."""
+    """Return the number of examples of a model's training; None without a record of a training of ours."""
     try:
-        return int(_training(source)["examples"])
+        return int(training_data(demos().get(str(source), Path(source)))["examples"])
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
-
-
-def _training(source: str | os.PathLike[str]) -> dict[str, Any]:
-    return training_data(demos().get(str(source), Path(source)))
 
 
 @out_of_inference()
@@ -70,13 +69,11 @@ def load(
 ) -> Model:
     """Load a trained state-space model for analysis.
 
-    A model in memory is used itself and left unchanged; if another dtype or device is asked for, a deep copy is
-    converted. A compiled, parallel or adapted model is taken out of its wrapper (`torch.compile`, `DataParallel`,
-    peft's); the adapters of a PeftModel stay active.
-
-    Any module around a backbone loads, too: its own forward pass, which takes token ids first or as `input_ids`, gives
-    the logits, and each text's are those of the text alone, whatever its head does with padding. A backbone without a
-    head loads for analyses of its layers.
+    A model in memory is used itself and left unchanged, or a deep copy in another dtype or device. A compiled, parallel
+    or adapted model is taken out of its wrapper (`torch.compile`, `DataParallel`, peft's); the adapters of a PeftModel
+    stay active. Any module around a backbone loads, too: its own forward pass, which takes token ids first or as
+    `input_ids`, gives the logits, and each text's are those of the text alone, whatever its head does with padding. A
+    backbone without a head loads for analyses of its layers.
 
     No code from a model's files is ever run: transformers' own classes and ours read them.
 
@@ -93,17 +90,15 @@ def load(
             on a disk are refused.
         backbone: path of the backbone in a model in memory, such as `encoder`; by default it is found.
 
-    Raises:
-        InputError: if the name is unknown, the files are not what they claim, weights are missing, not finite or have
-            no place in the model that the configuration describes, the model has no state-space layer that can be
-            read, or it gives an answer per token. Pickled files are only ever read as plain tensors.
+    Raises InputError if the name is unknown, the files are not what they claim, weights are missing, not finite or have
+    no place in the model that the configuration describes, the model has no state-space layer that can be read, or it
+    gives an answer per token. Pickled files are only ever read as plain tensors.
     """
     wanted, place = _dtype(dtype), _device(device)
     check_split(device_map, device, source)
     if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike) and not callable(tokenizer):
-        raise InputError(
-            f"tokenizer is a {type(tokenizer).__name__}; give a tokenizer, or the directory or hub id of one"
-        )
+        kind = type(tokenizer).__name__
+        raise InputError(f"tokenizer is a {kind}; give a tokenizer, or the directory or hub id of one")
     if isinstance(source, nn.Module):
         with quiet():
             module = readable(source, backbone)
@@ -113,9 +108,8 @@ def load(
     if backbone is not None:
         raise InputError("backbone is the name of a part of a model in memory; leave it out, or give a module")
     if not isinstance(source, str | os.PathLike):
-        raise InputError(
-            f"a {type(source).__name__} was given; a model is a name, a directory, a file, or a transformers model"
-        )
+        kind = type(source).__name__
+        raise InputError(f"a {kind} was given; a model is a name, a directory, a file, or a transformers model")
     name = os.fspath(source)
     where = locate(name)
     if wanted is None and device_map is None and (place is None or place.type == "cpu"):
@@ -152,10 +146,8 @@ def _try(model: Model) -> None:
     except InputError:
         raise
     except DAMAGE_ERRORS as error:
-        raise InputError(
-            f"{model.name} cannot be run as its config.json describes it: its first layers failed with "
-            f"{type(error).__name__} ({reason(error)})"
-        ) from error
+        why = f"its first layers failed with {type(error).__name__} ({reason(error)})"
+        raise InputError(f"{model.name} cannot be run as its config.json describes it: {why}") from error
 
 
 class ModelCache:
@@ -180,10 +172,8 @@ _kept: ContextVar[ModelCache | None] = ContextVar("kept", default=None)
 
 @contextmanager
 def cache_models(kept: ModelCache) -> Iterator[None]:
-    """Have `load` return the same model again for the same name, tokenizer, dtype and device within the context.
-
-    The files are not read again: a model that is retrained in the meantime stays as it was.
-    """
+    """Have `load` return the same model again for the same name, tokenizer, dtype and device within the context. The
+    files are not read again: a model that is retrained in the meantime stays as it was."""
     token = _kept.set(kept)
     try:
         yield
@@ -196,9 +186,8 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
         return None
     asked = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
     if asked not in DTYPES:
-        raise InputError(
-            f"dtype {asked!r} is unknown: choose one of {', '.join(DTYPES)}{did_you_mean(str(asked), DTYPES)}"
-        )
+        hint = did_you_mean(str(asked), DTYPES)
+        raise InputError(f"dtype {asked!r} is unknown: choose one of {', '.join(DTYPES)}{hint}")
     return getattr(torch, asked)
 
 
@@ -223,34 +212,23 @@ def _device(device: str | torch.device | None) -> torch.device | None:
 
 
 def locate(name: str) -> Path:
-    """Return the directory or file of a model, fetched from the hub if it is a hub id.
-
-    Raises:
-        InputError: if there is none.
-    """
+    """Return the directory or file of a model, fetched for a hub id. Raises InputError if there is none."""
     if name.startswith("demo/"):
         known = demos()
         if name not in known:
-            raise InputError(
-                f"no demo is called {_short(name)}{did_you_mean(name, known)} (shipped: {', '.join(known)})"
-            )
+            hint = f"{did_you_mean(name, known)} (shipped: {', '.join(known)})"
+            raise InputError(f"no demo is called {_short(name)}{hint}")
         return known[name]
     try:
         path = Path(name).expanduser()
         if path.exists() and name:
             return path
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # The name is too long or has a null character.
+    except (OSError, RuntimeError, ValueError) as error:  # The name is too long or has a null character.
         raise InputError(f"no model {_short(name)}: {getattr(error, 'strerror', None) or error}") from error
     hint = did_you_mean(name if "/" in name else f"demo/{name}", demos())
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix in (".pth", ".pt", ".bin"):
-        raise InputError(
-            f"no model {_short(name)}: it is no file or directory, no demo ({', '.join(demos())}) "
-            f"and no hub id owner/name{hint}"
-        )
+        why = f"it is no file or directory, no demo ({', '.join(demos())}) and no hub id owner/name"
+        raise InputError(f"no model {_short(name)}: {why}{hint}")
     try:
         found = Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]))
         if not list(found.glob("*.safetensors")):
@@ -295,10 +273,6 @@ def _check_whole(device_map: Any, name: str) -> None:
 
 
 def _tokenizer(tokenizer: Any, where: Path | None) -> Any:
-    if tokenizer is None:
-        if where is None or not where.is_dir() or not any((where / f).exists() for f in TOKENIZER_FILES):
-            return None
-        tokenizer = where
-    if not isinstance(tokenizer, (str, os.PathLike)):
-        return tokenizer
-    return read_tokenizer(tokenizer)
+    if tokenizer is None and where is not None and where.is_dir():
+        tokenizer = where if any((where / file).exists() for file in TOKENIZER_FILES) else None
+    return read_tokenizer(tokenizer) if isinstance(tokenizer, str | os.PathLike) else tokenizer

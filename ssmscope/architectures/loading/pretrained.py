@@ -1,17 +1,34 @@
-"""Directories in transformers' layout, read by its own classes."""
+"""Models in transformers' layout and tokenizers, read by its own classes, and adapters on models, as peft writes them.
+
+An adapter is put unmerged on the model that it was made for.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
+import os
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import snapshot_download
 from torch import nn
 
-from ssmscope.architectures.loading.fields import check_depth, read_object
+from ssmscope.architectures.loading.fields import (
+    check_depth,
+    check_generation,
+    check_tokenizer,
+    check_words,
+    read_object,
+    shown,
+)
+from ssmscope.architectures.loading.in_memory import OwnModel, readable
 from ssmscope.architectures.loading.stored import (
     DAMAGE_ERRORS,
     check_kinds,
@@ -21,12 +38,11 @@ from ssmscope.architectures.loading.stored import (
     contents,
     is_wrapped,
     outline,
-    read_tensors,
+    read_all,
+    read_headers,
     reason,
     weight_files,
 )
-from ssmscope.architectures.loading.user_modules import OwnModel
-from ssmscope.architectures.loading.words import check_generation
 from ssmscope.architectures.own.split import device_of_parts, start_at_embeddings
 from ssmscope.core.mixers import mixers
 from ssmscope.core.shipped import readable_types
@@ -40,9 +56,7 @@ OBSOLETE_TENSORS = re.compile(r"(?:^|\.)(?:position_ids|inv_freq|masked_bias)$")
 
 def _rescales(config: Any, asked: bool | None = None) -> bool:
     """Return True if a configuration has projections divided by √layers at initialisation; `asked` sets it.
-
-    transformers 5 initialises weights again after reading them, and would divide them a second time.
-    """
+    transformers 5 initialises weights again after reading them, and would divide them a second time."""
     within: list[Any] = [config, getattr(config, "backbone", None)]
     parts = [part for part in within if hasattr(part, "rescale_prenorm_residual")]
     found = any(part.rescale_prenorm_residual for part in parts)
@@ -52,22 +66,11 @@ def _rescales(config: Any, asked: bool | None = None) -> bool:
 
 
 def read_transformers(
-    where: Path,
-    name: str,
-    fields: Mapping[str, Any],
-    dtype: torch.dtype | None,
-    device_map: Any,
-    classes: int | None,
+    where: Path, name: str, fields: Mapping[str, Any], dtype: torch.dtype | None, device_map: Any, classes: int | None
 ) -> nn.Module:
-    """Return the model of a directory.
-
-    Args:
-        fields: content of its config.json, checked.
-        classes: number of classes of the head that an adapter gives the model, if it does.
-
-    Raises:
-        InputError: if the files are damaged or do not fit, or the model has no state-space layer that can be read.
-    """
+    """Return the model of a directory, with `fields` of its config.json, checked, and with `classes` of the head that
+    an adapter gives it. Raises InputError if the files are damaged or do not fit, or the model has no state-space layer
+    that can be read."""
     kind = fields["model_type"]
     check_other_layouts(where, name)
     files = weight_files(where)
@@ -75,8 +78,7 @@ def read_transformers(
     check_depth(fields, len(held.tensors), name)
     auto = _class_for(fields.get("architectures") or [], name)
     head_comes = classes is not None and auto is not transformers.AutoModelForSequenceClassification
-    if head_comes:
-        auto = transformers.AutoModelForSequenceClassification
+    auto = transformers.AutoModelForSequenceClassification if head_comes else auto
     what = f"{name}: a model of type {kind!r}"
     if (where / "generation_config.json").is_file():
         check_generation(read_object(where / "generation_config.json"), name)
@@ -96,10 +98,8 @@ def read_transformers(
         raise InputError(f"{what} cannot be built from its config.json ({reason(error)})") from error
     empty = outline(lambda: auto.from_config(config, trust_remote_code=False), held, what, "its config.json")
     if not mixers(empty):
-        raise InputError(
-            f"{name} is a {type(empty).__name__}, which has no state-space layer that can be read; "
-            f"these types can: {', '.join(readable_types())}"
-        )
+        said = f"{name} is a {type(empty).__name__}, which has no state-space layer that can be read;"
+        raise InputError(f"{said} these types can: {', '.join(readable_types())}")
     check_kinds(empty, held.tensors, name)
     try:
         rescales = _rescales(config, asked=False)
@@ -108,34 +108,23 @@ def read_transformers(
             where_to["device_map"] = device_of_parts(empty, device_map, dtype)
         source: Path | None = where
         if is_wrapped(files):
-            source, where_to["state_dict"] = None, {n: t for file in files for n, t in read_tensors(file).items()}
-        module, info = type(empty).from_pretrained(
-            source,
-            config=config,
-            dtype=dtype or "auto",
-            output_loading_info=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            **where_to,
-        )
+            source, where_to["state_dict"] = None, read_all(files)
+        where_to |= {"output_loading_info": True, "local_files_only": True, "trust_remote_code": False}
+        module, info = type(empty).from_pretrained(source, config=config, dtype=dtype or "auto", **where_to)
         start_at_embeddings(module)
         if rescales:
             _rescales(module.config, asked=True)
     except InputError:
         raise
     except DAMAGE_ERRORS as error:
-        for file in files:
-            read_tensors(file)  # Its error says more clearly what is wrong with a file.
-        raise InputError(
-            f"the weights of {name} cannot be read, they are damaged or do not fit: {reason(error)}"
-        ) from error
+        read_all(files)  # Its error says more clearly what is wrong with a file.
+        what = f"the weights of {name} cannot be read, they are damaged or do not fit"
+        raise InputError(f"{what}: {reason(error)}") from error
     missing = sorted(info["missing_keys"])
     unexpected = sorted(key for key in info["unexpected_keys"] if not OBSOLETE_TENSORS.search(key))
     if head_comes:
         module.score.weight.data.zero_()
-        missing, unexpected = (
-            [each for each in names if each not in REPLACED_HEADS] for names in (missing, unexpected)
-        )
+        missing, unexpected = (sorted({*names} - {*REPLACED_HEADS}) for names in (missing, unexpected))
     check_names(missing, unexpected, config, name)
     _check_head(module, files, held.tensors, name)
     if dtype == torch.float64:
@@ -144,18 +133,13 @@ def read_transformers(
 
 
 def _class_for(architectures: Sequence[str], name: str) -> Any:
-    """Return transformers' class for the named architectures; a language model's if none is named.
-
-    Raises:
-        InputError: if the head gives an answer per token.
-    """
-    for head in ("TokenClassification", "QuestionAnswering"):
-        if any(head in each for each in architectures):
-            raise InputError(
-                f"{name} is a {architectures[0]}, which gives an answer per token; ssmscope explains one answer per "
-                "text: load it with transformers, and give ssmscope a module around it whose forward pass returns the "
-                "logits of the token in question, or its backbone"
-            )
+    """Return transformers' class for the named architectures; a language model's if none is named."""
+    if any(head in each for each in architectures for head in ("TokenClassification", "QuestionAnswering")):
+        raise InputError(
+            f"{name} is a {architectures[0]}, which gives an answer per token; ssmscope explains one answer per text: "
+            "load it with transformers, and give ssmscope a module around it whose forward pass returns the logits of "
+            "the token in question, or its backbone"
+        )
     if any("SequenceClassification" in each for each in architectures):
         return transformers.AutoModelForSequenceClassification
     bare = architectures and all(each.endswith("Model") and not each.endswith("LMHeadModel") for each in architectures)
@@ -166,7 +150,7 @@ def _widen(module: nn.Module, files: list[Path]) -> None:
     """Read the weights again that transformers has rounded to the float32 in which a layer creates them, as A_log."""
     rounded = {name: t for name, t in module.named_parameters() if t.dtype == torch.float32}
     module.double()
-    stored = {name: t for file in files if rounded for name, t in read_tensors(file).items()}
+    stored = read_all(files if rounded else ())
     with torch.no_grad():
         for name in rounded.keys() & stored.keys():
             module.get_parameter(name).copy_(stored[name])
@@ -180,5 +164,179 @@ def _check_head(module: Any, files: list[Path], held: Mapping[str, Any], name: s
     names = {id(part): f"{at}.weight" for at, part in module.named_modules() if part is head or part is embeddings}
     stored = [names[id(part)] for part in (head, embeddings)]
     if all(each in held for each in stored):
-        tensors = {n: t for file in files for n, t in read_tensors(file).items() if n in stored}
+        tensors = read_all(files)
         check_tied(tensors[stored[0]], tensors[stored[1]], name)
+
+
+TOKENIZER_PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja")
+
+
+def fetched(source: str | os.PathLike[str], files: Collection[str]) -> Path:
+    """Return the directory of that name, or one with the hub's files of these patterns."""
+    where = Path(source).expanduser()
+    return where if where.is_dir() else Path(snapshot_download(str(source), allow_patterns=list(files)))
+
+
+def read_tokenizer(source: str | os.PathLike[str]) -> Any:
+    """Return transformers' tokenizer of a directory or hub id, without running or offering to run any of its code.
+    Raises InputError if there is none, its files are damaged or name other files, or it needs code of its own."""
+    what = f"the tokenizer {str(source)[:200]!r}"
+    try:
+        with quiet():
+            where = fetched(source, TOKENIZER_PATTERNS)
+            if (where / "tokenizer_config.json").is_file():
+                check_tokenizer(read_object(where / "tokenizer_config.json"), what)
+            if (where / "config.json").is_file() and "configuration_files" in read_object(where / "config.json"):
+                raise InputError(f"{what} has a config.json that names others (configuration_files): give theirs alone")
+            # Without trust_remote_code=False, transformers asks on stdout whether to run the directory's code.
+            found = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False, local_files_only=True)
+            found("", verbose=False)  # Some damage only shows in use.
+            return found
+    except InputError:
+        raise
+    except Exception as error:
+        if type(error) is not Exception and not isinstance(error, DAMAGE_ERRORS):  # tokenizers raises this.
+            raise
+        raise InputError(f"{what} cannot be loaded: {reason(error)}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' hints about kernels, which our scan does not use, and its progress bars."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+# ---- directories with an adapter alone
+
+CONFIG_FILE, WEIGHT_FILES = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
+
+PEFT_TYPES = (
+    "LORA", "ADALORA", "BOFT", "C3A", "DELORA", "FOURIERFT", "HIRA", "HRA", "IA3", "LN_TUNING", "LOHA", "LOKR", "MISS",
+    "OFT", "RANDLORA", "ROAD", "SHIRA", "TRAINABLE_TOKENS", "VBLORA", "VERA",
+)  # fmt: skip
+"""Types of peft's adapters that keep layers linear and leave their input as it is."""
+FREE_TEXT_FIELDS = frozenset({
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules", "feedforward_modules",
+    "lambda_pattern", "layers_pattern", "modules_to_save", "peft_version", "rank_pattern", "revision", "target_modules",
+    "target_parameters", "trainable_token_indices",
+})  # fmt: skip
+"""Fields of an adapter's configuration that name classes, models or parts of the model, and are not looked up here."""
+CLASSIFIER_TASK = "SEQ_CLS"
+ALLOWED_WORDS = frozenset({
+    "CAUSAL_LM", "FEATURE_EXTRACTION", CLASSIFIER_TASK, "all", "gaussian", "lora_only", "megatron.core", "none",
+    "olora", "orthogonal", "pissa", "random", "road_1", "road_2", "road_4", "xavier_uniform", *PEFT_TYPES,
+})  # fmt: skip
+"""Allowed values of the other fields: types, tasks, biases, initialisations."""
+WEIGHT_CHANGING_INITS = ("olora", "pissa")
+"""Initialisations that take the adapter's weights out of the model's."""
+REFUSED_FIELDS = frozenset({"layer_replication", "megatron_config"})
+"""Fields that change a model's layers, or import a module for them."""
+IGNORED_FIELDS = frozenset({"auto_mapping", "base_model_name_or_path", "loftq_config", "runtime_config"})
+"""Fields about the adapter's origin and training, which change no output."""
+
+
+def is_adapter(where: Path) -> bool:
+    """Return True if a directory holds an adapter."""
+    return (where / CONFIG_FILE).exists()
+
+
+def base_of(where: Path, name: str, locate: Callable[[str], Path]) -> Path:
+    """Return the directory of an adapter's model: the one of that name within the adapter's, else what `locate` finds.
+    Raises InputError if the configuration names no model, one that is not there, or another adapter."""
+    named = read_object(where / CONFIG_FILE).get("base_model_name_or_path")
+    if not isinstance(named, str) or not named:
+        raise InputError(f"{name} holds an adapter whose {CONFIG_FILE} names no model (base_model_name_or_path)")
+    within = where / named
+    try:
+        found = within if within.is_dir() else locate(named)
+    except (InputError, OSError, ValueError) as error:
+        raise InputError(f"{name} holds an adapter of {named!r:.100}, which is not there: {reason(error)}") from error
+    if is_adapter(found):
+        raise InputError(f"{name} holds an adapter of {named!r:.100}, which is an adapter too; merge that one first")
+    return found
+
+
+def classes_of(where: Path, name: str) -> int | None:
+    """Return the number of classes of an adapter that makes a classifier of a language model; None for others. Raises
+    InputError if the adapter's weights cannot be read."""
+    if read_object(where / CONFIG_FILE).get("task_type") != CLASSIFIER_TASK:
+        return None
+    heads = [t.shape for n, t in read_headers(_weights(where, name)).items() if n.endswith(".score.weight")]
+    return heads[0][0] if heads and len(heads[0]) == 2 else None
+
+
+def _weights(where: Path, name: str) -> Path:
+    file = next((where / each for each in WEIGHT_FILES if (where / each).is_file()), None)
+    if file is None:
+        raise InputError(f"{name} holds an adapter without weights: neither {' nor '.join(WEIGHT_FILES)}")
+    return file
+
+
+def with_adapter(base: nn.Module, where: Path, name: str) -> nn.Module:
+    """Put the adapter of a directory on its model, unmerged. Raises InputError if peft is missing, or the adapter is
+    damaged, does not fit the model, changes the model's input or has an unknown field in its configuration."""
+    if importlib.util.find_spec("peft") is None:
+        raise InputError(f"{name} holds an adapter, which is read by peft: pip install peft")
+    file = _weights(where, name)
+    if is_wrapped([file]):
+        raise InputError(
+            f"the adapter in {name} was saved within the wrapper of torch.compile, DataParallel or FSDP: save it from "
+            "the PeftModel within (model._orig_mod, model.module)"
+        )
+    own, held = {f"base_model.model.{each}" for each in base.state_dict()}, set(read_headers(file))
+    import peft
+
+    config = _config(read_object(where / CONFIG_FILE), name)
+    initial = getattr(config, "init_lora_weights", True) in WEIGHT_CHANGING_INITS
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = peft.PeftModel.from_pretrained(
+                base, str(where), config=config, low_cpu_mem_usage=not initial, local_files_only=True
+            )
+            wanted = set(peft.get_peft_model_state_dict(model, save_embedding_layers=False))
+    except DAMAGE_ERRORS as error:
+        raise InputError(f"the adapter in {name} is damaged, or of another model: {reason(error)}") from error
+    # peft may store the model's embeddings with the adapter, and reads them again.
+    odd = (wanted - held) | {each for each in held - wanted if each.replace(".base_layer.", ".") not in own}
+    if odd:
+        which = f"has no {min(odd)}" if min(odd) in wanted else f"holds {min(odd)}, which has no place in the model"
+        raise InputError(f"the adapter in {name} does not fit its model: {file.name} {which}")
+    return readable(model)
+
+
+def _config(fields: Mapping[str, Any], name: str) -> Any:
+    """Return an adapter's configuration as peft's."""
+    import peft
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+    kind = fields.get("peft_type")
+    if kind not in PEFT_TYPES:
+        raise InputError(
+            f"{name} holds an adapter of type {shown(kind)}, which is not read: it changes the model's input, not only "
+            f"its layers, or these by more than a linear map; {', '.join(PEFT_TYPES)} are read"
+        )
+    check_words(fields, FREE_TEXT_FIELDS, ALLOWED_WORDS, name, CONFIG_FILE)
+    made = PEFT_TYPE_TO_CONFIG_MAPPING[kind]
+    known = {field.name for field in dataclasses.fields(made)} - REFUSED_FIELDS
+    allowed = known | IGNORED_FIELDS
+    odd = [each for each, value in fields.items() if each not in allowed and value not in (None, False, [], {})]
+    if odd:
+        raise InputError(
+            f"{name} holds an adapter whose {CONFIG_FILE} says {odd[0]} is {shown(fields[odd[0]])}, which is not read "
+            f"with peft {peft.__version__}: merge it into its model (peft's merge_and_unload()), and give that"
+        )
+    try:
+        return made(**{each: value for each, value in fields.items() if each in known - IGNORED_FIELDS})
+    except DAMAGE_ERRORS as error:
+        raise InputError(f"{name} holds an adapter whose {CONFIG_FILE} is damaged: {reason(error)}") from error

@@ -11,7 +11,7 @@ import pickle
 import re
 import threading
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
@@ -48,31 +48,31 @@ def reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def read_tensors(path: Path, *, device: str = "cpu", as_written: bool = False) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file or a pickled state dict, by their `plain_name` or `as_written`.
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file or a pickled state dict, by their `plain_name`. Raises InputError if the
+    file is not what it claims to be, or a pickle holds anything but tensors."""
+    return _named(_stored_tensors(path), path)
 
-    Raises:
-        InputError: if the file is not what it claims to be, or a pickle holds anything but tensors.
-    """
-    if path.suffix == ".safetensors":
-        with _says_what_is_wrong(path):
-            tensors = load_file(path, device)
-        return tensors if as_written else _named(tensors, path)
+
+def read_all(files: Iterable[Path]) -> dict[str, Tensor]:
+    """Return the tensors of several files."""
+    return {name: tensor for file in files for name, tensor in read_tensors(file).items()}
+
+
+def _stored_tensors(path: Path, device: str = "cpu") -> Mapping[str, Tensor]:
     with _says_what_is_wrong(path):
+        if path.suffix == ".safetensors":
+            return load_file(path, device)
         with torch.serialization.safe_globals([argparse.Namespace]):  # Options of a training are allowed and not read.
             found = torch.load(path, map_location=device, weights_only=True)
     for name in ("state_dict", "model"):
-        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
-            found = found[name]
-    if (
-        not isinstance(found, Mapping)
-        or not found
-        or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items())
-    ):
+        found = found[name] if isinstance(found, Mapping) and isinstance(found.get(name), Mapping) else found
+    named = isinstance(found, Mapping) and all(isinstance(n, str) and isinstance(t, Tensor) for n, t in found.items())
+    if not named or not found:
         raise InputError(f"{path} holds no state dict: names with tensors were expected")
     if odd := next((name for name, value in found.items() if value.layout != torch.strided), None):
         raise InputError(f"{path} holds the sparse tensor {odd}; dense ones can be read")
-    return dict(found) if as_written else _named(found, path)
+    return found
 
 
 @contextmanager
@@ -97,11 +97,7 @@ def plain_name(name: str) -> str:
 
 
 def _named(tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return tensors, or their headers, by their plain names.
-
-    Raises:
-        InputError: if a name occurs both with a wrapper and without.
-    """
+    """Return tensors, or their headers, by their plain names."""
     found: dict[str, Any] = {}
     for name, value in tensors.items():
         if plain_name(name) in found:
@@ -110,34 +106,28 @@ def _named(tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return found
 
 
-def read_headers(path: Path, *, as_written: bool = False) -> dict[str, Stored]:
-    """Return the shapes and kinds of a file's tensors, by the names that `read_tensors` gives them.
+def read_headers(path: Path) -> dict[str, Stored]:
+    """Return the shapes and kinds of a file's tensors, by the names, and with the errors, of `read_tensors`."""
+    return _named(_stored_headers(path), path)
 
-    Raises:
-        InputError: as `read_tensors`.
-    """
+
+def _stored_headers(path: Path) -> dict[str, Stored]:
     if path.suffix != ".safetensors":
-        return headers_of(read_tensors(path, device="meta", as_written=as_written))
+        return headers_of(_stored_tensors(path, "meta"))
     with _says_what_is_wrong(path), safe_open(path, "pt") as opened:
         parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118, it is no mapping
-        held = {
-            name: Stored(tuple(part.get_shape()), part.get_dtype().startswith(("F", "BF")))
-            for name, part in parts.items()
-        }
-    return held if as_written else _named(held, path)
+        floating = {name: part.get_dtype().startswith(("F", "BF")) for name, part in parts.items()}
+        return {name: Stored(tuple(part.get_shape()), floating[name]) for name, part in parts.items()}
 
 
 def is_wrapped(files: Collection[Path]) -> bool:
     """Return True if weights were saved within a wrapper."""
-    return any(name != plain_name(name) for file in files for name in read_headers(file, as_written=True))
+    return any(name != plain_name(name) for file in files for name in _stored_headers(file))
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the files with a model's weights, as transformers chooses them.
-
-    Raises:
-        InputError: if there is none, or an index is damaged or names a file that is missing or in another directory.
-    """
+    """Return the files with a model's weights, as transformers chooses them. Raises InputError if there is none, or an
+    index is damaged or names a file that is missing or in another directory."""
     for whole in (SAFETENSORS, PICKLED):
         index = directory / f"{whole}.index.json"
         if (directory / whole).exists():
@@ -146,21 +136,14 @@ def weight_files(directory: Path) -> list[Path]:
             shards = read_object(index).get("weight_map")
             if not isinstance(shards, dict) or not shards or not all(isinstance(v, str) for v in shards.values()):
                 raise InputError(f"{index} is no index of weights: it must say which file holds which tensor")
-            if outside := [name for name in shards.values() if not is_file_name(name)]:
+            # Links are allowed: all files in the hub's cache are links.
+            if outside := [n for n in shards.values() if n in ("", ".", "..") or set(n) & {"/", "\\", ":", "\0"}]:
                 raise InputError(f"{index} names {outside[0]!r:.100}; allowed are names of files in its directory")
             files = [directory / name for name in dict.fromkeys(shards.values())]
             if absent := [file for file in files if not file.is_file()]:
                 raise InputError(f"{index} names {absent[0].name}, which is not there")
             return files
     raise InputError(f"{directory} has no weights: neither {SAFETENSORS} nor {PICKLED}")
-
-
-def is_file_name(name: str) -> bool:
-    """Return True if a name can only be that of a file in the same directory, and is no path out of it.
-
-    Links are allowed: all files in the hub's cache are links.
-    """
-    return name not in ("", ".", "..") and not set(name) & {"/", "\\", ":", "\0"}
 
 
 def check_finished(where: Path, name: str) -> None:
@@ -178,10 +161,8 @@ def check_other_layouts(where: Path, name: str) -> None:
     if any(each.name in layouts for each in within):
         return
     if any(each.suffix.lower() == ".gguf" for each in within):
-        raise InputError(
-            f"{name} holds weights in GGUF (of llama.cpp), which is not read; give the directory, with config.json "
-            "and safetensors, that they were made from"
-        )
+        said = f"{name} holds weights in GGUF (of llama.cpp), which is not read; give the directory, with config.json"
+        raise InputError(f"{said} and safetensors, that they were made from")
     steps = {each: each.name.partition("checkpoint-")[2] for each in within if each.name.startswith("checkpoint-")}
     saved = [each for each, step in steps.items() if step.isdecimal() and (each / "config.json").is_file()]
     if saved:
@@ -198,10 +179,8 @@ def check_not_quantised(fields: Mapping[str, Any], name: str) -> None:
     if found := fields.get("quantization_config") or fields.get("compression_config"):
         how = found.get("quant_method") if isinstance(found, Mapping) else None
         how = f" ({how})" if isinstance(how, str) else ""
-        raise InputError(
-            f"the weights of {name} are quantised{how:.40}, which is not read: give the model that was quantised, or "
-            "save one whose weights are dequantised"
-        )
+        said = f"the weights of {name} are quantised{how:.40}, which is not read: give the model that was quantised, or"
+        raise InputError(f"{said} save one whose weights are dequantised")
 
 
 class Contents(NamedTuple):
@@ -213,25 +192,14 @@ class Contents(NamedTuple):
 
 
 def contents(files: Collection[Path]) -> Contents:
-    """Return the content of files by their headers.
-
-    Raises:
-        InputError: as `read_tensors`.
-    """
+    """Return the content of files by their headers. Raises InputError as `read_tensors`."""
     tensors = {name: stored for file in files for name, stored in read_headers(file).items()}
     return Contents(tensors, sum(file.stat().st_size for file in files))
 
 
 def outline(build: Callable[[], Any], held: Contents, what: str, by: str) -> Any:
-    """Return the model that `build` makes, on the meta device.
-
-    Args:
-        what: the model, for messages.
-        by: the source of its configuration, for messages.
-
-    Raises:
-        InputError: if the model is larger than its files can fill, or cannot be built.
-    """
+    """Return the model `what` that `build` makes of a configuration in `by`, on the meta device. Raises InputError if
+    it is larger than its files can fill, or cannot be built."""
     try:
         with torch.device("meta"), _no_larger(held):
             return build()
@@ -245,16 +213,11 @@ EXTRA_PARTS = 100
 
 @contextmanager
 def _no_larger(held: Contents) -> Iterator[None]:
-    """Let this thread create no more modules, parameters and numbers than the files can fill, within the context.
-
-    Tied weights are stored once and made twice, and quantised ones hold two numbers in a byte.
-    """
+    """Let this thread create no more modules, parameters and numbers than the files can fill, within the context. Tied
+    weights are stored once and made twice, and quantised ones hold two numbers in a byte."""
     thread = threading.get_ident()
-    most = {
-        "tensors": 2 * len(held.tensors) + EXTRA_PARTS,
-        "numbers": 4 * held.size,
-        "modules": 20 * len(held.tensors) + EXTRA_PARTS,
-    }
+    count = len(held.tensors)
+    most = {"tensors": 2 * count + EXTRA_PARTS, "numbers": 4 * held.size, "modules": 20 * count + EXTRA_PARTS}
     left = dict(most)
 
     def take(kind: str, amount: int) -> None:
@@ -265,40 +228,24 @@ def _no_larger(held: Contents) -> Iterator[None]:
                 f"tensors in {held.size:,} bytes"
             )
 
-    def parameter_made(module: nn.Module, name: str, parameter: Any) -> None:
-        if parameter is not None and threading.get_ident() == thread:
-            take("tensors", 1)
-            take("numbers", parameter.numel())
+    def made(_: nn.Module, name: str, part: Any) -> None:
+        if part is not None and threading.get_ident() == thread:
+            take("modules" if isinstance(part, nn.Module) else "tensors", 1)
+            take("numbers", part.numel() if isinstance(part, Tensor) else 0)
 
-    def module_made(module: nn.Module, name: str, child: Any) -> None:
-        if threading.get_ident() == thread:
-            take("modules", 1)
-
-    handles = (
-        hooks.register_module_parameter_registration_hook(parameter_made),
-        hooks.register_module_module_registration_hook(module_made),
-    )
-    try:
+    with hooks.register_module_parameter_registration_hook(made), hooks.register_module_module_registration_hook(made):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def check_names(missing: Collection[str], unexpected: Collection[str], config: Any, what: str) -> None:
-    """Raise InputError for weights that are missing or have no place in the model.
-
-    The error says which, and quotes the fields of the configuration that they may contradict.
-    """
-    if missing:
-        raise InputError(
-            f"the weights of {what} do not fit its configuration: they lack {_listed(missing)}{_says(missing, config)}"
-        )
-    if unexpected:
-        raise InputError(
-            f"the weights of {what} do not fit its configuration: the model that it describes has no place for "
-            f"{_listed(unexpected)}{_says(unexpected, config)}"
-        )
+    """Raise InputError for weights that are missing or have no place in the model. The error says which, and quotes the
+    fields of the configuration that they may contradict."""
+    problems = {"they lack": missing, "the model that it describes has no place for": unexpected}
+    for problem, names in problems.items():
+        if names:
+            which = next(iter(names)) if len(names) == 1 else f"{len(names)} tensors, the first {next(iter(names))}"
+            said = f"{problem} {which}{_says(names, config)}"
+            raise InputError(f"the weights of {what} do not fit its configuration: {said}")
 
 
 def check_fit(module: nn.Module, held: Mapping[str, Stored], what: str) -> None:
@@ -308,10 +255,9 @@ def check_fit(module: nn.Module, held: Mapping[str, Stored], what: str) -> None:
     check_names(sorted(wanted.keys() - held.keys()), sorted(held.keys() - wanted.keys()), config, what)
     for name, tensor in wanted.items():
         if held[name].shape != tuple(tensor.shape):
-            raise InputError(
-                f"the weights of {what} do not fit its configuration: {name} is {_sizes(held[name].shape)}, and the "
-                f"model's is {_sizes(tensor.shape)}"
-            )
+            stored, own = (" × ".join(map(str, each)) or "a single number" for each in (held[name].shape, tensor.shape))
+            said = f"{name} is {stored}, and the model's is {own}"
+            raise InputError(f"the weights of {what} do not fit its configuration: {said}")
     check_kinds(module, held, what)
 
 
@@ -333,60 +279,42 @@ def check_tied(head: Tensor, embeddings: Tensor, what: str) -> None:
         )
 
 
-def _listed(names: Collection[str]) -> str:
-    first = next(iter(names))
-    return first if len(names) == 1 else f"{len(names)} tensors, the first {first}"
-
-
 def _says(names: Collection[str], config: Any) -> str:
     """Return the fields of a configuration that these tensors may contradict, for a message."""
     config = getattr(config, "backbone", None) or config
-    wanted = ["num_hidden_layers"] if any(re.search(r"\.\d+\.", name) for name in names) else []
-    wanted += ["use_conv_bias"] if any("conv" in name and name.endswith("bias") for name in names) else []
-    wanted += ["use_bias"] if any("proj" in name and name.endswith("bias") for name in names) else []
-    wanted += ["tie_word_embeddings"] if any("head" in name for name in names) else []
-    said = [f"{name} is {getattr(config, name)}" for name in wanted if hasattr(config, name)]
+    patterns = {
+        "num_hidden_layers": r"\.\d+\.", "use_conv_bias": "conv.*bias$", "use_bias": "proj.*bias$",
+        "tie_word_embeddings": "head",
+    }  # fmt: skip
+    wanted = [field for field, pattern in patterns.items() if any(re.search(pattern, name) for name in names)]
+    said = [f"{field} is {getattr(config, field)}" for field in wanted if hasattr(config, field)]
     return f" (in its config.json {', '.join(said)})" if said else ""
 
 
-def _sizes(shape: Collection[int]) -> str:
-    return " × ".join(map(str, shape)) or "a single number"
+class Plan(NamedTuple):
+    """Way from a checkpoint to a model. `build` makes the model, `translate` gives the checkpoint's tensors by the
+    model's names, and where `tied` the head must be the embeddings."""
+
+    build: Callable[[], Any]
+    translate: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+    tied: bool = False
 
 
-def built(
-    build: Callable[[], Any],
-    weights: Mapping[str, Tensor],
-    held: Contents,
-    what: str,
-    by: str = "its config.json",
-    tied: bool = False,
-) -> Any:
-    """Return the model that `build` makes, with these weights.
-
-    Args:
-        weights: by the model's names.
-        held: the content of the files that the weights come from.
-        what: the model, and `by` the source of its configuration, for messages.
-        tied: whether the head must be the embeddings.
-
-    Raises:
-        InputError: as `outline`, `check_fit` and `check_tied`.
-    """
-    check_fit(outline(build, held, what, by), headers_of(weights), what)
-    if tied:
+def built(plan: Plan, tensors: Mapping[str, Tensor], held: Contents, what: str, by: str = "its config.json") -> Any:
+    """Return the model of a plan with a checkpoint's tensors, from files that hold `held`, in their dtype, the widest
+    of several, so that none is rounded. Raises InputError as `outline`, `check_fit` and `check_tied`."""
+    weights = plan.translate(tensors)
+    check_fit(outline(plan.build, held, what, by), headers_of(weights), what)
+    if plan.tied:
         check_tied(weights["lm_head.weight"], weights["backbone.embeddings.weight"], what)
-    return filled(build(), weights)
-
-
-def headers_of(tensors: Mapping[str, Tensor]) -> dict[str, Stored]:
-    """Return the shapes and kinds of tensors."""
-    return {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in tensors.items()}
-
-
-def filled(module: nn.Module, weights: Mapping[str, Tensor]) -> Any:
-    """Load weights into a module in their dtype, the widest of several, so that none is rounded, and return it."""
+    module = plan.build()
     dtypes = {t.dtype for t in weights.values() if t.is_floating_point()}
     if dtypes:
         module.to(reduce(torch.promote_types, dtypes))
     module.load_state_dict(weights)
     return module
+
+
+def headers_of(tensors: Mapping[str, Tensor]) -> dict[str, Stored]:
+    """Return the shapes and kinds of tensors."""
+    return {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in tensors.items()}

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from ssmscope.architectures.own.baleen import information_loss
 from ssmscope.core.affine import applied
 from ssmscope.core.encoding import last_positions
-from ssmscope.core.heads import Gives, given_by
+from ssmscope.core.heads import LogitsKind, given_by
 from ssmscope.errors import InputError, did_you_mean
 
 
@@ -199,7 +199,7 @@ class SSMForSequenceClassification(PreTrainedModel):
         return result if return_dict is not False else result.to_tuple()
 
 
-def _loss(gives: Gives, logits: Tensor, labels: Tensor) -> Tensor:
+def _loss(gives: LogitsKind, logits: Tensor, labels: Tensor) -> Tensor:
     if gives == "labels":
         return binary_cross_entropy_with_logits(logits, labels.to(logits))
     if gives == "numbers":

@@ -76,13 +76,20 @@ def position_bias(
     import numpy as np
 
     from ssmscope.api.results import call_options, record_provenance
-    from ssmscope.attacks.position.measure import PAPER, SHARES, averages, measure, notes_on, replaced_inputs
+    from ssmscope.attacks.position.measure import (
+        PAPER,
+        SHARES,
+        averages,
+        draw_donors,
+        measure,
+        notes_on,
+        replaced_inputs,
+    )
     from ssmscope.attacks.position.regions import regions_of, windows_of
-    from ssmscope.attacks.position.replaced import draw_donors
     from ssmscope.attacks.position.result import PositionBias
     from ssmscope.core.limits import refuse_above
     from ssmscope.data.pixels import PixelData
-    from ssmscope.interp.classes import class_ids
+    from ssmscope.interp.labelled import class_ids
 
     refuse_above(2**16, batch_size=batch_size)
     kind = replaced_inputs(model, data)

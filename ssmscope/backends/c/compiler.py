@@ -31,11 +31,7 @@ class Unavailable(Exception):
 
 
 def load(source: Path) -> ctypes.CDLL:
-    """Return the library compiled from a C file, from the cache where it is there.
-
-    Raises:
-        Unavailable: there is no compiler, or it fails.
-    """
+    """Return the library compiled from a C file, or cached. Raises Unavailable if there is no compiler, or it fails."""
     if not hasattr(os, "getuid"):
         raise Unavailable("C kernels are compiled on POSIX systems only")
     try:

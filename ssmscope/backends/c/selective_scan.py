@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ssmscope.backends.c import compiler
+from ssmscope.backends.shapes import ChannelMemory, Channels, Keys, PerHead, Rates, Start
 
 SOURCE = Path(__file__).with_name("selective_scan.c")  # It includes "tiles.h" and "vectors.h".
 MIN_DECAYS_FOR_THREADS = 2**15
@@ -46,18 +47,8 @@ def fits(x: Tensor, b: Tensor, c: Tensor, initial: Tensor | None, delta: Tensor 
 
 
 def scan(
-    x: Float[Tensor, "batch length heads 1"],
-    b: Float[Tensor, "batch length 1 state"],
-    c: Float[Tensor, "batch length 1 state"],
-    initial: Float[Tensor, "batch heads 1 state"] | None,
-    delta: Float[Tensor, "batch length heads"],
-    A: Float[Tensor, "heads state"],
-    *,
-    expected: bool,
-    retention: bool,
-) -> tuple[
-    Float[Tensor, "batch length heads 1"], Float[Tensor, "batch heads 1 state"], Float[Tensor, "batch length"] | None
-]:
+    x: Channels, b: Keys, c: Keys, initial: Start, delta: PerHead, A: Rates, *, expected: bool, retention: bool
+) -> tuple[Channels, ChannelMemory, Float[Tensor, "batch length"] | None]:
     """Return y_t = H_t c_t and the final H of H_t = a_t ⊙ H_{t-1} + Δ_t x_t b_tᵀ, of terms that it `fits`.
 
     a_t is exp(Δ_t A), or 1 / (1 − Δ_t A) with `expected`. The third result is the mean of a_t over heads and states
@@ -66,9 +57,7 @@ def scan(
     Args:
         initial: H before the first step; zero where it is None.
 
-    Raises:
-        MemoryError: there is not enough memory for the work.
-        RuntimeError: the kernel cannot be had (`why_not`).
+    Raises MemoryError if there is not enough memory for the work, RuntimeError if the kernel cannot be had.
     """
     terms = (x, b, c, initial, delta, A)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
@@ -105,17 +94,7 @@ class _SelectiveScan(torch.autograd.Function):
         return grad_x, grad_b, grad_c, grad_initial, grad_delta, grad_A, None, None
 
 
-def _forward(
-    x: Tensor,
-    b: Tensor,
-    c: Tensor,
-    initial: Tensor | None,
-    delta: Tensor,
-    A: Tensor,
-    expected: bool,
-    retention: bool,
-    keep_starts: bool,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+def _forward(x, b, c, initial, delta, A, expected: bool, retention: bool, keep_starts: bool):
     """Return y, the final state, the mean decay or None, and the states that the backward pass starts from or None."""
     library, problem = _kernels(), _problem(x, b, expected)
     b, c, A = b.contiguous(), c.contiguous(), A.contiguous()

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from ssmscope.backends.shapes import Inputs, Keys, Memory, PerHead
 from ssmscope.backends.triton import tile_size, with_contiguous_rows
 
 MAX_STATE = 256
@@ -45,18 +45,11 @@ def fits(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None,
 
 
 def scan(
-    log_a: Float[Tensor, "batch length heads"],
-    b: Float[Tensor, "batch length groups state"],
-    c: Float[Tensor, "batch length groups state"],
-    x: Float[Tensor, "batch length heads width"],
-    initial: Float[Tensor, "batch heads width state"] | None,
-    delta: Float[Tensor, "batch length heads"] | None,
-) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]]:
-    """Return y_t = H_t c_t and the final H of H_t = a_t H_{t-1} + Δ_t x_t b_tᵀ; Δ is 1 and H_0 is 0 if absent.
-
-    Head h reads b and c of group h // (heads / groups). y has x's type, the final H that of `initial`, else x's.
-    Differentiable once, in every term.
-    """
+    log_a: PerHead, b: Keys, c: Keys, x: Inputs, initial: Memory | None, delta: PerHead | None
+) -> tuple[Inputs, Memory]:
+    """Return y_t = H_t c_t and the final H of H_t = a_t H_{t-1} + Δ_t x_t b_tᵀ; Δ is 1 and H_0 is 0 if absent. Head h
+    reads b and c of group h // (heads / groups). y has x's type, the final H that of `initial`, else x's.
+    Differentiable once, in every term."""
     b, c, x = (with_contiguous_rows(t) for t in (b, c, x))
     return _Scan.apply(log_a, b, c, x, initial, delta, PRECISIONS[torch.get_float32_matmul_precision()])
 

@@ -77,10 +77,8 @@ def prepare(
     log_a, b, c, delta, sums, products, length, heads, groups, a_row, a_step, a_head, b_row, b_step, b_group,
     c_row, c_step, c_group, d_row, d_step, d_head, N: tl.constexpr, N_BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write S in two parts and Δ (batch, chunks, heads, 3, CHUNK), and CB (batch, chunks, groups, CHUNK, CHUNK).
-
-    One program per (batch, chunk, group). Steps past the end have decay 1 and Δ = 0.
-    """
+    """Write S in two parts and Δ (batch, chunks, heads, 3, CHUNK), and CB (batch, chunks, groups, CHUNK, CHUNK). One
+    program per (batch, chunk, group). Steps past the end have decay 1 and Δ = 0."""
     row, chunk, group = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     q, n, h = tl.arange(0, CHUNK), tl.arange(0, N_BLOCK), tl.arange(0, 16)
     step = chunk.to(tl.int64) * CHUNK
@@ -119,12 +117,10 @@ def states(
     x_row, x_step, x_head, w_row, w_step, w_group, P: tl.constexpr, N: tl.constexpr,
     P_BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Walk through the chunks with an N_BLOCK by P_BLOCK tile of one head's state in registers.
-
-    Writes with `writing` = b; with REVERSE x is ȳ, writing = c and the state is the adjoint. Starts from `first` or 0.
-    Fills `kept` (batch, chunks, heads, N, P) with the state before (REVERSE: after) each chunk, and `last` (batch,
-    heads, P, N), if any, with the state at the end.
-    """
+    """Walk through the chunks with an N_BLOCK by P_BLOCK tile of one head's state in registers. Writes with `writing` =
+    b; with REVERSE x is ȳ, writing = c and the state is the adjoint. Starts from `first` or 0. Fills `kept` (batch,
+    chunks, heads, N, P) with the state before (REVERSE: after) each chunk, and `last` (batch, heads, P, N), if any,
+    with the state at the end."""
     row, head, block = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     P_PARTS: tl.constexpr = (P + P_BLOCK - 1) // P_BLOCK
     p0, n0 = block % P_PARTS * P_BLOCK, block // P_PARTS * N_BLOCK
@@ -195,10 +191,8 @@ def within(
 ):  # fmt: skip
     """Compute the gradients of one chunk's log a and Δ by what its own steps write and read, with K[t, s] = 2^(S_t −
     S_s) Δ_s (ȳ_t · x_s) for s ≤ t: Σ_{s<r≤t} K[t, s] CB[t, s] of log a_r and Σ_t K[t, s] CB[t, s] / Δ_s of Δ_s, without
-    differences or divisions, so that small gradients keep their digits.
-
-    A program adds up the K of HEADS heads of a group in `K_sums` (splits, batch, chunks, groups, CHUNK, CHUNK).
-    """
+    differences or divisions, so that small gradients keep their digits. A program adds up the K of HEADS heads of a
+    group in `K_sums` (splits, batch, chunks, groups, CHUNK, CHUNK)."""
     row, chunk, program = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     group, split = program % groups, program // groups
     q, p = tl.arange(0, CHUNK), tl.arange(0, P_BLOCK)

@@ -60,7 +60,7 @@ def plausibility(
     Args:
         model: a classifier of texts.
         data: texts with rationales; those without one are left out. A file has them in its column "rationale", see
-            `ssmscope.data.rationales`.
+            `ssmscope.data.rows`.
         methods: those of `explain`, or functions of your own by name: each gets the objective of a batch of texts and
             gives their `Scores`.
         batch_size: number of texts that run together; by default as many as suit the device.
