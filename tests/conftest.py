@@ -105,16 +105,16 @@ def unpainted() -> Iterator[Any]:
             seen.add(alike)
         return _empty(suffix)
 
-    own = pictures.drawn
+    own = pictures.encode_figure
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pictures, "drawn", drawn)
+        patch.setattr(pictures, "encode_figure", drawn)
         yield own
 
 
 @pytest.fixture
 def painted(unpainted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test that looks at the files of figures."""
-    monkeypatch.setattr("ssmscope.render.pictures.drawn", unpainted)
+    monkeypatch.setattr("ssmscope.render.pictures.encode_figure", unpainted)
 
 
 @functools.cache

@@ -10,8 +10,10 @@ import numpy as np
 from matplotlib.patches import Rectangle
 
 from ssmscope.render import figure as plot
+from ssmscope.render.colours import BLUES, SHADES
 from ssmscope.render.letters import drawable
-from ssmscope.render.tokens import BLUES, SHADES, evenly_apart, short_token
+from ssmscope.render.numbers import evenly_spaced
+from ssmscope.render.tokens import short_token
 from ssmscope.render.word_grid import WordGrid, WordGrids
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def draw(result: WordGrids, title: str, frame: plot.Frame, *, start: int = 0) ->
     fitting = MAX_TOKENS if wide is None else int(np.clip((wide - SIDES) / MIN_CELL_WIDTH, 1, MAX_TOKENS))
     panels = [grid.part(slice(start, start + fitting)) for grid in result.grids if len(grid.tokens) > start]
     shown = replace(result, grids=panels[:MAX_TEXTS])
-    layers = [*evenly_apart(result.layers, MAX_LAYERS), result.layers]
+    layers = [*evenly_spaced(result.layers, MAX_LAYERS), result.layers]
     notes = [result.source, "outlined: the layer from which on the final answer leads"]
     if start or most > fitting:
         last = min(start + fitting, most) - 1

@@ -24,9 +24,9 @@ from ssmscope.interp.attention.maps import (
 )
 from ssmscope.interp.attention.triangles import Triangles
 from ssmscope.render.blocks import Block, Picture, TokenRow, TokenRows, TokenText
+from ssmscope.render.colours import SIGNED
 from ssmscope.render.numbers import number
-from ssmscope.render.signed import SIGNED
-from ssmscope.render.table import Cell, Line, Table, plain, table
+from ssmscope.render.table import Cell, Line, Table, number_cell, table
 from ssmscope.render.token_figure import (
     MIN_INCHES,
     Bar,
@@ -144,8 +144,8 @@ def readouts(result: ImplicitAttention) -> Table:
             shares |= {"off the mark": found.outside} if text.span is not None else {}
             cells = {}
             if not text.bidirectional:  # Distances back are undefined for layers that look ahead.
-                cells["tokens back"] = replace(plain(found.distance), digits=1)
-                cells |= {name: replace(plain(share), digits=3) for name, share in shares.items()}
+                cells["tokens back"] = replace(number_cell(found.distance), digits=1)
+                cells |= {name: replace(number_cell(share), digits=3) for name, share in shares.items()}
             keys = strongest(each, -1, text, NAMED_KEYS) if len(text.queries) else []
             named = " · ".join(f"{key_name(key, text)} {number(weight)}" for key, weight in keys)
             cells["strongest for the last query"] = Cell(text=named)

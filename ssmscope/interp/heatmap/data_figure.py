@@ -16,7 +16,7 @@ from ssmscope.interp.heatmap.words import SHOWN_HIGHEST
 from ssmscope.interp.paired import Paired
 from ssmscope.render import figure as plot
 from ssmscope.render.figure import line
-from ssmscope.render.tokens import evenly_apart
+from ssmscope.render.numbers import evenly_spaced
 
 MAX_LAYER_CURVES = 5
 """Number of layers with a curve in the picture, in addition to the average."""
@@ -28,7 +28,7 @@ def draw(result: DataHeatmap, frame: plot.Frame) -> Figure:
     """Draw words on the left, parts of a text and half-lives on the right."""
     curves = [("mean", result.tenths)]
     chosen = result.by_layer if len(result.by_layer) > 1 else ()
-    step = evenly_apart(len(chosen), MAX_LAYER_CURVES) if chosen else []
+    step = evenly_spaced(len(chosen), MAX_LAYER_CURVES) if chosen else []
     curves += [(f"layer {chosen[at].number}", chosen[at].tenths) for at in step]
     legend = [(plot.handle(number), name) for number, (name, _) in enumerate(curves)]
     shown = result.shown_words

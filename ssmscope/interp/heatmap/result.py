@@ -20,9 +20,9 @@ from ssmscope.interp.heatmap.words import (
     word_text,
 )
 from ssmscope.render.blocks import OfTokens
-from ssmscope.render.numbers import counted
-from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, written
-from ssmscope.render.tokens import numbers, visible
+from ssmscope.render.numbers import counted, number_runs
+from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, with_interval
+from ssmscope.render.tokens import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,7 +46,7 @@ MEASURES = ("strongest", "punctuation", "end", "spread")
 
 def layers_name(layers: Sequence[int]) -> str:
     """Name averaged layers."""
-    return f"layer {layers[0]}" if len(layers) == 1 else f"mean of layers {numbers(layers)}"
+    return f"layer {layers[0]}" if len(layers) == 1 else f"mean of layers {number_runs(layers)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,8 +368,8 @@ class DataHeatmap(Result, kind="heatmap-data"):
         unit = f" {self.unit}" * self.survives
         first, *words = self.shown_words
         most = ", ".join(f"“{visible(each.word)}”" for each in words[:2])
-        said = f"highest: “{visible(first.word)}” {written(first.kept)}{unit}" + f", then {most}" * bool(most)
-        said += f"; lowest: “{visible(words[-1].word)}” {written(words[-1].kept)}" if words else ""
+        said = f"highest: “{visible(first.word)}” {with_interval(first.kept)}{unit}" + f", then {most}" * bool(most)
+        said += f"; lowest: “{visible(words[-1].word)}” {with_interval(words[-1].kept)}" if words else ""
         known = [each.half_life for each in self.by_layer if not math.isnan(each.half_life)]
         if known and len(known) <= 4:
             said += f"; half of what is written is left after {', '.join(map(format_half_life, known))} tokens"

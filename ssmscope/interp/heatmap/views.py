@@ -11,9 +11,9 @@ import numpy as np
 from ssmscope.api.results import TABLE_ROWS
 from ssmscope.interp.heatmap.words import median_half_life
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
+from ssmscope.render.numbers import score_range
 from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, table
 from ssmscope.render.token_figure import draw_rows
-from ssmscope.render.tokens import bounds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -128,11 +128,11 @@ def strongest(result: SelectionHeatmap) -> Iterator[Line]:
             if text.half_lives is not None and (at or single):
                 life = text.half_lives[max(at - 1, 0)]
                 cells["half-life in tokens"] = Cell(text=median_half_life(life[~text.special], len(text)))
-            ends = {"tokens from – to": Cell(text=bounds(row[seen], text.special[seen]))}
+            ends = {"tokens from – to": Cell(text=score_range(row[seen], text.special[seen]))}
             yield Line((str(number), name), cells | ends)
         for name, row in zip(of_heads, () if text.heads is None else text.heads):
             said = " · ".join(f"{token.strip()} {result.written(score)}" for _, token, score in text.top(3, row))
-            ends = {"tokens from – to": Cell(text=bounds(row[seen], text.special[seen]))}
+            ends = {"tokens from – to": Cell(text=score_range(row[seen], text.special[seen]))}
             yield Line((str(number), name), {"stands out": Cell(text=said), **ends})
 
 

@@ -15,7 +15,7 @@ from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.render.blocks import Block, Picture, Prose
-from ssmscope.render.table import Cell, Line, Table, table, written
+from ssmscope.render.table import Cell, Line, Table, table, with_interval
 from ssmscope.render.word_grid import WordGrid, WordGrids
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ class LensFit(Result, kind="lens-fit"):
     history: tuple[Evaluation, ...]
 
     def verdict(self, at: int = 0) -> str:
-        return f"KL {written(self.tuned)} nats with the tuned lens, {written(self.logit)} with the logit lens"
+        return (
+            f"KL {with_interval(self.tuned)} nats with the tuned lens, {with_interval(self.logit)} with the logit lens"
+        )
 
     @classmethod
     def compare(cls, results: Sequence[LensFit], labels: Sequence[Sequence[str]]) -> Table:
@@ -246,7 +248,7 @@ class Trajectory(Result, kind="trajectory"):
         frame = pd.concat(parts, ignore_index=True)
         return frame.drop(columns="cross_entropy") if self.classes else frame
 
-    def draw(self, frame: Frame, *, statistic: str | None = None, start: int = 0) -> Figure:
+    def draw(self, frame: Frame, *, statistic: str | None = None, start: int = 0) -> Figure:  # type: ignore[override]
         """Draw layers × tokens of up to 4 texts with the layer's own answer in every cell, the embeddings at the bottom
         and the model at the top: 24 tokens, from number `start` on, and 24 layers; raise InputError for an unknown
         statistic, or a `start` that no text has."""
