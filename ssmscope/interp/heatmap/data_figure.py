@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,12 +12,14 @@ from matplotlib.figure import Figure
 
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.heatmap.data_views import shared_words
-from ssmscope.interp.heatmap.result import DataHeatmap
 from ssmscope.interp.heatmap.words import SHOWN_HIGHEST
-from ssmscope.interp.paired import Paired
 from ssmscope.render import figure as plot
 from ssmscope.render.figure import line
 from ssmscope.render.numbers import evenly_spaced
+
+if TYPE_CHECKING:
+    from ssmscope.interp.heatmap.result import DataHeatmap
+    from ssmscope.interp.paired import Paired
 
 MAX_LAYER_CURVES = 5
 """Number of layers with a curve in the picture, in addition to the average."""
