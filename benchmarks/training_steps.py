@@ -17,9 +17,9 @@ from timing import Seconds
 
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.tokens import TokenData
+from ssmscope.training.answering import objective_of
 from ssmscope.training.architectures import Tokens
 from ssmscope.training.build import build, language_model
-from ssmscope.training.choice import objective_of
 from ssmscope.training.fitting import Fit, matrix_products
 from ssmscope.training.plan import checked
 from ssmscope.training.run import train_model

@@ -16,71 +16,14 @@ directory with transformers alone, write `import ssmscope.architectures` first.
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ssmscope import architectures as architectures
-    from ssmscope import attacks as attacks
-    from ssmscope import interp as interp
-    from ssmscope import probes as probes
-    from ssmscope.api.results import Result as Result
-    from ssmscope.architectures.loading.load import load as load
-    from ssmscope.attacks.effect import attack_effect as attack_effect
-    from ssmscope.attacks.insertion import insertion_sweep as insertion_sweep
-    from ssmscope.attacks.overflow import state_overflow as state_overflow
-    from ssmscope.attacks.poisoning import state_poisoning as state_poisoning
-    from ssmscope.attacks.position import position_bias as position_bias
-    from ssmscope.attacks.prompts import prompt_attack as prompt_attack
-    from ssmscope.attacks.words import word_attack as word_attack
-    from ssmscope.core.edits import Edit as Edit
-    from ssmscope.core.edits import edited as edited
-    from ssmscope.core.mixers import fast_scan as fast_scan
-    from ssmscope.core.model import Model as Model
-    from ssmscope.core.trace import LayerTrace as LayerTrace
-    from ssmscope.core.trace import Trace as Trace
-    from ssmscope.errors import InputError as InputError
-    from ssmscope.evaluation import Evaluator as Evaluator
-    from ssmscope.interp.attention import attention_gradient as attention_gradient
-    from ssmscope.interp.attention import implicit_attention as implicit_attention
-    from ssmscope.interp.explain import explain as explain
-    from ssmscope.interp.fidelity import fidelity_auc as fidelity_auc
-    from ssmscope.interp.fidelity.result import fidelity_table as fidelity_table
-    from ssmscope.interp.heatmap import selection_heatmap as selection_heatmap
-    from ssmscope.interp.plausibility import plausibility as plausibility
-    from ssmscope.interp.sanity import cascading_randomisation as cascading_randomisation
-    from ssmscope.ops import Recurrence as Recurrence
-    from ssmscope.probes.bound import generalization_bound as generalization_bound
-    from ssmscope.probes.checkpoints import stability_table as stability_table
-    from ssmscope.probes.influence import influence as influence
-    from ssmscope.probes.lens import fit_lens as fit_lens
-    from ssmscope.probes.lens import trajectory as trajectory
-    from ssmscope.probes.lens.lenses import load_lens as load_lens
-    from ssmscope.probes.lens.lenses import logit_lens as logit_lens
-    from ssmscope.probes.loss import token_loss as token_loss
-    from ssmscope.probes.retrieval import retrieval as retrieval
-    from ssmscope.probes.snr import needle_snr as needle_snr
-    from ssmscope.probes.stability import stability as stability
+from typing import Any
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Edit": "core.edits",
-    "edited": "core.edits",
-    "Evaluator": "evaluation",
-    "InputError": "errors",
-    "LayerTrace": "core.trace",
-    "Model": "core.model",
-    "Recurrence": "ops",
-    "Result": "api.results",
-    "Trace": "core.trace",
-    "attention_gradient": "interp.attention",
-    "fast_scan": "core.mixers",
-    "fidelity_table": "interp.fidelity.result",
-    "load": "architectures.loading.load",
-    "load_lens": "probes.lens.lenses",
-    "logit_lens": "probes.lens.lenses",
-}
+_NAMES = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+_HOMES = {name: home for home, name in re.findall(r"^from (\S+) import (\w+)", _NAMES, re.MULTILINE)}
 _VERBS = {
     "lens": ("ssmscope.probes.lens", "trajectory"),
     "models": ("ssmscope.core.shipped", "demos"),
@@ -89,17 +32,16 @@ _VERBS = {
     "train": ("ssmscope.training", "train_model"),
 }
 """Functions of verbs that no analysis declares; the verbs of analyses have their functions' names."""
-_PACKAGES = ("architectures", "attacks", "backends", "interp", "ops", "probes")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
+    if _HOMES.get(name) == "ssmscope":
         return importlib.import_module(f"ssmscope.{name}")
-    home = (f"ssmscope.{_HOMES[name]}", name) if name in _HOMES else _VERBS.get(name)
+    home = (_HOMES[name], name) if name in _HOMES else _VERBS.get(name)
     if home is None and (name == "__all__" or not _is_module(name)):
         registry = importlib.import_module("ssmscope.api.registry")
         if name == "__all__":
-            return ["__version__", *sorted({*_HOMES, *_PACKAGES, *registry.functions()})]
+            return ["__version__", *sorted({*_HOMES, *registry.functions()})]
         home = registry.functions().get(name) or registry.verbs().get(name)
     if home is None:
         raise AttributeError(f"module 'ssmscope' has no attribute {name!r}")

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from ssmscope.interp.attention.readouts import read
+from ssmscope.interp.attention.measure import Reader
 from ssmscope.interp.attention.result import AttendedText, AttentionMap, ImplicitAttention
 
 SENTENCE = (
@@ -44,7 +44,8 @@ def make_map(text_length, queries, edges, *, seed=0, sink=False, span=None, **na
     values = np.where(lag >= 0, noise, 0).astype(np.float32)
     state = (random.normal(size=len(queries)) * 0.01).astype(np.float32) if sink else None
     names = {"layer": "0", "part": "", "head": "mean", **names}
-    return AttentionMap(**names, values=values, sink=state, readouts=read(values, state, queries, edges, span, 4))
+    reader = Reader(queries, np.arange(text_length + 1) if edges is None else edges, span, 4)
+    return AttentionMap(**names, values=values, sink=state, readouts=reader.read(values, state))
 
 
 def make_text(length=12, *, tokens=None, maps=1, rows=None, cells=None, span=None, sink=False, pixels=None, **names):

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from exhaustive import ALL, few
+from small_models import SMALL_MODELS
 from torch import nn
 
-import ssmscope.architectures
 from ssmscope import ops
 from ssmscope.core.linearized import Path
+from ssmscope.core.mixers import _readable_class
 
 
 class Made(NamedTuple):
@@ -25,17 +26,15 @@ class Made(NamedTuple):
     drawn: torch.Tensor
 
 
-def _made(architecture: Any) -> Made:
+def _made(make: Callable[[], dict[str, nn.Module]]) -> Made:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        models = architecture.examples()
+        models = make()
         return Made(models, torch.get_rng_state())
 
 
-_MADE = {architecture: _made(architecture) for architecture in ssmscope.architectures.architectures().values()}
-EXAMPLES = {
-    name: (architecture, index) for architecture, made in _MADE.items() for index, name in enumerate(made.models)
-}
+EXAMPLES = {name: made for made in map(_made, SMALL_MODELS.values()) for name in made.models}
+"""The models of the same architecture as each small model, and itself among them, by its name."""
 FEW = few(
     EXAMPLES,
     *("mamba", "mamba2", "baleen-b-mamba", "diff-mamba", "groupmamba", "gfssm", "gla", "gated-deltanet", "rwkv"),
@@ -55,15 +54,14 @@ VARIANTS = frozenset(
 assert set(EXAMPLES) >= VARIANTS
 HYBRIDS = tuple(
     name
-    for architecture, made in _MADE.items()
-    for name, module in made.models.items()
+    for name, made in EXAMPLES.items()
     if any(
         type(part).__name__.endswith("Attention")
-        and not isinstance(part, architecture.MIXERS)
+        and _readable_class(part) is None
         and not type(part).__module__.startswith(
             ("ssmscope.architectures.own.state_attention", "transformers.models.rwkv")
         )
-        for part in module.modules()
+        for part in made.models[name].modules()
     )
 )
 """Those in which layers of attention look back too."""
@@ -72,7 +70,7 @@ TEXTS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9], [90, 1, 2, 3, 4, 5]]
 
 def random_example(name: str) -> nn.Module:
     """One of `EXAMPLES` as seed 0 draws it, for the caller to change: making them anew takes longer than most tests."""
-    made = _MADE[EXAMPLES[name][0]]
+    made = EXAMPLES[name]
     torch.set_rng_state(made.drawn)
     return _copied(made.models[name], {})
 

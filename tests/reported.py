@@ -22,7 +22,7 @@ from ssmscope.render.blocks import Picture
 from ssmscope.render.html import image_html
 from ssmscope.render.tokens import visible
 from ssmscope.reports.page import render
-from ssmscope.reports.record import DONE, FAILED, MISSING, Entry, Report
+from ssmscope.reports.store import DONE, FAILED, MISSING, Entry, Report
 
 MODELS = ("demo/sst2-mamba2", "demo/sst2-baleen-e")
 TEXTS = (

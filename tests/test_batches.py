@@ -14,8 +14,8 @@ import ssmscope
 from ssmscope.core import batching
 from ssmscope.core.model import Model
 from ssmscope.probes.bound import generalization_bound
-from ssmscope.probes.bound.layers import measure_terms
-from ssmscope.probes.stability.layers import record_layers
+from ssmscope.probes.bound.measure import measure_terms
+from ssmscope.probes.stability.measure import record_layers
 
 NAMES = ["mamba", "rwkv", "gated-deltanet", "diff-mamba"]
 

@@ -21,8 +21,8 @@ from ssmscope.data.babi import questions  # noqa: E402
 from ssmscope.data.language import language_data, load_lines, word_tokenizer  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.probes.lens import fit_lens, trajectory  # noqa: E402
-from ssmscope.probes.lens.fitting import LensFitting  # noqa: E402
 from ssmscope.probes.lens.result import LensFit  # noqa: E402
+from ssmscope.probes.lens.training import LensFitting  # noqa: E402
 from ssmscope.probes.snr import needle_snr  # noqa: E402
 
 LINES = [text for task in ("qa1", "qa2", "qa5") for text in questions(task, length=60, examples=40).texts]
@@ -260,8 +260,8 @@ class TestSNR:
                 Call.of(name, [str(folder / "mamba")], option)
 
     def test_words_are_those_of_the_views_and_tasks(self):
-        from ssmscope.probes.lens.lensed_text import STATISTICS
-        from ssmscope.probes.snr.questions import TASKS
+        from ssmscope.probes.lens.result import STATISTICS
+        from ssmscope.probes.snr.reading import TASKS
 
         assert registry.analysis_of("lens show").options["statistic"].words == tuple(STATISTICS)
         assert registry.analysis_of("snr").options["tasks"].elements == TASKS

@@ -147,10 +147,10 @@ class TestTable:
         answer = analyze("checkpoints", *files, *options, "--out", tmp_path)
         assert answer.code == 0 and "Stability of 3 checkpoints" in answer.out
         names = sorted(path.name for path in tmp_path.iterdir())
-        assert names == [f"stability-table.{suffix}" for suffix in ("csv", "html", "json", "png")]
+        assert names == [f"checkpoints.{suffix}" for suffix in ("csv", "html", "json", "png")]
         setting: dict[str, Any] = dict(examples=77, delta=0.1, lengths=[10, 99], seed=2)
         wanted = ssmscope.stability_table([str(file) for file in files], length=30, **setting)
-        found = json.loads((tmp_path / "stability-table.json").read_text())
+        found = json.loads((tmp_path / "checkpoints.json").read_text())
         assert said(found) == said(wanted)
         assert [round(row["abscissa"], 6) for row in found["rows"]] == [0.1, -0.2, 0.0]
         assert said(json.loads(analyze("checkpoints", *files, *options, "--json").out)) == said(wanted)

@@ -150,7 +150,7 @@ class TestJobs:
 
 def test_tables_that_cannot_be_written_are_no_bad_input(analyze, plan, out, monkeypatch) -> None:
     def full(report: Any, root: Path) -> None:
-        raise exports.InputError("cannot write to x: No space left on device")
+        raise OSError(28, "No space left on device")
 
     unpainted(monkeypatch)
     monkeypatch.setattr(exports, "write", full)

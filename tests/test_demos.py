@@ -18,9 +18,9 @@ from ssmscope.core.model import Model
 from ssmscope.core.shipped import demos
 from ssmscope.data import pixels, text
 from ssmscope.data.babi import question_tokens, questions
-from ssmscope.data.documents import bits_per_character, document_data, load_documents
 from ssmscope.data.filler import load_filler
-from ssmscope.data.instructions import TASKS, instruction_data, label_tokens, seen_templates, unseen_templates
+from ssmscope.data.instructions import TASKS, instruction_data, label_tokens, template_numbers
+from ssmscope.data.language import bits_per_character, document_data, load_documents
 from ssmscope.data.prompts import TASK_PROMPTS
 
 NAMES = ["demo/sst2-baleen-b", "demo/sst2-baleen-e", "demo/sst2-mamba", "demo/sst2-mamba2"]
@@ -178,11 +178,11 @@ def test_the_models_of_books_are_as_good_as_their_cards_say(name, real_data):
 @pytest.mark.parametrize("name", INSTRUCT)
 def test_the_models_that_answer_prompts_are_as_good_as_asked(name):
     record, compared = card(name), card("demo/instruct-mamba2")
-    for part, kept in (("test", seen_templates), ("unseen", unseen_templates)):
+    for part in ("test", "unseen"):
         groups = record[part]["groups"]
         assert list(groups) == list(TASKS)
         for task, group in groups.items():
-            assert list(group["groups"]) == [str(at + 1) for at in kept(task)]
+            assert list(group["groups"]) == [str(at + 1) for at in template_numbers(task, unseen=part == "unseen")]
     measured, other = record["test"]["groups"], compared["test"]["groups"]
     assert measured["sst2"]["accuracy"] > 0.78 and measured["snli"]["accuracy"] > 0.53
     assert all(measured[task]["accuracy"] > other[task]["accuracy"] - 0.03 for task in ("sst2", "snli"))
@@ -193,7 +193,7 @@ def test_the_models_that_answer_prompts_are_as_good_as_asked(name):
         assert command.startswith("analyze train ") and f"\n{command}\n" in text
     assert "On wnli the model is no better than saying 'incorrect' every time" in text
     tokenizer = ssmscope.load(name).tokenizer
-    assert all(len({*ids}) == len(ids) for ids in label_tokens(tokenizer, TASKS).ids.values())
+    assert all(len({*ids}) == len(ids) for ids in label_tokens(tokenizer, TASKS).values())
 
 
 @pytest.mark.parametrize(("name", "task"), in_turns(INSTRUCT, ["sst2", "snli"]))

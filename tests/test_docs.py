@@ -33,7 +33,7 @@ EDITS = {
         ),
     ),
     "ssmscope/interp/methods/__init__.py": (
-        ('    "random": "random:random",\n', '    "gradnorm": "gradnorm:gradnorm",\n'),
+        ('    "random": "memory:random",\n', '    "gradnorm": "gradnorm:gradnorm",\n'),
     ),
     "ssmscope/attacks/recipes.py": (
         ('"stresstest", "checklist", "deepwordbug"', '"politeness", '),
@@ -48,6 +48,8 @@ EDITS = {
         ("_BUILDERS: Mapping", "def _keyboard"),
         ('    "deepwordbug": _deepwordbug,\n', '    "keyboard": _keyboard,\n'),
     ),
+    "ssmscope/core/readable.py": (('    "mamba2attn": (', '    "leaky": ("own.leaky", "own.leaky:LeakyMixer"),\n'),),
+    "tests/small_models.py": (("@small_models\ndef linear_attention", "@small_models\ndef leaky"),),
 }
 """What the how-tos have a reader put into files there are: before what, and the line, or how the block begins."""
 
@@ -163,7 +165,7 @@ def test_the_how_tos_work(tmp_path: Path) -> None:
         source = (tmp_path / file).read_text(encoding="utf-8")
         for before, line in edits:
             assert line.rstrip(", ") in text, f"no how-to says {line!r}"
-            if line.startswith("def "):
+            if line.startswith(("def ", "@")):
                 line = text[text.index(line) :].partition("```")[0] + "\n\n"
             assert source.count(before) == 1
             source = source.replace(before, line + before)
@@ -229,6 +231,16 @@ def run(root: Path, code: str, *arguments: str) -> str:
     done = TRANSFORMERS.run(first + code, *arguments, cwd=root, env=variables)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
+
+
+def test_the_table_of_mads_tasks_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    spec = importlib.util.spec_from_file_location("benchmarked", ROOT / "benchmarks" / "reference.py")
+    assert spec and spec.loader
+    spec.loader.exec_module(benchmarked := importlib.util.module_from_spec(spec))
+    rows = benchmarked.mad_table()
+    assert "\n".join(rows) in (ROOT / "docs" / "differential-mamba.md").read_text()
+    assert rows[2].startswith("| mamba2 | 0.887 ± 0.070 |")
 
 
 def test_extras_are_installed_from_the_checkout() -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from examples import EXAMPLES, TEXTS
+from examples import TEXTS, random_example
 from loud import loud
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
@@ -35,8 +35,7 @@ def mamba(**options) -> MambaForCausalLM:
 
 
 def example(name: str) -> nn.Module:
-    torch.manual_seed(0)
-    return loud(EXAMPLES[name][0].examples()[name])
+    return loud(random_example(name))
 
 
 def nothing_left(module: nn.Module) -> bool:

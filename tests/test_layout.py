@@ -166,12 +166,15 @@ PRIVATE = re.compile(
 )
 """Private names of other libraries, and what changes the user's process. torch gives no other name to the class of
 compiled modules than one in `torch._dynamo`."""
+OWN_PROCESS = "cli"
+"""Module whose process is the command line's own, not the user's."""
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_no_private_name_of_another_library(name: str) -> None:
     lines = MODULES[name].read_text("utf-8").splitlines()
-    assert not [f"{at}: {line}" for at, line in enumerate(lines, 1) if PRIVATE.search(line)]
+    found = [f"{at}: {line.strip()}" for at, line in enumerate(lines, 1) if PRIVATE.search(line)]
+    assert [line for line in found if name != OWN_PROCESS or "gc." not in line] == []
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("backends")])
@@ -216,7 +219,7 @@ def test_words_of_an_option_stand_in_one_order():
 
 # What is only reached by a command line, or writes one.
 OPTIONS_ARE_TYPED = re.compile(
-    r"(api\.(analysis|inputs|options|typed_texts|sharding\.cluster)|cli|errors|reports|training\.card)\b"
+    r"(api\.(analysis|inputs|options|sharding\.cluster)|cli|errors|reports|training\.card)\b"
 )
 
 

@@ -38,6 +38,21 @@ def test_work_that_goes_on_is_said_now_and_then(quick, capsys):
     assert second == "fidelity: 5 of 40 texts, 1,200 tokens read after 0 s"
 
 
+@pytest.mark.parametrize(("worth", "estimated"), [(0.5, True), (10**6, False)])
+def test_long_work_has_an_estimate(quick, monkeypatch, capsys, worth, estimated):
+    """It counts what is left at the speed so far, only where the whole takes long enough."""
+    monkeypatch.setattr(progress, "SECONDS_WORTH_AN_ESTIMATE", worth)
+    with pulse("patch"), progress_bar(on_stderr(False)) as bar:
+        task = bar.add_task("cells", total=600)
+        for _ in range(3):
+            time.sleep(0.02)
+            bar.advance(task)
+        time.sleep(0.3)
+    lines = capsys.readouterr().err.splitlines()
+    assert any("3 of 600 cells" in line for line in lines)
+    assert any(re.search(r" s, about \d+ s left$", line) for line in lines) == estimated
+
+
 def test_nothing_is_said_of_quick_or_quiet_work(quick, capsys):
     with pulse("heatmap"):
         pass

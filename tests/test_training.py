@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from examples import random_example
 from exhaustive import few
 from killed import killed_training
 from safetensors.torch import load_file
 
 import ssmscope
+from ssmscope.core.bootstrap import wilson_interval
 from ssmscope.errors import InputError
 from ssmscope.training import train_model
 from ssmscope.training.architectures import ARCHITECTURES, SIZES
-from ssmscope.training.card import wilson_interval
 from ssmscope.training.fitting import parameter_groups, schedule
 
 GOOD = ("lovely", "brilliant", "moving", "funny", "superb")
@@ -314,7 +315,7 @@ def test_a_damaged_checkpoint_is_refused(reviews, tmp_path, monkeypatch):
     def die(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ssmscope.training.run._save", die)
+    monkeypatch.setattr("ssmscope.training.card.save", die)
     with pytest.raises(KeyboardInterrupt):
         train_model("mamba2", reviews["validation"], tmp_path / "o", epochs=1, **SMALL)
     state = tmp_path / "o" / "checkpoint" / "state.pt"
@@ -375,10 +376,8 @@ def test_a_loss_that_diverges_is_told(reviews, tmp_path):
 
 
 def test_biases_norms_and_the_recurrences_own_parameters_do_not_decay():
-    from ssmscope.architectures import architectures
-
     for kind in ("mamba", "mamba2"):
-        module = architectures()[kind].examples()[kind]
+        module = random_example(kind)
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         decayed, undecayed = parameter_groups(module, 0.3)
         assert (decayed["weight_decay"], undecayed["weight_decay"]) == (0.3, 0.0)

@@ -40,8 +40,8 @@ SILENT = set(
     "print warn cast progress advance isinstance super disable_progress_bar enable_progress_bar Sheet panel".split()
 )
 """Calls that are left alone with all that is in them."""
-UNTRIED = ("__repr__", "__str__", "examples", "with_longer_memory")
-"""Functions for people's eyes, and those that only draw models to try."""
+UNTRIED = ("__repr__", "__str__")
+"""Functions for people's eyes."""
 NOT_RUN = ("annotation", "returns", "decorator_list")
 LOOKS = set(
     "fontsize linewidth linestyle markersize markeredgewidth alpha figsize pad zorder color help indent ensure_ascii "

@@ -6,7 +6,7 @@
 A safety net for refactorings: record before and after, then compare. `record` runs each line of `record_cases.txt`
 through the command's entry point, in this process and on one thread, and writes DIR/CASE/ with the verb's JSON and CSV,
 `stdout.txt` and `exit` (and `stderr.txt` where the exit code is not 0). The case `architectures` holds what no verb
-prints: for each model of every architecture's `examples()` its logits, states, maps, survival and gradients, one JSON
+prints: for each model of the tests' `small_models` its logits, states, maps, survival and gradients, one JSON
 per model. Data sets are read from the folder that SSMSCOPE_DATA names. The package is the one that Python imports:
 PYTHONPATH chooses it. With `--small`, what tests/test_recorded.py compares with is made anew: the cases that DIR has,
 each with the words of its pages and without files of more than 20 kB.
@@ -183,13 +183,14 @@ def record_architectures(folder: Path) -> None:
     sys.path.insert(0, str(TESTS))
     import torch
     from loud import loud
+    from small_models import SMALL_MODELS
 
-    import ssmscope.architectures
+    import ssmscope
 
     folder.mkdir()
-    for architecture in ssmscope.architectures.architectures().values():
+    for make in SMALL_MODELS.values():
         torch.manual_seed(0)
-        for name, module in architecture.examples().items():
+        for name, module in make().items():
             model, found = ssmscope.Model(loud(module), name=name), {}
             for size, ids in (("short", SHORT), ("long", LONG)):
                 for quantity, compute in compute_terms(model, model.encode(ids=ids), size == "long"):

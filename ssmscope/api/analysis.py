@@ -15,20 +15,19 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import os
 import shlex
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ssmscope.api import registry
-from ssmscope.api.inputs import Input
-from ssmscope.api.options import Option
+from ssmscope.api.inputs import KINDS, Input
+from ssmscope.api.options import Option, asked, plain
 from ssmscope.api.signatures import options_of
+from ssmscope.api.store import removed_if_refused
 from ssmscope.api.writing import check_writable
 from ssmscope.core.shipped import DTYPES
 from ssmscope.errors import InputError, did_you_mean
@@ -43,19 +42,19 @@ CACHE = "answers.sqlite"
 """File next to the results that stores the model's answers, so that a killed call continues."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Analysis:
     """An analysis as its function declares it.
 
     Attributes:
         name: the verb; "lens show" belongs to the group "lens".
         function: the analysis, which checks its options.
-        reads: its input in addition to the models; None for none.
         options: its options by name.
+        reads: its input in addition to the models; None for none.
         question: the question that it answers, in the words of a user.
         several: True if it takes any number of models at once.
         pair: combines the results of two models, if it takes one or two; otherwise None.
-        models: kinds of models that it supports (`ssmscope.api.inputs.KINDS`); empty for all.
+        models: kinds of models that it supports (`ssmscope.api.inputs.KINDS`); by default all.
         dtype: dtype in which the models are loaded; None for the default of `load`.
         check: raises InputError if options contradict each other.
         loads: True if it receives loaded models, False if it receives their names.
@@ -66,18 +65,18 @@ class Analysis:
 
     name: str
     function: Callable[..., Any]
-    reads: Input | None
     options: Mapping[str, Option]
-    question: str
-    several: bool
-    pair: Callable[[Sequence[Any]], Any] | None
-    models: tuple[str, ...]
-    dtype: str | None
-    check: Callable[..., None] | None
-    loads: bool
-    writes: bool
-    then: str
-    sharded: bool
+    reads: Input | None = None
+    question: str = ""
+    several: bool = False
+    pair: Callable[[Sequence[Any]], Any] | None = None
+    models: tuple[str, ...] = tuple(KINDS)
+    dtype: str | None = None
+    check: Callable[..., None] | None = None
+    loads: bool = True
+    writes: bool = False
+    then: str = ""
+    sharded: bool = False
 
     @property
     def module(self) -> str:
@@ -123,30 +122,22 @@ class Analysis:
         """
         found = {name: self.options[name].accept(v) if name in self.options else v for name, v in given.items()}
         if self.check is not None:
-            values = {name: option.default for name, option in self.options.items() if not option.required}
+            values = {name: found.get(name, each.default) for name, each in self.options.items() if not each.required}
             values |= {name: value for name, value in found.items() if name in self.options}
             if "models" in inspect.signature(self.check).parameters:
                 values["models"] = models
             self.check(**values)
         return found
 
+    def recorded(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a call as the provenance has them, less the seed and the data, which it has itself."""
+        shown = {name: option for name, option in self.options.items() if name != "seed" and not option.no_effect}
+        shown = {name: each for name, each in shown.items() if each.reads is None or each.reads.kind != "data"}
+        return {name.rstrip("_"): plain(options.get(name, each.default)) for name, each in shown.items()}
 
-def analysis(
-    name: str,
-    *,
-    reads: Input | None = None,
-    question: str = "",
-    several: bool = False,
-    pair: Callable[[Sequence[Any]], Any] | None = None,
-    models: tuple[str, ...] = (),
-    dtype: str | None = None,
-    check: Callable[..., None] | None = None,
-    loads: bool = True,
-    writes: bool = False,
-    then: str = "",
-    sharded: bool = False,
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Declare a function as an analysis (see `Analysis`)."""
+
+def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Declare a function as an analysis, with the attributes of `Analysis`."""
 
     def declare(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -156,31 +147,20 @@ def analysis(
             args = tuple(list(each) if isinstance(each, Iterator) else each for each in args)  # type: ignore[assignment]
             given: Any = (None, *args) if alone else args
             first = args[0] if args else kwargs.get("models")
-            number = len(first) if several and isinstance(first, Sequence) else 1
+            number = len(first) if declared.several and isinstance(first, Sequence) else 1
             options = declared.checked(kwargs, number)
             from ssmscope.core.intercept import out_of_inference
 
-            with out_of_inference():
-                if pair is not None and isinstance(given[0], list | tuple):
-                    return declared.of_each(function, given, options)
-                return function(*given, **options)
+            token = asked.set(declared.recorded(options))
+            try:
+                with out_of_inference():
+                    if declared.pair is not None and isinstance(given[0], list | tuple):
+                        return declared.of_each(function, given, options)
+                    return function(*given, **options)
+            finally:
+                asked.reset(token)
 
-        declared = Analysis(
-            name=name,
-            function=called,
-            reads=reads,
-            options=options_of(function),
-            question=question,
-            several=several,
-            pair=pair,
-            models=models,
-            dtype=dtype,
-            check=check,
-            loads=loads,
-            writes=writes,
-            then=then,
-            sharded=sharded,
-        )
+        declared = Analysis(name=name, function=called, options=options_of(function), **declaration)
         called.analysis = declared  # type: ignore[attr-defined]
         registry.add(declared)
         return called
@@ -213,45 +193,27 @@ class Call:
     dtype: str = "auto"
 
     @classmethod
-    def of(
-        cls,
-        name: str,
-        models: Sequence[str],
-        given: Mapping[str, Any],
-        *,
-        tokenizer: str | None = None,
-        device: str = "cpu",
-        dtype: str = "auto",
-    ) -> Call:
+    def of(cls, name: str, models: Sequence[str], given: Mapping[str, Any], **loading: Any) -> Call:
         """Make a call from the arguments of a command line or a plan; nothing runs.
+
+        Args:
+            loading: tokenizer, device and dtype.
 
         Raises:
             InputError: the analysis would refuse the arguments without looking at a model.
         """
         found = registry.analysis_of(name)
-        known = {**found.inputs, **found.options}
+        known, values = {**found.inputs, **found.options}, {}
         for each in given:
             if each not in known:
-                raise InputError(
-                    f"{name} has no option {each!r:.80}; it has {', '.join(known)}{did_you_mean(each, known)}"
-                )
-        values = {}
+                listed = ", ".join(known)
+                raise InputError(f"{name} has no option {each!r:.80}; it has {listed}{did_you_mean(each, known)}")
         for each, option in known.items():
-            if given.get(each) is not None:
-                values[each] = option.read(given[each])
-            elif option.required:
+            if given.get(each) is None and option.required:
                 raise InputError(f"missing option '{option.flags[0]}'")
-            else:
-                values[each] = option.default
-        call = cls(
-            name,
-            tuple(models),
-            {each: values[each] for each in found.inputs},
-            {each: values[each] for each in found.options},
-            tokenizer,
-            device,
-            dtype,
-        )
+            values[each] = option.default if given.get(each) is None else option.read(given[each])
+        inputs, options = ({each: values[each] for each in part} for part in (found.inputs, found.options))
+        call = cls(name, tuple(models), inputs, options, **loading)
         call.check()
         return call
 
@@ -263,10 +225,8 @@ class Call:
         """Raise InputError if the analysis would refuse the call without looking at a model; nothing runs."""
         declared = self.analysis
         if not 1 <= len(self.models) <= declared.max_models:
-            allowed = {1: "one model", 2: "one model, or two"}.get(
-                int(min(declared.max_models, 3)), "one or more models"
-            )
-            raise InputError(f"{self.name} takes {allowed}")
+            allowed = {1: "one model", 2: "one model, or two", math.inf: "one or more models"}
+            raise InputError(f"{self.name} takes {allowed[declared.max_models]}")
         if not declared.loads and (self.tokenizer, self.device, self.dtype) != (None, "cpu", "auto"):
             unused = "tokenizer" if self.tokenizer is not None else "device" if self.device != "cpu" else "dtype"
             raise InputError(f"{self.name} has no option {unused!r}: it loads its models itself; leave it out")
@@ -282,11 +242,9 @@ class Call:
         """Load the models, run the analysis and return its results.
 
         Args:
-            out: directory to save the results in; an analysis that writes its own files requires it.
+            out: directory to save the results in; an analysis that writes its own files requires it. Nothing is left in
+                it if an input is refused.
             formats: some of `ssmscope.api.results.FORMATS`.
-
-        Raises:
-            InputError: a model, an input or an option is refused; nothing is left in `out`.
         """
         from ssmscope.api.results import SUFFIXES, Result, checked_formats, save_together
         from ssmscope.api.sharding.parts import keeping
@@ -302,8 +260,7 @@ class Call:
         loaded: list[Any] = list(self.models)
         if declared.loads:
             dtype = declared.dtype if self.dtype == "auto" else self.dtype
-            setting = {"tokenizer": self.tokenizer, "device": self.device, "dtype": dtype}
-            loaded = [load(name, **setting) for name in self.models]
+            loaded = [load(name, tokenizer=self.tokenizer, device=self.device, dtype=dtype) for name in self.models]
         groups = [[model] for model in loaded] if declared.pair is not None else [loaded]
         calls: list[list[Any]] = [[group if declared.several else group[0]] for group in groups]
         options = dict(self.options)
@@ -313,15 +270,19 @@ class Call:
                 for arguments, group in zip(calls, groups):
                     arguments.append(declared.reads.read(inputs, self.options, group))
                 options |= declared.reads.read_besides(self.inputs, self.options, loaded)
-            if declared.writes:
-                options["out"] = out
+            options |= {"out": out} if declared.writes else {}
             with _kept_answers(options, out) as options, keeping(out if declared.sharded else None):
                 each = [declared.function(*arguments, **options) for arguments in calls]
                 found = each[0] if len(each) == 1 or declared.pair is None else declared.pair(each)
                 results = (found,) if isinstance(found, Result) else tuple(found)
                 if out is not None and not declared.writes:
-                    save_together({result.kind: result for result in results}, out, formats)
+                    save_together(self.named(results), out, formats)
         return results
+
+    def named(self, results: Sequence[Result]) -> dict[str, Result]:
+        """Return results by the names of their files: the verb, such as "lens-show", and the kinds of several."""
+        verb = self.name.replace(" ", "-")
+        return {verb if len(results) == 1 else f"{verb}-{result.kind}": result for result in results}
 
     def option_values(self) -> Iterator[tuple[Option, Any]]:
         """Yield all inputs and options with their values."""
@@ -348,25 +309,9 @@ class Call:
 
 @contextmanager
 def _kept_answers(options: dict[str, Any], out: Path | None) -> Iterator[dict[str, Any]]:
-    """Yield the options, with a cache in `out` if the analysis stores answers and no other place is given.
-
-    If the input is refused after all, a file that this run made is removed, with the directory; it stays if only the
-    disk was at fault.
-    """
+    """Yield the options, with a cache in `out` if the analysis stores answers and no other place is given."""
     if out is None or options.get("cache", out) is not None:
         yield options
         return
-    file = Path(out) / CACHE
-    known = os.path.exists(file)
-    new = [place for place in (Path(out), *Path(out).parents) if not os.path.lexists(place)]
-    try:
-        yield {**options, "cache": file}
-    except InputError as error:
-        if not known and not isinstance(error.__cause__, OSError):
-            traceback.clear_frames(error.__traceback__)  # They hold the file open, and Windows deletes no open file.
-            for tail in ("", "-wal", "-shm"):
-                file.with_name(file.name + tail).unlink(missing_ok=True)
-            for place in new:
-                with suppress(OSError):
-                    place.rmdir()
-        raise
+    with removed_if_refused(Path(out) / CACHE):
+        yield {**options, "cache": Path(out) / CACHE}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ssmscope.api.options import REPEATED, Metavar, Option, Range, Reads
+from ssmscope.api.options import REPEATED, WHOLE_NUMBER, Metavar, Option, Range, Reads
 from ssmscope.api.signatures import options_of
-from ssmscope.api.typed_texts import lines_of, texts_of, whole_numbers
 from ssmscope.core.limits import MAX_TOKENS_PER_ROW
+from ssmscope.core.reading import MAX_FILE_BYTES, SURROGATE, decoded_text, read_text
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,29 +41,24 @@ TEXTS = ("text", "file", "ids", "image")
 DEFAULT_MAX_TOKENS = 16384
 """Maximum length of a text in tokens, unless `max_tokens` is given."""
 
+TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx")
+"""Suffixes of files that hold more than lines of text."""
 
-class Input(ABC):
+
+class Input:
     """A kind of input: its options, and how they are read."""
 
     options: Mapping[str, Option]
-    parameter: ClassVar[str]
-    """Name of the parameter that receives the input."""
 
     def reads_lines(self, kind: str | None) -> bool:
         """Return True if models of this kind read lines of text without labels."""
         return False
 
-    @abstractmethod
     def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         """Raise InputError if the input can be refused without a model."""
 
-    @abstractmethod
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
-        """Return the value that the function receives.
-
-        Raises:
-            InputError: the input cannot be read, or does not fit the models.
-        """
+        """Return the value that the function receives; raise InputError if it cannot be read or fits no model."""
 
     def once(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return values that can be read several times: standard input, for example, is replaced by its lines."""
@@ -72,18 +67,15 @@ class Input(ABC):
     def read_besides(
         self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]
     ) -> Mapping[str, Any]:
-        """Return further arguments of the function by parameter name; most kinds of input have none.
-
-        Raises:
-            InputError: as `read`.
-        """
+        """Return further arguments of the function by parameter name; most kinds of input have none."""
         return {}
 
 
 Split = Annotated[str | None, "Split of a known data set; by default the test split.", Metavar("NAME")]
+DATA_HELP = "{}, … or a file; by default MODEL's training data."
 
 
-def _text_options(
+def _options(
     *,
     text: Annotated[Sequence[str] | None, "A text; may be repeated.", REPEATED] = None,
     file: Annotated[str | None, "UTF-8 texts, one a line; - is stdin.", Reads("file", ("-",)), Metavar("FILE")] = None,
@@ -97,8 +89,17 @@ def _text_options(
         Reads("file"),
         Metavar("FILE"),
     ] = None,
+    data: Annotated[str | None, DATA_HELP.format("sst2, imdb"), Reads("data"), Metavar("DATA")] = None,
+    split: Split = None,
+    length: Annotated[int, "Tokens per row of a language model's text.", Range(1, MAX_TOKENS_PER_ROW)] = 256,
     max_tokens: Annotated[int, "Refuse longer texts.", Range(1)] = DEFAULT_MAX_TOKENS,
 ) -> None: ...
+
+
+def _chosen(*names: str, **helps: str) -> dict[str, Option]:
+    """Return some of the options of inputs, with other helps where these are given."""
+    known = options_of(_options)
+    return {name: replace(known[name], help=helps.get(name, known[name].help)) for name in names}
 
 
 @dataclass(frozen=True)
@@ -117,16 +118,12 @@ class Texts(Input):
     instead: str | None = None
     most: int = DEFAULT_MAX_TOKENS
     data: Callable[..., None] | None = None
-    parameter: ClassVar[str] = "texts"
 
     @property
     def options(self) -> Mapping[str, Option]:  # type: ignore[override]
-        found = options_of(_text_options)
-        found["max_tokens"] = replace(found["max_tokens"], default=self.most)
-        if self.data is None:
-            return found
-        data = options_of(_data_options, without=("max_tokens",))
-        return {**found, **data, "data": replace(data["data"], help="Labelled texts instead: sst2, imdb, … or a file.")}
+        data = {} if self.data is None else {"data": "Labelled texts instead: sst2, imdb, … or a file."}
+        found = _chosen(*TEXTS, "max_tokens", *["data", "split"] * bool(data), **data)
+        return {**found, "max_tokens": replace(found["max_tokens"], default=self.most)}
 
     def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         of_data = self._of_data(values)
@@ -220,16 +217,6 @@ def one_text(model: Model, text: Any) -> Batch:
     return batch
 
 
-def _data_options(
-    *,
-    data: Annotated[
-        str | None, "sst2, imdb, … or a file; by default MODEL's training data.", Reads("data"), Metavar("DATA")
-    ] = None,
-    split: Split = None,
-    max_tokens: Annotated[int, "Refuse longer texts.", Range(1)] = DEFAULT_MAX_TOKENS,
-) -> None: ...
-
-
 @dataclass(frozen=True)
 class Data(Input):
     """Labelled examples, by default of the data that the model was trained on.
@@ -242,50 +229,24 @@ class Data(Input):
 
     of: Literal["texts", "examples"] = "texts"
     leaves_out: bool = False
-    parameter: ClassVar[str] = "data"
 
     @property
     def options(self) -> Mapping[str, Option]:  # type: ignore[override]
-        found = options_of(_data_options, without=("max_tokens",) if self.leaves_out else ())
-        if self.of == "examples":
-            help_ = "cifar10, digits, sst2, … or a file; by default MODEL's training data."
-            return {**found, "data": replace(found["data"], help=help_)}
-        return found
-
-    def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        return
+        names = ("data", "split", *["max_tokens"] * (not self.leaves_out))
+        return _chosen(*names, **{"data": DATA_HELP.format("cifar10, digits, sst2")} if self.of == "examples" else {})
 
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
-        from ssmscope.architectures.loading.load import trained_on
-        from ssmscope.data.labelled import KNOWN, load_labelled
+        from ssmscope.data.pixels import LABELLED, load_labelled
         from ssmscope.data.text import SOURCES, load_text
 
-        known = SOURCES if self.of == "texts" else KNOWN
-        data, model = values["data"], models[0]
-        name = data if data is not None else trained_on(model.name)
-        if name is None or (data is None and name not in known):
-            raise InputError(f"no data; give --data, one of {', '.join(known)}, or a file with text and label")
-        read = load_text if self.of == "texts" else load_labelled
-        found = read(name, values["split"], label_names=model.labels)
+        known, read = (SOURCES, load_text) if self.of == "texts" else (LABELLED, load_labelled)
+        name = data_name(values["data"], models[0], known, "a file with text and label")
+        found = read(name, values["split"], label_names=models[0].labels)
         most = (options if self.leaves_out else values)["max_tokens"]
         if most is None or not self.leaves_out:
             for each in models:
                 check_lengths(each, found, DEFAULT_MAX_TOKENS if most is None else most)
         return found
-
-
-def _example_options(
-    *,
-    data: Annotated[
-        str | None,
-        "wikitext2, sst2, cifar10, … or a file; by default MODEL's training data.",
-        Reads("data"),
-        Metavar("DATA"),
-    ] = None,
-    split: Split = None,
-    length: Annotated[int, "Tokens per row of a language model's text.", Range(1, MAX_TOKENS_PER_ROW)] = 256,
-    max_tokens: Annotated[int, "Refuse a classifier's longer texts.", Range(1)] = DEFAULT_MAX_TOKENS,
-) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -297,28 +258,32 @@ class Examples(Input):
     """
 
     prefer: tuple[str, ...] = ()
-    parameter: ClassVar[str] = "data"
 
     @property
     def options(self) -> Mapping[str, Option]:  # type: ignore[override]
-        return options_of(_example_options)
+        helps = {
+            "data": DATA_HELP.format("wikitext2, sst2, cifar10"),
+            "max_tokens": "Refuse a classifier's longer texts.",
+        }
+        return _chosen("data", "split", "length", "max_tokens", **helps)
 
     def reads_lines(self, kind: str | None) -> bool:
         return kind in (LANGUAGE_MODEL, TOKEN_MODEL)
 
-    def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        return
-
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> ExampleData:
-        from ssmscope.architectures.loading.load import trained_on
-
         (model,) = models
-        name = values["data"] if values["data"] is not None else trained_on(model.name)
-        known = known_data(model)
-        if name is None or (values["data"] is None and name not in known):
-            raise InputError(f"no data; give --data, one of {', '.join(known)}, or a file")
-        most = values["max_tokens"]
+        name, most = data_name(values["data"], model, known_data(model), "a file"), values["max_tokens"]
         return load_examples(model, name, values["split"], values["length"], self.prefer, max_tokens=most)
+
+
+def data_name(given: str | None, model: Model, known: Collection[str], else_: str) -> str:
+    """Return the given name of data, or that of the data on which a model was trained."""
+    from ssmscope.architectures.loading.load import trained_on
+
+    name = given if given is not None else trained_on(model.name)
+    if name is None or (given is None and name not in known):
+        raise InputError(f"no data; give --data, one of {', '.join(known)}, or {else_}")
+    return name
 
 
 def check_lengths(model: Model, data: ExampleData, most: int) -> None:
@@ -363,8 +328,8 @@ def load_examples(
         InputError: the name or the split is unknown, the file cannot be read, a text is longer, or a language model
             has no tokenizer.
     """
-    from ssmscope.data.labelled import load_labelled
     from ssmscope.data.language import language_data, load_lines
+    from ssmscope.data.pixels import load_labelled
     from ssmscope.data.text import LINE_SOURCES, SOURCES
 
     source = (SOURCES if model.is_classifier else LINE_SOURCES).get(data)
@@ -379,3 +344,66 @@ def load_examples(
         split = source.default_split
     lines = load_lines(data, split)
     return language_data(lines, model.tokenizer, length=length, name=Path(data).stem, split=split or "all")
+
+
+# ---- typed texts
+
+
+def texts_of(texts: Sequence[str] | None, file: str | None) -> list[str]:
+    """Return the texts of `--text` or of `--file`.
+
+    Raises:
+        InputError: both or neither are given, a text is not valid UTF-8, or the file cannot be used.
+    """
+    if texts and file is not None:
+        raise InputError("--text cannot be combined with --file; give one of them")
+    if file is not None:
+        return lines_of(file)
+    if not texts:
+        raise InputError(
+            "no text; give --text TEXT, --file FILE, or --ids 5,17,3 for a model without a tokenizer; --image FILE for "
+            "one of pixels"
+        )
+    for text in texts:
+        if SURROGATE.search(text):
+            raise InputError("--text is not valid UTF-8; give it in UTF-8, or in a file with --file")
+    return list(texts)
+
+
+def lines_of(file: str) -> list[str]:
+    """Return the lines of a UTF-8 file; `-` is stdin.
+
+    Raises:
+        InputError: the file cannot be read, is a table, is not UTF-8 text, is empty, or has an empty line between
+            others, so that texts would be numbered unlike lines.
+    """
+    suffix = Path(file).suffix.lower()
+    if suffix in TABLES:
+        raise InputError(f"--file {file} is a table, and --file takes lines: save its texts one a line in a .txt file")
+    advice = "save it as UTF-8, one text a line"
+    if file == "-":
+        text = decoded_text(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), "--file -", advice=advice)
+    else:
+        text = read_text(file, f"--file {file}", advice=advice)
+    lines = text.replace("\r\n", "\n").split("\n")
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if not lines:
+        raise InputError(f"--file {file} is empty; give one text a line")
+    empty = next((number for number, line in enumerate(lines, start=1) if not line.strip()), None)
+    if empty is not None:
+        raise InputError(f"--file {file}: line {empty} is empty; give one text a line")
+    return lines
+
+
+def whole_numbers(value: str, option: str, example: str) -> list[int]:
+    """Return the whole numbers of a list such as "5,17,3".
+
+    Raises:
+        InputError: a part is not a whole number of at most 18 digits.
+    """
+    parts = [part.strip() for part in value.split(",")]
+    wrong = next((part for part in parts if not WHOLE_NUMBER.fullmatch(part)), None)
+    if wrong is not None:
+        raise InputError(f"{option} {value!r}: {wrong!r} is no whole number; write for example {option} {example}")
+    return [int(part) for part in parts]

@@ -12,7 +12,7 @@ import math
 import re
 import types
 import typing
-import zlib
+import zlib as zlib_
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,7 +43,7 @@ def encode(value: Any) -> Any:
             if value.dtype.kind == "f":  # All NaNs get the same bytes, so that results with NaN can be equal.
                 value = np.where(np.isnan(value), np.array(np.nan, value.dtype), value)
             numbers = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
-            packed = base64.b64encode(zlib.compress(numbers, 6)).decode()
+            packed = base64.b64encode(zlib_.compress(numbers, 6)).decode()
             return {"dtype": value.dtype.name, "shape": list(value.shape), "zlib": packed}
         name = f"U{value.dtype.itemsize // 4}" if value.dtype.kind == "U" else value.dtype.name
         return {"dtype": name, "shape": list(value.shape), "values": encode(value.tolist())}
@@ -116,11 +116,7 @@ def _decode_dtype(dtype: Any) -> np.dtype:
 
 
 def _unpack_array(dtype: Any, shape: Any, zlib: Any) -> np.ndarray:
-    """Decompress an array, inflating no more bytes than its shape needs; the arguments are the document's keys.
-
-    Raises:
-        ValueError: the shape, the dtype or the bytes are invalid, or do not fit together.
-    """
+    """Decompress an array, inflating no more bytes than its shape needs; the arguments are the document's keys."""
     kind = _decode_dtype(dtype)
     if kind.kind == "U":
         raise ValueError(f"expected a compressed array of numbers, not of {dtype}")
@@ -132,23 +128,17 @@ def _unpack_array(dtype: Any, shape: Any, zlib: Any) -> np.ndarray:
     packed = base64.b64decode(zlib, validate=True)
     if size > min(MAX_COMPRESSED_BYTES, MAX_INFLATION * len(packed)):
         raise ValueError(f"{len(packed)} compressed bytes cannot be read as an array of shape {shape!r:.60}")
-    numbers = _inflate(packed, size)
+    stream = zlib_.decompressobj()
+    try:
+        numbers = stream.decompress(packed, size + 1)
+    except zlib_.error as error:
+        raise ValueError(f"damaged compressed numbers: {error}") from error
+    if len(numbers) <= size and (not stream.eof or stream.unused_data):
+        raise ValueError("damaged compressed numbers: cut off, or followed by something else")
     if len(numbers) != size:
         found = f"only {len(numbers)}" if len(numbers) < size else "more"
         raise ValueError(f"expected {size} bytes for an array of shape {shape!r:.60}, not {found}")
     return np.frombuffer(numbers, kind.newbyteorder("<")).astype(kind).reshape(shape)
-
-
-def _inflate(packed: bytes, size: int) -> bytes:
-    """Decompress at most `size` + 1 bytes."""
-    stream = zlib.decompressobj()
-    try:
-        numbers = stream.decompress(packed, size + 1)
-    except zlib.error as error:
-        raise ValueError(f"damaged compressed numbers: {error}") from error
-    if len(numbers) <= size and (not stream.eof or stream.unused_data):
-        raise ValueError("damaged compressed numbers: cut off, or followed by something else")
-    return numbers
 
 
 def decode_fields(document: Any, cls: type[Any]) -> Any:

@@ -21,6 +21,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -95,6 +96,10 @@ NO_EFFECT = object()
 """Mark of an option that changes no number of the result: a cache, progress."""
 
 
+asked: ContextVar[Mapping[str, Any]] = ContextVar("asked")
+"""Options of the running analysis, as its provenance records them."""
+
+
 @dataclass(frozen=True)
 class Option:
     """An option of an analysis.
@@ -103,8 +108,7 @@ class Option:
         words: allowed in place of other values.
         elements: words allowed within a sequence.
         kind: type of other values; None if only words are allowed.
-        several: True if a sequence is allowed.
-        single: type of a single value that is allowed in place of a sequence.
+        several: True if a sequence is allowed; `single` is the type of a value in its place.
         nested: True for a mapping of names to mappings: the options of each method of explanation.
         objects: types of values that only Python code can give; the function receives them unchanged.
         numbers: True if a whole number may be given in place of a text.
@@ -155,11 +159,7 @@ class Option:
         return (f"--{name}", f"--no-{name}") if self.is_flag else (f"--{name}",)
 
     def accept(self, value: Any) -> Any:
-        """Convert a value from Python code like `read`, but leave instances of `objects` unchanged.
-
-        Raises:
-            InputError: as `read`.
-        """
+        """Convert a value from Python code like `read`, but leave instances of `objects` unchanged."""
         if self._is_object(value):
             return value
         if self.several and isinstance(value, list | tuple) and any(map(self._is_object, value)):
@@ -298,6 +298,13 @@ def as_value(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def plain(value: Any) -> Any:
+    """Return an option's value as JSON has it."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _written(value: Any) -> str:

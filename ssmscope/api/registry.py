@@ -12,14 +12,11 @@ from typing import Any
 from ssmscope.api.analyses import ANALYSES
 from ssmscope.errors import InputError, did_you_mean
 
-Analysis = Any
-"""An `ssmscope.api.analysis.Analysis`; that module imports this one."""
-
-_added: dict[str, Analysis] = {}
+_added: dict[str, Any] = {}
 """Analyses that are not in the table, by name."""
 
 
-def add(analysis: Analysis) -> None:
+def add(analysis: Any) -> None:
     """Register an analysis.
 
     Raises:
@@ -32,7 +29,7 @@ def add(analysis: Analysis) -> None:
         _added[analysis.name] = analysis
 
 
-def analysis_of(name: str) -> Analysis:
+def analysis_of(name: str) -> Any:
     """Return the analysis of a name, importing its package only.
 
     Raises:
@@ -45,7 +42,7 @@ def analysis_of(name: str) -> Analysis:
     return _added[name] if name in _added else getattr(importlib.import_module(module), function).analysis
 
 
-def analyses() -> dict[str, Analysis]:
+def analyses() -> dict[str, Any]:
     """Return all analyses by name, in the order of the table."""
     return {name: analysis_of(name) for name in _functions()}
 
@@ -67,8 +64,6 @@ def verbs() -> dict[str, tuple[str, str]]:
 
 def _functions() -> dict[str, tuple[str, str]]:
     """Return module and name of each analysis's function, by the analysis's name."""
-    found = {}
-    for name, entry in ANALYSES.items():
-        package, _, function = entry.function.partition(":")
-        found[name] = f"ssmscope.{package}", function
+    parts = {name: entry.function.partition(":") for name, entry in ANALYSES.items()}
+    found = {name: (f"ssmscope.{package}", function) for name, (package, _, function) in parts.items()}
     return found | {name: (each.module, each.function.__name__) for name, each in _added.items()}

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from ssmscope import __version__
 from ssmscope.api import registry
 from ssmscope.api.jsonable import decode_fields, encode, encode_fields
+from ssmscope.api.options import asked
 from ssmscope.api.writing import publish, read_current
 from ssmscope.errors import InputError, did_you_mean
 
@@ -184,7 +185,6 @@ class Result(ABC):
         yield Picture(self.figure, self.headline, vector=self.vector)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
-        """Terminal view, which `rich.print` and the command line show."""
         from ssmscope.render.terminal import render
 
         return render(self.blocks(), console)
@@ -239,8 +239,7 @@ class Result(ABC):
         """Write NAME.json, NAME.csv, NAME.png and NAME.html into `directory` and return their paths by suffix.
 
         Everything is rendered before anything is written. If one fails, the directory stays as it was; after a kill
-        at any moment it holds no files of two results, and `Result.load` reads the old one or the new one (see
-        `ssmscope.api.writing.publish`).
+        it holds no files of two results, and `Result.load` reads the old one or the new one.
 
         Args:
             formats: others of `FORMATS`; the JSON, which is the result, is always written. Files of formats that are
@@ -279,14 +278,12 @@ class Result(ABC):
         """
         if not isinstance(document, Mapping) or not isinstance(document.get("kind"), str):
             raise InputError("not a result: expected the .json file that save() wrote, with a 'kind'")
-        kind = document["kind"]
-        if kind not in Result._kinds:
-            home = registry.results().get(kind)
-            if home is not None:
-                importlib.import_module(home)
+        kind, homes = document["kind"], registry.results()
+        if kind not in Result._kinds and kind in homes:
+            importlib.import_module(homes[kind])
         found = Result._kinds.get(kind)
         if found is None:
-            known = sorted({*registry.results(), *Result._kinds})
+            known = sorted({*homes, *Result._kinds})
             raise InputError(
                 f"unknown kind of result {kind!r:.80}; known are {', '.join(known)}; import the module that defines it"
                 f"{did_you_mean(kind, known)}"
@@ -366,39 +363,44 @@ def save_together(
     return {name: {suffix: folder / f"{name}.{suffix}" for suffix in formats} for name in results}
 
 
+def call_options(**changed: Any) -> dict[str, Any]:
+    """Return the options of the running analysis for its provenance, with those that it has changed or settled."""
+    return {**asked.get({}), **changed}
+
+
 def record_provenance(
-    source: Mapping[str, Any], *, options: Mapping[str, Any], seed: int | None = None, data: Any = None
+    source: Mapping[str, Any], *, options: Mapping[str, Any] | None = None, seed: int | None = None, data: Any = None
 ) -> dict[str, Any]:
     """Return the provenance of a result.
 
     Args:
         source: the model, as in `Trace.source`.
+        options: by default those of the running analysis, see `call_options`.
         data: labelled data, whose origin is recorded.
     """
     origin = {}
     if data is not None:
         about = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
         origin = {"data": about}
-    return {
-        **source,
-        "options": dict(options),
-        "seed": seed,
-        "versions": {
-            "ssmscope": __version__,
-            "torch": _version("torch"),
-            "transformers": _version("transformers"),
-        },
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        **origin,
-    }
+    options = call_options() if options is None else dict(options)
+    return {**source, "options": options, "seed": seed, "versions": dict(versions()), "date": now(), **origin}
 
 
 @functools.cache
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+def versions() -> Mapping[str, str]:
+    """Return the versions of the packages that the numbers depend on."""
+    found = {"ssmscope": __version__}
+    for package in ("torch", "transformers"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def now() -> str:
+    """Return the date and time in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def _with_model(to_frame: Callable[[Any], DataFrame]) -> Any:

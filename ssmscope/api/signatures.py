@@ -34,14 +34,8 @@ def options_of(function: Callable[..., Any], *, without: Collection[str] = ()) -
     Raises:
         TypeError: a parameter has no help, or a type that no option can have.
     """
-    names = Names(
-        {
-            "Annotated": Annotated,
-            "Literal": Literal,
-            **vars(builtins),
-            **getattr(inspect.unwrap(function), "__globals__", {}),
-        }
-    )
+    own = getattr(inspect.unwrap(function), "__globals__", {})
+    names = Names({"Annotated": Annotated, "Literal": Literal, **vars(builtins), **own})
     helps, found = dict(documented(function)), {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name not in without:
@@ -69,12 +63,9 @@ def _option(parameter: inspect.Parameter, hint: Any) -> Option:
     marks = list(getattr(hint, "__metadata__", ()))
     if not marks or not isinstance(marks[0], str):
         raise TypeError(f"the option {parameter.name} needs Annotated[TYPE, HELP]")
-    words: list[str] = []
-    elements: list[str] = []
-    kinds: list[type] = []
     several = nested = False
-    singles: list[type] = []
-    objects: list[type] = []
+    words, elements = list[str](), list[str]()
+    kinds, singles, objects = list[type](), list[type](), list[type]()
     for member in _members(typing.get_args(hint)[0]):
         origin, inner = typing.get_origin(member), typing.get_args(member)
         if member is type(None):

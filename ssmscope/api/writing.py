@@ -12,12 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import Any, BinaryIO
 
 from ssmscope.errors import InputError
-
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
 
 LOCK = "lock"
 """Name of the lock file of a directory."""
@@ -74,22 +71,14 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a whole content with `write_atomically`; surrogates in a text are written as escapes.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a whole content with `write_atomically`; surrogates in a text are written as escapes."""
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     write_atomically(path, lambda stream: stream.write(data))
 
 
 @contextmanager
 def created(directory: Path) -> Iterator[None]:
-    """Create a directory and its parents; if the body raises, remove those that were created and are empty.
-
-    Raises:
-        OSError: the directory cannot be created.
-    """
+    """Create a directory and its parents; if the body raises, remove those that were created and are empty."""
     new = [place for place in (directory, *directory.parents) if not os.path.lexists(place)]
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -101,22 +90,19 @@ def created(directory: Path) -> Iterator[None]:
         raise
 
 
-# ---- sets of files
-
-
 def publish(directory: Path, name: str, files: Mapping[str, bytes]) -> None:
     """Write files of these names into a directory, all or none, in place of older ones.
 
     They are written to `.NAME.staged`; renaming this to `.NAME.pending` makes them valid. Then all old files are moved
-    away, and only after that the new ones to their places. A process killed before the renaming leaves the old set. If
-    it is killed later, `complete_set`, with which `publish` begins, finishes the work, and until then `read_current`
-    returns the new files. At no moment are files of two generations in their places.
+    away, and only after that the new ones to their places. After a kill before the renaming the old set stays; after a
+    later one `complete_set`, with which `publish` begins, finishes the work, and until then `read_current` returns the
+    new files.
 
     Raises:
         InputError: another process keeps publishing this set.
         OSError: a file cannot be written; the old files are in their places.
     """
-    with created(directory), _publishing_alone(directory / f".{name}.lock"):
+    with created(directory), _publishing_alone(directory, name):
         complete_set(directory, name)
         staged = directory / f".{name}.staged"
         try:
@@ -169,14 +155,10 @@ def _put_back(directory: Path, old: Path) -> None:
 
 
 def complete_all_sets(directory: Path) -> None:
-    """Call `complete_set` for every set of a directory.
-
-    Raises:
-        OSError: a file cannot be moved.
-    """
+    """Call `complete_set` for every set of a directory."""
     for left in sorted(directory.glob(".*.pending")):
         name = left.name[1 : -len(".pending")]
-        with _publishing_alone(directory / f".{name}.lock"):
+        with _publishing_alone(directory, name):
             complete_set(directory, name)
 
 
@@ -197,21 +179,26 @@ def read_current(path: Path) -> bytes:
 
 
 @contextmanager
-def _publishing_alone(lock_file: Path) -> Iterator[None]:
+def _alone(file: Path, timeout: float, refusal: Callable[[], str]) -> Iterator[None]:
+    """Hold a lock file, or raise InputError with the refusal if another process holds it for `timeout` seconds."""
     from filelock import FileLock, Timeout
 
-    lock = FileLock(lock_file, timeout=LOCK_TIMEOUT_SECONDS)
+    lock = FileLock(file, timeout=timeout)
     try:
         lock.acquire()
     except Timeout as error:
-        raise InputError(f"another process writes to {lock_file.parent}; wait until it has ended") from error
+        raise InputError(refusal()) from error
     try:
         yield
     finally:
-        _give_back(lock, lock_file)
+        with suppress(OSError):  # Windows deletes no open file.
+            file.unlink()
+        lock.release()
 
 
-# ---- directories
+def _publishing_alone(directory: Path, name: str) -> Any:
+    refusal = f"another process writes to {directory}; wait until it has ended"
+    return _alone(directory / f".{name}.lock", LOCK_TIMEOUT_SECONDS, lambda: refusal)
 
 
 @contextmanager
@@ -221,43 +208,24 @@ def locked(directory: Path) -> Iterator[None]:
     Raises:
         InputError: another process has locked the directory, or it cannot be written to.
     """
-    from filelock import FileLock, Timeout
+    file, entered = directory / LOCK, False
 
-    file = directory / LOCK
-    lock = FileLock(file, timeout=0)
-    entered = False
+    def refusal() -> str:
+        holder = "another process"
+        with suppress(OSError):
+            holder = f"process {number}" if (number := file.read_text(encoding="utf-8").strip()) else holder
+        return f"{directory} is in use by {holder}; wait until it has ended, or give another directory"
+
     try:
-        with created(directory):
-            try:
-                lock.acquire()
-            except Timeout as error:
-                raise InputError(
-                    f"{directory} is in use by {_holder(file)}; wait until it has ended, or give another directory"
-                ) from error
-            try:
-                with suppress(PermissionError):  # Windows locks the content too.
-                    file.write_text(f"{os.getpid()}\n", encoding="utf-8")
-                entered = True
-                yield
-            finally:
-                _give_back(lock, file)
+        with created(directory), _alone(file, 0, refusal):
+            with suppress(PermissionError):  # Windows locks the content too.
+                file.write_text(f"{os.getpid()}\n", encoding="utf-8")
+            entered = True
+            yield
     except OSError as error:
         if entered:
             raise
         raise InputError(f"cannot write to {directory}: {error.strerror or error}") from error
-
-
-def _give_back(lock: BaseFileLock, file: Path) -> None:
-    with suppress(OSError):  # Windows deletes no open file.
-        file.unlink()
-    lock.release()
-
-
-def _holder(file: Path) -> str:
-    with suppress(OSError):
-        if number := file.read_text(encoding="utf-8").strip():
-            return f"process {number}"
-    return "another process"
 
 
 def check_writable(out: Path | None) -> None:

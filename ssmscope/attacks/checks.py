@@ -9,7 +9,7 @@ def check_asked(**options: Any) -> None:
     """Raise InputError if a template has no place for the text, or if label words are not usable."""
     given = options.get("template")
     if given:
-        from ssmscope.evaluation.template import Template
+        from ssmscope.evaluation.verbalizer import Template
 
         for text in [given] if isinstance(given, str) else given:
             Template(text)

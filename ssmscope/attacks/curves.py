@@ -5,33 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.prompts import TASK_PROMPTS, TaskPrompts, content_of
 from ssmscope.data.text import SOURCES, TextData
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, Template
-from ssmscope.interp.classes import class_ids, word_ids
-
-if TYPE_CHECKING:
-    from ssmscope.core.model import Model
+from ssmscope.interp.labelled import class_ids, word_ids
 
 
 @dataclass(frozen=True)
 class Questions:
-    """Labelled texts, the template around them, and the evaluator that scores their classes.
+    """Labelled texts, the template around them (None for none), and the evaluator that scores their classes.
 
-    Attributes:
-        data: the examples.
-        contents: their texts; within a template, pairs of a known data set have the names of their sentences.
-        labels: (examples,) int64, class ids in the evaluator's numbering.
-        classes: names of the classes in that order.
-        template: the template around a text; None for the text alone.
-        evaluator: the scores of the classes.
+    `contents` are the texts; within a template, pairs of a known data set have the names of their sentences. `labels`
+    are class ids in the evaluator's numbering, that of `classes`.
     """
 
     data: TextData
@@ -76,6 +69,7 @@ def questions(
     template: str | None = None,
     words: Sequence[str] | None = None,
     scoring: str = "likelihood",
+    normalise: bool = False,
     limit: int | None = None,
     cache: str | Path | None = None,
     seed: int = 0,
@@ -84,11 +78,6 @@ def questions(
 
     A language model needs a template and a word for each class, in the order of the data's classes. By default these
     are the first template and the words of a known data set (`TASK_PROMPTS`).
-
-    Raises:
-        InputError: data of another kind or without examples, a model of pixels or without a tokenizer, a language model
-            without a template or words, another number of words than classes, classes that do not match, and what
-            `Template` and `Evaluator` refuse.
     """
     check_data(data)
     if model.channels is not None:
@@ -97,36 +86,43 @@ def questions(
     model.check_tokenizer()
     if limit is not None:
         data = data.sample(limit, seed=seed)
-    known = data.name in SOURCES and data.label_names == SOURCES[data.name].labels
     if model.is_classifier:
         labels, classes = class_ids(model, data), tuple(model.labels or ())
     else:
-        classes, own = data.label_names, TASK_PROMPTS.get(data.name) if known else None
-        template, words = _prompt(model, data, own, template, words)
+        classes, (template, words) = data.label_names, _prompt(model, data, template, words)
         labels = word_ids(data, words)
     if len(classes) < 2:
         raise InputError(f"there is only the class {', '.join(classes)}; an answer needs two classes to choose from")
     wrapped = Template(template) if template is not None else None
-    named = known and wrapped is not None
+    named = _is_known(data) and wrapped is not None
     contents = tuple(content_of(data.name, text) for text in data.texts) if named else data.texts
-    evaluator = Evaluator(model, words=words, scoring=scoring, cache=cache)
+    evaluator = Evaluator(model, words=words, scoring=scoring, normalise=normalise, cache=cache)
     return Questions(data, contents, labels, classes, wrapped, evaluator)
 
 
+def _is_known(data: TextData) -> bool:
+    """Return True for data of a known name with the classes of that name, not for a file of that name."""
+    return data.name in SOURCES and data.label_names == SOURCES[data.name].labels
+
+
+def own_prompts(data: TextData) -> TaskPrompts | None:
+    """Return a known data set's own templates and words."""
+    return TASK_PROMPTS.get(data.name) if _is_known(data) else None
+
+
 def _prompt(
-    model: Model, data: TextData, own: TaskPrompts | None, template: str | None, words: Sequence[str] | None
+    model: Model, data: TextData, template: str | None, words: Sequence[str] | None
 ) -> tuple[str, tuple[str, ...]]:
     """Return a language model's template and words."""
-    if own is not None:
-        template = own.templates[0] if template is None else template
-        words = own.words if words is None else words
+    if own := own_prompts(data):
+        template, words = template or own.templates[0], own.words if words is None else words
     if template is None:
         raise InputError(
             f"{model.name} is a language model: give a template that asks for the class, such as "
             "'Review: {content} Sentiment:', or '{content}' for texts that ask themselves"
         )
-    names = ", ".join(data.label_names[:12])
     if words is None:
+        names = ", ".join(data.label_names[:12])
         raise InputError(f"{model.name} is a language model: give the words that it says for {names}, in this order")
     return template, tuple(words)
 
@@ -134,10 +130,7 @@ def _prompt(
 def true_log_odds(
     scores: Float[np.ndarray, "*settings examples classes"], labels: Int[np.ndarray, " examples"]
 ) -> Float[np.ndarray, "*settings examples"]:
-    """Compute log p / (1 − p) of the true class, p = softmax(scores): its score minus the log-sum-exp of the others.
-
-    The unit is the natural logarithm; `scores` are logits or log-likelihoods, `labels` the true classes.
-    """
+    """Compute log p / (1 − p) of the true class, natural logarithm, from logits or log-likelihoods."""
     true = np.arange(scores.shape[-1]) == np.asarray(labels)[:, None]
     others = np.logaddexp.reduce(np.where(true, -np.inf, scores), axis=-1)
     return np.where(true, scores, 0.0).sum(-1) - others

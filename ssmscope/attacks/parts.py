@@ -1,4 +1,4 @@
-"""Recipes of attacks built from TextAttack's parts without downloads.
+"""TextAttack, imported without downloads and changes to the process, and recipes of attacks built from its parts.
 
 There are two flavours: "prompt" follows PromptBench, for attacks on a task prompt; "words" follows TextAttack, for
 attacks on single texts. A part whose resource is missing is replaced or left out, and the recipe says so.
@@ -7,31 +7,132 @@ attacks on single texts. A part whose resource is missing is replaced or left ou
 from __future__ import annotations
 
 import copy
+import functools
+import importlib
+import importlib.util
+import logging
+import logging.config
+import os
+import sys
+import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ssmscope.attacks.offline import FUNCTION_WORDS, stopwords, textattack
-from ssmscope.attacks.recipes import RECIPES, SUFFIX_PARTS, SUFFIXES
+from ssmscope.attacks.recipes import SUFFIX_PARTS, SUFFIXES
 from ssmscope.attacks.resources import Encoder, MaskedLM, load_synonyms, load_vectors
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.errors import InputError, extra
 
-__all__ = ["FUNCTION_WORDS", "RECIPES", "SUFFIXES", "Recipe", "protect", "recipe", "stopwords", "textattack"]
+FUNCTION_WORDS = frozenset(
+    """
+    a an the this that these those some any each every either neither both all few many much more most several such
+    no none another other others own same
+    i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his himself she her hers
+    herself it its itself they them their theirs themselves one who whom whose which what whoever whatever
+    am is are was were be been being have has had having do does did doing can could may might must shall should will
+    would ought
+    and or nor but yet so if unless although though because since while whereas whether than as
+    of at by for with without about against between among into onto through during before after above below to from
+    up down in out on off over under again further upon within toward towards across along until
+    then once here there when where why how
+    not only very too just also even still ever never now
+    isn't aren't wasn't weren't haven't hasn't hadn't don't doesn't didn't can't couldn't mightn't mustn't shan't
+    shouldn't won't wouldn't i'm you're he's she's it's we're they're i've you've we've they've i'll you'll he'll
+    she'll it'll we'll they'll i'd you'd he'd she'd we'd they'd that's there's
+    """.split()
+)
+"""English words that carry grammar rather than content, in lower case."""
+
+INSTALL = "textattack.shared.utils.install"
+
+
+def stopwords() -> tuple[frozenset[str], str]:
+    """Return English stop words and the name of their source: NLTK if its data is installed, else `FUNCTION_WORDS`."""
+    try:
+        import nltk
+
+        with nltk.data.find("corpora/stopwords/english").open(encoding="utf-8") as lines:
+            return frozenset(lines.read().split()), "NLTK's English stop words"
+    except (ImportError, LookupError):
+        return FUNCTION_WORDS, f"{len(FUNCTION_WORDS)} English function words, as NLTK's list is not installed"
+
+
+def textattack() -> ModuleType:
+    """Import the package textattack and return it.
+
+    Its own import downloads NLTK data, needs NLTK's stop words, turns off other loggers and sets the cache directory of
+    Hugging Face. Here nothing is fetched or written, and environment and loggers are restored. Its log lines below
+    errors are not printed.
+    """
+    if sys.modules.get("textattack") is None:
+        found = importlib.util.find_spec("textattack")
+        if found is None or found.origin is None:
+            raise InputError(
+                "attacks that search through words need the package textattack, which is not installed; "
+                f"install it {extra('attacks')}"
+            )
+        try:
+            _import_without_installing(Path(found.origin).parent / "shared" / "utils" / "install.py")
+        except ImportError as error:
+            reason = str(error).partition("\n")[0]
+            raise InputError(
+                f"the package textattack cannot be imported ({reason}); install it {extra('attacks')}, which selects "
+                "compatible versions of its libraries"
+            ) from error
+        texts: Any = sys.modules["textattack.shared.attacked_text"]
+        texts.AttackedText.SPLIT_TOKEN = "\0SPLIT\0"  # Its own mark may occur in a text, which it then cuts.
+        # A search makes a text of every candidate and splits all its words, most of them again.
+        texts.words_from_text = functools.lru_cache(2**16)(texts.words_from_text)
+    for logger in (INSTALL, "jieba"):  # TextAttack segments Chinese texts with jieba.
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    return sys.modules["textattack"]
+
+
+def _import_without_installing(installer: Path) -> None:
+    """Import the package while its installer, which runs at import, finds everything in place."""
+    from unittest.mock import patch
+
+    with ExitStack() as kept:
+        kept.enter_context(patch.dict(os.environ))
+        kept.enter_context(patch.object(logging.config, "dictConfig"))  # It would close others' handlers.
+        kept.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        words, _ = stopwords()
+        if words is FUNCTION_WORDS:
+            import nltk.corpus
+
+            kept.callback(setattr, nltk.corpus, "stopwords", nltk.corpus.stopwords)
+            nltk.corpus.stopwords = SimpleNamespace(words=lambda language="english": sorted(words))
+        spec = importlib.util.spec_from_file_location(INSTALL, installer)
+        if spec is None or spec.loader is None or not installer.is_file():  # Other versions of the package have none.
+            importlib.import_module("textattack")
+            return
+        module: Any = importlib.util.module_from_spec(spec)
+        cache = os.environ.get("TA_CACHE_DIR") or os.path.expanduser("~/.cache/textattack")
+        with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, TA_CACHE_DIR=folder):
+            Path(folder, "post_install_check_3").touch()
+            spec.loader.exec_module(module)
+        module.TEXTATTACK_CACHE_DIR = cache
+        sys.modules[INSTALL] = module
+        try:
+            importlib.import_module("textattack")
+        except ImportError:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "textattack"]:
+                del sys.modules[name]
+            raise
+        utils: Any = sys.modules[INSTALL.rpartition(".")[0]]
+        utils.install = module
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """An attack: what it changes, within which limits, and how it searches.
+    """An attack of TextAttack's parts, or (without transformation and search) one that tries all its suffixes.
 
-    Attributes:
-        name: as in `RECIPES`.
-        transformation: TextAttack's, or None for an attack that tries all its `suffixes`.
-        constraints: TextAttack's.
-        search: TextAttack's search method, or None.
-        suffixes: what is appended, for an attack without a search.
-        ran: descriptions of the parts that run.
-        left_out: the parts of the definition that do not run, and why.
+    `ran` describes the parts that run, `left_out` those of the definition that do not, and why.
     """
 
     name: str
@@ -44,92 +145,58 @@ class Recipe:
 
     def attack(self, goal_function: Any, *more_constraints: Any) -> Any:
         """Return TextAttack's `Attack` for a goal, with further constraints."""
-        if self.transformation is None:
-            raise TypeError(f"{self.name} tries its suffixes and has no search")
         constraints = [*self.constraints, *more_constraints]
         return textattack().Attack(goal_function, constraints, self.transformation, copy.copy(self.search))
 
 
 def protect(words: Iterable[str], placeholder: str | None) -> Any:
-    """Return a constraint that keeps some words unchanged.
-
-    It keeps every word of `words` (usually labels) in any case and punctuation, parts of words that end at a combining
-    mark, and the placeholder where it occurs, but not other words of its name.
-    """
+    """Return a constraint that keeps words (usually labels) in any case and punctuation, and a placeholder."""
     textattack()
     from ssmscope.attacks.swaps import Protected
 
     return Protected(words, placeholder)
 
 
-def recipe(
-    name: str,
-    *,
-    flavour: str,
-    embeddings: str | Path | None = None,
-    masked_lm: str | Path | None = None,
-    encoder: str | Path | None = None,
-    synonyms: str | Path | None = None,
-) -> Recipe:
-    """Return the attack of this name.
+def recipe(name: str, *, flavour: str, **resources: Any) -> Recipe:
+    """Return the attack of this name and flavour, "prompt" or "words".
 
-    Args:
-        name: one of `RECIPES[flavour]`.
-        flavour: "prompt" or "words".
-        embeddings: a file of word vectors (`load_vectors`), for textfooler and the neighbours of textbugger.
-        masked_lm: a masked language model, for bertattack.
-        encoder: a sentence encoder, for the limits on similarity.
-        synonyms: a file of synonyms (`load_synonyms`), for pwws; without, WordNet's where NLTK has it.
-
-    Raises:
-        InputError: an unknown name, a resource that the attack cannot do without, or one that cannot be read.
+    Resources are files or names of models: embeddings, masked_lm, encoder, synonyms.
     """
-    if flavour not in RECIPES:
-        raise InputError(
-            f"unknown flavour {flavour!r}; allowed are {', '.join(RECIPES)}{did_you_mean(flavour, RECIPES)}"
-        )
-    allowed = RECIPES[flavour]
-    if name not in allowed:
-        raise InputError(f"unknown attack {name!r}; allowed are {', '.join(allowed)}{did_you_mean(name, allowed)}")
     if flavour == "prompt" and name in SUFFIXES:
         return Recipe(name, None, (), None, SUFFIX_PARTS[name], suffixes=SUFFIXES[name])
     textattack()
-    return _BUILDERS[name](_Resources(embeddings, masked_lm, encoder, synonyms), flavour == "prompt")
+    return _BUILDERS[name](_Resources(**resources), flavour == "prompt")
 
 
 @dataclass
 class _Resources:
     """Resources that a recipe may use, and its notes on what runs."""
 
-    embeddings: str | Path | None
-    masked_lm: str | Path | None
-    encoder: str | Path | None
-    synonyms: str | Path | None
+    embeddings: str | Path | None = None
+    masked_lm: str | Path | None = None
+    encoder: str | Path | None = None
+    synonyms: str | Path | None = None
     ran: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
     def kept_words(self, what: str = "") -> list[Any]:
         """Return constraints that keep stop words, and words that were changed before."""
-        from textattack.constraints.pre_transformation import RepeatModification, StopwordModification
-
         words, whose = stopwords()
         self.ran += ["no word twice", f"no stop word ({whose})"]
-        if what:
-            self.left_out.append(what)
-        return [RepeatModification(), StopwordModification(stopwords=words)]
+        self.left_out += [what] if what else []
+        kinds = textattack().constraints.pre_transformation
+        return [kinds.RepeatModification(), kinds.StopwordModification(stopwords=words)]
 
     def neighbours(self, number: int) -> list[Any]:
         """Return swaps for the nearest words, if there are word vectors."""
         if self.embeddings is None:
             self.left_out.append(f"{number} nearest neighbours of a word: they need word vectors (embeddings)")
             return []
-        from textattack.transformations import WordSwapEmbedding
-
         from ssmscope.attacks.swaps import Vectors
 
         vectors = load_vectors(self.embeddings)
         self.ran.append(f"{number} nearest neighbours of a word ({len(vectors.words):,} vectors of {self.embeddings})")
-        return [WordSwapEmbedding(max_candidates=number, embedding=Vectors(vectors))]
+        return [textattack().transformations.WordSwapEmbedding(max_candidates=number, embedding=Vectors(vectors))]
 
     def similar(self, threshold: float, metric: str, **options: Any) -> list[Any]:
         """Return a limit on the similarity of sentences, if there is an encoder."""
@@ -145,7 +212,6 @@ class _Resources:
     def part_of_speech(self) -> list[Any]:
         """Return the constraint to the same part of speech, if NLTK's tagger is installed."""
         import nltk
-        from textattack.constraints.grammaticality import PartOfSpeech
 
         try:
             nltk.pos_tag(["film"], tagset="universal")
@@ -153,60 +219,45 @@ class _Resources:
             self.left_out.append("the same part of speech: it needs NLTK's tagger (averaged_perceptron_tagger_eng)")
             return []
         self.ran.append("the same part of speech, or noun for verb")
-        return [PartOfSpeech(allow_verb_noun_swap=True)]
+        return [textattack().constraints.grammaticality.PartOfSpeech(allow_verb_noun_swap=True)]
 
     def recipe(self, name: str, transformations: list[Any], constraints: list[Any], search: Any) -> Recipe:
-        from textattack.transformations import CompositeTransformation
-
-        whole = transformations[0] if len(transformations) == 1 else CompositeTransformation(transformations)
+        several = len(transformations) > 1
+        whole = textattack().transformations.CompositeTransformation(transformations) if several else transformations[0]
         return Recipe(name, whole, tuple(constraints), search, tuple(self.ran), tuple(self.left_out))
 
 
 def _greedy(resources: _Resources, importance: str) -> Any:
-    from textattack.search_methods import GreedyWordSwapWIR
-
     described = {"unk": "[UNK] in its place", "delete": "its deletion", "weighted-saliency": "saliency times effect"}
     resources.ran.append(f"greedy, words by the effect of {described[importance]}")
-    return GreedyWordSwapWIR(wir_method=importance)
+    return textattack().search_methods.GreedyWordSwapWIR(wir_method=importance)
 
 
 def _deepwordbug(resources: _Resources, prompt: bool) -> Recipe:
     """Build DeepWordBug (Gao et al. 2018)."""
-    from textattack.constraints.overlap import LevenshteinEditDistance
-    from textattack.transformations import (
-        WordSwapNeighboringCharacterSwap,
-        WordSwapRandomCharacterDeletion,
-        WordSwapRandomCharacterInsertion,
-        WordSwapRandomCharacterSubstitution,
-    )
-
+    package = textattack()
     swaps = [
-        WordSwapNeighboringCharacterSwap(),
-        WordSwapRandomCharacterSubstitution(),
-        WordSwapRandomCharacterDeletion(),
-        WordSwapRandomCharacterInsertion(),
+        package.transformations.WordSwapNeighboringCharacterSwap(),
+        package.transformations.WordSwapRandomCharacterSubstitution(),
+        package.transformations.WordSwapRandomCharacterDeletion(),
+        package.transformations.WordSwapRandomCharacterInsertion(),
     ]
     resources.ran.append("swap, substitute, delete or insert a character")
-    constraints = [*resources.kept_words(), LevenshteinEditDistance(30)]
+    constraints = [*resources.kept_words(), package.constraints.overlap.LevenshteinEditDistance(30)]
     resources.ran.append("edit distance ≤ 30")
     return resources.recipe("deepwordbug", swaps, constraints, _greedy(resources, "unk"))
 
 
 def _textbugger(resources: _Resources, prompt: bool) -> Recipe:
     """Build TextBugger (Li et al. 2019)."""
-    from textattack.transformations import (
-        WordSwapNeighboringCharacterSwap,
-        WordSwapRandomCharacterDeletion,
-        WordSwapRandomCharacterInsertion,
-    )
-
     from ssmscope.attacks.swaps import Homoglyphs
 
+    kinds = textattack().transformations
     inner = dict(random_one=True, skip_first_char=True, skip_last_char=True)
     swaps = [
-        WordSwapRandomCharacterInsertion(letters_to_insert=" ", **inner),
-        WordSwapRandomCharacterDeletion(**inner),
-        WordSwapNeighboringCharacterSwap(**inner),
+        kinds.WordSwapRandomCharacterInsertion(letters_to_insert=" ", **inner),
+        kinds.WordSwapRandomCharacterDeletion(**inner),
+        kinds.WordSwapNeighboringCharacterSwap(**inner),
         Homoglyphs(),
     ]
     resources.ran.append("insert a space, delete or swap an inner character, a look-alike letter")
@@ -217,17 +268,14 @@ def _textbugger(resources: _Resources, prompt: bool) -> Recipe:
 
 def _textfooler(resources: _Resources, prompt: bool) -> Recipe:
     """Build TextFooler (Jin et al. 2019). The minimum cosine of two words is PromptBench's 0.6 or TextAttack's 0.5."""
-    from textattack.constraints.pre_transformation import InputColumnModification
-    from textattack.constraints.semantics import WordEmbeddingDistance
-
     if resources.embeddings is None:
         raise InputError("textfooler swaps words for their neighbours and needs word vectors: give embeddings, a file")
-    swaps = resources.neighbours(50)
+    kinds, swaps = textattack().constraints, resources.neighbours(50)
     least = 0.6 if prompt else 0.5
     constraints = [
         *resources.kept_words("the list of stop words of TextFooler's authors: the one named is in its place"),
-        InputColumnModification(["premise", "hypothesis"], {"premise"}),
-        WordEmbeddingDistance(embedding=swaps[0].embedding, min_cos_sim=least),
+        kinds.pre_transformation.InputColumnModification(["premise", "hypothesis"], {"premise"}),
+        kinds.semantics.WordEmbeddingDistance(embedding=swaps[0].embedding, min_cos_sim=least),
     ]
     resources.ran.append(f"cosine of the two words ≥ {least}")
     constraints += resources.part_of_speech()
@@ -238,8 +286,6 @@ def _textfooler(resources: _Resources, prompt: bool) -> Recipe:
 
 def _bertattack(resources: _Resources, prompt: bool) -> Recipe:
     """Build BERT-Attack (Li et al. 2020) with its 48 candidates; the limits are PromptBench's or TextAttack's."""
-    from textattack.constraints.overlap import MaxWordsPerturbed
-
     from ssmscope.attacks.swaps import MaskedWords
 
     if resources.masked_lm is None:
@@ -247,7 +293,8 @@ def _bertattack(resources: _Resources, prompt: bool) -> Recipe:
     swaps = [MaskedWords(MaskedLM(resources.masked_lm), candidates=48)]
     resources.ran.append(f"48 words of the masked language model {resources.masked_lm}, ranked by perplexity")
     share, similarity = (1.0, 0.8) if prompt else (0.4, 0.2)
-    constraints = [*resources.kept_words(), MaxWordsPerturbed(max_percent=share)]
+    few = textattack().constraints.overlap.MaxWordsPerturbed(max_percent=share)
+    constraints = [*resources.kept_words(), few]
     resources.ran.append(f"at most {share:.0%} of the words")
     constraints += resources.similar(similarity, "cosine", compare_against_original=True, window_size=None)
     return resources.recipe("bertattack", swaps, constraints, _greedy(resources, "unk"))
@@ -255,39 +302,37 @@ def _bertattack(resources: _Resources, prompt: bool) -> Recipe:
 
 def _pwws(resources: _Resources, prompt: bool) -> Recipe:
     """Build PWWS (Ren et al. 2019)."""
+    import nltk
+
     from ssmscope.attacks.swaps import Synonyms, WordNetSynonyms
 
+    swap: Any = WordNetSynonyms()
+    given = "WordNet"
     if resources.synonyms is not None:
-        table = load_synonyms(resources.synonyms)
-        swaps: list[Any] = [Synonyms(table)]
-        resources.ran.append(f"synonyms ({len(table):,} words of {resources.synonyms})")
+        swap = Synonyms(load_synonyms(resources.synonyms))
+        given = f"{len(swap.table):,} words of {resources.synonyms}"
     else:
-        import nltk
-
         try:
             nltk.corpus.wordnet.synsets("film")
         except LookupError as error:
             raise InputError(
                 "pwws swaps words for synonyms: give synonyms, a .json or .csv file, or install NLTK's wordnet"
             ) from error
-        swaps = [WordNetSynonyms()]
-        resources.ran.append("synonyms (WordNet)")
+    resources.ran.append(f"synonyms ({given})")
     resources.left_out.append("swaps of named entities: they need the entities of the whole data set")
-    return resources.recipe("pwws", swaps, resources.kept_words(), _greedy(resources, "weighted-saliency"))
+    return resources.recipe("pwws", [swap], resources.kept_words(), _greedy(resources, "weighted-saliency"))
 
 
 def _checklist(resources: _Resources, prompt: bool) -> Recipe:
     """Build CheckList (Ribeiro et al. 2020)."""
-    from textattack.constraints.pre_transformation import RepeatModification
-    from textattack.search_methods import GreedySearch
-    from textattack.transformations import WordSwapExtend
-
     from ssmscope.attacks.swaps import Contractions, Numbers
 
+    package = textattack()
     resources.ran += ["expand or contract (it's, it is), other numbers", "no word twice", "greedy"]
     resources.left_out.append("other names and places: they need a tagger of entities")
-    swaps = [WordSwapExtend(), Contractions(), Numbers()]
-    return resources.recipe("checklist", swaps, [RepeatModification()], GreedySearch())
+    swaps = [package.transformations.WordSwapExtend(), Contractions(), Numbers()]
+    once = package.constraints.pre_transformation.RepeatModification()
+    return resources.recipe("checklist", swaps, [once], package.search_methods.GreedySearch())
 
 
 _BUILDERS: Mapping[str, Callable[[_Resources, bool], Recipe]] = {

@@ -1,4 +1,4 @@
-"""Names of the attacks on prompts and words, and the suffixes of those that try a list; quick to import."""
+"""Names and options of the attacks on prompts and words, and the suffixes of those that try a list; quick to import."""
 
 from __future__ import annotations
 
@@ -7,8 +7,23 @@ from types import MappingProxyType
 
 PROMPT = ("stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", "bertattack")
 WORDS = ("deepwordbug", "textbugger", "textfooler", "bertattack", "pwws", "checklist")
-RECIPES: Mapping[str, tuple[str, ...]] = MappingProxyType({"prompt": PROMPT, "words": WORDS})
 """The attacks of each flavour."""
+SEMANTIC, HOTFLIP = "semantic", "hotflip"
+"""Further attacks: one on prompts that tries rewritten ones, and one on words by gradients."""
+OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "textbugger": ("embeddings", "encoder"),
+        "textfooler": ("embeddings", "encoder"),
+        "bertattack": ("masked_lm", "encoder"),
+        "pwws": ("synonyms",),
+        HOTFLIP: ("beam", "flips", "candidates", "stopwords"),
+    }
+)
+"""Options that only some attacks on words have."""
+CANDIDATES = 3
+"""Flips of a text that HotFlip evaluates. More of them find little more, for many more queries."""
+ACTIVE = 64
+"""Searches in progress at a time."""
 
 RANDOM_STRINGS = """
     d6ZQ3u0GBQ vTAjHynoIG OB4KVJzIft LkF0FZxMZ4 iia2yL9Uzm CuVpbbkC4c w52rwgo0Av Vq3aBzuZcD hXLpw3bbiw RcRneWo6Iv

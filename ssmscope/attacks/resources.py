@@ -10,8 +10,8 @@ import os
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ MAX_UNZIPPED_BYTES = 2**34
 UNZIPPABLE = (zipfile.BadZipFile, zlib.error)
 """Errors of damaged archives."""
 SENTENCES_PER_BATCH = 32
+LINES = "text with 'word v1 v2 …' on a line"
+"""Form of a text file of word vectors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +40,11 @@ class WordVectors:
 
     words: tuple[str, ...]
     unit: Float[np.ndarray, "words size"]
-    index: Mapping[str, int] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "index", {word: row for row, word in reversed(list(enumerate(self.words)))})
+    @cached_property
+    def index(self) -> Mapping[str, int]:
+        """Row of each word, the first of several."""
+        return {word: row for row, word in reversed(list(enumerate(self.words)))}
 
 
 def load_vectors(path: str | Path) -> WordVectors:
@@ -49,15 +52,10 @@ def load_vectors(path: str | Path) -> WordVectors:
 
     A first line of two numbers, as in word2vec's format, is skipped. An .npz file holds the arrays `words` and
     `vectors`.
-
-    Raises:
-        InputError: no such file, another format, or vectors that are no numbers or differ in length.
     """
     path = Path(path)
     if not os.path.isfile(path):
-        raise InputError(
-            f"there is no file {path} of word vectors; give text with 'word v1 v2 …' on a line, or an .npz"
-        )
+        raise InputError(f"there is no file {path} of word vectors; give {LINES}, or an .npz")
     stamp = path.stat()
     return _load_vectors(path, stamp.st_mtime_ns, stamp.st_size)
 
@@ -80,13 +78,12 @@ def _read_npz(path: Path) -> tuple[list[str], np.ndarray]:
             raise InputError(f"{path} holds {size:,} bytes; allowed are up to {MAX_UNZIPPED_BYTES:,}")
         with np.load(path, allow_pickle=False) as arrays:
             words, matrix = arrays["words"], arrays["vectors"]
+        kinds = (words.dtype.kind, matrix.dtype.kind, matrix.ndim)
     except InputError:
         raise
-    except (OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError, *UNZIPPABLE) as error:
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError, AttributeError, *UNZIPPABLE) as error:
         raise InputError(form) from error
-    if not isinstance(words, np.ndarray) or not isinstance(matrix, np.ndarray):
-        raise InputError(form)
-    if words.dtype.kind != "U" or matrix.dtype.kind != "f" or matrix.ndim != 2 or words.shape != matrix.shape[:1]:
+    if kinds != ("U", "f", 2) or words.shape != matrix.shape[:1]:
         raise InputError(form)
     if not len(words):
         raise InputError(f"{path} holds no word vector")
@@ -96,6 +93,7 @@ def _read_npz(path: Path) -> tuple[list[str], np.ndarray]:
 def _read_lines(path: Path) -> tuple[list[str], np.ndarray]:
     words: list[str] = []
     rows: list[np.ndarray] = []
+    number = 0
     try:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
@@ -109,64 +107,49 @@ def _read_lines(path: Path) -> tuple[list[str], np.ndarray]:
                     raise InputError(f"line {number} of {path} has {len(row)} numbers after its word, not {wanted}")
                 words.append(word)
                 rows.append(row)
+    except InputError:
+        raise
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text; word vectors are text with 'word v1 v2 …' on a line") from error
+        raise InputError(f"{path} is not UTF-8 text; word vectors are {LINES}") from error
     except ValueError as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"line {number} of {path} holds something other than numbers after its word") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     if not words:
-        raise InputError(f"{path} holds no word vector; give text with 'word v1 v2 …' on a line")
+        raise InputError(f"{path} holds no word vector; give {LINES}")
     return words, np.stack(rows)
 
 
 def load_synonyms(path: str | Path) -> dict[str, tuple[str, ...]]:
-    """Read synonyms by lower-case word from a .json file {word: [words]} or a .csv file of lines `word,synonym`.
-
-    Raises:
-        InputError: no such file, or another format.
-    """
+    """Read synonyms by lower-case word from a .json file {word: [words]} or a .csv file of lines `word,synonym`."""
     path = Path(path)
     forms = 'allowed are a .json file {"word": ["synonym", …]} and a .csv file with word,synonym on a line'
+    wrong = f"{path} is no file of synonyms; {forms}"
     if not os.path.isfile(path) or path.suffix not in (".json", ".csv"):
-        raise InputError(f"{path} is no file of synonyms; {forms}")
+        raise InputError(wrong)
+    content = read_text(path, str(path), advice=forms)
     try:
-        content = read_text(path, str(path), advice=forms)
         if path.suffix == ".json":
             table = parse_json(content)
-            if no_character(table) is not None:
-                raise ValueError("it holds a code point that is no character")
-            pairs = [(word, other) for word, others in table.items() for other in _listed(others)]
+            if no_character(table) is not None or not all(isinstance(others, list) for others in table.values()):
+                raise InputError(wrong)
+            pairs = [(word.strip(), other.strip()) for word, others in table.items() for other in others]
         else:
             rows = [row for row in csv.reader(content.splitlines(), strict=True) if row]
-            pairs = [(word, other) for word, other in rows]
-    except InputError:
-        raise
+            pairs = [(word.strip(), other.strip()) for word, other in rows]
     except (ValueError, AttributeError, TypeError, csv.Error) as error:
-        raise InputError(f"{path} is no file of synonyms; {forms}") from error
+        raise InputError(wrong) from error
     found: dict[str, list[str]] = {}
     for word, other in pairs:
-        if word.strip() and other.strip() and (word.strip(), other.strip()) != ("word", "synonym"):
-            found.setdefault(word.strip().lower(), []).append(other.strip())
+        if word and other and (word, other) != ("word", "synonym"):
+            found.setdefault(word.lower(), []).append(other)
     if not found:
         raise InputError(f"{path} holds no synonym; {forms}")
     return {word: tuple(dict.fromkeys(others)) for word, others in found.items()}
 
 
-def _listed(others: Any) -> list[str]:
-    if not isinstance(others, list) or not all(isinstance(other, str) for other in others):
-        raise TypeError("not a list of words")
-    return others
-
-
 class Encoder:
-    """Sentence embeddings: mean of a transformers model's last hidden states over a sentence's tokens.
-
-    Raises:
-        InputError: `name` is no transformers model, or its weights are incomplete.
-    """
+    """Sentence embeddings: mean of a transformers model's last hidden states over a sentence's tokens."""
 
     def __init__(self, name: str | Path):
         self.name = str(name)
@@ -177,20 +160,15 @@ class Encoder:
 
     def __call__(self, sentences: Sequence[str]) -> Float[Tensor, "sentences size"]:
         """Return the embeddings on the CPU; that of an empty sentence is zero."""
-        parts = []
+        parts = [torch.zeros(0, self.module.config.hidden_size, dtype=torch.float32)]
+        form = dict(padding=True, truncation=True, max_length=self.length, return_tensors="pt")
         for start in range(0, len(sentences), SENTENCES_PER_BATCH):
-            batch = self.tokenizer(
-                list(sentences[start : start + SENTENCES_PER_BATCH]),
-                padding=True,
-                truncation=True,
-                max_length=self.length,
-                return_tensors="pt",
-            ).to(self.module.device)
+            batch = self.tokenizer(list(sentences[start : start + SENTENCES_PER_BATCH]), **form).to(self.module.device)
             with torch.no_grad():
                 hidden = self.module(**batch).last_hidden_state
             mask = batch["attention_mask"][..., None].to(hidden.dtype)
             parts.append(((hidden * mask).sum(1) / mask.sum(1).clamp(min=1)).float().cpu())
-        return torch.cat(parts) if parts else torch.zeros(0, self.module.config.hidden_size, dtype=torch.float32)
+        return torch.cat(parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,11 +186,7 @@ class Read:
 
 
 class MaskedLM:
-    """A transformers masked language model and its tokenizer.
-
-    Raises:
-        InputError: `name` is no such model, its weights are incomplete, or its tokenizer gives no offsets.
-    """
+    """A transformers masked language model and its tokenizer."""
 
     def __init__(self, name: str | Path):
         self.name = str(name)

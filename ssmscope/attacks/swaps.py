@@ -6,12 +6,13 @@ import heapq
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ssmscope.attacks.offline import textattack
+from ssmscope.attacks.parts import textattack
 from ssmscope.core.tokenizing import is_within_word
 
 if TYPE_CHECKING:
@@ -52,19 +53,15 @@ def word_spans(text: AttackedText) -> list[tuple[int, int]]:
 
 
 def plain_words(text: str) -> set[str]:
-    """Return the words of a text in lower case.
-
-    Words are split at everything that is no letter or digit; those between white space also count as a whole, without
-    the punctuation around them.
-    """
+    """Return the words of a text in lower case, split at white space and at everything that is no letter or digit."""
     whole = {re.sub(r"^[\W_]+|[\W_]+$", "", word) for word in text.lower().split()}
     return (whole | set(re.split(r"[\W_]+", text.lower()))) - {""}
 
 
 class Protected(PreTransformationConstraint):
-    """Constraint that keeps the words of some texts in any case and punctuation, a placeholder, and parts of words.
+    """Constraint that keeps the words of some texts in any case and punctuation, and a placeholder.
 
-    Parts of words arise because TextAttack ends a word at a combining mark or a joiner.
+    It also keeps parts of words, which arise because TextAttack ends a word at a combining mark or a joiner.
     """
 
     def __init__(self, words: Iterable[str], placeholder: str | None):
@@ -82,15 +79,9 @@ class Protected(PreTransformationConstraint):
             and (text.isascii() or not (is_within_word(text, start) or is_within_word(text, stop)))
         }
 
-    def extra_repr_keys(self) -> list[str]:
-        return ["words", "placeholder"]
-
 
 class Homoglyphs(WordSwap):
-    """Replacement of one character by its homoglyph, each in turn.
-
-    TextAttack's own `WordSwapHomoglyphSwap` lacks a file in some releases.
-    """
+    """Replacement of one character by its homoglyph, each in turn; TextAttack's own lacks a file in some releases."""
 
     def _get_replacement_words(self, word: str) -> list[str]:
         return [word[:i] + LOOKALIKES[c] + word[i + 1 :] for i, c in enumerate(word) if c in LOOKALIKES]
@@ -101,15 +92,13 @@ class Vectors(AbstractWordEmbedding):
 
     def __init__(self, vectors: WordVectors):
         self.vectors = vectors
-        self._neighbours: dict[tuple[int, int], list[int]] = {}
 
     def _row(self, index: int | str) -> int:
         return self.vectors.index[index] if isinstance(index, str) else index
 
     def __getitem__(self, index: int | str) -> np.ndarray | None:
-        if isinstance(index, str) and index not in self.vectors.index:
-            return None
-        return self.vectors.unit[self._row(index)]
+        known = not isinstance(index, str) or index in self.vectors.index
+        return self.vectors.unit[self._row(index)] if known else None
 
     def get_cos_sim(self, a: int | str, b: int | str) -> float:
         return float(self.vectors.unit[self._row(a)] @ self.vectors.unit[self._row(b)])
@@ -124,15 +113,14 @@ class Vectors(AbstractWordEmbedding):
     def index2word(self, index: int) -> str:
         return self.vectors.words[index]
 
+    @lru_cache(maxsize=2**16)  # noqa: B019
     def nearest_neighbours(self, index: int | str, topn: int) -> list[int]:
         row = self._row(index)
-        if (row, topn) not in self._neighbours:
-            cosines = self.vectors.unit @ self.vectors.unit[row]
-            cosines[row] = -np.inf
-            number = min(topn, len(cosines) - 1)
-            nearest = np.argpartition(-cosines, number - 1)[:number] if number else np.empty(0, int)
-            self._neighbours[row, topn] = sorted(nearest.tolist(), key=lambda other: (-cosines[other], other))
-        return self._neighbours[row, topn]
+        cosines = self.vectors.unit @ self.vectors.unit[row]
+        cosines[row] = -np.inf
+        number = min(topn, len(cosines) - 1)
+        nearest = np.argpartition(-cosines, number - 1)[:number] if number else np.empty(0, int)
+        return sorted(nearest.tolist(), key=lambda other: (-cosines[other], other))
 
 
 class Similarity(SentenceEncoder):
@@ -195,13 +183,13 @@ class MaskedWords(WordSwap):
 
     def _words(self, log_probabilities: torch.Tensor, replaced: Sequence[int]) -> list[str]:
         """Return the candidates from log-probabilities (tokens, vocabulary), likeliest first."""
+        if not replaced:
+            return []
         number = min(self.candidates, log_probabilities.shape[-1])
         best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
         for values, tokens in zip(*(part.tolist() for part in log_probabilities.topk(number))):
             joined = ((score + value, (*ids, token)) for score, ids in best for value, token in zip(values, tokens))
             best = heapq.nsmallest(number, joined, key=lambda pair: (-pair[0], pair[1]))
-        if not len(replaced):
-            return []
         if len(replaced) == 1:  # A token that continues a word is not a word.
             kind = self.masked_lm.continues(replaced[0])
             best = [(score, ids) for score, ids in best if self.masked_lm.continues(ids[0]) == kind]
@@ -210,10 +198,7 @@ class MaskedWords(WordSwap):
 
 
 class Contractions(WordSwapContract):
-    """Contraction of two adjacent words ("it is" → "it's").
-
-    TextAttack's own skips pairs after a word that must not be changed.
-    """
+    """Contraction of two adjacent words ("it is" → "it's"); TextAttack's own skips some pairs."""
 
     def _get_transformations(self, current_text: AttackedText, indices_to_modify: Iterable[int]) -> list[AttackedText]:
         allowed, words, transformed = {int(i) for i in indices_to_modify}, current_text.words, []

@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from ssmscope import __version__
+from ssmscope.api.sharding.workers import on_engine
 from ssmscope.api.signatures import options_of
 from ssmscope.cli import command
 from ssmscope.cli.pages import report, serve
@@ -51,8 +52,9 @@ def analyze(
 
 # The order of the verbs in --help is that of these lines.
 app.command()(declared(train, options_of(train_model, without=("command",))))
-for verb in (models, report, serve):
-    app.command()(declared(verb))
+app.command()(declared(models))
+app.command()(declared(report, options_of(on_engine, without=("gpus_per_worker",))))
+app.command()(declared(serve))
 add_to(app)
 
 COMPLETION = "_ANALYZE_COMPLETE"

@@ -6,7 +6,7 @@ import errno
 import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,6 +86,18 @@ def console(**options: Any) -> Console:
 
     piped = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_COLUMNS
     return Console(width=piped, **options)
+
+
+def show(heads: Sequence[str], rows: Iterable[Sequence[Any]], *notes: str, title: str = "") -> None:
+    """Print a table, with its title above and notes below."""
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    table = Table(*(Column(head, no_wrap=head != "command") for head in heads), box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    for each in ([Text(title, style="bold")] if title else []) + [table, *map(Text, notes)]:
+        console(highlight=False).print(each)
 
 
 # ---- running a command line

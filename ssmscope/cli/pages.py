@@ -5,23 +5,23 @@ from __future__ import annotations
 import json as json_module
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ssmscope.api.options import REPEATED, Metavar, Range
 from ssmscope.api.sharding.cluster import check_engine
 from ssmscope.api.writing import check_writable
-from ssmscope.cli.command import DEVICE, DTYPE, JSON, MODEL, TOKENIZER, console
+from ssmscope.cli.command import DEVICE, DTYPE, JSON, MODEL, TOKENIZER, show
 from ssmscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from ssmscope.reports.jobs import Jobs
     from ssmscope.reports.plan import Plan
-    from ssmscope.reports.record import Report
     from ssmscope.reports.running import Engine
-    from ssmscope.reports.store import Store
+    from ssmscope.reports.store import Entry, Report, Store
 
 
 def report(
@@ -40,13 +40,11 @@ def report(
         Sequence[str] | None, "A variable of the plan; may be repeated.", REPEATED, Metavar("NAME=VALUE")
     ] = None,
     dry_run: Annotated[bool, "List the jobs, their state, and their estimated time."] = False,
-    engine: Annotated[Literal["local", "ray"], "Run in this process, or on Ray's workers."] = "local",
-    address: Annotated[str | None, "A running Ray cluster; by default one is started.", Metavar("HOST:PORT")] = None,
-    workers: Annotated[int | None, "Workers of a Ray that is started here; by default one per CPU.", Range(1)] = None,
     by_batch: Annotated[
         bool, "Let workers share the batches of a job over a data set; by default they share jobs."
     ] = False,
     json: JSON = False,
+    **engine: Any,
 ) -> None:
     """Run a plan, models × analyses × data, into one page and its tables. A killed run continues.
 
@@ -55,7 +53,7 @@ def report(
     """
     check_writable(out)
     variables = _variables(set or [], data)
-    run = _engine(engine, address, workers, by_batch)
+    run = _engine(**engine, by_batch=by_batch)
     text, name = _text(plan)
 
     from ssmscope.reports.plan import read_plan
@@ -93,18 +91,13 @@ def serve(
     device: DEVICE = "cpu",
     dtype: DTYPE = "auto",
 ) -> None:
-    """Serve a page for typed texts: prediction, heatmap, attention of a clicked token, an edited text, a second model.
-
-    It needs Gradio, which the extra "serve" of ssmscope installs.
-    """
-    from ssmscope.reports.serving import check_address, import_gradio
-
-    check_address(host, port)
-    import_gradio()
-
+    """Serve a page for typed texts: prediction, heatmap, attention of a clicked token, an edited text, two models."""
     from ssmscope.architectures.loading.load import load
     from ssmscope.reports.live import Live
+    from ssmscope.reports.serving import check_address
     from ssmscope.reports.serving import serve as serve_page
+
+    check_address(host, port)
 
     setting = {"tokenizer": tokenizer, "device": device, "dtype": None if dtype == "auto" else dtype}
     models = [load(name, **setting) for name in (model, beside) if name is not None]
@@ -124,7 +117,7 @@ def _variables(given: Sequence[str], data: str | None) -> dict[str, str]:
     return found
 
 
-def _engine(engine: str, address: str | None, workers: int | None, by_batch: bool) -> Engine:
+def _engine(engine: str, *, address: str | None, workers: int | None, by_batch: bool) -> Engine:
     check_engine(engine, address=address, workers=workers, by_batch=by_batch or None)
     from ssmscope.reports.engines import batches_on_ray, ray_engine, run_locally
 
@@ -135,9 +128,9 @@ def _engine(engine: str, address: str | None, workers: int | None, by_batch: boo
 
 def _text(plan: str) -> tuple[str, str]:
     """Return the text and the name of a plan, from a file or from the shipped ones."""
-    from ssmscope.reports.plans import shipped_plans
+    from ssmscope.reports.plan import SHIPPED_PLANS as known
 
-    path, known = Path(plan), shipped_plans()
+    path = Path(plan)
     if plan in known and not path.is_file():
         path = known[plan]
     try:
@@ -157,37 +150,21 @@ def _text(plan: str) -> tuple[str, str]:
 
 def _list(plan: Plan, jobs: Jobs, store: Store, json: bool) -> None:
     """Print the jobs with their state and estimated time: the mean of finished jobs of the same verb here."""
-    times = store.seconds()
-    rows: list[dict[str, Any]] = []
+    times, rows = store.seconds(), []
     for job in jobs.to_run():
         entry, known = store.entry(job), times.get(job.verb, [])
         done = entry.state == "done"
-        rows.append(
-            {
-                "key": job.key,
-                "state": entry.state,
-                "verb": job.verb,
-                "models": list(job.models),
-                "command": job.command,
-                "seconds": entry.seconds if done else None,
-                "estimate": sum(known) / len(known) if known and not done else None,
-            }
-        )
+        row = _row(replace(entry, seconds=entry.seconds if done else None))
+        rows.append({**row, "estimate": sum(known) / len(known) if known and not done else None})
     if json:
         print(json_module.dumps({"title": plan.title, "jobs": rows}, indent=2))
         return
 
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("state", "seconds", "command", box=None, pad_edge=False)
+    listed = []
     for row in rows:
         took, guess = row["seconds"], row["estimate"]
         shown = f"{took:.1f}" if took is not None else f"about {guess:.1f}" if guess is not None else "unknown"
-        table.add_row(str(row["state"]), shown, Text(str(row["command"])))
-    shown_on = console(highlight=False)
-    shown_on.print(Text(plan.title, style="bold"))
-    shown_on.print(table)
+        listed.append((row["state"], shown, row["command"]))
     left = [row["estimate"] for row in rows if row["state"] != "done"]
     guessed = [guess for guess in left if guess is not None]
     parts = [f"{len(rows)} jobs, {len(rows) - len(left)} done"]
@@ -195,7 +172,12 @@ def _list(plan: Plan, jobs: Jobs, store: Store, json: bool) -> None:
         parts.append(f"about {sum(guessed):.0f} s for {len(guessed)}, the mean of finished jobs of the same verb here")
     if len(left) > len(guessed):
         parts.append(f"unknown for {len(left) - len(guessed)}: no job of the verb has finished here")
-    shown_on.print("; ".join(parts))
+    show(("state", "seconds", "command"), listed, "; ".join(parts), title=plan.title)
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    row = {name: getattr(entry, name) for name in ("key", "state", "verb", "models", "command", "seconds")}
+    return {**row, "models": list(entry.models)}
 
 
 def _answer(made: Report, out: Path, json: bool) -> None:
@@ -204,22 +186,10 @@ def _answer(made: Report, out: Path, json: bool) -> None:
     failed = [entry for entry in once.values() if entry.state not in ("done", "left-out")]
     page = out / "index.html"
     if json:
-        jobs = [
-            {
-                "key": entry.key,
-                "state": entry.state,
-                "verb": entry.verb,
-                "models": list(entry.models),
-                "command": entry.command,
-                "seconds": entry.seconds,
-                "error": entry.error,
-            }
-            for entry in once.values()
-        ]
+        jobs = [{**_row(entry), "error": entry.error} for entry in once.values()]
         print(json_module.dumps({"title": made.title, "page": str(page), "jobs": jobs}, indent=2))
     else:
-        print(f"{made.title}: {len(once) - len(failed) - len(refused)} of {len(once)} jobs done")
-        print(f"Page: {page}")
+        print(f"{made.title}: {len(once) - len(failed) - len(refused)} of {len(once)} jobs done\nPage: {page}")
     for entry in refused:
         print(f"analyze: left out: {entry.verb}: {entry.error}", file=sys.stderr)
     for entry in failed:

@@ -101,42 +101,33 @@ def models(
         print(json_module.dumps({"models": listed, "architectures": readable_types()}, indent=2))
         return
 
-    from rich.table import Table
-
-    table = Table("model", "architecture", "trained on", "test accuracy", "size", box=None, pad_edge=False)
-    for column in table.columns:
-        column.no_wrap = True
+    rows = []
     for name, record in records.items():
         tested = "–"
         if record["test"] is not None:
             tested = "{:.3f} ({:.3f}–{:.3f})".format(record["test"]["accuracy"], *record["test"]["interval"])
         learnt = record["data"]["train"]["name"]
-        table.add_row(name, record["architecture"], learnt, tested, f"{record['parameters']:,}")
-    console = command.console(highlight=False)
-    console.print(table)
-    console.print(
+        rows.append((name, record["architecture"], learnt, tested, f"{record['parameters']:,}"))
+    command.show(
+        ("model", "architecture", "trained on", "test accuracy", "size"),
+        rows,
         "\nIn brackets: 95 % intervals over the test examples; size is the number of parameters.\n"
         "\nMODEL can also be a directory or hub id in transformers' layout, a directory in mamba_ssm's, or the file of "
-        f"a selective SSM's state dict.\nModel types that can be read: {', '.join(readable_types())}"
+        f"a selective SSM's state dict.\nModel types that can be read: {', '.join(readable_types())}",
     )
 
 
 def _list_backends(json: bool) -> None:
     from ssmscope.backends import explain
 
+    found = explain()
     if json:
-        print(json_module.dumps({"backends": [row._asdict() for row in explain()]}, indent=2))
+        print(json_module.dumps({"backends": [row._asdict() for row in found]}, indent=2))
         return
-
-    from rich.table import Table
-
-    table = Table("operation", "device", "implementation", "in use", box=None, pad_edge=False)
-    for row in explain():
-        used = "yes" if row.reason is None else f"no, torch computes: {row.reason}"
-        table.add_row(row.operation.replace("_", " "), row.device, row.implementation, used)
-    console = command.console(highlight=False)
-    console.print(table)
-    console.print("\nTorch computes everything not listed. SSMSCOPE_BACKEND=torch switches all of these off.")
+    used = ["yes" if row.reason is None else f"no, torch computes: {row.reason}" for row in found]
+    rows = [(row.operation.replace("_", " "), row.device, row.implementation, how) for row, how in zip(found, used)]
+    note = "\nTorch computes everything not listed. SSMSCOPE_BACKEND=torch switches all of these off."
+    command.show(("operation", "device", "implementation", "in use"), rows, note)
 
 
 def _accuracy(measured: Mapping[str, Any]) -> str:

@@ -25,35 +25,30 @@ from ssmscope.errors import InputError
 PANELS = {"interp": "Interpret", "probes": "Probe", "attacks": "Attack"}
 """Heading of the help for the analyses of each package."""
 
-FORMATS = Annotated[
-    str | None,
-    typer.Option(
-        "--formats", metavar="A,B,…", help="Some of csv, png, html, svg, pdf, tex, md; json is always written."
-    ),
-]
-OUT_NEEDED = Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory for the files.")]
-MODELS = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="MODEL…",
-        help="One or several: demo/NAME, a directory, a file, or a hub id.",
-        autocompletion=shipped,
-    ),
-]
-PAIR = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="MODEL…",
-        help="demo/NAME, a directory, a file, or a hub id; two are shown with their difference.",
-        autocompletion=shipped,
-    ),
-]
+SEVERAL = "One or several: demo/NAME, a directory, a file, or a hub id."
+PAIR = "demo/NAME, a directory, a file, or a hub id; two are shown with their difference."
+FORMATS_HELP = "Some of csv, png, html, svg, pdf, tex, md; json is always written."
+
+
+def _common(
+    *,
+    model: MODEL,
+    models: Annotated[list[str], typer.Argument(metavar="MODEL…", help=SEVERAL, autocompletion=shipped)],
+    pair: Annotated[list[str], typer.Argument(metavar="MODEL…", help=PAIR, autocompletion=shipped)],
+    needed_out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory for the files.")],
+    out: OUT = None,
+    json: JSON = False,
+    formats: Annotated[str | None, typer.Option("--formats", metavar="A,B,…", help=FORMATS_HELP)] = None,
+    tokenizer: TOKENIZER = None,
+    device: DEVICE = "cpu",
+    dtype: DTYPE = "auto",
+) -> None: ...
 
 
 def parameter(option: Option) -> inspect.Parameter:
     """Return an option as a parameter for typer, which passes values on as text for `Call.of` to read."""
     kind: Any = bool if option.is_flag else list[str] if option.repeated or option.nested else str
-    settings: dict[str, Any] = {} if option.is_flag else {"metavar": option.metavar, "parser": _as_typed}
+    settings: dict[str, Any] = {} if option.is_flag else {"metavar": option.metavar, "parser": lambda value: value}
     default = option.default
     if not option.required and default is not None and not option.is_flag:
         typed = option.typed(default)[1::2]
@@ -71,10 +66,6 @@ def parameter(option: Option) -> inspect.Parameter:
     )
 
 
-def _as_typed(value: str) -> str:
-    return value
-
-
 def verb(analysis: Analysis) -> Callable[..., None]:
     """Return the function that answers the verb of an analysis, with the signature that typer reads."""
     engine = options_of(on_engine) if analysis.sharded else {}
@@ -90,33 +81,20 @@ def verb(analysis: Analysis) -> Callable[..., None]:
             raise InputError("--formats needs --out DIR; give that too")
         with on_engine(**{name: option.read(given[name]) for name, option in engine.items()}):
             results = call.run(out, chosen)
-        _print(results, out, json, analysis, chosen)
+        _print(call, results, out, json, chosen)
         if analysis.writes and not json:
             model = shlex.quote(call.models[0])
             then = analysis.then.format(model=model, out=shlex.quote(str(out)))
             print(f"\nSaved in {out}" + f"; try: {then}" * bool(then))
 
-    names = ["models"] if analysis.max_models > 1 else ["model"]
-    common: dict[str, Any] = {names[0]: MODELS if analysis.several else MODEL if analysis.max_models == 1 else PAIR}
+    shared = inspect.signature(_common, eval_str=True).parameters
+    several, model = analysis.max_models > 1, "models" if analysis.several else "pair"
+    first = shared[model].replace(name="models") if several else shared["model"]
     own = [parameter(each) for each in (*analysis.inputs.values(), *analysis.options.values())]
-    out: Any = OUT_NEEDED if analysis.writes else OUT
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter(names[0], keyword, annotation=common[names[0]]), *own]
-    parameters += [
-        inspect.Parameter("out", keyword, annotation=out, default=inspect.Parameter.empty if analysis.writes else None),
-        inspect.Parameter("json", keyword, annotation=JSON, default=False),
-    ]
-    if not analysis.writes:
-        parameters.append(inspect.Parameter("formats", keyword, annotation=FORMATS, default=None))
-    if analysis.loads:
-        parameters += [
-            inspect.Parameter("tokenizer", keyword, annotation=TOKENIZER, default=None),
-            inspect.Parameter("device", keyword, annotation=DEVICE, default="cpu"),
-            inspect.Parameter("dtype", keyword, annotation=DTYPE, default="auto"),
-        ]
-    parameters += map(parameter, engine.values())
+    files = [shared["needed_out"].replace(name="out")] if analysis.writes else [shared["out"]]
+    names = ["json", *["formats"] * (not analysis.writes), *["tokenizer", "device", "dtype"] * analysis.loads]
+    parameters = [first, *own, *files, *(shared[name] for name in names), *map(parameter, engine.values())]
     answer.__doc__ = help_of(analysis)
-    answer.check = lambda given: _call(analysis, {**given, "out": None, "json": None})  # type: ignore[attr-defined]
     answer.analysis = analysis  # type: ignore[attr-defined]
     return _signed(answer, parameters)
 
@@ -159,7 +137,6 @@ def _signed(answer: Callable[..., None], parameters: list[inspect.Parameter]) ->
 
 def _call(analysis: Analysis, given: dict[str, Any]) -> Call:
     models = given["models"] if analysis.max_models > 1 else [given["model"]]
-    # If a verb is checked without running, a repeated option that was not given is an empty list.
     own = {name: None if given[name] in ([], ()) else given[name] for name in (*analysis.inputs, *analysis.options)}
     setting = {name: given[name] for name in ("tokenizer", "device", "dtype") if name in given}
     return Call.of(analysis.name, models, own, **setting)
@@ -189,14 +166,12 @@ def _group_help(analysis: Analysis) -> str:
     return inspect.cleandoc(sys.modules[analysis.module].__doc__ or "").partition("\n\n")[0]
 
 
-def _print(
-    results: tuple[Any, ...], out: Path | None, json: bool, analysis: Analysis, formats: Sequence[str] | None
-) -> None:
+def _print(call: Call, results: tuple[Any, ...], out: Path | None, json: bool, formats: Sequence[str] | None) -> None:
     """Print the results as text or JSON, and the paths of their files."""
     from ssmscope.api.results import SUFFIXES, checked_formats
 
     suffixes = checked_formats(SUFFIXES if formats is None else formats)
-    files = [out / f"{result.kind}.{s}" for result in results for s in suffixes] if out is not None else []
+    files = [out / f"{name}.{s}" for name in call.named(results) for s in suffixes] if out is not None else []
     for number, result in enumerate(results):
         if json:
             print(result.to_json())
@@ -204,5 +179,5 @@ def _print(
             if number:
                 print()
             console().print(result)
-    if files and not analysis.writes:
+    if files and not call.analysis.writes:
         print("\nFiles:", *files, sep="\n  ", file=sys.stderr if json else sys.stdout)

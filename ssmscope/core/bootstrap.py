@@ -109,3 +109,15 @@ def resampled_means(
     both = np.concatenate([np.where(defined, columns, 0.0), defined], axis=1)
     sums = resampled_sums(both, resamples=resamples, seed=seed)
     return ratio(*np.split(sums, 2, axis=1))
+
+
+def wilson_interval(correct: int, total: int) -> tuple[float, float]:
+    """Compute the 95 % score interval of a proportion (Wilson 1927), which stays within [0, 1].
+
+    (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
+    """
+    p, z = correct / total, 1.959963984540054
+    centre, scale = p + z * z / (2 * total), 1 + z * z / total
+    spread = z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
+    # At the ends the two terms cancel up to rounding.
+    return (centre - spread) / scale if correct > 0 else 0.0, (centre + spread) / scale if correct < total else 1.0

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from ssmscope.core.attention_layers import attention_changed, attention_layers
 from ssmscope.core.intercept import Before, observe
-from ssmscope.core.mixers import Compute, Edits, adapter_for, computed_by, fast_scan, mixers, terms_of
+from ssmscope.core.mixers import Compute, Edits, adapter_for, computed_by, fast_scan, mixers, state_after, terms_of
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.ops.recurrence import check_one_way
@@ -259,7 +259,7 @@ class _Layer:
                 scans = layer.scan(state, retention=retention)
                 if visit is not None and stop == length:
                     visit(self.index, layer, scans)
-                state = reader.state_after(mixer, layer, scans) if stop < length else state
+                state = state_after(mixer, layer, scans) if stop < length else state
                 outputs.append(reader.output(mixer, layer, self.changed("scans", scans, trace=layer)))
                 for edit in cuts.get(stop, ()):
                     state = edit.change(state, Site(self.index, mixer, stop))

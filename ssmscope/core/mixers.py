@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -9,7 +10,7 @@ from contextvars import Context, ContextVar, copy_context
 from dataclasses import replace
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from ssmscope import ops
 from ssmscope.core.affine import agree, changed_parts, described, innermost, same_outcome
 from ssmscope.core.intercept import Handler, check_plain, is_kept, is_own, observe, override_forward
 from ssmscope.core.linearized import LinearizedLayer
+from ssmscope.core.readable import READERS
 from ssmscope.core.trace import Earlier, LayerState, LayerTrace, alone
 from ssmscope.errors import InputError
 
@@ -29,16 +31,14 @@ from 5.24 on."""
 
 
 class Architecture(Protocol):
-    """Reader of one family of layers: the names that a file in `ssmscope.architectures` defines.
+    """Reader of one family of layers: the names that a module of `ssmscope.architectures` defines, see `core.readable`.
 
-    Optional: `returned(output)`, the result of the mixer's own forward if that is not its output alone;
+    Optional: `state_after(mixer, layer, scans)`, the state from which a run continues, if that is more than
+    `LayerTrace.state_after`; `returned(output)`, the result of the mixer's own forward if that is not its output alone;
     `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers; `stored(module)`, the
     weights of a model or mixer whose library rescales them in place; `HAS_RECURRENT_STATE`, False for layers that keep
     no state, such as short convolutions; and `BIDIRECTIONAL`, True for layers that read later tokens too.
     """
-
-    MIXERS: tuple[type[nn.Module], ...]
-    MODEL_TYPES: tuple[str, ...]
 
     def compute_terms(
         self, mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
@@ -51,28 +51,11 @@ class Architecture(Protocol):
     def linearized(self, mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
         """Return the layer as a linear map of its input, with everything else frozen at its value."""
 
-    def state_after(self, mixer: nn.Module, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> LayerState:
-        """Return the state from which a run continues."""
-
-    def examples(self) -> dict[str, nn.Module]:
-        """Return small random models of the family, for tests."""
-
 
 Visit = Callable[[int, LayerTrace, tuple[ops.Scan, ...]], None]
 
 _ARCHITECTURES: dict[type[nn.Module], Architecture] = {}
-_LATER: dict[str, Callable[[], Architecture]] = {}
-
-
-def register(architecture: Architecture) -> None:
-    """Make the mixers of an architecture readable."""
-    for mixer in architecture.MIXERS:
-        _ARCHITECTURES[mixer] = architecture
-
-
-def register_later(module: str, architecture: Callable[[], Architecture]) -> None:
-    """Register an architecture to be imported once a model has mixers of the module with this name."""
-    _LATER[module] = architecture
+"""Architectures that were imported, by the classes of layers met so far."""
 
 
 def adapter_for(mixer: nn.Module) -> Architecture:
@@ -91,23 +74,23 @@ def _architecture(module: nn.Module) -> Architecture | None:
 def _readable_class(module: nn.Module) -> type[nn.Module] | None:
     """Return the readable class that a module is of: its own, or the one it is derived from."""
     for kind in type_before_parametrizations(module).__mro__:
-        if kind not in _ARCHITECTURES and kind.__module__ in _LATER:
-            register(_LATER[kind.__module__]())
-            _LATER.pop(kind.__module__, None)  # Another thread may have removed it.
+        named = kind.__module__, kind.__name__
+        if kind not in _ARCHITECTURES and named in READERS:
+            _ARCHITECTURES[kind] = cast(Architecture, importlib.import_module(READERS[named]))
         if kind in _ARCHITECTURES:
             return kind
     return None
 
 
 def runs_own(mixer: nn.Module, below: Any) -> bool:
-    """Return True if a mixer, of no subclass, runs the forward pass of a readable class: no other is put on it."""
-    return is_own(mixer, below) and type_before_parametrizations(mixer) in _ARCHITECTURES
+    """Return True if a mixer runs the forward pass of a readable class: no other is put on it, and it is of no
+    subclass."""
+    return is_own(mixer, below) and _readable_class(mixer) is type_before_parametrizations(mixer)
 
 
 def known_mixers() -> str:
-    """Return the names of all readable layer classes, and of the model types whose layers are readable."""
-    waiting = ", ".join(sorted(name.split(".")[-2] for name in _LATER))
-    return ", ".join(sorted(cls.__name__ for cls in _ARCHITECTURES)) + (f", and those of {waiting}" if waiting else "")
+    """Return the names of all readable layer classes."""
+    return ", ".join(sorted(name for _, name in READERS))
 
 
 def mixers(module: nn.Module) -> list[nn.Module]:
@@ -150,9 +133,15 @@ def collect_states(module: nn.Module, into: list[LayerState], visit: Visit | Non
     def keep(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
         if visit is not None:
             visit(index, layer, scans)
-        into.append(alone(adapter_for(found[index]).state_after(found[index], layer, scans)))
+        into.append(alone(state_after(found[index], layer, scans)))
 
     return keep
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> LayerState:
+    """Return the state from which a run continues after a mixer's layer was scanned."""
+    own = getattr(adapter_for(mixer), "state_after", None)
+    return layer.state_after(scans) if own is None else own(mixer, layer, scans)
 
 
 @contextmanager

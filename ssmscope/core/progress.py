@@ -18,6 +18,8 @@ SECONDS_BEFORE_FIRST_LINE = 2.0
 SECONDS_BETWEEN_LINES = 10.0
 """Seconds until the second line; each later pause is half as long again, up to `MAX_SECONDS_BETWEEN_LINES`."""
 MAX_SECONDS_BETWEEN_LINES = 120.0
+SECONDS_WORTH_AN_ESTIMATE = 30.0
+"""Seconds of the whole work from which on a line estimates what is left."""
 
 
 class _Seen:
@@ -53,7 +55,8 @@ def progress_bar(console: Console | None = None) -> Progress:
 
 @contextmanager
 def pulse(name: str, shown: bool = True) -> Iterator[None]:
-    """Report progress on stderr after two seconds, and now and then after that, unless a bar does."""
+    """Report progress on stderr after two seconds, and now and then after that, unless a bar does; with an estimate of
+    what is left if the whole takes longer than half a minute."""
     if not shown:
         yield
         return
@@ -70,8 +73,9 @@ def pulse(name: str, shown: bool = True) -> Iterator[None]:
             tasks = [] if bar is None else [task for task in bar.tasks if task.total]
             parts = [f"{task.completed:,.0f} of {task.total:,.0f} {task.description}".strip() for task in tasks[-1:]]
             parts.append(f"{_Seen.tokens - before:,} tokens read" if _Seen.tokens > before else "at work")
-            seconds = time.monotonic() - begun
-            print(f"{name}: {', '.join(parts)} after {seconds:.0f} s", file=stream, flush=True)
+            seconds, left = time.monotonic() - begun, tasks[-1].time_remaining if tasks else None
+            about = f", about {left:,.0f} s left" if left and seconds + left >= SECONDS_WORTH_AN_ESTIMATE else ""
+            print(f"{name}: {', '.join(parts)} after {seconds:.0f} s{about}", file=stream, flush=True)
 
     thread = threading.Thread(target=say, daemon=True)
     thread.start()

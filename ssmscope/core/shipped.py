@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from ssmscope.core.readable import OURS, TEXT_TYPES, THEIRS
 
 PACKAGE = Path(__file__).parents[1]
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -36,26 +37,8 @@ def data_set_of(data: Mapping[str, Any]) -> str | None:
 
 @cache
 def readable_types() -> tuple[str, ...]:
-    """Return the model types with readable layers that the installed transformers has: `MODEL_TYPES` of
-    architectures."""
+    """Return the model types with readable layers, ours and those that the installed transformers has."""
     library = find_spec("transformers")
     families = Path(*(library.submodule_search_locations or [])) / "models" if library is not None else Path()
-    later = _declared(PACKAGE / "architectures" / "__init__.py", "LAZY_FAMILIES")
-    found = {"ssm-classifier"}
-    for file in (file for room in ("read", "own") for file in (PACKAGE / "architectures" / room).glob("*.py")):
-        if file.stem not in later or (families / file.stem).is_dir():
-            found |= set(_declared(file, "MODEL_TYPES"))
-    return tuple(sorted(found))
-
-
-def _declared(file: Path, name: str) -> Any:
-    """Return the literal that a module assigns to a name; nothing if it does not."""
-
-    def literals() -> Iterator[Any]:
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-                value = getattr(node, "value", None)
-                yield () if value is None else ast.literal_eval(value)
-
-    return next(literals(), ())
+    theirs = {TEXT_TYPES.get(name, name) for name in THEIRS if (families / name).is_dir()}
+    return tuple(sorted({"ssm-classifier", *OURS, *theirs}))

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -27,6 +28,24 @@ class LayerState:
 
     conv: Tensor | None
     ssm: tuple[Tensor, ...]
+
+
+def last_inputs(
+    x: Float[Tensor, "batch length channels"],
+    taps: int,
+    before: Float[Tensor, "batch before channels"] | None = None,
+    mask: Bool[Tensor, "batch length"] | None = None,
+) -> Float[Tensor, "batch before channels"]:
+    """Return the last taps − 1 inputs of a convolution, up to each row's last real position; `before` are the inputs
+    before the run, by default zeros."""
+    before = before if before is not None else x.new_zeros(x.shape[0], taps - 1, x.shape[2])
+    x = torch.cat([before.to(x.dtype), x], dim=1)
+    if mask is None:
+        return x[:, x.shape[1] - (taps - 1) :]
+    positions = torch.arange(mask.shape[1], device=x.device)
+    last = (mask * (positions + 1)).amax(1)  # The number of positions before a row's continuation.
+    index = last[:, None] + torch.arange(taps - 1, device=x.device)
+    return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[2]))
 
 
 States = tuple[LayerState, ...]
@@ -129,10 +148,21 @@ class LayerTrace:
             raise ValueError(f"this layer has {len(self.recurrences)} recurrences: choose one of `recurrences`")
         return self.recurrences[0]
 
+    @property
+    def gate(self) -> Tensor:
+        """The output gate `z` of a layer that has one."""
+        assert self.z is not None
+        return self.z
+
     def scan(self, state: LayerState | None = None, *, retention: bool = False) -> tuple[ops.Scan, ...]:
         """Run the layer's recurrences, from `state` when given; see `ops.scan`."""
         initial = state.ssm if state is not None else self.initial or (None,) * len(self.recurrences)
         return tuple(ops.scan(r, H, retention=retention) for r, H in zip(self.recurrences, initial))
+
+    def state_after(self, scans: tuple[ops.Scan, ...]) -> LayerState:
+        """Return the state from which a run continues: the last inputs of the convolution, and the final states."""
+        conv = None if self.conv_input is None else last_inputs(self.conv_input, self.reach, self.conv_tail, self.mask)
+        return LayerState(conv=conv, ssm=tuple(scan.state for scan in scans))
 
     def retention(self) -> Tensor:
         """Return the mean of a_t over states, heads and the layer's recurrences, (batch, length) (Baleen, Eq. 10).

@@ -1,6 +1,6 @@
 """Questions about facts hidden in long text: BABILong's recipe (Kuratov et al. 2024) over our own stories.
 
-The facts of a story (`ssmscope.data.stories`, tasks `qa1` to `qa5`, or `ssmscope.data.needles`) keep their order and
+The facts of a story (`ssmscope.data.stories`, tasks `qa1` to `qa5`, or its needles) keep their order and
 stand at random places between sentences of filler, which keep the order of their source (`ssmscope.data.filler`). The
 question comes last. Differential Mamba (section 4.5, appendix A.5) compares models on such questions, and its Figure 6
 shows the probability of the needle at each layer.
@@ -11,19 +11,23 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ssmscope.core.limits import MAX_STORY_WORDS, refuse_held
+from ssmscope.core.reading import parse_json
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.filler import generated, spaced_out, without_world
 from ssmscope.data.language import token_names
-from ssmscope.data.needles import TASKS
-from ssmscope.data.stories import NAMES, Task, write
+from ssmscope.data.rows import SUFFIXES, Row, checked_text, read_rows
+from ssmscope.data.stories import NAMES, TASKS, Task, write
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError, did_you_mean
 
@@ -76,14 +80,7 @@ class Question:
 
 @dataclass(frozen=True)
 class QuestionData:
-    """Questions of one task.
-
-    Attributes:
-        name: the task.
-        split: `train`, `validation` or `test`.
-        examples: the questions.
-        candidates: all possible answers.
-    """
+    """Questions of one task, with all possible answers as `candidates`."""
 
     name: str
     split: str
@@ -121,11 +118,7 @@ class QuestionData:
         return dataclasses.replace(self, split=split or self.split, examples=tuple(self.examples[i] for i in indices))
 
     def prompts(self, template: str = PROMPT) -> list[str]:
-        """Fill `template` with each context and its question.
-
-        Raises:
-            InputError: if the template does not hold `{context}` and `{question}` once each.
-        """
+        """Fill `template`, which holds `{context}` and `{question}` once each, with every context and question."""
         if template.count("{context}") != 1 or template.count("{question}") != 1:
             raise InputError(f"the template {template!r} must hold {{context}} and {{question}} once each")
         return [template.replace("{question}", one.question).replace("{context}", one.context) for one in self.examples]
@@ -150,20 +143,18 @@ def questions(
 ) -> QuestionData:
     """Draw questions of one task whose facts are hidden in contexts of at most `length`.
 
-    The answers are balanced: every run of as many examples as there are candidates has each candidate once as its
-    answer. A seed gives the same stories and questions at every length and in every filler. Splits never share a story,
-    whatever the seeds.
+    The answers are balanced: every run of as many examples as there are candidates has each once as its answer. A seed
+    gives the same stories and questions at every length and in every filler. Splits never share a story.
 
     Args:
         task: `qa1` (where is a person), `qa2` (where is an object), `qa3` (where was it before), `qa4` (which place
-            lies north of …), `qa5` (who gave what to whom), or one of `ssmscope.data.needles.NEEDLES`.
+            lies north of …), `qa5` (who gave what to whom), or one of `NEEDLES`.
         length: maximum length of a context without its question, as measured by `count`. Whole sentences of filler are
-            added while any fits. All facts are always present, so a story longer than `length` gets no filler: length 0
-            is BABILong's 0k.
-        filler: sentences in their natural order, read from a random one on and from the first again after the last.
-            Sentences that name something of the world are left out. By default sentences of a small grammar.
-        count: function that measures a text, by default in words between white space;
-            `lambda text: len(tokenizer.encode(text))` counts tokens.
+            added while any fits. All facts are always present, so length 0 gives no filler (BABILong's 0k).
+        filler: sentences in their natural order, read from a random one on and from the first again after the last;
+            those that name something of the world are left out. By default sentences of a small grammar.
+        count: function that measures a text, by default in words; `lambda text: len(tokenizer.encode(text))` counts
+            tokens.
         facts: minimum and maximum number of facts per story (default: `TASKS[task].facts`), drawn uniformly.
         spaced: put a space before the full stops and question marks of our sentences, as WikiText does, so that a word
             tokenizer reads the same word in the facts and as the answer. False suits subword tokenizers.
@@ -171,10 +162,9 @@ def questions(
     Raises:
         InputError: for an unknown task or split, a number out of range, or filler without a usable sentence.
     """
-    if task not in TASKS:
-        raise InputError(f"there is no task '{task}'; there are {', '.join(TASKS)}{did_you_mean(task, TASKS)}")
-    if split not in SPLITS:
-        raise InputError(f"there is no split '{split}'; there are {', '.join(SPLITS)}{did_you_mean(split, SPLITS)}")
+    for what, name, known in (("task", task, TASKS), ("split", split, SPLITS)):
+        if name not in known:
+            raise InputError(f"there is no {what} '{name}'; there are {', '.join(known)}{did_you_mean(name, known)}")
     if length < 0 or examples < 1 or seed < 0:
         raise InputError(f"length {length}, examples {examples} and seed {seed} were given; they start at 0, 1 and 0")
     refuse_contexts(length, examples)
@@ -185,15 +175,14 @@ def questions(
         raise InputError(f"{task} cannot have {least} to {most} facts; allowed are {allowed}, the minimum first")
     key = [seed, list(TASKS).index(task), list(SPLITS).index(split)]
     stories, places = (np.random.default_rng([*key, part]) for part in (0, 1))
-    hay = Haystack.of(
-        generated(places, GENERATED_SENTENCES, spaced) if filler is None else without_world(filler), count
-    )
+    sentences = generated(places, GENERATED_SENTENCES, spaced) if filler is None else without_world(filler)
+    hay = Haystack(sentences, [max(count(f" {sentence}"), 1) for sentence in sentences])
     made: list[Question] = []
     while len(made) < examples:
         for at in stories.permutation(len(kind.answers))[: examples - len(made)]:
             number = int(stories.integers(least, most + 1))
-            story = draw_story(kind, kind.answers[at], number, split, stories)
-            made.append(hide_facts(spaced_story(story) if spaced else story, hay, length, count, places))
+            story = draw_story(kind, kind.answers[at], number, split, stories, spaced)
+            made.append(hide_facts(story, hay, length, count, places))
     return QuestionData(task, split, tuple(made), kind.answers)
 
 
@@ -207,7 +196,9 @@ class WrittenStory(NamedTuple):
     distractors: tuple[str, ...]
 
 
-def draw_story(task: Task, answer: str, facts: int, split: str, random: np.random.Generator) -> WrittenStory:
+def draw_story(
+    task: Task, answer: str, facts: int, split: str, random: np.random.Generator, spaced: bool
+) -> WrittenStory:
     """Draw a story of the split whose answer is `answer`.
 
     Stories are drawn without names and the names assigned afterwards, so any name can be the answer.
@@ -220,17 +211,13 @@ def draw_story(task: Task, answer: str, facts: int, split: str, random: np.rando
         own = names[story.answer.kind]
         here, there = story.answer.number, own.index(answer)
         own[here], own[there] = own[there], own[here]
-        told = [write(fact, names) for fact in story.facts]
-        question = write(story.question, names)
+        told = [write(sentence, names) for sentence in (*story.facts, story.question)]
         parts = [part for fact in story.facts for part in fact if not isinstance(part, str)]
         alike = dict.fromkeys(own[part.number] for part in parts if part.kind == story.answer.kind)
         distractors = tuple(name for name in alike if name != answer)
-        if (distractors or len(told) == 1) and zlib.crc32("\n".join((*told, question)).encode()) % 4 in SPLITS[split]:
-            return WrittenStory(tuple(told), question, answer, story.supporting, distractors)
-
-
-def spaced_story(story: WrittenStory) -> WrittenStory:
-    return story._replace(facts=tuple(map(spaced_out, story.facts)), question=spaced_out(story.question))
+        if (distractors or len(told) == 2) and zlib.crc32("\n".join(told).encode()) % 4 in SPLITS[split]:
+            *written, question = map(spaced_out, told) if spaced else told
+            return WrittenStory(tuple(written), question, answer, story.supporting, distractors)
 
 
 class Haystack(NamedTuple):
@@ -238,10 +225,6 @@ class Haystack(NamedTuple):
 
     sentences: Sequence[str]
     sizes: Sequence[int]
-
-    @staticmethod
-    def of(sentences: Sequence[str], count: Callable[[str], int]) -> Haystack:
-        return Haystack(sentences, [max(count(f" {sentence}"), 1) for sentence in sentences])
 
     def fitting(self, room: int, start: int) -> list[str]:
         """Return sentences from index `start` on, skipping those longer than the room that is left."""
@@ -273,15 +256,58 @@ def _placed(story: WrittenStory, filler: Sequence[str], places: Sequence[int]) -
     """Insert fact i of the story before filler sentence `places[i]`."""
     order = [(place, number, text, True) for number, (place, text) in enumerate(zip(places, story.facts))]
     order += [(place, len(order), text, False) for place, text in enumerate(filler)]
-    facts, start, word = list[Fact](), 0, 0
-    texts = []
+    facts, start, word, texts = list[Fact](), 0, 0, list[str]()
     for _, number, text, is_fact in sorted(order):
-        words = len(text.split())
+        stop, last = start + len(text), word + len(text.split())
         if is_fact:
-            facts.append(Fact(text, start, start + len(text), word, word + words, number in story.supporting))
+            facts.append(Fact(text, start, stop, word, last, number in story.supporting))
         texts.append(text)
-        start, word = start + len(text) + 1, word + words
+        start, word = stop + 1, last
     return Question(" ".join(texts), story.question, story.answer, tuple(facts), story.distractors)
+
+
+QUESTION_COLUMNS = ("context", "question", "answer")
+
+
+def load_questions(path: str | Path) -> QuestionData:
+    """Load the questions of a csv, tsv, jsonl or parquet file with the columns `context`, `question` and `answer`.
+
+    An optional column `distractors` holds other words of the context that might be taken for the answer: a list, in a
+    csv or tsv file written as JSON or separated by commas. It may be empty.
+
+    Raises:
+        InputError: the file cannot be read, a column or a value is missing, or distractors are no words or include the
+            answer.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES or not os.path.isfile(path):
+        raise InputError(
+            f"there is no file of questions {path}; give one ending in {', '.join(SUFFIXES)}, with the columns "
+            f"{', '.join(QUESTION_COLUMNS)}"
+        )
+    examples = []
+    for number, row in enumerate(read_rows(path), 1):
+        context, question, answer = (checked_text(row, (column,), number, path) for column in QUESTION_COLUMNS)
+        examples.append(Question(context, question, answer, (), _distractors(row, answer, f"row {number} of {path}")))
+    words = {word for one in examples for word in (one.answer, *one.distractors)}
+    return QuestionData(path.stem, "all", tuple(examples), tuple(sorted(words)))
+
+
+def _distractors(row: Row, answer: str, where: str) -> tuple[str, ...]:
+    given = row.get("distractors")
+    if isinstance(given, str) and given.strip().startswith("["):
+        with suppress(ValueError):
+            given = parse_json(given.strip())
+    elif isinstance(given, str):
+        given = given.split(",") if given.strip() else None
+    if given is None or given != given:
+        return ()
+    if not isinstance(given, list) or not all(isinstance(word, str) and word.strip() for word in given):
+        raise InputError(f"{where} has the distractors {given!r:.60}; allowed is a list of words")
+    words = tuple(dict.fromkeys(word.strip() for word in given))
+    if answer in words:
+        raise InputError(f"{where} has its answer {answer!r:.40} among the distractors; leave it out there")
+    return words
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,22 +329,16 @@ class QuestionTokens(TokenData):
         longest = max(part.ids.shape[1] for part in parts)
         names = tuple(dict.fromkeys(task for part in parts for task in part.task_names))
 
-        def padded(of: str) -> np.ndarray:
-            rows = (getattr(part, of) for part in parts)
-            fill = {"ids": 0, "targets": IGNORED}[of]
-            wide = (np.pad(r, ((0, 0), (0, longest - r.shape[1])), constant_values=fill) for r in rows)
-            return np.concatenate(list(wide))
+        def joined(of: str, fill: int = 0) -> np.ndarray:
+            rows = [getattr(part, of) for part in parts]
+            wide = [
+                r if r.ndim == 1 else np.pad(r, ((0, 0), (0, longest - r.shape[1])), constant_values=fill) for r in rows
+            ]
+            return np.concatenate(wide)
 
-        return QuestionTokens(
-            name,
-            parts[0].split,
-            padded("ids"),
-            padded("targets"),
-            parts[0].tokens,
-            np.concatenate([part.lengths for part in parts]),
-            np.concatenate([np.array([names.index(task) for task in part.task_names])[part.tasks] for part in parts]),
-            names,
-        )
+        tasks = [np.array([names.index(task) for task in part.task_names])[part.tasks] for part in parts]
+        rows = joined("ids"), joined("targets", IGNORED), parts[0].tokens, joined("lengths"), np.concatenate(tasks)
+        return QuestionTokens(name, parts[0].split, *rows, names)
 
 
 def refuse_contexts(length: int, examples: int) -> None:
@@ -333,8 +353,8 @@ def question_tokens(data: QuestionData, tokenizer: Any, *, template: str = PROMP
     No other position has a target. Rows are padded on the right to the longest. No special tokens are added.
 
     Raises:
-        InputError: for a template that `prompts` refuses, a tokenizer without offsets, a word of a fact, question or
-            answer that the tokenizer does not know, or two answers that begin with the same token.
+        InputError: the tokenizer gives no offsets, does not know a word of a fact, question or answer, or begins two
+            answers with the same token.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise InputError("question_tokens needs a fast tokenizer: where the answer begins is read from its offsets")
@@ -361,8 +381,7 @@ def question_tokens(data: QuestionData, tokenizer: Any, *, template: str = PROMP
     for line, asked, row in zip(ids, targets, rows):
         line[: len(row) - 1] = row[:-1]
         asked[len(row) - 2] = row[-1]
-    lengths = np.array([len(row) - 1 for row in rows])
-    tasks = np.zeros(len(rows), dtype=np.int64)
+    lengths, tasks = np.array([len(row) - 1 for row in rows]), np.zeros(len(rows), dtype=np.int64)
     return QuestionTokens(data.name, data.split, ids, targets, token_names(tokenizer), lengths, tasks, (data.name,))
 
 

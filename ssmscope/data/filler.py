@@ -17,26 +17,21 @@ from ssmscope.errors import InputError
 WORLD = frozenset(name.lower() for names in NAMES.values() for name in names)
 
 
+@lru_cache(maxsize=2)  # A filler can be a whole book and is used for every task and length.
+def _without_world(filler: tuple[str, ...]) -> list[str]:
+    return [" ".join(s.split()) for s in filler if s.strip() and WORLD.isdisjoint(re.findall(r"\w+", s.lower()))]
+
+
 def without_world(filler: Sequence[str]) -> list[str]:
     """Return the sentences that name no person, place or object of the world, with single spaces.
 
-    Raises:
-        InputError: if a single text is given instead of sentences, or none is left.
+    A single text, or sentences of which none is left, raise InputError.
     """
     if isinstance(filler, str):
         raise InputError("the filler is one text; give sentences, e.g. of sentences(load_lines('wikitext2'))")
-    kept = _without_world(tuple(filler))
-    if not kept:
-        raise InputError(
-            f"none of {len(filler)} sentences of filler can be used: they are empty or name the world's words"
-        )
-    return list(kept)
-
-
-@lru_cache(maxsize=2)
-def _without_world(filler: tuple[str, ...]) -> tuple[str, ...]:
-    """Filter the sentences, cached because a filler can be a whole book and is used for every task and length."""
-    return tuple(" ".join(s.split()) for s in filler if s.strip() and WORLD.isdisjoint(re.findall(r"\w+", s.lower())))
+    if kept := _without_world(tuple(filler)):
+        return kept
+    raise InputError(f"none of {len(filler)} sentences of filler can be used: they are empty or name the world's words")
 
 
 GENERATED = "generated"
@@ -49,26 +44,19 @@ def load_filler(source: str | Path | None, split: str = "test") -> tuple[str, ..
         source: `generated`, `wikitext2`, or a file that `load_lines` reads.
         split: split of the questions. Test questions use WikiText's test split, all others its validation split. A file
             is the same for all.
-
-    Raises:
-        InputError: if the text cannot be read or has no sentence.
     """
-    if source in (None, GENERATED):
+    if source is None or source == GENERATED:
         return None
-    assert source is not None
     known = str(source) in LINE_SOURCES
     return sentences(load_lines(source, ("test" if split == "test" else "validation") if known else None))
 
 
 def sentences(lines: Sequence[str]) -> tuple[str, ...]:
-    """Split lines of prose into sentences, in order.
+    """Split lines of prose into sentences, in order; raise InputError if there is none.
 
     Headings (`= Title =`), blank lines and fragments of fewer than three words are left out. In a line with spaces
     before full stops, as in WikiText, only those end a sentence; elsewhere a full stop ends one if a space and a
     capital letter, digit or quote follow.
-
-    Raises:
-        InputError: if there is no sentence.
     """
     found: list[str] = []
     for line in lines:
@@ -103,12 +91,9 @@ def generated(random: np.random.Generator, number: int, spaced: bool = True) -> 
     """Draw sentences of a small grammar that name nothing of the world: `In spring the old river changes again .`"""
     parts = (OPENINGS, QUALITIES, THINGS, DEEDS, ENDINGS)
     draws = np.stack([random.integers(len(part), size=number) for part in parts], axis=1)
-    made = []
-    for row in draws:
-        opening, quality, thing, deed, ending = (part[i] for part, i in zip(parts, row))
-        sentence = f"{opening} {quality} {thing} {deed}{ending}."
-        made.append(spaced_out(sentence) if spaced else sentence)
-    return made
+    chosen = ([part[i] for part, i in zip(parts, row)] for row in draws)
+    made = [f"{opening} {quality} {thing} {deed}{ending}." for opening, quality, thing, deed, ending in chosen]
+    return list(map(spaced_out, made)) if spaced else made
 
 
 def spaced_out(sentence: str) -> str:

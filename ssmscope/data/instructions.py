@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,12 +33,10 @@ class InstructionData:
     """Prompts and their classes; the prompts of one example are consecutive.
 
     Attributes:
-        name: `instruct`.
         split: `train`, `validation`, `test` or `unseen` (test examples in held-out templates).
         sources: split of each task's data set that the examples come from.
-        texts: the prompts.
+        texts, tasks: the prompts and the task of each.
         labels: class id of each prompt, an index into the words of its task.
-        tasks: task of each prompt.
         templates: template of each prompt, an index into `TASK_PROMPTS[task].templates`.
         examples: example number of each prompt: 0, 0, …, 1, …
     """
@@ -53,7 +51,6 @@ class InstructionData:
     examples: tuple[int, ...]
 
     def __len__(self) -> int:
-        """Return the number of prompts."""
         return len(self.texts)
 
     @cached_property
@@ -78,52 +75,32 @@ class InstructionData:
         return (self.first + np.random.default_rng(seed).integers(counts)).tolist()
 
 
-def seen_templates(task: str) -> range:
-    """Return the indices of the templates used in training."""
-    return range(len(TASK_PROMPTS[task].templates) - UNSEEN_TEMPLATES)
-
-
-def unseen_templates(task: str) -> range:
-    """Return the indices of the templates held out of training."""
-    return range(len(TASK_PROMPTS[task].templates))[-UNSEEN_TEMPLATES:]
+def template_numbers(task: str, *, unseen: bool) -> range:
+    """Return the indices of the templates held out of training, or of those used in it."""
+    every = range(len(TASK_PROMPTS[task].templates))
+    return every[-UNSEEN_TEMPLATES:] if unseen else every[:-UNSEEN_TEMPLATES]
 
 
 def instruction_data(parts: Sequence[TextData], split: str, *, unseen: bool = False) -> InstructionData:
     """Put every text into each training template of its task, or into each held-out one (`unseen`)."""
-    rows: list[tuple[str, int, str, int, int]] = []
-    number = 0
-    for part in parts:
-        numbers = unseen_templates(part.name) if unseen else seen_templates(part.name)
-        for text, label in zip(part.texts, part.labels):
-            content = content_of(part.name, text)
-            for at in numbers:
-                prompt = TASK_PROMPTS[part.name].templates[at].replace("{content}", content)
-                rows.append((prompt, label, part.name, at, number))
-            number += 1
+    numbered = enumerate((part.name, *each) for part in parts for each in zip(part.texts, part.labels))
+    rows = [
+        (TASK_PROMPTS[task].templates[at].replace("{content}", content_of(task, text)), label, task, at, number)
+        for number, (task, text, label) in numbered
+        for at in template_numbers(task, unseen=unseen)
+    ]
     columns: Any = tuple(zip(*rows)) or ((),) * 5
     return InstructionData("instruct", split, {part.name: part.split for part in parts}, *columns)
 
 
-class Roles(NamedTuple):
-    """Splits of a data set for training, for choosing the epoch (None: a share of the training split) and for testing
-    (None: no test)."""
-
-    train: str
-    validation: str | None
-    test: str | None
-
-
-def roles(task: str, splits: Collection[str]) -> Roles:
-    """Assign a task's `splits` to roles. Without `train`, `validation` is for training; without `test`, for testing.
-
-    Raises:
-        InputError: if there is no split to train on.
-    """
+def roles(task: str, splits: Collection[str]) -> tuple[str, str | None, str | None]:
+    """Return a task's splits for training, for choosing the epoch (None: a share of the training split) and for testing
+    (None: no test). Without `train`, `validation` is for training; without `test`, for testing."""
     if not {"train", "validation"} & {*splits}:
         raise InputError(f"{task} has no split to train on: there are {', '.join(sorted(splits)) or 'none'}")
     train = "train" if "train" in splits else "validation"
     left = "validation" if train == "train" and "validation" in splits else None
-    return Roles(train, left, "test") if "test" in splits else Roles(train, None, left)
+    return (train, left, "test") if "test" in splits else (train, None, left)
 
 
 def splits_of(task: str) -> tuple[str, ...]:
@@ -136,11 +113,7 @@ def splits_of(task: str) -> tuple[str, ...]:
 
 
 def chosen_tasks(mixture: str | None) -> tuple[str, ...]:
-    """Parse a comma-separated list of tasks; None stands for all of `TASKS`.
-
-    Raises:
-        InputError: if a task is unknown or named twice.
-    """
+    """Parse a comma-separated list of tasks; None stands for all of `TASKS`."""
     names = TASKS if mixture is None else tuple(name.strip() for name in mixture.split(","))
     for name in names:
         if name not in TASKS:
@@ -163,40 +136,27 @@ def load_mixture(
         examples: maximum number of training examples per task; at most a tenth as many choose the epoch.
         held_out: share of a task's training examples that chooses the epoch if the task has no split for it.
         share: share of the training examples to use.
-        seed: random seed of all draws.
-
-    Raises:
-        InputError: for an unknown task, data that cannot be read, or a share that leaves a part or a class empty.
     """
     found: dict[str, list[TextData]] = {"train": [], "validation": [], "test": []}
     for task in chosen_tasks(mixture):
-        role = roles(task, splits_of(task) or SOURCES[task].splits)
-        train = load_text(task, role.train)
-        if role.validation is not None:
-            found["validation"].append(load_text(task, role.validation).sample(max(examples // 10, 1), seed=seed))
+        trained, choosing, tested = roles(task, splits_of(task) or SOURCES[task].splits)
+        train, part = load_text(task, trained), None
+        if choosing is not None:
+            part = load_text(task, choosing)
         elif held_out:
             train, part = train.divide(held_out, seed=seed)
+        if part is not None:
             found["validation"].append(part.sample(max(examples // 10, 1), seed=seed))
-        if role.test is not None:
-            found["test"].append(load_text(task, role.test))
+        if tested is not None:
+            found["test"].append(load_text(task, tested))
         found["train"].append(train.sample(max(round(share * min(len(train), examples)), 1), seed=seed))
     made = {part: instruction_data(texts, part) if texts else None for part, texts in found.items()}
     made["unseen"] = instruction_data(found["test"], "unseen", unseen=True) if found["test"] else None
     return made
 
 
-class LabelTokens(NamedTuple):
-    """Token of every class's word after a prompt, by task and template index."""
-
-    ids: Mapping[tuple[str, int], tuple[int, ...]]
-
-    def of(self, data: InstructionData) -> list[tuple[int, ...]]:
-        """Return the label tokens of each prompt."""
-        return [self.ids[key] for key in zip(data.tasks, data.templates)]
-
-
-def label_tokens(tokenizer: Any, tasks: Collection[str]) -> LabelTokens:
-    """Return the tokens of the label words as they follow each prompt of these tasks after a space.
+def label_tokens(tokenizer: Any, tasks: Collection[str]) -> dict[tuple[str, int], tuple[int, ...]]:
+    """Return the token of every class's word as it follows a prompt after a space, by task and template index.
 
     Raises:
         InputError: if a word is not exactly one token there, or two words are the same token.
@@ -204,11 +164,10 @@ def label_tokens(tokenizer: Any, tasks: Collection[str]) -> LabelTokens:
     found = {}
     for task in tasks:
         for at, template in enumerate(TASK_PROMPTS[task].templates):
-            prompt = template.replace("{content}", "a text")
+            prompt, words = template.replace("{content}", "a text"), list[int]()
             before = _ids(tokenizer, prompt)
-            words = []
             for word in TASK_PROMPTS[task].words:
-                whole = _ids(tokenizer, prompt + ("" if prompt[-1].isspace() else " ") + word)
+                whole = _ids(tokenizer, _answered(prompt, word))
                 if whole[:-1] != before:
                     raise InputError(
                         f"the label word '{word}' of {task} is not one token after prompt {at + 1}; use a tokenizer "
@@ -218,7 +177,7 @@ def label_tokens(tokenizer: Any, tasks: Collection[str]) -> LabelTokens:
             if len({*words}) < len(words):
                 raise InputError(f"two label words of {task} are the same token; use one that separates them")
             found[task, at] = tuple(words)
-    return LabelTokens(found)
+    return found
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
@@ -227,4 +186,8 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
 
 def spoken(data: InstructionData) -> list[str]:
     """Return every prompt with its answer, as training text for a tokenizer."""
-    return [text + ("" if text[-1].isspace() else " ") + word for text, word in zip(data.texts, data.answers)]
+    return list(map(_answered, data.texts, data.answers))
+
+
+def _answered(prompt: str, word: str) -> str:
+    return prompt + ("" if prompt[-1].isspace() else " ") + word

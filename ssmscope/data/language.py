@@ -1,10 +1,13 @@
-"""Texts for language models: lines, tokenizers of bytes, words and symbols, and rows of tokens."""
+"""Texts for language models: lines, documents, tokenizers of bytes, words and symbols, and rows of tokens."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +16,7 @@ import numpy as np
 from ssmscope.core.limits import MAX_TOKENS_PER_ROW, refuse_above
 from ssmscope.core.reading import read_text
 from ssmscope.core.tokenizing import tokenize
-from ssmscope.data.rows import SUFFIXES, checked_column, read_rows, text_of
+from ssmscope.data.rows import SUFFIXES, checked_column, checked_path, read_rows, text_of
 from ssmscope.data.text import LINE_SOURCES, known_rows
 from ssmscope.data.tokenizer import fast_tokenizer
 from ssmscope.data.tokens import IGNORED, TokenData
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 
 UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
 """Special tokens of `word_tokenizer`; WikiText also writes the first for its rare words."""
+
+DOCUMENTS = ("books",)
+"""Known texts whose rows are documents."""
 
 
 def load_lines(data: str | Path, split: str | None = None) -> tuple[str, ...]:
@@ -46,13 +52,7 @@ def load_lines(data: str | Path, split: str | None = None) -> tuple[str, ...]:
     path = Path(data)
     if os.path.isdir(path):
         raise InputError(f"{path} is a directory; give a file of text")
-    if path.suffix.lower() not in (".txt", *SUFFIXES) and not os.path.exists(path):
-        raise InputError(
-            f"unknown text '{data}'; give {', '.join(LINE_SOURCES)}, or a file ending in "
-            f"{', '.join(('.txt', *SUFFIXES))}{did_you_mean(str(data), LINE_SOURCES)}"
-        )
-    if split is not None:
-        raise InputError(f"split '{split}' was asked for, but file {path} has none; give a file each")
+    checked_path(data, LINE_SOURCES, split, suffixes=(".txt", *SUFFIXES), what="text", one_of="")
     if path.suffix.lower() != ".txt":
         return _lines([_text(row, number, path) for number, row in enumerate(read_rows(path), 1)], path)
     return _lines([read_text(path, str(path)).replace("\r\n", "\n").replace("\r", "\n")], path)
@@ -93,14 +93,8 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def word_tokenizer(lines: Sequence[str], *, vocabulary: int = 10_000) -> PreTrainedTokenizerFast:
     """Make a tokenizer of the most frequent white-space-separated words of `lines`; ties are in alphabetical order.
 
-    Id 0 is `<unk>`, any other word, and id 1 `<eos>`, the end of a line, which `language_data` adds; encoding a text
-    adds no token. Decoding joins the words with single spaces.
-
-    Args:
-        vocabulary: maximum number of tokens, the two special ones included.
-
-    Raises:
-        InputError: for lines without a word, or a vocabulary below 3.
+    There are at most `vocabulary` tokens: id 0 is `<unk>`, any other word, and id 1 `<eos>`, the end of a line, which
+    `language_data` adds; encoding a text adds no token. Decoding joins the words with single spaces.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -124,9 +118,6 @@ def symbol_tokenizer(tokens: Sequence[str]) -> PreTrainedTokenizerFast:
     """Make a tokenizer of a synthetic task's symbols, written with white space between them; the index is the id.
 
     There are no special tokens, and a text with any other symbol cannot be encoded (`tokenize` names it).
-
-    Raises:
-        InputError: if there is no symbol, or one is given twice, is empty or holds white space.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -161,8 +152,7 @@ def language_data(
     Raises:
         InputError: for a length below 1 or too large, fewer than two tokens, or a symbol unknown to the tokenizer.
     """
-    if length < 1:
-        raise InputError(f"rows of {length} tokens were asked for; give a length of at least 1")
+    _check_length(length)
     refuse_above(MAX_TOKENS_PER_ROW, length=length)
     end = tokenizer.eos_token_id
     texts = [line if end is not None else line + "\n" for line in lines]
@@ -174,6 +164,11 @@ def language_data(
     return TokenData(name, split, *next_token_rows(stream, length, tokenizer), token_names(tokenizer))
 
 
+def _check_length(length: int) -> None:
+    if length < 1:
+        raise InputError(f"rows of {length} tokens were asked for; give a length of at least 1")
+
+
 def next_token_rows(stream: np.ndarray, length: int, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
     """Cut a stream of token ids into rows, (rows, length) inputs and next-token targets, the last one padded."""
     count = -(-(len(stream) - 1) // length)
@@ -182,3 +177,88 @@ def next_token_rows(stream: np.ndarray, length: int, tokenizer: Any) -> tuple[np
     targets = np.full(count * length, IGNORED, dtype=np.int64)
     ids[: len(stream) - 1], targets[: len(stream) - 1] = stream[:-1], stream[1:]
     return ids.reshape(count, length), targets.reshape(count, length)
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentData(TokenData):
+    """Documents in rows of token ids; `characters` (examples,) is the number of characters in a row's targets."""
+
+    characters: np.ndarray
+
+
+def load_documents(data: str, split: str | None = None) -> tuple[str, ...]:
+    """Load the documents of a known text, unchanged, by default of its split `test`.
+
+    `books` (English novels in the public domain, in documents of about 10,000 characters) is read from
+    `$SSMSCOPE_DATA/books/<split>.parquet`.
+
+    Raises:
+        InputError: an unknown name or split, rows that cannot be read, or one without a text.
+    """
+    if data not in DOCUMENTS:
+        raise InputError(f"unknown documents '{data}'; give {', '.join(DOCUMENTS)}{did_you_mean(data, DOCUMENTS)}")
+    source = LINE_SOURCES[data]
+    rows, place = known_rows(data, source, split or source.default_split)
+    texts = []
+    for number, row in enumerate(rows, 1):
+        text = checked_column(row, "text", number, place)
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f"row {number} of {place} has no text; every row needs one")
+        texts.append(text)
+    return tuple(texts)
+
+
+def characters_of_tokens(tokenizer: Any) -> np.ndarray:
+    """Count the characters that begin in each token of a byte-level tokenizer, (tokens,) int64; 0 for special tokens.
+
+    Every UTF-8 character has exactly one byte that is no continuation byte (10xxxxxx), so the counts of a text's tokens
+    sum to its number of characters even where a token is part of a character.
+
+    Another kind of tokenizer, or one with a normalizer, raises InputError.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    whole = json.loads(backend.to_str()) if backend is not None else {}
+    if (whole.get("decoder") or {}).get("type") != "ByteLevel" or whole.get("normalizer") is not None:
+        raise InputError("characters are counted for tokenizers of bytes that take a text as it is; give one of those")
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    cut = ByteLevel(add_prefix_space=False, use_regex=False)
+    # U+0080 to U+00BF are byte 194 and one continuation byte each, so they show how ByteLevel writes all 64 of these.
+    continuation = {cut.pre_tokenize_str(chr(code))[0][0][1] for code in range(0x80, 0xC0)}
+    special = {*tokenizer.all_special_tokens}
+    names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    counts = [0 if name in special else sum(letter not in continuation for letter in name) for name in names]
+    return np.array(counts, dtype=np.int64)
+
+
+def document_data(
+    texts: Sequence[str], tokenizer: Any, *, length: int, name: str = "text", split: str = "all"
+) -> DocumentData:
+    """Join documents into one stream and cut it into rows of `length` tokens with next-token targets.
+
+    The stream begins with the tokenizer's end token and has one after each document, so every character is predicted
+    exactly once. The rest of the last row is padding without targets.
+
+    Raises:
+        InputError: for a length below 1, no document, or a tokenizer without an end token or not of bytes.
+    """
+    _check_length(length)
+    if not texts:
+        raise InputError(f"{name} has no document; give at least one")
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise InputError("the tokenizer has no end token, which stands between documents; give one that has")
+    counts = characters_of_tokens(tokenizer)
+    rows = tokenize(tokenizer, list(texts), add_special_tokens=False)["input_ids"]
+    stream = np.concatenate([np.array([end]), *(np.array([*row, end]) for row in rows)]).astype(np.int64)
+    ids, targets = next_token_rows(stream, length, tokenizer)
+    characters = np.where(targets == IGNORED, 0, counts[targets]).sum(1)
+    return DocumentData(name, split, ids, targets, token_names(tokenizer), characters)
+
+
+def bits_per_character(nats: np.ndarray, characters: np.ndarray) -> float:
+    """Compute Σ nats / (ln 2 · Σ characters) of the examples, a loss that does not depend on the tokenizer."""
+    total = int(np.sum(characters))
+    if not total:
+        raise InputError("there is no character to measure a model on; give a text")
+    return float(np.sum(nats)) / (math.log(2) * total)

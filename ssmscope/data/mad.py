@@ -9,27 +9,27 @@ authors' code; each task states where it departs from it. Two differences hold f
 - Training has the same targets as testing. Their code trains the three recall tasks on every next token, most of
   which are unpredictable; `every_token` does so too.
 
-The same seed gives the same data. Training and test set have separate random streams, so the number of training
-examples does not change the test set.
+Every task takes `train_examples`, `test_examples` and `seed`, returns a training and a test set, and raises InputError
+for sizes that its sequences cannot have. The same seed gives the same data. Training and test set have separate random
+streams, so the number of training examples does not change the test set.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TypeVar
+from typing import NamedTuple
 
 import numpy as np
+from einops import rearrange
 
 from ssmscope.core.limits import refuse_held
-from ssmscope.data.recall import FuzzyRecall, QueriedRecall, Recall, interleaved, named
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
 
 Parts = tuple[TokenData, TokenData]
-D = TypeVar("D", bound=TokenData)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,127 +42,148 @@ class CompressionData(TokenData):
     """
 
 
-def associative_recall(
-    *,
-    length: int = 128,
-    vocabulary: int = 16,
-    train_examples: int = 12800,
-    test_examples: int = 1280,
-    every_token: bool = False,
-    seed: int = 0,
-) -> Parts:
+class Part(NamedTuple):
+    """Part of a task's data to draw: its random stream, and one that starts alike in both parts."""
+
+    split: str
+    examples: int
+    random: np.random.Generator
+    shared: np.random.Generator
+
+
+Drawn = tuple[np.ndarray, np.ndarray, tuple[str, ...]]
+"""Ids and targets (examples, length), and the tokens."""
+
+GENERATORS: dict[str, Callable[..., Parts]] = {}
+"""Generators by their command-line names; the keyword-only parameters of a generator are its options."""
+
+
+def generator(
+    name: str, *, train_examples: int = 12800, kind: type[TokenData] = TokenData
+) -> Callable[[Callable[..., Drawn]], Callable[..., Parts]]:
+    """Register a function that draws a part of a task as the generator of its training and test set."""
+    default = train_examples
+
+    def register(draw: Callable[..., Drawn]) -> Callable[..., Parts]:
+        def generate(
+            *, train_examples: int = default, test_examples: int = 1280, seed: int = 0, **sizes: int | float
+        ) -> Parts:
+            refuse_below(1, train_examples=train_examples, test_examples=test_examples)
+            refuse_below(0, seed=seed)
+            refuse_held(train_examples + test_examples, "so many examples", "ask for fewer", unit="examples")
+            *streams, shared = np.random.SeedSequence(seed).spawn(3)
+            train, test = (
+                kind(name, split, *draw(Part(split, examples, *map(np.random.default_rng, (own, shared))), **sizes))
+                for split, examples, own in zip(("train", "test"), (train_examples, test_examples), streams)
+            )
+            return train, test
+
+        _, *own = inspect.signature(draw).parameters.values()
+        *common, _ = inspect.signature(generate).parameters.values()
+        GENERATORS[name] = functools.wraps(draw)(generate)
+        generate.__signature__ = inspect.Signature([*own, *common])  # type: ignore[attr-defined]
+        return generate
+
+    return register
+
+
+@generator("associative-recall")
+def associative_recall(part: Part, *, length: int = 128, vocabulary: int = 16, every_token: bool = False) -> Drawn:
     """Draw in-context recall (multi-query): pairs of a key and its value, drawn anew for every sequence.
 
     A key keeps its value within a sequence; whenever it recurs, its value is the target. The key of the last pair has
-    always occurred before. Several keys may have the same value.
-
-    Args:
-        length: tokens of a sequence, an even number
-        vocabulary: number of tokens, an even number: one half are keys, the other values
-        train_examples: number of training sequences
-        test_examples: number of test sequences
-        every_token: train on every next token, as the authors' code does, not only on values of known keys
-        seed: number that decides the draws
-
-    Raises:
-        InputError: for sizes that cannot hold two pairs or two keys and values, or an odd length or vocabulary.
+    always occurred before. Several keys may have the same value. One half of the vocabulary are keys, the other values.
     """
-    refuse_counts(train_examples, test_examples, seed)
-    refuse_pairs(length, vocabulary, 0)
-    task = Recall("associative-recall", length, vocabulary // 2, 0, 0.0)
-    return asked(draw_parts(task.draw, train_examples, test_examples, seed), every_token)
+    return _recall(part, length, vocabulary, 0, 0.0, every_token)
 
 
-def mqar(
-    *,
-    length: int = 64,
-    vocabulary: int = 64,
-    pairs: int = 4,
-    power: float = 0.01,
-    train_examples: int = 12800,
-    test_examples: int = 1280,
-    seed: int = 0,
-) -> Parts:
-    """Draw multi-query associative recall (Zoology, Arora et al. 2023): all pairs first, then a query of every key.
-
-    After the pairs, every second position is a slot for a key; the p-th slot is taken with a probability proportional
-    to p^(power − 1), so that distances follow a power law. Keys and values are distinct within a sequence. The value is
-    the target at the queried key but does not follow it in the input; all other positions hold random tokens.
-
-    The paper's vocabulary is 8,192, with 4 to 64 pairs at lengths of 64 to 512; 256 pairs just fit into 1,024 tokens.
-    Their code fills with any token, including keys of the sequence without a target; here no key occurs a third time.
-
-    Args:
-        length: tokens of a sequence, an even number, at least four times the pairs
-        vocabulary: number of tokens, an even number: one half are keys, the other values
-        pairs: number of pairs, each queried once
-        power: power of the distances; 1 for uniform positions
-        train_examples: number of training sequences
-        test_examples: number of test sequences
-        seed: number that decides the draws
-
-    Raises:
-        InputError: for a length or vocabulary that cannot hold the pairs, an odd one, or a power that is not above 0.
-    """
-    refuse_counts(train_examples, test_examples, seed)
-    refuse_below(1, pairs=pairs)
-    refuse_pairs(length, vocabulary, 0)
-    refuse_below(4 * pairs, length=length)
-    refuse_below(2 * pairs, vocabulary=vocabulary)
-    if not power > 0:
-        raise InputError(f"power is {power}; a number above 0 is allowed")
-    return draw_parts(QueriedRecall(length, vocabulary // 2, pairs, power).draw, train_examples, test_examples, seed)
-
-
+@generator("noisy-recall")
 def noisy_recall(
+    part: Part,
     *,
     length: int = 128,
     vocabulary: int = 32,
     noise_vocabulary: int = 16,
     noise: float = 0.2,
-    train_examples: int = 12800,
-    test_examples: int = 1280,
     every_token: bool = False,
-    seed: int = 0,
-) -> Parts:
+) -> Drawn:
     """Draw noisy in-context recall: `associative_recall` with tokens of another vocabulary between the pairs.
 
-    As in the authors' code, each pair is replaced with probability `noise` by two independent noise tokens. One pair at
-    a random position and the last pair are always kept.
-
-    Args:
-        length: tokens of a sequence, an even number
-        vocabulary: number of tokens including noise; of the others, one half are keys, the other values
-        noise_vocabulary: number of noise tokens
-        noise: probability that a pair becomes noise, below 1
-        train_examples: number of training sequences
-        test_examples: number of test sequences
-        every_token: train on every next token, as the authors' code does, not only on values of known keys
-        seed: number that decides the draws
-
-    Raises:
-        InputError: as `associative_recall`, for no noise token, or for a probability outside 0…1.
+    As in the authors' code, each pair is replaced with probability `noise` by two independent noise tokens, which are
+    `noise_vocabulary` of the `vocabulary`. One pair at a random position and the last pair are always kept.
     """
-    refuse_counts(train_examples, test_examples, seed)
     refuse_below(1, noise_vocabulary=noise_vocabulary)
-    refuse_pairs(length, vocabulary, noise_vocabulary)
+    return _recall(part, length, vocabulary, noise_vocabulary, noise, every_token)
+
+
+def _recall(part: Part, length: int, vocabulary: int, noises: int, noise: float, every_token: bool) -> Drawn:
+    halves = _refuse_pairs(length, vocabulary, noises)
     if not 0 <= noise < 1:
         raise InputError(f"noise is {noise}; a probability from 0 to below 1 is allowed")
-    task = Recall("noisy-recall", length, (vocabulary - noise_vocabulary) // 2, noise_vocabulary, noise)
-    return asked(draw_parts(task.draw, train_examples, test_examples, seed), every_token)
+    random, examples = part.random, part.examples
+    tokens = (*named("k", halves), *named("v", halves), *named("noise", noises))
+    shape = examples, length // 2
+    rows, place = np.arange(examples), np.arange(shape[1])
+    key = random.integers(0, halves, shape)
+    value = random.integers(halves, 2 * halves, shape)
+    noisy = random.random(shape) < noise
+    noisy[rows, random.integers(0, shape[1] - 1, examples)] = noisy[:, -1] = False
+    first = first_uses(np.where(noisy, -1 - place, key))
+    first[:, -1] = one_of(~noisy[:, :-1] & (first == place)[:, :-1], random)
+    key[:, -1] = key[rows, first[:, -1]]
+    value = np.take_along_axis(value, first, axis=1)
+    targets = interleaved(np.where(first < place, value, IGNORED), np.full(shape, IGNORED))
+    if noises:
+        key[noisy], value[noisy] = random.integers(2 * halves, len(tokens), (2, noisy.sum()))
+    return *_asked(part, interleaved(key, value), targets, every_token), tokens
 
 
+@generator("mqar")
+def mqar(part: Part, *, length: int = 64, vocabulary: int = 64, pairs: int = 4, power: float = 0.01) -> Drawn:
+    """Draw multi-query associative recall (Zoology, Arora et al. 2023): all pairs first, then a query of every key.
+
+    After the `pairs`, every second position is a slot for a key; the p-th slot is taken with a probability proportional
+    to p^(`power` − 1), so that distances follow a power law, and are uniform for 1. Keys and values, each one half of
+    the vocabulary, are distinct within a sequence. The value is the target at the queried key but does not follow it in
+    the input; all other positions hold random tokens.
+
+    The paper's vocabulary is 8,192, with 4 to 64 pairs at lengths of 64 to 512; 256 pairs just fit into 1,024 tokens.
+    Their code fills with any token, including keys of the sequence without a target; here no key occurs a third time.
+    """
+    refuse_below(1, pairs=pairs)
+    halves = _refuse_pairs(length, vocabulary, 0)
+    refuse_below(4 * pairs, length=length)
+    refuse_below(2 * pairs, vocabulary=vocabulary)
+    if not power > 0:
+        raise InputError(f"power is {power}; a number above 0 is allowed")
+    random = part.random
+    tokens = (*named("k", halves), *named("v", halves))
+    begin = 2 * pairs
+    ids = np.empty((part.examples, length), dtype=np.int64)
+    targets = np.full_like(ids, IGNORED)
+    places = np.arange(1, (length - begin) // 2 + 1)
+    spot = begin + 2 * weighted(places ** (power - 1), pairs, part.examples, random)
+    for row, asked, at in zip(ids, targets, spot):
+        key = random.choice(halves, pairs, replace=False)
+        value = halves + random.choice(halves, pairs, replace=False)
+        rank = random.integers(0, len(tokens) - pairs, length)
+        # The rank counts the tokens that are none of these keys.
+        row[:] = rank + np.searchsorted(np.sort(key) - np.arange(pairs), rank, side="right")
+        row[0:begin:2], row[1:begin:2] = key, value
+        row[at], asked[at] = key, value
+    return ids, targets, tokens
+
+
+@generator("fuzzy-recall")
 def fuzzy_recall(
+    part: Part,
     *,
     length: int = 128,
     vocabulary: int = 16,
     key_tokens: int = 3,
     value_tokens: int = 3,
-    train_examples: int = 12800,
-    test_examples: int = 1280,
     every_token: bool = False,
-    seed: int = 0,
-) -> Parts:
+) -> Drawn:
     """Draw fuzzy in-context recall: keys and values are runs of one or more tokens.
 
     Their lengths are uniform on 1…`key_tokens` and 1…`value_tokens`, and the tokens of a run are distinct; in the test
@@ -173,181 +194,116 @@ def fuzzy_recall(
     The paper divides the whole vocabulary equally into keys and values, the authors' code all but the padding, as
     here. Their code draws the last key first and sometimes fails to place it among the earlier ones; here it is drawn
     from the distinct keys that occurred.
-
-    Args:
-        length: tokens of a sequence, with room for two of the longest pairs
-        vocabulary: number of tokens including padding; of the others, the lower half are keys, the rest values
-        key_tokens: maximum number of tokens of a key
-        value_tokens: maximum number of tokens of a value
-        train_examples: number of training sequences
-        test_examples: number of test sequences
-        every_token: train on every next token, as the authors' code does, not only on values of known keys
-        seed: number that decides the draws
-
-    Raises:
-        InputError: for a length that cannot hold two of the longest pairs, or a vocabulary whose halves are smaller
-            than the longest run or than two.
     """
-    refuse_counts(train_examples, test_examples, seed)
     refuse_below(1, key_tokens=key_tokens, value_tokens=value_tokens)
     refuse_below(max(2 * max(2, key_tokens) + 1, 2 * max(2, value_tokens)), vocabulary=vocabulary)
     refuse_below(2 * (key_tokens + value_tokens), length=length)
     keys = (vocabulary - 1) // 2
-    task = FuzzyRecall(length, keys, vocabulary - 1 - keys, key_tokens, value_tokens)
-    return asked(draw_parts(task.draw, train_examples, test_examples, seed), every_token)
+    values = vocabulary - 1 - keys
+    random, examples = part.random, part.examples
+    tokens = (*named("k", keys), *named("v", values), "pad")
+    shortest = 1 if part.split == "train" else key_tokens
+    room = length - key_tokens - value_tokens  # The longest last pair must fit too.
+    shape = examples, room // (shortest + 1) + 1
+    rows, place = np.arange(examples), np.arange(shape[1])
+
+    key = distinct(keys, key_tokens, shape, random)
+    value = keys + distinct(values, value_tokens, shape, random)
+    key_size = random.integers(shortest, key_tokens + 1, shape)
+    value_size = random.integers(1, value_tokens + 1, shape)
+
+    first = first_uses(run_codes(key, key_size))
+    size = key_size + np.take_along_axis(value_size, first, axis=1)
+    kept = size.cumsum(axis=1) <= room
+    first[:, -1] = one_of(kept[:, :-1] & (first == place)[:, :-1], random)
+    kept[:, -1] = True
+    key[:, -1], key_size[:, -1] = key[rows, first[:, -1]], key_size[rows, first[:, -1]]
+    value, value_size = value[rows[:, None], first], np.take_along_axis(value_size, first, axis=1)
+
+    size = np.where(kept, key_size + value_size, 0)
+    start = length - size[:, ::-1].cumsum(axis=1)[:, ::-1]
+    ids = np.full((examples, length), tokens.index("pad"), dtype=np.int64)
+    targets = np.full_like(ids, IGNORED)
+    for i in range(key_tokens):
+        row, pair = np.nonzero(kept & (i < key_size))
+        ids[row, start[row, pair] + i] = key[row, pair, i]
+    for i in range(value_tokens):
+        row, pair = np.nonzero(kept & (i < value_size))
+        spot, known = start[row, pair] + key_size[row, pair] + i, first[row, pair] < pair
+        ids[row, spot] = value[row, pair, i]
+        targets[row[known], spot[known] - 1] = value[row, pair, i][known]
+    return *_asked(part, ids, targets, every_token), tokens
 
 
-def selective_copying(
-    *,
-    length: int = 256,
-    vocabulary: int = 16,
-    copied: int = 16,
-    train_examples: int = 12800,
-    test_examples: int = 1280,
-    seed: int = 0,
-) -> Parts:
-    """Draw selective copying: tokens scattered among blanks, to be repeated in order after a copy token.
+@generator("selective-copying")
+def selective_copying(part: Part, *, length: int = 256, vocabulary: int = 16, copied: int = 16) -> Drawn:
+    """Draw selective copying: `copied` tokens scattered among blanks, to be repeated in order after a copy token.
 
-    After the copy token come as many blanks as there are tokens to copy; the target at each is the next of these.
+    After the copy token come as many blanks as there are tokens to copy; the target at each is the next of these. The
+    vocabulary includes the blank and the copy token.
 
     In the authors' code a blank never follows the last token to copy, and the positions of blanks do not depend on the
     seed. Here all choices of positions before the copy token are equally likely and drawn with the seed.
-
-    Args:
-        length: tokens of a sequence
-        vocabulary: number of tokens including the blank and the copy token
-        copied: number of tokens to copy
-        train_examples: number of training sequences
-        test_examples: number of test sequences
-        seed: number that decides the draws
-
-    Raises:
-        InputError: for a length below twice `copied` and one, or a vocabulary without two tokens to copy.
     """
-    refuse_counts(train_examples, test_examples, seed)
     refuse_below(1, copied=copied)
     refuse_below(4, vocabulary=vocabulary)
     refuse_below(2 * copied + 1, length=length)
     tokens = (*named("t", vocabulary - 2), "blank", "copy")
     prompt = length - copied - 1
-
-    def draw(split: str, examples: int, random: np.random.Generator) -> TokenData:
-        content = random.integers(0, vocabulary - 2, (examples, copied))
-        places = np.sort(random.random((examples, prompt)).argsort(axis=1)[:, :copied], axis=1)
-        ids = np.full((examples, length), tokens.index("blank"), dtype=np.int64)
-        np.put_along_axis(ids, places, content, axis=1)
-        ids[:, prompt] = tokens.index("copy")
-        targets = np.full_like(ids, IGNORED)
-        targets[:, prompt + 1 :] = content
-        return TokenData("selective-copying", split, ids, targets, tokens)
-
-    return draw_parts(draw, train_examples, test_examples, seed)
+    content = part.random.integers(0, vocabulary - 2, (part.examples, copied))
+    places = np.sort(part.random.random((part.examples, prompt)).argsort(axis=1)[:, :copied], axis=1)
+    ids = np.full((part.examples, length), tokens.index("blank"), dtype=np.int64)
+    np.put_along_axis(ids, places, content, axis=1)
+    ids[:, prompt] = tokens.index("copy")
+    targets = np.full_like(ids, IGNORED)
+    targets[:, prompt + 1 :] = content
+    return ids, targets, tokens
 
 
-def compression(
-    *,
-    length: int = 32,
-    vocabulary: int = 16,
-    train_examples: int = 12800,
-    test_examples: int = 1280,
-    seed: int = 0,
-) -> tuple[CompressionData, CompressionData]:
+@generator("compression", kind=CompressionData)
+def compression(part: Part, *, length: int = 32, vocabulary: int = 16) -> Drawn:
     """Draw compression: random tokens and a compress token, whose hidden state alone must hold all of them.
 
     `CompressionData` says how the targets are decoded. The authors' decoder adds a sine-cosine code of the position to
     that hidden state; their code also has the compress token itself as a target, which is always the last and trivial.
-
-    Args:
-        length: tokens of a sequence including the compress token
-        vocabulary: number of tokens including the compress token
-        train_examples: number of training sequences
-        test_examples: number of test sequences
-        seed: number that decides the draws
-
-    Raises:
-        InputError: for a length below 2 or a vocabulary below 3.
     """
-    refuse_counts(train_examples, test_examples, seed)
     refuse_below(2, length=length)
     refuse_below(3, vocabulary=vocabulary)
     tokens = (*named("t", vocabulary - 1), "compress")
-
-    def draw(split: str, examples: int, random: np.random.Generator) -> CompressionData:
-        ids = random.integers(0, vocabulary - 1, (examples, length))
-        targets = ids.copy()
-        ids[:, -1] = tokens.index("compress")
-        targets[:, -1] = IGNORED
-        return CompressionData("compression", split, ids, targets, tokens)
-
-    return draw_parts(draw, train_examples, test_examples, seed)
+    ids = part.random.integers(0, vocabulary - 1, (part.examples, length))
+    targets = ids.copy()
+    ids[:, -1], targets[:, -1] = tokens.index("compress"), IGNORED
+    return ids, targets, tokens
 
 
-def memorization(
-    *,
-    length: int = 32,
-    vocabulary: int = 256,
-    train_examples: int = 256,
-    test_examples: int = 1280,
-    seed: int = 0,
-) -> Parts:
+@generator("memorization", train_examples=256)
+def memorization(part: Part, *, length: int = 32, vocabulary: int = 256) -> Drawn:
     """Draw memorization: one dictionary of keys and values for all sequences, to be learnt by heart.
 
     Keys alternate with an insert token, whose target is the value of the preceding key. Values never occur in the
-    input, and no two keys share one. The seed determines the dictionary, whatever the numbers of examples.
+    input, and no two keys share one. The seed determines the dictionary, whatever the numbers of examples. Of the
+    vocabulary but the insert token, the lower half are keys, the rest values.
 
     A key occurs about `train_examples * length / vocabulary` times in training: 32 times by default, once in the
     paper's hardest setting, a vocabulary of 8192. Keys are drawn with replacement, so if that number is small the test
     set has some keys that training never showed.
-
-    Args:
-        length: tokens of a sequence, an even number
-        vocabulary: number of tokens including the insert token; of the others, the lower half are keys, the
-            rest values
-        train_examples: number of training sequences
-        test_examples: number of test sequences
-        seed: number that decides the dictionary and the draws
-
-    Raises:
-        InputError: for an odd length or one below 2, or a vocabulary without two keys and two values.
     """
-    refuse_counts(train_examples, test_examples, seed)
     refuse_below(2, length=length)
-    refuse_odd(length=length)
+    _refuse_odd(length)
     refuse_below(5, vocabulary=vocabulary)
     keys = (vocabulary - 1) // 2
     tokens = (*named("k", keys), *named("v", vocabulary - 1 - keys), "insert")
-    *_, own = streams(seed)
-    dictionary = keys + own.permutation(vocabulary - 1 - keys)[:keys]
-
-    def draw(split: str, examples: int, random: np.random.Generator) -> TokenData:
-        key = random.integers(0, keys, (examples, length // 2))
-        ids = interleaved(key, np.full_like(key, tokens.index("insert")))
-        targets = interleaved(np.full_like(key, IGNORED), dictionary[key])
-        return TokenData("memorization", split, ids, targets, tokens)
-
-    return draw_parts(draw, train_examples, test_examples, seed)
+    dictionary = keys + part.shared.permutation(vocabulary - 1 - keys)[:keys]
+    key = part.random.integers(0, keys, (part.examples, length // 2))
+    ids = interleaved(key, np.full_like(key, tokens.index("insert")))
+    return ids, interleaved(np.full_like(key, IGNORED), dictionary[key]), tokens
 
 
-def streams(seed: int) -> tuple[np.random.Generator, np.random.Generator, np.random.Generator]:
-    """Return independent random streams for the training set, the test set and what both share."""
-    train, test, shared = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(3))
-    return train, test, shared
-
-
-def draw_parts(
-    draw: Callable[[str, int, np.random.Generator], D], train_examples: int, test_examples: int, seed: int
-) -> tuple[D, D]:
-    train, test, _ = streams(seed)
-    return draw("train", train_examples, train), draw("test", test_examples, test)
-
-
-def asked(parts: Parts, every_token: bool) -> Parts:
-    """Return the parts; with `every_token` every next token is a target of the training part."""
-    train, test = parts
-    if every_token:
-        following = np.pad(train.ids[:, 1:], ((0, 0), (0, 1)), constant_values=IGNORED)
-        train = dataclasses.replace(train, targets=following)
-    return train, test
+def _asked(part: Part, ids: np.ndarray, targets: np.ndarray, every_token: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return ids and targets; with `every_token` every next token is a target in training."""
+    if every_token and part.split == "train":
+        targets = np.pad(ids[:, 1:], ((0, 0), (0, 1)), constant_values=IGNORED)
+    return ids, targets
 
 
 def refuse_below(least: int, **sizes: int) -> None:
@@ -356,35 +312,71 @@ def refuse_below(least: int, **sizes: int) -> None:
             raise InputError(f"{name} is {size}; give at least {least}")
 
 
-def refuse_odd(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size % 2:
-            raise InputError(f"{name} is {size}; give an even number, e.g. {size + 1}")
+def _refuse_odd(length: int) -> None:
+    if length % 2:
+        raise InputError(f"length is {length}; give an even number, e.g. {length + 1}")
 
 
-def refuse_counts(train_examples: int, test_examples: int, seed: int) -> None:
-    refuse_below(1, train_examples=train_examples, test_examples=test_examples)
-    refuse_below(0, seed=seed)
-    refuse_held(train_examples + test_examples, "so many examples", "ask for fewer", unit="examples")
-
-
-def refuse_pairs(length: int, vocabulary: int, noises: int) -> None:
+def _refuse_pairs(length: int, vocabulary: int, noises: int) -> int:
+    """Return the number of keys, one half of the tokens that are no noise."""
     refuse_below(4, length=length)
-    refuse_odd(length=length)
+    _refuse_odd(length)
     if vocabulary - noises < 4 or (vocabulary - noises) % 2:
         besides = f" besides the {noises} for noise" if noises else ""
         raise InputError(f"vocabulary is {vocabulary}; give an even number of tokens{besides}, at least {4 + noises}")
+    return (vocabulary - noises) // 2
 
 
-GENERATORS: Mapping[str, Callable[..., Parts]] = MappingProxyType(
-    {
-        "associative-recall": associative_recall,
-        "mqar": mqar,
-        "fuzzy-recall": fuzzy_recall,
-        "noisy-recall": noisy_recall,
-        "selective-copying": selective_copying,
-        "compression": compression,
-        "memorization": memorization,
-    }
-)
-"""Generators by their command-line names; the keyword-only parameters of a generator are its options."""
+def first_uses(keys: np.ndarray) -> np.ndarray:
+    """Return, for each entry of `keys` (examples, pairs), the first index in its row with the same key."""
+    order = np.argsort(keys, axis=1, kind="stable")
+    ordered = np.take_along_axis(keys, order, axis=1)
+    new = np.diff(ordered, axis=1, prepend=ordered[:, :1] - 1) != 0
+    group = np.maximum.accumulate(np.where(new, np.arange(keys.shape[1]), 0), axis=1)
+    first = np.empty_like(order)
+    np.put_along_axis(first, order, np.take_along_axis(order, group, axis=1), axis=1)
+    return first
+
+
+def one_of(allowed: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Draw an index in each row of `allowed` (examples, pairs), uniformly among those that are True."""
+    return np.where(allowed, random.random(allowed.shape), -1).argmax(axis=1)
+
+
+def weighted(weights: np.ndarray, count: int, examples: int, random: np.random.Generator) -> np.ndarray:
+    """Draw (examples, count) indices without replacement, with probabilities proportional to `weights`.
+
+    They are the largest values of log weight + Gumbel noise, in order.
+    """
+    noisy = np.log(weights) + random.gumbel(size=(examples, len(weights)))
+    return np.argsort(-noisy, axis=1)[:, :count]
+
+
+def distinct(choices: int, count: int, shape: tuple[int, int], random: np.random.Generator) -> np.ndarray:
+    """Draw (*shape, count) integers below `choices` that are distinct along the last axis."""
+    drawn = np.empty((*shape, count), dtype=np.int64)
+    for i in range(count):
+        rank = random.integers(0, choices - i, shape)
+        for earlier in np.moveaxis(np.sort(drawn[..., :i], axis=-1), -1, 0):
+            rank += rank >= earlier  # The rank counts only the numbers that are still free.
+        drawn[..., i] = rank
+    return drawn
+
+
+def run_codes(runs: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Number `runs` (examples, pairs, tokens) so that those with the same first `sizes` tokens share a number."""
+    codes = np.zeros(sizes.shape, dtype=np.int64)
+    for i in range(runs.shape[2]):
+        longer = codes * (runs.max() + 2) + np.where(i < sizes, runs[..., i] + 1, 0)
+        # Codes are renumbered each time, so that no run overflows 64 bits.
+        codes = np.unique(longer, return_inverse=True)[1].reshape(sizes.shape)
+    return codes
+
+
+def interleaved(odd: np.ndarray, even: np.ndarray) -> np.ndarray:
+    """Interleave the first, third, … and the second, fourth, … tokens of each sequence to (examples, length)."""
+    return rearrange(np.stack([odd, even]), "two examples pairs -> examples (pairs two)")
+
+
+def named(letter: str, number: int) -> tuple[str, ...]:
+    return tuple(f"{letter}{i}" for i in range(number))

@@ -10,15 +10,14 @@ import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ssmscope.data.arrays import ArrayData
-from ssmscope.data.rows import Row, checked_class_id, checked_label, first_line, read_rows
-from ssmscope.data.text import Source, hub_rows
+from ssmscope.data.rows import check_split, checked_class_id, checked_label, checked_path, first_line
+from ssmscope.data.text import SOURCES, Source, TextData, known_rows, load_text
+from ssmscope.data.tokens import ArrayData
 from ssmscope.errors import InputError, did_you_mean
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
@@ -32,7 +31,8 @@ DECODING_ERRORS = (
 """Errors that Pillow's readers raise for damaged images."""
 
 KNOWN = ("cifar10", "digits")
-"""Names that `load_pixels` knows."""
+LABELLED = (*KNOWN, *SOURCES)
+"""Names that `load_pixels` and `load_labelled` know."""
 
 CIFAR10 = Source(
     "uoft-cs/cifar10",
@@ -44,7 +44,7 @@ CIFAR10 = Source(
 
 @dataclass(frozen=True, eq=False)
 class PixelData(ArrayData):
-    """Images with their classes, one token per pixel in raster order: row by row, from the top left.
+    """Images with their classes, one token per pixel: row by row, from the top left.
 
     Attributes:
         pixels: (examples, height · width, channels) uint8; a model reads `pixels` / 255.
@@ -71,32 +71,31 @@ def load_pixels(data: str, split: str | None = None) -> PixelData:
             `$SSMSCOPE_DATA/cifar10/<split>.parquet` when that variable is set, else through `datasets` from the hub.
             `digits` (8 × 8 grey, 64 tokens of 1 channel) is the function `digits` with seed 0.
         split: `train` or `test`; by default `test`.
-
-    Raises:
-        InputError: for an unknown name or split, absent or unreadable files, or a missing package.
     """
     if data not in KNOWN:
         raise InputError(f"unknown images {data!r}; give one of {', '.join(KNOWN)}{did_you_mean(str(data), KNOWN)}")
     split = split or "test"
-    if split not in CIFAR10.splits:
-        allowed = ", ".join(CIFAR10.splits)
-        raise InputError(f"{data} has no split {split!r}; there are {allowed}{did_you_mean(split, CIFAR10.splits)}")
+    check_split(data, split, CIFAR10.splits)
     if data == "digits":
         train, test = digits()
         return train if split == "train" else test
-    root = os.environ.get("SSMSCOPE_DATA")
-    if root:
-        place = str(Path(root, data, f"{split}.parquet"))
-        rows: Sequence[Any] = _parquet_rows(Path(place))
-    else:
-        place = f"{CIFAR10.repository} ({split})"
-        rows = hub_rows(CIFAR10, split)
-    labels = [
-        checked_class_id(checked_label(row, number, place), CIFAR10.labels, number, place)
-        for number, row in enumerate(rows, 1)
-    ]
-    pixels, shape = decoded([_image_of(row, number, place) for number, row in enumerate(rows, 1)], "RGB", place)
+    rows, place = known_rows(data, CIFAR10, split)
+    numbered = list(enumerate(rows, 1))
+    labels = [checked_class_id(checked_label(row, at, place), CIFAR10.labels, at, place) for at, row in numbered]
+    pixels, shape = decoded([_image_of(row, at, place) for at, row in numbered], "RGB", place)
     return PixelData(data, split, pixels, np.array(labels, dtype=np.int64), CIFAR10.labels, shape)
+
+
+def load_labelled(
+    data: str | Path, split: str | None = None, *, label_names: Sequence[str] | None = None
+) -> PixelData | TextData:
+    """Load labelled examples for a classifier: images (`load_pixels`), or texts of a known data set or a file
+    (`load_text`)."""
+    if data in KNOWN:
+        return load_pixels(str(data), split)
+    if data not in SOURCES:
+        checked_path(data, LABELLED)
+    return load_text(data, split, label_names=label_names)
 
 
 def digits(*, seed: int = 0, test: float = 0.2) -> tuple[PixelData, PixelData]:
@@ -137,38 +136,30 @@ def read_images(
         InputError: if a file cannot be read, is no image, has more than 8 bits per channel, or another size than
             `shape` (height, width), by default that of the first. No image is resized.
     """
-    rows = []
+    modes, found = {1: "L", 3: "RGB"}, []
     for file in files:
-        pixels, shape = _read_image(file, channels, shape)
-        rows.append(pixels)
-    return np.stack(rows)
-
-
-def _read_image(
-    file: str | os.PathLike[str], channels: int, shape: Sequence[int] | None
-) -> tuple[np.ndarray, tuple[int, int]]:
-    modes = {1: "L", 3: "RGB"}
-    if channels not in modes:
-        raise InputError(f"an image file has 1 or 3 channels, the model reads {channels}: give it arrays from Python")
-    try:
-        content = Path(file).read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read the image {os.fspath(file)}: {error.strerror or error}") from error
-    pixels, size = decoded([content], modes[channels], os.fspath(file), shape)
-    return pixels[0], size
+        if channels not in modes:
+            raise InputError(
+                f"an image file has 1 or 3 channels, the model reads {channels}: give it arrays from Python"
+            )
+        try:
+            content = Path(file).read_bytes()
+        except OSError as error:
+            raise InputError(f"cannot read the image {os.fspath(file)}: {error.strerror or error}") from error
+        pixels, shape = decoded([content], modes[channels], os.fspath(file), shape)
+        found.append(pixels[0])
+    return np.stack(found)
 
 
 def decoded(
     images: Sequence[Any], mode: str, place: str, shape: Sequence[int] | None = None
 ) -> tuple[np.ndarray, tuple[int, int]]:
-    """Decode images (PNG or JPEG bytes, or PIL images) of one size to tokens (n, height · width, channels) uint8.
-
-    Return also that size (height, width). An image whose header has another size than `shape` (height, width), or more
-    than `MAX_PIXELS` pixels, is not decoded.
+    """Decode images (PNG or JPEG bytes, or PIL images) to tokens (n, height · width, channels) uint8, and return their
+    size (height, width).
 
     Raises:
-        InputError: if there is no image, or one cannot be decoded, has more than 8 bits per channel, is too large, or
-            has another size than `shape` or the first.
+        InputError: if there is no image, or one cannot be decoded, has more than 8 bits per channel or more than
+            `MAX_PIXELS` pixels, or another size than `shape` or the first.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -189,40 +180,28 @@ def decoded(
             raise InputError(f"an image of {place} has more than 8 bits a channel (mode {opened.mode}): save it with 8")
         return np.asarray(opened.convert(mode), dtype=np.uint8)
 
-    numbers = count(1)
+    pixels, size = np.empty(0, dtype=np.uint8), (0, 0)
     try:
         # Pillow decodes outside Python's lock. Whatever it warns of is either refused or harmless.
         with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
             warnings.simplefilter("ignore")
-            opened = pool.map(open_image, images)
-            first = next(opened)
-            next(numbers)
-            size = first.shape[:2]
-            channels = first.shape[2] if first.ndim == 3 else 1
-            pixels = np.empty((len(images), size[0] * size[1], channels), dtype=np.uint8)
-            pixels[0] = first.reshape(-1, channels)
-            for number, array in zip(numbers, opened):
-                if array.shape[:2] != size:
-                    found, wanted = (f"{width} × {height}" for height, width in (array.shape[:2], size))
+            for at, array in enumerate(pool.map(open_image, images)):
+                height, width, channels = array.shape if array.ndim == 3 else (*array.shape, 1)
+                if not at:
+                    size, pixels = (height, width), np.empty((len(images), height * width, channels), dtype=np.uint8)
+                if (height, width) != size:
                     raise InputError(
-                        f"image {number} of {place} is {found} pixels, the first {wanted}; one size is needed"
+                        f"image {at + 1} of {place} is {width} × {height} pixels, the first {size[1]} × {size[0]}; one "
+                        "size is needed"
                     )
-                pixels[number - 1] = array.reshape(-1, channels)
+                pixels[at] = array.reshape(-1, channels)
     except InputError:
         raise
     except UnidentifiedImageError as error:  # Its message is only the address of a buffer.
         raise InputError(f"an image of {place} cannot be decoded: it is no image that Pillow can read") from error
     except (*DECODING_ERRORS, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"an image of {place} cannot be decoded: {first_line(error)}") from error
-    return pixels, (int(size[0]), int(size[1]))
-
-
-def _parquet_rows(file: Path) -> list[Row]:
-    if not os.path.isfile(file):
-        raise InputError(
-            f"there is no file {file}; put the split there, or unset SSMSCOPE_DATA to read it from the hub"
-        )
-    return read_rows(file)
+    return pixels, size
 
 
 def _image_of(row: Any, number: int, place: str) -> Any:

@@ -27,11 +27,7 @@ class TaskPrompts:
 
 
 def content_of(data_name: str, text: str) -> str:
-    """Return the text that replaces `{content}`: the text itself, or a data set's pair of sentences with their names.
-
-    Raises:
-        InputError: if a text of such a data set is no pair.
-    """
+    """Return the text that replaces `{content}`; a data set's pair of sentences gets their names."""
     if data_name not in PAIRS:
         return text
     first, separator, second = text.partition(PAIR_SEPARATOR)
@@ -42,11 +38,7 @@ def content_of(data_name: str, text: str) -> str:
 
 
 def prompts_of(data_name: str) -> TaskPrompts:
-    """Return the task prompts of a known data set.
-
-    Raises:
-        InputError: if it has none.
-    """
+    """Return the task prompts of a known data set."""
     if data_name not in TASK_PROMPTS:
         raise InputError(
             f"there are no task prompts for {data_name!r}; give templates and words, or one of "
@@ -55,80 +47,68 @@ def prompts_of(data_name: str) -> TaskPrompts:
     return TASK_PROMPTS[data_name]
 
 
+TEMPLATES: Mapping[str, tuple[str, ...]] = {
+    "sst2": (
+        "You are a film critic. Say whether the sentence below is 'positive' or 'negative' about the film.\n"
+        "{content}\nAnswer:",
+        "Classify the sentiment of the following sentence as negative or positive.\nSentence: {content}\nSentiment:",
+        "Does this sentence from a film review express a positive or a negative opinion? {content}\nAnswer:",
+        "{content}\nIs the sentence above negative or positive? It is",
+        "Sentence: {content} Sentiment:",
+        "Read the sentence, decide how its author feels about the film, and answer with one word, "
+        "'positive' or 'negative': {content}",
+    ),
+    "rotten_tomatoes": (
+        "As an editor who sorts film reviews, mark the snippet as 'positive' when it recommends the film and "
+        "as 'negative' when it does not.\nSnippet: {content}\nAnswer:",
+        "Decide whether this line of a film review is negative or positive.\nLine: {content}\nVerdict:",
+        "Did the critic who wrote this like the film? Answer 'positive' for yes and 'negative' for no.\n"
+        "{content}\nAnswer:",
+        "{content}\nOverall, the critic's opinion of the film is",
+        "Review: {content} Label (negative or positive):",
+        "Label the tone of the following review snippet with one of the two words positive and negative: {content}",
+    ),
+    "imdb": (
+        "You help people to choose a film. Read the review and tell them whether it is 'positive' or "
+        "'negative'.\nReview: {content}\nAnswer:",
+        "Classify the following film review as negative or positive.\n{content}\nClass:",
+        "Is the author of this review satisfied with the film? Answer 'positive' or 'negative'.\n"
+        "Review: {content}\nAnswer:",
+        "{content}\nIn one word, negative or positive, this review is",
+        "Review: {content} Sentiment:",
+        "Work out the overall sentiment of the film review that follows and reply with positive or negative. {content}",
+    ),
+    "wnli": (
+        # This is the prompt of Baleen (000), appendix B.1.
+        "In the following sentence, does the hypothesis correctly resolve the ambiguous pronoun? Answer "
+        "'correct' or 'incorrect'. Please classify: Question: {content}\nAnswer:",
+        "You are a teacher of English. A pupil has read the first sentence and concludes the second from it. "
+        "Mark the conclusion as 'correct' or 'incorrect'.\n{content}\nMark:",
+        "Decide whether the second sentence follows from the first, and answer correct or incorrect.\n"
+        "{content}\nAnswer:",
+        "{content}\nGiven the first sentence, is the second correct or incorrect? It is",
+        "{content} Conclusion (correct or incorrect):",
+        "The second sentence replaces a pronoun of the first one by what it may refer to. Say whether the "
+        "replacement is correct or incorrect. {content}",
+    ),
+    "snli": (
+        "As a careful reader, say how the hypothesis relates to the premise: 'entailment', 'neutral' or "
+        "'contradiction'.\n{content}\nAnswer:",
+        "Classify the pair of sentences as entailment, neutral or contradiction.\n{content}\nClass:",
+        "Does the premise make the hypothesis certain (entailment), possible (neutral) or impossible "
+        "(contradiction)?\n{content}\nAnswer:",
+        "{content}\nThe relation of the two sentences (entailment, neutral or contradiction) is",
+        "{content} Relation:",
+        "Suppose that the premise is true. Reply with entailment if the hypothesis must then be true, with "
+        "contradiction if it cannot be, and with neutral if both are possible. {content}",
+    ),
+}
+WORDS = {
+    **dict.fromkeys(("sst2", "rotten_tomatoes", "imdb"), ("negative", "positive")),
+    "wnli": ("incorrect", "correct"),
+    "snli": ("entailment", "neutral", "contradiction"),
+}
 TASK_PROMPTS: Mapping[str, TaskPrompts] = MappingProxyType(
-    {
-        "sst2": TaskPrompts(
-            templates=(
-                "You are a film critic. Say whether the sentence below is 'positive' or 'negative' about the film.\n"
-                "{content}\nAnswer:",
-                "Classify the sentiment of the following sentence as negative or positive.\n"
-                "Sentence: {content}\nSentiment:",
-                "Does this sentence from a film review express a positive or a negative opinion? {content}\nAnswer:",
-                "{content}\nIs the sentence above negative or positive? It is",
-                "Sentence: {content} Sentiment:",
-                "Read the sentence, decide how its author feels about the film, and answer with one word, "
-                "'positive' or 'negative': {content}",
-            ),
-            words=("negative", "positive"),
-        ),
-        "rotten_tomatoes": TaskPrompts(
-            templates=(
-                "As an editor who sorts film reviews, mark the snippet as 'positive' when it recommends the film and "
-                "as 'negative' when it does not.\nSnippet: {content}\nAnswer:",
-                "Decide whether this line of a film review is negative or positive.\nLine: {content}\nVerdict:",
-                "Did the critic who wrote this like the film? Answer 'positive' for yes and 'negative' for no.\n"
-                "{content}\nAnswer:",
-                "{content}\nOverall, the critic's opinion of the film is",
-                "Review: {content} Label (negative or positive):",
-                "Label the tone of the following review snippet with one of the two words positive and negative: "
-                "{content}",
-            ),
-            words=("negative", "positive"),
-        ),
-        "imdb": TaskPrompts(
-            templates=(
-                "You help people to choose a film. Read the review and tell them whether it is 'positive' or "
-                "'negative'.\nReview: {content}\nAnswer:",
-                "Classify the following film review as negative or positive.\n{content}\nClass:",
-                "Is the author of this review satisfied with the film? Answer 'positive' or 'negative'.\n"
-                "Review: {content}\nAnswer:",
-                "{content}\nIn one word, negative or positive, this review is",
-                "Review: {content} Sentiment:",
-                "Work out the overall sentiment of the film review that follows and reply with positive or negative. "
-                "{content}",
-            ),
-            words=("negative", "positive"),
-        ),
-        "wnli": TaskPrompts(
-            templates=(
-                # This is the prompt of Baleen (000), appendix B.1.
-                "In the following sentence, does the hypothesis correctly resolve the ambiguous pronoun? Answer "
-                "'correct' or 'incorrect'. Please classify: Question: {content}\nAnswer:",
-                "You are a teacher of English. A pupil has read the first sentence and concludes the second from it. "
-                "Mark the conclusion as 'correct' or 'incorrect'.\n{content}\nMark:",
-                "Decide whether the second sentence follows from the first, and answer correct or incorrect.\n"
-                "{content}\nAnswer:",
-                "{content}\nGiven the first sentence, is the second correct or incorrect? It is",
-                "{content} Conclusion (correct or incorrect):",
-                "The second sentence replaces a pronoun of the first one by what it may refer to. Say whether the "
-                "replacement is correct or incorrect. {content}",
-            ),
-            words=("incorrect", "correct"),
-        ),
-        "snli": TaskPrompts(
-            templates=(
-                "As a careful reader, say how the hypothesis relates to the premise: 'entailment', 'neutral' or "
-                "'contradiction'.\n{content}\nAnswer:",
-                "Classify the pair of sentences as entailment, neutral or contradiction.\n{content}\nClass:",
-                "Does the premise make the hypothesis certain (entailment), possible (neutral) or impossible "
-                "(contradiction)?\n{content}\nAnswer:",
-                "{content}\nThe relation of the two sentences (entailment, neutral or contradiction) is",
-                "{content} Relation:",
-                "Suppose that the premise is true. Reply with entailment if the hypothesis must then be true, with "
-                "contradiction if it cannot be, and with neutral if both are possible. {content}",
-            ),
-            words=("entailment", "neutral", "contradiction"),
-        ),
-    }
+    {name: TaskPrompts(templates, WORDS[name]) for name, templates in TEMPLATES.items()}
 )
 """Task prompts of the known data sets, by name."""

@@ -1,4 +1,4 @@
-"""Rows of a csv, tsv, jsonl or parquet file, and the text and label of a row."""
+"""Rows of a csv, tsv, jsonl or parquet file, and the text, the label, the class and the rationale of a row."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import csv
 import io
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ssmscope.core.reading import no_character, parse_json, read_text
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, did_you_mean
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 
@@ -20,13 +20,50 @@ MAX_ROWS = 10_000_000
 
 Row = Mapping[str, Any]
 
+Spans = tuple[tuple[int, int], ...]
+"""Spans of characters [start, end) of a text, in order and not touching."""
+
+COLUMNS = ("label", "label_name", "label_index")
+"""Columns that can hold labels; the second holds names, the third indices, the first either."""
+
+
+def checked_path(
+    data: str | Path,
+    known: Collection[str],
+    split: str | None = None,
+    *,
+    suffixes: Sequence[str] = SUFFIXES,
+    what: str = "data",
+    one_of: str = "one of ",
+) -> Path:
+    """Return data as the path of a file.
+
+    Raises:
+        InputError: it is neither a known name nor a file, or a split is given.
+    """
+    path = Path(data)
+    if path.suffix.lower() not in suffixes and not os.path.exists(path):
+        raise InputError(
+            f"unknown {what} '{data}'; give {one_of}{', '.join(known)}, or a file ending in {', '.join(suffixes)}"
+            f"{did_you_mean(str(data), known)}"
+        )
+    if split is not None:
+        raise InputError(f"split '{split}' was asked for, but file {path} has none; give a file each")
+    return path
+
+
+def check_split(name: str, split: str, splits: Sequence[str], kind: str = "") -> None:
+    """Raise InputError if a known data set has no such split."""
+    if split not in splits:
+        hint = did_you_mean(split, splits)
+        raise InputError(f"{name} has no {kind}split {split!r:.80}; there are {', '.join(splits)}{hint}")
+
 
 def read_rows(path: Path) -> list[Row]:
     """Read the rows of a csv, tsv, jsonl or parquet file as mappings from column to value.
 
     Raises:
-        InputError: for a missing file, another format, malformed content, two columns of one name, a row with more
-            fields than columns, an invalid character, or no row.
+        InputError: the file is absent, malformed or without rows, or has a column twice or an invalid character.
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -46,27 +83,14 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def read_csv(path: Path) -> list[Row]:
-    advice = "put a text that holds a comma in double quotes"
-    return _table(read_text(path, str(path)), path, advice, delimiter=",", strict=True)
-
-
+CSV: dict[str, Any] = {"delimiter": ",", "strict": True}
 QUOTED_TSV: dict[str, Any] = {"delimiter": "\t", "strict": True}
 PLAIN_TSV: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
 
 
-def read_tsv(path: Path) -> list[Row]:
-    content = read_text(path, str(path))
-    advice = "put a text that holds a tab in double quotes"
-    return _table(content, path, advice, **(QUOTED_TSV if _is_quoted(content) else PLAIN_TSV))
-
-
 def _is_quoted(content: str) -> bool:
-    """Return True if a tab-separated table is quoted like a csv.
-
-    In most such tables quotes are part of the text; they are not if they enclose what no plain field can hold: line
-    ends, tabs or doubled quotes.
-    """
+    """Return True if quotes in a tab-separated table are not part of the text, as in most, but enclose what no plain
+    field can hold: line ends, tabs or doubled quotes."""
     if '"' not in content:
         return False
     try:
@@ -85,9 +109,13 @@ def _is_quoted(content: str) -> bool:
                for rows in zip(quoted, plain) for field, plain_field in zip(*rows))  # fmt: skip
 
 
-def _table(content: str, path: Path, advice: str, **dialect: Any) -> list[Row]:
-    """Read the rows below a header, ignoring blank lines and empty fields beyond the header; a short row has None in
-    its missing columns."""
+def read_table(path: Path) -> list[Row]:
+    """Read the rows of a csv or tsv file below its header, ignoring blank lines and empty fields beyond the header; a
+    short row has None in its missing columns."""
+    content, separator = read_text(path, str(path)), "comma"
+    dialect = CSV
+    if path.suffix.lower() == ".tsv":
+        dialect, separator = QUOTED_TSV if _is_quoted(content) else PLAIN_TSV, "tab"
     lines = csv.reader(io.StringIO(content, newline=""), **dialect)
     rows: list[Row] = []
     header: list[str] = []
@@ -100,7 +128,8 @@ def _table(content: str, path: Path, advice: str, **dialect: Any) -> list[Row]:
                 _distinct(header, path)
             elif any(fields[len(header) :]):
                 raise InputError(
-                    f"row {len(rows) + 1} of {path} has {len(fields)} fields, its header {len(header)}; {advice}"
+                    f"row {len(rows) + 1} of {path} has {len(fields)} fields, its header {len(header)}; put a text "
+                    f"that holds a {separator} in double quotes"
                 )
             else:
                 rows.append(dict(zip(header, [*fields, *[None] * (len(header) - len(fields))])))
@@ -150,7 +179,9 @@ def read_parquet(path: Path) -> list[Row]:
         raise ValueError(first_line(error)) from error
 
 
-READERS = {".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl, ".parquet": read_parquet}
+READERS: Mapping[str, Callable[[Path], list[Row]]] = {
+    **{".csv": read_table, ".tsv": read_table, ".jsonl": read_jsonl, ".parquet": read_parquet}
+}
 
 
 def checked_column(row: Row, column: str, number: int, place: str | Path) -> Any:
@@ -170,11 +201,7 @@ def checked_string(value: str, column: str, number: int, place: str | Path) -> s
 
 
 def text_of(value: Any, column: str, number: int, place: str | Path) -> str:
-    """Return a text unchanged, or "" if there is none.
-
-    Raises:
-        InputError: if the value is a list, a number or anything else that is no text.
-    """
+    """Return a text unchanged, or "" if there is none; raise InputError if the value is no text."""
     if value is None or value != value:
         return ""
     if not isinstance(value, str):
@@ -219,6 +246,140 @@ def checked_class_id(label: str, names: Sequence[str], number: int, place: str |
         allowed = ", ".join(f"{i} ({name})" for i, name in enumerate(names))
         raise InputError(f"row {number} of {place} has the label '{label}'; allowed are {allowed}")
     return int(label)
+
+
+def label_column(row: Row) -> str:
+    """Return the name of a file's label column, given its first row."""
+    return next((name for name in COLUMNS if name in row), COLUMNS[0])
+
+
+def class_ids(
+    labels: Sequence[str], names: Sequence[str], place: str | Path, column: str, *, as_written: bool = False
+) -> list[int]:
+    """Return the class of every label of a file, as an index into `names`.
+
+    All labels of a file are read as names or all as indices, whichever fits them all: "1" can be both.
+
+    Args:
+        column: the label column; `label_name` and `label_index` decide the reading.
+        as_written: the names were themselves labels of such a file, so labels that can be names are names.
+
+    Raises:
+        InputError: if a label is neither, names and indices are mixed, or the two readings give different classes.
+    """
+    by_name = {name: at for at, name in enumerate(names)}
+    by_index = {str(at): at for at in range(len(names))}
+    allowed = ", ".join(names)
+    readings = dict(zip(COLUMNS, ([by_name, by_index], [by_name], [by_index])))[column]
+    known = {label for reading in readings for label in reading}
+    labels = [label if label in known else whole(label) for label in labels]
+    distinct = dict.fromkeys(labels)
+    unknown = next((label for label in distinct if label not in known), None)
+    if unknown is not None:
+        if column == COLUMNS[2]:
+            allowed = f"0 to {len(names) - 1}"
+        raise InputError(
+            f"row {labels.index(unknown) + 1} of {place} has the label '{unknown:.60}'; allowed are {allowed}"
+        )
+    fitting = [reading for reading in readings if all(label in reading for label in distinct)]
+    if not fitting:
+        name = next(label for label in distinct if label not in by_index)
+        index = next(label for label in distinct if label not in by_name)
+        raise InputError(
+            f"{place} has the label '{name:.60}' (row {labels.index(name) + 1}), a class's name, and '{index}' (row "
+            f"{labels.index(index) + 1}), a class's index; write all labels as names ({allowed}) or all as indices"
+        )
+    unclear = [label for label in distinct if len({reading[label] for reading in fitting}) > 1]
+    if unclear and not as_written:
+        raise InputError(
+            f"the label '{unclear[0]}' of {place} is the name of one class and the index of another (classes: "
+            f"{allowed}); rename the column to label_name or to label_index to say which is meant"
+        )
+    return [fitting[0][label] for label in labels]
+
+
+def sorted_names(labels: Iterable[str]) -> tuple[str, ...]:
+    """Return the distinct labels sorted by name, or by value if all are integers."""
+    distinct = set(labels)
+    try:
+        return tuple(sorted(distinct, key=lambda label: (int(label), label)))
+    except ValueError:
+        return tuple(sorted(distinct))
+
+
+def rationale_spans(row: Row, number: int, place: str | Path) -> Spans | None:
+    """Read the column `rationale` of a row as spans of characters of its stripped text; None if absent or empty.
+
+    The column holds spans of characters, [[0, 4], [10, 17]] (end exclusive); a 0 or 1 for every white-space-separated
+    word, [0, 1, 1] or "0 1 1"; or the marked words themselves, "a gripping film" or ["a", "film"], each of which occurs
+    in the text once. In a csv or tsv file lists are written as JSON. Anything else raises InputError.
+    """
+    given = row.get("rationale")
+    whole = row["text"]
+    if isinstance(given, str):
+        given = _parsed_rationale(given, len(whole.split()))
+    if given is None or given != given or given == []:
+        return None
+    which = f"the rationale of row {number} of {place}"
+    if not isinstance(given, list):
+        raise InputError(f"{which} is {given!r}; allowed are {RATIONALES}")
+    if all(isinstance(item, str) for item in given):
+        spans = [_found(words, whole, which) for words in given]
+    elif all(isinstance(item, list) for item in given):
+        spans = [_checked_span(item, len(whole), which) for item in given]
+    elif all(item in (0, 1) for item in given):
+        words = [match.span() for match in re.finditer(r"\S+", whole)]
+        if len(given) != len(words):
+            raise InputError(f"{which} has {len(given)} numbers for {len(words)} words; give a 0 or 1 for every word")
+        spans = [span for span, marked in zip(words, given) if marked]
+    else:
+        raise InputError(f"{which} is {given!r:.60}; allowed are {RATIONALES}")
+    return _joined_spans(spans, whole)
+
+
+RATIONALES = "spans [[start, end], …], a 0 or 1 for every word, or words of the text"
+
+
+def _parsed_rationale(given: str, words: int) -> Any:
+    """Parse a string as a JSON list, as digits for `words` words, or as the one marked text."""
+    given = given.strip()
+    if not given:
+        return None
+    if re.fullmatch(r"[01](\s+[01])*", given) and len(given.split()) == words:
+        return [int(digit) for digit in given.split()]
+    try:
+        found = parse_json(given)
+    except ValueError:
+        found = None
+    return found if isinstance(found, list) else [given]
+
+
+def _found(words: str, whole: str, which: str) -> tuple[int, int]:
+    if (times := whole.count(words) if words else 0) != 1:
+        hint = f"in its text {times} times; give spans [[start, end], …] instead"
+        hint = hint if times else "not in its text; rename the column if it holds something else"
+        raise InputError(f"{which}, {words!r:.60}, is {hint}")
+    start = whole.index(words)
+    return start, start + len(words)
+
+
+def _checked_span(span: Sequence[Any], length: int, which: str) -> tuple[int, int]:
+    whole = len(span) == 2 and all(isinstance(end, int) and not isinstance(end, bool) for end in span)
+    if not whole or not 0 <= span[0] < span[1] <= length:
+        raise InputError(f"{which} has the span {span!r:.60}; allowed are [start, end] within 0 to {length}")
+    return span[0], span[1]
+
+
+def _joined_spans(spans: Iterable[tuple[int, int]], whole: str) -> Spans | None:
+    """Sort spans, merge those that overlap or touch, and count from the first character that is no space."""
+    before, end = len(whole) - len(whole.lstrip()), len(whole.strip())
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted((max(a - before, 0), min(b - before, end)) for a, b in spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        elif start < stop:
+            joined.append((start, stop))
+    return tuple(joined) or None
 
 
 def first_line(error: Exception) -> str:

@@ -4,28 +4,37 @@ section 5."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ssmscope.core.limits import refuse_above, refuse_held
-from ssmscope.data.arrays import ArrayData
+from ssmscope.data.tokens import ArrayData
 from ssmscope.errors import InputError
 
-LISTOPS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]", "[PAD]")
+OPERATORS: Mapping[str, Callable[[list[int]], int]] = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": lambda ordered: (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2,
+    "[SM": lambda ordered: sum(ordered) % 10,
+}
+"""Operators with the value of ordered digits."""
+LISTOPS = (*"0123456789", *OPERATORS, "]", "[PAD]")
 """Tokens of ListOps in the order of their ids; the last is padding."""
+
+MAX_DEPTH, MAX_VALUES, NESTING_PROBABILITY = 10, 10, 0.25
+"""Number of levels, of which the last has digits only; maximum number of values of an expression; probability that a
+value is an expression."""
+LENGTH_TOLERANCE, MIN_LENGTH, MAX_LENGTH = 4, 8, 2000
+"""Maximum difference between an expression's length and the requested one, and the range of these, in tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceData(ArrayData):
-    """Sequences with their classes.
+    """Sequences `ids` (examples, length) of token ids with their class ids `labels` (examples,).
 
-    Attributes:
-        ids: (examples, length) token ids.
-        labels: (examples,) class ids.
-        tokens: token of each id; their number is the vocabulary size.
-        label_names: names of the classes.
+    `tokens` names each id, `label_names` each class.
     """
 
     ids: np.ndarray
@@ -42,9 +51,6 @@ def majority(
     The number of ones is uniform on 0…`length`. After the labels are set, every one of the training set becomes a zero
     with probability `flipped`: .25 in the authors' code, "a small percentage" in their paper. The order of the draws is
     that of their code, so a seed gives their sets.
-
-    Raises:
-        InputError: for a length or number of examples below 1, or a probability outside 0…1.
     """
     if length < 1 or examples < 1:
         raise InputError(f"length {length} and examples {examples} must be at least 1")
@@ -64,10 +70,10 @@ def majority(
 
     (train, train_labels), (test, test_labels) = draw(), draw()
     train[(random.rand(examples, length) < flipped) & (train == 1)] = 0
-    tokens, names = ("0", "1"), ("more zeros", "more ones")
+    named = ("0", "1"), ("more zeros", "more ones")
     return (
-        SequenceData("majority", "train", train, train_labels, tokens, names),
-        SequenceData("majority", "test", test, test_labels, tokens, names),
+        SequenceData("majority", "train", train, train_labels, *named),
+        SequenceData("majority", "test", test, test_labels, *named),
     )
 
 
@@ -77,9 +83,6 @@ def listops(
     """Encode ListOps expressions, e.g. `( ( ( [MAX 4 ) 7 ) ] )`, as ids padded on the right to `width` or the longest.
 
     Round brackets are left out; the authors' models read the padding too. `listops_expressions` draws random ones.
-
-    Raises:
-        InputError: for no expression, a token that ListOps does not have, or an expression longer than `width`.
     """
     if not texts or len(texts) != len(labels):
         raise InputError(f"{len(texts)} expressions and {len(labels)} labels: as many of each are needed, at least one")
@@ -96,3 +99,139 @@ def listops(
         line[: len(row)] = [ids[token] for token in row]
     digits = tuple("0123456789")
     return SequenceData("listops", split, table, np.asarray(labels, dtype=np.int64), LISTOPS, digits)
+
+
+def listops_expressions(length: int, *, examples: int = 1000, seed: int = 0) -> tuple[SequenceData, SequenceData]:
+    """Draw a training and a test set of random ListOps expressions of about `length` tokens.
+
+    Lengths are from `length` − 4 to `length` + 4, as in the authors' files (T = 100: 96 to 104), and every row of `ids`
+    is padded on the right to `length` + 4. Each set has its own random stream, and no expression occurs twice, within a
+    set or across them. A length outside 8 to 2,000, no example, or a seed below 0 raises InputError.
+
+    ListOps (Nangia and Bowman 2018) nests lists of digits under an operator: `[MAX 4 7 [MIN 2 9 ] ]` is 7. `[SM` is the
+    sum modulo 10; `[MED` of an even number of values is the mean of the middle two, rounded down. The expressions have
+    the distribution of the files used by the authors of the selective SSM (Generalization bounds for selective SSMs,
+    B.3), which is that of Long Range Arena (Tay et al. 2020): a value is an expression with probability 1/4, else a
+    digit; an expression has 2 to 10 values, uniformly; the tenth level has digits only; digits and operators are
+    uniform; and only expressions within 4 tokens of the requested length are kept. The round brackets of their files
+    are left out.
+
+    Rejection sampling would keep one in a thousand expressions at 96 to 104 tokens. Instead, the probability that a
+    value at a level has n tokens is computed for every n; then the length of an expression is drawn and, from the
+    outside in, its number of values and the length of each, given the length that remains.
+    """
+    if not MIN_LENGTH <= length <= MAX_LENGTH:
+        raise InputError(f"length is {length}; give {MIN_LENGTH} to {MAX_LENGTH}, the tokens of an expression")
+    if examples < 1 or seed < 0:
+        raise InputError(f"examples is {examples} and seed {seed}; give at least 1 example and a seed of at least 0")
+    refuse_held(length * examples, f"{examples:,} expressions of {length:,} tokens", "ask for fewer or shorter ones")
+    drawn: set[str] = set()
+    trees = _Trees(length)
+
+    def draw(split: str, stream: np.random.SeedSequence) -> SequenceData:
+        random = np.random.default_rng(stream)
+        texts: list[str] = []
+        while len(texts) < examples:
+            text = " ".join(trees.expression(random))
+            if text not in drawn:
+                drawn.add(text)
+                texts.append(text)
+        return listops(texts, [evaluate(text) for text in texts], split=split, width=length + LENGTH_TOLERANCE)
+
+    first, second = np.random.SeedSequence(seed).spawn(2)
+    return draw("train", first), draw("test", second)
+
+
+def evaluate(text: str) -> int:
+    """Return the value of a ListOps expression or digit, 0 to 9; round brackets are ignored."""
+    outer: list[tuple[str, list[int]]] = []
+    values: list[int] = []  # They belong to the innermost open expression, or at the end to the whole.
+    for token in text.replace("(", " ").replace(")", " ").split():
+        if token in OPERATORS:
+            outer.append((token, values))
+            values = []
+        elif token == "]" and outer and values:
+            operator, around = outer.pop()
+            around.append(OPERATORS[operator](sorted(values)))
+            values = around
+        elif len(token) == 1 and token in "0123456789":
+            values.append(int(token))
+        else:
+            raise InputError(f"{token!r} has no place in the expression '{_shortened(text)}'")
+    if outer or len(values) != 1:
+        what = f"{len(outer)} unclosed brackets" if outer else f"{len(values)} values"
+        raise InputError(f"'{_shortened(text)}' has {what}; give one expression, e.g. [MAX 4 7 ]")
+    return values[0]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+class _Trees:
+    """Sampler of expressions of about `length` tokens.
+
+    `rows[level][k, n]` is the probability that k consecutive values at that level have n tokens together; a value has
+    1 token, or 2 more than the values that it holds.
+    """
+
+    def __init__(self, length: int) -> None:
+        longest = length + LENGTH_TOLERANCE
+        digit = np.zeros(longest + 1)
+        digit[1] = 1.0
+        self.rows = {MAX_DEPTH: _consecutive(digit)}
+        for level in reversed(range(1, MAX_DEPTH)):
+            held = self.rows[level + 1][2:].mean(0)
+            one = (1 - NESTING_PROBABILITY) * digit
+            one[2:] += NESTING_PROBABILITY * held[:-2]
+            self.rows[level] = _consecutive(one)
+        self.shortest = length - LENGTH_TOLERANCE
+        self.lengths = self.rows[1][1, self.shortest :]
+
+    def expression(self, random: np.random.Generator) -> list[str]:
+        size = self.shortest + _drawn(self.lengths, random)
+        digits = iter(random.integers(0, 10, size).tolist())
+        operators = iter(random.integers(0, len(OPERATORS), size).tolist())
+        tokens, names = list[str](), list(OPERATORS)
+
+        def nested(level: int, size: int) -> None:
+            tokens.append(names[next(operators)])
+            held = self.rows[level + 1]
+            rest = size - 2
+            number = 2 + _drawn(held[2:, rest], random)
+            for one in self._sizes(held, number, rest, random):
+                if one == 1:
+                    tokens.append(str(next(digits)))
+                else:
+                    nested(level + 1, one)
+            tokens.append("]")
+
+        nested(1, size)
+        return tokens
+
+    @staticmethod
+    def _sizes(held: np.ndarray, number: int, rest: int, random: np.random.Generator) -> Iterator[int]:
+        """Draw the lengths of `number` values that have `rest` tokens together."""
+        for others in reversed(range(1, number)):
+            size = 1  # Digits come first because most values are digits.
+            digit = held[1, 1] * held[others, rest - 1]
+            if digit <= random.random() * held[others + 1, rest]:
+                size = 2 + _drawn(held[1, 2 : rest + 1] * held[others, rest - 2 :: -1], random)
+            yield size
+            rest -= size
+        yield rest
+
+
+def _consecutive(one: np.ndarray) -> np.ndarray:
+    """Compute the probability (k, n) that k values have n tokens together; one has n with probability `one[n]`."""
+    rows = np.zeros((MAX_VALUES + 1, len(one)))
+    rows[0, 0] = 1.0
+    for k in range(1, MAX_VALUES + 1):
+        rows[k] = np.convolve(rows[k - 1], one)[: len(one)]
+    return rows
+
+
+def _drawn(weights: np.ndarray, random: np.random.Generator) -> int:
+    """Draw an index with probability proportional to its weight."""
+    up_to = weights.cumsum()
+    return int(up_to.searchsorted(random.random() * up_to[-1], side="right"))

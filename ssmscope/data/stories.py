@@ -13,7 +13,7 @@ Every question has one answer, one word, and a story mentions at least one other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -36,6 +36,11 @@ GIVE = ("gave", "handed", "passed")
 DIRECTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {"north": (0, 1), "south": (0, -1), "east": (1, 0), "west": (-1, 0)}
 )
+
+OTHER_CHAIN_LENGTH = 3
+"""Number of people in the chain that is not asked about."""
+COMMON_WORDS, COMMON_WORD_COUNT = 3, 10
+"""Number of common words, and how often each occurs; every other word occurs once."""
 
 
 class Entity(NamedTuple):
@@ -60,11 +65,8 @@ class Story(NamedTuple):
 class Task(NamedTuple):
     """Recipe for the stories of a task.
 
-    Attributes:
-        draw: draws a story with the given number of facts; None if no question has a unique answer: draw again.
-        kinds: kinds of the answers.
-        facts: default minimum and maximum number of facts of a story.
-        limits: smallest and largest number of facts that a user may choose.
+    `draw` draws a story with the given number of facts, None if no question has a unique answer. `kinds` are those of
+    the answers, `facts` the default minimum and maximum number of facts, `limits` the range of a user's choice.
     """
 
     draw: Callable[[np.random.Generator, int], Story | None]
@@ -90,12 +92,6 @@ class Event(NamedTuple):
 def write(sentence: Sentence, names: Mapping[str, list[str]]) -> str:
     """Write a sentence with the entities' names `names[kind][number]`."""
     return "".join(part if isinstance(part, str) else names[part.kind][part.number] for part in sentence)
-
-
-def walks(random: np.random.Generator, count: int) -> list[Event]:
-    """Draw walks of persons, each to a place other than the person's current one."""
-    places: dict[Entity, Entity] = {}
-    return [_walk(random, places) for _ in range(count)]
 
 
 def errands(random: np.random.Generator, count: int) -> list[Event]:
@@ -128,6 +124,7 @@ def errands(random: np.random.Generator, count: int) -> list[Event]:
 
 
 def _walk(random: np.random.Generator, places: dict[Entity, Entity]) -> Event:
+    """Draw a walk of a person to a place other than the current one in `places`."""
     person = Entity("person", int(random.integers(CAST["person"])))
     options = [place for i in range(CAST["place"]) if (place := Entity("place", i)) != places.get(person)]
     place = places[person] = options[random.integers(len(options))]
@@ -145,7 +142,8 @@ def told(random: np.random.Generator, events: list[Event]) -> tuple[Sentence, ..
 
 def where_person(random: np.random.Generator, facts: int) -> Story | None:
     """Draw a story of qa1: the person's last walk gives the answer."""
-    events = walks(random, facts)
+    places: dict[Entity, Entity] = {}
+    events = [_walk(random, places) for _ in range(facts)]
     last = {event.person: at for at, event in enumerate(events)}
     person = list(last)[random.integers(len(last))]
     at = last[person]
@@ -233,11 +231,7 @@ def which_place(random: np.random.Generator, facts: int) -> Story | None:
             found.append(((f"What is {name} of the ", other, "?"), one, at))
         if sum(step < along[one] for step in along.values()) == 1:
             found.append((("What is the ", one, f" {name} of?"), other, at))
-    if not found:
-        return None
-    question, answer, at = found[random.integers(len(found))]
-    told_facts = tuple(("The ", one, f" is {name} of the ", other, ".") for one, name, other in relations)
-    return Story(told_facts, question, answer, frozenset([at]))
+    return _asked(random, [("The ", one, f" is {name} of the ", other, ".") for one, name, other in relations], found)
 
 
 def who_gave(random: np.random.Generator, facts: int) -> Story | None:
@@ -259,20 +253,100 @@ def who_gave(random: np.random.Generator, facts: int) -> Story | None:
             else (giver, f" {verb} ", taker, " the ", thing, ".")
         )
     found: list[tuple[Sentence, Entity, int]] = []
-    for at, (giver, thing, taker) in enumerate(gifts):
-        if sum(gift[1:] == (thing, taker) for gift in gifts) == 1:
-            found.append((("Who gave the ", thing, " to ", taker, "?"), giver, at))
-        if sum(gift[:2] == (giver, thing) for gift in gifts) == 1:
-            found.append((("Who did ", giver, " give the ", thing, " to?"), taker, at))
-        if sum((gift[0], gift[2]) == (giver, taker) for gift in gifts) == 1:
-            found.append((("What did ", giver, " give to ", taker, "?"), thing, at))
+    for at, gift in enumerate(gifts):
+        giver, thing, taker = gift
+        questions: list[Sentence] = [
+            ("Who gave the ", thing, " to ", taker, "?"),
+            ("What did ", giver, " give to ", taker, "?"),
+            ("Who did ", giver, " give the ", thing, " to?"),
+        ]
+        for left_out in (0, 2, 1):
+            known = [part for i, part in enumerate(gift) if i != left_out]
+            if sum([part for i, part in enumerate(other) if i != left_out] == known for other in gifts) == 1:
+                found.append((questions[left_out], gift[left_out], at))
+    return _asked(random, told_facts, found)
+
+
+def _asked(
+    random: np.random.Generator, facts: Sequence[Sentence], found: Sequence[tuple[Sentence, Entity, int]]
+) -> Story | None:
+    """Draw one of the questions found, each with its answer and the fact that gives it; None if there is none."""
     if not found:
         return None
-    question, answer, at = found[random.integers(len(found))]
-    return Story(tuple(told_facts), question, answer, frozenset([at]))
+    question, answer, at = found[int(random.integers(len(found)))]
+    return Story(tuple(facts), question, answer, frozenset([at]))
 
 
-TASKS: Mapping[str, Task] = MappingProxyType(
+def named(kind: str, numbers: np.ndarray) -> list[Entity]:
+    return [Entity(kind, number) for number in numbers.tolist()]
+
+
+def besides(others: Sequence[Entity], article: str = "the ") -> Sentence:
+    """Join names with `and`."""
+    parts: list[str | Entity] = []
+    for other in others:
+        parts += [" and " + article if parts else article, other]
+    return tuple(parts)
+
+
+def one_of_many(random: np.random.Generator, facts: int) -> Story:
+    """Draw things in as many places, one of which is asked for. No two facts share a key or a thing."""
+    places, persons = np.unravel_index(random.choice(64, facts, replace=False), (8, 8))
+    things = named("object", random.permutation(8)[:facts])
+    keys = list(zip(named("place", places), named("person", persons)))
+    told = tuple(holds(key, thing) for key, thing in zip(keys, things))
+    at = int(random.integers(facts))
+    place, person = keys[at]
+    return Story(told, ("What is in the ", place, " of ", person, "?"), things[at], frozenset([at]))
+
+
+def holds(key: tuple[Entity, Entity], thing: Entity) -> Sentence:
+    return ("In the ", key[0], " of ", key[1], " is the ", thing, ".")
+
+
+def all_of_one(random: np.random.Generator, facts: int) -> Story:
+    """Draw things in one place; the answer is the one that the question does not name."""
+    key = Entity("place", 0), Entity("person", 0)
+    things = named("object", random.permutation(8)[:facts])
+    at = int(random.integers(facts))
+    others = [things[i] for i in random.permutation(facts) if i != at]
+    question = ("What is in the ", key[0], " of ", key[1], " except ", *besides(others), "?")
+    return Story(tuple(holds(key, thing) for thing in things), question, things[at], frozenset([at]))
+
+
+def chained(random: np.random.Generator, facts: int) -> Story:
+    """Draw two chains of persons, each of whom has what the one before has; all but three are in the queried chain."""
+    persons = named("person", random.permutation(8)[:facts])
+    asked = facts - OTHER_CHAIN_LENGTH
+    chains = [persons[:asked], persons[asked:]]
+    whose = random.permutation([0] * asked + [1] * OTHER_CHAIN_LENGTH)
+    told, done = list[Sentence](), [0, 0]
+    for number in whose.tolist():
+        chain, step = chains[number], done[number]
+        rest: Sentence = ("what ", chain[step - 1], " has.") if step else ("the ", Entity("object", number), ".")
+        told.append((chain[step], " has ", *rest))
+        done[number] += 1
+    at = int(random.integers(asked))
+    others = [chains[0][i] for i in random.permutation(asked) if i != at]
+    question = ("Who has the ", Entity("object", 0), " except ", *besides(others, ""), "?")
+    supporting = np.flatnonzero(whose == 0)[: at + 1].tolist()
+    return Story(tuple(told), question, chains[0][at], frozenset(supporting))
+
+
+def counted(random: np.random.Generator, facts: int) -> Story:
+    """Draw words in random order, `COMMON_WORDS` of them `COMMON_WORD_COUNT` times each and the others once."""
+    words = named("object", random.permutation(8))
+    common = words[:COMMON_WORDS]
+    mentions = common * COMMON_WORD_COUNT
+    mentions += words[COMMON_WORDS : COMMON_WORDS + facts - len(mentions)]
+    order = [mentions[i] for i in random.permutation(facts)]
+    answer, *others = (common[i] for i in random.permutation(COMMON_WORDS))
+    question = ("What comes as often as ", *besides(others), "?")
+    supporting = frozenset(at for at, word in enumerate(order) if word == answer)
+    return Story(tuple(("The ", word, ".") for word in order), question, answer, supporting)
+
+
+STORIES: Mapping[str, Task] = MappingProxyType(
     {
         "qa1": Task(where_person, ("place",), (2, 8), (2, 100)),
         "qa2": Task(where_object, ("place",), (4, 12), (3, 100)),
@@ -281,3 +355,40 @@ TASKS: Mapping[str, Task] = MappingProxyType(
         "qa5": Task(who_gave, ("person", "object"), (2, 8), (2, 20)),
     }
 )
+NEEDLES: Mapping[str, Task] = MappingProxyType(
+    {
+        "needle": Task(one_of_many, ("object",), (1, 1), (1, 1)),
+        "multi-key": Task(one_of_many, ("object",), (4, 4), (2, 8)),
+        "multi-value": Task(all_of_one, ("object",), (4, 4), (2, 8)),
+        "variables": Task(chained, ("person",), (8, 8), (5, 8)),
+        "common-words": Task(counted, ("object",), (35, 35), (31, 35)),
+    }
+)
+"""RULER's needle tasks (Hsieh et al. 2024) as questions with one-word answers, in the world of our stories.
+
+- `needle`: one fact names what is in a place; what is there? (single needle)
+- `multi-key`: four facts name what is in four places; what is in one of them?
+- `multi-value`: four facts name things in one place; what is there besides three of them?
+- `variables`: a person has a thing, four others have what the one before has; three more pass on another thing. Who has
+  the first thing besides four of the five? (variable tracking)
+- `common-words`: three words occur ten times each, five others once; which occurs as often as two of the three?
+
+As in RULER, a needle's key is two words (here a place and its owner), drawn like its value; facts stand at random
+positions in filler, those of a chain in order; a chain has four hops; a common word occurs ten times as often as
+others.
+
+Differences from RULER:
+
+- There, values are seven-digit numbers, words or UUIDs, and variables are five letters, which models with a small
+  vocabulary cannot read. Here all are names of the world, eight of each kind.
+- There, a model generates text and is scored by the share of all values in it. Here the first token of one word is
+  scored: if several words are the answer, the question names all but one, each equally often left out. Accuracy is thus
+  the recall of a value given the others, an easier question, and not comparable with RULER's numbers.
+- Several keys queried in a row (multi-query) are `multi-key` here, one question each.
+- RULER has one chain of variables by default. The second chain here keeps the names of the first from being the only
+  ones in the context.
+- There, the list of words fills the context: ten common ones thirty times, others three times. Here it is the same at
+  every length and spread in filler.
+"""
+TASKS: Mapping[str, Task] = MappingProxyType({**STORIES, **NEEDLES})
+"""All tasks of `ssmscope.data.babi.questions`; the place of a task seeds it."""

@@ -16,17 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from ssmscope.data.classes import class_ids, label_column, sorted_names
 from ssmscope.data.planted import SIZES, TASKS, planted
-from ssmscope.data.rationales import Spans, rationale_spans
 from ssmscope.data.rows import (
-    SUFFIXES,
     Row,
+    Spans,
+    check_split,
     checked_class_id,
     checked_label,
+    checked_path,
     checked_text,
+    class_ids,
     first_line,
+    label_column,
+    rationale_spans,
     read_rows,
+    sorted_names,
     whole,
 )
 from ssmscope.errors import InputError, did_you_mean
@@ -42,9 +46,7 @@ class TextData:
     Attributes:
         name: the data set's name, or the file's stem.
         split: `train`, `validation`, `test`; `all` for a user's file.
-        texts: one string per example.
-        labels: one class id per example, an index into `label_names`.
-        label_names: names of the classes.
+        labels: one class id per text, an index into `label_names`.
         fingerprint: first 16 hex digits of the SHA-256 of texts, labels, label names and any rationales.
         rationales: for each text the spans of characters (start, end) that people marked as the reason for its label,
             None for an unmarked text; None if no text is marked.
@@ -76,10 +78,9 @@ class TextData:
         return self.take(sorted(random.Random(seed).sample(range(len(self)), n)))
 
     def divide(self, share: float, *, seed: int = 0) -> tuple[TextData, TextData]:
-        """Split off about `share` of the examples; return the rest and the part. Both have every class.
+        """Split off about `share`, within (0, 1), of the examples; return the rest and the part.
 
-        Raises:
-            InputError: if `share` is outside (0, 1), or a class has one example.
+        Both have every class; raise InputError if one has a single example.
         """
         if not 0 < share < 1:
             raise InputError(f"a share of {share} was asked for; it must lie between 0 and 1")
@@ -98,7 +99,8 @@ class TextData:
 class Source:
     """Location of a known data set on the hub and format of its rows.
 
-    Without a repository, the data set is found only in `$SSMSCOPE_DATA`, or is `planted`: generated.
+    Without a repository, the data set is found only in `$SSMSCOPE_DATA`, or is `planted`: generated. Rows without a
+    gold label (-1), of which an `unlabelled` data set has some, are left out.
     """
 
     repository: str
@@ -108,24 +110,21 @@ class Source:
     columns: tuple[str, ...] = ("text",)
     default_split: str = "test"
     unlabelled: bool = False
-    """True if the data set has rows without a gold label (-1), which are left out."""
     planted: bool = False
 
 
-SENTIMENT = ("negative", "positive")
+SENTIMENT, SPLITS = ("negative", "positive"), ("train", "validation", "test")
 SOURCES: Mapping[str, Source] = MappingProxyType(
     {
         # The papers use sentence-level SST-2; GLUE's has 67,349 phrases and an unlabelled test split.
-        "sst2": Source("SetFit/sst2", SENTIMENT, ("train", "validation", "test")),
+        "sst2": Source("SetFit/sst2", SENTIMENT, SPLITS),
         "imdb": Source("stanfordnlp/imdb", SENTIMENT, ("train", "test")),
-        "rotten_tomatoes": Source(
-            "cornell-movie-review-data/rotten_tomatoes", SENTIMENT, ("train", "validation", "test")
-        ),
+        "rotten_tomatoes": Source("cornell-movie-review-data/rotten_tomatoes", SENTIMENT, SPLITS),
         # SNLI has the label -1 where the annotators did not agree.
         "snli": Source(
             "stanfordnlp/snli",
             ("entailment", "neutral", "contradiction"),
-            ("train", "validation", "test"),
+            SPLITS,
             columns=("premise", "hypothesis"),
             unlabelled=True,
         ),
@@ -144,9 +143,9 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
 LINE_SOURCES: Mapping[str, Source] = MappingProxyType(
     {
         # This configuration has <unk> for rare words, as in the perplexities of the literature.
-        "wikitext2": Source("Salesforce/wikitext", (), ("train", "validation", "test"), configuration="wikitext-2-v1"),
+        "wikitext2": Source("Salesforce/wikitext", (), SPLITS, configuration="wikitext-2-v1"),
         # These are public-domain English novels in documents of about 10,000 characters; splits hold whole books.
-        "books": Source("", (), ("train", "validation", "test")),
+        "books": Source("", (), SPLITS),
     }
 )
 """Texts without labels, for language models (`ssmscope.data.language`)."""
@@ -189,22 +188,14 @@ def load_text(
         as_written: `label_names` are the labels of another file, so labels that can be names are names.
 
     Raises:
-        InputError: for an unknown name or split, a file that cannot be read, a missing column, no row, an empty text, a
-            missing or unknown label, labels that are names as well as indices, or a rationale that does not fit its
-            text.
+        InputError: the name or split is unknown, the file cannot be read, a text or label is missing or unclear, or a
+            rationale does not fit its text.
     """
     if isinstance(data, str) and data in SOURCES:
         return load_known(data, split)
     if data in LINE_SOURCES:
         raise InputError(f"{data} has no labels: it is data for language models; give one of {', '.join(SOURCES)}")
-    path = Path(data)
-    if path.suffix.lower() not in SUFFIXES and not os.path.exists(path):
-        raise InputError(
-            f"unknown data '{data}'; give one of {', '.join(SOURCES)}, or a file ending in "
-            f"{', '.join(SUFFIXES)}{did_you_mean(str(data), SOURCES)}"
-        )
-    if split is not None:
-        raise InputError(f"split '{split}' was asked for, but file {path} has none; give a file each")
+    path = checked_path(data, SOURCES, split)
     rows = read_rows(path)
     texts = [checked_text(row, ("text",), number, path) for number, row in enumerate(rows, 1)]
     column = label_column(rows[0])
@@ -239,25 +230,16 @@ def load_known(name: str, split: str | None) -> TextData:
 
 
 def known_rows(name: str, source: Source, split: str) -> tuple[list[Row], str]:
-    """Return the rows of a known data set from `$SSMSCOPE_DATA` or the hub, and the name of that place.
-
-    Raises:
-        InputError: for a split that does not exist, or rows that cannot be read.
-    """
-    root = os.environ.get("SSMSCOPE_DATA") if not source.planted else None
-    if not root and not source.repository and not source.planted:
+    """Return the rows of a known data set from `$SSMSCOPE_DATA` or the hub, and the name of that place."""
+    root = os.environ.get("SSMSCOPE_DATA")
+    if root and not source.planted:
+        file = split_file(Path(root, name), split)
+        return read_rows(file), str(file)
+    if not source.repository and not source.planted:
         raise InputError(f"{name} is not on the hub; set SSMSCOPE_DATA to a folder with {name}/<split>.parquet")
-    if not root:
-        if split not in source.splits:
-            raise InputError(
-                f"{name} has no {'labelled ' if source.labels else ''}split '{split}'; there are "
-                f"{', '.join(source.splits)}{did_you_mean(split, source.splits)}"
-            )
-        if source.planted:
-            return planted(name, split), f"{name} ({split})"
-        return hub_rows(source, split), f"{source.repository} ({split})"
-    file = split_file(Path(root, name), split)
-    return read_rows(file), str(file)
+    check_split(name, split, source.splits, "labelled " if source.labels else "")
+    rows = planted(name, split) if source.planted else hub_rows(source, split)
+    return rows, f"{source.repository or name} ({split})"
 
 
 def split_file(folder: Path, split: str) -> Path:

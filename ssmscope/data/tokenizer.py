@@ -1,12 +1,15 @@
-"""Small byte-pair tokenizer for classifiers, trained on the texts at hand.
+"""Small byte-pair tokenizers, trained on the texts at hand: of letters for classifiers, of bytes for language models.
 
-Words are runs of letters and digits with their apostrophes (`don't`), separate clitics (`'ve`), and runs of one
-punctuation mark (`...`); sub-words never cross a word, so `word_ids()` restores words. A character not seen in training
-becomes [UNK]. Every text ends with [CLS], so that the last position, which a recurrent classifier reads, holds the same
-token in every text.
+For classifiers, words are runs of letters and digits with their apostrophes (`don't`), separate clitics (`'ve`), and
+runs of one punctuation mark (`...`); sub-words never cross a word, so `word_ids()` restores words. A character not seen
+in training becomes [UNK]. Every text ends with [CLS], so that the last position, which a recurrent classifier reads,
+holds the same token in every text. Sub-words have no `##` or `▁`: with a continuation prefix the `tokenizers` trainer
+numbers sub-words in the order of a randomly seeded hash map, and the same texts would give another vocabulary in each
+process.
 
-Sub-words have no `##` or `▁`: with a continuation prefix the `tokenizers` trainer numbers sub-words in the order of a
-randomly seeded hash map, and the same texts would give another vocabulary in each process.
+For language models that answer prompts, the smallest tokens are the 256 bytes, so no character is unknown. A word
+includes the space before it (" good", or "good" at the start of a line), and decoding restores the text, lowercased if
+the tokenizer lowercases. There is no end token, which would separate a prompt from its answer.
 """
 
 from __future__ import annotations
@@ -21,8 +24,14 @@ from ssmscope.errors import InputError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-PAD, UNKNOWN, END = "[PAD]", "[UNK]", "[CLS]"
+PAD, UNKNOWN = "[PAD]", "[UNK]"
+"""Padding, and the unknown token: of bytes, which know every text, the one in place of tokens dropped in training."""
+END, ANSWER_END = "[CLS]", "[END]"
+"""Ends of a classifier's text and of a language model's answer."""
 WORD = r"\w+(?:'\w+)*|'\w+|([^\w\s])\1*"
+SPACED_WORD = r" ?\w+(?:'\w+)*| ?'(?:s|t|d|m|ll|re|ve)\b| ?([^\w\s])\1*|\s"
+"""Pattern of pieces that tokens of bytes never cross: words, clitics and runs of one punctuation mark, each with a
+preceding space, and single white-space characters."""
 
 
 def train_tokenizer(
@@ -35,10 +44,8 @@ def train_tokenizer(
     Raises:
         InputError: for no text, a `max_length` below 2, or a `vocabulary` too small for the texts' characters.
     """
-    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-    if not texts:
-        raise InputError("there is no text to train a tokenizer on; give at least one")
     if max_length < 2:
         raise InputError(f"max_length is {max_length}; it must be at least 2: a token and {END}")
     steps = [normalizers.NFC(), *([normalizers.Lowercase()] if lowercase else [])]
@@ -46,20 +53,52 @@ def train_tokenizer(
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORD), behavior="removed", invert=True)
     characters = {c for text in texts for c in tokenizer.normalizer.normalize_str(text) if not c.isspace()}
-    if vocabulary < len(characters) + 3:
-        raise InputError(
-            f"a vocabulary of {vocabulary} is smaller than the texts' {len(characters)} distinct characters "
-            f"and 3 special tokens; give at least {len(characters) + 3}"
-        )
-    tokenizer.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=[PAD, UNKNOWN, END], show_progress=False),
-        length=len(texts),
-    )
+    needed = f"is smaller than the texts' {len(characters)} distinct characters and 3 special tokens"
+    _train(tokenizer, texts, vocabulary, len(characters), needed, [PAD, UNKNOWN, END])
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {END}", pair=f"$A {END} $B:1 {END}:1", special_tokens=[(END, tokenizer.token_to_id(END))]
     )
     return fast_tokenizer(tokenizer, pad_token=PAD, unk_token=UNKNOWN, cls_token=END, model_max_length=max_length)
+
+
+def train_byte_pairs(
+    texts: Sequence[str], *, vocabulary: int = 4000, lowercase: bool = True
+) -> PreTrainedTokenizerFast:
+    """Train a tokenizer of bytes of at most `vocabulary` tokens; the same texts give the same one in every process.
+
+    Raises:
+        InputError: no text, or a `vocabulary` without room for the bytes and the special tokens.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE())
+    if lowercase:
+        tokenizer.normalizer = normalizers.Lowercase()
+    of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    words = pre_tokenizers.Split(Regex(SPACED_WORD), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, of_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    special, alphabet = [PAD, UNKNOWN, ANSWER_END], sorted(pre_tokenizers.ByteLevel.alphabet())
+    needed = f"has no room for 256 bytes and {len(special)} special tokens"
+    _train(tokenizer, texts, vocabulary, 256, needed, special, initial_alphabet=alphabet)
+    # With `split_special_tokens` the five characters "[END]" in a text are not the special token.
+    return fast_tokenizer(tokenizer, pad_token=PAD, unk_token=UNKNOWN, eos_token=ANSWER_END, split_special_tokens=True)
+
+
+def _train(
+    tokenizer: Any, texts: Sequence[str], vocabulary: int, symbols: int, needed: str, special: list[str], **options: Any
+) -> None:
+    """Train a tokenizer; raise InputError for no text, or a vocabulary below the numbers of symbols and special tokens,
+    which are `needed`."""
+    from tokenizers import trainers
+
+    least = symbols + len(special)
+    if not texts:
+        raise InputError("there is no text to train a tokenizer on; give at least one")
+    if vocabulary < least:
+        raise InputError(f"a vocabulary of {vocabulary} {needed}; give at least {least}")
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=special, show_progress=False, **options)
+    tokenizer.train_from_iterator(texts, trainer, length=len(texts))
 
 
 def fast_tokenizer(tokenizer: Any, **options: Any) -> PreTrainedTokenizerFast:

@@ -1,18 +1,66 @@
-"""Token sequences with targets at some positions."""
+"""Data sets held in numpy arrays, and token sequences with targets at some positions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
-from ssmscope.data.arrays import ArrayData
+from ssmscope.errors import InputError
+
+D = TypeVar("D", bound="ArrayData")
 
 IGNORED = -100
 """Target of positions without a target; torch's cross-entropy ignores it."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
+class ArrayData:
+    """Data set with a name and a split, e.g. `majority` and `test`, whose arrays have one row per example."""
+
+    name: str
+    split: str
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All arrays by name."""
+        every = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {name: value for name, value in every if isinstance(value, np.ndarray)}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    @property
+    def fingerprint(self) -> str:
+        """First 16 hexadecimal digits of the SHA-256 of everything but name and split."""
+        arrays = self.arrays
+        names = (f.name for f in dataclasses.fields(self) if f.name not in ("name", "split", *arrays))
+        plain = {name: getattr(self, name) for name in names}
+        digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+        for key, array in arrays.items():
+            digest.update(f"{key} {array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()[:16]
+
+    def take(self: D, indices: Sequence[int] | np.ndarray, *, split: str | None = None) -> D:
+        """Return the examples at `indices`, in that order."""
+        rows: dict[str, Any] = {key: array[np.asarray(indices)] for key, array in self.arrays.items()}
+        return dataclasses.replace(self, split=split or self.split, **rows)
+
+    def sample(self: D, n: int, *, seed: int = 0) -> D:
+        """Draw at most `n` examples without replacement; they keep their order."""
+        if n < 1:
+            raise InputError(f"a sample of {n} examples was asked for; ask for at least 1")
+        if n >= len(self):
+            return self
+        return self.take(np.sort(np.random.default_rng(seed).permutation(len(self))[:n]))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class TokenData(ArrayData):
     """Sequences of token ids and the target at each position.
 

@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 
 
 def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> list[list[int]]:
-    """Return the token ids of every text as the model reads them.
+    """Return the token ids of every text as the model reads them, with the tokenizer's special tokens.
 
-    They include the tokenizer's special tokens, except that a language model's rows drop those at the end, which would
-    come between the text and its continuation. With `blank` a text may have no token of its own.
+    A language model's rows drop those at the end, which would come between the text and its continuation. With `blank`
+    a text may have no token of its own.
 
     Raises:
-        InputError: for a model without a tokenizer, a text without a token or with half of a surrogate pair, a symbol
-            that the tokenizer does not have, or an id outside the model's vocabulary.
+        InputError: for a model without a tokenizer, or a text that it cannot read.
     """
     model.check_tokenizer()
     if not texts:
@@ -61,5 +60,5 @@ def check_vocabulary(model: Model, highest: int) -> None:
 def _added(model: Model, text: str) -> tuple[int, int]:
     """Count the special tokens that the tokenizer puts before and after a text; the counts are the same for all."""
     special = tokenize(model.tokenizer, text, return_special_tokens_mask=True)["special_tokens_mask"]
-    start = len(list(takewhile(bool, special)))
-    return start, len(list(takewhile(bool, reversed(special[start:]))))
+    start = sum(1 for _ in takewhile(bool, special))
+    return start, sum(1 for _ in takewhile(bool, reversed(special[start:])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,18 +16,31 @@ from torch import Tensor
 
 from ssmscope import __version__
 from ssmscope.api.sharding.parts import Columns, over
+from ssmscope.api.store import Store, errors_told
 from ssmscope.core.encoding import texts_or_ids
 from ssmscope.core.model import Model
 from ssmscope.core.trace import States
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.evaluation.forking import Rows, as_bytes, whole_rows
-from ssmscope.evaluation.generating import GreedyDecoder
-from ssmscope.evaluation.running import Read, max_batch_tokens, max_held_states, plan_pieces, run_pieces, try_resuming
-from ssmscope.evaluation.scoring import LabelTree, log_probabilities, padded_tokens
-from ssmscope.evaluation.store import Store
-from ssmscope.evaluation.template import Template
-from ssmscope.evaluation.verbalizer import WordMatcher, checked_words, label_words_after
+from ssmscope.evaluation.running import (
+    GreedyDecoder,
+    Read,
+    max_batch_tokens,
+    max_held_states,
+    plan_pieces,
+    run_pieces,
+    try_resuming,
+)
+from ssmscope.evaluation.verbalizer import (
+    LabelTree,
+    Template,
+    WordMatcher,
+    checked_words,
+    label_words_after,
+    log_probabilities,
+    padded_tokens,
+)
 
 SCORINGS = ("likelihood", "generated")
 NO_LIMIT = 2**62
@@ -43,7 +57,6 @@ class Evaluator:
     the same batches as an unbroken one, so that every bit is the same.
 
     Args:
-        model: a classifier of texts, or a language model, with a tokenizer.
         words: a language model's word for each class, in the order of the classes; see `label_words`.
         scoring: of a language model: "likelihood", where the score of a class is Σ_j log P(token_j | text, earlier
             tokens of its word), natural; or "generated": 1 for the class whose word comes first (as a whole word,
@@ -53,8 +66,7 @@ class Evaluator:
         new_tokens: maximum length of a continuation, which stops at the tokenizer's end token, or at a line break after
             the first word.
         cache: a file that keeps scores beyond this process.
-        fork: continue from the states of shared prefixes where the model allows it (see `forks`); otherwise every row
-            runs as a whole.
+        fork: continue from the states of shared prefixes where the model allows it (see `forks`).
         tokens_at_once: tokens that run together; by default as many as suit the device.
 
     Attributes:
@@ -63,8 +75,7 @@ class Evaluator:
         seconds: run time of these rows, and of earlier processes on the rows that the cache returned.
 
     Raises:
-        InputError: for a pixel classifier or a model without a tokenizer, words for a classifier or none for a language
-            model, an unknown scoring, a number that is not positive, or a cache that cannot be used; see `Store`.
+        InputError: the model does not read texts, the options do not apply to it, or the cache cannot be used.
     """
 
     def __init__(
@@ -98,12 +109,11 @@ class Evaluator:
         self._tokens_at_once = tokens_at_once or max_batch_tokens(model)
         self._trees: list[LabelTree] = []
         self._tree_of_end: dict[str, int] = {}
-        self._store = Store(cache, len(self.words or model.labels or ()))
+        self._store, self._known = Store(cache), dict[bytes, np.ndarray]()
 
     @property
     def forks(self) -> bool:
-        """Return True if rows continue from states: the option `fork`, until the first call that gains by it has tested
-        whether a run in two parts equals a whole run."""
+        """True if rows continue from states: the option `fork`, until a test whether a run in two parts equals one."""
         return self._forks
 
     @property
@@ -114,25 +124,23 @@ class Evaluator:
         """Return the scores of every text, in the order of the call.
 
         Raises:
-            InputError: for a text without a token, ids outside the model's vocabulary, label words that do not fit what
-                a text ends with (see `label_words`), or scores that are not finite.
+            InputError: for a text without a token, label words that do not fit what a text ends with (see
+                `label_words`), or scores that are not finite.
         """
         if isinstance(texts, str):
             raise InputError("one text was given; give a list of texts")
-        if not isinstance(texts, list | tuple):
-            found, _ = texts_or_ids(texts)
-            if found is None:
-                raise InputError("token ids were given; give a list of texts")
-            texts = found
-        texts = list(texts)
+        given = texts if isinstance(texts, list | tuple) else texts_or_ids(texts)[0]
+        if given is None:
+            raise InputError("token ids were given; give a list of texts")
+        texts = list(given)
         self.asked += len(texts)
         if not texts:
-            return self._store.scores([])
+            return self._empty(0)
         rows = as_bytes(token_rows(self.model, texts))
         asked = list(zip(rows, self._tree_indices(texts)))
         keys = self._keys(asked)
         self._run_new_rows(keys)
-        return self._store.scores([keys[row] for row in asked])
+        return np.stack([self._known[keys[row]] for row in asked])
 
     def grid(
         self, templates: Sequence[Template], contents: Sequence[str]
@@ -147,8 +155,8 @@ class Evaluator:
         return best if self._generator is None else np.where(np.asarray(scores).any(-1), best, -1)
 
     def _tree_indices(self, texts: Sequence[str]) -> list[int]:
-        """Return the index in `_trees` of the label words' tokens after each text. Texts with the same last word and
-        white space share them, because no token reaches across white space."""
+        """Return the index in `_trees` of the label words' tokens after each text; texts with the same last word and
+        white space share them."""
         if self.words is None or self._generator is not None:
             return [0] * len(texts)
         ends = []
@@ -179,20 +187,33 @@ class Evaluator:
         return found
 
     def _run_new_rows(self, keys: dict[tuple[bytes, int], bytes]) -> None:
-        """Run the rows that are not known yet, chunk by chunk.
+        """Run the rows that are not known yet, chunk by chunk, in the order of rows.
 
-        Chunks run in the order of their rows, and where one begins depends on no row before it, so that a restarted
-        process cuts the remaining rows as the killed one would have.
+        Where a chunk begins depends on no row before it, so that a restarted process cuts as the killed one did.
         """
-        self.seconds += self._store.recall(list(keys.values()))
-        new = sorted(row for row, key in keys.items() if key not in self._store)
+        self._recall([key for key in keys.values() if key not in self._known])
+        new = sorted(row for row, key in keys.items() if key not in self._known)
         if not new:
             return
         self._try_forking(sorted(keys))
         for chunk, found in over(self.model, self._chunks(new), self._timed_scores, what=None):
-            self._store.add([keys[row] for row in chunk], found["scores"], float(found["seconds"]))
+            each, chosen = float(found["seconds"]) / len(chunk), [keys[row] for row in chunk]
+            values = [np.array([each, *row], dtype="<f8").tobytes() for row in found["scores"]]
+            self._store.add(dict(zip(chosen, values)))
+            self._known |= zip(chosen, found["scores"])
             self.run += len(chunk)
             self.seconds += float(found["seconds"])
+
+    def _recall(self, keys: Sequence[bytes]) -> None:
+        """Load the scores of rows from the cache, where they follow the seconds that the row took."""
+        for key, value in self._store.get(keys).items():
+            whole = isinstance(value, bytes) and len(value) == 8 * (1 + self._width)
+            numbers = np.frombuffer(value, dtype="<f8") if whole else np.array([np.nan])
+            with errors_told(self._store.file):
+                if np.isnan(numbers).any():
+                    raise sqlite3.DatabaseError("malformed rows")
+            self.seconds += float(numbers[0])
+            self._known[key] = numbers[1:]
 
     def _timed_scores(self, chunk: list[tuple[bytes, int]]) -> Columns:
         """Return the scores of a chunk and its run time in seconds."""
@@ -206,11 +227,10 @@ class Evaluator:
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state for a worker process, which does without the store."""
-        return {**vars(self), "_store": None}
+        return {**vars(self), "_store": None, "_known": {}}
 
     def _try_forking(self, rows: Sequence[tuple[bytes, int]]) -> None:
-        """Test once, if forking would save anything, whether the model continues from states, and how large they
-        are."""
+        """Test once, if forking saves anything, whether the model continues from states, and how large they are."""
         if self._tried:
             return
         ids = Rows.of([row for row, _ in rows])
@@ -253,17 +273,14 @@ class Evaluator:
                 found[ends] = logits.double().cpu().numpy()
                 return
             decoder, matcher = self._generator
-            found[ends] = 0
-            for end, answer in zip(ends, decoder.answers(ids, ends, logits, states)):
-                if (label := matcher(answer)) is not None:
-                    found[end, label] = 1
+            labels = [matcher(answer) for answer in decoder.answers(ids, ends, logits, states)]
+            found[ends] = [[number == label for number in range(found.shape[1])] for label in labels]
 
         self._run_rows(ids, read, states=self._forking and self._generator is not None)
         return found
 
     def _likelihoods(self, rows: Sequence[tuple[bytes, int]]) -> Float[np.ndarray, "rows classes"]:
-        """Compute log-likelihoods of the label words: run every text, and every text with each inner prefix of a label
-        word, and read the next tokens there."""
+        """Compute log-likelihoods of the label words from next tokens after texts, alone and with words begun."""
         begun = [as_bytes(tree.prefixes) for tree in self._trees]
         reads = [(row + start, label, at) for row, label in rows for at, start in enumerate(begun[label])]
         texts = sorted({text for text, _, _ in reads})
@@ -294,7 +311,11 @@ class Evaluator:
         return scores
 
     def _empty(self, rows: int) -> Float[np.ndarray, "rows classes"]:
-        return np.full((rows, len(self.words or self.model.labels or ())), np.nan)
+        return np.full((rows, self._width), np.nan)
+
+    @property
+    def _width(self) -> int:
+        return len(self.words or self.model.labels or ())
 
     def _run_rows(self, rows: Rows, read: Read, *, states: bool = False) -> None:
         most = {"tokens_at_once": self._tokens_at_once, "states_at_once": self._states_at_once}

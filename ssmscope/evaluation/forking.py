@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-MIN_FORK_DISTANCE = 8
-"""Minimum distance between two forks, because every further fork makes batches smaller, …"""
-MIN_TOKENS_SAVED = 256
-"""… unless it saves this many tokens."""
+MIN_FORK_DISTANCE, MIN_TOKENS_SAVED = 8, 256
+"""Minimum distance between two forks, because every further fork makes batches smaller, unless it saves so many tokens.
+"""
 RESUME_COST_TOKENS = 2
 """Cost of resuming a row from a state, in tokens."""
 THRESHOLD_FACTORS = 0.5, 1, 2, 4, 16, 64
@@ -22,12 +22,7 @@ MAX_TOKENS_COMPARED = 2**22
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of token ids, concatenated.
-
-    Attributes:
-        ids: (tokens,) int64.
-        starts: (rows + 1,) offsets in `ids` at which each row begins, and the last one ends.
-    """
+    """Rows of token ids int64, concatenated, and the offsets at which each begins, and the last one ends."""
 
     ids: Int[np.ndarray, " tokens"]
     starts: Int[np.ndarray, " bounds"]
@@ -89,13 +84,9 @@ def as_bytes(rows: Sequence[Sequence[int]]) -> list[bytes]:
 class Pieces:
     """Pieces of rows, each of which runs as a whole, level after level.
 
-    Attributes, one entry per piece:
-        row: the row that it is cut from; other rows may share these tokens.
-        start, stop: its tokens within that row, start ≤ t < stop.
-        above: the piece from whose end it continues; −1 at the beginning of a row.
-        level: number of pieces above it.
-        kept: True if other pieces continue from its end.
-        ends: True if the row ends with it.
+    A piece is the tokens start ≤ t < stop of a row, which other rows may share. It continues from the end of the piece
+    `above` (−1 at the beginning of a row), of which there are `level`. Other pieces continue from its end if it is
+    `kept`, and the row ends with it if it `ends`.
     """
 
     row: Int[np.ndarray, " pieces"]
@@ -122,10 +113,7 @@ def ways_to_fork(rows: Rows, factors: Sequence[float] = THRESHOLD_FACTORS) -> It
     """Yield plans that run shared prefixes of sorted, distinct rows once where that saves enough, by their prefix tree.
 
     A run forks where rows diverge, at least `MIN_FORK_DISTANCE` tokens after the fork before, and where a row ends that
-    is a prefix of others.
-
-    Args:
-        factors: for each plan, the factor on `MIN_FORK_DISTANCE` and `MIN_TOKENS_SAVED`.
+    is a prefix of others. Each plan has one of the factors on these thresholds.
     """
     lengths = rows.lengths.tolist()
     n = len(lengths)
@@ -164,33 +152,28 @@ def _plan(
 ) -> Pieces:
     """Return the pieces between the nodes at which a run forks and the ends of rows, the first `n` nodes.
 
-    Args:
-        below: number of rows that each node is a prefix of; a node with more than one has others below it.
+    A node is a prefix of `below` rows; one with more than one has others below it.
     """
     nearest, above, level = list(range(len(depth))), [-1] * len(depth), [0] * len(depth)
     chosen = []
     for node in order:
         fork = nearest[parent[node]] if parent[node] >= 0 else -1
         length = depth[node] - (depth[fork] if fork >= 0 else 0)
-        if node < n or (below[node] > 1 and _worth(below[node], length, times)):
+        saved = (below[node] - 1) * length - below[node] * RESUME_COST_TOKENS
+        worth = length >= MIN_FORK_DISTANCE * times or saved >= MIN_TOKENS_SAVED * times
+        nearest[node] = node if below[node] > 1 and (node < n or worth) else fork
+        if node < n or nearest[node] == node:
             above[node], level[node] = fork, level[fork] + 1 if fork >= 0 else 0
             chosen.append(node)
-        if not (below[node] > 1 and chosen and chosen[-1] == node):
-            nearest[node] = fork
     chosen.sort(key=lambda node: (level[node], row[node]))
-    place = {node: index for index, node in enumerate(chosen)}
-    return Pieces(
-        row=np.array([row[node] for node in chosen], dtype=np.int64),
-        start=np.array([depth[above[node]] if above[node] >= 0 else 0 for node in chosen], dtype=np.int64),
-        stop=np.array([depth[node] for node in chosen], dtype=np.int64),
-        above=np.array([place.get(above[node], -1) for node in chosen], dtype=np.int64),
-        level=np.array([level[node] for node in chosen], dtype=np.int64),
-        kept=np.array([below[node] > 1 for node in chosen], dtype=bool),
-        ends=np.array([node < n for node in chosen], dtype=bool),
-    )
-
-
-def _worth(rows: int, length: int, times: float) -> bool:
-    """Return True if this many rows save enough by sharing this many tokens."""
-    saved = (rows - 1) * length - rows * RESUME_COST_TOKENS
-    return length >= MIN_FORK_DISTANCE * times or saved >= MIN_TOKENS_SAVED * times
+    place = {node: index for index, node in enumerate(chosen)} | {-1: -1}
+    columns = {
+        "row": [row[node] for node in chosen],
+        "start": [depth[above[node]] if above[node] >= 0 else 0 for node in chosen],
+        "stop": [depth[node] for node in chosen],
+        "above": [place[above[node]] for node in chosen],
+        "level": [level[node] for node in chosen],
+    }
+    numbers: dict[str, Any] = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
+    kept = np.array([below[node] > 1 for node in chosen], dtype=bool)
+    return Pieces(**numbers, kept=kept, ends=np.array(chosen, dtype=np.int64) < n)

@@ -1,4 +1,4 @@
-"""Runs of rows in full batches, with shared prefixes run once."""
+"""Runs of rows in full batches, with shared prefixes run once, and greedy continuations."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from ssmscope.core.model import Model, Run
 from ssmscope.core.trace import LayerState, States, gathered, joined, size
 from ssmscope.evaluation.forking import RESUME_COST_TOKENS, Pieces, Rows, ways_to_fork, whole_rows
 
-MAX_BATCH_ACTIVATIONS = 2**19
-"""Maximum size of a batch on a CPU, tokens times the model's width; a larger one no longer fits its caches."""
-CPU_BATCH_TOKENS = 512, 2048
-"""Smallest and largest number of tokens in a batch on a CPU."""
+MAX_BATCH_ACTIVATIONS, CPU_BATCH_TOKENS = 2**19, (512, 2048)
+"""Maximum size of a batch that fits a CPU's caches, tokens times the model's width, and the range of its tokens."""
 GPU_BATCH_FACTOR = 32
 """Factor by which a batch on a GPU is larger."""
 BATCH_COST = {"cpu": (24, 2**24), "cuda": (768, 2**36)}
@@ -63,16 +61,14 @@ def max_held_states(model: Model, size: int) -> int:
 
 
 def plan_pieces(model: Model, rows: Rows, tokens_at_once: int, states_at_once: int) -> Pieces:
-    """Return the plan for sorted, distinct rows that is cheapest on the model's device, counting tokens (with padding)
-    and the cost of every batch. See `run_pieces` for the limits."""
+    """Return the plan for sorted, distinct rows that is cheapest on the model's device, by tokens and batches."""
     batch, held = max_batch_padding(model), max_batch_rows(model, states_at_once)
 
     def cost(pieces: Pieces) -> int:
-        lengths = pieces.stop - pieces.start
         total = RESUME_COST_TOKENS * int((pieces.above >= 0).sum())
         together = batch_groups(pieces)
         for group in together:
-            own = lengths[group].tolist()
+            own = (pieces.stop - pieces.start)[group].tolist()
             parts = by_length(own, tokens_at_once, most=None if group is together[-2] else held, padding=batch)
             total += sum(batch + len(part) * own[part[-1]] for part in parts)
         return total
@@ -81,8 +77,7 @@ def plan_pieces(model: Model, rows: Rows, tokens_at_once: int, states_at_once: i
 
 
 def batch_groups(pieces: Pieces) -> list[Int[np.ndarray, " chosen"]]:
-    """Return the pieces that run together, sorted by length: those that others continue from, level after level, then
-    the remaining beginnings of rows, then all others."""
+    """Return the pieces that run together, by length: those that others continue from by level, beginnings, others."""
     ascending = np.argsort(pieces.stop - pieces.start, kind="stable")
     kept, first, level = (what[ascending] for what in (pieces.kept, pieces.above < 0, pieces.level))
     levels = [ascending[kept & (level == number)] for number in range(int(level[kept].max(initial=-1)) + 1)]
@@ -99,15 +94,10 @@ def run_pieces(
     states_at_once: int,
     states: bool = False,
 ) -> None:
-    """Run every piece once, and read the logits where a row ends.
+    """Run every piece once, and `read` the logits, and with `states` the states, where rows end.
 
-    Pieces from whose states others start run level after level, then the others in full batches.
-
-    Args:
-        read: called with the rows that end in a batch; see `Read`.
-        tokens_at_once: maximum number of tokens in a batch, with padding.
-        states_at_once: maximum number of rows in a batch that starts from states or keeps them.
-        states: pass the states to `read`.
+    Pieces from whose states others start run level after level, then the others in full batches: of at most
+    `tokens_at_once` tokens with padding, and `states_at_once` rows that start from states or keep them.
     """
     padding = max_batch_padding(model)
     places = np.zeros(len(pieces.row), dtype=np.int64)  # Indices of pieces among the states that others start from.
@@ -132,13 +122,11 @@ def run_pieces(
 
     *levels, first, others = batch_groups(pieces)
     left: list[States] = []
-    held = 0
     for chosen in levels:
         left.append(run(chosen, left[-1] if left else (), True))
         places[chosen] = np.arange(len(chosen))
-    for chosen in levels:
+    for chosen, held in zip(levels, np.cumsum([0, *map(len, levels)])):
         places[chosen] += held
-        held += len(chosen)
     everything = joined(left)
     left.clear()
     run(first, (), states)
@@ -162,8 +150,7 @@ def run_batch(
 ) -> Run:
     """Return the logits at each row's last token, (rows, …), and with `keep` the states after it.
 
-    Layers get the padding mask only where states are kept, or where they are bidirectional. Otherwise padding, which
-    comes after the last token, changes nothing that is read.
+    Padding, which comes after the last token, needs a mask only where states are kept or layers are bidirectional.
     """
     device = model.device
     batch = Batch(torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device), (), ())
@@ -175,10 +162,9 @@ def run_batch(
 
 
 def try_resuming(model: Model, rows: Rows) -> tuple[bool, int]:
-    """Return whether a run in two parts equals a whole run, and the bytes of a row's states (with keys and values, of
-    the longest row's).
+    """Test on a few rows, cut or repeated, whether a run in two parts equals a whole run.
 
-    It is tested on a few of the rows; long ones are cut, short ones repeated.
+    Return also the bytes of a row's states, with keys and values of the longest row's.
     """
     if not model.continues:
         return False, 0
@@ -203,3 +189,51 @@ def try_resuming(model: Model, rows: Rows) -> tuple[bool, int]:
 
 def _index(places: Int[np.ndarray, " rows"], model: Model) -> Tensor:
     return torch.from_numpy(places).to(model.device)
+
+
+class GreedyDecoder:
+    """Greedy decoding of at most `new_tokens` tokens after a text.
+
+    An answer stops at the tokenizer's end token, or at a line break after its first word. Of equally likely tokens the
+    one with the lowest id is taken.
+    """
+
+    def __init__(self, model: Model, new_tokens: int) -> None:
+        self.model, self.new_tokens = model, new_tokens
+        self.end = getattr(model.tokenizer, "eos_token_id", None)
+        self._breaks: dict[int, bool] = {}
+
+    def answers(self, rows: Rows, chosen: Int[np.ndarray, " ends"], logits: Tensor, states: States = ()) -> list[str]:
+        """Generate the answers after these rows from the logits (ends, vocabulary) and the states there; without states
+        every step runs whole rows."""
+        said: list[list[int]] = [[] for _ in chosen]
+        going = list(range(len(chosen)))
+        for step in range(self.new_tokens):
+            tokens = logits.argmax(-1).tolist()
+            for at, token in zip(going, tokens):
+                said[at].append(token)
+            places = [place for place, at in enumerate(going) if not self._finished(said[at])]
+            going = [going[place] for place in places]
+            if step + 1 == self.new_tokens or not going:
+                break
+            if states:
+                if len(places) < len(tokens):
+                    states = gathered(states, torch.tensor(places, device=logits.device))
+                ids = np.array([[said[at][-1]] for at in going])
+                found = run_batch(self.model, ids, np.ones_like(ids, dtype=bool), states, keep=True)
+                logits, states = found.logits, found.states
+            else:
+                whole = [[*rows.ids[rows.starts[chosen[at]] : rows.starts[chosen[at] + 1]], *said[at]] for at in going]
+                longer = Rows(np.concatenate(whole), np.cumsum([0, *map(len, whole)]))
+                every = np.arange(len(longer))
+                logits = run_batch(self.model, *longer.padded(every, np.zeros_like(every), longer.lengths)).logits
+        return [self._text(ids).partition("\n")[0] for ids in said]
+
+    def _text(self, ids: list[int]) -> str:
+        """Return the answer from its first word on, without the end token."""
+        return self.model.tokenizer.decode(ids, skip_special_tokens=True).lstrip()
+
+    def _finished(self, ids: list[int]) -> bool:
+        if ids[-1] not in self._breaks:  # True for tokens with a line break
+            self._breaks[ids[-1]] = "\n" in self.model.tokenizer.decode([ids[-1]])
+        return ids[-1] == self.end or (self._breaks[ids[-1]] and "\n" in self._text(ids))

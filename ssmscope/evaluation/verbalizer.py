@@ -1,17 +1,58 @@
-"""Label words of a language model: their tokens after a text, and the word that comes first in an answer."""
+"""Prompts and label words of a language model: their tokens, their likelihoods, and the word that an answer names."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import permutations
+from typing import TYPE_CHECKING, NamedTuple
 
-from ssmscope.errors import InputError
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ssmscope.data.prompts import CONTENT
+from ssmscope.errors import InputError, nearest
 from ssmscope.evaluation.encoded import token_rows
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
+
+
+FIELD = re.compile(r"\{[^{}]*\}?|\[[^\[\]]*\]|<[^<>]*>|[^\s{}]*\}")
+
+
+@dataclass(frozen=True)
+class Template:
+    """Prompt that contains `{content}` once; other braces are plain text."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        count = self.text.count(CONTENT)
+        if count == 1:
+            return
+        shown = self.text if len(self.text) <= 60 else self.text[:60] + "…"
+        if count:
+            raise InputError(f"the template {shown!r} has {CONTENT} {count} times; it must have it once")
+        fields = FIELD.findall(self.text)
+        like = nearest(CONTENT, fields, n=1) or fields[:1]
+        hint = f"; did you mean {CONTENT} by {like[0]!r}?" if like else ""
+        raise InputError(f"the template {shown!r} has no {CONTENT}, the placeholder for the text{hint}")
+
+    @property
+    def before(self) -> str:
+        return self.text.partition(CONTENT)[0]
+
+    @property
+    def after(self) -> str:
+        return self.text.partition(CONTENT)[2]
+
+    def fill(self, content: str) -> str:
+        """Return the prompt with a text in it."""
+        return self.text.replace(CONTENT, content)
 
 
 @dataclass(frozen=True)
@@ -23,19 +64,13 @@ class LabelWords:
 
 
 def label_words(model: Model, words: Sequence[str], *, after: str) -> LabelWords:
-    """Return the tokens that each word adds to a text: those of `after + " " + word` that follow those of `after`.
+    """Return the tokens that each class's word adds to a text: those of `after + " " + word` that follow `after`'s.
 
-    No space is added if `after` ends in white space.
-
-    Args:
-        model: a language model with a tokenizer.
-        words: one for each class, in the order of the classes.
-        after: the end of the text, e.g. of a template.
+    No space is added if `after`, the end of the text, ends in white space.
 
     Raises:
-        InputError: for a classifier or a model without a tokenizer; for no words; for a word that is empty, has no
-            token or an unknown one, or merges with the text before it; if two classes have the same tokens, or one
-            class's are a prefix of another's, whose likelihood could then never be higher.
+        InputError: the model is no language model with a tokenizer; a word is empty, has no token or an unknown one, or
+            merges with the text before it; or one class's tokens begin with another's.
     """
     return label_words_after(model, words, [after])[0]
 
@@ -61,10 +96,9 @@ def _joint(end: str) -> str:
 def _added(
     model: Model, words: tuple[str, ...], before: list[int], longer: Sequence[list[int]], end: str
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the tokens that each word adds to the row without it; refuse words that cannot be told apart."""
-    unknown = model.tokenizer.unk_token_id
-    for word, row in zip(words, longer):
-        own = row[len(before) :]
+    """Return the tokens that each word adds to the row `before`; refuse words that cannot be told apart."""
+    tokenizer, ids = model.tokenizer, tuple(tuple(row[len(before) :]) for row in longer)
+    for word, row, own in zip(words, longer, ids):
         if row[: len(before)] != before:
             shown = end if len(end) <= 20 else f"…{end[-20:]}"
             what = "white space" if end[-1:].isspace() else "a letter"
@@ -72,27 +106,17 @@ def _added(
                 f"the label word {word!r} merges with the text before it, {shown!r}: end the text without {what}, e.g. "
                 "with a colon"
             )
-        if not own:
+        if not own or (tokenizer.unk_token_id in own and word != tokenizer.unk_token):
+            lacks = "a token that the tokenizer of {} does not know" if own else "no token for the tokenizer of {}"
+            raise InputError(f"the label word {word!r} has {lacks.format(model.name)}; give another word")
+    for (one, word), (other, second) in permutations(zip(ids, words), 2):
+        if one == other:
+            raise InputError(f"the label words {word!r} and {second!r} have the same tokens; give other words")
+        if one == other[: len(one)]:
             raise InputError(
-                f"the label word {word!r} has no token for the tokenizer of {model.name}; give another word"
+                f"the tokens of the label word {word!r} are the beginning of those of {second!r}, which could then "
+                "never be likelier: give words that begin differently"
             )
-        if unknown in own and word != model.tokenizer.unk_token:
-            raise InputError(
-                f"the label word {word!r} has a token that the tokenizer of {model.name} does not know; give another "
-                "word"
-            )
-    ids = tuple(tuple(row[len(before) :]) for row in longer)
-    for first, one in enumerate(ids):
-        for second, other in enumerate(ids):
-            if first < second and one == other:
-                raise InputError(
-                    f"the label words {words[first]!r} and {words[second]!r} have the same tokens; give other words"
-                )
-            if first != second and one == other[: len(one)]:
-                raise InputError(
-                    f"the tokens of the label word {words[first]!r} are the beginning of those of {words[second]!r}, "
-                    "which could then never be likelier: give words that begin differently"
-                )
     return ids
 
 
@@ -109,10 +133,8 @@ def checked_words(words: Sequence[str]) -> tuple[str, ...]:
 class WordMatcher:
     """Matcher that finds the class an answer names: the one whose word comes first as a whole word, ignoring case.
 
-    Of two words that begin at the same position the longer one counts.
-
-    Raises:
-        InputError: when the words of two classes differ only in case and white space.
+    Of two words that begin at the same position the longer one counts. Words that differ only in case and white space
+    raise InputError.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -128,3 +150,53 @@ class WordMatcher:
         """Return the index of the class, or None if no word is in the answer."""
         found = self._pattern.search(answer)
         return None if found is None or found.lastindex is None else self._order[found.lastindex - 1]
+
+
+class LabelTree(NamedTuple):
+    """Prefix tree of the tokens of every class's label word.
+
+    `prefixes` are those after which a next token is read, the empty one first, `next_tokens` the tokens that may come
+    after each. `steps` are, per class, the (prefix, index in `next_tokens`) of each of its tokens.
+    """
+
+    prefixes: tuple[tuple[int, ...], ...]
+    next_tokens: tuple[tuple[int, ...], ...]
+    steps: tuple[tuple[tuple[int, int], ...], ...]
+
+    @classmethod
+    def of(cls, words: LabelWords) -> LabelTree:
+        tree: dict[tuple[int, ...], list[int]] = {}
+        for ids in words.ids:
+            for at, token in enumerate(ids):
+                next_tokens = tree.setdefault(ids[:at], [])
+                if token not in next_tokens:
+                    next_tokens.append(token)
+        prefixes = list(tree)
+        steps = tuple(
+            tuple((prefixes.index(ids[:at]), tree[ids[:at]].index(token)) for at, token in enumerate(ids))
+            for ids in words.ids
+        )
+        return cls(tuple(prefixes), tuple(map(tuple, tree.values())), steps)
+
+    def scores(
+        self, found: Float[np.ndarray, "rows prefixes next"], *, normalise: bool
+    ) -> Float[np.ndarray, "rows classes"]:
+        """Return Σ_j log P(token_j | text, earlier tokens) of every class, divided by their number with `normalise`."""
+        columns = []
+        for steps in self.steps:
+            total = sum(found[:, prefix, place] for prefix, place in steps)
+            columns.append(total / len(steps) if normalise else total)
+        return np.stack(columns, axis=1)
+
+
+def log_probabilities(logits: Float[Tensor, "rows vocabulary"], tokens: Int[Tensor, "rows next"]) -> Tensor:
+    """Return log P of these next tokens, (rows, next) float64, natural, normalised over the vocabulary in at least
+    float32."""
+    precise = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    return precise.gather(1, tokens).double() - precise.logsumexp(1, keepdim=True).double()
+
+
+def padded_tokens(next_tokens: Sequence[Sequence[int]]) -> Int[np.ndarray, "prefixes next"]:
+    """Return tokens as rows of equal length, filled up with the last token of each."""
+    longest = max(map(len, next_tokens))
+    return np.array([[*each, *[each[-1]] * (longest - len(each))] for each in next_tokens], dtype=np.int64)

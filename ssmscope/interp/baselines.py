@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,11 +10,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ssmscope.core.affine import embedding_table
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean
-
-if TYPE_CHECKING:
-    from ssmscope.core.model import Model
-    from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective
 
 NEUTRAL, SCALED, MEAN, ZERO = "neutral", "scaled-mean", "mean", "zero"
 BASELINE_NAMES = (NEUTRAL, SCALED, MEAN, ZERO)
@@ -63,11 +60,10 @@ def baseline_embeddings(
 
 def ordinary_tokens(objective: Objective) -> Bool[Tensor, "texts length"]:
     """Return a mask of the texts' own tokens: neither special tokens nor padding."""
-    mask = objective.batch.mask
-    found = torch.zeros_like(mask)
+    found = torch.zeros_like(objective.batch.mask)
     for row, words in enumerate(objective.batch.words):
-        found[row, : len(words)] = torch.tensor([word is not None for word in words], device=mask.device)
-    return found & mask
+        found[row, : len(words)] = torch.tensor([word is not None for word in words], device=found.device)
+    return found
 
 
 def baseline_name(objective: Objective, baseline: str | int | float = NEUTRAL) -> str:
@@ -89,9 +85,8 @@ def singularity_note(objective: Objective, start: Float[Tensor, "texts length wi
     RMSNorm divides by an embedding's size (root mean square), so that its gradient grows as the size falls. The typical
     size is the median of the embedding table's, of pixels that of the images' own embeddings.
     """
-    mask = objective.batch.mask
-    own = objective.embeddings() if objective.batch.values is not None else None
-    table = own[mask] if own is not None else embedding_table(objective.model.module)
+    mask, of_pixels = objective.batch.mask, objective.batch.values is not None
+    table = objective.embeddings()[mask] if of_pixels else embedding_table(objective.model.module)
     typical, least = float(_sizes(table).median()), float(_sizes(start)[mask].min())
     if least >= SINGULAR_SHARE * typical:
         return ""
@@ -147,18 +142,15 @@ def _grey(model: Model, baseline: str | int | float) -> float:
 
 def _token(model: Model, baseline: str | int | float) -> int:
     """Return the id of the token that is the baseline."""
-    tokenizer = model.tokenizer
-    names = ", ".join(map(repr, BASELINE_NAMES))
+    tokenizer, names = model.tokenizer, ", ".join(map(repr, BASELINE_NAMES))
     allowed = f"allowed are {names}, a token's id" + (" and a token" if tokenizer is not None else "")
     if isinstance(baseline, str) and tokenizer is not None:
-        if baseline in ROLES:
-            found = getattr(tokenizer, f"{baseline}_token_id", None)
-            if found is None:
-                raise InputError(f"the tokenizer of {model.name} has no {baseline} token; {allowed}")
+        role = getattr(tokenizer, f"{baseline}_token_id", None) if baseline in ROLES else None
+        found = tokenizer.get_vocab().get(baseline) if baseline not in ROLES else role
+        if found is not None:
             return int(found)
-        vocabulary = tokenizer.get_vocab()
-        if baseline in vocabulary:
-            return int(vocabulary[baseline])
+        if baseline in ROLES:
+            raise InputError(f"the tokenizer of {model.name} has no {baseline} token; {allowed}")
     if isinstance(baseline, str) and baseline.isdecimal():
         baseline = int(baseline)
     if isinstance(baseline, bool) or not isinstance(baseline, int | np.integer):

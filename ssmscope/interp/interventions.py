@@ -30,11 +30,7 @@ def means_with_intervals(columns: Float[np.ndarray, "examples ..."], seed: int) 
 
 
 def answer_ids(model: Model, batch: Batch, answer: int | str | None) -> tuple[list[int], list[str]]:
-    """Return for every text the id and the name of the class or token in question; by default the predicted one.
-
-    Raises:
-        InputError: there is no such class or token, or the text has several tokens.
-    """
+    """Return for every text the id and the name of the class or token in question; by default the predicted one."""
     goal = objective(model, batch, target=answer)
     if goal.continues:
         raise InputError(
@@ -44,10 +40,6 @@ def answer_ids(model: Model, batch: Batch, answer: int | str | None) -> tuple[li
 
 
 def probability_and_logit(model: Model, logits: Tensor, answer: int) -> tuple[Tensor, Tensor]:
-    """Return the answer's probability and logit in every row of logits (rows, classes), float64.
-
-    Raises:
-        InputError: for a model that gives no probabilities.
-    """
+    """Return the answer's probability and logit in every row of logits (rows, classes), float64."""
     precise = logits.double()
     return model.probabilities(precise)[:, answer], precise[:, answer]

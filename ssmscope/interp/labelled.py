@@ -1,20 +1,21 @@
-"""Labelled texts that explanations are measured on: their sizes, their marked tokens, and scores of these."""
+"""Labelled examples: their classes, and the sizes, marked tokens and scores of texts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
+from ssmscope.core.encoding import Batch
+from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
+from ssmscope.data.pixels import PixelData
+from ssmscope.data.rows import Spans
+from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
-
-if TYPE_CHECKING:
-    from ssmscope.core.encoding import Batch
-    from ssmscope.core.model import Model
-    from ssmscope.data.rationales import Spans
 
 
 def check_classifier(model: Model, data: Any, what: str) -> None:
@@ -33,11 +34,7 @@ def check_classifier(model: Model, data: Any, what: str) -> None:
 
 def marked_tokens(model: Model, text: str, spans: Spans | None) -> Bool[np.ndarray, " tokens"] | None:
     """Return a mask of the model's tokens that people marked: those that share a character, other than a space, with a
-    marked span. Special tokens are never marked. None without a rationale, or with one that covers no token.
-
-    Raises:
-        InputError: a tokenizer that does not say which characters a token is of.
-    """
+    marked span. Special tokens are never marked. None without a rationale, or with one that covers no token."""
     if spans is None:
         return None
     if not getattr(model.tokenizer, "is_fast", False):
@@ -83,3 +80,28 @@ def token_scores(name: str, scores: Any, batch: Batch) -> tuple[list[np.ndarray]
     if not all(np.isfinite(row).all() for row in own):
         raise InputError(f"the scores of the method {name} are not finite: the model is damaged, or overflows")
     return own, None if scores.converged is None else scores.converged.detach().cpu().numpy().astype(bool)
+
+
+def class_ids(model: Model, data: PixelData | TextData | SequenceData) -> Int[np.ndarray, " examples"]:
+    """Return the examples' labels as a classifier numbers its classes, (examples,) int64: matched by name, or by number
+    where the model's have no names of their own."""
+    model.check_classes(f"accuracy on {data.name}")
+    ours, theirs = list(data.label_names), list(model.labels or ())
+    labels = np.asarray(data.labels, dtype=np.int64)
+    if set(ours) <= set(theirs):
+        return np.array([theirs.index(name) for name in ours])[labels]
+    unnamed = theirs == [f"LABEL_{i}" for i in range(len(theirs))]
+    if unnamed and len(ours) == len(theirs):
+        return labels
+    given, known = (", ".join(names[:12]) for names in (ours, theirs))
+    raise InputError(f"{data.name} has the classes {given}; {model.name} tells apart {known}: give data of these")
+
+
+def word_ids(data: TextData, words: Sequence[str]) -> Int[np.ndarray, " examples"]:
+    """Return the examples' labels as the numbers of a language model's answer words, (examples,) int64."""
+    if len(words) != len(data.label_names):
+        raise InputError(
+            f"words are {', '.join(words)}; {data.name} has {len(data.label_names)} classes, "
+            f"{', '.join(data.label_names[:12])}: give one for each, in this order"
+        )
+    return np.asarray(data.labels, dtype=np.int64)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,6 @@ from ssmscope.core.progress import on_stderr
 from ssmscope.core.recomputing import recomputed
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.interp.meter import Meter
 
 MAX_BACKWARD_NUMBERS = 2**29
 """Largest number of values that a backward pass keeps on a CPU: 2 GiB of float32."""
@@ -33,6 +33,13 @@ GPU_MEMORY_SHARE = 0.6
 KEPT_NUMBERS_PER_TOKEN = 40
 """Values that a backward pass keeps per token, as a multiple of layers × width (measured on a Mamba of 24 layers)."""
 
+MIN_REPORTED_SECONDS = 2.0
+"""Smallest duration, in seconds, of a method whose cost is reported."""
+WARMUP_SECONDS = 0.3
+"""Seconds of work, or one gradient of a long one, after which the rate is trusted: the first runs are slow."""
+REPORT_INTERVAL_SECONDS = 10.0
+"""Seconds between two lines of progress."""
+
 Target = int | str | Sequence[int]
 """Class, token, text of several tokens, or ids of several tokens."""
 
@@ -40,13 +47,9 @@ Target = int | str | Sequence[int]
 def tokens_that_fit(
     model: Model, *, gradients: bool = False, every_position: bool = False, layers: int | None = None
 ) -> int:
-    """Return the number of tokens that run together.
-
-    Args:
-        gradients: True for a backward pass, which keeps the layers' intermediate values.
-        every_position: True if the logits of every position are computed.
-        layers: number of layers that the gradients pass through; by default all.
-    """
+    """Return the number of tokens that run together, with `gradients` in a backward pass through `layers` layers (by
+    default all), which keeps their intermediate values; with `every_position` the logits of all positions are
+    computed."""
     most = tokens_at_once(model.device) if gradients else batching.TOKENS_AT_ONCE
     if gradients:
         share = 1.0 if layers is None else layers / model.num_layers
@@ -71,14 +74,56 @@ def kept_bytes_per_token(model: Model) -> float:
     return model.__dict__.get("_kept_of_each", 4 * KEPT_NUMBERS_PER_TOKEN * model.num_layers * model.width)
 
 
+@dataclass(eq=False)
+class Meter:
+    """Counter of a method's gradients, which reports their cost by `say`, with times by `clock`."""
+
+    say: Callable[[str], None] = field(default_factory=lambda: on_stderr().print)
+    clock: Callable[[], float] = time.perf_counter
+
+    def plan(self, label: str, lengths: list[int], least: int, most: int) -> None:
+        """Start the count, before a method runs on texts of these lengths, each with so many gradients."""
+        self._label, self._texts = label, len(lengths)
+        self._gradients = [number * len(lengths) for number in (least, most)]
+        self._tokens = [number * sum(lengths) for number in (least, most)]
+        self._ran, self._read, self._begun = 0, 0, self.clock()
+        self._said: float | None = None
+
+    def ran(self, gradients: int, tokens: int, done: int = 0) -> None:
+        """Count gradients of `tokens` tokens in all, and report; `done` texts are done."""
+        self._ran += gradients
+        self._read += tokens
+        now = self.clock()
+        seconds = [(now - self._begun) / self._read * each for each in self._tokens]
+        if self._said is None:
+            if seconds[0] > MIN_REPORTED_SECONDS and now - self._begun >= WARMUP_SECONDS:
+                texts = f"{self._texts:,} texts take" if self._texts > 1 else "the text takes"
+                number = _span([f"{count:,}" for count in self._gradients])
+                self.say(f"{self._label}: {texts} {number} gradients, about {_span([duration(s) for s in seconds])}")
+                self._said = now
+        elif now - self._said >= REPORT_INTERVAL_SECONDS:
+            share = f", {done:,} of {self._texts:,} texts done" if self._texts > 1 else ""
+            self.say(f"{self._label}: {self._ran:,} gradients after {duration(now - self._begun)}{share}")
+            self._said = now
+
+
+def _span(ends: list[str]) -> str:
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+
+
+def duration(seconds: float) -> str:
+    """Format a time: "14 s", "2.5 min", "1.2 h"."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
+
+
 @dataclass(frozen=True, eq=False)
 class Objective:
     """Explained quantity f of every text of a batch: the logit of a class, of a next token or of the difference of two,
     or the summed log-probability of a continuation. Made by `objective`.
 
     Attributes:
-        model: the explained model.
-        batch: the texts.
         targets: per text the ids of the class, of the next token, or of a continuation's tokens.
         contrasts: per text the id whose logit is subtracted; None without one.
         names: per text the name of the class or token.
@@ -116,19 +161,10 @@ class Objective:
             found = self.model.embed(self.batch)
         return found.masked_fill(~self.batch.mask.unsqueeze(-1), 0)
 
-    def __call__(
-        self,
-        embeddings: Float[Tensor, "runs length width"],
-        texts: Sequence[int],
-    ) -> Float[Tensor, " runs"]:
-        """Compute f of embeddings, with gradients where they are enabled.
-
-        Args:
-            embeddings: padded on the right; as many runs as suit the device at a time, see `batches`.
-            texts: the text that each run is a copy of, whose target it has.
-        """
-        index = torch.as_tensor(list(texts), device=embeddings.device)
-        mask = self.batch.mask[index][:, : embeddings.shape[1]]
+    def __call__(self, embeddings: Float[Tensor, "runs length width"], texts: Sequence[int]) -> Float[Tensor, " runs"]:
+        """Compute f of embeddings, padded on the right, with gradients where they are enabled; `texts` has the text
+        that each run is a copy of. As many runs as suit the device go together, see `batches`."""
+        mask = self.batch.mask[list(texts), : embeddings.shape[1]].to(embeddings.device)
         ids = [self.targets[text] for text in texts]
         if max(map(len, ids)) == 1:
             asked = {id_ for each in ids for id_ in each} | set(self.contrasts or ())
@@ -145,8 +181,7 @@ class Objective:
         """Return f of every text, without gradients; for other embeddings of the same texts where they are given."""
         embeddings = self.embeddings() if embeddings is None else embeddings
         found = embeddings.new_empty(len(self), dtype=torch.promote_types(embeddings.dtype, torch.float32))
-        for chosen in self.batches(range(len(self))):
-            longest = max(self.lengths[text] for text in chosen)
+        for chosen, longest in self.parts(gradients=False):
             with torch.no_grad():
                 found[chosen] = self(embeddings[chosen, :longest], chosen).to(found)
         return found
@@ -157,12 +192,14 @@ class Objective:
         """Return ∂f/∂embeddings of every run."""
         model, tokens = self.model, embeddings.shape[0] * embeddings.shape[1]
         fits = tokens * kept_bytes_per_token(model) <= backward_bytes(model)
-        before = _allocated(model.device)
+        on_gpu = model.device.type == "cuda"
+        before = torch.cuda.memory_allocated(model.device) if on_gpu else 0
         with weights_constant(model.module), torch.enable_grad(), model.running():
             inputs = embeddings.detach().requires_grad_()
             value = (self if fits else replace(self, recomputes=True))(inputs, texts).sum()
-            if fits and model.device.type == "cuda":
-                model.__dict__["_kept_of_each"] = max(1.0, (_allocated(model.device) - before) / tokens)
+            if fits and on_gpu:
+                kept = torch.cuda.memory_allocated(model.device) - before
+                model.__dict__["_kept_of_each"] = max(1.0, kept / tokens)
             (found,) = torch.autograd.grad(value, inputs)
         return found
 
@@ -172,20 +209,21 @@ class Objective:
             yield
 
     def function(self, text: int = 0) -> nn.Module:
-        """Return f of one text alone, as a function of (runs, length, width) embeddings that returns (runs,): captum's
-        `forward_func`, for its attributions and its metrics. Further arguments of a call are ignored."""
+        """Return f of one text alone, as a function from (runs, length, width) embeddings to (runs,): captum's
+        `forward_func`. Further arguments of a call are ignored."""
         return _Function(self, text)
 
     def batches(self, texts: Sequence[int], *, gradients: bool = False) -> Iterator[list[int]]:
-        """Yield the places of `texts` in batches of runs of similar length that suit the device.
-
-        Args:
-            texts: the text that each run is a copy of.
-            gradients: True for a backward pass, which keeps the layers' intermediate values.
-        """
+        """Yield the places of `texts`, the text that each run is a copy of, in batches of similar length that suit the
+        device; with `gradients` in a backward pass."""
         sizes = [length + len(ids) - 1 for length, ids in zip(self.lengths, self.targets, strict=True)]
         most = tokens_that_fit(self.model, gradients=gradients, every_position=self.continues)
         yield from by_length([sizes[text] for text in texts], most)
+
+    def parts(self, *, gradients: bool = True) -> Iterator[tuple[list[int], int]]:
+        """Yield all texts in batches, and the length of the longest in each."""
+        for chosen in self.batches(range(len(self)), gradients=gradients):
+            yield chosen, max(self.lengths[text] for text in chosen)
 
     def rows(self, chosen: Sequence[int]) -> Objective:
         """Return the objective of the chosen texts, padded to the longest of them."""
@@ -217,16 +255,14 @@ class Objective:
         return total.exp() if self.probability else total
 
     def _continued(self, embeddings: Tensor, mask: Tensor, ids: list[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
-        """Append to every run the embeddings of its targets, except the last one, whose own next token is not
-        needed."""
+        """Append to every run the embeddings of its targets, except the last."""
         table = self.model.module.get_input_embeddings()
         rows = []
         for run, targets in enumerate(ids):
             follow = table(torch.tensor(targets[:-1], dtype=torch.long, device=embeddings.device))
             rows.append(torch.cat([embeddings[run][mask[run]], follow.to(embeddings)]))
-        lengths = torch.tensor([len(row) for row in rows], device=embeddings.device)
-        padded = pad_sequence(rows, batch_first=True)
-        return padded, torch.arange(padded.shape[1], device=embeddings.device) < lengths.unsqueeze(1)
+        real = pad_sequence([torch.ones_like(row[:, 0], dtype=torch.bool) for row in rows], batch_first=True)
+        return pad_sequence(rows, batch_first=True), real
 
 
 @contextmanager
@@ -249,12 +285,8 @@ def _in_float32(model: Model, ids: list[int]) -> Iterator[None]:
         yield
 
 
-def _allocated(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-
-
 class _Function(nn.Module):
-    """Function of `Objective.function`. The model is no part of this module, so that hooks put on it do not stay."""
+    """Function of `Objective.function`, of which the model is no part: hooks put on it do not stay."""
 
     def __init__(self, objective: Objective, text: int) -> None:
         super().__init__()
@@ -331,10 +363,8 @@ def _ids(model: Model, target: Target) -> tuple[int, ...]:
     labels = model.labels
     if isinstance(target, Sequence) and not isinstance(target, str):
         if labels is not None or not target:
-            what = (
-                "a classifier's target is one class" if labels is not None else "a continuation has at least one token"
-            )
-            raise InputError(f"the target {list(target)!r} cannot be explained: {what}")
+            needed = "a continuation has at least one token" if labels is None else "a classifier's target is one class"
+            raise InputError(f"the target {list(target)!r} cannot be explained: {needed}")
         return tuple(found for each in target for found in _ids(model, each))
     if isinstance(target, str):
         if labels is not None and target in labels:
@@ -365,8 +395,8 @@ def _tokenized(model: Model, target: str) -> tuple[int, ...]:
 
 
 def target_warning(model: Model, target: str) -> str:
-    """Return a warning about a target whose tokens may not be the intended ones: they are of another text, or with a
-    space before it, as words in a text have one, it is a token of its own. Empty for any other."""
+    """Return a warning about a target whose tokens are of another text, or which with a space before it, as words in a
+    text have one, is a token of its own; "" for any other."""
     found = list(_tokenized(model, target))
     pieces = ", ".join(repr(model.tokenizer.decode([each])) for each in found)
     many = f"the {len(found)} tokens {pieces}" if len(found) > 1 else f"the token {pieces}"

@@ -1,18 +1,32 @@
-"""Comparison of two models: the results of one analysis of both on the same texts, and the difference."""
+"""Comparison of two models: the results of one analysis of both on the same texts, and the difference, by token or by
+word."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ssmscope.api.results import Result
-from ssmscope.render.blocks import Block, Picture, Prose, TokenRows
+import numpy as np
+
+from ssmscope.api.results import TABLE_ROWS, Result
+from ssmscope.errors import InputError
+from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
+from ssmscope.render.numbers import number
 from ssmscope.render.pictures import sized
+from ssmscope.render.table import Cell, Line, Table, table
+from ssmscope.render.token_rows import MAX_COLOURED_ROWS
+from ssmscope.render.tokens import chance, named, written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
+
+DIFFERENCE = "difference"
+MIN_NAMED_SHARE, NAMED_PER_SIDE = 0.1, 3
+"""Smallest share of the scale of a named difference, and number of differences named on each side."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +55,6 @@ class Paired(Result, kind="pair"):
     def rows(self) -> TokenRows | None:
         """Return the tokens in the colours of both models and of the difference; None for results without rows of
         tokens."""
-        from ssmscope.interp.paired_rows import paired_rows
-
         shown = [result.token_rows() for result in self.results]  # type: ignore[attr-defined]
         return paired_rows(shown[0], shown[1], self.names) if shown[0] is not None and shown[1] is not None else None
 
@@ -57,10 +69,10 @@ class Paired(Result, kind="pair"):
             frames = [result.to_frame().assign(model=name) for name, result in zip(self.names, self.results)]
             return pd.concat(frames, ignore_index=True)
         found = []
-        for number, text in enumerate(shown.texts):
+        for at, text in enumerate(shown.texts):
             for row in text.rows:
                 of, _, name = row.name.partition("\n")
-                cells = {"model": of, "text": number, "row": name, "position": range(len(text.tokens))}
+                cells = {"model": of, "text": at, "row": name, "position": range(len(text.tokens))}
                 found.append(pd.DataFrame({**cells, "token": text.tokens, "score": row.scores}))
         return pd.concat(found, ignore_index=True)
 
@@ -77,9 +89,6 @@ class Paired(Result, kind="pair"):
         return sized(draw_rows(shown, title(self), start=start), size)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.api.results import TABLE_ROWS
-        from ssmscope.interp.paired_rows import differences
-
         yield Prose(self.headline, "title")
         for name, result in zip(self.names, self.results):
             yield Prose(f"{name}: {result.verdict()}.")
@@ -98,3 +107,153 @@ class Paired(Result, kind="pair"):
             self.figure, self.headline, vector=False, folded=not any(t.pixels is not None for t in shown.texts)
         )
         yield replace(differences(shown, self.names), brief=TABLE_ROWS)
+
+
+def paired_rows(first: TokenRows, other: TokenRows, names: Sequence[str]) -> TokenRows:
+    """Return for every row that both have that of the first model, of the other, and the first minus the other, all on
+    one scale."""
+    signed = any(row.signed for text in first.texts for row in text.rows)
+    both = zip(first.texts, other.texts, strict=True)
+    return TokenRows(
+        texts=tuple(_text(number, *texts, names, first.summed) for number, texts in enumerate(both)),
+        of=first.of,
+        score=first.score,
+        name=f"difference: {names[0]} minus {names[1]}; {first.name}",
+        around=first.around if signed else ("less", "more"),
+        marked=first.marked,
+        first=MAX_COLOURED_ROWS if first.first is None else 3 * first.first,
+        summed=first.summed,
+    )
+
+
+def _text(number: int, first: TokenText, other: TokenText, names: Sequence[str], summed: bool) -> TokenText:
+    if first.tokens != other.tokens:
+        first, other = _by_word(number, first, other, summed)
+    found = []
+    for mine, theirs in _matched(number, first, other):
+        low, high = min(mine.ends[0], theirs.ends[0]), max(mine.ends[1], theirs.ends[1])
+        about = "\n" + mine.name.replace("\n", " · ")
+        for name, row in zip(names, (mine, theirs)):
+            flat = row.ends[0] == row.ends[1]
+            found.append(replace(row, name=f"{name}{about}", ends=row.ends if flat else (low, high)))
+        end = high if mine.signed else high - low
+        found.append(_difference(mine, theirs, f"{DIFFERENCE}{about}", end, first.special))
+    answer = f"{names[1]}: “{other.answer}”" + (f" ({said})" if (said := chance(other.probability)) else "")
+    return replace(first, rows=found, about=answer)
+
+
+def _matched(number: int, first: TokenText, other: TokenText) -> list[tuple[TokenRow, TokenRow]]:
+    """Return the rows of the same name; without any, those of the same place that are not of the queries of two
+    words."""
+    theirs = {row.name: row for row in other.rows}
+    named = [(row, theirs[row.name]) for row in first.rows if row.name in theirs]
+    placed = list(zip(first.rows, other.rows))
+    found = named or [(mine, row) for mine, row in placed if mine.query == row.query or None in (mine.query, row.query)]
+    if placed and not found:
+        raise InputError(f"text {number}: the chosen rows belong to different words in the two models; give rows last")
+    return found
+
+
+def _difference(mine: TokenRow, theirs: TokenRow, name: str, end: float, special: np.ndarray) -> TokenRow:
+    either = [row.outside for row in (mine, theirs) if row.outside is not None]
+    outside = np.any(either, axis=0) if either else None
+    scores = mine.scores.astype(np.float64) - theirs.scores
+    shown = np.where(special if outside is None else special | outside, 0.0, scores)
+    order = np.argsort(-np.abs(shown), kind="stable")
+    large = [int(at) for at in order if abs(shown[at]) >= MIN_NAMED_SHARE * end and shown[at]]
+    more, less = ([at for at in large if (shown[at] > 0) == above][:NAMED_PER_SIDE] for above in (True, False))
+    return TokenRow(name, scores, (-end, end), True, outside, more, less, query=mine.query)
+
+
+def _by_word(number: int, first: TokenText, other: TokenText, summed: bool) -> tuple[TokenText, TokenText]:
+    """Return both texts in words that both have: the pieces between the ends of words of both."""
+    spans = [_spans(text) for text in (first, other)]
+    read = ["".join(piece for *_, piece in found).lower() for found in spans]
+    if read[0] != read[1] or first.pixels is not None:
+        raise InputError(
+            f"text {number} is not read as the same characters by the two models: their words cannot be compared"
+        )
+    ends = set.intersection(*({stop for _, stop, _ in found} for found in (_words(first), _words(other))))
+    cuts = [0, *sorted(ends)]
+    tokens = _pieces(first, cuts)
+    made = []
+    for text, found in zip((first, other), spans):
+        rows = [_of_words(row, _groups(text, found, cuts), summed) for row in text.rows]
+        made.append(replace(text, tokens=tokens, words=tuple(range(len(tokens))), rows=rows, span=None))
+    return made[0], made[1]
+
+
+def _groups(text: TokenText, spans: Sequence[tuple[int, int, str]], cuts: Sequence[int]) -> list[list[int]]:
+    """Return the tokens between two cuts each. A token that shows no character, such as the rest of one that the token
+    before began, belongs to the token before it in its word, or to the first."""
+    groups: list[list[int]] = [[] for _ in cuts[1:]]
+    for _, run in groupby(range(len(text.words)), key=lambda at: text.words[at]):
+        tokens = list(run)
+        seen = [at for at in tokens if spans[at][0] < spans[at][1]]
+        near = seen[0] if seen else 0
+        for at in tokens if seen else ():
+            near = at if spans[at][0] < spans[at][1] else near
+            groups[bisect_right(cuts, spans[near][0]) - 1].append(at)
+    return groups
+
+
+def _spans(text: TokenText) -> list[tuple[int, int, str]]:
+    """Return each token's start and end among the characters other than white space, and these characters."""
+    at, found = 0, []
+    for token, word in zip(text.tokens, text.words):
+        piece = "" if word is None else "".join(token.split())
+        found.append((at, at + len(piece), piece))
+        at += len(piece)
+    return found
+
+
+def _words(text: TokenText) -> list[tuple[int, int, str]]:
+    """Return the last token of each word, in the form of `_spans`."""
+    found = [(word, span) for word, span in zip(text.words, _spans(text)) if word is not None]
+    return [span for (word, span), (after, _) in pairwise([*found, (-1, (0, 0, ""))]) if word != after]
+
+
+def _pieces(text: TokenText, cuts: Sequence[int]) -> tuple[str, ...]:
+    """Return the text between the cuts, with a space in front where it has one."""
+    found = {start: "" for start in cuts[:-1]}
+    shown = written(text.tokens, text.words)
+    for (start, _, piece), (gap, _) in zip(_spans(text), shown):
+        begin = max((cut for cut in cuts[:-1] if cut <= start), default=0)
+        if piece:
+            found[begin] += (" " if gap else "") + piece
+    return tuple(found.values())
+
+
+def _of_words(row: TokenRow, groups: Sequence[Sequence[int]], summed: bool) -> TokenRow:
+    place = {at: number for number, group in enumerate(groups) for at in group}
+    values = [row.scores[list(group)].astype(np.float64) for group in groups]
+    scores = np.array([each.sum() if summed else each.mean() if len(each) else 0.0 for each in values])
+    outside = None if row.outside is None else np.array([bool(row.outside[list(group)].all()) for group in groups])
+    low, high = row.ends
+    if low != high:
+        seen = scores if outside is None else scores[~outside]
+        most = float(np.abs(seen).max(initial=0)) if row.signed else float(seen.max(initial=high))
+        low, high = (-max(high, most), max(high, most)) if row.signed else (low, most)
+
+    def moved(places: Sequence[int]) -> list[int]:
+        return list(dict.fromkeys(place[at] for at in places if at in place))
+
+    query = None if row.query is None else place.get(row.query)
+    shown = replace(row, scores=scores, ends=(low, high), outside=outside)
+    return replace(shown, marked=moved(row.marked), against=moved(row.against), query=query)
+
+
+def differences(block: TokenRows, names: Sequence[str]) -> Table:
+    """Return a row per text and row: the tokens with more in the first model, and with more in the other."""
+    lines = []
+    for at, text in enumerate(block.texts):
+        for row in text.rows:
+            of, _, about = row.name.partition("\n")
+            if of == DIFFERENCE:
+                more = named(text.tokens, row.scores, row.marked)
+                less = named(text.tokens, -row.scores, row.against)
+                cells = {f"more in {names[0]}": Cell(text=more or "–"), f"more in {names[1]}": Cell(text=less or "–")}
+                seen = ~text.special if row.outside is None else ~(text.special | row.outside)
+                cells["largest difference"] = Cell(text=number(float(np.abs(row.scores[seen]).max(initial=0))))
+                lines.append(Line((str(at), about), cells))
+    return table(("text", block.of), lines, note="Differences of at least a tenth of the scale.")

@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 
 def pair(results: Sequence[Result]) -> Paired:
-    """Return the results of an analysis of two models on the same texts as one.
-
-    Raises:
-        InputError: the models do not read the same characters, so that their words cannot be told to be the same.
-    """
+    """Return the results of an analysis of two models on the same texts as one."""
     from ssmscope.interp.paired import Paired
 
     first, other = (result.provenance for result in results)

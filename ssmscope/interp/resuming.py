@@ -19,22 +19,15 @@ from ssmscope.core.model import Model
 
 
 class PlainRun:
-    """Plain run of a batch, from whose blocks other runs of its rows start.
-
-    Attributes:
-        logits: logits of the run.
-    """
+    """Plain run of a batch with its `logits`, from whose blocks other runs of its rows start."""
 
     def __init__(self, model: Model, batch: Batch) -> None:
         self.model, self.batch = model, batch
         self.stack, self.places = _stack(model)
         self._kept: dict[int, Any] = {}
-        after = [(block, self._keep) for block in self.stack]
-        with observe(after=after), torch.no_grad(), model.running(mask=batch.mask):
+        keep = [(block, lambda part, output: self._kept.update({id(part): output})) for block in self.stack]
+        with observe(after=keep), torch.no_grad(), model.running(mask=batch.mask):
             self.logits = model.forward(batch)
-
-    def _keep(self, block: nn.Module, output: Any) -> None:
-        self._kept[id(block)] = output
 
     @contextmanager
     def below(self, layer: int, rows: Sequence[int]) -> Iterator[None]:
@@ -61,13 +54,9 @@ def resumes(model: Model, batch: Batch) -> bool:
 
 
 class JoiningRun:
-    """Run of one text that further rows join at the layer from which on they differ from it: below a row's layer
-    nothing is computed for it.
-
-    Attributes:
-        works: True if the model's layers are in one list of blocks that read only the stream, and rows
-            that join them, unedited, have the logits of the whole run.
-    """
+    """Run of one text that further rows join at the layer from which on they differ from it. It `works` if the model's
+    layers are in one list of blocks that read only the stream, and rows that join them have the logits of the whole
+    run."""
 
     def __init__(self, model: Model, batch: Batch) -> None:
         self.model, self.blocks = model, blocks_of(model.module)
@@ -130,8 +119,7 @@ def token_windows(batch: Batch, rows: Sequence[int], begins: Sequence[int], ends
 
 
 def _stack(model: Model) -> tuple[list[nn.Module], list[int]]:
-    """Return the list of blocks that contains the state-space layers, and the place of each; empty where there is
-    none."""
+    """Return the list of blocks that contains the state-space layers, and the place of each; empty without one."""
     named = dict(model.module.named_modules())
     names = {id(part): name for name, part in named.items()}
     split = [names[id(block)].rpartition(".") for block in blocks_of(model.module)]

@@ -31,12 +31,8 @@ HARM_SIGNS = (1.0, -1.0, -1.0)
 
 @dataclass(frozen=True, eq=False)
 class ScoredExamples:
-    """Encoded examples of a model, with their answers. Made by `scored_examples`.
-
-    Attributes:
-        batch: all of them.
-        targets: (examples,) classes, or (examples, length) next tokens, `IGNORED` where nothing is asked.
-    """
+    """Encoded examples of a model and their answers: (examples,) classes, or (examples, length) next tokens, `IGNORED`
+    where nothing is asked. Made by `scored_examples`."""
 
     model: Model
     batch: Batch
@@ -71,12 +67,7 @@ class ScoredExamples:
 
 
 def scored_examples(model: Model, data: ExampleData) -> ScoredExamples:
-    """Encode labelled texts, sequences or images of a classifier, or rows of tokens of a language model.
-
-    Raises:
-        InputError: data of another kind than the model reads, a row in which nothing is asked, or a class that the
-            model does not have.
-    """
+    """Encode labelled texts, sequences or images of a classifier, or rows of tokens of a language model."""
     model.check_classes(f"accuracy on {data.name}")
     kind = type(data).__name__
     if isinstance(data, TokenData) == model.is_classifier:

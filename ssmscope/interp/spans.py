@@ -19,16 +19,9 @@ Span = str | int | slice | Sequence[int]
 
 
 def positions_of(span: Span, batch: Batch, row: int = 0) -> tuple[int, ...]:
-    """Return the positions of a span's tokens in one text of a batch.
-
-    Args:
-        span: "last"; a position, "3", or from one to before another, "3:5", which count from the end where they are
-            negative (also as a number, a slice or a list of numbers); or words that occur once in the text, whole,
-            whichever their case: all tokens that have a part of a character of them.
-
-    Raises:
-        InputError: there is no such position, or the words do not occur exactly once.
-    """
+    """Return the positions of a span's tokens in one text of a batch: "last"; a position, "3", or from one to before
+    another, "3:5", counted from the end where negative (also as a number, a slice or a list of numbers); or words that
+    occur once in the text, whole, whichever their case: all tokens that have a part of a character of them."""
     length = len(batch.tokens[row])
     which = f"text {row + 1}" if len(batch.tokens) > 1 else "the text"
     if not isinstance(span, str):

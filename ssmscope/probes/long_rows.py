@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -24,34 +26,27 @@ from ssmscope.evaluation.running import max_batch_tokens, try_resuming
 
 PIECE_TOKENS = 2048
 """Tokens of a row that run at once in a model that continues from its states."""
-MAX_CACHED_LETTERS = 2000
-"""Longest text whose number of tokens is cached: sentences of filler recur in every context."""
+MAX_CACHED_COUNTS = 2**16
+"""Number of texts whose number of tokens is cached: sentences of filler recur in every context."""
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Tokens of some rows from `start` on, and the hidden vectors that the head reads there.
-
-    Attributes:
-        rows: (rows,) indices of the rows.
-        start: the position of the piece's first token in every row.
-        lengths: (rows,) number of tokens of each row in this piece.
-        ends: (rows,) True if the row's last token is in this piece.
-        hidden: (rows, width, model width), padded on the right.
-    """
+    """Tokens of some rows, which have their numbers, from position `start` on."""
 
     rows: Int[np.ndarray, " rows"]
     start: int
     lengths: Int[np.ndarray, " rows"]
+    """Numbers of tokens in this piece."""
     ends: Bool[np.ndarray, " rows"]
+    """True if the row's last token is in this piece."""
     hidden: Tensor
+    """(rows, width, model width): what the head reads, padded on the right."""
 
 
 def pieces_of(model: Model, rows: Rows, *, piece: int = PIECE_TOKENS) -> Iterator[Piece]:
-    """Run every row once, in batches of similar length, at most `piece` tokens of a row at a time.
-
-    A model that does not continue from its states (tested by `try_resuming`) runs every row as a whole.
-    """
+    """Run every row once, in batches of similar length, at most `piece` tokens of a row at a time, or as a whole in a
+    model that does not continue from its states, as `try_resuming` tests."""
     lengths = rows.lengths
     longest = int(lengths.max(initial=1))
     width = piece if longest <= piece or try_resuming(model, rows)[0] else longest
@@ -88,11 +83,7 @@ def head_logits(model: Model, hidden: Tensor) -> Tensor:
 
 
 def language_models(models: Model | Sequence[Model]) -> tuple[Model, ...]:
-    """Return one or several language models as a tuple.
-
-    Raises:
-        InputError: for no model, a classifier, or a model without a tokenizer.
-    """
+    """Return one or several language models as a tuple."""
     every = (models,) if isinstance(models, Model) else tuple(models)
     if not every:
         raise InputError("no model was given; give one or several language models")
@@ -108,24 +99,13 @@ def distinct_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names of models, numbered where several are the same."""
     found: list[str] = []
     for given in names:
-        name, number = given, 1
-        while name in found:
-            number += 1
-            name = f"{given} ({number})"
-        found.append(name)
+        numbered = (f"{given} ({number})" for number in count(2))
+        found.append(next(name for name in chain([given], numbered) if name not in found))
     return tuple(found)
 
 
 def token_counter(tokenizer: Any) -> Callable[[str], int]:
-    """Return a function that counts the tokens of a text, with a cache for short ones."""
-    known: dict[str, int] = {}
-
-    def count(text: str) -> int:
-        if text not in known:
-            number = len(tokenize(tokenizer, text, add_special_tokens=False)["input_ids"])
-            if len(text) > MAX_CACHED_LETTERS:
-                return number
-            known[text] = number
-        return known[text]
-
-    return count
+    """Return a function that counts the tokens of a text, with a cache."""
+    return lru_cache(MAX_CACHED_COUNTS)(
+        lambda text: len(tokenize(tokenizer, text, add_special_tokens=False)["input_ids"])
+    )

@@ -101,8 +101,23 @@ class TokenRow:
         return found if self.outside is None or scores is not None else np.where(self.outside, -1, found)
 
 
+class OfTokens:
+    """Mixin of a text with `tokens` and `words`: its length, and its special tokens."""
+
+    tokens: tuple[str, ...]
+    words: tuple[int | None, ...]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def special(self) -> np.ndarray:
+        """Mask of the tokens that the tokenizer added: (tokens,) bool."""
+        return np.array([word is None for word in self.words], dtype=bool)
+
+
 @dataclass(frozen=True, eq=False)
-class TokenText:
+class TokenText(OfTokens):
     """A text with coloured tokens.
 
     Attributes:
@@ -123,11 +138,6 @@ class TokenText:
     about: str = ""
     span: tuple[int, int] | None = None
     pixels: np.ndarray | None = None
-
-    @property
-    def special(self) -> np.ndarray:
-        """Mask of the tokens that the tokenizer added: (tokens,) bool."""
-        return np.array([word is None for word in self.words], dtype=bool)
 
 
 @dataclass(frozen=True)
@@ -182,7 +192,7 @@ class TokenMaps(Custom):
     """Weights between the tokens of texts, to which a report links the tokens of `TokenRows` of the same model.
 
     The fragment holds one element `script` of type application/json, {"texts": [...]}, in the order of `tokens`: for
-    each text null or {"length", "queries", "edges", "maps"}, as `ssmscope.interp.attention.page` packs them.
+    each text null or {"length", "queries", "edges", "maps"}, as `ssmscope.render.token_maps` packs them.
 
     Attributes:
         tokens: tokens of each text.

@@ -165,7 +165,7 @@ def _row(row: TokenRow, text: TokenText, titles: Sequence[Markup]) -> Markup:
 
 def tokens(row: TokenRow, text: TokenText, titles: Sequence[Markup] = ()) -> Markup:
     """Return the running text with every token in its colour."""
-    pieces = []
+    pieces = [] if row.state is None else [_state(row)]
     places = {**dict.fromkeys(row.against, "against"), **dict.fromkeys(row.marked, "kept")}
     for at, ((gap, token), shade) in enumerate(
         zip(written(text.tokens, text.words)[:MAX_PAGE_TOKENS], row.shades().tolist())
@@ -174,11 +174,18 @@ def tokens(row: TokenRow, text: TokenText, titles: Sequence[Markup] = ()) -> Mar
         names += filter(None, [places.get(at)])
         names += ["special"] * (text.words[at] is None) + ["out"] * (shade < 0)
         names += ["within"] * (text.span is not None and text.span[0] <= at < text.span[1])
+        names += ["query"] * (at == row.query)
         level = f' data-l="{shade - STEPS}"' if row.signed and shade >= 0 else ""
         title = f' title="{titles[at]}"' if titles else ""
         space = " " if gap else ""
         pieces.append(f'{space}<span class="{" ".join(names)}"{level}{title}>{escape(token)}</span><wbr>')
     return Markup("".join(pieces))
+
+
+def _state(row: TokenRow) -> str:
+    shade = _state_shade(row)
+    colour = f'" data-l="{shade - STEPS}' if row.signed else f" v{shade}"
+    return f'<i class="state{colour}" title="{number(row.state or 0.0, significant=6)}">state</i> '
 
 
 def _titles(text: TokenText) -> list[Markup]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ssmscope.api.sharding.cluster import MAX_RETRIES, Setting, check_installed, connected, lacking
+from ssmscope.api.sharding.cluster import MAX_RETRIES, Setting, check_installed, connected, finished, lacking
 from ssmscope.api.sharding.workers import on_engine
 from ssmscope.reports.jobs import Job
 from ssmscope.reports.running import Engine, Outcome, execute
@@ -60,20 +60,20 @@ def ray_engine(address: str | None = None, workers: int | None = None) -> Engine
 
     def run(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Job, Outcome]]:
         with connected(address, workers) as ray:
-            work = ray.remote(_work)
-            setting = Setting(max_models_loaded(jobs))
-            running: dict[Any, Job] = {}
+            work, setting, able = ray.remote(_work), Setting(max_models_loaded(jobs)), []
             for job in jobs:
                 lacks = lacking(ray.nodes(), job.cpus, job.gpus)
-                if lacks is not None:
+                if lacks is None:
+                    able.append(job)
+                else:
                     yield job, Outcome(0.0, f"{lacks} that the job asks for")
-                    continue
+
+            def submit(job: Job) -> Any:
                 needs = {"num_cpus": job.cpus, "num_gpus": job.gpus, "max_retries": MAX_RETRIES}
-                running[work.options(**needs, name=f"{job.verb} {job.key}").remote(job, setting)] = job
-            while running:
-                for done in ray.wait(list(running), num_returns=1)[0]:
-                    job = running.pop(done)
-                    yield job, _received(ray, done, store.working(job.key))
+                return work.options(**needs, name=f"{job.verb} {job.key}").remote(job, setting)
+
+            for job, done in finished(ray, submit, able):
+                yield job, _received(ray, done, store.working(job.key))
 
     return run
 

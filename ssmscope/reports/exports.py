@@ -15,16 +15,15 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ssmscope.api.writing import write_whole
-from ssmscope.errors import InputError
 from ssmscope.render import pictures
 from ssmscope.render.markup import to_latex, to_markdown
 from ssmscope.reports.grouping import Group, LabelledResult, comparison, groups, unique_names
-from ssmscope.reports.record import Report
+from ssmscope.reports.store import Report
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -34,19 +33,11 @@ ID_COLUMNS = ("verb", "heading", "model", "key", "options", "kind", "row")
 
 
 def write(report: Report, directory: str | os.PathLike[str]) -> list[Path]:
-    """Write the report's tables and figures below `directory` and return their paths.
-
-    Raises:
-        InputError: if the directory cannot be written to.
-    """
-    root = Path(directory)
+    """Write the report's tables and figures below `directory` and return their paths."""
     written = []
-    try:
-        for path, content in _files(report):
-            write_whole(root / path, content)
-            written.append(root / path)
-    except OSError as error:
-        raise InputError(f"cannot write to {root}: {error.strerror or error}") from error
+    for path, content in _files(report):
+        write_whole(Path(directory, path), content)
+        written.append(Path(directory, path))
     return written
 
 
@@ -115,12 +106,8 @@ def _column(column: Series) -> Series:
         return column.astype("boolean")
     if kind == "number":
         return column.astype("Int64" if column.dtype.kind in "iu" else "Float64")
-    return column.map(_word, na_action="ignore").astype("string")
-
-
-def _word(value: Any) -> str:
     # Some tokenizers give lone surrogates, which no file can hold.
-    return str(value).encode(errors="backslashreplace").decode()
+    return column.map(lambda value: _encoded(str(value)).decode(), na_action="ignore").astype("string")
 
 
 def _kind(column: Series) -> str:

@@ -1,14 +1,72 @@
-"""Fingerprints of the files of models and data; a job runs again when they change."""
+"""Fingerprints of what a job's result depends on, its code and the files of models and data; it runs again when one
+changes.
+
+The code is all source files in the folder of the verb's function and in the folders that these import, directly or
+indirectly. It is read, not run, and does not depend on machine or installation.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+import ssmscope
 
 DESCRIPTIVE_SUFFIXES = (".md", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf")
 """Suffixes of files that only describe a model, such as its card and pictures."""
+ROOT = Path(ssmscope.__file__).parent
+SUFFIXES = (".py", ".c", ".h", ".cu", ".json", ".txt")
+IMPORT = re.compile(r"^ *(?:from|import) ssmscope\.([\w.]+)(?: import (\w+))?", re.MULTILINE)
+BY_NAME = ("api", "architectures/own", "architectures/read", "backends", "backends/c", "backends/triton")
+"""Folders that every call uses, some of whose modules are imported by name."""
+UNUSED = ("api/analyses.py", "__init__.py", "__main__.py")
+"""Files that change no number: the table of analyses and the package's own names."""
+
+
+@cache
+def code_of(function: Callable[..., Any]) -> str:
+    """Return 16 hex digits of the SHA-256 of all code that a function may run."""
+    home = Path(inspect.getfile(inspect.unwrap(function))).parent
+    installed = Path(ssmscope.__file__).parent
+    home = ROOT / home.relative_to(installed) if home.is_relative_to(installed) else home
+    found, left = {home}, [home, *(ROOT / name for name in BY_NAME)]
+    while left:
+        folder = left.pop()
+        left += imported(folder) - found
+        found |= {folder, *left}
+    digests = [f"{os.path.relpath(folder, ROOT)}\0{digest(folder)}" for folder in found - {home}]
+    return hashlib.sha256("\0".join([digest(home), *sorted(digests)]).encode()).hexdigest()[:16]
+
+
+def _sources(folder: Path) -> list[Path]:
+    unused = [ROOT / name for name in UNUSED]
+    return sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES and file not in unused)
+
+
+@cache
+def digest(folder: Path) -> str:
+    """Return a hash of the names and texts of a folder's source files."""
+    texts = [f"{file.name}\0{file.read_text(encoding='utf-8')}" for file in _sources(folder)]
+    return hashlib.sha256("\0".join(texts).encode(errors="surrogateescape")).hexdigest()
+
+
+@cache
+def imported(folder: Path) -> frozenset[Path]:
+    """Return the folders of the package from which a folder's modules import."""
+    found = set()
+    for file in _sources(folder):
+        for module, name in IMPORT.findall(file.read_text(encoding="utf-8") if file.suffix == ".py" else ""):
+            place = ROOT.joinpath(*module.split("."), name)
+            while not place.is_dir():
+                place = place.parent
+            found.add(place)
+    return frozenset(found)
 
 
 class Fingerprints:
@@ -18,22 +76,14 @@ class Fingerprints:
         self._known: dict[Path, str] = {}
 
     def of_model(self, where: Path) -> str:
-        """Return the fingerprint of a weights file, of a model's directory, or of a directory of checkpoints.
-
-        Raises:
-            OSError: if a file cannot be read.
-        """
+        """Return the fingerprint of a weights file, of a model's directory, or of a directory of checkpoints."""
         if where.is_file():
             return self._of_file(where)
         inside = where.glob("*") if (where / "config.json").is_file() else where.rglob("*")
         return self._of_files(where, (file for file in inside if file.suffix not in DESCRIPTIVE_SUFFIXES))
 
     def of_data(self, name: str) -> str | None:
-        """Return the fingerprint of a file, a directory, or a known data set in `$SSMSCOPE_DATA`; None for others.
-
-        Raises:
-            OSError: if a file cannot be read.
-        """
+        """Return the fingerprint of a file, a directory, or a known data set in `$SSMSCOPE_DATA`; None for others."""
         if not name.strip():
             return None
         if os.path.isfile(name):

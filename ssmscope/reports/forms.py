@@ -47,11 +47,7 @@ def shown(option: Option) -> Any:
 
 
 def chosen(verb: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a form's values to the analysis's options, leaving out empty ones.
-
-    Raises:
-        InputError: for an option that the form does not have, or a value that it does not take.
-    """
+    """Convert a form's values to the analysis's options, leaving out empty ones; raise InputError for wrong ones."""
     known, found = options(verb), {}
     for name, value in given.items():
         if name not in known:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ssmscope.api.results import Result
 from ssmscope.render.table import Table
 from ssmscope.render.tokens import shorten, visible
-from ssmscope.reports.record import Entry, Report
+from ssmscope.reports.store import Entry, Report
 
 MAX_OPTION_CHARACTERS = 40
 """Maximum length of an option's value in a label."""
@@ -22,10 +23,12 @@ MAX_VERDICT_CHARACTERS = 240
 
 @dataclass(frozen=True)
 class Group:
-    """Entries of one analysis, all with the same heading and verb."""
+    """Entries of one analysis, all with the same heading and verb.
+
+    `name` is that of its anchor in the page and of its files: letters, digits and hyphens, unique within the report.
+    """
 
     name: str
-    """Name of its anchor in the page and of its files: letters, digits and hyphens, unique within the report."""
     heading: str
     verb: str
     entries: tuple[Entry, ...]
@@ -53,8 +56,7 @@ class Group:
         return tuple(dict.fromkeys(result.kind for entry in self.entries for result in entry.results))
 
 
-@dataclass(frozen=True)
-class LabelledResult:
+class LabelledResult(NamedTuple):
     """A result, its entry, and the entry's label."""
 
     label: str
@@ -94,17 +96,12 @@ def comparison(group: Group, kind: str) -> Table:
 
 def unique_names(texts: Sequence[str]) -> list[str]:
     """Return a plain name for each text, for anchors and files, unique even on case-insensitive file systems."""
-    taken: set[str] = set()
-    names = []
+    names: dict[str, None] = {}
     for text in texts:
         plain = re.sub(r"[\W_]+", "-", text.lower()).strip("-")[:MAX_NAME_CHARACTERS].strip("-") or "analysis"
-        name, number = plain, 1
-        while name in taken:
-            number += 1
-            name = f"{plain}-{number}"
-        taken.add(name)
-        names.append(name)
-    return names
+        numbered = (f"{plain}-{number}" for number in itertools.count(2))
+        names[next(name for name in itertools.chain([plain], numbered) if name not in names)] = None
+    return list(names)
 
 
 def _written(value: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import Any
 
 from ssmscope.api.analysis import Call
 from ssmscope.api.inputs import Texts
+from ssmscope.api.options import plain
 from ssmscope.errors import InputError
-from ssmscope.reports.code import code_of
-from ssmscope.reports.fingerprints import Fingerprints
-from ssmscope.reports.kinds import kind_of, supported_kinds
+from ssmscope.reports.fingerprints import Fingerprints, code_of
 from ssmscope.reports.plan import Plan, PlannedCall, PlannedModel
-from ssmscope.reports.sources import check_model, check_sources
+from ssmscope.reports.sources import check_model, check_sources, kind_of
 
 
 @dataclass(frozen=True)
@@ -45,12 +43,10 @@ class Job:
 
     @property
     def command(self) -> str:
-        """Shell command that reproduces the result."""
         return self.call.command
 
     @property
     def options(self) -> dict[str, Any]:
-        """Inputs and options with defaults, as plain values."""
         return json_options(self.call)
 
 
@@ -112,7 +108,7 @@ def _known(model: PlannedModel, place: Path, prints: Fingerprints) -> dict[str, 
 def _wanted(planned: PlannedCall, kind: str | None) -> bool:
     if planned.kinds is not None:
         return kind in planned.kinds
-    can = supported_kinds(planned.call.analysis)
+    can = planned.call.analysis.models
     if kind is None or kind in can:
         return True
     names = ", ".join(model.name for model in planned.models)
@@ -131,15 +127,12 @@ def _with_data(call: Call, trained_on: Callable[[str], str | None]) -> Call:
 
 def _contents(call: Call, prints: Fingerprints) -> dict[str, list[str | None]]:
     """Return the fingerprints of the files and data sets that a call reads, by option."""
-    found = {}
     named = [(each.name, value) for each, value in call.option_values() if each.reads is not None]
+    found: dict[str, list[str | None]] = {}
     for name, value in [*named, ("tokenizer", call.tokenizer)]:
-        if value is None:
-            continue
+        each = value if isinstance(value, list | tuple) else [] if value is None else [value]
         try:
-            found[name] = [
-                prints.of_data(str(each)) for each in (value if isinstance(value, list | tuple) else [value])
-            ]
+            found |= {name: [prints.of_data(str(one)) for one in each]} if value is not None else {}
         except OSError as error:
             raise InputError(f"{name} {value} cannot be read: {error.strerror or error}") from error
     return found
@@ -150,9 +143,6 @@ def key_of(call: Call, models: Iterable[Mapping[str, Any]], prints: Fingerprints
 
     Args:
         models: for each model its id as "model" and its files' fingerprint as "files".
-
-    Raises:
-        InputError: if a file cannot be read.
     """
     without = {option.name for option, _ in call.option_values() if option.no_effect}
     essence = {
@@ -166,28 +156,15 @@ def key_of(call: Call, models: Iterable[Mapping[str, Any]], prints: Fingerprints
 
 
 def _job(key: str, planned: PlannedCall, call: Call) -> Job:
-    cpus, gpus = planned.resources.get("cpus"), planned.resources.get("gpus")
     from ssmscope.architectures.loading.load import chosen_device
 
-    on_gpu = chosen_device(call.device).startswith("cuda")
-    return Job(
-        key,
-        planned.heading,
-        call,
-        tuple(model.name for model in planned.models),
-        cpus=1.0 if cpus is None else cpus,
-        gpus=float(on_gpu) if gpus is None else gpus,
-        threads=None if cpus is None else max(1, int(cpus)),
-    )
+    cpus, names = planned.resources.get("cpus"), tuple(model.name for model in planned.models)
+    gpus = planned.resources.get("gpus", float(chosen_device(call.device).startswith("cuda")))
+    threads = None if cpus is None else max(1, int(cpus))
+    return Job(key, planned.heading, call, names, 1.0 if cpus is None else cpus, gpus, threads)
 
 
 def json_options(call: Call) -> dict[str, Any]:
     """Return a call's inputs, options and loading options as JSON values."""
-    every = {option.name: _plain(value) for option, value in call.option_values()}
+    every = {option.name: plain(value) for option, value in call.option_values()}
     return {**every, "tokenizer": call.tokenizer, "device": call.device, "dtype": call.dtype}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

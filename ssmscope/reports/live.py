@@ -10,9 +10,8 @@ Texts go in and HTML comes out, without server or script; `ssmscope.reports.serv
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -23,15 +22,13 @@ from ssmscope.api.results import TABLE_ROWS
 from ssmscope.attacks.effect import attack_effect
 from ssmscope.errors import InputError, as_typed
 from ssmscope.interp.attention import implicit_attention
-from ssmscope.interp.attention.maps import strongest
+from ssmscope.interp.attention.views import query_rows, readouts
 from ssmscope.interp.heatmap import selection_heatmap, views
 from ssmscope.interp.heatmap.result import SelectionHeatmap
-from ssmscope.render import numbers
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.html import fragment
-from ssmscope.render.signed import SIGNED, SIGNED_ON_DARK, STEPS, levels, shades
 from ssmscope.render.table import table
-from ssmscope.render.tokens import ink, shorten, visible, written
+from ssmscope.render.tokens import shorten, visible
 from ssmscope.render.worddiff import html_diff
 from ssmscope.reports import forms
 
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
 
     from ssmscope.core.model import Model
     from ssmscope.core.trace import Trace
-    from ssmscope.interp.attention.result import AttendedText, AttentionMap
 
 MAX_LAYERS_SHOWN = 8
 """Maximum number of layers that are shown below their average."""
@@ -48,21 +44,20 @@ TRACES_KEPT = 4
 """Number of cached traces, so that another layer, score or token of a text needs no new run."""
 PREDICTIONS_SHOWN = 10
 """Number of classes or next tokens shown per text."""
-KEYS_NAMED = 5
-"""Number of strongest keys named per row."""
 MAX_TOKEN_CHARACTERS = 60
 """Maximum length of a class or token as shown."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """HTML pieces of one model, each "" if empty; a refused text has only `prediction`, which says why."""
+    """HTML pieces of one model: prediction, heatmaps of the text and of the edited text, and what the edit changes.
+
+    Each is "" if empty; a refused text has only `prediction`, which says why.
+    """
 
     prediction: str
     given: str = ""
-    """Heatmap of the text."""
     edited: str = ""
-    """Heatmap of the edited text."""
     change: str = ""
 
 
@@ -91,7 +86,7 @@ class Live:
             if model.tokenizer is None:
                 raise InputError(f"{model.name} has no tokenizer; give one with --tokenizer NAME")
         self.models, self.max_tokens = tuple(models), max_tokens
-        self._traces: OrderedDict[tuple[int, str], Trace] = OrderedDict()
+        self._traces = lru_cache(TRACES_KEPT)(self._run)
         self._lock = threading.RLock()
 
     def answer(
@@ -123,9 +118,9 @@ class Live:
         """Return only the two heatmaps of an `answer`; `options` are those of the heatmap form."""
         with self._lock:
             try:
-                chosen = forms.chosen("heatmap", options)
-                given, other = self._both(number, text, edited)
-                return _heatmap(given, layer, chosen), "" if other is None else _heatmap(other, layer, chosen)
+                chosen, both = forms.chosen("heatmap", options), self._both(number, text, edited)
+                given, other = ("" if trace is None else _heatmap(trace, layer, chosen) for trace in both)
+                return given, other
             except InputError as error:
                 return refusal(error), ""
 
@@ -145,7 +140,7 @@ class Live:
         `options` are those of the attention form.
         """
         if not position.strip():
-            return _piece('<p class="soft">Click a token above to see what it attends to.</p>')
+            return _piece('<p class="note">Click a token above to see what it attends to.</p>')
         with self._lock:
             try:
                 chosen = forms.chosen("attention", options)
@@ -154,20 +149,9 @@ class Live:
                 return refusal(error)
 
     def trace(self, number: int, text: str) -> Trace:
-        """Return the trace of the model's run on the text.
-
-        Raises:
-            InputError: if the text is empty, too long, or has something unknown to the tokenizer.
-        """
+        """Return the trace of the model's run on the text."""
         with self._lock:
-            key = (number, text)
-            if key not in self._traces:
-                trace = self._run(number, text)
-                while len(self._traces) >= TRACES_KEPT:
-                    self._traces.popitem(last=False)
-                self._traces[key] = trace
-            self._traces.move_to_end(key)
-            return self._traces[key]
+            return self._traces(number, text)
 
     def _both(self, number: int, text: str, edited: str) -> tuple[Trace, Trace | None]:
         given = self.trace(number, text)
@@ -186,7 +170,7 @@ class Live:
 
 
 def refusal(error: InputError) -> str:
-    """Format an error as a line of the page."""
+    """Return an error as a line of the page."""
     line = visible(as_typed(" ".join(str(error).split())))
     return _piece(f'<p class="refusal" role="alert">{escape(line)}</p>')
 
@@ -229,8 +213,7 @@ def _prediction(model: Model, given: Trace, edited: Trace | None) -> str:
         if edited is not None:
             cells += f"<td>{_signed(entry['change'])}</td>"
         rows.append(f"<tr>{cells}</tr>")
-    table = f"<table><tr>{head}</tr>{''.join(rows)}</table>"
-    return _piece(f'<div class="wide">{table}</div>')
+    return _piece(f'<div class="wide"><table><tr>{head}</tr>{"".join(rows)}</table></div>')
 
 
 def _signed(change: float) -> str:
@@ -253,110 +236,18 @@ def _heatmap(trace: Trace, layer: str, options: Mapping[str, Any]) -> str:
 
 def _change(model: Model, text: str, edited: str, options: Mapping[str, Any]) -> str:
     effect = attack_effect(model, before=text, after=edited, **options)
-    said = f'<p class="soft">{escape(effect.answer_name)}; {escape(effect.changed_name)}</p>'
+    said = f'<p class="note">{escape(effect.answer_name)}; {escape(effect.changed_name)}</p>'
     return _piece(f'<p class="words">{html_diff(text, edited)}</p>{said}') + effect._repr_html_()
 
 
-# ---- the row of a token
-
-
 def _row(model: Model, trace: Trace, position: str, layer: int, options: Mapping[str, Any]) -> str:
-    length = len(trace.tokens[0])
-    given = position.strip()
+    length, given = len(trace.tokens[0]), position.strip()
     if len(given) > 9 or not given.isdecimal() or int(given) >= length:
         raise InputError(f"there is no token {shorten(given, 20)!r}; the text has the tokens 0 to {length - 1}")
-    at = int(given)
-    found = implicit_attention(model, trace, layers=[layer], rows=[at], **options)
-    return _piece("".join(_of_map(found[0], map_, at, found.level) for map_ in found[0].maps))
-
-
-def _of_map(text: AttendedText, map_: AttentionMap, at: int, level: str) -> str:
-    """Format the only row of a map, that of the token `at`: scale, coloured tokens and strongest keys."""
-    end = max(float(np.abs(map_.values[0]).max()), 0.0 if map_.sink is None else abs(float(map_.sink[0])))
-    shade = levels(map_.values[0], end)
-    tokens = written(text.tokens, text.words)
-    pieces = [] if map_.sink is None else [_token("state", "state", float(map_.sink[0]), end, "")]
-    for key, (gap, token) in enumerate(tokens):
-        space = " " if gap else ""
-        if key > at:
-            pieces.append(f'{space}<span class="after">{escape(token)}</span><wbr>')
-        else:
-            place = "query" if key == at else ""
-            pieces.append(
-                space + _token(token, f"position {key}", float(map_.values[0, key]), end, place, int(shade[key]))
-            )
-    of = "".join(f", {each}" for each in (map_.part, f"head {map_.head}" * map_.head[:1].isdigit()) if each)
-    told = (
-        f"query {at} “{escape(tokens[at][1])}” · layer {map_.layer}{escape(of)}, {level} level"
-        f" · strongest: {_named(map_, text, tokens)}"
-    )
-    scale = f'<p class="soft"><span class="scale">−{numbers.number(end)} <i></i> {numbers.number(end)}</span></p>'
-    return f'{scale}<p class="tokens">{"".join(pieces)}</p><p class="soft told">{told}</p>'
-
-
-def _token(token: str, where: str, weight: float, end: float, name: str, shade: int | None = None) -> str:
-    shade = int(levels(np.array([weight]), end)[0]) if shade is None else shade
-    names = f' class="{name}"' if name else ""
-    return (
-        f'<span data-l="{shade}"{names} title="{where}&#10;weight {numbers.number(weight)}">{escape(token)}</span><wbr>'
-    )
-
-
-def _named(map_: AttentionMap, text: AttendedText, tokens: Sequence[tuple[bool, str]]) -> str:
-    def name(key: int) -> str:
-        return "state" if key < 0 else f"{key} “{escape(shorten(tokens[key][1], MAX_TOKEN_CHARACTERS))}”"
-
-    found = strongest(map_, 0, text, KEYS_NAMED)
-    return ", ".join(f"{name(key)} {numbers.number(weight)}" for key, weight in found)
+    found = implicit_attention(model, trace, layers=[layer], rows=[int(given)], **options)
+    alone = [replace(found, texts=(replace(found[0], maps=(each,)),)) for each in found[0].maps]
+    return fragment([*map(query_rows, alone), readouts(found)])
 
 
 def _piece(inner: str) -> str:
-    """Wrap HTML with the style that it needs to stand anywhere on a page."""
-    return f'<div class="ssmscope-live"><style>{_style()}</style>{inner}</div>'
-
-
-@lru_cache(maxsize=1)
-def _style() -> str:
-    return _STYLE.replace("LIGHT;", _shade_rules(SIGNED)).replace("DARK;", _shade_rules(SIGNED_ON_DARK))
-
-
-def _shade_rules(stops: tuple[str, ...]) -> str:
-    prefix = ".ssmscope-live"
-    rules = [
-        f'{prefix} [data-l="{level}"] {{ background: {colour}; color: {ink(colour)} }}'
-        for level, colour in enumerate(shades(stops), start=-STEPS)
-    ]
-    return "\n".join([*rules, f"{prefix} .scale i {{ background: linear-gradient(90deg, {', '.join(stops)}) }}"])
-
-
-_STYLE = """
-.ssmscope-live { --ink: #1b1f24; --soft: #57606a; --line: #d8dee4; --paper: #ffffff; --mark: #d1540a; --bar: #4f97cb;
-  --gone: #a40e26; --new: #116329; color: var(--ink); background: var(--paper);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "Noto Sans", sans-serif; }
-LIGHT;
-@media (prefers-color-scheme: dark) {
-.ssmscope-live { --ink: #e6edf3; --soft: #9da7b3; --line: #30363d; --paper: #0f141a; --mark: #ff9f4a;
-  --gone: #ff938a; --new: #6fdd8b; }
-DARK;
-}
-.ssmscope-live p { margin: 0 0 10px; }
-.ssmscope-live .soft { color: var(--soft); font-size: 13px; }
-.ssmscope-live .refusal { border-left: 4px solid var(--mark); padding: 2px 12px; overflow-wrap: anywhere; }
-.ssmscope-live .wide { overflow-x: auto; }
-.ssmscope-live table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }
-.ssmscope-live th, .ssmscope-live td { padding: 3px 20px 3px 0; text-align: left; border: 0;
-  border-bottom: 1px solid var(--line); color: var(--ink); }
-.ssmscope-live th { color: var(--soft); font-weight: 500; }
-.ssmscope-live td i { display: inline-block; height: 9px; margin-right: 6px; background: var(--bar); }
-.ssmscope-live .best { font-weight: 700; }
-.ssmscope-live .scale i { display: inline-block; width: 120px; height: 10px; margin: 0 3px; border-radius: 2px; }
-.ssmscope-live .tokens { line-height: 2; overflow-wrap: anywhere; }
-.ssmscope-live .tokens span { padding: 2px 3px; margin: 0 1px; border-radius: 3px; white-space: pre-wrap;
-  -webkit-box-decoration-break: clone; box-decoration-break: clone; }
-.ssmscope-live .after { color: var(--soft); }
-.ssmscope-live .query { outline: 2px solid var(--mark); }
-.ssmscope-live .told, .ssmscope-live .words { overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
-.ssmscope-live .words { white-space: pre-wrap; }
-.ssmscope-live .words del { color: var(--gone); text-decoration: line-through; }
-.ssmscope-live .words ins { color: var(--new); text-decoration: underline; }
-"""
+    return f'<div class="ssmscope">{inner}</div>'

@@ -10,10 +10,9 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -26,14 +25,13 @@ from ssmscope.render.tokens import SHADES, shade_style
 from ssmscope.reports.grouping import Group, LabelledResult, comparison, groups, model_names, verdict
 from ssmscope.reports.page_heatmap import AttentionLink, Links, model_of, packed
 from ssmscope.reports.page_items import Item, Part, duration, flatten, items
-from ssmscope.reports.record import DONE, FAILED, LEFT_OUT, MISSING, Report
+from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, MISSING, Report
 
 MAX_PROVENANCE_CHARACTERS = 100_000
 """Maximum length of a value of the report's provenance, such as the plan."""
 
 
-@dataclass(frozen=True)
-class SummaryLine:
+class SummaryLine(NamedTuple):
     """Line in a cell of the summary: an entry's verdict on a model, and its anchor."""
 
     anchor: str
@@ -41,17 +39,14 @@ class SummaryLine:
     text: str
 
 
-@dataclass(frozen=True)
-class Section:
-    """Section of the page with one analysis."""
+class Section(NamedTuple):
+    """Section of the page with one analysis: its interactive heatmaps as JSON, and how many texts these leave out."""
 
     group: Group
     items: tuple[Item, ...]
     tables: tuple[Table, ...]
     heatmaps: tuple[Markup, ...]
-    """Data of each interactive heatmap as JSON."""
     left_out: int
-    """Number of texts left out of the interactive heatmaps."""
 
 
 def render(report: Report) -> str:
@@ -65,8 +60,8 @@ def render(report: Report) -> str:
     links = _links(parts, listed)
     sections = [_section(group, own, links) for group, own in zip(parts, listed)]
     blocks = [part.block for own in listed for _, part in _parts(own)]
-    scripts = [_file("report.js"), *scripts_of(blocks)]
-    page = _template("report.html").render(
+    scripts = [file("report.js"), *scripts_of(blocks)]
+    page = template("report.html").render(
         report=report,
         grid=grid,
         counts=_counts(report),
@@ -76,9 +71,9 @@ def render(report: Report) -> str:
         provenance=flatten(report.provenance, most=MAX_PROVENANCE_CHARACTERS),
         scripts=list(map(Markup, scripts)),
         # The page's own rules come last and so win over equally specific ones.
-        style=Markup("".join([stylesheet(), shade_style(), signed_style(), *styles_of(blocks), _file("report.css")])),
+        style=Markup("".join([stylesheet(), shade_style(), signed_style(), *styles_of(blocks), file("report.css")])),
         shades=_island({"shades": SHADES, "steps": STEPS}),
-        policy=_policy(scripts),
+        policy=policy(scripts),
     )
     # Some tokenizers give lone surrogates, which no file can hold.
     return page.encode(errors="backslashreplace").decode()
@@ -116,13 +111,18 @@ def _links(parts: Iterable[Group], listed: Iterable[tuple[Item, ...]]) -> Links:
     return links
 
 
-def _summary(report: Report, sections: Sequence[Section]) -> list[tuple[str, list[list[SummaryLine]]]]:
-    """Return, for each model and analysis, the lines of its entries."""
+def _summary(report: Report, sections: Sequence[Section]) -> dict[str, Any]:
+    """Return the lines of each model's entries in each section, models in rows or, if they are fewer, in columns."""
 
     def cell(section: Section, model: str) -> list[SummaryLine]:
         return [line for item in section.items if model in item.entry.models for line in _summary_lines(item, model)]
 
-    return [(model, [cell(section, model) for section in sections]) for model in model_names(report)]
+    models = model_names(report)
+    found = [[cell(section, model) for section in sections] for model in models]
+    of_models, of_sections = [(name, "") for name in models], [(one.group.heading, one.group.name) for one in sections]
+    if len(models) < len(sections):
+        return {"corner": "analysis", "heads": of_models, "rows": list(zip(of_sections, zip(*found)))}
+    return {"corner": "model", "heads": of_sections, "rows": list(zip(of_models, found))}
 
 
 def _summary_lines(item: Item, model: str) -> list[SummaryLine]:
@@ -145,7 +145,7 @@ def _counts(report: Report) -> str:
     return f"{len(report.entries)} entries: {listed or 'none'}; {duration(seconds)} of computing"
 
 
-def _policy(scripts: Iterable[str]) -> str:
+def policy(scripts: Iterable[str]) -> str:
     """Return a content security policy that allows only these scripts and no other resources."""
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in scripts)
     return (
@@ -159,12 +159,14 @@ def _island(value: Any) -> Markup:
     return Markup(json.dumps(value, allow_nan=False).replace("<", "\\u003c"))
 
 
-@lru_cache(maxsize=1)
-def _template(name: str) -> Any:
+@lru_cache
+def template(name: str) -> Any:
+    """Return a template of this package."""
     loader = PackageLoader("ssmscope.reports")
     # Jinja would choose autoescaping by suffix; here every template escapes.
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True).get_template(name)
 
 
-def _file(name: str) -> str:
+def file(name: str) -> str:
+    """Return the text of a style or script of this package."""
     return resources.files("ssmscope.reports").joinpath("templates", name).read_text(encoding="utf-8")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,16 +24,12 @@ MAX_BYTES = 40_000_000
 """Approximate maximum size of an analysis's heatmaps; the page says how many texts are left out."""
 
 
-@dataclass(frozen=True)
-class AttentionLink:
-    """Location of a text's attention maps in the page."""
+class AttentionLink(NamedTuple):
+    """Location of a text's attention maps: the anchor of their part in the page, the text's index there, a name."""
 
     anchor: str
-    """Anchor of the part with the maps."""
     text: int
-    """Index of the text there, from 0."""
     label: str
-    """Name of the analysis."""
 
 
 Links = Mapping[tuple[str, tuple[str, ...]], Sequence[AttentionLink]]
@@ -112,7 +107,7 @@ def _text(text: TokenText, links: Sequence[AttentionLink]) -> dict[str, Any]:
         "high": [row.ends[1] for row in text.rows],
         "signed": [row.signed for row in text.rows],
         "range": [" · ".join(filter(None, (row.extent, row.remark))) for row in text.rows],
-        "attention": [vars(link) for link in links],
+        "attention": [link._asdict() for link in links],
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -15,7 +15,7 @@ from ssmscope.render.html import block_html, grid, image_html
 from ssmscope.render.table import Table
 from ssmscope.render.tokens import shorten, visible
 from ssmscope.reports.grouping import Group
-from ssmscope.reports.record import Entry
+from ssmscope.reports.store import Entry
 
 MAX_OPEN_ROWS = 12
 """Maximum number of rows of a table that is unfolded at first."""
@@ -23,24 +23,25 @@ MAX_VALUE_CHARACTERS = 300
 """Maximum length of an option or error in a list."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """A block as the page shows it."""
+class Part(NamedTuple):
+    """A block as the page shows it.
+
+    Attributes:
+        anchor: id, by which scripts of the page find it.
+        html: HTML of the block; empty if the page shows it elsewhere.
+        summary: title of the fold that hides it; empty if it is not folded.
+        on_request: True if it is inserted into the page only when opened.
+    """
 
     block: Block
     anchor: str
-    """Id of the part, by which scripts of the page find it."""
     html: Markup
-    """HTML of the block; empty if the page shows it elsewhere."""
     summary: str = ""
-    """Title of the fold that hides it; empty if it is not folded."""
     opened: bool = False
     on_request: bool = False
-    """True if it is inserted into the page only when opened."""
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """Headline and parts shown of one result."""
 
     headline: str
@@ -49,14 +50,13 @@ class View:
 
 @dataclass(frozen=True)
 class Item:
-    """One entry of the report."""
+    """One entry of the report; `origin` is the provenance of its numbers, as names and values."""
 
     anchor: str
     label: str
     entry: Entry
     views: tuple[View, ...]
     origin: tuple[tuple[str, str], ...]
-    """Provenance of the numbers, as names and values."""
 
     @property
     def error(self) -> str:
@@ -72,9 +72,8 @@ def items(group: Group) -> tuple[Item, ...]:
     """Return the group's entries as the page shows them."""
     made = []
     for number, (entry, label) in enumerate(zip(group.entries, group.labels), start=1):
-        anchor = f"{group.name}--{number}"
-        views = tuple(_view(result, f"{anchor}--{at}") for at, result in enumerate(entry.results, start=1))
-        made.append(Item(anchor, label, entry, views, tuple(_origin(entry))))
+        views = (_view(result, f"{group.name}--{number}--{at}") for at, result in enumerate(entry.results, start=1))
+        made.append(Item(f"{group.name}--{number}", label, entry, tuple(views), tuple(_origin(entry))))
     return tuple(made)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ssmscope.api import registry
@@ -33,16 +34,13 @@ _VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 _UNSET = object()
 
 
+SHIPPED_PLANS = {name: Path(__file__).with_name("plans") / f"{name}.yaml" for name in ("quick", "baleen", "diff-mamba")}
+"""Files of the plans that ship with the package, by name."""
+
+
 @dataclass(frozen=True)
 class PlannedModel:
-    """Model of a plan.
-
-    Attributes:
-        model: command-line argument that names it.
-        name: name in the report.
-        tokenizer, device, dtype: defaults of its jobs' options.
-        resources: "cpus" and "gpus" that each of its jobs needs of a cluster.
-    """
+    """Model of a plan: its argument on the command line, its name in the report, and defaults of its jobs."""
 
     model: str
     name: str
@@ -54,12 +52,7 @@ class PlannedModel:
 
 @dataclass(frozen=True)
 class PlannedCall:
-    """One call of a plan.
-
-    Attributes:
-        where: name of the analysis in messages.
-        kinds: kinds of models to which the call is restricted; None for all that the analysis supports.
-    """
+    """One call of a plan; `where` names it in messages, and `kinds` restricts the models to which it applies."""
 
     where: str
     heading: str
@@ -80,11 +73,7 @@ class Plan:
 
 
 def read_plan(
-    text: str,
-    *,
-    name: str = "report",
-    models: Sequence[str] = (),
-    variables: Mapping[str, str] | None = None,
+    text: str, *, name: str = "report", models: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> Plan:
     """Read and check a plan; nothing is loaded or run.
 
@@ -242,52 +231,21 @@ class _Reader:
         groups = [tuple(chosen)] if together else [(model,) for model in chosen]
         if len(groups) * math.prod(len(values) for values in matrix.values()) > most:
             raise InputError(f"{where}: the plan has more than {MAX_JOBS:,} jobs; split it into several")
-        return [
-            self._call(verb, heading, group, {**options, **more}, overrides, kinds, resources, where)
-            for more in _product(matrix)
-            for group in groups
-        ]
-
-    def _call(
-        self,
-        verb: Analysis,
-        heading: str,
-        models: tuple[PlannedModel, ...],
-        options: Mapping[str, Any],
-        overrides: Mapping[str, Mapping[str, Any]],
-        kinds: tuple[str, ...] | None,
-        resources: Mapping[str, float],
-        where: str,
-    ) -> PlannedCall:
-        setting: dict[str, Any] = {}
-        for name in LOADING_OPTIONS:
-            values = list(dict.fromkeys(getattr(model, name) for model in models))
-            if len(values) > 1 and name not in options:
-                raise InputError(f"{where}: with together all models need the same {name}")
-            if values[0] is not None:
-                setting[name] = values[0]
-        every = {**setting, **options, **overrides.get(models[0].name, {})}
-        own = {name: value for name, value in every.items() if name not in LOADING_OPTIONS}
-        setting = {name: _text(name, every[name], where) for name in LOADING_OPTIONS if every.get(name) is not None}
-        try:
-            if own.get("file") == "-":
-                raise InputError("file is '-', and a plan has no standard input; give the name of a file")
-            call = Call.of(verb.name, [model.model for model in models], own, **setting)
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from error
-        needs = {**(models[0].resources if len(models) == 1 else _most(models)), **resources}
-        return PlannedCall(where, heading, models, kinds, call, needs)
+        calls = []
+        for values, group in itertools.product(itertools.product(*matrix.values()), groups):
+            every = {**options, **dict(zip(matrix, values)), **overrides.get(group[0].name, {})}
+            needs = {**_most(group), **resources}
+            calls.append(PlannedCall(where, heading, group, kinds, _call(verb, group, every, where), needs))
+        return calls
 
     def _verb(self, fields: Mapping[str, Any], where: str) -> Analysis:
         named = [key for key in fields if key not in ANALYSIS_KEYS]
-        verbs = [key for key in named if key in self.verbs]
+        verbs, known = [key for key in named if key in self.verbs], ", ".join(self.verbs)
         if not named:
-            raise InputError(f"{where} names no verb; there are {', '.join(self.verbs)}")
+            raise InputError(f"{where} names no verb; there are {known}")
         if not verbs:
-            raise InputError(
-                f"{where}: no verb {named[0]!r:.80}; there are {', '.join(self.verbs)}"
-                f"{did_you_mean(named[0], self.verbs)}"
-            )
+            near = did_you_mean(named[0], self.verbs)
+            raise InputError(f"{where}: no verb {named[0]!r:.80}; there are {known}{near}")
         if len(verbs) > 1:
             raise InputError(f"{where} names the verbs {' and '.join(verbs)}; make an item of the list of each")
         _known({key: None for key in named if key not in verbs}, ANALYSIS_KEYS, f"{where} ({verbs[0]})")
@@ -307,10 +265,8 @@ class _Reader:
             if name in REPORT_OPTIONS:
                 raise InputError(f"{where}: the option {key!r} is set by the report itself; leave it out")
             if name not in known:
-                listed = ", ".join(known)
-                raise InputError(
-                    f"{where}: {verb.name} has no option {key!r:.80}; it has {listed}{did_you_mean(name, known)}"
-                )
+                has = f"it has {', '.join(known)}{did_you_mean(name, known)}"
+                raise InputError(f"{where}: {verb.name} has no option {key!r:.80}; {has}")
             if name in found:
                 raise InputError(f"{where}: the option {name} is given twice, with hyphens and with underscores")
             found[name] = value
@@ -335,19 +291,12 @@ class _Reader:
 
     def _named(self, name: str, where: str, key: str) -> PlannedModel:
         if name not in self.models:
-            raise InputError(
-                f"{where}, {key}: no model of the plan is called {name!r:.80}; there are {', '.join(self.models)}"
-                f"{did_you_mean(name, self.models)}"
-            )
+            known = f"{', '.join(self.models)}{did_you_mean(name, self.models)}"
+            raise InputError(f"{where}, {key}: no model of the plan is called {name!r:.80}; there are {known}")
         return self.models[name]
 
     def _overrides(
-        self,
-        verb: Analysis,
-        given: Any,
-        chosen: Sequence[PlannedModel],
-        matrix: Mapping[str, Any],
-        where: str,
+        self, verb: Analysis, given: Any, chosen: Sequence[PlannedModel], matrix: Mapping[str, Any], where: str
     ) -> dict[str, dict[str, Any]]:
         if given is None:
             return {}
@@ -378,33 +327,40 @@ def _kinds(given: Any, where: str) -> tuple[str, ...] | None:
     kinds = tuple(map(_word, given if isinstance(given, list) else [given]))
     wrong = next((kind for kind in kinds if kind not in KINDS), None)
     if wrong is not None or not kinds:
-        raise InputError(
-            f"{where}: for is {_shown(given)}; allowed are {', '.join(KINDS)}{did_you_mean(wrong or '', KINDS)}"
-        )
+        near = did_you_mean(wrong or "", KINDS)
+        raise InputError(f"{where}: for is {_shown(given)}; allowed are {', '.join(KINDS)}{near}")
     return kinds
 
 
-def _product(matrix: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    for values in itertools.product(*matrix.values()):
-        yield dict(zip(matrix, values))
+def _call(verb: Analysis, models: Sequence[PlannedModel], options: Mapping[str, Any], where: str) -> Call:
+    setting = {}
+    for name in LOADING_OPTIONS:
+        values = {getattr(model, name) for model in models}
+        if len(values) > 1 and name not in options:
+            raise InputError(f"{where}: with together all models need the same {name}")
+        value = options.get(name, next(iter(values)))
+        if value is not None:
+            setting[name] = _text(name, value, where)
+    own = {name: value for name, value in options.items() if name not in LOADING_OPTIONS}
+    try:
+        if own.get("file") == "-":
+            raise InputError("file is '-', and a plan has no standard input; give the name of a file")
+        return Call.of(verb.name, [model.model for model in models], own, **setting)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
 
 
 def _most(models: Sequence[PlannedModel]) -> dict[str, float]:
     """Return the resources that models need together: the maximum of each over the models."""
-    needs: dict[str, float] = {}
-    for model in models:
-        for key, value in model.resources.items():
-            needs[key] = max(value, needs.get(key, 0.0))
-    return needs
+    given = [each for model in models for each in model.resources.items()]
+    return {key: max(value for name, value in given if name == key) for key, _ in given}
 
 
 def _known(fields: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
     unknown = next((key for key in fields if key not in allowed), None)
     if unknown is not None:
-        raise InputError(
-            f"{where} has the unknown key {unknown!r:.80}; allowed are {', '.join(allowed)}"
-            f"{did_you_mean(unknown, allowed)}"
-        )
+        known = f"{', '.join(allowed)}{did_you_mean(unknown, allowed)}"
+        raise InputError(f"{where} has the unknown key {unknown!r:.80}; allowed are {known}")
 
 
 def _word(value: Any) -> str:

@@ -6,14 +6,13 @@ Numbers, dates and the like stay text, because every value becomes a command-lin
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
 from ssmscope.errors import InputError
-
-Value = Any
-"""A str, bool or None, a list of values, or a dict from str to values."""
 
 MAX_CHARACTERS = 2_000_000
 """Maximum length of a plan."""
@@ -28,8 +27,8 @@ _NOTHING = {"", "~", "null", "Null", "NULL"}
 _SCALARS = {_PLAIN + name for name in ("str", "int", "float", "bool", "null", "timestamp", "merge", "value")}
 
 
-def read_yaml(text: str) -> Value:
-    """Parse a YAML text.
+def read_yaml(text: str) -> Any:
+    """Parse a YAML text to None, a str, a bool, a list, or a dict from str to values.
 
     Raises:
         InputError: if it is not valid YAML, a key is repeated, a tag asks for anything but plain values, aliases make
@@ -39,62 +38,47 @@ def read_yaml(text: str) -> Value:
         raise InputError(f"the plan has {len(text):,} characters; at most {MAX_CHARACTERS:,} are allowed")
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f" in line {mark.line + 1}" if mark is not None else ""
-        raise InputError(f"the plan is not valid YAML{where}: {error.problem or error.context}") from error
-    except yaml.YAMLError as error:
-        raise InputError(f"the plan is not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise InputError(f"the plan nests more than {MAX_DEPTH} lists and mappings; flatten it") from error
-    except ValueError as error:  # PyYAML's scanner raises it for escapes beyond Unicode.
-        raise InputError(f"the plan is not valid YAML: {error}") from error
-    return _Reader().value(node, 0) if node is not None else None
+    except (yaml.YAMLError, ValueError) as error:  # PyYAML's scanner raises ValueError for escapes beyond Unicode.
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        where = f" in line {mark.line + 1}" if mark is not None else ""
+        told = getattr(error, "problem", None) or getattr(error, "context", None) or " ".join(str(error).split())
+        raise InputError(f"the plan is not valid YAML{where}: {told}") from error
+    return None if node is None else _value(node, 0, itertools.count(1))
 
 
-class _Reader:
-    def __init__(self) -> None:
-        self.nodes = 0
+def _value(node: yaml.Node, depth: int, count: Iterator[int]) -> Any:
+    line = f"line {node.start_mark.line + 1} of the plan"
+    if next(count) > MAX_NODES:
+        raise InputError(f"the plan has more than {MAX_NODES:,} values, aliases counted as often as they are used")
+    if depth > MAX_DEPTH:
+        raise InputError(f"{line} is nested in more than {MAX_DEPTH} lists and mappings; flatten it")
+    if isinstance(node, yaml.ScalarNode):
+        return _scalar(node)
+    if node.tag not in (_PLAIN + "seq", _PLAIN + "map"):
+        raise InputError(f"{line} has the tag {node.tag!r}; only plain values are allowed")
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item, depth + 1, count) for item in node.value]
+    found: dict[str, Any] = {}
+    for key, value in node.value:
+        line = f"line {key.start_mark.line + 1} of the plan"
+        if not isinstance(key, yaml.ScalarNode):
+            raise InputError(f"{line} has a list or mapping as a key; keys are words")
+        _scalar(key)
+        if key.value in found:
+            raise InputError(f"{line} repeats the key {key.value!r:.80}; give it once")
+        found[key.value] = _value(value, depth + 1, count)
+    return found
 
-    def value(self, node: yaml.Node, depth: int) -> Value:
-        self.nodes += 1
-        line = node.start_mark.line + 1
-        if self.nodes > MAX_NODES:
-            raise InputError(f"the plan has more than {MAX_NODES:,} values, aliases counted as often as they are used")
-        if depth > MAX_DEPTH:
-            raise InputError(
-                f"line {line} of the plan is nested in more than {MAX_DEPTH} lists and mappings; flatten it"
-            )
-        if isinstance(node, yaml.ScalarNode):
-            return self.scalar(node, line)
-        if isinstance(node, yaml.SequenceNode) and node.tag == _PLAIN + "seq":
-            return [self.value(item, depth + 1) for item in node.value]
-        if isinstance(node, yaml.MappingNode) and node.tag == _PLAIN + "map":
-            return self.mapping(node, depth)
-        raise InputError(f"line {line} of the plan has the tag {node.tag!r}; only plain values are allowed")
 
-    def mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, Value]:
-        found: dict[str, Value] = {}
-        for key_node, value_node in node.value:
-            line = key_node.start_mark.line + 1
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise InputError(f"line {line} of the plan has a list or mapping as a key; keys are words")
-            self.scalar(key_node, line)
-            key = key_node.value
-            if key in found:
-                raise InputError(f"line {line} of the plan repeats the key {key!r:.80}; give it once")
-            found[key] = self.value(value_node, depth + 1)
-        return found
-
-    @staticmethod
-    def scalar(node: yaml.ScalarNode, line: int) -> str | bool | None:
-        text: str = node.value
-        if node.tag not in _SCALARS:
-            raise InputError(f"line {line} of the plan has the tag {node.tag!r}; only plain values are allowed")
-        if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-            raise InputError(f"line {line} of the plan has a character that is no text (U+0000, or half of a pair)")
-        if node.style is None and node.tag == _PLAIN + "bool":
-            return _BOOLEANS.get(text.lower(), text)
-        if node.style is None and text in _NOTHING:
-            return None
-        return text
+def _scalar(node: yaml.ScalarNode) -> str | bool | None:
+    text: str = node.value
+    line = f"line {node.start_mark.line + 1} of the plan"
+    if node.tag not in _SCALARS:
+        raise InputError(f"{line} has the tag {node.tag!r}; only plain values are allowed")
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise InputError(f"{line} has a character that is no text (U+0000, or half of a pair)")
+    if node.style is None and node.tag == _PLAIN + "bool":
+        return _BOOLEANS.get(text.lower(), text)
+    return None if node.style is None and text in _NOTHING else text

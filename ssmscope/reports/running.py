@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 import os
+import platform
 import sys
 import time
 import traceback
@@ -14,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ssmscope import __version__
+from ssmscope.api.results import now, versions
 from ssmscope.api.writing import locked, write_whole
 from ssmscope.errors import InputError, Unanswerable, as_typed
 from ssmscope.reports.jobs import Job, Jobs
 from ssmscope.reports.plan import Plan
-from ssmscope.reports.record import DONE, FAILED, LEFT_OUT, Report
-from ssmscope.reports.store import LOG, Store
+from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, LOG, Report, Store
 
 
 @dataclass(frozen=True)
@@ -67,13 +65,10 @@ def execute(job: Job, folder: Path) -> Outcome:
 @contextmanager
 def _threads(number: int | None) -> Iterator[None]:
     """Set the number of torch threads within the context; it can change the last digits of sums."""
-    if number is None:
-        yield
-        return
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(number)
+    torch.set_num_threads(before if number is None else number)
     try:
         yield
     finally:
@@ -109,7 +104,7 @@ def run_plan(plan: Plan, jobs: Jobs, root: Path, *, engine: Engine) -> Report:
         report = Report(
             title=plan.title,
             entries=tuple(store.entry(job, failures.get(job.key)) for job in jobs.every),
-            provenance={"date": _now(), "versions": versions(), "models": dict(jobs.models), "plan": plan.text},
+            provenance={"date": now(), "versions": _versions(), "models": dict(jobs.models), "plan": plan.text},
         )
         _write(report, root)
     return report
@@ -123,8 +118,8 @@ def _settle(job: Job, outcome: Outcome, store: Store) -> dict[str, Any] | None:
         "models": list(job.models),
         "options": dict(job.options),
         "seconds": round(outcome.seconds, 3),
-        "versions": versions(),
-        "date": _now(),
+        "versions": _versions(),
+        "date": now(),
     }
     error, told = outcome.error, outcome.traceback
     if error is None:
@@ -141,29 +136,19 @@ def _settle(job: Job, outcome: Outcome, store: Store) -> dict[str, Any] | None:
     return failure
 
 
-def _reason(error: Exception) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-
-
 def _write(report: Report, root: Path) -> None:
     from ssmscope.reports import exports, page
 
-    try:
-        exports.write(report, root)
-    except InputError as error:  # The disk is at fault, not the plan.
-        raise OSError(str(error)) from error
+    exports.write(report, root)
     write_whole(root / "index.html", page.render(report))
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of the software that the numbers depend on."""
-    python = ".".join(map(str, sys.version_info[:3]))
-    installed = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
-    return {"ssmscope": __version__, "python": python, **installed}
+def _versions() -> dict[str, str]:
+    return {**versions(), "python": platform.python_version()}
 
 
-def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+def _reason(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
 def _say(line: str) -> None:

@@ -1,41 +1,38 @@
-"""Checks that the models, data and files of a plan exist and can be read, before anything runs."""
+"""Kind of a model judged by its files alone, and checks that the models, data and files of a plan can be read."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ssmscope
 from ssmscope.api.analysis import Call
-from ssmscope.api.inputs import PIXEL_CLASSIFIER, Texts
+from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
 from ssmscope.api.options import Option
 from ssmscope.core.shipped import data_set_of, training_data
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.reports.kinds import kind_of, supported_kinds
 from ssmscope.reports.plan import Plan, PlannedModel
 
 MAX_BYTES_CHECKED = 64 * 2**20
 """Maximum size of data files that are read completely beforehand; larger ones only need to exist."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
 DEMO_ROOT = Path(ssmscope.__file__).parent
 """Folder that contains `demo/NAME`."""
 
 
 def check_sources(plan: Plan) -> None:
-    """Raise InputError, naming the analysis, for data and files of a plan that are missing or do not fit.
-
-    Nothing heavy is imported.
-    """
+    """Raise InputError, naming the analysis, for data and files of a plan that are missing or do not fit."""
     for planned in plan.calls:
         kinds = []
         for model in planned.models:
             place = _place(model.model)
             kinds.append(None if place is None else kind_of(place, tokenizer=model.tokenizer is not None))
         call = planned.call
-        can = supported_kinds(call.analysis) if planned.kinds is None else planned.kinds
+        can = call.analysis.models if planned.kinds is None else planned.kinds
         if any(kind is not None and kind not in can for kind in kinds):
             continue
         try:
@@ -67,11 +64,7 @@ def _place(name: str) -> Path | None:
 
 
 def check_model(name: str, place: Path) -> None:
-    """Refuse a model's directory that cannot be loaded, judged by its configuration and file names alone.
-
-    Raises:
-        InputError: if the configuration is no JSON object or of unknown type, or there are no weights.
-    """
+    """Refuse a model's directory that cannot be loaded, judged by its configuration and file names alone."""
     from ssmscope.architectures.loading.layouts import layout_of
     from ssmscope.core.shipped import readable_types
 
@@ -88,14 +81,11 @@ def check_model(name: str, place: Path) -> None:
         suffixes = " or ".join(WEIGHT_SUFFIXES)
         raise InputError(f"{name} has no weights: a model's directory holds config.json and {suffixes}")
     kind = config.get("model_type")
-    if layout_of(place, config) is None and not _is_type(kind):
-        raise InputError(f"{name}: model type {kind!r:.60} is unknown{did_you_mean(str(kind), readable_types())}")
+    if layout_of(place, config) is None:
+        from transformers import CONFIG_MAPPING
 
-
-def _is_type(kind: Any) -> bool:
-    from transformers import CONFIG_MAPPING
-
-    return isinstance(kind, str) and kind in CONFIG_MAPPING
+        if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+            raise InputError(f"{name}: model type {kind!r:.60} is unknown{did_you_mean(str(kind), readable_types())}")
 
 
 def check_files(call: Call) -> None:
@@ -119,13 +109,11 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
     """Refuse data, lines of text or labelled examples, that cannot be loaded for a model of the given kind.
 
     Neither the files of a known data set in `$SSMSCOPE_DATA` are read, nor is the hub contacted.
-
-    Raises:
-        InputError: for an unknown name, a missing split, or a file that cannot be read.
     """
     from ssmscope.data import pixels
-    from ssmscope.data.rows import SUFFIXES
-    from ssmscope.data.text import LINE_SOURCES, SOURCES
+    from ssmscope.data.language import load_lines
+    from ssmscope.data.rows import SUFFIXES, checked_path
+    from ssmscope.data.text import LINE_SOURCES, SOURCES, load_text
 
     known: Mapping[str, Any] = LINE_SOURCES if lines else SOURCES
     if not lines and (kind == PIXEL_CLASSIFIER or (kind is None and data in pixels.KNOWN)):
@@ -143,30 +131,40 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
         raise InputError(f"unknown data {data!r:.80}; give one of {', '.join(known)}{files}{did_you_mean(data, known)}")
     if not path.is_file():
         raise InputError(f"there is no file {data!r:.200}; give one of {', '.join(known)}{files}")
-    if split is not None:
-        raise InputError(f"split '{split}' was asked for, but file {path} has none; give a file each")
+    checked_path(path, known, split, suffixes=suffixes)
     if path.stat().st_size <= MAX_BYTES_CHECKED:
-        _read(path, lines)
+        load_lines(path) if lines else load_text(path)
 
 
-def _check_split(data: str, split: str, splits: Collection[str]) -> None:
+def _check_split(data: str, split: str, splits: Sequence[str]) -> None:
+    from ssmscope.data.rows import check_split
     from ssmscope.data.text import split_file
 
     root = os.environ.get("SSMSCOPE_DATA")
     if root:
         split_file(Path(root, data), split)
-    elif split not in splits:
-        raise InputError(
-            f"{data} has no split {split!r:.80}; there are {', '.join(splits)}{did_you_mean(split, splits)}"
-        )
-
-
-def _read(path: Path, lines: bool) -> None:
-    if lines:
-        from ssmscope.data.language import load_lines
-
-        load_lines(path)
     else:
-        from ssmscope.data.text import load_text
+        check_split(data, split, splits)
 
-        load_text(path)
+
+def kind_of(where: Path, *, tokenizer: bool = False) -> str | None:
+    """Return the kind of the model in a directory or file; None if unknown, as for a directory of checkpoints.
+
+    Args:
+        where: the directory or file.
+        tokenizer: True if a tokenizer is given separately.
+    """
+    if where.is_file():  # A single file is a selective SSM, a classifier.
+        return TEXT_CLASSIFIER if tokenizer else TOKEN_CLASSIFIER
+    try:
+        config = json.loads((where / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(config, dict):
+        return None
+    tokenizer = tokenizer or any((where / name).exists() for name in TOKENIZER_FILES)
+    if any("SequenceClassification" in str(name) for name in config.get("architectures") or []):
+        if config.get("channels") is not None:
+            return PIXEL_CLASSIFIER
+        return TEXT_CLASSIFIER if tokenizer else TOKEN_CLASSIFIER
+    return LANGUAGE_MODEL if tokenizer else TOKEN_MODEL

@@ -1,4 +1,4 @@
-"""Directory of a report: finished results, written atomically, and failures."""
+"""Report and its directory: finished results, written atomically, and failures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,36 @@ from ssmscope.api.results import Result
 from ssmscope.api.writing import write_whole
 from ssmscope.errors import InputError
 from ssmscope.reports.jobs import Job
-from ssmscope.reports.record import DONE, FAILED, MISSING, Entry
+
+DONE, FAILED, LEFT_OUT, MISSING = "done", "failed", "left-out", "missing"
+"""States of an entry: left out if the analysis has no answer for its model, missing if it has not run yet."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One job of a plan and its outcome: shown names of its models, its shell command, and all results it wrote."""
+
+    verb: str
+    heading: str
+    models: tuple[str, ...]
+    command: str
+    options: Mapping[str, Any]
+    key: str
+    state: str
+    results: tuple[Result, ...]
+    seconds: float | None
+    error: str | None
+    traceback: str | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """All data from which the page and the tables are made; provenance has versions, plan, date and models."""
+
+    title: str
+    entries: tuple[Entry, ...]
+    provenance: Mapping[str, Any]
+
 
 RECORD = "job.json"
 LOG = "job.log"
@@ -52,12 +82,7 @@ class Store:
         return self.record(job.key) is not None
 
     def finish(self, job: Job, record: Mapping[str, Any]) -> None:
-        """Move the results in `working` to the finished results, atomically.
-
-        Raises:
-            OSError: if they cannot be written.
-            InputError: if there are none.
-        """
+        """Move the results in `working` to the finished results, atomically; raise InputError if there are none."""
         folder, final = self.working(job.key), self.finished(job.key)
         for path in folder.iterdir():
             # A killed run may have left half of a save, and answers that are in the results by now.
@@ -75,11 +100,7 @@ class Store:
         self.failure(job.key).unlink(missing_ok=True)
 
     def fail(self, job: Job, record: Mapping[str, Any]) -> None:
-        """Record why a job failed.
-
-        Raises:
-            OSError: if the record cannot be written.
-        """
+        """Record why a job failed."""
         write_whole(self.failure(job.key), json.dumps(record, indent=2) + "\n")
 
     def entry(self, job: Job, failure: Mapping[str, Any] | None = None) -> Entry:
@@ -96,19 +117,11 @@ class Store:
             failure = failure or self._failed(job)
         state = DONE if record is not None else MISSING if failure is None else failure.get("state", FAILED)
         found = record or failure or ({"error": "unfinished"} if self.working(job.key).exists() else {})
-        return Entry(
-            verb=job.verb,
-            heading=job.heading,
-            models=job.models,
-            command=job.command,
-            options=job.options,
-            key=job.key,
-            state=state,
-            results=results,
-            seconds=found.get("seconds"),
-            error=found.get("error"),
-            traceback=found.get("traceback"),
-        )
+        of_job: dict[str, Any] = {
+            name: getattr(job, name) for name in ("verb", "heading", "models", "command", "options", "key")
+        }
+        told: dict[str, Any] = {name: found.get(name) for name in ("seconds", "error", "traceback")}
+        return Entry(**of_job, state=state, results=results, **told)
 
     def _failed(self, job: Job) -> dict[str, Any] | None:
         try:

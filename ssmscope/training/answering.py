@@ -1,9 +1,9 @@
-"""Objective of instructions: the label word of a language model after a prompt."""
+"""Objective of instructions, the label word of a language model after a prompt, and the choice by the data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,27 +12,31 @@ from torch.nn.functional import cross_entropy
 from torch.nn.functional import dropout as drop
 
 from ssmscope.core.tokenizing import tokenize
-from ssmscope.data.batches import drop_tokens, epoch_order
+from ssmscope.data.babi import QuestionTokens
+from ssmscope.data.batches import drop_tokens, padded
 from ssmscope.data.instructions import InstructionData, label_tokens
-from ssmscope.data.subwords import SubwordDropout
-from ssmscope.data.tokens import IGNORED
+from ssmscope.data.mad import CompressionData
+from ssmscope.data.pixels import PixelData
+from ssmscope.data.sequences import SequenceData
+from ssmscope.data.text import TextData
+from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
-from ssmscope.training.objectives import Objective, Score, chosen, regularized, unknown_token
+from ssmscope.training.objectives import (
+    NextTokens,
+    Objective,
+    Pixels,
+    Questions,
+    Reconstruction,
+    Score,
+    Sequences,
+    Texts,
+    Tokenized,
+    chosen,
+    regularized,
+)
 
 
-class PromptBatch(NamedTuple):
-    """Prompts and, in training, their answers.
-
-    `ids` (batch, length) int64 are padded on the right; `mask` (batch, length) int64 is 1 where a token is real; `last`
-    (batch,) int64 is the position of each prompt's last token, after which the label word is predicted.
-    """
-
-    ids: Tensor
-    mask: Tensor
-    last: Tensor
-
-
-class Answers(Objective):
+class Answers(Tokenized):
     """Label words after the prompts of several tasks: one prompt per example and training epoch, all in evaluation.
 
     The training loss is the cross-entropy of the label word among all tokens plus that of the end token after it. With
@@ -42,22 +46,18 @@ class Answers(Objective):
     An answer is right if its label word is the most likely among those of its task.
     """
 
-    def __init__(
-        self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any
-    ) -> None:
-        super().__init__(parts, options, device)
-        self.unknown_id = unknown_token(tokenizer, options["token_dropout"])
-        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        tokenizer = self.tokenizer
         if tokenizer.eos_token_id is None:
             raise InputError("the tokenizer has no end token to end an answer with; use one that has")
         self.end_id = tokenizer.eos_token_id
-        known = label_tokens(tokenizer, parts["train"].sources)
-        self.words = {name: _rectangular(known.of(part)) for name, part in parts.items() if part is not None}
-        self.tokenizer = tokenizer
+        words = label_tokens(tokenizer, self.parts["train"].sources)
+        self.words = {
+            name: padded([words[key] for key in zip(part.tasks, part.templates)], IGNORED)[0]
+            for name, part in self.given.items()
+        }
         self.encoded: dict[str, list[list[int]]] = {}
-        self.subwords = None
-        if options["subword_dropout"]:
-            self.subwords = SubwordDropout(parts["train"], tokenizer, None, options["subword_dropout"], options["seed"])
         self.current: Mapping[int, list[int]] = {}
 
     def prompts(self, part: str) -> list[list[int]]:
@@ -74,31 +74,27 @@ class Answers(Objective):
             cuts = self.subwords.cuts(epoch)
             self.current = {row: self.subwords.row(row, cuts) for row in rows}
         else:
-            prompts = self.prompts("train")
-            self.current = {row: prompts[row] for row in rows}
+            self.current = dict(enumerate(self.prompts("train")))
         lengths = [len(self.current[row]) for row in rows]
-        order = epoch_order(lengths, self.options["batch_size"], self.options["seed"], epoch)
-        return [[rows[at] for at in batch] for batch in order]
+        return [[rows[at] for at in batch] for batch in self.order(lengths, epoch)]
 
     def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
         words = self.words["train"][list(rows)]
         labels = torch.tensor([self.parts["train"].labels[row] for row in rows])
         said = words.gather(1, labels[:, None])
-        batch = self._padded([[*self.current[row], word] for row, word in zip(rows, said.flatten().tolist())])
-        of_prompt = torch.arange(batch.ids.shape[1]) < batch.last[:, None]
-        ids = batch.ids
-        if self.options["token_dropout"]:
-            dropped = drop_tokens(ids, self.options["token_dropout"], self.unknown_id, torch.tensor([self.pad_id]))
-            ids = torch.where(of_prompt, dropped, ids)
-        following, inner = batch.ids[:, 1:], of_prompt[:, 1:]
-        ids, mask, last, said, words, following, inner = (
-            t.to(self.device) for t in (ids, batch.mask, batch.last, said, words, following, inner)
+        whole, mask = padded(
+            [[*self.current[row], word] for row, word in zip(rows, said.flatten().tolist())], self.pad_id
         )
+        last = mask.sum(1) - 1
+        of_prompt = torch.arange(whole.shape[1]) < last[:, None]
+        dropped = drop_tokens(whole, self.options["token_dropout"] or 0.0, self.unknown_id, torch.tensor([self.pad_id]))
+        each = torch.where(of_prompt, dropped, whole), mask, last, said, words, whole[:, 1:], of_prompt[:, 1:]
+        ids, mask, last, said, words, following, inner = (tensor.to(self.device) for tensor in each)
         with self.autocast():
-            hidden = self._hidden(module, self.embedded(module, ids), mask)
-            head, each = module.get_output_embeddings(), torch.arange(len(rows), device=self.device)
+            hidden = _hidden(module, self.embedded(module, ids), mask)
+            head, every = module.get_output_embeddings(), torch.arange(len(rows), device=self.device)
             after_prompt, after_word = (
-                head(drop(hidden[each, at], self.options["dropout"] or 0.0)).float() for at in (last - 1, last)
+                head(drop(hidden[every, at], self.options["dropout"] or 0.0)).float() for at in (last - 1, last)
             )
             loss = self._word_loss(after_prompt, said, words)
             loss = loss + cross_entropy(after_word, torch.full_like(last, self.end_id))
@@ -121,9 +117,9 @@ class Answers(Objective):
     def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Compute logits (batch, classes) of the label words, −∞ for missing classes, and return class ids (batch,)."""
         prompts = self.prompts(part)
-        batch = PromptBatch(*(t.to(self.device) for t in self._padded([prompts[row] for row in rows])))
-        hidden = self._hidden(module, {"input_ids": batch.ids}, batch.mask)
-        logits = module.get_output_embeddings()(hidden[torch.arange(len(rows), device=self.device), batch.last])
+        ids, mask = (tensor.to(self.device) for tensor in padded([prompts[row] for row in rows], self.pad_id))
+        hidden = _hidden(module, {"input_ids": ids}, mask)
+        logits = module.get_output_embeddings()(hidden[torch.arange(len(rows), device=self.device), mask.sum(1) - 1])
         words = self.words[part][list(rows)].to(self.device)
         found = logits.float().gather(1, words.clamp(min=0)).masked_fill(words == IGNORED, -torch.inf)
         return found, torch.tensor([self.parts[part].labels[row] for row in rows], device=self.device)
@@ -142,23 +138,26 @@ class Answers(Objective):
             groups[task] = _by_example(rows, examples, np.flatnonzero(tasks == task), prompts)
         return _by_example(rows, examples, np.arange(len(data)), groups)
 
-    def _hidden(self, module: Any, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
-        return module.base_model(**inputs, attention_mask=mask, use_cache=False).last_hidden_state
 
-    def _padded(self, rows: Sequence[list[int]]) -> PromptBatch:
-        longest = max(map(len, rows))
-        ids = torch.tensor([row + [self.pad_id] * (longest - len(row)) for row in rows])
-        last = torch.tensor([len(row) - 1 for row in rows])
-        return PromptBatch(ids, (torch.arange(longest) <= last[:, None]).long(), last)
-
-
-def _rectangular(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Return a tensor (rows, longest) int64, padded with `IGNORED`."""
-    longest = max(map(len, rows))
-    return torch.tensor([[*row, *[IGNORED] * (longest - len(row))] for row in rows])
+def _hidden(module: Any, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
+    return module.base_model(**inputs, attention_mask=mask, use_cache=False).last_hidden_state
 
 
 def _by_example(rows: Score, examples: np.ndarray, at: np.ndarray, groups: Mapping[str, Score]) -> Score:
     first = np.unique(examples[at], return_index=True)[1]
     right, asked, loss = (np.add.reduceat(column[at], first) for column in (rows.right, rows.asked, rows.loss))
     return Score(right, asked, loss, groups)
+
+
+def objective_of(
+    parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any, module: Any
+) -> Objective:
+    """Return the objective for these data."""
+    data = parts["train"]
+    if isinstance(data, CompressionData):
+        return Reconstruction(parts, options, device, width=module.config.hidden_size)
+    kinds: dict[type, type[Objective]] = {
+        **{TextData: Texts, InstructionData: Answers, QuestionTokens: Questions, TokenData: NextTokens},
+        **{PixelData: Pixels, SequenceData: Sequences},
+    }
+    return next(kind for of, kind in kinds.items() if isinstance(data, of))(parts, options, device, tokenizer)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -24,17 +24,6 @@ GATE_OPTIONS = ("beta", "tau", "prior", "kl", "samples", "kl_over", "prior_per")
 ANNEALING = ("prior_from", "prior_step", "prior_every")
 """Schedule of a Baleen-B's prior."""
 
-DIFFERENTIAL = ("scope", "differential_layers", "normalize", "lambda_form")
-"""Fields of a Diff-Mamba's configuration."""
-
-OWN = (
-    *GATE_OPTIONS,
-    *ANNEALING,
-    *DIFFERENTIAL,
-    *("k", "state_groups", "fir_taps", "spectral_abscissa"),
-)
-"""Options of some architectures only."""
-
 
 class Tokens(NamedTuple):
     """Vocabulary of a model: the number of tokens, and the ids of padding and of the end of a text."""
@@ -51,20 +40,20 @@ class Architecture:
     Attributes:
         bases: keys of `SIZES` that it can be built on, the default first.
         configure: function that makes its configuration from the options and the tokens.
-        own: its own options and their defaults; None leaves the configuration's own default.
+        kinds: model types from which its further training can start.
+        own: its own options.
+        gate: random gate to which a trained Mamba or Mamba-2 can be converted.
     """
 
     bases: tuple[str, ...]
     configure: Callable[[Mapping[str, Any], Tokens], Any]
-    own: Mapping[str, Any] = field(default_factory=dict)
+    kinds: tuple[str, ...]
+    own: tuple[str, ...] = ()
+    gate: str | None = None
 
 
 def named(name: str) -> Architecture:
-    """Return the architecture of that name.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Return the architecture of that name, or raise InputError if there is none."""
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         hint = did_you_mean(str(name), ARCHITECTURES)
@@ -104,31 +93,37 @@ def _on_mamba(options: Mapping[str, Any], tokens: Tokens) -> dict[str, Any]:
     return fields
 
 
-def _built_on_mamba(
-    module: str, mamba2: str, mamba: str, own: Sequence[str] = (), **fixed: Any
-) -> Callable[[Mapping[str, Any], Tokens], Any]:
-    """Return a function that configures one of two classes of a module, by the base, with fields of its own."""
+def _mamba_based(
+    classes: str,
+    kinds: tuple[str, ...],
+    own: tuple[str, ...] = (),
+    *,
+    bases: tuple[str, ...] = ("mamba2", "mamba"),
+    gate: str | None = None,
+) -> Architecture:
+    """Return an architecture whose two configurations, on Mamba-2 and on Mamba, are `classes`: "module:A,B"."""
 
     def configure(options: Mapping[str, Any], tokens: Tokens) -> Any:
-        kind = getattr(import_module(module), mamba2 if options["base"] == "mamba2" else mamba)
-        given = {name: options[name] for name in own if options[name] is not None}
-        return kind(**_on_mamba(options, tokens), **fixed, **given)
+        module, _, names = classes.partition(":")
+        kind = getattr(import_module(module), names.split(",")[options["base"] != "mamba2"])
+        given = {name: options[name] for name in own if name not in ANNEALING and options[name] is not None}
+        return kind(**_on_mamba(options, tokens), **({"gate": gate} if gate else {}), **given)
 
-    return configure
+    return Architecture(bases, configure, kinds, own, gate)
 
 
-def _linear_attention(module: str, name: str) -> Callable[[Mapping[str, Any], Tokens], Any]:
-    """Return a function that configures GLA, RetNet or Gated DeltaNet: `state` keys per head, inner width as values."""
+def _linear_attention(module: str, name: str, kind: str) -> Architecture:
+    """Return GLA, RetNet or Gated DeltaNet: `state` keys per head, inner width as values."""
 
     def configure(options: Mapping[str, Any], tokens: Tokens) -> Any:
-        return getattr(import_module(module), name)(
+        return getattr(import_module(f"ssmscope.architectures.read.{module}"), name)(
             **_shared(options, tokens),
             num_heads=options["heads"],
             key_size=options["heads"] * options["state"],
             value_size=options["width"] * options["expand"],
         )
 
-    return configure
+    return Architecture(("attention",), configure, (kind,))
 
 
 def _rwkv(options: Mapping[str, Any], tokens: Tokens) -> Any:
@@ -172,46 +167,34 @@ def _selective(options: Mapping[str, Any], tokens: Tokens) -> Any:
     )
 
 
-EITHER = ("mamba2", "mamba")
-PLAIN = _built_on_mamba("transformers", "Mamba2Config", "MambaConfig")
-OURS, READ = "ssmscope.architectures.own", "ssmscope.architectures.read"
-BALEEN = f"{OURS}.baleen", "BaleenMamba2Config", "BaleenMambaConfig", GATE_OPTIONS
+PLAIN = "transformers:Mamba2Config,MambaConfig"
+OURS = "ssmscope.architectures.own"
+BALEEN = f"{OURS}.baleen:BaleenMamba2Config,BaleenMambaConfig"
+BERNOULLI = ("beta", "tau", "prior", "samples", "kl_over", *ANNEALING)
+EXPONENTIAL = ("beta", "prior", "kl", "kl_over", "prior_per")
+DIFFERENTIAL = ("scope", "differential_layers", "normalize", "lambda_form")
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "mamba": Architecture(("mamba",), PLAIN),
-    "mamba2": Architecture(("mamba2",), PLAIN),
-    "baleen-b": Architecture(
-        EITHER,
-        _built_on_mamba(*BALEEN, gate="bernoulli"),
-        dict.fromkeys(("beta", "tau", "prior", "samples", "kl_over", *ANNEALING)),
+    "mamba": _mamba_based(PLAIN, ("mamba",), bases=("mamba",)),
+    "mamba2": _mamba_based(PLAIN, ("mamba2",), bases=("mamba2",)),
+    "baleen-b": _mamba_based(BALEEN, (), BERNOULLI, gate="bernoulli"),
+    "baleen-e": _mamba_based(BALEEN, (), EXPONENTIAL, gate="exponential"),
+    "diff-mamba": _mamba_based(
+        f"{OURS}.diff_mamba:DiffMambaConfig,DiffMamba1Config", ("diff-mamba", "diff-mamba1"), DIFFERENTIAL
     ),
-    "baleen-e": Architecture(
-        EITHER,
-        _built_on_mamba(*BALEEN, gate="exponential"),
-        dict.fromkeys(("beta", "prior", "kl", "kl_over", "prior_per")),
+    "groupmamba": _mamba_based(
+        f"{OURS}.groupmamba:GroupMamba2Config,GroupMambaConfig", ("groupmamba", "groupmamba-mamba2"), ("k",)
     ),
-    "diff-mamba": Architecture(
-        EITHER,
-        _built_on_mamba(f"{OURS}.diff_mamba", "DiffMambaConfig", "DiffMamba1Config", DIFFERENTIAL),
-        dict.fromkeys(DIFFERENTIAL),
+    "gfssm": _mamba_based(
+        f"{OURS}.gfssm:GFSSMConfig,GFSSMMambaConfig", ("gfssm", "gfssm-mamba"), ("state_groups", "fir_taps")
     ),
-    "groupmamba": Architecture(
-        EITHER,
-        _built_on_mamba(f"{OURS}.groupmamba", "GroupMamba2Config", "GroupMambaConfig", ("k",)),
-        {"k": None},
-    ),
-    "gfssm": Architecture(
-        EITHER,
-        _built_on_mamba(f"{OURS}.gfssm", "GFSSMConfig", "GFSSMMambaConfig", ("state_groups", "fir_taps")),
-        {"state_groups": None, "fir_taps": None},
-    ),
-    "gla": Architecture(("attention",), _linear_attention(f"{READ}.linear_attention", "GLAConfig")),
-    "retnet": Architecture(("attention",), _linear_attention(f"{READ}.linear_attention", "RetNetConfig")),
-    "deltanet": Architecture(("attention",), _linear_attention(f"{READ}.delta", "DeltaNetConfig")),
-    "rwkv": Architecture(("rwkv",), _rwkv),
-    "hybrid": Architecture(("mamba2",), _hybrid),
-    "selective": Architecture(("selective",), _selective, {"spectral_abscissa": 0.0}),
+    "gla": _linear_attention("linear_attention", "GLAConfig", "ssm-gla"),
+    "retnet": _linear_attention("linear_attention", "RetNetConfig", "ssm-retnet"),
+    "deltanet": _linear_attention("delta", "DeltaNetConfig", "ssm-deltanet"),
+    "rwkv": Architecture(("rwkv",), _rwkv, ("rwkv",)),
+    "hybrid": Architecture(("mamba2",), _hybrid, ("bamba",)),
+    "selective": Architecture(("selective",), _selective, ("selective-ssm",), ("spectral_abscissa",)),
 }
 
-GATES = {"baleen-b": "bernoulli", "baleen-e": "exponential"}
-"""Random gates to which a trained Mamba or Mamba-2 can be converted."""
+OWN = tuple(dict.fromkeys(name for architecture in ARCHITECTURES.values() for name in architecture.own))
+"""Options of some architectures only."""

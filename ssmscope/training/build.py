@@ -12,12 +12,13 @@ from ssmscope.architectures.loading.load import load
 from ssmscope.architectures.own.baleen import convert
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.architectures.own.selective import SelectiveSSMForSequenceClassification
-from ssmscope.data.instructions import InstructionData
+from ssmscope.data.instructions import InstructionData, spoken
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.sequences import SequenceData
+from ssmscope.data.tokenizer import train_byte_pairs, train_tokenizer
 from ssmscope.data.tokens import TokenData
 from ssmscope.errors import InputError
-from ssmscope.training.architectures import GATE_OPTIONS, GATES, Tokens, named
+from ssmscope.training.architectures import GATE_OPTIONS, Tokens, named
 
 STEPS = {"standard": (0.001, 0.1), "spread": (0.05, 0.5)}
 RATES = (0.02, 0.5)
@@ -29,11 +30,7 @@ model that is regularised for a small set of texts stays at chance for several e
 
 
 def build(options: Mapping[str, Any], train: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """Return the tokenizer and the model to train.
-
-    Raises:
-        InputError: `init_from` cannot become the architecture.
-    """
+    """Return the tokenizer and the model to train; raise InputError if `init_from` cannot become the architecture."""
     source = load(str(options["init_from"])) if options["init_from"] is not None else None
     if tokenizer is None and options["kind"] in ("text", "instructions"):
         tokenizer = _text_tokenizer(options, train, source)
@@ -50,19 +47,11 @@ def build(options: Mapping[str, Any], train: Any, tokenizer: Any) -> tuple[Any, 
 
 
 def _text_tokenizer(options: Mapping[str, Any], train: Any, source: Any) -> Any:
-    from ssmscope.data.byte_pairs import train_byte_pairs
-    from ssmscope.data.instructions import spoken
-    from ssmscope.data.tokenizer import train_tokenizer
-
+    chosen = {"vocabulary": options["vocabulary"], "lowercase": options["lowercase"]}
     if source is None and isinstance(train, InstructionData):
-        return train_byte_pairs(spoken(train), vocabulary=options["vocabulary"], lowercase=options["lowercase"])
+        return train_byte_pairs(spoken(train), **chosen)
     if source is None:
-        return train_tokenizer(
-            train.texts,
-            vocabulary=options["vocabulary"],
-            lowercase=options["lowercase"],
-            max_length=options["max_length"],
-        )
+        return train_tokenizer(train.texts, **chosen, max_length=options["max_length"])
     if source.tokenizer is None:
         raise InputError(f"{source.name} has no tokenizer; init_from needs a model that reads text")
     return source.tokenizer
@@ -94,11 +83,8 @@ def language_model(options: Mapping[str, Any], tokens: Tokens, source: Any) -> A
 
 def _classifier(options: Mapping[str, Any], train: Any, tokens: Tokens, source: Any) -> Any:
     names = train.label_names
-    labels: dict[str, Any] = {
-        "num_labels": len(names),
-        "id2label": dict(enumerate(names)),
-        "label2id": {name: i for i, name in enumerate(names)},
-    }
+    numbers = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    labels: dict[str, Any] = {"num_labels": len(names), **numbers}
     if options["architecture"] == "selective":
         return _selective(options, train, tokens, labels, source)
     if source is None:
@@ -107,9 +93,9 @@ def _classifier(options: Mapping[str, Any], train: Any, tokens: Tokens, source: 
         _check_input(source, train, tokens)
         backbone = _converted(source, getattr(source.module, "backbone", None), options)
         configuration = backbone.config
-    pixels: dict[str, Any] = (
-        {"channels": train.channels, "image_size": list(train.shape)} if isinstance(train, PixelData) else {}
-    )
+    pixels: dict[str, Any] = {}
+    if isinstance(train, PixelData):
+        pixels = {"channels": train.channels, "image_size": list(train.shape)}
     dropout = options["dropout"] or 0.0
     module = SSMForSequenceClassification(SSMClassifierConfig(configuration, dropout=dropout, **pixels, **labels))
     if backbone is not None:
@@ -155,34 +141,18 @@ def _selective(options: Mapping[str, Any], train: Any, tokens: Tokens, labels: M
 
 def _converted(source: Any, module: Any, options: Mapping[str, Any]) -> Any:
     """Return the backbone or language model of a loaded model as the chosen architecture, without new parameters."""
-    architecture = options["architecture"]
-    gate, kind = GATES.get(architecture), getattr(getattr(module, "config", None), "model_type", None)
-    chosen = {name: options[name] for name in GATE_OPTIONS if options[name] is not None}
-    if gate is not None and kind in ("mamba", "mamba2"):
-        return convert(module, gate, **chosen)
-    same_gate = gate is not None and getattr(getattr(module, "config", None), "gate", None) == gate
-    if kind in OWN_KINDS.get(architecture, ()) or (same_gate and not chosen):
+    name, config = options["architecture"], getattr(module, "config", None)
+    architecture, kind = named(name), getattr(config, "model_type", None)
+    chosen = {option: options[option] for option in GATE_OPTIONS if options[option] is not None}
+    if architecture.gate is not None and kind in ("mamba", "mamba2"):
+        return convert(module, architecture.gate, **chosen)
+    same_gate = architecture.gate is not None and getattr(config, "gate", None) == architecture.gate
+    if kind in architecture.kinds or (same_gate and not chosen):
         return module
     raise InputError(
-        f"{source.name} is a {kind or type(source.module).__name__}, which cannot become {architecture}; a Mamba or "
+        f"{source.name} is a {kind or type(source.module).__name__}, which cannot become {name}; a Mamba or "
         "Mamba-2 can become a Baleen, and every architecture can be trained further with its own gate as it is"
     )
-
-
-OWN_KINDS = {
-    "mamba": ("mamba",),
-    "mamba2": ("mamba2",),
-    "diff-mamba": ("diff-mamba", "diff-mamba1"),
-    "groupmamba": ("groupmamba", "groupmamba-mamba2"),
-    "gfssm": ("gfssm", "gfssm-mamba"),
-    "gla": ("ssm-gla",),
-    "hybrid": ("bamba",),
-    "retnet": ("ssm-retnet",),
-    "deltanet": ("ssm-deltanet",),
-    "rwkv": ("rwkv",),
-    "selective": ("selective-ssm",),
-}
-"""Model types from which an architecture's further training can start."""
 
 
 def _mamba_steps(module: Any, steps: tuple[float, float]) -> None:

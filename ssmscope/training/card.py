@@ -1,50 +1,55 @@
-"""Records of a trained model: `training.json` and the model card, `README.md`."""
+"""Files of a trained model: its weights, what they score, `training.json` and the model card, `README.md`."""
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import platform
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from jinja2 import Environment, PackageLoader, Template
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import Mamba2ForCausalLM
 
-from ssmscope.core.bootstrap import MAX_DRAWS_HELD
-from ssmscope.data.documents import bits_per_character
+from ssmscope.api.writing import write_whole
+from ssmscope.architectures.loading.load import load
+from ssmscope.architectures.loading.pretrained import quiet
+from ssmscope.architectures.own.baleen import MIXERS, bernoulli_kl, exponential_kl, prior_of
+from ssmscope.architectures.own.generation import MAMBA2_TIED
+from ssmscope.core.bootstrap import MAX_DRAWS_HELD, wilson_interval
+from ssmscope.core.mixers import fast_scan, mixers
+from ssmscope.core.shipped import demos
+from ssmscope.core.trace import LayerTrace
+from ssmscope.data.language import bits_per_character
 from ssmscope.data.prompts import TASK_PROMPTS
+from ssmscope.data.tokenizer import save_tokenizer
+from ssmscope.ops import Recurrence
+from ssmscope.training.checkpoint import read_json, write_json
 from ssmscope.training.data import QUESTIONS
-from ssmscope.training.selectivity import FLAT
+from ssmscope.training.fitting import Outcome
+from ssmscope.training.objectives import Objective, Score
+from ssmscope.training.plan import FINISHED
 
-if TYPE_CHECKING:
-    from ssmscope.training.objectives import Score
+EXTRA = "decoder.safetensors"
+"""Weights of the decoder of the compression task, which is trained together with the model."""
 
 PARTS = {"train": "train", "validation": "validation", "test": "test", "unseen": "test, unseen prompts"}
 """Names of the parts that are measured."""
 
+FLAT = 0.1
+"""Coefficient of variation of Δ below which a head's selection is noise."""
+
 MAX_HEADS = 32
 """Largest number of heads of a Mamba-2; where there are more, they are the channels of a Mamba."""
-
-Z95 = 1.959963984540054
-"""97.5 % quantile of the standard normal."""
-
-
-def wilson_interval(correct: int, total: int) -> tuple[float, float]:
-    """Compute the 95 % score interval of a proportion (Wilson 1927), which stays within [0, 1].
-
-    (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
-    """
-    p, z = correct / total, Z95
-    centre = p + z * z / (2 * total)
-    spread = z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
-    scale = 1 + z * z / total
-    # At the ends the two terms cancel up to rounding.
-    low = (centre - spread) / scale if correct > 0 else 0.0
-    high = (centre + spread) / scale if correct < total else 1.0
-    return low, high
 
 
 def bootstrap_interval(
@@ -62,11 +67,10 @@ def bootstrap_interval(
 
 
 def score_record(score: Score, characters: np.ndarray | None = None, *, seed: int = 0) -> dict[str, Any]:
-    """Return accuracy with its 95 % interval, and the mean cross-entropy in nats.
+    """Return accuracy with its 95 % interval, and the mean cross-entropy in nats, also of every group of the score.
 
     The interval is Wilson's if every example has one answer, else a bootstrap over examples, because answers within one
-    are not independent. `groups` has the same for every group of the score. With `characters`, the number per example
-    (examples,), bits per character are added.
+    are not independent. With `characters`, the number per example (examples,), bits per character are added.
     """
     right, asked = int(score.right.sum()), int(score.asked.sum())
     once = asked == len(score.asked) and bool((score.asked == 1).all())
@@ -166,3 +170,154 @@ def _at_chance(record: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
         share = most / sum(entry["classes"].values())
         if record["test"]["groups"][task]["interval"][0] <= share:
             yield task, word, share
+
+
+def save(out: Path, module: Any, tokenizer: Any, saved_as: str, extra: Mapping[str, torch.Tensor]) -> None:
+    stored = copy.deepcopy(module).cpu().to(getattr(torch, saved_as))
+    if type(stored) is Mamba2ForCausalLM:
+        stored._tied_weights_keys = MAMBA2_TIED
+    try:
+        with quiet():
+            stored.save_pretrained(str(out))
+        if tokenizer is not None:
+            save_tokenizer(tokenizer, out)
+        if extra:
+            half = {name: tensor.to(getattr(torch, saved_as)).contiguous() for name, tensor in extra.items()}
+            save_file(half, out / EXTRA)
+    except SafetensorError as error:  # The weights are in memory, so the disk has failed.
+        raise OSError(str(error).splitlines()[0]) from error
+
+
+def measure(out: Path, objective: Objective, options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Measure the weights in `out`, read back, in float32: accuracies, and selectivity on the first of the parts."""
+    model = load(out.absolute(), dtype="float32", device=device)  # A relative "demo/…" would name a shipped model.
+    if objective.extra is not None:
+        objective.extra.load_state_dict({name: t.float() for name, t in load_file(out / EXTRA).items()})
+    found: dict[str, Any] = {}
+    # Sequences are about the gap of training and test accuracies, instructions about that of seen and unseen prompts.
+    more = {"sequences": ("train", "validation", "test"), "instructions": ("validation", "test", "unseen")}
+    for name in more.get(options["kind"], ("validation", "test")):
+        part = objective.parts[name]
+        if part is None:
+            found[name] = None
+            continue
+        watched = Selectivity(model.module)
+        with fast_scan(model.module, visit=None if "selectivity" in found else watched.visit):
+            score = objective.score(model.module, name)
+        found[name] = score_record(score, getattr(part, "characters", None), seed=options["seed"])
+        found.setdefault("selectivity", {"part": name, "layers": watched.records()})
+    return found
+
+
+def commands_before(source: str | Path | None) -> list[str]:
+    """Return the commands that made the model that a run starts from, if its directory records them."""
+    file = demos().get(str(source), Path(str(source))) / FINISHED
+    if source is None or not file.is_file():
+        return []
+    record = read_json(file)
+    return [*record.get("commands_before", ()), *([record["command"]] if "command" in record else ())]
+
+
+def describe(
+    out: Path,
+    result: Mapping[str, Any],
+    module: Any,
+    outcome: Outcome,
+    options: Mapping[str, Any],
+    device: torch.device,
+    command: str,
+) -> None:
+    """Write README.md, then training.json, which marks the run as finished."""
+    config, chosen = module.config, {name: options[name] for name in ("saved_as", "precision", "seed")}
+    classifies = options["kind"] in ("text", "sequences", "pixels")
+    record = {
+        **result,
+        "kind": options["kind"],
+        "backbone": (getattr(config, "backbone", None) or config).model_type,
+        "labels": [config.id2label[i] for i in range(config.num_labels)] if classifies else None,
+        "parameters": sum(p.numel() for p in module.parameters()),
+        "decoder": sum(tensor.numel() for tensor in outcome.extra.values()) or None,
+        **chosen,
+        "device": device.type,
+        "best_epoch": outcome.best_epoch,
+        "epochs_run": len(outcome.history),
+        "history": outcome.history,
+        "command": command,
+        "commands_before": commands_before(options["init_from"]),
+        "versions": versions(),
+    }
+    write_whole(out / "README.md", model_card(record))
+    write_json(out / FINISHED, record)
+
+
+class _Sums:
+    """Sums over tokens of one layer: Δ, Δ² and log a by head, and the divergence."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.of: dict[str, Any] = dict.fromkeys(("delta", "squared", "log_a", "kl"), 0.0)
+
+    def add(self, mixer: Any, layer: LayerTrace) -> None:
+        recurrence = layer.recurrence
+        if recurrence.delta is None:
+            return
+        delta = recurrence.delta.double()
+        log_a = recurrence.log_decay().double().mean(-1)
+        values = {"delta": delta, "squared": delta.square(), "log_a": log_a}
+        if isinstance(mixer, MIXERS):
+            values["kl"] = _divergence(mixer, recurrence)
+        real = torch.ones_like(delta[..., 0], dtype=torch.bool) if layer.mask is None else layer.mask.bool()
+        self.tokens += int(real.sum())
+        for name, value in values.items():
+            # Padding has Δ = 0, where the divergence is infinite.
+            self.of[name] = self.of[name] + value.where(real.unsqueeze(-1), 0.0).sum((0, 1))
+
+
+def _divergence(mixer: Any, recurrence: Recurrence) -> Tensor:
+    """Compute the KL of every token and head, (batch, length, heads)."""
+    assert recurrence.delta is not None
+    prior = prior_of(mixer)
+    if mixer.baleen.gate == "exponential":
+        return exponential_kl(recurrence.delta.double(), torch.as_tensor(prior).to(recurrence.delta), mixer.baleen.kl)
+    A = -mixer.A_log.double().exp()
+    A = A if A.ndim == 2 else A.unsqueeze(-1)
+    return bernoulli_kl(recurrence.delta.double().unsqueeze(-1) * A, prior).mean(-1)
+
+
+class Selectivity:
+    """Observer of a model in evaluation, for every layer with a time step Δ and over all tokens.
+
+    `records` returns by head (by channel for Mamba): `variation`, standard deviation / mean of Δ over tokens;
+    `half_life`, ln 2 / mean of −log a, in tokens; `selective`, the share of heads that vary by `FLAT` or more; for a
+    Baleen `kl`, the divergence from its prior, a mean over tokens and heads in nats. Gates are those of evaluation.
+
+        watched = Selectivity(module)
+        with torch.no_grad(), fast_scan(module, visit=watched.visit):
+            module(**inputs)
+        watched.records()
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.mixers = mixers(module)
+        self.sums: dict[int, _Sums] = {}
+
+    def visit(self, index: int, layer: LayerTrace, _: Any) -> None:
+        if len(layer.recurrences) == 1:
+            self.sums.setdefault(index, _Sums()).add(self.mixers[index], layer)
+
+    def records(self) -> list[dict[str, Any]]:
+        return [_record(index, self.mixers[index], one) for index, one in sorted(self.sums.items()) if one.tokens]
+
+
+def _record(index: int, mixer: Any, sums: _Sums) -> dict[str, Any]:
+    mean, squared, log_a = (sums.of[name] / sums.tokens for name in ("delta", "squared", "log_a"))
+    variation = (squared - mean.square()).clamp(min=0).sqrt() / mean
+    record = {
+        "layer": index,
+        "variation": [round(v, 4) for v in variation.tolist()],
+        "half_life": [round(v, 2) for v in (math.log(2) / (-log_a).clamp(min=1e-12)).tolist()],
+        "selective": float((variation >= FLAT).double().mean()),
+    }
+    if isinstance(mixer, MIXERS):
+        record["kl"] = float((sums.of["kl"] / sums.tokens).mean())
+    return record

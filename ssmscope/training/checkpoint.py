@@ -18,10 +18,8 @@ from ssmscope.api.writing import LOCK, locked, write_atomically, write_whole
 from ssmscope.core.reading import parse_json
 from ssmscope.errors import UNPICKLABLE, InputError, ran_out_of_memory
 
-PLAN = "plan.json"
-"""File with the plan of a run."""
-STATE = "state.pt"
-"""Checkpoint, next to the plan of its run."""
+PLAN, STATE = "plan.json", "state.pt"
+"""Files in a run's working directory: its plan and its checkpoint."""
 
 
 @contextmanager
@@ -29,10 +27,7 @@ def continued(plan: Path) -> Iterator[None]:
     """Lock the working directory of a run, which holds its plan, for this process.
 
     A new run whose input is refused leaves nothing. A run that fails on a full disk leaves its last checkpoint, if any,
-    from which the same call continues.
-
-    Raises:
-        InputError: another process works there, or something cannot be written.
+    from which the same call continues. Another process there, and a failure to write, raise InputError.
     """
     folder = plan.parent
     begins = not os.path.exists(plan)
@@ -54,32 +49,21 @@ def continued(plan: Path) -> Iterator[None]:
 
 
 def finish(folder: Path) -> None:
-    """Remove the files of a locked working directory.
-
-    Raises:
-        OSError: something cannot be removed.
-    """
+    """Remove the files of a locked working directory."""
     for left in folder.iterdir():
         if left.name != LOCK:
             shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def clear(plan: Path) -> None:
-    """Remove the working directory of a finished run that was killed between its last two steps.
-
-    Raises:
-        InputError: another process works there, or it cannot be removed.
-    """
+    """Remove the working directory of a finished run that was killed between its last two steps."""
     if plan.parent.is_dir():
         with continued(plan):
             finish(plan.parent)
 
 
 def is_new(out: Path, folder: Path) -> bool:
-    """Return True if a run may begin in `out`.
-
-    It is absent, empty, or holds only the working directory of a run that was stopped before it wrote its plan.
-    """
+    """Return True if `out` is absent, empty, or holds only the working directory of a run stopped before its plan."""
     if not os.path.lexists(out):
         return True
     if not out.is_dir():
@@ -95,11 +79,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the JSON object in `path`.
-
-    Raises:
-        InputError: it holds something else.
-    """
+    """Read the JSON object in `path`."""
     try:
         content = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -143,11 +123,7 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Load what `save_state` wrote, on the CPU; only tensors and plain values are unpickled.
-
-    Raises:
-        InputError: the file is no such state.
-    """
+    """Load what `save_state` wrote, on the CPU; only tensors and plain values are unpickled."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except UNPICKLABLE as error:

@@ -3,91 +3,79 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ssmscope.data.arrays import ArrayData
-from ssmscope.data.documents import DOCUMENTS
-from ssmscope.data.instructions import InstructionData
-from ssmscope.data.listops import listops_expressions
-from ssmscope.data.needles import NEEDLES
-from ssmscope.data.pixels import PixelData
-from ssmscope.data.rows import SUFFIXES, checked_label, checked_text, read_rows
-from ssmscope.data.sequences import SequenceData, listops, majority
-from ssmscope.data.stories import TASKS as STORIES
-from ssmscope.data.text import SOURCES, TextData, load_text
-from ssmscope.data.tokens import TokenData
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.data.babi import QuestionTokens, question_tokens, questions
+from ssmscope.data.filler import load_filler
+from ssmscope.data.instructions import InstructionData, load_mixture
+from ssmscope.data.language import (
+    DOCUMENTS,
+    byte_tokenizer,
+    document_data,
+    language_data,
+    load_documents,
+    load_lines,
+    symbol_tokenizer,
+    word_tokenizer,
+)
+from ssmscope.data.mad import GENERATORS
+from ssmscope.data.pixels import KNOWN as PIXELS
+from ssmscope.data.pixels import PixelData, digits, load_pixels
+from ssmscope.data.rows import SUFFIXES, checked_label, checked_path, checked_text, read_rows
+from ssmscope.data.sequences import SequenceData, listops, listops_expressions, majority
+from ssmscope.data.stories import NEEDLES, STORIES
+from ssmscope.data.text import LINE_SOURCES, SOURCES, TextData, load_text
+from ssmscope.data.tokenizer import train_byte_pairs
+from ssmscope.data.tokens import ArrayData, TokenData
+from ssmscope.errors import InputError
 
 Data = TextData | SequenceData | PixelData | TokenData | InstructionData
 Parts = dict[str, Data | None]
 
-PIXELS = ("cifar10", "digits")
-SEQUENCES = ("majority", "listops")
-LANGUAGE = ("wikitext2", *DOCUMENTS)
 MIXED_QUESTIONS = "babi"
 QUESTIONS = (*STORIES, MIXED_QUESTIONS, *NEEDLES)
 LENGTHS = 0, 1 / 8, 1 / 4, 1 / 2, 1
 """Lengths of the contexts of mixed questions, as parts of the longest."""
-INSTRUCTIONS = ("instruct",)
-LINES = (".txt",)
 
 
 def tasks() -> dict[str, str]:
     """Return every known name with the kind of its data: text, pixels, sequences, tokens, language or instructions."""
-    from ssmscope.data.mad import GENERATORS
-
     return {
         **dict.fromkeys(SOURCES, "text"),
         **dict.fromkeys(PIXELS, "pixels"),
-        **dict.fromkeys(SEQUENCES, "sequences"),
+        **dict.fromkeys(("majority", "listops"), "sequences"),
         **dict.fromkeys((*GENERATORS, *QUESTIONS), "tokens"),
-        **dict.fromkeys(LANGUAGE, "language"),
-        **dict.fromkeys(INSTRUCTIONS, "instructions"),
+        **dict.fromkeys(LINE_SOURCES, "language"),
+        "instruct": "instructions",
     }
 
 
 def kind_of(data: str | Path) -> str:
-    """Return the kind of data of a known name or a file: `language` for plain lines, else labelled `text`.
-
-    Raises:
-        InputError: the name is neither known nor a file.
-    """
+    """Return the kind of data of a known name or a file: `language` for plain lines, else labelled `text`."""
     known = tasks()
     if isinstance(data, str) and data in known:
         return known[data]
-    path = Path(data)
-    if path.suffix.lower() in LINES:
-        return "language"
-    if path.suffix.lower() not in SUFFIXES and not os.path.exists(path):
-        raise InputError(
-            f"unknown data '{data}'; give one of {', '.join(known)}, or a file ending in "
-            f"{', '.join((*SUFFIXES, *LINES))}{did_you_mean(str(data), known)}"
-        )
-    return "text"
+    path = checked_path(data, known, suffixes=(*SUFFIXES, ".txt"))
+    return "language" if path.suffix.lower() == ".txt" else "text"
 
 
-def task_options(data: str | Path) -> Collection[str]:
+def task_options(data: str | Path) -> tuple[str, ...]:
     """Return the options that a generated task or language data take."""
-    if data == "majority":
-        return ("length", "examples", "flipped")
-    if data == "listops":
-        return ("length", "examples")
-    if data == "mqar":
-        return ("length", "examples", "vocabulary", "pairs")
-    if data in QUESTIONS:
-        return ("length", "examples", "filler", "vocabulary")
+    own = {"majority": ("flipped",), "listops": (), "mqar": ("vocabulary", "pairs")}
+    own |= dict.fromkeys(QUESTIONS, ("filler", "vocabulary"))
+    if data in own:
+        return ("length", "examples", *own[str(data)])
     if data in DOCUMENTS:
         return ("length", "vocabulary")
-    kind = kind_of(data)
     return {
         "tokens": ("length", "examples", "vocabulary"),
         "language": ("length", "unit", "vocabulary"),
         "instructions": ("mixture", "examples", "vocabulary"),
-    }.get(kind, ())
+    }.get(kind_of(data), ())
 
 
 def parts_of(options: Mapping[str, Any]) -> tuple[Parts, Any]:
@@ -95,51 +83,34 @@ def parts_of(options: Mapping[str, Any]) -> tuple[Parts, Any]:
 
     There is a tokenizer if the data's tokens do not depend on a model: for generated tasks, questions and language.
     Labelled texts and instructions are still texts, and pixels have none.
-
-    Raises:
-        InputError: the data cannot be read or used.
     """
-    kind = options["kind"]
+    data, kind = options["data"], options["kind"]
     if kind == "text":
-        return _texts(options), None
-    if options["data"] in DOCUMENTS:
-        return _documents(options)
-    if kind == "language":
-        return _language(options)
-    if options["data"] in QUESTIONS:
-        return _questions(options)
-    if kind == "instructions":
-        return _instructions(options), None
-    train, test = _pixels(options) if kind == "pixels" else _generated(options)
-    _refuse_splits(options, "which has its own splits")
-    tokenizer = None
-    if not isinstance(train, PixelData):
-        from ssmscope.data.language import symbol_tokenizer
-
-        tokenizer = symbol_tokenizer(train.tokens)
-    return _divided(train, None, test, options), tokenizer
-
-
-def _refuse_splits(options: Mapping[str, Any], why: str) -> None:
-    """Raise InputError if a split, validation or test data are given."""
+        return _divided(_texts(options), options), None
+    if kind == "language" and data not in DOCUMENTS:
+        *parts, tokenizer = _language(options)
+        return _divided(parts, options), tokenizer
+    why = "whose questions are generated" if data in QUESTIONS else "which has its own splits"
     for name in ("split", "validation", "test"):
         if options[name] is not None:
-            raise InputError(f"{name} does not apply to {options['data']}, {why}; leave it out")
-
-
-def _pixels(options: Mapping[str, Any]) -> tuple[PixelData, PixelData]:
-    from ssmscope.data.pixels import digits, load_pixels
-
-    if options["data"] == "digits":
-        return digits()  # These are the parts that `load_pixels` returns, so no model is tested on training examples.
-    return load_pixels(options["data"], "train"), load_pixels(options["data"], "test")
+            why = "a mixture of data sets" if kind == "instructions" else why
+            raise InputError(f"{name} does not apply to {data}, {why}; leave it out")
+    if kind == "instructions":
+        chosen = {name: options[name] for name in ("examples", "held_out", "share", "seed")}
+        return {**load_mixture(options["mixture"], **chosen)}, None
+    if data in DOCUMENTS or data in QUESTIONS:
+        *parts, tokenizer = (_documents if data in DOCUMENTS else _questions)(options)
+        return _divided(parts, options), tokenizer
+    if kind == "pixels":
+        # Digits have the parts that `load_pixels` returns, so no model is tested on training examples.
+        pixels = digits() if data == "digits" else (load_pixels(data, "train"), load_pixels(data, "test"))
+        return _divided((pixels[0], None, pixels[1]), options), None
+    train, test = _generated(options)
+    return _divided((train, None, test), options), symbol_tokenizer(train.tokens)
 
 
 def _generated(options: Mapping[str, Any]) -> tuple[Any, Any]:
-    from ssmscope.data.mad import GENERATORS
-
-    name, seed = options["data"], options["seed"]
-    length, examples = options["length"], options["examples"]
+    name, seed, length, examples = (options[each] for each in ("data", "seed", "length", "examples"))
     if name == "majority":
         flipped = {} if options["flipped"] is None else {"flipped": options["flipped"]}
         return majority(length or 100, examples=examples or 1000, seed=seed, **flipped)
@@ -157,12 +128,11 @@ def _listops(length: int, examples: int, seed: int) -> tuple[SequenceData, Seque
     They are those of `$SSMSCOPE_DATA/listops/T<length>_<examples>_*.parquet` if there are such files, else random.
     Expressions of a file are padded to its longest, random ones to `length` + 4; models read the padding too.
     """
-    stem = Path(os.environ.get("SSMSCOPE_DATA", ""), "listops", f"T{length}_{examples}")
-    if not (os.environ.get("SSMSCOPE_DATA") and os.path.exists(stem.with_name(f"{stem.name}_train.parquet"))):
+    root, splits = os.environ.get("SSMSCOPE_DATA"), []
+    files = {split: Path(root or "", "listops", f"T{length}_{examples}_{split}.parquet") for split in ("train", "test")}
+    if not root or not os.path.exists(files["train"]):
         return listops_expressions(length, examples=examples, seed=seed)
-    splits = []
-    for split in ("train", "test"):
-        file = stem.with_name(f"{stem.name}_{split}.parquet")
+    for split, file in files.items():
         rows = list(enumerate(read_rows(file), 1))
         labels = [checked_label(row, number, file) for number, row in rows]
         wrong = next((label for label in labels if len(label) != 1 or not label.isdecimal()), None)
@@ -173,11 +143,9 @@ def _listops(length: int, examples: int, seed: int) -> tuple[SequenceData, Seque
     return splits[0], splits[1]
 
 
-def _language(options: Mapping[str, Any]) -> tuple[Parts, Any]:
-    from ssmscope.data.language import byte_tokenizer, language_data, load_lines, word_tokenizer
-
+def _language(options: Mapping[str, Any]) -> tuple[Any, ...]:
     data, length = options["data"], options["length"] or 256
-    known = data in LANGUAGE
+    known = data in LINE_SOURCES
     split = options["split"] or ("train" if known else None)
     lines = load_lines(data, split)
     if options["init_from"] is not None:
@@ -189,45 +157,31 @@ def _language(options: Mapping[str, Any]) -> tuple[Parts, Any]:
     else:
         tokenizer = word_tokenizer(lines, vocabulary=options["vocabulary"] or 10_000)
 
-    def rows(source: Any, part: str) -> TokenData:
-        if source == data and known:
-            return language_data(load_lines(data, part), tokenizer, length=length, name=str(data), split=part)
-        found = load_lines(source, part if source in LANGUAGE else None)
+    def rows(source: Any, part: str) -> TokenData | None:
+        if source is None:
+            return None
+        found = load_lines(source, part if source in LINE_SOURCES else None)
         return language_data(found, tokenizer, length=length, name=Path(source).stem, split=part)
 
     train = language_data(lines, tokenizer, length=length, name=Path(data).stem, split=split or "all")
-    validation = rows(options["validation"], "validation") if options["validation"] is not None else None
-    test_source = options["test"] if options["test"] is not None else data if known and split != "test" else None
-    test = rows(test_source, "test") if test_source is not None else None
-    return _divided(train, validation, test, options), tokenizer
+    tested = data if options["test"] is None and known and split != "test" else options["test"]
+    return train, rows(options["validation"], "validation"), rows(tested, "test"), tokenizer
 
 
-def _documents(options: Mapping[str, Any]) -> tuple[Parts, Any]:
-    from ssmscope.data.byte_pairs import train_byte_pairs
-    from ssmscope.data.documents import document_data, load_documents
-
+def _documents(options: Mapping[str, Any]) -> tuple[Any, ...]:
     name = options["data"]
-    _refuse_splits(options, "which has its own splits")
     texts = {split: load_documents(name, split) for split in ("train", "validation", "test")}
     if options["init_from"] is not None:
         tokenizer = _tokenizer_of(options["init_from"])
     else:
         tokenizer = train_byte_pairs(texts["train"], vocabulary=options["vocabulary"], lowercase=False)
-    rows = {
-        split: document_data(documents, tokenizer, length=options["length"], name=name, split=split)
-        for split, documents in texts.items()
-    }
-    return _divided(rows["train"], rows["validation"], rows["test"], options), tokenizer
+    settings = {"length": options["length"], "name": name}
+    return *(document_data(each, tokenizer, split=split, **settings) for split, each in texts.items()), tokenizer
 
 
-def _questions(options: Mapping[str, Any]) -> tuple[Parts, Any]:
+def _questions(options: Mapping[str, Any]) -> tuple[Any, ...]:
     """Generate questions of one task in contexts of one length, or of all `STORIES` (`babi`) at all `LENGTHS`."""
-    from ssmscope.data.babi import QuestionTokens, question_tokens, questions
-    from ssmscope.data.filler import load_filler
-    from ssmscope.data.language import word_tokenizer
-
     name = options["data"]
-    _refuse_splits(options, "whose questions are generated")
     mixed = name == MIXED_QUESTIONS
     longest, count = options["length"] or (1000 if mixed else 128), options["examples"] or (50_000 if mixed else 5000)
     cells = [(task, round(part * longest)) for task in STORIES for part in LENGTHS] if mixed else [(name, longest)]
@@ -235,10 +189,13 @@ def _questions(options: Mapping[str, Any]) -> tuple[Parts, Any]:
         raise InputError(f"examples is {count}; {name} needs at least {len(cells)}, one of each task and length")
     made: dict[str, list[Any]] = {}
     for split, number in (("train", count), ("validation", max(count // 10, 1)), ("test", max(count // 5, 1))):
-        filler = load_filler(options["filler"], split)
-        each = -(-number // len(cells))
+        common: dict[str, Any] = {
+            "examples": -(-number // len(cells)),
+            "filler": load_filler(options["filler"], split),
+            "split": split,
+        }
         made[split] = [
-            questions(task, length=length, examples=each, filler=filler, seed=options["seed"] + at, split=split)
+            questions(task, length=length, seed=options["seed"] + at, **common)
             for at, (task, length) in enumerate(cells)
         ]
     if options["init_from"] is not None:
@@ -246,18 +203,8 @@ def _questions(options: Mapping[str, Any]) -> tuple[Parts, Any]:
     else:
         texts = [text for data in made["train"] for text in data.texts]
         tokenizer = word_tokenizer(texts, vocabulary=options["vocabulary"] or 10_000)
-    train, validation, test = (
-        QuestionTokens.joined([question_tokens(data, tokenizer) for data in made[split]], name) for split in made
-    )
-    return _divided(train, validation, test, options), tokenizer
-
-
-def _instructions(options: Mapping[str, Any]) -> Parts:
-    from ssmscope.data.instructions import load_mixture
-
-    _refuse_splits(options, "a mixture of data sets")
-    chosen = {name: options[name] for name in ("examples", "held_out", "share", "seed")}
-    return {**load_mixture(options["mixture"], **chosen)}
+    tokens = [[question_tokens(data, tokenizer) for data in each] for each in made.values()]
+    return *(QuestionTokens.joined(each, name) for each in tokens), tokenizer
 
 
 def _tokenizer_of(source: str | Path) -> Any:
@@ -269,7 +216,7 @@ def _tokenizer_of(source: str | Path) -> Any:
     return model.tokenizer
 
 
-def _texts(options: Mapping[str, Any]) -> Parts:
+def _texts(options: Mapping[str, Any]) -> tuple[Any, ...]:
     data, split = options["data"], options["split"]
     known = SOURCES.get(data) if isinstance(data, str) else None
     if known is not None:
@@ -292,12 +239,12 @@ def _texts(options: Mapping[str, Any]) -> Parts:
             return part
         return load_text(source, label_names=train.label_names, as_written=known is None)
 
-    return _divided(train, other(options["validation"], "validation"), other(options["test"], "test"), options)
+    return train, other(options["validation"], "validation"), other(options["test"], "test")
 
 
-def _divided(train: Any, validation: Any, test: Any, options: Mapping[str, Any]) -> Parts:
+def _divided(parts: Sequence[Any], options: Mapping[str, Any]) -> Parts:
     """Return the parts; validation examples are held out from the training ones if there are none of their own."""
-    seed, share = options["seed"], options["held_out"]
+    (train, validation, test), seed, share = parts, options["seed"], options["held_out"]
     if validation is None and share:
         if isinstance(train, ArrayData):
             order = np.random.default_rng(seed).permutation(len(train))
@@ -314,11 +261,7 @@ def _divided(train: Any, validation: Any, test: Any, options: Mapping[str, Any])
 
 
 def balanced(data: Any, share: float, *, seed: int = 0) -> Any:
-    """Draw a `share` of the examples, equally many per class if there are classes.
-
-    Raises:
-        InputError: a class has too few.
-    """
+    """Draw a `share` of the examples, equally many per class if there are classes."""
     draw = np.random.default_rng(seed)
     if isinstance(data, TokenData):
         return data.take(np.sort(draw.permutation(len(data))[: max(round(share * len(data)), 1)]))

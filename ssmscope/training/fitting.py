@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,6 @@ from ssmscope.core.recomputing import compiled_parts
 from ssmscope.errors import InputError
 from ssmscope.training.checkpoint import load_state, random_states, restore_random_states, save_state
 from ssmscope.training.objectives import Arrays, Objective
-from ssmscope.training.recording import Recording, recordable
 
 UNDECAYED = ("A_log", "D", "dt_bias", "dt_proj.bias")
 MAX_GRADIENT_DIFFERENCE = 1e-3
@@ -46,22 +45,14 @@ class Outcome:
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Group parameters for AdamW: matrices with weight decay; biases, norms, A, D and Δ's bias without."""
-    decayed: list[nn.Parameter] = []
-    undecayed: list[nn.Parameter] = []
+    decayed, undecayed = list[nn.Parameter](), list[nn.Parameter]()
     for name, parameter in module.named_parameters():
-        kept = parameter.ndim < 2 or name.endswith(UNDECAYED)
-        (undecayed if kept else decayed).append(parameter)
-    return [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": undecayed, "weight_decay": 0.0},
-    ]
+        (undecayed if parameter.ndim < 2 or name.endswith(UNDECAYED) else decayed).append(parameter)
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
 
 
 def schedule(step: int, steps: int, warmup: float, shape: str = "cosine") -> float:
-    """Compute the learning rate at `step` of `steps` as a share of its peak.
-
-    It rises linearly to the peak and then falls by half a cosine to 0, or stays `constant`.
-    """
+    """Compute the learning rate as a share of its peak: a linear rise, then half a cosine to 0 or a `constant`."""
     rising = max(round(warmup * steps), 1) if shape == "cosine" else round(warmup * steps)
     if step < rising:
         return (step + 1) / rising
@@ -82,10 +73,8 @@ def matrix_products(precision: str) -> Iterator[None]:
 
 
 def prior_in(epoch: int, options: Mapping[str, Any], prior: float) -> float:
-    """Compute the prior keep probability in an epoch (from 0) (GSAT, Miao et al. 2022).
-
-    It starts at `prior_from` and moves by `prior_step` (0.1) towards `prior` every `prior_every` (10) epochs.
-    """
+    """Compute the prior keep probability in an epoch (from 0) (GSAT, Miao et al. 2022), which moves from `prior_from`
+    by `prior_step` (0.1) towards `prior` every `prior_every` (10) epochs."""
     start, every = options["prior_from"], options["prior_every"] or 10
     gone = (options["prior_step"] or 0.1) * (epoch // every)
     return max(start - gone, prior) if start > prior else min(start + gone, prior)
@@ -101,24 +90,70 @@ def monitored(module: nn.Module) -> dict[str, float]:
     return found | ({"mean_lambda": sum(weights) / len(weights)} if weights else {})
 
 
-class Fit:
-    """Run of training, which can be interrupted at any step and continued from its checkpoint.
+RECORDABLE = ("mamba2", "baleen-mamba2", "diff-mamba")
+"""Backbones whose forward and backward passes never wait for the GPU, which a recording requires."""
 
-    Args:
-        module: the model on its device.
-        objective: the objective with its data.
-        options: the keyword arguments of `train_model`.
-        checkpoint: file to continue from, if it exists, and to write to.
-        console: console for the progress bar and one line per epoch.
+WARM_UP_STEPS = 3
+"""Steps before a recording, in which libraries initialize."""
+
+
+def recordable(module: nn.Module, device: torch.device) -> bool:
+    """Return True if a model's step on this device can be recorded."""
+    config = getattr(module, "config", None)
+    return device.type == "cuda" and getattr(getattr(config, "backbone", config), "model_type", None) in RECORDABLE
+
+
+class Recording:
+    """Training step, from a batch on a GPU to the gradients, recorded as a CUDA graph and replayed.
+
+    A small model's step consists of hundreds of short kernels, whose launches dominate. A recording is launched as one.
+    It holds the kernels, not the Python code: shapes and Python numbers stay as they were, so only steps of fixed
+    shapes are recorded (`Objective.settled`), and a changed prior needs a new recording. Gradients are in the
+    parameters' `grad`, which must stay the same tensors: they are overwritten, never accumulated. Random numbers come
+    from the generators at each call, as without a recording.
     """
 
     def __init__(
         self,
-        module: Any,
-        objective: Objective,
-        options: Mapping[str, Any],
-        checkpoint: Path,
-        console: Console,
+        loss_of: Callable[[Mapping[str, Tensor]], Tensor],
+        parameters: Sequence[nn.Parameter],
+        batch: Mapping[str, Tensor],
+    ) -> None:
+        def forget_gradients() -> None:
+            for parameter in parameters:
+                parameter.grad = None
+
+        self.batch = {name: tensor.clone() for name, tensor in batch.items()}
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UP_STEPS):
+                forget_gradients()
+                loss_of(self.batch).backward()
+        torch.cuda.current_stream().wait_stream(aside)
+        forget_gradients()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            loss = loss_of(self.batch)
+            loss.backward()
+        self.loss = loss.detach()
+
+    def __call__(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the loss of `batch`, a tensor that the next call overwrites."""
+        for name, tensor in batch.items():
+            self.batch[name].copy_(tensor)
+        self.graph.replay()
+        return self.loss
+
+
+class Fit:
+    """Run of training, which can be interrupted at any step and continued from its checkpoint, if that exists.
+
+    The console gets a progress bar and one line per epoch.
+    """
+
+    def __init__(
+        self, module: Any, objective: Objective, options: Mapping[str, Any], checkpoint: Path, console: Console
     ) -> None:
         self.module, self.objective = module, objective
         self.options, self.checkpoint, self.console = options, checkpoint, console
@@ -158,7 +193,7 @@ class Fit:
     def _compiles(self) -> bool:
         """Return True if compiled parts give the gradients of plain torch, tried on the first batch of this epoch."""
         rows = self.objective.batches(self.epoch)[0]
-        states, gradients = random_states(), []
+        states, gradients = random_states(), list[list[Tensor]]()
         self.module.train()
         for context in (nullcontext(), compiled_parts(self.module)):
             restore_random_states(states)
@@ -168,10 +203,17 @@ class Fit:
             gradients.append(self._gradients())
         restore_random_states(states)
         self.optimizer.zero_grad(set_to_none=True)
-        apart = _apart(*gradients)
+        return self._agree(
+            gradients[0], gradients[1], "compiled gradients are {} from those of plain torch", "not compiled"
+        )
+
+    def _agree(self, expected: list[Tensor], found: list[Tensor], said: str, otherwise: str) -> bool:
+        """Return True if gradients are close, relative to each parameter's norm, and print how close."""
+        # Unlike Python's maximum, torch's is NaN if one of the numbers is.
+        each = [(a - b).norm() / b.norm().clamp(min=1e-12) for b, a in zip(expected, found)]
+        apart = torch.stack(each).max().item()
         agrees = apart < MAX_GRADIENT_DIFFERENCE
-        verdict = "" if agrees else ": not compiled"
-        self.console.print(f"compiled gradients are {apart:.1e} from those of plain torch{verdict}")
+        self.console.print(said.format(f"{apart:.1e}") + ("" if agrees else f": {otherwise}"))
         return agrees
 
     def _gradients(self) -> list[Tensor]:
@@ -194,14 +236,12 @@ class Fit:
         recording = Recording(lambda taken: objective.loss_of(self.module, taken), self.parameters, batch)
         restore_random_states(states)
         recording(batch)
-        apart = _apart(expected, self._gradients())
-        restore_random_states(states)
-        if apart < MAX_GRADIENT_DIFFERENCE:
+        said = "recorded gradients are {} from those of single kernels"
+        if self._agree(expected, self._gradients(), said, "not played back"):
             self.recording = recording
         else:
             self.optimizer.zero_grad(set_to_none=True)
-        verdict = "" if apart < MAX_GRADIENT_DIFFERENCE else ": not played back"
-        self.console.print(f"recorded gradients are {apart:.1e} from those of single kernels{verdict}")
+        restore_random_states(states)
 
     def _anneal(self) -> float | None:
         """Set the prior of this epoch if it is annealed."""
@@ -262,8 +302,7 @@ class Fit:
         self._check_loss(self.loss_sum)
         entry = {"epoch": self.epoch + 1, "training_loss": self.loss_sum.item() / steps, **monitored(self.module)}
         told = f"epoch {self.epoch + 1}/{self.options['epochs']}  training loss {entry['training_loss']:.4f}"
-        better = True
-        rank: tuple[float, ...] = ()
+        better, rank = True, tuple[float, ...]()
         if self.objective.parts["validation"] is not None:
             score = self.objective.score(self.module, "validation")
             entry |= {"validation_accuracy": score.accuracy, "validation_loss": score.cross_entropy}
@@ -279,8 +318,8 @@ class Fit:
         self.epoch, self.step, self.loss_sum = self.epoch + 1, 0, torch.zeros_like(self.loss_sum)
         if better:
             extra = self.objective.extra
-            weights, beside = ({} if m is None else _copied(m) for m in (self.module, extra))
-            self.best = {"epoch": self.epoch, "rank": list(rank), "weights": weights, "extra": beside}
+            copies = {name: {} if m is None else _copied(m) for name, m in (("weights", self.module), ("extra", extra))}
+            self.best = {"epoch": self.epoch, "rank": list(rank), **copies}
         save_state(self.checkpoint, self._state())
         self.console.print(told)
 
@@ -310,12 +349,6 @@ class Fit:
         self.epoch, self.step, self.loss_sum = state["epoch"], state["step"], state["loss_sum"].to(self.device)
         self.best, self.history = state["best"], list(state["history"])
         restore_random_states(state["random"])
-
-
-def _apart(expected: list[Tensor], found: list[Tensor]) -> float:
-    """Compute the largest difference of gradients, relative to each parameter's norm."""
-    # Unlike Python's maximum, torch's is NaN if one of the numbers is.
-    return torch.stack([(a - b).norm() / b.norm().clamp(min=1e-12) for b, a in zip(expected, found)]).max().item()
 
 
 def _copied(module: nn.Module) -> dict[str, Tensor]:

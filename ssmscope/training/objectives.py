@@ -14,8 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.functional import dropout as drop
 
 from ssmscope.architectures.own.baleen import information_loss
-from ssmscope.data.batches import collate, drop_tokens, encode, epoch_order, length_order
-from ssmscope.data.subwords import SubwordDropout
+from ssmscope.data.batches import SubwordDropout, drop_tokens, encode, epoch_order, length_order, padded
 from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
 
@@ -28,10 +27,8 @@ MIN_SPREAD = 0.1
 
 @dataclass(frozen=True)
 class Score:
-    """Number of `right` answers of those `asked`, and the sum of their cross-entropies in nats, by example.
-
-    `groups` are scores of some of the examples by name.
-    """
+    """Number of `right` answers of those `asked`, and the sum of their cross-entropies in nats, by example, and scores
+    of some of the examples by name."""
 
     right: np.ndarray
     asked: np.ndarray
@@ -59,15 +56,21 @@ class Objective(ABC):
         extra: a module that is trained together with the model; None if there is none.
         by_loss: True if the best epoch has the lowest loss rather than the highest accuracy.
         settled: True if all batches are `taken` in tensors of the same shapes and `loss_of` never waits for the GPU, so
-            that steps can be recorded (`ssmscope.training.recording`).
+            that steps can be recorded (`ssmscope.training.fitting`).
     """
 
     extra: nn.Module | None = None
-    by_loss = False
-    settled = False
+    by_loss = settled = False
 
-    def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device) -> None:
-        self.parts, self.options, self.device = parts, options, device
+    def __init__(
+        self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any = None
+    ) -> None:
+        self.parts, self.options, self.device, self.tokenizer = parts, options, device, tokenizer
+        self.given = {name: part for name, part in parts.items() if part is not None}
+
+    def order(self, lengths: Sequence[int], epoch: int) -> list[list[int]]:
+        """Return the batches of an epoch, each of examples of similar length."""
+        return epoch_order(lengths, self.options["batch_size"], self.options["seed"], epoch)
 
     @abstractmethod
     def batches(self, epoch: int) -> list[list[int]]:
@@ -143,68 +146,69 @@ def spread(logits: Tensor) -> Tensor:
     return deviations[1] if logits.shape[-1] == 2 else deviations.mean()
 
 
-def unknown_token(tokenizer: Any, token_dropout: float | None) -> Any:
-    """Return the token that `token_dropout` inserts.
+class Tokenized(Objective):
+    """Objective on texts that a tokenizer reads, with dropout of its tokens and merges."""
 
-    Raises:
-        InputError: there is token dropout, but the tokenizer has no unknown token.
-    """
-    if token_dropout and tokenizer.unk_token_id is None:
-        raise InputError(f"token_dropout is {token_dropout}, but the tokenizer has no unknown token; set it to 0")
-    return tokenizer.unk_token_id
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        options, tokenizer = self.options, self.tokenizer
+        dropped, skipped, self.unknown_id = options["token_dropout"], options["subword_dropout"], tokenizer.unk_token_id
+        if dropped and self.unknown_id is None:
+            raise InputError(f"token_dropout is {dropped}, but the tokenizer has no unknown token; set it to 0")
+        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.subwords = None
+        if skipped:
+            limit = options.get("max_length")
+            self.subwords = SubwordDropout(self.parts["train"], tokenizer, limit, skipped, options["seed"])
 
 
-class Texts(Objective):
+class Texts(Tokenized):
     """Labelled texts, read by a tokenizer."""
 
-    def __init__(
-        self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any
-    ) -> None:
-        super().__init__(parts, options, device)
-        self.unknown_id = unknown_token(tokenizer, options["token_dropout"])
-        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-        special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        special = {*self.tokenizer.all_special_ids} - {self.unknown_id}
         self.special = torch.tensor(sorted(special), dtype=torch.long)
-        limit = options["max_length"]
-        self.examples = {name: encode(p, tokenizer, limit) for name, p in parts.items() if p is not None}
-        self.cuts = None
-        if options["subword_dropout"]:
-            self.cuts = SubwordDropout(parts["train"], tokenizer, limit, options["subword_dropout"], options["seed"])
+        limit = self.options["max_length"]
+        self.examples = {name: encode(part, self.tokenizer, limit) for name, part in self.given.items()}
         self.current = self.examples["train"]
 
     def batches(self, epoch: int) -> list[list[int]]:
-        if self.cuts is not None:
-            self.current = self.cuts.examples(epoch)
-        lengths = [len(ids) for ids in self.current.ids]
-        return epoch_order(lengths, self.options["batch_size"], self.options["seed"], epoch)
+        if self.subwords is not None:
+            self.current = self.subwords.rows(epoch)
+        return self.order(list(map(len, self.current)), epoch)
 
     def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
-        batch = collate(self.current, rows, self.pad_id)
-        if self.options["token_dropout"]:
-            dropped = drop_tokens(batch.ids, self.options["token_dropout"], self.unknown_id, self.special)
-            batch = batch._replace(ids=dropped)
-        batch = batch.to(self.device)
+        ids, mask, labels = self._batch("train", self.current, rows, self.options["token_dropout"] or 0.0)
         with self.autocast():
-            logits = module(**self.embedded(module, batch.ids), attention_mask=batch.mask).logits
-        return self.classified(module, logits, batch.labels)
+            logits = module(**self.embedded(module, ids), attention_mask=mask).logits
+        return self.classified(module, logits, labels)
+
+    def _batch(self, part: str, examples: Any, rows: Sequence[int], dropped: float = 0.0) -> list[Tensor]:
+        """Return ids and mask, padded on the right, and labels."""
+        ids, mask = padded([examples[row] for row in rows], self.pad_id)
+        ids = drop_tokens(ids, dropped, self.unknown_id, self.special)
+        labels = torch.tensor([self.parts[part].labels[row] for row in rows])
+        return [tensor.to(self.device) for tensor in (ids, mask, labels)]
 
     def lengths(self, part: str) -> Sequence[int]:
-        return [len(ids) for ids in self.examples[part].ids]
+        return list(map(len, self.examples[part]))
 
     def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        batch = collate(self.examples[part], rows, self.pad_id).to(self.device)
-        return module(input_ids=batch.ids, attention_mask=batch.mask).logits, batch.labels
+        ids, mask, labels = self._batch(part, self.examples[part], rows)
+        return module(input_ids=ids, attention_mask=mask).logits, labels
 
 
 class Arrays(Objective):
-    """Examples of one length, all of them on the device."""
+    """Examples of one length, all of them on the device; the answers are the arrays named `asked`."""
 
-    def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device) -> None:
-        super().__init__(parts, options, device)
+    asked = "labels"
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self.tensors = {
-            name: {key: torch.from_numpy(array).to(device) for key, array in part.arrays.items()}
-            for name, part in parts.items()
-            if part is not None
+            name: {key: torch.from_numpy(array).to(self.device) for key, array in part.arrays.items()}
+            for name, part in self.given.items()
         }
 
     def batches(self, epoch: int) -> list[list[int]]:
@@ -214,18 +218,36 @@ class Arrays(Objective):
         whole = number - number % size or number  # All batches have one size; the rest comes in other epochs.
         return [order[i : i + size] for i in range(0, whole, size)]
 
-    def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
-        return self.loss_of(module, self.taken("train", rows))
-
-    @abstractmethod
-    def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Compute the training loss of training examples that were `taken`."""
-
     def taken(self, part: str, rows: Sequence[int]) -> dict[str, Tensor]:
         index = torch.tensor(rows)
         if self.device.type == "cuda":  # Pinned memory avoids waiting for queued work.
             index = index.pin_memory().to(self.device, non_blocking=True)
         return {key: tensor[index] for key, tensor in self.tensors[part].items()}
+
+    def inputs(self, module: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the model's input, in training with dropout of embeddings."""
+        return self.embedded(module, batch["ids"]) if module.training else {"input_ids": batch["ids"]}
+
+    def logits(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """Compute the logits of examples that were `taken`."""
+        return module(**self.inputs(module, batch)).logits
+
+    def criterion(self, module: Any, logits: Tensor, asked: Tensor) -> Tensor:
+        """Compute the training loss from logits."""
+        return self.classified(module, logits, asked)
+
+    def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
+        return self.loss_of(module, self.taken("train", rows))
+
+    def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """Compute the training loss of training examples that were `taken`."""
+        with self.autocast():
+            logits = self.logits(module, batch)
+        return self.criterion(module, logits, batch[self.asked])
+
+    def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        batch = self.taken(part, rows)
+        return self.logits(module, batch), batch[self.asked]
 
 
 class Sequences(Arrays):
@@ -233,53 +255,28 @@ class Sequences(Arrays):
 
     settled = True
 
-    def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        with self.autocast():
-            logits = module(**self.embedded(module, batch["ids"])).logits
-        return self.classified(module, logits, batch["labels"])
-
-    def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        batch = self.taken(part, rows)
-        return module(input_ids=batch["ids"]).logits, batch["labels"]
-
 
 class Pixels(Arrays):
     """Labelled images with one token per pixel."""
 
     settled = True
 
-    def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        with self.autocast():
-            logits = module(input_values=batch["pixels"] / 255).logits
-        return self.classified(module, logits, batch["labels"])
-
-    def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        batch = self.taken(part, rows)
-        return module(input_values=batch["pixels"] / 255).logits, batch["labels"]
+    def inputs(self, module: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"input_values": batch["pixels"] / 255}
 
 
 class NextTokens(Arrays):
     """Next tokens of a language model, or the tokens that a task asks for."""
 
-    settled = True
+    settled, asked = True, "targets"
 
-    def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device) -> None:
-        super().__init__(parts, options, device)
-        self.by_loss = options["kind"] == "language"
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.by_loss = self.options["kind"] == "language"
 
-    def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        with self.autocast():
-            logits = module(**self.embedded(module, batch["ids"])).logits
-        return regularized(module, mean_loss(logits.float().flatten(0, 1), batch["targets"].flatten()))
-
-    def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        batch = self.taken(part, rows)
-        return module(input_ids=batch["ids"]).logits, batch["targets"]
-
-
-def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy of logits (rows, answers) and the targets (rows,) that are asked for."""
-    return cross_entropy(logits, targets, ignore_index=IGNORED)
+    def criterion(self, module: Any, logits: Tensor, asked: Tensor) -> Tensor:
+        loss = cross_entropy(logits.float().flatten(0, 1), asked.flatten(), ignore_index=IGNORED)
+        return regularized(module, loss)
 
 
 class Questions(Arrays):
@@ -289,7 +286,7 @@ class Questions(Arrays):
     """
 
     def batches(self, epoch: int) -> list[list[int]]:
-        return epoch_order(self.lengths("train"), self.options["batch_size"], self.options["seed"], epoch)
+        return self.order(self.lengths("train"), epoch)
 
     def lengths(self, part: str) -> Sequence[int]:
         return self.parts[part].lengths.tolist()
@@ -330,10 +327,7 @@ class Questions(Arrays):
 
 
 class Decoder(nn.Module):
-    """Decoder of the token at every position from one hidden state and a code of the position.
-
-    It is that of MAD's compression task (Poli et al. 2024).
-    """
+    """Decoder of the token at every position from one hidden state and a code of the position (MAD, compression)."""
 
     def __init__(self, width: int, length: int, vocabulary: int) -> None:
         super().__init__()
@@ -353,24 +347,16 @@ class Decoder(nn.Module):
         return self.network(torch.cat([state, self.position.expand(len(hidden), -1, -1)], dim=-1))
 
 
-class Reconstruction(Arrays):
+class Reconstruction(NextTokens):
     """Reconstruction of every token of a sequence from the model's last hidden state."""
 
-    def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, module: Any) -> None:
-        super().__init__(parts, options, device)
-        data = parts["train"]
-        self.extra = Decoder(module.config.hidden_size, data.ids.shape[1], len(data.tokens)).to(device)
+    settled = False
 
-    def _logits(self, module: Any, batch: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
+    def __init__(self, *given: Any, width: int) -> None:
+        super().__init__(*given)
+        data = self.parts["train"]
+        self.extra = Decoder(width, data.ids.shape[1], len(data.tokens)).to(self.device)
+
+    def logits(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
         assert self.extra is not None
-        return self.extra(module.base_model(**inputs).last_hidden_state[:, -1])
-
-    def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        with self.autocast():
-            logits = self._logits(module, batch, self.embedded(module, batch["ids"]))
-        loss = cross_entropy(logits.float().flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
-        return regularized(module, loss)
-
-    def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        batch = self.taken(part, rows)
-        return self._logits(module, batch, {"input_ids": batch["ids"]}), batch["targets"]
+        return self.extra(module.base_model(**self.inputs(module, batch)).last_hidden_state[:, -1])

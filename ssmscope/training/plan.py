@@ -5,93 +5,27 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ssmscope.architectures.own.baleen import KL_OVER, PRIOR_PER, SAMPLES
-from ssmscope.architectures.own.diff_layers import LAMBDA_FORMS
 from ssmscope.core.limits import refuse_beyond, refuse_held
 from ssmscope.data.instructions import InstructionData
 from ssmscope.data.prompts import TASK_PROMPTS
 from ssmscope.data.text import TextData
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
-from ssmscope.training.architectures import ANNEALING, GATE_OPTIONS, GATES, OWN, SIZES, named
+from ssmscope.training.architectures import ANNEALING, GATE_OPTIONS, OWN, SIZES, Architecture, named
 from ssmscope.training.data import QUESTIONS, Data, kind_of, task_options
-from ssmscope.training.recipes import defaults
+from ssmscope.training.recipes import OPTIONS, Allowed, defaults
 
 TOKENIZER = {"vocabulary": 4000, "lowercase": True}
 """Default tokenizer of texts or instructions for a model trained from scratch."""
 
-CHOICES = {
-    "precision": ("fp32", "tf32", "bf16"),
-    "saved_as": ("bfloat16", "float16", "float32"),
-    "kl": ("true", "printed"),
-    "samples": SAMPLES,
-    "kl_over": KL_OVER,
-    "prior_per": PRIOR_PER,
-    "base": ("mamba2", "mamba"),
-    "schedule": ("cosine", "constant"),
-    "decays": ("standard", "spread"),
-    "unit": ("word", "byte"),
-    "scope": ("block", "s6"),
-    "differential_layers": ("full", "hybrid"),
-    "lambda_form": LAMBDA_FORMS,
-}
-
-RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
-    (
-        (
-            *("width", "layers", "state", "head_width", "heads", "expand", "k", "state_groups", "fir_taps"),
-            *("epochs", "batch_size", "patience", "length", "examples", "pairs", "prior_every"),
-        ),
-        lambda value: value >= 1,
-        "at least 1",
-    ),
-    (("max_length",), lambda value: value >= 2, "at least 2: a token and the end token"),
-    (
-        ("seed", "weight_decay", "beta", "checkpoint_minutes", "spread_penalty", "prompt_weight"),
-        lambda value: value >= 0,
-        "0 or more",
-    ),
-    (("learning_rate", "clip", "tau", "prior", "prior_step"), lambda value: value > 0, "above 0"),
-    (("prior_from",), lambda value: 0 < value < 1, "above 0 and below 1"),
-    (("share",), lambda value: 0 < value <= 1, "above 0 and at most 1"),
-    (("flipped",), lambda value: 0 <= value <= 1, "from 0 to 1"),
-    (
-        ("held_out", "warmup", "dropout", "embedding_dropout", "token_dropout", "subword_dropout", "label_smoothing"),
-        lambda value: 0 <= value < 1,
-        "at least 0 and below 1",
-    ),
-)
-"""Options, the condition on their values, and the condition in words."""
-
-MAX_SIZES = {
-    **{"width": 2**16, "layers": 1000, "state": 2**12, "head_width": 2**16, "heads": 2**12, "expand": 64, "k": 1000},
-    **{"state_groups": 2**10, "fir_taps": 2**10, "vocabulary": 2**22, "length": 2**20, "max_length": 2**20},
-    **{"examples": 2**27, "pairs": 2**18, "epochs": 10**6, "batch_size": 2**20},
-}
-"""Upper limits of sizes, beyond which a run would exhaust the memory or never end."""
-
 MAX_PARAMETERS = 4 * 10**9
 """Parameters of a trained model; each takes 16 bytes with AdamW."""
-
-OF_KIND = {
-    "lowercase": ("text", "instructions"),
-    "max_length": ("text",),
-    "token_dropout": ("text", "instructions"),
-    "subword_dropout": ("text", "instructions"),
-    "label_smoothing": ("text", "pixels", "sequences", "instructions"),
-    "dropout": ("text", "pixels", "sequences", "instructions"),
-    "embedding_dropout": ("text", "language", "tokens", "sequences", "instructions"),
-    "prompt_weight": ("instructions", "tokens"),
-    "tied": ("language", "tokens", "instructions"),
-    "spread_penalty": ("text", "sequences"),
-}
-"""Kinds of data that an option applies to, for options that do not apply to all."""
 
 FINISHED = Path("training.json")
 """File that marks a finished run; it is written last."""
@@ -107,42 +41,32 @@ WITHOUT_EFFECT = (
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments with the defaults of the data's kind and of a new model filled in.
-
-    Raises:
-        InputError: an option is outside its range or contradicts another.
-    """
+    """Return the arguments with the defaults of the data's kind and of a new model filled in; raise InputError if an
+    option is outside its range or contradicts another."""
     options = dict(given)
     architecture = named(options["architecture"])
     kind = options["kind"] = kind_of(options["data"])
-    for name, allowed in CHOICES.items():
-        if options[name] is not None and options[name] not in allowed:
-            raise InputError(f"{name} is '{options[name]}'; choose one of {', '.join(allowed)}")
-    for names, fits, range_ in RANGES:
-        for name in names:
-            if options[name] is not None and not fits(options[name]):
-                raise InputError(f"{name} is {options[name]}; it must be {range_}")
+    for name, declared in OPTIONS.items():
+        value, allowed = options[name], declared["allowed"]
+        if value is None or allowed is None:
+            continue
+        if isinstance(allowed, Allowed) and not allowed.fits(value):
+            raise InputError(f"{name} is {value}; it must be {allowed.words}")
+        if not isinstance(allowed, Allowed) and value not in allowed:
+            raise InputError(f"{name} is '{value}'; choose one of {', '.join(allowed)}")
     _check_kind(options)
-    refuse_beyond(MAX_SIZES, options)
+    refuse_beyond({name: each["most"] for name, each in OPTIONS.items() if each["most"] is not None}, options)
     recipe = defaults(options["architecture"], kind, options["recipe"], str(options["data"]))
-    sizes = {name for names in SIZES.values() for name in names}
-    fresh = sizes | {"base", "decays", "tied", "vocabulary", "lowercase", *OWN}
+    of_model = {*(name for names in SIZES.values() for name in names), "decays", "tied", *OWN}
     if options["init_from"] is not None:
-        converting = (*GATE_OPTIONS, *ANNEALING) if options["architecture"] in GATES else ()
-        useless = [name for name in sorted(fresh - {*converting}) if options[name] is not None]
-        useless += _foreign_gate_options(options)
-        if useless:
-            raise InputError(
-                f"{useless[0]} cannot be chosen for {options['architecture']} trained from {options['init_from']}"
-            )
+        of_model.add("vocabulary")
+        _check_further(options, architecture, of_model)
     else:
-        _settle_model(options, architecture, recipe, sizes)
+        _settle_model(options, architecture, recipe)
     if options["prior_from"] is None and (options["prior_step"] or options["prior_every"]):
         raise InputError("prior_step and prior_every are the schedule from prior_from; give that too")
     for name, value in recipe.items():
-        of_the_model = name in sizes or name in OWN or name in ("decays", "tied")
-        of_the_model |= name == "vocabulary" and options["init_from"] is not None
-        if not of_the_model and name in options and options[name] is None and _fits(name, kind):
+        if name not in of_model and options[name] is None and kind in (OPTIONS[name]["kinds"] or (kind,)):
             options[name] = value
     _refuse_size(options)
     return options
@@ -151,85 +75,66 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_size(options: Mapping[str, Any]) -> None:
     """Raise InputError if a model is too large to train."""
     width, layers, expand = (options[name] or 1 for name in ("width", "layers", "expand"))
-    inner = width * expand
     states = 3 * width + 2 * (options["state"] or 1)
-    parameters = layers * inner * states + 2 * width * (options["vocabulary"] or 0)
+    parameters = layers * width * expand * states + 2 * width * (options["vocabulary"] or 0)
     what = f"{layers:,} layers of width {width:,} and expand {expand:,}"
     refuse_held(parameters, what, "take a smaller model", most=MAX_PARAMETERS, unit="parameters")
 
 
-def _fits(name: str, kind: str) -> bool:
-    return kind in OF_KIND.get(name, (kind,))
-
-
 def _check_kind(options: Mapping[str, Any]) -> None:
     """Raise InputError for options that do not apply to the data."""
-    task = task_options(options["data"])
-    for name in ("length", "examples", "pairs", "flipped", "unit", "filler", "mixture"):
+    data, kind, vocabulary = options["data"], options["kind"], options["vocabulary"]
+    task = (*task_options(data), *(("vocabulary",) if kind == "text" else ()))
+    for name in ("length", "examples", "pairs", "flipped", "unit", "filler", "mixture", "vocabulary"):
         if options[name] is not None and name not in task:
-            raise InputError(f"{name} does not apply to {options['data']}; leave it out")
-    if options["vocabulary"] is not None and options["kind"] != "text" and "vocabulary" not in task:
-        raise InputError(f"vocabulary does not apply to {options['data']}; leave it out")
-    for name, kinds in OF_KIND.items():
-        if options[name] and options["kind"] not in kinds:
-            raise InputError(f"{name} does not apply to {options['data']}, which is no {' or '.join(kinds)}")
-    if options["prompt_weight"] and options["kind"] == "tokens" and options["data"] not in QUESTIONS:
-        raise InputError(f"prompt_weight does not apply to {options['data']}, which has no prompts; leave it out")
-    least = {"text": 8, "instructions": 259}.get(options["kind"], 2)
-    if options["vocabulary"] is not None and options["vocabulary"] < least:
-        raise InputError(f"vocabulary is {options['vocabulary']}; it must be at least {least}")
-    if options["architecture"] == "selective" and options["kind"] == "pixels":
+            raise InputError(f"{name} does not apply to {data}; leave it out")
+    for name, declared in OPTIONS.items():
+        if options[name] and declared["kinds"] and kind not in declared["kinds"]:
+            raise InputError(f"{name} does not apply to {data}, which is no {' or '.join(declared['kinds'])}")
+    if options["prompt_weight"] and kind == "tokens" and data not in QUESTIONS:
+        raise InputError(f"prompt_weight does not apply to {data}, which has no prompts; leave it out")
+    least = {"text": 8, "instructions": 259}.get(kind, 2)
+    if vocabulary is not None and vocabulary < least:
+        raise InputError(f"vocabulary is {vocabulary}; it must be at least {least}")
+    if options["architecture"] == "selective" and kind == "pixels":
         raise InputError("the selective SSM reads tokens, and cifar10 and digits are pixels; choose another task")
 
 
-def _foreign_gate_options(options: Mapping[str, Any]) -> list[str]:
-    """Return the given options of random gates that this architecture's gate does not have."""
-    if options["architecture"] not in GATES:
-        return []
-    own = named(options["architecture"]).own
-    return [name for name in (*GATE_OPTIONS, *ANNEALING) if options[name] is not None and name not in own]
-
-
-def _settle_model(options: dict[str, Any], architecture: Any, recipe: Mapping[str, Any], sizes: set[str]) -> None:
-    """Fill in the base, the sizes and the architecture's own options.
-
-    Raises:
-        InputError: the architecture does not have one of the given options.
-    """
-    name = options["architecture"]
-    base = options["base"] or architecture.bases[0]
-    useless = [option for option in OWN if options[option] is not None and option not in architecture.own]
-    if options["base"] is not None and len(architecture.bases) == 1:
-        useless.append("base")
-    useless += [size for size in sorted(sizes) if options[size] is not None and size not in SIZES[base]]
-    if options["decays"] is not None and base not in ("mamba", "mamba2"):
-        useless.append("decays")
-    if options["tied"] is not None and base == "selective":
-        useless.append("tied")
+def _check_further(options: Mapping[str, Any], architecture: Architecture, of_model: set[str]) -> None:
+    """Raise InputError for options of a new model, or of another gate than the one that a trained model gets."""
+    gate_options = (*GATE_OPTIONS, *ANNEALING) if architecture.gate else ()
+    refused = of_model | {"base", "vocabulary", "lowercase"}
+    useless = [name for name in sorted(refused - {*gate_options}) if options[name] is not None]
+    useless += [name for name in gate_options if options[name] is not None and name not in architecture.own]
     if useless:
-        on = f" on {base}" if len(architecture.bases) > 1 else ""
-        raise InputError(f"{useless[0]} does not apply to {name}{on}; leave it out")
+        raise InputError(
+            f"{useless[0]} cannot be chosen for {options['architecture']} trained from {options['init_from']}"
+        )
+
+
+def _settle_model(options: dict[str, Any], architecture: Architecture, recipe: Mapping[str, Any]) -> None:
+    """Fill in the base, the sizes and the architecture's own options, and refuse those that it does not have."""
+    name, bases = options["architecture"], architecture.bases
+    base = options["base"] or bases[0]
+    on_mamba = base in ("mamba", "mamba2")
+    foreign = {size for names in SIZES.values() for size in names} - {*SIZES[base]}
+    useless = [*(each for each in OWN if each not in architecture.own), *(["base"] * (len(bases) == 1))]
+    useless += [*sorted(foreign), *([] if on_mamba else ["decays"]), *(["tied"] * (base == "selective"))]
+    if wrong := [each for each in useless if options[each] is not None]:
+        on = f" on {base}" if len(bases) > 1 else ""
+        raise InputError(f"{wrong[0]} does not apply to {name}{on}; leave it out")
     if name == "baleen-b" and options["prior"] is not None and options["prior"] >= 1:
         raise InputError(f"prior is {options['prior']}; for {name} it is a probability below 1")
-    options["base"] = base
     least = {"groupmamba": options["k"] or 2, "rwkv": 2}.get(name, 1)
     if options["layers"] is not None and options["layers"] < least:
         raise InputError(f"layers is {options['layers']}; for this {name} it must be at least {least}")
-    fresh = {**recipe, "layers": max(recipe["layers"], least)}
-    options.update({size: fresh[size] for size in SIZES[base] if options[size] is None})
-    for option, value in architecture.own.items():
-        if options[option] is None:
-            options[option] = recipe.get(option, value)
-    if base not in ("mamba", "mamba2"):
-        options["decays"] = None
-    elif options["decays"] is None:
-        options["decays"] = recipe["decays"]
-    if options["tied"] is None and base != "selective":
-        options["tied"] = recipe.get("tied")
+    fresh = {**recipe, "base": base, "layers": max(recipe["layers"], least)}
+    filled = ["base", *SIZES[base], *architecture.own, *(["decays"] if on_mamba else [])]
+    filled += ["tied"] if base != "selective" else []
     if options["kind"] in ("text", "instructions"):
-        options.update({key: value for key, value in TOKENIZER.items() if options[key] is None})
-    width = options["width"]
-    inner = width * (options["expand"] or 1)
+        fresh, filled = fresh | TOKENIZER, [*filled, *TOKENIZER]
+    options.update({each: fresh.get(each) for each in filled if options[each] is None})
+    inner = options["width"] * (options["expand"] or 1)
     if base == "mamba2" and inner % options["head_width"]:
         raise InputError(f"head_width {options['head_width']} does not divide width · expand = {inner}")
     if base == "attention" and inner % options["heads"]:
@@ -267,8 +172,7 @@ def _tasks(data: InstructionData) -> dict[str, Any]:
 def is_finished(out: Path, plan: Mapping[str, Any]) -> bool:
     """Return True if `out` holds this run and it has ended, False for a new run or one to be continued.
 
-    Raises:
-        InputError: `out` holds something else.
+    Anything else in `out` raises InputError.
     """
     from ssmscope.training.checkpoint import is_new, read_json
 

@@ -1,79 +1,218 @@
-"""Default options by the kind of data, the architecture and named recipes."""
+"""Recipe of a training run: every option, declared once, and its defaults by the data and the architecture."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
+from ssmscope.api.options import Metavar
 from ssmscope.data.planted import TASKS as PLANTED
 from ssmscope.errors import InputError, did_you_mean
 
+
+class Allowed(NamedTuple):
+    """Condition on an option's value, and the same in words."""
+
+    fits: Callable[[Any], bool]
+    words: str
+
+
+COUNT = Allowed(lambda value: value >= 1, "at least 1")
+NOT_NEGATIVE = Allowed(lambda value: value >= 0, "0 or more")
+POSITIVE = Allowed(lambda value: value > 0, "above 0")
+PROBABILITY = Allowed(lambda value: 0 <= value <= 1, "from 0 to 1")
+PART = Allowed(lambda value: 0 <= value < 1, "at least 0 and below 1")
+SHARE = Allowed(lambda value: 0 < value <= 1, "above 0 and at most 1")
+INNER = Allowed(lambda value: 0 < value < 1, "above 0 and below 1")
+TWO = Allowed(lambda value: value >= 2, "at least 2: a token and the end token")
+
+CLASSIFIED, PROMPTED = ("text", "pixels", "sequences", "instructions"), ("text", "instructions")
+EMBEDDED = ("text", "language", "tokens", "sequences", "instructions")
+SPEAKING = ("language", "instructions", "tokens")
+
+Whole = int | None
+Number = float | None
+Word = str | None
+Name = str | Path | None
+Flag = bool | None
+
+
+def option(
+    words: str,
+    allowed: Allowed | tuple[str, ...] | None = None,
+    most: int | None = None,
+    *,
+    kinds: tuple[str, ...] = (),
+    default: Any = None,
+) -> Any:
+    """Declare an option by its help, the condition on its value or its words, an upper limit beyond which a run would
+    exhaust the memory or never end, and the kinds of data that it applies to, where these are not all."""
+    return field(default=default, metadata={"help": words, "allowed": allowed, "most": most, "kinds": kinds})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Options of a training run. None stands for the default of the data and the architecture (`defaults`)."""
+
+    recipe: Word = option("experiment1 or experiment2 of the selective SSM's paper (Generalization bounds, section 5).")
+    split: Word = option("split of a known data set to train on (train).")
+    validation: Name = option(
+        "a file or known data set that chooses the epoch; else the data's own split, or held_out."
+    )
+    test: Name = option(
+        "a file or known data set, read once at the end; by default the data's own labelled test split."
+    )
+    held_out: Number = option("share of the training examples to hold out for validation; 0 for none.", PART)
+    share: Number = option("share of the training examples that are used, equally many per class.", SHARE)
+    length: Whole = option(
+        "tokens of generated sequences or of rows; words of questions' longest context.", COUNT, 2**20
+    )
+    examples: Whole = option("generated training examples; instruct: maximum per task (10,000).", COUNT, 2**27)
+    pairs: Whole = option("mqar: pairs of a sequence (4), at most a quarter of its length.", COUNT, 2**18)
+    flipped: Number = option("majority: probability that a one of the training set becomes a zero.", PROBABILITY)
+    unit: Word = option("language: word or byte.", ("word", "byte"))
+    filler: Name = option(
+        "questions: generated (default), wikitext2 or a file with sentences to put between the facts."
+    )
+    mixture: Word = option("instruct: tasks separated by commas (sst2,wnli,snli).")
+    init_from: Name = option(
+        "a trained model to start from, with its sizes and tokenizer; a Mamba becomes a Baleen without new parameters."
+    )
+    base: Word = option("base of a Baleen, Diff-Mamba, GroupMamba or GFSSM (mamba2).", ("mamba2", "mamba"))
+    width: Whole = option("width of the residual stream.", COUNT, 2**16)
+    layers: Whole = option("number of layers.", COUNT, 1000)
+    state: Whole = option("N, components of the state per channel; keys of a GLA or RetNet head.", COUNT, 2**12)
+    head_width: Whole = option("P, channels of a Mamba-2 head.", COUNT, 2**16)
+    heads: Whole = option("number of heads of GLA and RetNet.", COUNT, 2**12)
+    expand: Whole = option("inner channels per channel of the residual stream.", COUNT, 64)
+    decays: Word = option(
+        "initialization of Δ and A, standard as in transformers, or spread: memories of 4 to 1,000 tokens.",
+        ("standard", "spread"),
+    )
+    beta: Number = option("weight of Baleen's KL (paper: 0.01 for Baleen-B, 0.5 for Baleen-E).", NOT_NEGATIVE)
+    tau: Number = option("temperature of Baleen-B's relaxed gates (0.5).", POSITIVE)
+    prior: Number = option("Baleen-B's prior keep probability (0.5), Baleen-E's prior mean of Δ (at first).", POSITIVE)
+    kl: Word = option("Baleen-E's divergence, true or printed (Eq. 9 as printed).", ("true", "printed"))
+    samples: Word = option("Baleen-B's gates in training (hard); soft ones have another mean.", ("hard", "soft"))
+    kl_over: Word = option("reduction of the KL over positions, mean or sum (mean; Baleen, Eq. 5).", ("mean", "sum"))
+    prior_per: Word = option("Baleen-E: one prior mean of Δ per layer (default) or per head.", ("layer", "head"))
+    prior_from: Number = option("Baleen-B's prior in the first epochs, from which it moves to prior.", INNER)
+    prior_step: Number = option("step of the prior every prior_every epochs (0.1).", POSITIVE)
+    prior_every: Whole = option("epochs between two steps of the prior (10).", COUNT)
+    scope: Word = option("Diff-Mamba: block (Diff-Mamba, default) or s6 (Diff-S6).", ("block", "s6"))
+    differential_layers: Word = option("Diff-Mamba: full, or hybrid, every second layer (full).", ("full", "hybrid"))
+    normalize: Flag = option("Diff-Mamba: root-mean-square norm after the subtraction (True; Eqs. 16 and 21).")
+    lambda_form: Word = option(
+        "Diff-Mamba: λ from a vector's sum (sum; Eq. 17), one number (scalar) or exponentials (exponential; Eq. 11).",
+        ("sum", "scalar", "exponential"),
+    )
+    tied: Flag = option("tie a language model's head to its embeddings (True for instruct).", kinds=SPEAKING)
+    k: Whole = option("GroupMamba: number of modules whose states a module attends to (2).", COUNT, 1000)
+    state_groups: Whole = option("Q of GFSSM, the number of states that take turns (2).", COUNT, 2**10)
+    fir_taps: Whole = option("number of taps of GFSSM's filter (4).", COUNT, 2**10)
+    spectral_abscissa: Number = option("s_A of the selective SSM at the start (0).")
+    vocabulary: Whole = option(
+        "number of tokens of the byte-pair tokenizer, trained on the training texts or prompts (4000; for books "
+        "4,096), of words (10,000), or of a generated task.",
+        most=2**22,
+    )
+    lowercase: Flag = option("lower-case all text for a byte-pair tokenizer (True).", kinds=PROMPTED)
+    max_length: Whole = option(
+        "maximum number of tokens of a text; longer ones are cut before their end token.", TWO, 2**20, kinds=("text",)
+    )
+    epochs: Whole = option("maximum number of passes over the data.", COUNT, 10**6)
+    batch_size: Whole = option("examples per step.", COUNT, 2**20)
+    learning_rate: Number = option("peak learning rate.", POSITIVE)
+    schedule: Word = option("cosine or constant.", ("cosine", "constant"))
+    weight_decay: Number = option("weight decay of AdamW.", NOT_NEGATIVE)
+    warmup: Number = option("share of all steps until the peak.", PART)
+    clip: Number = option("maximum norm of the gradient.", POSITIVE)
+    dropout: Number = option("dropout before the head of a classifier or for instructions.", PART, kinds=CLASSIFIED)
+    embedding_dropout: Number = option("dropout of the components of token embeddings.", PART, kinds=EMBEDDED)
+    token_dropout: Number = option("share of tokens replaced by the unknown token.", PART, kinds=PROMPTED)
+    subword_dropout: Number = option("share of byte-pair merges skipped, anew in every epoch.", PART, kinds=PROMPTED)
+    label_smoothing: Number = option("share of the target spread over all classes.", PART, kinds=CLASSIFIED)
+    prompt_weight: Number = option("weight of the loss on a prompt's own tokens.", NOT_NEGATIVE, kinds=SPEAKING[1:])
+    spread_penalty: Number = option(
+        "weight of max(0, 0.1 − the standard deviation of a batch's answers); 10 for the selective SSM.",
+        NOT_NEGATIVE,
+        kinds=("text", "sequences"),
+    )
+    patience: Whole = option("epochs without a better validation score until training stops.", COUNT)
+    seed: int = option("random seed.", NOT_NEGATIVE, default=0)
+    precision: str = option(
+        "fp32; tf32, whose matrix products on a GPU have 10 binary digits; or bf16, automatic mixed precision.",
+        ("fp32", "tf32", "bf16"),
+        default="fp32",
+    )
+    saved_as: Word = option(
+        "type of the stored weights, bfloat16, float16 or float32. Accuracies are measured on these.",
+        ("bfloat16", "float16", "float32"),
+    )
+    device: Word = option("by default cuda if available, else cpu.")
+    compile: bool = option(
+        "fuse norms and convolutions with torch.compile, and on a GPU replay the step of a Mamba-2 or Baleen on "
+        "examples of one length from a CUDA graph; each after a check that gradients agree.",
+        default=False,
+    )
+    checkpoint_minutes: float = option("minutes between checkpoints within an epoch.", NOT_NEGATIVE, default=5.0)
+    progress: bool = option("show progress on stderr.", default=True)
+
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {each.name: each.metadata for each in fields(Recipe)}
+"""What is declared of each option."""
+
+
+def parameters() -> Iterator[inspect.Parameter]:
+    """Yield the options as parameters, whose annotations `ssmscope.api.signatures` reads."""
+    hints = typing.get_type_hints(Recipe)
+    for each in fields(Recipe):
+        kind = Word if str in typing.get_args(hints[each.name]) else hints[each.name]
+        marks = (each.metadata["help"], *((Metavar("NAME"),) if kind in (str, Word) else ()))
+        hint: Any = Annotated[(kind, *marks)]
+        yield inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hint)
+
+
+KINDS = ("text", "pixels", "sequences", "tokens", "language", "instructions")
+"""Kinds of data, in the order of the columns of `BY_KIND`."""
+
+BY_KIND: Mapping[str, tuple[Any, ...]] = {
+    "width": (128, 32, 64, 64, 128, 64),
+    "layers": (1, 3, 2, 2, 4, 2),
+    "state": (16, 64, 16, 16, 16, 16),
+    "heads": (4, 1, 2, 2, 4, 4),
+    "decays": ("spread", "standard", "standard", "standard", "standard", "spread"),
+    "tied": (None, None, None, None, None, True),
+    "max_length": (128, None, None, None, None, None),
+    "examples": (None, None, None, None, None, 10_000),
+    "held_out": (0.1, 0.05, 0.0, 0.1, 0.1, 0.1),
+    "epochs": (20, 100, 50, 12, 10, 24),
+    "batch_size": (32, 256, 32, 64, 16, 64),
+    "learning_rate": (4e-3, 1e-3, 3e-3, 2e-3, 2e-3, 3e-3),
+    "warmup": (0.1, 0.01, 0.1, 0.1, 0.1, 0.1),
+    "dropout": (0.3, 0.0, 0.0, 0.0, 0.0, 0.2),
+    "embedding_dropout": (0.5, 0.0, 0.0, 0.0, 0.2, 0.4),
+    "token_dropout": (0.2, 0.0, 0.0, 0.0, 0.0, 0.1),
+    "subword_dropout": (0.2, 0.0, 0.0, 0.0, 0.0, 0.1),
+    "label_smoothing": (0.1, 0.0, 0.0, 0.0, 0.0, 0.1),
+    "prompt_weight": (None, None, None, None, None, 0.0),
+    "patience": (8, None, None, None, None, None),
+    "saved_as": ("bfloat16", "float32", "float32", "float32", "float32", "bfloat16"),
+}
+"""Defaults by the kind of data. Pixels: three layers of width 32 and 100 epochs; AdamW 1e-3 with decay 0.1 and a cosine
+(Baleen, section B)."""
+
 PLAIN: Mapping[str, Any] = {
-    "held_out": 0.1,
-    "share": 1.0,
-    "decays": "standard",
-    "schedule": "cosine",
-    "weight_decay": 0.1,
-    "warmup": 0.1,
-    "clip": 1.0,
-    "dropout": 0.0,
-    "embedding_dropout": 0.0,
-    "token_dropout": 0.0,
-    "subword_dropout": 0.0,
-    "label_smoothing": 0.0,
+    **{"head_width": 16, "expand": 2, "share": 1.0, "schedule": "cosine", "weight_decay": 0.1, "clip": 1.0},
     "spread_penalty": 0.0,
-    "patience": None,
-    "saved_as": "float32",
 }
+"""Defaults of every kind of data."""
 
-KINDS: Mapping[str, Mapping[str, Any]] = {
-    "text": {
-        "decays": "spread",
-        "max_length": 128,
-        "epochs": 20,
-        "batch_size": 32,
-        "learning_rate": 4e-3,
-        "dropout": 0.3,
-        "embedding_dropout": 0.5,
-        "token_dropout": 0.2,
-        "subword_dropout": 0.2,
-        "label_smoothing": 0.1,
-        "patience": 8,
-        "saved_as": "bfloat16",
-    },
-    # Baleen, section B: three layers of width 32, 100 epochs; AdamW 1e-3 with decay 0.1 and a cosine
-    "pixels": {"held_out": 0.05, "epochs": 100, "batch_size": 256, "learning_rate": 1e-3, "warmup": 0.01},
-    "sequences": {"held_out": 0.0, "epochs": 50, "batch_size": 32, "learning_rate": 3e-3},
-    "tokens": {"epochs": 12, "batch_size": 64, "learning_rate": 2e-3},
-    "language": {"epochs": 10, "batch_size": 16, "learning_rate": 2e-3, "embedding_dropout": 0.2},
-    "instructions": {
-        "decays": "spread",
-        "tied": True,
-        "examples": 10_000,
-        "epochs": 24,
-        "batch_size": 64,
-        "learning_rate": 3e-3,
-        "dropout": 0.2,
-        "embedding_dropout": 0.4,
-        "token_dropout": 0.1,
-        "subword_dropout": 0.1,
-        "label_smoothing": 0.1,
-        "prompt_weight": 0.0,
-        "saved_as": "bfloat16",
-    },
-}
-"""Differences from `PLAIN` by the kind of data."""
-
-ARRAYS = {"width": 64, "layers": 2, "state": 16, "head_width": 16, "heads": 2, "expand": 2}
-SIZES: Mapping[str, Mapping[str, Any]] = {
-    "text": {"width": 128, "layers": 1, "state": 16, "head_width": 16, "heads": 4, "expand": 2},
-    "pixels": {"width": 32, "layers": 3, "state": 64, "head_width": 16, "heads": 1, "expand": 2},
-    "sequences": ARRAYS,
-    "tokens": ARRAYS,
-    "language": {"width": 128, "layers": 4, "state": 16, "head_width": 16, "heads": 4, "expand": 2},
-    "instructions": {"width": 64, "layers": 2, "state": 16, "head_width": 16, "heads": 4, "expand": 2},
-}
-"""Sizes of a model trained from scratch, by the kind of data."""
+NO_DROPOUT = dict.fromkeys(("dropout", "embedding_dropout", "token_dropout", "subword_dropout", "label_smoothing"), 0.0)
 
 DATA: Mapping[str, Mapping[str, Any]] = {
     # These are about 13 million tokens, read ten times: a model of two million parameters does not memorize them.
@@ -84,32 +223,17 @@ DATA: Mapping[str, Mapping[str, Any]] = {
     },
     # Every word counts, so none is dropped.
     **dict.fromkeys(
-        PLANTED,
-        {
-            **{"layers": 2, "width": 48, "epochs": 12, "batch_size": 64, "patience": None, "dropout": 0.0},
-            **{"embedding_dropout": 0.0, "token_dropout": 0.0, "subword_dropout": 0.0, "label_smoothing": 0.0},
-        },
+        PLANTED, {"layers": 2, "width": 48, "epochs": 12, "batch_size": 64, "patience": None, **NO_DROPOUT}
     ),
 }
 """Differences from the defaults of the data's kind, by the name of the data."""
 
-# The selective SSM's authors: Adam at 1e-2 throughout, clipped at 5; d = 16 channels, N = 4 (Generalization bounds, B)
 SELECTIVE: Mapping[str, Any] = {
-    "learning_rate": 1e-2,
-    "schedule": "constant",
-    "weight_decay": 0.0,
-    "warmup": 0.0,
-    "clip": 5.0,
-    "dropout": 0.0,
-    "embedding_dropout": 0.0,
-    "token_dropout": 0.0,
-    "subword_dropout": 0.0,
-    "label_smoothing": 0.0,
-    "spread_penalty": 10.0,
-    "saved_as": "float32",
-    "patience": None,
+    **{"learning_rate": 1e-2, "schedule": "constant", "weight_decay": 0.0, "warmup": 0.0, "clip": 5.0},
+    **{**NO_DROPOUT, "spread_penalty": 10.0, "saved_as": "float32", "patience": None},
+    **{"width": 16, "state": 4, "spectral_abscissa": 0.0},
 }
-SELECTIVE_SIZES: Mapping[str, Any] = {"width": 16, "state": 4}
+"""Selective SSM: Adam at 1e-2 throughout, clipped at 5; d = 16 channels, N = 4 (Generalization bounds, B)."""
 
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     # Early training from an unstable start: 10 epochs on a balanced tenth of the data (section 5 and B).
@@ -121,14 +245,14 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def defaults(architecture: str, kind: str, recipe: str | None, data: str = "") -> dict[str, Any]:
-    """Return all options of the recipe for an architecture, a kind of data and the data's name.
+    """Return the defaults of all options for an architecture, a kind of data, a named recipe and the data's name.
 
     Raises:
         InputError: the recipe does not exist or belongs to another architecture.
     """
-    found = {**PLAIN, **SIZES[kind], **KINDS[kind], **DATA.get(data, {})}
+    found = {**PLAIN, **{name: row[KINDS.index(kind)] for name, row in BY_KIND.items()}, **DATA.get(data, {})}
     if architecture == "selective":
-        found |= {**SELECTIVE, **SELECTIVE_SIZES}
+        found |= SELECTIVE
     if recipe is None:
         return found
     if recipe not in RECIPES:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from examples import EXAMPLES
+from examples import random_example
 from exhaustive import few
 from saving import write_mamba_ssm
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.fidelity.perturbed import replacement_vector
 from ssmscope.interp.methods.lrp import bias_relevance, lrp, relevance_rules
 from ssmscope.interp.objective import objective
-from ssmscope.probes.bound.norms import theorem_model
+from ssmscope.probes.bound.terms import theorem_model
 from ssmscope.probes.influence import influence
 from ssmscope.probes.lens.lenses import chosen_states, logit_lens
 from ssmscope.probes.stability import stability
@@ -50,9 +50,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def plain(name: str) -> Any:
     """An example in float64 whose head is not the embeddings."""
-    architecture, index = EXAMPLES[name]
-    torch.manual_seed(0)
-    module: Any = list(architecture.examples().values())[index].double().eval()
+    module: Any = random_example(name).double().eval()
     head = module.get_output_embeddings()
     if head is not None:
         head.weight = nn.Parameter(torch.randn_like(head.weight) / 5)

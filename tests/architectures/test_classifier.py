@@ -5,21 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from examples import VARIANTS
+from examples import EXAMPLES, VARIANTS
 from exhaustive import ALL
 from loud import loud
 from transformers import AutoModelForSequenceClassification, MambaConfig
 
 import ssmscope
-from ssmscope.architectures import architectures
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification, last_real
 from ssmscope.errors import InputError
 
 BACKBONES = {
-    name: module.config
-    for architecture in architectures().values()
-    for name, module in architecture.examples().items()
-    if hasattr(module, "lm_head") and (ALL or name not in VARIANTS)
+    name: made.models[name].config
+    for name, made in EXAMPLES.items()
+    if hasattr(made.models[name], "lm_head") and (ALL or name not in VARIANTS)
 }
 IDS = torch.tensor([[5, 17, 3, 9, 22, 1], [7, 8, 9, 0, 0, 0]])
 MASK = torch.tensor([[1] * 6, [1] * 3 + [0] * 3])

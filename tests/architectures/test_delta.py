@@ -13,7 +13,7 @@ from ssmscope.core.mixers import adapter_for, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.ops import delta_rule
-from ssmscope.probes.stability.layers import step_gains
+from ssmscope.probes.stability.measure import step_gains
 
 SMALL = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, num_heads=3, key_size=12, value_size=15)
 KINDS = {"gated": True, "plain": False}

@@ -384,9 +384,9 @@ def test_saved_models_open_in_a_fresh_process(tmp_path):
 
 def test_a_cache_is_refused():
     mixer = mixers(language_model())[0]
-    with pytest.raises(ValueError, match="keep no cache"):
+    with pytest.raises(ValueError, match="fills no cache"):
         mixer(torch.randn(1, 3, 16), object())
-    with pytest.raises(ValueError, match="keep no cache"):
+    with pytest.raises(ValueError, match="fills no cache"):
         mixer(torch.randn(1, 3, 16), cache=object())
     output = language_model().backbone(IDS, use_cache=True)
     assert output.get("cache_params") is None and output.get("cache") is None

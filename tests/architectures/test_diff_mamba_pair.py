@@ -133,7 +133,7 @@ def test_terms_of_two_mamba1_mixers_stand_side_by_side(edited):
     both = (mixer.m1, mixer.m2)
     u = torch.randn(2, 9, 16).double()
     first = diff_mamba.compute_terms(mixer, u, MASK)
-    before = diff_mamba.state_after(mixer, first, first.scan())
+    before = first.state_after(first.scan())
     own = [LayerState(conv, (ssm,)) for conv, ssm in zip(before.conv.chunk(2, dim=-1), before.ssm)]
     read = {mixer.m1: [True, False, True], mixer.m2: [True, True, False]}
     taps = {id(m): partial(torch.logical_and, torch.tensor(each)) for m, each in read.items()} if edited else {}

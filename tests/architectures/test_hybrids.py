@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import torch
 from examples import EXAMPLES, random_example
 from loud import loud
+from torch import nn
 from warm import TORCH
 
 import ssmscope
-from ssmscope.architectures import LAZY_FAMILIES, architectures, available_families
 from ssmscope.architectures.read import recurrent_gemma
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
+from ssmscope.core.readable import READERS, THEIRS
 from ssmscope.errors import InputError
 
+HYBRIDS = THEIRS.keys() - {"mamba", "falcon_mamba", "mamba2", "rwkv"}
 IDS = [5, 17, 3, 9, 22, 1, 4]
 
 
@@ -67,11 +72,11 @@ def test_a_hooked_convolution_is_read_from_what_it_computes():
     torch.testing.assert_close(bias, 1.5 * mixer.conv_1d.bias)
 
 
-def test_every_family_is_declared(model):
-    found = architectures()
-    for name in available_families():
-        assert set(found[name].MODEL_TYPES) == set(LAZY_FAMILIES[name])
-        assert all(kind.__module__ == f"transformers.models.{name}.modeling_{name}" for kind in found[name].MIXERS)
+def test_every_layer_and_reader_of_the_table_exists():
+    for (module, layer), reader in READERS.items():
+        if not module.startswith("transformers.") or find_spec(module.rpartition(".")[0]) is not None:
+            assert issubclass(getattr(import_module(module), layer), nn.Module)
+            assert {"compute_terms", "output", "linearized"} <= set(dir(import_module(reader)))
     assert {"granitemoehybrid", "falcon_h1", "jamba", "zamba", "zamba2", "qwen3_next"} <= set(EXAMPLES)
 
 
@@ -86,16 +91,16 @@ def test_experts_run_in_float64_too(name):
 
 
 def test_a_family_is_imported_with_its_first_model():
-    families = [f"transformers.models.{name}.modeling_{name}" for name in LAZY_FAMILIES]
+    families = [f"transformers.models.{name}.modeling_{name}" for name in HYBRIDS]
     code = f"""
 import sys, ssmscope.architectures
 from ssmscope.core.mixers import mixers
 print(sorted(set({families}) & set(sys.modules)))
-from transformers import JambaConfig, JambaForCausalLM
-small = JambaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=2, attn_layer_period=2,
-    attn_layer_offset=1, num_experts=1, num_attention_heads=2, num_key_value_heads=2, use_mamba_kernels=False)
-print(len(mixers(JambaForCausalLM(small))), sorted(n for n in sys.modules if n.endswith("read.jamba")))
+from transformers import Lfm2Config, Lfm2ForCausalLM
+small = Lfm2Config(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+    num_key_value_heads=2, layer_types=["conv"])
+print(len(mixers(Lfm2ForCausalLM(small))), sorted(n for n in sys.modules if n.endswith("read.lfm2")))
 """
     done = TORCH.run(code, cwd="/")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["[]", "1 ['ssmscope.architectures.read.jamba']"]
+    assert done.stdout.splitlines() == ["[]", "1 ['ssmscope.architectures.read.lfm2']"]

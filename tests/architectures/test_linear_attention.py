@@ -14,7 +14,7 @@ from warm import TRANSFORMERS
 
 from ssmscope import ops
 from ssmscope.architectures.read import linear_attention as la
-from ssmscope.architectures.read.linear_layers import chunked, rotated
+from ssmscope.architectures.read.linear_layers import rotated
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
@@ -126,22 +126,22 @@ def random_terms(decays: int, length: int = 37, scale: float = 1.0):
 
 
 @pytest.mark.parametrize("decays", [1, 4])
-@pytest.mark.parametrize("chunk", [1, 5, 16, 37, 64])
-def test_the_forms_agree(decays, chunk):
-    """Parallel form (the quotient of cumulative products, as printed), chunkwise form, recurrent form."""
+def test_the_forms_agree(decays):
+    """Parallel form (the quotient of cumulative products, as printed), the scan, recurrent form."""
     q, k, v, log_a = random_terms(decays)
     total = log_a.cumsum(1).exp()
     scores = torch.einsum("bthn,bshn->bhts", q * total, k / total).tril()
     parallel = torch.einsum("bhts,bshp->bthp", scores, v)
-    recurrent = ops.scan_reference(ops.Recurrence(x=v, b=k, c=q, log_a=log_a)).y
+    recurrence = ops.Recurrence(x=v, b=k, c=q, log_a=log_a)
+    recurrent = ops.scan_reference(recurrence).y
     assert relative(recurrent, parallel) < 1e-9
-    assert relative(chunked(q, k, v, log_a, chunk), recurrent) < 1e-12
+    assert relative(ops.scan(recurrence).y, recurrent) < 1e-12
 
 
 @pytest.mark.parametrize("decays", [1, 4])
 def test_strong_decays_overflow_nowhere(decays):
     q, k, v, log_a = (t.float().requires_grad_() for t in random_terms(decays, scale=400.0))
-    y = chunked(q, k, v, log_a)
+    y = ops.scan(ops.Recurrence(x=v, b=k, c=q, log_a=log_a)).y
     assert y.isfinite().all()
     assert all(g.isfinite().all() for g in torch.autograd.grad(y.square().sum(), [q, k, v, log_a]))
 
@@ -181,9 +181,10 @@ def test_rotated_scores_depend_on_distance():
 def test_a_text_may_start_at_any_position():
     mixer, u = first_layer("retnet")
     with torch.no_grad():
-        first, later = mixer.terms(u, None), mixer.terms(u, None, torch.tensor([4000, 17]))
-    assert relative(first.k, later.k) > 0.1
-    for a, b in zip(chunked(*first[:4]), chunked(*later[:4])):
+        state = la.RetentionState(conv=None, ssm=(), position=torch.tensor([4000, 17]))
+        first, later = la.compute_terms(mixer, u), la.compute_terms(mixer, u, state=state)
+    assert relative(first.recurrence.b, later.recurrence.b) > 0.1
+    for a, b in zip(first.scan()[0].y, later.scan()[0].y):
         assert relative(a, b) < 1e-9
 
 
@@ -192,7 +193,9 @@ def test_the_papers_score_normalisations_are_undone_by_the_heads_norm():
     mixer, u = first_layer("retnet")
     mixer.head_norm.eps = 1e-12
     with torch.no_grad():
-        q, k, v, log_a, z, _ = mixer.terms(u, None)
+        layer = la.compute_terms(mixer, u)
+        r, z = layer.recurrence, layer.z
+        q, k, v, log_a = r.c, r.b, r.x, r.log_a
         steps = torch.arange(u.shape[1])
         gamma = log_a[0, 0, :, 0].exp()
         D = (gamma[:, None, None] ** (steps[:, None] - steps).clamp(min=0)).tril()

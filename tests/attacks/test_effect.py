@@ -119,7 +119,7 @@ class TestIdentities:
         assert not found.before.changed.any() and not found.after.changed.any() and found.first_changed is None
         assert (found.distance == 0).all()
         assert found.hidden_cosine == pytest.approx(1, abs=1e-9) and found.state_cosine == pytest.approx(1, abs=1e-9)
-        assert np.abs(found.retention_change).max() < 1e-6 and np.abs(found.attention_change).max() < 1e-6
+        assert found.summary()[["retention_change", "attention_change"]].max().max() < 1e-6
         assert all(spread.first is None for spread in found.spreads)
         assert found.kept == pytest.approx(found.before.text.probability, rel=1e-6)
 
@@ -129,7 +129,7 @@ class TestIdentities:
         found = of_ids(random_model(name), TEXT, [*TEXT, 7, 8, 9])
         assert found.pairs.tolist() == [[at, at] for at in range(len(TEXT))] and found.first_changed == len(TEXT)
         assert found.after.changed.tolist() == [False] * len(TEXT) + [True] * 3
-        assert (found.distance == 0).all() and np.abs(found.retention_change).max() < 1e-6
+        assert (found.distance == 0).all() and found.summary().retention_change.max() < 1e-6
         assert all(spread.first is None for spread in found.spreads)
         assert (found.state_cosine < 1 - 1e-4).all() and found.hidden_cosine[-1] < 1 - 1e-4
         assert found.after.on_changed.min() > 0.01

@@ -17,12 +17,11 @@ import ssmscope
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.attacks.curves import true_log_odds
 from ssmscope.attacks.insertion import insertion_sweep
-from ssmscope.attacks.insertion.measure import Measured, inserted, measure
+from ssmscope.attacks.insertion.measure import inserted, mean, measure
 from ssmscope.attacks.insertion.result import (
     MAX_SHOWN_PHRASES,
     InsertionCurve,
     InsertionSweep,
-    Place,
     curve_table,
     place_name,
 )
@@ -161,18 +160,16 @@ def ended(n: int, seed: int) -> TextData:
     return text_data("ended", "test", [" ".join(row) for row in rows], labels.tolist(), LABELS)
 
 
-def swept(right: list[list[int]], odds: list[list[float]] | None = None) -> tuple[InsertionSweep, Measured]:
+def swept(right: list[list[int]], odds: list[list[float]] | None = None) -> tuple[InsertionSweep, InsertionCurve]:
     """A sweep of one phrase by hand: what is right when clean, then at each place; and the log-odds."""
-    rows = np.array(right, dtype=bool)
+    rows = np.array(right)
+    spots = [(place_name(share), share) for share in np.linspace(0, 1, len(rows) - 1).tolist()]
     own = None if odds is None else np.array(odds, dtype=float)
-    changed = rows[1:] != rows[0]
-    found = measure(rows[0], rows[1:], changed, *((None, None) if own is None else (own[0], own[1:])), seed=0)
-    shares = np.linspace(0, 1, len(rows) - 1).tolist()
-    places = tuple(Place(name=place_name(s), share=s, **m) for s, m in zip(shares, found.places))
-    curve = InsertionCurve("a $phrase", places, found.hardest, found.lowest_odds, found.worst, found.worst_drop)
+    curve = measure("a $phrase", spots, 1 - rows, np.zeros(rows.shape[1], dtype=int), own, seed=0)
     data = dict(name="own", split="test", fingerprint="0" * 16, examples=rows.shape[1])
     provenance = dict(model="runs/mine", data=data, options={"template": None})
-    return InsertionSweep(provenance, found.clean, None, (curve,), found.worst, found.worst_drop, ()), found
+    clean = mean(rows[0], seed=0)
+    return InsertionSweep(provenance, clean, None, (curve,), curve.worst, curve.worst_drop, ()), curve
 
 
 class TestHardest:
@@ -183,7 +180,7 @@ class TestHardest:
 
     def test_one_that_is_told_from_all(self):
         result, found = swept(self.right(range(20), range(45), range(30)))
-        assert found.hardest == (1,) and found.places[1]["accuracy"].high > found.places[2]["accuracy"].low
+        assert found.hardest_places == (1,) and found.places[1].accuracy.high > found.places[2].accuracy.low
         assert result.headline == (
             "Insertion sweep of runs/mine: accuracy 1.000 clean, 0.550 with “a $phrase” at its hardest place (50 %), "
             "0.550 where the place may differ by example"
@@ -191,12 +188,12 @@ class TestHardest:
 
     def test_one_that_is_told_from_some(self):
         result, found = swept(self.right(range(20), range(45), range(44)))
-        assert found.hardest == (1, 2) and result.curves[0].hardest.name == "50 %"
+        assert found.hardest_places == (1, 2) and result.curves[0].hardest.name == "50 %"
         assert "0.550 with “a $phrase” at its hardest place (50 %, indistinguishable from 1 other), " in result.headline
 
     def test_none(self):
         result, found = swept(self.right(range(20), range(22), range(79, 100)))
-        assert found.hardest == (1, 2, 0)
+        assert found.hardest_places == (1, 2, 0)
         assert "clean, 0.780 to 0.800 with “a $phrase”, at no place clearly lowest, 0.570 wh" in result.headline
         most = swept(self.right(range(20), range(22), range(21), range(5)))[0]  # told from one of three others
         assert most.curves[0].hardest_places == (1, 2, 0)
@@ -366,18 +363,18 @@ class TestMeasure:
                 assert odds[place, row] == pytest.approx(math.log(p[label] / (1 - p[label])))
         answers = scores.argmax(-1)
         right = answers == labels
-        found = measure(right[0], right[1:], answers[1:] != answers[0], odds[0], odds[1:], seed=0)
+        found = measure("", [("", 0.0)] * 4, answers, labels, odds, seed=0)
         worst = np.zeros(4)
         for row in range(50):
             lowest = [place for place in range(4) if odds[1 + place, row] == min(odds[1:, row])]
             worst[lowest] += 1 / len(lowest) / 50
         flipped = [(right[0] & (answers[1 + place] != answers[0])).sum() / right[0].sum() for place in range(4)]
         for place, one in enumerate(found.places):
-            assert one["accuracy"].value == right[1 + place].mean()
-            assert one["drop"].value == pytest.approx(1 - right[1 + place].sum() / right[0].sum())
-            assert one["flipped"].value == pytest.approx(flipped[place])
-            assert one["log_odds_change"].value == pytest.approx((odds[1 + place] - odds[0]).mean())
-            assert one["worst_here"].value == pytest.approx(worst[place])
+            assert one.accuracy.value == right[1 + place].mean()
+            assert one.drop.value == pytest.approx(1 - right[1 + place].sum() / right[0].sum())
+            assert one.flipped.value == pytest.approx(flipped[place])
+            assert one.log_odds_change.value == pytest.approx((odds[1 + place] - odds[0]).mean())
+            assert one.worst_here.value == pytest.approx(worst[place])
         assert found.worst.value == np.mean([right[1:, row].all() for row in range(50)])
         assert found.worst_drop.value == pytest.approx(1 - found.worst.value / right[0].mean())
         assert found.places[0] == found.places[1]  # the same numbers have the same resamples
@@ -389,11 +386,12 @@ class TestMeasure:
     def test_intervals_are_paired(self):
         """Nested hits: drop and change vary by the few examples between, not by all."""
         right = np.arange(400) < np.array([[300], [290]])
-        found = measure(right[0], right[1:], ~right[1:] & right[0], np.zeros(400), np.full((1, 400), -0.5), seed=0)
+        odds = np.stack([np.zeros(400), np.full(400, -0.5)])
+        found = measure("", [("", 0.0)], (~right).astype(int), np.zeros(400, dtype=int), odds, seed=0)
         (one,) = found.places
-        assert one["drop"].value == pytest.approx(1 / 30) and 0.013 < one["drop"].low < one["drop"].high < 0.056
-        assert one["log_odds_change"] == Estimate(-0.5, -0.5, -0.5)
-        assert 0.66 < one["accuracy"].low < 0.71 < 0.74 < one["accuracy"].high < 0.78
+        assert one.drop.value == pytest.approx(1 / 30) and 0.013 < one.drop.low < one.drop.high < 0.056
+        assert one.log_odds_change == Estimate(-0.5, -0.5, -0.5)
+        assert 0.66 < one.accuracy.low < 0.71 < 0.74 < one.accuracy.high < 0.78
 
 
 class TestOptions:

@@ -15,8 +15,7 @@ from transformers import MambaConfig, MambaForCausalLM
 
 import ssmscope
 from ssmscope.attacks.overflow import state_overflow
-from ssmscope.attacks.overflow.filler import cut
-from ssmscope.attacks.overflow.measure import half_length, measure
+from ssmscope.attacks.overflow.measure import cut, half_length, measure
 from ssmscope.attacks.overflow.result import OverflowCurve, half_name
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.language import byte_tokenizer, word_tokenizer

@@ -26,8 +26,8 @@ if importlib.util.find_spec("textattack") is None:
 
 from tiny_bert import save_bert
 
-from ssmscope.attacks import offline, resources
-from ssmscope.attacks.parts import FUNCTION_WORDS, RECIPES, SUFFIXES, protect, recipe, stopwords, textattack
+from ssmscope.attacks import parts, recipes, resources
+from ssmscope.attacks.parts import FUNCTION_WORDS, SUFFIXES, protect, recipe, stopwords, textattack
 from ssmscope.errors import InputError
 
 textattack()
@@ -71,7 +71,7 @@ class TestImport:
             handler = mine.handlers[0]
             closed = []
             handler.close = lambda: closed.append(1)
-            from ssmscope.attacks.offline import textattack
+            from ssmscope.attacks.parts import textattack
             def state():
                 generators = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
                 return dict(os.environ), generators
@@ -104,7 +104,7 @@ class TestImport:
 
     def test_without_the_package(self, monkeypatch):
         monkeypatch.delitem(sys.modules, "textattack")
-        monkeypatch.setattr(offline.importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setattr(parts.importlib.util, "find_spec", lambda name: None)
         with pytest.raises(InputError, match=r"need the package textattack, .*pip install '\.\[attacks\]'"):
             textattack()
         with pytest.raises(InputError, match="textattack"):
@@ -116,7 +116,7 @@ class TestImport:
             raise ImportError("cannot import name 'Gone' from 'transformers'")
 
         monkeypatch.delitem(sys.modules, "textattack")
-        monkeypatch.setattr(offline, "_import_without_installing", fail)
+        monkeypatch.setattr(parts, "_import_without_installing", fail)
         with pytest.raises(
             InputError, match=r"cannot be imported \(cannot import name 'Gone' .*pip install '\.\[attacks"
         ):
@@ -197,8 +197,8 @@ class TestProtect:
 
 class TestRecipes:
     def test_what_there_is(self):
-        assert RECIPES["prompt"] == ("stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", "bertattack")
-        assert RECIPES["words"] == ("deepwordbug", "textbugger", "textfooler", "bertattack", "pwws", "checklist")
+        assert recipes.PROMPT == ("stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", "bertattack")
+        assert recipes.WORDS == ("deepwordbug", "textbugger", "textfooler", "bertattack", "pwws", "checklist")
 
     def test_suffixes(self):
         once, other, five = SUFFIXES["stresstest"]
@@ -209,19 +209,10 @@ class TestRecipes:
         for name in ("stresstest", "checklist"):
             found = recipe(name, flavour="prompt")
             assert found.suffixes == SUFFIXES[name] and found.transformation is None and not found.left_out
-            with pytest.raises(TypeError, match="has no search"):
-                found.attack(None)
 
     @pytest.mark.parametrize(
         ("given", "says"),
         [
-            (
-                ("deepwordbg", "prompt"),
-                "unknown attack 'deepwordbg'; allowed are stresstest, .*did you mean 'deepwordbug'",
-            ),
-            (("pwws", "prompt"), "unknown attack 'pwws'"),
-            (("stresstest", "words"), "unknown attack 'stresstest'; allowed are deepwordbug, "),
-            (("pwws", "word"), "unknown flavour 'word'; allowed are prompt, words; did you mean 'words'"),
             (
                 ("textfooler", "prompt"),
                 "textfooler swaps words for their neighbours and needs word vectors: give embeddings",
@@ -261,7 +252,7 @@ class TestRecipes:
     def test_flavours_differ_in_their_limits(self, vectors, bert):
         of = dict(embeddings=vectors, masked_lm=bert, encoder=bert)
         limits = {}
-        for flavour, name in itertools.product(RECIPES, ("textfooler", "bertattack", "textbugger")):
+        for flavour, name in itertools.product(("prompt", "words"), ("textfooler", "bertattack", "textbugger")):
             found = recipe(name, flavour=flavour, **of)
             by_kind = {type(part).__name__: part for part in found.constraints}
             similar = by_kind["Similarity"]

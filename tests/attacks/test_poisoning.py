@@ -19,22 +19,23 @@ from transformers import Mamba2Config
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.attacks.curves import questions
 from ssmscope.attacks.poisoning import state_poisoning
-from ssmscope.attacks.poisoning.attack import Parts, searched
-from ssmscope.attacks.poisoning.goals import Goal, Guided
-from ssmscope.attacks.poisoning.measure import Seen, Tried, auroc_counts, victim
+from ssmscope.attacks.poisoning.measure import Parts, Seen, Tried, auroc_counts, searched, victim
 from ssmscope.attacks.poisoning.memory import (
     DETECTORS,
     NO_TRIGGER,
     Beginning,
+    Slot,
+    Vocabulary,
+    attacked,
     memory,
     run,
     share_gradients,
+    slots_of,
     suspicion,
     threshold,
 )
 from ssmscope.attacks.poisoning.result import FOUND, StatePoisoning
-from ssmscope.attacks.poisoning.search import random_search, search
-from ssmscope.attacks.poisoning.triggers import Slot, Vocabulary, attacked, slots_of
+from ssmscope.attacks.poisoning.search import Goal, Guided, random_search, search
 from ssmscope.core.bootstrap import resampled_sums
 from ssmscope.core.model import Model
 from ssmscope.data.text import TextData, text_data
@@ -238,7 +239,7 @@ class TestPlantedTriggers:
         model = planted_mamba2()
         goal = goal_of(model, data)
         zap = goal.vocabulary.words.index("zap")
-        assert goal.largest_steps(1) == [zap]
+        assert goal.largest_steps[:1] == [zap]
         result = search(goal, Guided(goal, 3, np.random.default_rng(0)), [(0,)], beam=1, sweeps=1)
         assert result.trigger == (zap,) and result.value > 0.9 > goal([(0,)])[0]
 

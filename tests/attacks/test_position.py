@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from examples import EXAMPLES
 from exhaustive import in_turns
 from loud import TrueFloat64, loud
 from tokenizers import Tokenizer
@@ -22,12 +23,20 @@ from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, PreTrained
 
 import ssmscope
 from ssmscope import cli
-from ssmscope.architectures import architectures
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.attacks.position import position_bias
-from ssmscope.attacks.position.measure import PAPER, averages, measure
+from ssmscope.attacks.position.measure import (
+    LEFT_OUT,
+    PAPER,
+    Pixels,
+    Tokens,
+    averages,
+    draw_donors,
+    measure,
+    noise_of,
+    run_embeddings,
+)
 from ssmscope.attacks.position.regions import Region
-from ssmscope.attacks.position.replaced import LEFT_OUT, Pixels, Tokens, draw_donors, noise_of, run_embeddings
 from ssmscope.attacks.position.result import Attacked
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.language import symbol_tokenizer
@@ -35,7 +44,7 @@ from ssmscope.data.pixels import CIFAR10, PixelData
 from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
-from ssmscope.interp.classes import class_ids
+from ssmscope.interp.labelled import class_ids
 from ssmscope.render.table import Table, in_percent
 
 LENGTH = 16
@@ -113,7 +122,7 @@ class TestPlanted:
 
 
 REFERENCE = ["mamba2", "baleen-e-mamba2", "gla", "mamba"]
-CONFIGS = {n: m.config for a in architectures().values() for n, m in a.examples().items() if n in REFERENCE}
+CONFIGS = {name: EXAMPLES[name].models[name].config for name in REFERENCE}
 
 
 def deep(name: str) -> ssmscope.Model:
@@ -613,7 +622,7 @@ class TestCommand:
         found = json.loads(answer.out)
         assert found == json.loads((tmp_path / "position.json").read_text())
         model = ssmscope.load(saved / "model")
-        data = ssmscope.data.labelled.load_labelled(saved / "reviews.tsv", label_names=model.labels)
+        data = ssmscope.data.pixels.load_labelled(saved / "reviews.tsv", label_names=model.labels)
         options = dict(regions=["0%:50%", (0, 2)], replacement="other", window="50%", seed=3, limit=25)
         expected = json.loads(position_bias(model, data, **options).to_json())
         for key in ("regions", "windows", "clean", "average", "notes"):

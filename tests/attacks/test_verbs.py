@@ -13,9 +13,9 @@ import pytest
 
 import ssmscope
 from ssmscope import cli
+from ssmscope.api.store import Store
 from ssmscope.data.text import load_text
 from ssmscope.evaluation import evaluator
-from ssmscope.evaluation.store import Store
 
 needs_textattack = pytest.mark.skipif(
     importlib.util.find_spec("textattack") is None, reason="textattack is not installed"

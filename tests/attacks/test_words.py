@@ -24,11 +24,9 @@ from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 import ssmscope
 from ssmscope.attacks.parts import recipe as recipe_of
 from ssmscope.attacks.parts import textattack
-from ssmscope.attacks.recipes import WORDS
+from ssmscope.attacks.recipes import OPTIONS, WORDS
 from ssmscope.attacks.words import word_attack
-from ssmscope.attacks.words.lockstep import draw_seed
-from ssmscope.attacks.words.measure import sampled_rows
-from ssmscope.attacks.words.recipes import OPTIONS
+from ssmscope.attacks.words.lockstep import draw_seed, sampled_rows
 from ssmscope.attacks.words.result import AttackedText, WordAttack, changed_words, measure
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.text import PAIR_SEPARATOR, text_data
@@ -147,39 +145,6 @@ class TestIsTextAttack:
         assert statuses.count("skipped") == 2 and len(set(statuses[:-2]) & {"success", "failed"}) > 0
         assert budget is None or max(example.queries for example in found.examples) == budget
 
-    def test_texts_are_made_as_its_own(self):
-        """A text with words replaced, deleted and inserted, several at a time and again and again."""
-        from ssmscope.attacks.words.search import AttackedText as Theirs
-        from ssmscope.attacks.words.search import QuickText
-
-        texts = ["The film's well-made, isn't it? It -- 'really' is!", " two  spaces here ", "a a a b's a", "one"]
-        texts += [
-            "-dash- *star* @at x_y a@b.c",
-            "one sentence . ||| another , one",
-            "good 日本 film 中国",
-            "naïve ﬁ ² ①",
-        ]
-        words = ["", "x", "two words", "[UNK]", "...", "a-b", "  sp ", "-", "fi lm s", "中国人", "A", "it's"]
-        draw = random.Random(0)
-        compared = 0
-        for _ in range(600):
-            a, b = Theirs(text := draw.choice(texts)), QuickText(text)
-            for _ in range(draw.randint(1, 4)):
-                places = draw.sample(range(len(a.words)), min(draw.choice([1, 1, 2, 3]), len(a.words)))
-                new = [draw.choice([*words, a.words[place]]) for place in places]
-                try:
-                    a = a.replace_words_at_indices(places, new)
-                except IndexError:  # where everything before a deleted word is deleted
-                    break
-                b = b.replace_words_at_indices(places, new)
-                assert (a.text, a.words, hash(a)) == (b.text, b.words, hash(b)) and a == b
-                ours, theirs = dict(b.attack_attrs), dict(a.attack_attrs)
-                assert ours.pop("previous_attacked_text").text == theirs.pop("previous_attacked_text").text
-                assert ours.pop("original_index_map").tolist() == theirs.pop("original_index_map").tolist()
-                assert ours == theirs
-                compared += 1
-        assert compared > 800
-
 
 def by_row(found: WordAttack) -> dict[int, AttackedText]:
     return {example.row: example for example in found.examples}
@@ -227,6 +192,11 @@ class TestSearches:
             assert all(example.attacked.count(PAIR_SEPARATOR) == 1 for example in found.examples)
         first = {text.partition(PAIR_SEPARATOR)[0] for wave in waves for text in wave if "great film" in text}
         assert len(first) > 3  # words on either side are tried
+
+    def test_a_text_with_textattacks_own_mark_is_attacked_as_any(self, model):
+        data = text_data("marked", "all", ["a bad <SPLIT> film of 2 hours"], [0], SENTIMENT)
+        (found,) = word_attack(model, data).examples
+        assert found.attacked.count(" ") == found.text.count(" ") and found.queries > 5
 
     def test_a_text_of_one_word_is_attacked_by_deletion_too(self, model):
         """Without it nothing is left that a model could be asked about."""

@@ -1,4 +1,4 @@
-"""A model of every architecture; a file in `ssmscope.architectures` that defines MIXERS is among them by itself."""
+"""A model of every architecture: the `small_models`, among which every readable model type is."""
 
 from __future__ import annotations
 

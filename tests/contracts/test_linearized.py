@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 from einops import rearrange
-from examples import EXAMPLES, decayed, log_decay, matrices, own_output, relative
+from examples import decayed, log_decay, matrices, own_output, relative
 from loud import TrueFloat64, doubled
 from torch import nn
 
@@ -279,7 +279,3 @@ def test_one_text_of_a_batch(module):
         assert (sinks[0] is None) == (sinks[1] is None)
         if sinks[0] is not None:
             torch.testing.assert_close(sinks[0], sinks[1], rtol=1e-9, atol=1e-12)
-
-
-def test_every_example_has_a_block():
-    assert all(hasattr(architecture, "linearized") for architecture, _ in EXAMPLES.values())

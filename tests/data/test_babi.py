@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from ssmscope.data.babi import PAPER_PROMPT, SPLITS, question_tokens, questions
 from ssmscope.data.filler import generated, sentences, without_world
 from ssmscope.data.language import byte_tokenizer, load_lines, symbol_tokenizer, word_tokenizer
-from ssmscope.data.stories import NAMES, OBJECTS, PERSONS, PLACES, TASKS
+from ssmscope.data.stories import NAMES, OBJECTS, PERSONS, PLACES, STORIES
 from ssmscope.data.tokenizer import train_tokenizer
 from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
@@ -105,9 +105,9 @@ SOLVERS = {
 
 @pytest.mark.parametrize("spaced", [True, False])
 @pytest.mark.parametrize("length", [0, 150])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", STORIES)
 def test_a_solver_that_reads_the_context_finds_exactly_the_answer(task, length, spaced):
-    for facts in (None, TASKS[task].limits):
+    for facts in (None, STORIES[task].limits):
         data = questions(task, length=length, examples=40, facts=facts, spaced=spaced, seed=4)
         for one in data.examples:
             assert SOLVERS[task](one.context, one.question) == [one.answer]
@@ -122,7 +122,7 @@ def completed(needles, elsewhere):
     return " ".join([*before, *needles])
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", STORIES)
 def test_the_supporting_facts_alone_give_the_answer_and_none_of_them_can_be_spared(task):
     number = {"qa1": 1, "qa2": 2, "qa3": 3, "qa4": 1, "qa5": 1}[task]
     for one in questions(task, length=0, examples=100, seed=1).examples:
@@ -143,9 +143,9 @@ def test_the_supporting_facts_alone_give_the_answer_and_none_of_them_can_be_spar
             assert found != [one.answer]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", STORIES)
 def test_answers_are_balanced_and_have_distractors(task):
-    kind = TASKS[task]
+    kind = STORIES[task]
     data = questions(task, length=0, examples=20 * len(kind.answers))
     assert data.candidates == kind.answers
     assert Counter(data.answers) == dict.fromkeys(kind.answers, 20)

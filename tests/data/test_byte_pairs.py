@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import AutoTokenizer
 
-from ssmscope.data.byte_pairs import END, HIDDEN, PAD, train_byte_pairs
-from ssmscope.data.tokenizer import save_tokenizer
+from ssmscope.data.tokenizer import ANSWER_END, PAD, UNKNOWN, save_tokenizer, train_byte_pairs
 from ssmscope.errors import InputError
 
 TEXTS = [
@@ -41,7 +40,7 @@ def test_no_text_has_a_special_token(tokenizer, text) -> None:
     assert special == set(tokenizer.all_special_ids) == {0, 1, 2}
     ids = tokenizer(text)["input_ids"]
     assert not special & set(ids) and ids == tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert tokenizer.convert_ids_to_tokens([0, 1, 2]) == [PAD, HIDDEN, END]
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2]) == [PAD, UNKNOWN, ANSWER_END]
 
 
 def test_what_tokens_never_cross(tokenizer) -> None:
@@ -73,7 +72,7 @@ def test_a_saved_tokenizer_is_the_same(tokenizer, tmp_path) -> None:
         one, other = (t(text, return_offsets_mapping=True) for t in (tokenizer, again))
         assert one["input_ids"] == other["input_ids"] and one["offset_mapping"] == other["offset_mapping"]
         assert again.decode(other["input_ids"]) == text.lower()
-    assert again.all_special_ids == tokenizer.all_special_ids and again.eos_token == END
+    assert again.all_special_ids == tokenizer.all_special_ids and again.eos_token == ANSWER_END
 
 
 def test_impossible_tokenizers_are_refused() -> None:

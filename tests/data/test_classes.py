@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ssmscope.data.classes import class_ids, label_column, sorted_names
+from ssmscope.data.rows import class_ids, label_column, sorted_names
 from ssmscope.data.text import load_text
 from ssmscope.errors import InputError
 

@@ -12,9 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from ssmscope.data.byte_pairs import train_byte_pairs
-from ssmscope.data.documents import bits_per_character, characters_of_tokens, document_data, load_documents
-from ssmscope.data.language import byte_tokenizer, word_tokenizer
+from ssmscope.data.language import (
+    bits_per_character,
+    byte_tokenizer,
+    characters_of_tokens,
+    document_data,
+    load_documents,
+    word_tokenizer,
+)
+from ssmscope.data.tokenizer import train_byte_pairs
 from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
 from ssmscope.training.card import score_record

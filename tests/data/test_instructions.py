@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 from mixture import CUES, SIZES, write_mixture
 
-from ssmscope.data.byte_pairs import train_byte_pairs
 from ssmscope.data.instructions import (
     TASKS,
     UNSEEN_TEMPLATES,
@@ -16,14 +15,14 @@ from ssmscope.data.instructions import (
     label_tokens,
     load_mixture,
     roles,
-    seen_templates,
     splits_of,
     spoken,
-    unseen_templates,
+    template_numbers,
 )
 from ssmscope.data.language import word_tokenizer
 from ssmscope.data.prompts import TASK_PROMPTS, content_of
 from ssmscope.data.text import load_text, text_data
+from ssmscope.data.tokenizer import train_byte_pairs
 from ssmscope.errors import InputError
 
 PARTS = ("train", "validation", "test", "unseen")
@@ -72,7 +71,7 @@ class TestRows:
             assert data.sources == splits and data.name == "instruct" and data.split == part
             for task, split in splits.items():
                 given = load_text(task, split)
-                numbers = unseen_templates(task) if part == "unseen" else seen_templates(task)
+                numbers = template_numbers(task, unseen=part == "unseen")
                 for text, label in zip(given.texts, given.labels):
                     for number in numbers:
                         template, words = TASK_PROMPTS[task].templates[number], TASK_PROMPTS[task].words
@@ -88,7 +87,9 @@ class TestRows:
         known = label_tokens(tokenizer, TASKS)
         data = parts["test"]
         ids = tokenizer(list(data.texts))["input_ids"]
-        for row, words, label, task in zip(ids, known.of(data), data.labels, data.tasks):
+        for row, words, label, task in zip(
+            ids, (known[key] for key in zip(data.tasks, data.templates)), data.labels, data.tasks
+        ):
             said = tokenizer.decode([*row, words[label]])
             assert said in {text.lower() for text in spoken(data)}
             assert len(words) == len(TASK_PROMPTS[task].words)
@@ -98,15 +99,15 @@ class TestUnseenPrompts:
     def test_are_the_last_two_of_every_task(self) -> None:
         for task in TASKS:
             count = len(TASK_PROMPTS[task].templates)
-            assert [*seen_templates(task), *unseen_templates(task)] == [*range(count)]
-            assert len(unseen_templates(task)) == UNSEEN_TEMPLATES == 2
+            assert [*template_numbers(task, unseen=False), *template_numbers(task, unseen=True)] == [*range(count)]
+            assert len(template_numbers(task, unseen=True)) == UNSEEN_TEMPLATES == 2
 
     def test_are_in_no_row_but_those_of_their_part(self, parts) -> None:
         for part in PARTS:
             for text, task, number in zip(parts[part].texts, parts[part].tasks, parts[part].templates):
                 beginnings = [template.partition("{content}")[::2] for template in TASK_PROMPTS[task].templates]
                 fits = [i for i, (a, b) in enumerate(beginnings) if text.startswith(a) and text.endswith(b)]
-                assert number in fits and (number in unseen_templates(task)) == (part == "unseen")
+                assert number in fits and (number in template_numbers(task, unseen=True)) == (part == "unseen")
 
     def test_ask_about_the_examples_of_the_test(self, parts) -> None:
         test, unseen = parts["test"], parts["unseen"]
@@ -198,8 +199,8 @@ class TestLabelTokens:
     def test_are_one_each_in_the_order_of_the_classes(self, parts) -> None:
         tokenizer = train_byte_pairs(spoken(parts["train"]), vocabulary=600)
         known = label_tokens(tokenizer, TASKS)
-        assert len(known.ids) == 18
-        for (task, _), ids in known.ids.items():
+        assert len(known) == 18
+        for (task, _), ids in known.items():
             assert [tokenizer.decode([i]) for i in ids] == [f" {word}" for word in TASK_PROMPTS[task].words]
 
     def test_a_word_in_pieces_is_refused(self, parts) -> None:

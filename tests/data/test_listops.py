@@ -9,9 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ssmscope.data.arrays import ArrayData
-from ssmscope.data.listops import evaluate, listops_expressions
-from ssmscope.data.sequences import LISTOPS
+from ssmscope.data.sequences import LISTOPS, evaluate, listops_expressions
+from ssmscope.data.tokens import ArrayData
 from ssmscope.errors import InputError
 from ssmscope.training.data import parts_of
 

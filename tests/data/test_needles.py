@@ -9,9 +9,7 @@ import pytest
 
 from ssmscope.data.babi import question_tokens, questions
 from ssmscope.data.language import byte_tokenizer
-from ssmscope.data.needles import NEEDLES, TASKS
-from ssmscope.data.stories import OBJECTS, PERSONS, PLACES
-from ssmscope.data.stories import TASKS as STORIES
+from ssmscope.data.stories import NEEDLES, OBJECTS, PERSONS, PLACES, STORIES, TASKS
 
 WHO, WHERE, WHAT = (f"({'|'.join(names)})" for names in (PERSONS, PLACES, OBJECTS))
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ssmscope.data import pixels as module
 from ssmscope.data.pixels import decoded, digits, load_pixels, read_images
 from ssmscope.errors import InputError
 
@@ -83,14 +82,14 @@ def test_a_parquet_file_in_either_layout(tmp_path, monkeypatch, column, wrapped)
 def test_the_hub_gives_opened_images(monkeypatch):
     monkeypatch.delenv("SSMSCOPE_DATA", raising=False)
     rows = [{"img": Image.fromarray(RASTER), "label": 2}]
-    monkeypatch.setattr(module, "hub_rows", lambda source, split: rows if split == "train" else [])
+    monkeypatch.setattr("ssmscope.data.text.hub_rows", lambda source, split: rows if split == "train" else [])
     data = load_pixels("cifar10", "train")
     assert (data.pixels[0].reshape(3, 4, 3) == RASTER).all() and data.split == "train" and data.labels.tolist() == [2]
 
 
 def test_damaged_rows_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("SSMSCOPE_DATA", str(tmp_path))
-    with pytest.raises(InputError, match="there is no file .*test.parquet; put the split there"):
+    with pytest.raises(InputError, match="cifar10 has no split 'test' in .*; it holds no parquet file"):
         load_pixels("cifar10")
     good = {"img": png(RASTER), "label": 3}
     for bad, says in (

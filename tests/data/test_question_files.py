@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ssmscope.data.question_files import load_questions
+from ssmscope.data.babi import load_questions
 from ssmscope.errors import InputError
 
 ROWS = [

@@ -8,8 +8,8 @@ import hostile
 import pytest
 
 from ssmscope.data import rows
+from ssmscope.data.babi import load_questions
 from ssmscope.data.language import load_lines
-from ssmscope.data.question_files import load_questions
 from ssmscope.data.text import load_text
 from ssmscope.errors import InputError
 

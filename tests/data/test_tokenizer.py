@@ -4,8 +4,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from ssmscope.data.batches import collate, drop_tokens, encode, epoch_order
-from ssmscope.data.subwords import SubwordDropout
+from ssmscope.data.batches import SubwordDropout, drop_tokens, encode, epoch_order, padded
 from ssmscope.data.text import text_data
 from ssmscope.data.tokenizer import save_tokenizer, train_tokenizer
 from ssmscope.errors import InputError
@@ -109,16 +108,16 @@ def test_without_dropped_merges_the_cut_is_the_tokenizers_own(tokenizer):
     data = data_of([*TEXTS, "unseen 日本 wörds", "[CLS] film"])
     for max_length in (100, 6):
         cuts = SubwordDropout(data, tokenizer, max_length, 0.0, seed=0)
-        assert cuts.examples(0).ids == encode(data, tokenizer, max_length).ids
+        assert cuts.rows(0) == encode(data, tokenizer, max_length)
 
 
 def test_dropped_merges_change_the_cut_but_not_the_letters(tokenizer):
     data = data_of(TEXTS)
     cuts = SubwordDropout(data, tokenizer, 200, 0.5, seed=0)
-    first, second = cuts.examples(0).ids, cuts.examples(1).ids
+    first, second = cuts.rows(0), cuts.rows(1)
     assert first != second
-    assert first == SubwordDropout(data, tokenizer, 200, 0.5, seed=0).examples(0).ids
-    greedy = encode(data, tokenizer, 200).ids
+    assert first == SubwordDropout(data, tokenizer, 200, 0.5, seed=0).rows(0)
+    greedy = encode(data, tokenizer, 200)
     for row, other, own in zip(first, second, greedy):
         letters = {"".join(tokenizer.convert_ids_to_tokens(ids)) for ids in (row, other, own)}
         assert len(letters) == 1
@@ -128,12 +127,12 @@ def test_dropped_merges_change_the_cut_but_not_the_letters(tokenizer):
 
 def test_with_every_merge_dropped_only_letters_are_left(tokenizer):
     cuts = SubwordDropout(data_of(["moving films"]), tokenizer, 200, 1.0, seed=0)
-    assert tokenizer.convert_ids_to_tokens(cuts.examples(0).ids[0]) == [*"movingfilms", "[CLS]"]
+    assert tokenizer.convert_ids_to_tokens(cuts.rows(0)[0]) == [*"movingfilms", "[CLS]"]
 
 
 def test_long_texts_keep_their_end_token_under_dropout(tokenizer):
     cuts = SubwordDropout(data_of(TEXTS), tokenizer, 5, 0.9, seed=0)
-    rows = cuts.examples(0).ids
+    rows = cuts.rows(0)
     assert [len(row) for row in rows] == [5, 5, 5]
     assert {row[-1] for row in rows} == {tokenizer.cls_token_id}
 
@@ -156,14 +155,15 @@ def test_an_epoch_holds_every_row_once_in_batches_of_alike_length():
 
 def test_dropped_tokens_become_unknown_and_special_ones_stay(tokenizer):
     data = data_of([text * 20 for text in TEXTS])
-    batch = collate(encode(data, tokenizer, 512), [0, 1, 2], tokenizer.pad_token_id)
+    rows = encode(data, tokenizer, 512)
+    ids, mask = padded(rows, tokenizer.pad_token_id)
     special = torch.tensor([0, 2])
     torch.manual_seed(0)
-    dropped = drop_tokens(batch.ids, 0.3, 1, special)
-    stays = torch.isin(batch.ids, special)
-    assert torch.equal(dropped[stays], batch.ids[stays])
-    share = (dropped != batch.ids)[~stays].float().mean().item()
+    dropped = drop_tokens(ids, 0.3, 1, special)
+    stays = torch.isin(ids, special)
+    assert torch.equal(dropped[stays], ids[stays])
+    share = (dropped != ids)[~stays].float().mean().item()
     assert abs(share - 0.3) < 0.05
-    assert set(dropped[dropped != batch.ids].tolist()) == {1}
-    assert torch.equal(drop_tokens(batch.ids, 0.0, 1, special), batch.ids)
-    assert torch.equal(batch.mask.sum(1), torch.tensor([len(ids) for ids in encode(data, tokenizer, 512).ids]))
+    assert set(dropped[dropped != ids].tolist()) == {1}
+    assert torch.equal(drop_tokens(ids, 0.0, 1, special), ids)
+    assert torch.equal(mask.sum(1), torch.tensor([len(row) for row in rows]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ssmscope.evaluation import evaluator, generating, running
+from ssmscope.evaluation import evaluator, running
 from ssmscope.evaluation.forking import ways_to_fork
 
 
@@ -24,6 +24,5 @@ def tokens_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(int(mask.sum()))
         return run_batch(model, ids, mask, *args, **kwargs)
 
-    for module in (running, generating):
-        monkeypatch.setattr(module, "run_batch", counted)
+    monkeypatch.setattr(running, "run_batch", counted)
     return counts

@@ -11,9 +11,9 @@ import torch
 from ssmscope.core.model import Run
 from ssmscope.core.trace import LayerState
 from ssmscope.data.language import byte_tokenizer
-from ssmscope.evaluation import generating
+from ssmscope.evaluation import running
 from ssmscope.evaluation.forking import Rows, as_bytes
-from ssmscope.evaluation.generating import GreedyDecoder
+from ssmscope.evaluation.running import GreedyDecoder
 
 SCRIPTS = ["good film", "\n\n bad\nnever said", " \n \nso", "", "no\n", "and on and on"]
 END = 200
@@ -38,7 +38,7 @@ def steps(monkeypatch) -> list[int]:
         rows.append(len(ids))
         return Run(logits_of(script, at), (LayerState(None, (torch.stack([script, at], 1),)),))
 
-    monkeypatch.setattr(generating, "run_batch", run_batch)
+    monkeypatch.setattr(running, "run_batch", run_batch)
     return rows
 
 

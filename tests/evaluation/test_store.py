@@ -12,10 +12,11 @@ import torch
 from evaluation.slow import FILLING, MANY, ONE, TEXTS, language_model, sentences
 from warm import TRANSFORMERS
 
+from ssmscope.api import store
+from ssmscope.api.store import Store
 from ssmscope.errors import InputError
-from ssmscope.evaluation import Evaluator, evaluator, running, store
+from ssmscope.evaluation import Evaluator, evaluator, running
 from ssmscope.evaluation.forking import as_bytes
-from ssmscope.evaluation.store import Store
 
 SMALL = dict(words=MANY, tokens_at_once=45)
 MORE = [f"{start} {end}" for start in sentences(4, 9, 9, seed=1) for end in sentences(3, 1, 9, seed=2)]
@@ -114,7 +115,8 @@ import os, signal, sqlite3, sys
 sys.path[:0] = [{tests!r}]
 from evaluation.slow import language_model
 from evaluation.test_store import SMALL, WAVES
-from ssmscope.evaluation import Evaluator, evaluator, store
+from ssmscope.api import store
+from ssmscope.evaluation import Evaluator, evaluator
 
 evaluator.BATCHES_PER_CHUNK = 2
 asked = Evaluator(language_model("mamba2"), cache={cache!r}, **SMALL)
@@ -218,7 +220,7 @@ class TestFiles:
         with pytest.raises(
             InputError, match=r"notes.txt is not a cache of scores \(file is not a database\): give another"
         ):
-            Store(text, 2)
+            Store(text)
         other = sqlite3.connect(tmp_path / "other.sqlite")
         other.execute("CREATE TABLE rows (name TEXT)")
         other.commit()
@@ -229,71 +231,61 @@ class TestFiles:
                 Evaluator(language_model("mamba2"), words=ONE, cache=tmp_path / name)
             assert (tmp_path / name).read_bytes() == before
 
-    @pytest.mark.parametrize(
-        "damage",
-        [
-            "scores = 'sixteen letters!'",
-            "scores = x'00'",
-            "scores = zeroblob(24)",
-            "seconds = 'long'",
-            "scores = {nan}",
-        ],
-    )
+    @pytest.mark.parametrize("damage", ["'words'", "x'00'", "zeroblob(24)", "zeroblob(16)", "{nan}"])
     def test_rows_that_are_damaged(self, tmp_path, damage):
-        first = Store(tmp_path / "scores", 2)
-        first.add([b"a", b"b"], np.array([[1.0, 2.0], [3.0, 4.0]]), 1.0)
-        other = sqlite3.connect(tmp_path / "scores")
-        nan = f"x'{np.array([1.0, np.nan]).tobytes().hex()}'"
-        other.execute(f"UPDATE rows SET {damage.format(nan=nan)} WHERE key = ?", (b"b",))
+        model, file = language_model("mamba2"), tmp_path / "scores"
+        Evaluator(model, words=ONE, cache=file).scores(TEXTS[:3])
+        other = sqlite3.connect(file)
+        nan = f"x'{np.array([1.0] + [np.nan] * len(ONE)).tobytes().hex()}'"
+        other.execute(f"UPDATE kept SET value = {damage.format(nan=nan)}")
         other.commit()
         other.close()
-        second = Store(tmp_path / "scores", 2)
-        assert second.recall([b"a"]) == 0.5 and second.scores([b"a"]).tolist() == [[1, 2]]
-        for one in (second, Store(tmp_path / "scores", 2)):  # which knows a row, and which knows none
-            with pytest.raises(InputError, match="malformed rows"):
-                one.recall([b"a", b"b"])
+        with pytest.raises(InputError, match="malformed rows"):
+            Evaluator(model, words=ONE, cache=file).scores(TEXTS[:3])
 
     def test_that_cannot_be(self, tmp_path):
         (tmp_path / "file").touch()
         with pytest.raises(InputError, match=r"the cache .*file/scores cannot be created"):
-            Store(tmp_path / "file" / "scores", 2)
+            Store(tmp_path / "file" / "scores")
         with pytest.raises(InputError, match="could not be used"):
-            Store(tmp_path, 2)
+            Store(tmp_path)
 
     def test_that_are_locked(self, tmp_path, monkeypatch):
         monkeypatch.setattr(store, "LOCK_TIMEOUT_SECONDS", 0.05)
-        held = Store(tmp_path / "scores", 2)
+        held = Store(tmp_path / "scores")
         other = sqlite3.connect(tmp_path / "scores", isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
-        for use in (lambda: Store(tmp_path / "scores", 2), lambda: held.add([b"a"], np.ones((1, 2)), 1.0)):
+        for use in (lambda: Store(tmp_path / "scores"), lambda: held.add({b"a": b"1"})):
             with pytest.raises(InputError, match="scores is in use by another process: wait, or give another file"):
                 use()
-        assert b"a" not in held
         other.execute("ROLLBACK")
         other.close()
-        held.add([b"a"], np.ones((1, 2)), 1.0)
-        assert Store(tmp_path / "scores", 2).recall([b"a", b"b"]) == 1.0
+        assert held.known([b"a"]) == set()
+        held.add({b"a": b"1"})
+        assert Store(tmp_path / "scores").get([b"a", b"b"]) == {b"a": b"1"}
 
     def test_that_are_empty_are_filled(self, tmp_path):
         (tmp_path / "scores").touch()
-        rows = {bytes([i]): np.array([i, -i / 7]) for i in range(200)}
-        first = Store(tmp_path / "scores", 2)
-        first.add(list(rows), np.stack(list(rows.values())), 2.0)
-        second = Store(tmp_path / "scores", 2)
-        assert second.recall(list(rows)[:50]) == pytest.approx(0.5)
-        assert second.recall(list(rows)) == pytest.approx(1.5) and second.recall(list(rows)) == 0
-        for kept in (first, second):
-            assert (kept.scores(list(rows)[::-3]) == np.stack(list(rows.values()))[::-3]).all()
-            assert b"\x05" in kept and b"other" not in kept
+        rows = {b"%d" % i: bytes(i) for i in range(1200)}
+        first, second = Store(tmp_path / "scores"), Store(tmp_path / "scores")
+        first.add(rows)
+        assert second.get([*rows, b"other"]) == rows and second.known([b"5", b"other"]) == {b"5"}
+        second.add({b"5": b"other"})
+        assert first.get([b"5"]) == {b"5": bytes(5)}
+
+    def test_that_hold_nothing_more_are_removed(self, tmp_path):
+        kept = Store(tmp_path / "scores")
+        kept.add({b"a": b"1", b"b": b"2"})
+        kept.drop([b"a", b"other"])
+        assert kept.get([b"a", b"b"]) == {b"b": b"2"}
+        kept.drop([b"b"])
+        assert not list(tmp_path.iterdir()) and kept.get([b"b"]) == {}
+        kept.add({b"c": b"3"})
+        assert Store(tmp_path / "scores").known([b"c"]) == {b"c"}
 
 
-def test_a_store_in_memory_grows():
-    kept = Store(None, 1)
-    keys = [bytes(divmod(i, 256)) for i in range(5000)]
-    for first in range(0, 5000, 700):
-        part = keys[first : first + 700]
-        kept.add(part, np.arange(first, first + len(part))[:, None], 1.0)
-    assert (kept.scores(keys)[:, 0] == np.arange(5000)).all() and kept.recall(keys) == 0
-    kept.add(keys[:2], np.array([[7.0], [8.0]]), 1.0)
-    kept.add([b"new"], np.array([[9.0]]), 1.0)
-    assert kept.scores([keys[0], b"new", keys[2]])[:, 0].tolist() == [7, 9, 2]
+def test_without_a_file_nothing_is_stored():
+    kept = Store(None)
+    kept.add({b"a": b"1"})
+    kept.drop([b"a"])
+    assert kept.get([b"a"]) == {} and kept.known([b"a"]) == set()

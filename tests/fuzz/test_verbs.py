@@ -46,7 +46,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def surroundings(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small data sets, libraries that keep quiet, and no page that is served until somebody ends it."""
     monkeypatch.setenv("SSMSCOPE_DATA", str(world.root / "data"))
-    monkeypatch.setattr(serving, "import_gradio", lambda: None)
     monkeypatch.setattr(serving, "serve", lambda live, *, host, port: None)
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()

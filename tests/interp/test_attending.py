@@ -410,7 +410,7 @@ def test_softmax_attention_is_in_rollouts_and_gradients(name):
 
 def test_maps_of_softmax_attention_that_are_too_large_are_left_out(monkeypatch):
     model = example("bamba")
-    monkeypatch.setattr("ssmscope.interp.attention.softmax.MAX_MAP_WEIGHTS", 2 * 7**2)
+    monkeypatch.setattr("ssmscope.interp.attention.measure.MAX_MAP_WEIGHTS", 2 * 7**2)
     found = implicit_attention(model, model.encode(ids=IDS))
     assert [each.layer for each in found[0].maps] == ["0", "2"]
     assert [each.layer for each in found[1].maps] == ["0", "1 attention", "2"]

@@ -11,10 +11,10 @@ import pytest
 from attended import HOSTILE, IMAGE, make, make_text
 
 from ssmscope.api.results import TABLE_ROWS
-from ssmscope.interp.attention import page as attention_page
 from ssmscope.interp.attention import views
-from ssmscope.interp.attention.maps import limit, mean_map, most_telling_row, row_limits, strongest
+from ssmscope.interp.attention.maps import limit, mean_map, row_limits, strongest
 from ssmscope.interp.attention.result import AttendedText
+from ssmscope.render import token_maps
 
 
 def data_of(page):
@@ -43,7 +43,6 @@ def test_embedded_maps_are_the_weights_in_eight_bits(options):
     text.maps[0].values[0] = 0
     (found,) = data_of(make(text)._repr_html_())["texts"]
     (packed,) = found["maps"]
-    assert found["opens"] == most_telling_row(text.maps[0], text)
     ends = np.frombuffer(base64.b64decode(packed["ends"]), "<f4")
     np.testing.assert_allclose(ends, row_limits(text.maps[0], text), rtol=1e-6)
     named = np.frombuffer(base64.b64decode(packed["keys"]), "<i4").reshape(len(text.queries), -1)
@@ -85,32 +84,25 @@ def test_the_page_opens_on_the_mean_of_several_maps():
     page = make(text)._repr_html_()
     (found,) = data_of(page)["texts"]
     assert [one["name"] for one in found["maps"]] == ["mean of |weight| over 3 maps", "layer 0", "layer 1", "layer 2"]
-    mean = mean_map(text)
-    assert found["opens"] == most_telling_row(mean, text) and found["maps"][0]["largest"] == float(
-        np.abs(mean.values).max()
-    )
+    assert found["maps"][0]["largest"] == float(np.abs(mean_map(text).values).max())
+    assert "chosen = queries.length - 1" in page  # the query of the table of readouts
     assert 'type="checkbox" checked' in page
 
 
-def test_page_keeps_to_its_budget_and_says_what_is_left_out(monkeypatch):
-    result = make(make_text(150, maps=5), make_text(150, maps=2))
-    rest = len(attention_page.fragment(make(make_text(150), make_text(150))))
-    monkeypatch.setattr(attention_page, "MAX_FRAGMENT_BYTES", rest + 210_000)
-    full = attention_page.fragment(result)
-    assert len(full.encode()) < rest + 210_000 and "Left out" not in full
-    monkeypatch.setattr(attention_page, "MAX_FRAGMENT_BYTES", len(full) - 60_000)
-    page = attention_page.fragment(result)
-    assert len(page.encode()) <= len(full) - 60_000
-    first, second = (len(text["maps"]) for text in data_of(page)["texts"])
-    assert 2 <= first < 6 and first - second <= 1  # in turns
-    named = ", ".join(f"layer {layer}" for layer in range(first - 1, 5))
-    assert f"Left out to limit the size of the page: {named}. The .json file has them." in page
-    for option in range(1, first):
-        assert f'<option value="{option}">layer {option - 1}</option>' in page
+def test_texts_share_the_weights_of_a_page_map_by_map(monkeypatch):
+    result = make(make_text(40, maps=5), make_text(40, maps=2), make_text(10))
+    whole, small = 40 * 41 // 2, 10 * 11 // 2
+    monkeypatch.setattr(token_maps, "MAX_PAGE_WEIGHTS", 4 * whole + small)  # with their means of 6 and 3 maps
+    page = result.to_html()
+    assert [len(text["maps"]) for text in data_of(page)["texts"]] == [2, 2, 1]
+    assert "the first 2 of 6 maps; the files hold all" in page and "the first 2 of 3 maps" in page
+    assert [f'<option value="{at}">layer 0</option>' in page for at in (0, 1, 2)] == [True, True, False]
+    monkeypatch.setattr(token_maps, "MAX_PAGE_WEIGHTS", whole + small)  # the smaller one still fits
+    assert [text and len(text["maps"]) for text in data_of(result.to_html())["texts"]] == [1, None, 1]
 
 
 def test_long_texts_are_only_in_the_picture(monkeypatch):
-    monkeypatch.setattr(attention_page, "MAX_PAGE_TOKENS", 20)
+    monkeypatch.setattr(token_maps, "MAX_PAGE_TOKENS", 20)
     page = make(make_text(21), make_text(20))._repr_html_()
     assert data_of(page)["texts"][0] is None and data_of(page)["texts"][1]["length"] == 20
     assert "A text of 21 tokens is too long to be shown token by token" in page

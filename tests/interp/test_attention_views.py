@@ -14,11 +14,11 @@ from seen import luminance, render
 
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.errors import InputError
-from ssmscope.interp.attention import page as attention_page
 from ssmscope.interp.attention import result as attention
 from ssmscope.interp.attention import triangles, views
-from ssmscope.interp.attention.maps import causal, limit, mean_map, most_telling_row, row_limits, title
+from ssmscope.interp.attention.maps import causal, limit, mean_map, row_limits, title
 from ssmscope.interp.attention.result import KEYS_PER_QUERY, AttendedText, AttentionMap, ImplicitAttention
+from ssmscope.render import token_maps
 from ssmscope.render.numbers import number
 from ssmscope.render.signed import SIGNED, SIGNED_ON_DARK, STEPS, levels, shades
 from ssmscope.render.tokens import ink
@@ -209,22 +209,7 @@ def test_the_mean_of_several_maps_is_of_absolute_values():
     np.testing.assert_allclose(mean_map(with_parts).values, sum(np.abs(each.values) for each in parts[:2]) / 2)
 
 
-def test_the_row_that_tells_most():
-    values = np.zeros((4, 4), dtype=np.float32)
-    values[np.arange(4), np.arange(4)] = 1  # of themselves alone
-    values[2, :3] = (0.9, -0.9, 1)
-    values[3, :] = (0.1, 0.1, 0.1, 1)
-    text = make_text(4)
-    only = AttentionMap("0", "", "mean", values, None, text.maps[0].readouts)
-    assert most_telling_row(only, text) == 2
-    assert most_telling_row(AttentionMap("0", "", "mean", values * 0, None, only.readouts), text) == 3
-    sink = np.array([0, 0, 0, 5], dtype=np.float32)
-    assert (
-        most_telling_row(
-            AttentionMap("0", "", "mean", values * np.array([1, 1, 0, 1])[:, None], sink, only.readouts), text
-        )
-        == 3
-    )
+def test_a_row_on_its_own_scale_ends_at_its_percentile():
     large = make_text(300, sink=True)
     limits = row_limits(large.maps[0], large)
     for row in (0, 5, 250, 299):
@@ -252,4 +237,4 @@ def test_results_without_texts_maps_or_queries_still_show(tmp_path):
 
 def test_views_know_their_limits():
     assert (views.MAPS_PER_FIGURE, views.TEXTS_PER_FIGURE, triangles.MAX_LABELLED_TOKENS) == (48, 4, 60)
-    assert attention_page.MAX_FRAGMENT_BYTES == 12_000_000
+    assert token_maps.MAX_PAGE_WEIGHTS == 8_000_000

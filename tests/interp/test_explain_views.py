@@ -15,7 +15,7 @@ from seen import render
 
 from ssmscope.api.results import Result, record_provenance
 from ssmscope.errors import InputError
-from ssmscope.interp.explain import views
+from ssmscope.interp.explain import result as explained
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
 from ssmscope.render import signed, token_figure
 from ssmscope.render.numbers import number
@@ -109,7 +109,7 @@ def shade(scores, method="ig", words=None):
     own = Attribution(method, np.array(scores, dtype=np.float32), None, None, None)
     words = words if words is not None else tuple(range(len(scores)))
     text = ExplainedText(("a",) * len(scores), words, "x", 0.5, "x", 0.0, (own,))
-    row = views._row(own, text, 0)
+    row = explained._row(own, text, 0)
     return (row.shades() - (signed.STEPS if row.signed else 0)).tolist(), row.extent
 
 
@@ -154,7 +154,7 @@ def test_every_token_of_the_page_shows_its_scores():
     page = result.to_html()
     assert page.count('title="position') == 7 * (9 + 5) and "prefers-color-scheme: dark" in page
     for text in result:
-        marked = [views._row(each, text, 3).marked for each in text.attributions]
+        marked = [explained._row(each, text, 3).marked for each in text.attributions]
         for position in range(len(text)):
             lines = "&#10;".join(
                 f"{each.method}: {number(float(each.scores[position]), significant=6)}"
@@ -178,7 +178,7 @@ def one_by_hand(method: str = "lrp", top: int = 3) -> Explanation:
 
 
 def strongest_of(result: Explanation) -> list[dict[str, str]]:
-    return [{name: cell.text for name, cell in line.cells.items()} for line in views.strongest(result)]
+    return [{name: cell.text for name, cell in line.cells.items()} for line in explained.strongest(result)]
 
 
 def test_no_negative_score_is_called_high_and_no_text_is_wholly_marked():
@@ -192,9 +192,9 @@ def test_no_negative_score_is_called_high_and_no_text_is_wholly_marked():
     ]
     assert result.highest()["score"].tolist() == [2, 1, 0.5, 0.125]
     assert np.flatnonzero(result.to_frame()["in_top"]).tolist() == [1, 3, 5, 7]
-    row = views.rows(result).texts[0].rows[0]
+    row = explained.rows(result).texts[0].rows[0]
     assert (row.marked, row.against, row.ends) == ([1, 5], [2], (-5.0, 5.0))  # 3 of 7 words, by |score|
-    row = views.rows(one_by_hand(top=2)).texts[0].rows[0]
+    row = explained.rows(one_by_hand(top=2)).texts[0].rows[0]
     assert (row.marked, row.against) == ([1], [2])
 
 
@@ -202,7 +202,7 @@ def test_a_method_without_signs_has_nothing_against():
     result = one_by_hand("gradcam", top=5)
     (cells,) = strongest_of(result)
     assert cells["highest scores"] == "b 3 · a 2 · e 1 · f 0.750 · c 0.500" and "strongest against" not in cells
-    row = views.rows(result).texts[0].rows[0]
+    row = explained.rows(result).texts[0].rows[0]
     assert (row.marked, row.against, row.ends) == ([2, 1, 5], [], (0.125, 5.0))
 
 
@@ -230,8 +230,8 @@ def test_boxes_and_strips_have_the_colours_of_the_scores():
     around, upward = signed.shades(), ramp(BLUES)
     short = make((6,), ("ig", "gradcam"))
     text = short[0]
-    expected = [around[shade] for shade in views._row(text.attributions[0], text, 3).shades()]
-    expected_other = [upward[shade] for shade in views._row(text.attributions[1], text, 3).shades()]
+    expected = [around[shade] for shade in explained._row(text.attributions[0], text, 3).shades()]
+    expected_other = [upward[shade] for shade in explained._row(text.attributions[1], text, 3).shades()]
     patches = short.figure().axes[0].collections
     faces = [[to_hex(colour) for colour in each.get_facecolor()][:6] for each in patches]
     assert faces == [expected, expected_other]
@@ -241,7 +241,7 @@ def test_boxes_and_strips_have_the_colours_of_the_scores():
     images = [image for axes in long.figure().axes for image in axes.get_images()]
     for image, each, colours in zip(images, text.attributions, (around, upward), strict=True):
         found = [to_hex(colour) for colour in image.get_array()[0]]
-        assert found == [colours[shade] for shade in views._row(each, text, 3).shades()]
+        assert found == [colours[shade] for shade in explained._row(each, text, 3).shades()]
     assert SHADES == len(upward)
 
 
@@ -262,7 +262,7 @@ def test_images_have_a_map_per_method(monkeypatch):
     images = [image.get_array() for axes in figure.axes for image in axes.get_images() if image.get_array().ndim == 3]
     assert len(images) == 2 * 8 and any("texts 0–1 of 3" in shown for shown, _ in texts)
     np.testing.assert_allclose(images[0], pixels)
-    shades = views._row(result[0].attributions[0], result[0], 3).shades(count=PIXEL_SHADES)
+    shades = explained._row(result[0].attributions[0], result[0], 3).shades(count=PIXEL_SHADES)
     expected = [ramp(signed.SIGNED, PIXEL_SHADES)[shade] for shade in shades[:12]]
     assert [to_hex(colour) for colour in images[1].reshape(12, 3)] == expected
     assert not overlapping(texts)

@@ -18,10 +18,9 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
-from ssmscope.interp.heatmap import data_pair, over_data, selection_heatmap
-from ssmscope.interp.heatmap.kept import KeptGroup, KeptLayer
+from ssmscope.interp.heatmap import data_figure, over_data, selection_heatmap
 from ssmscope.interp.heatmap.over_data import median_half_lives
-from ssmscope.interp.heatmap.result import DataHeatmap, KeptWord
+from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup, KeptLayer, KeptWord
 from ssmscope.interp.heatmap.words import MAX_HALF_LIFE, format_half_life
 from ssmscope.render.blocks import Prose, TokenRows
 from ssmscope.render.figure import COLOURS
@@ -320,7 +319,7 @@ def test_two_models_are_drawn_side_by_side(result, longer):
     first = dataclasses.replace(result, words=tuple(ours), by_layer=(layer(3, 5.0), layer(7, 9.0)))
     halved = math.inf if longer else 6.0
     other = dataclasses.replace(result, words=tuple(theirs), tenths=layer(0, 1.0).tenths, by_layer=(layer(4, halved),))
-    figure = data_pair.draw([first, other], ["A", "B"], ("Memory of ", "A and B", ""))
+    figure = data_figure.draw_pair([first, other], ["A", "B"], ("Memory of ", "A and B", ""))
     words, parts, lives = figure.axes
     order = [("up", 3, 0.5, 1, 0.5), ("level", 2, 0.5, 3.25, 0.75), ("down", 1, 0.25, 4, 0.125)]
     assert placed(words.yaxis) == [(0, "up"), (1, "level"), (2, "down")] and words.get_ylim() == (2.5, -0.5)
@@ -347,7 +346,7 @@ def test_two_models_are_drawn_side_by_side(result, longer):
     assert parts.get_ylim()[0] == 0 and (lives.get_xlabel(), parts.get_xlabel()) == ("layer", "tenth of the text")
     assert words.get_xlabel() == parts.get_ylabel() == "times an even share" and lives.get_yscale() == "log"
     both = [first, dataclasses.replace(other, timed=0)]  # half-lives are of both or not drawn
-    assert len(data_pair.draw(both, ["A", "B"], ("Memory of ", "A and B", "")).axes) == 2
+    assert len(data_figure.draw_pair(both, ["A", "B"], ("Memory of ", "A and B", "")).axes) == 2
 
 
 def test_the_table_of_two_models_marks_words_whose_intervals_do_not_meet(result):
@@ -355,7 +354,7 @@ def test_the_table_of_two_models_marks_words_whose_intervals_do_not_meet(result)
         dataclasses.replace(result, words=tuple(kept_word(name, value, 0.5) for name, value in named.items()))
         for named in ({"near": 2, "touching": 3, "apart": 1}, {"near": 1.5, "touching": 2, "apart": 2.25})
     ]
-    table = data_pair.differences(pair, ["A", "B"])
+    table = DataHeatmap.differences(pair, ["A", "B"])
     rows = {label: cells for (label,), cells in table.rows}
     assert "in times an even share, for words in both results; the difference is A minus B, *" in table.note
     assert list(rows) == ["touching", "near", "apart"]

@@ -9,20 +9,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from examples import EXAMPLES
+from examples import random_example
 
 import ssmscope
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data
-from ssmscope.interp import meter
 from ssmscope.interp.baselines import baseline_embeddings, baseline_name, singularity_note
 from ssmscope.interp.explain import explain
-from ssmscope.interp.explain.views import doubt
+from ssmscope.interp.explain.result import doubt
 from ssmscope.interp.fidelity import fidelity_auc
-from ssmscope.interp.meter import Meter, duration
 from ssmscope.interp.methods import integrated
 from ssmscope.interp.methods.integrated import ig
-from ssmscope.interp.objective import objective
+from ssmscope.interp.objective import Meter, duration, objective
 
 TEXTS = ["A gripping film.", "Dull, and far too long.", "There is no pleasure in watching a child suffer."]
 
@@ -188,8 +186,7 @@ def test_without_a_trained_token_for_unknown_words_it_is_the_scaled_mean(demo, f
     with torch.no_grad():
         untrained.module.get_input_embeddings().weight[demo.tokenizer.unk_token_id] *= 0.01
     assert "median size" in baseline_name(replace(found, model=untrained))
-    torch.manual_seed(0)
-    module = list(EXAMPLES["mamba"][0].examples().values())[EXAMPLES["mamba"][1]]
+    module = random_example("mamba")
     with torch.no_grad():
         module.get_input_embeddings().weight.zero_()
     empty = Model(module)
@@ -252,7 +249,7 @@ def test_the_cost_is_said_before_it_is_paid(found):
     seconds = [duration(0.05 * number * sum(found.lengths)) for number in (36, 300)]
     assert lines[0] == f"ig: 3 texts take {least:,} to {most:,} gradients, about {seconds[0]} to {seconds[1]}"
     assert len(lines) > 2 and "gradients after" in lines[1] and "texts done" in lines[1]
-    assert own._ran[0] == int(result.steps.sum())
+    assert own._ran == int(result.steps.sum())
     one, said = clocked(0.05)
     ig(replace(found.rows([0]), meter=one), steps=12, cap=12)
     assert said[0].startswith("ig: the text takes 12 gradients, about ")
@@ -278,8 +275,8 @@ def test_what_is_quick_is_not_announced(found):
 
 
 def test_explain_says_it_on_stderr(demo, monkeypatch, capsys):
-    monkeypatch.setattr(meter, "MIN_REPORTED_SECONDS", 0.0)
-    monkeypatch.setattr(meter, "WARMUP_SECONDS", 0.0)
+    monkeypatch.setattr("ssmscope.interp.objective.MIN_REPORTED_SECONDS", 0.0)
+    monkeypatch.setattr("ssmscope.interp.objective.WARMUP_SECONDS", 0.0)
     explain(demo, TEXTS[:2], methods=["ig"])
     answer = capsys.readouterr()
     assert "ig: 2 texts take 72 to 3,000 gradients, about" in answer.err and not answer.out

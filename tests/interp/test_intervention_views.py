@@ -189,7 +189,8 @@ class TestPatching:
 
     def test_what_it_says(self):
         first, second = prose(self.result())[1:]
-        assert prose(self.result())[0] == "Patching states after a token on own: “yes” or “no”"
+        said = "Patching states after a token on own: “yes” or “no”, flipped first at token 0 “good/bad”"
+        assert prose(self.result())[0] == said
         assert first == (
             "“yes” or “no”; corrupted: probability 0.500, difference of logits −1; clean: probability 0.900, "
             "difference of logits 1."
@@ -201,6 +202,19 @@ class TestPatching:
         )
         assert self.result().tables()[0].note.startswith("Values of the clean run in the corrupted one;")
         assert self.result("noise").tables()[0].note.startswith("Values of the corrupted run in the clean one;")
+
+    def test_the_first_token_that_flips_the_answer(self):
+        """All layers patched together, or single ones where only these are known, change the difference's sign."""
+        result = self.result()
+        values = result.values.copy()
+        values[2, :2, 1] = -0.5
+        assert replace(result, values=values).headline.endswith("flipped first at token 3 “it”")
+        values[2, :, 1] = -0.5
+        assert replace(result, values=values).headline.endswith("“yes” or “no”, flipped by no token")
+        values[..., 0] = np.nan
+        assert replace(result, values=values).headline.endswith("flipped first at token 3 “it”")
+        assert replace(result, site="head").headline.endswith("flipped first by layer 2, head 0")
+        assert replace(result, site="head", base=np.array([0.5, 5.0])).headline.endswith("first by layer 0, head 0")
 
     def test_without_one_of_the_two(self):
         only = self.result(site="head")

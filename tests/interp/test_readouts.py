@@ -7,7 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from ssmscope.interp.attention.readouts import Readouts, read
+from ssmscope.interp.attention.measure import Reader
+from ssmscope.interp.attention.result import Readouts
+
+
+def read(values, sink, queries, edges, span, top):
+    edges = np.arange(values.shape[1] + 1) if edges is None else edges
+    return Reader(queries, edges, span, top).read(values, sink)
+
 
 FIELDS = ("distance", "recent", "sink", "outside")
 

@@ -14,9 +14,8 @@ from ssmscope import ops
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
-from ssmscope.probes.bound.layers import measure_terms
-from ssmscope.probes.stability.inputs import inputs_of
-from ssmscope.probes.stability.layers import record_layers
+from ssmscope.probes.bound.measure import measure_terms
+from ssmscope.probes.stability.measure import inputs_of, record_layers
 
 OUTSIDE = [name for name in FEW if not name.startswith("selective")]
 

@@ -14,10 +14,9 @@ from theorem import exact_sums, log_fraction, make, numbers
 from ssmscope.api.results import Result
 from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
-from ssmscope.probes.bound import words as bound_words
-from ssmscope.probes.bound.norms import norms_of, theorem_model
+from ssmscope.probes.bound import result as bound_words
 from ssmscope.probes.bound.result import GeneralizationBound
-from ssmscope.probes.bound.terms import CURVES, Norms, capacity, log_linear_capacity
+from ssmscope.probes.bound.terms import CURVES, Norms, capacity, log_linear_capacity, norms_of, theorem_model
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from loud import loud
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import ssmscope
-from ssmscope.data.byte_pairs import train_byte_pairs
+from ssmscope.data.tokenizer import train_byte_pairs
 from ssmscope.errors import InputError
 
 lm_eval = pytest.importorskip("lm_eval", reason="benchmarks need lm-eval: pip install '.[lm-eval]'")

@@ -24,7 +24,6 @@ from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.bound.measure import curve_lengths
-from ssmscope.probes.bound.norms import norms_of, theorem_model, worst_row
 from ssmscope.probes.bound.terms import (
     LINEAR_P,
     Norms,
@@ -34,7 +33,10 @@ from ssmscope.probes.bound.terms import (
     log_linear_capacity,
     log_lower_bound,
     log_sums,
+    norms_of,
     softplus,
+    theorem_model,
+    worst_row,
 )
 
 

@@ -23,7 +23,7 @@ from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.probes.influence import influence
-from ssmscope.probes.influence.jacobian import Blocks, Probes, block_norms, of_layer, of_output
+from ssmscope.probes.influence.measure import Blocks, Probes, block_norms, of_layer, of_output
 from ssmscope.probes.influence.reach import QUANTILES, SHARES, noise_of, reach_of
 
 FLOAT32 = noise_of(torch.float32)

@@ -28,9 +28,9 @@ from ssmscope.data.tokens import IGNORED, TokenData  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.probes.lens import fit_lens, training  # noqa: E402
 from ssmscope.probes.lens.data import Rows, rows_of, shuffled_batches, split_rows  # noqa: E402
-from ssmscope.probes.lens.fitting import divergences, measure  # noqa: E402
 from ssmscope.probes.lens.lenses import chosen_states, load_lens, logit_lens  # noqa: E402
 from ssmscope.probes.lens.result import LensFit  # noqa: E402
+from ssmscope.probes.lens.training import divergences, measure  # noqa: E402
 from ssmscope.render.table import written  # noqa: E402
 
 SCRIPT = """

@@ -27,8 +27,7 @@ from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.probes.lens.lenses import LOGIT, hidden_states, logit_lens  # noqa: E402
 from ssmscope.probes.snr import needle_snr, reading  # noqa: E402
 from ssmscope.probes.snr.measure import METRICS, interpolation, measure  # noqa: E402
-from ssmscope.probes.snr.questions import ALL, lens_notes, unknown_notes  # noqa: E402
-from ssmscope.probes.snr.reading import NO_TOKEN, Needles, prompts_of, read_needles  # noqa: E402
+from ssmscope.probes.snr.reading import ALL, NO_TOKEN, Needles, lens_notes, prompts_of, read_needles, unknown_notes  # noqa: E402  # noqa: E402
 from ssmscope.probes.snr.result import NeedleSNR  # noqa: E402
 from ssmscope.render.table import Cell, written  # noqa: E402
 
@@ -101,26 +100,6 @@ class TestPrompts:
                     expected.append(whole[length])
                 assert [token for token in found.distractors[at].tolist() if token != NO_TOKEN] == expected
                 assert found.needles[at] not in expected
-
-    def test_a_tokenizer_that_looks_far_back_is_asked_for_the_whole(self, model, monkeypatch):
-        data = MADE["qa1"]
-        expected = prompts_of(model, data, PROMPT)
-
-        class Fickle:
-            """Names what stands behind a short text otherwise."""
-
-            is_fast, unk_token_id, unk_token = True, WORDS.unk_token_id, WORDS.unk_token
-            backend_tokenizer = None
-
-            def __call__(self, text, **options):
-                found = WORDS(text, **options)
-                if len(text) <= reading.TAIL_LETTERS + 20:
-                    found["input_ids"] = [*found["input_ids"][:-1], 3]
-                return found
-
-        monkeypatch.setattr(reading, "TAIL_LETTERS", 60)
-        found = prompts_of(dataclasses.replace(model, tokenizer=Fickle()), data, PROMPT)
-        assert (found.distractors == expected.distractors).all() and (found.needles == expected.needles).all()
 
     def test_words_that_begin_alike_count_once(self, model):
         found = prompts_of(small(tokenizer=BYTES), own(where("attic", ("cellar", "corner", "pantry"))), PROMPT)

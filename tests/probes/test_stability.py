@@ -27,15 +27,17 @@ from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.stability import stability
-from ssmscope.probes.stability.inputs import DEFAULT_LENGTH, inputs_of
-from ssmscope.probes.stability.layers import recorded_limits, step_gains
 from ssmscope.probes.stability.measure import (
+    DEFAULT_LENGTH,
     _gain,
     behaviour_of,
     half_lives,
-    mean_norms,
+    inputs_of,
+    means_of,
     norm_positions,
     notes_on,
+    recorded_limits,
+    step_gains,
 )
 from ssmscope.probes.stability.result import QUANTILES, Stability
 
@@ -127,7 +129,7 @@ def test_long_texts_are_worked_in_pieces(monkeypatch):
     model = example("baleen-e-mamba")
     batch = model.encode(ids=TEXTS)
     whole = stability(model, batch, positions=[2, 7])
-    monkeypatch.setattr("ssmscope.probes.stability.layers.MAX_DECAYS", 3 * 48 * 5 * 2)
+    monkeypatch.setattr("ssmscope.probes.stability.measure.MAX_DECAYS", 3 * 48 * 5 * 2)
     monkeypatch.setattr("ssmscope.core.batching.TOKENS_AT_ONCE", 8)
     pieces = stability(model, batch, positions=[2, 7])
     for a, b in zip(whole.layers, pieces.layers):
@@ -596,8 +598,8 @@ def test_places_are_even_or_those_given():
         norm_positions([4], 4)
 
 
-def test_mean_norms_are_over_the_texts_that_have_one():
-    norms = mean_norms(np.array([[1.0, np.inf, np.nan], [3.0, 2.0, 5.0], [5.0, 4.0, np.nan]]), seed=0)
+def test_means_of_are_over_the_texts_that_have_one():
+    norms = means_of(np.array([[1.0, np.inf, np.nan], [3.0, 2.0, 5.0], [5.0, 4.0, np.nan]]), seed=0)
     assert norms[:, 0].tolist() == [3.0, np.inf, 5.0]
     assert norms[0, 1] < 3 < norms[0, 2] and np.isinf(norms[1]).all() and np.isnan(norms[2, 1:]).all()
 

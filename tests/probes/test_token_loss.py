@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from ssmscope.probes.loss import measure as measuring
 from ssmscope.probes.loss import token_loss
 from ssmscope.probes.loss.measure import bins_of, slopes, smoothed, summarise, window_losses
 from ssmscope.probes.loss.result import Summary, TokenLoss, bin_name
+from ssmscope.render.blocks import Prose
 from ssmscope.render.table import Table
 
 QUIET = {"progress": False}
@@ -318,6 +320,18 @@ class TestViews:
         assert level == [(1, 128, -2, -2), (128, 512, -1.125, -1.125), (512, 600, -0.875, -0.875)]
         assert [tuple(bar.get_ydata()) for bar in bars[1::2]] == [(-2.25, -1.5), (-1.375, -0.625), (-1.125, -0.375)]
 
+    def test_what_the_axes_leave_out_is_said(self):
+        """They hold the curves and their intervals from position 16 on, with some room."""
+        found = by_hand()
+        curves = np.broadcast_to(np.array([9.0, 5.0, 3.0, 2.0])[:, None], (2, 4, 3)).copy()
+        steep = replace(found, curves=curves)
+        assert steep.figure().axes[0].get_ylim() == steep.shown == pytest.approx((2 - 0.06, 3 + 0.1))
+        assert steep.outside == "outside the axes: up to 9 bits at positions 1 to 2"
+        assert any(steep.outside in block.text for block in steep.blocks() if isinstance(block, Prose))
+        curves[:, :2] = 2.5
+        flat = replace(found, curves=curves)
+        assert flat.outside == "" and not any("outside" in getattr(block, "text", "") for block in flat.blocks())
+
     def test_bins_are_means_of_their_own_positions(self):
         losses = np.broadcast_to(np.arange(1.0, 601), (1, 2, 600))
         (one,) = summarise(losses, (1, 300), 1, 0)["summaries"]
@@ -404,5 +418,5 @@ class TestRefusals:
         rows.write_text('{"text": "a b"}\n{"text": 3}\n')
         with pytest.raises(InputError, match="row 2 of .* has no text"):
             token_loss(speaker(), data=rows, **QUIET)
-        with pytest.raises(InputError, match="has no splits; give a file per split"):
+        with pytest.raises(InputError, match="has none; give a file each"):
             token_loss(speaker(), data=rows, split="test", **QUIET)

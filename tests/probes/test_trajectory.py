@@ -21,9 +21,12 @@ from ssmscope.core.model import Model  # noqa: E402
 from ssmscope.data.language import word_tokenizer  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.probes.lens import trajectory  # noqa: E402
-from ssmscope.probes.lens.lensed_text import STATISTICS, LensedText  # noqa: E402
 from ssmscope.probes.lens.lenses import logit_lens  # noqa: E402
-from ssmscope.probes.lens.result import Trajectory  # noqa: E402
+from ssmscope.probes.lens.result import (  # noqa: E402
+    STATISTICS,
+    LensedText,
+    Trajectory,  # noqa: E402
+)
 
 WORDS = "the cat sat on a mat and saw two dogs run by old red barn while rain fell".split()
 LINES = ["the cat sat on a mat and saw two dogs", "rain fell", "two dogs run by the old red barn while rain fell"]

@@ -157,10 +157,12 @@ class TestStructure:
 class TestSummary:
     def rows(self, page) -> dict[str, list[str]]:
         (tables,) = [text for text in page.all("table", class_="summary")]
-        names = [text for attributes, text in page.all("th", scope="row", dir="auto")][: len(reported.MODELS)]
-        count = len(groups(reported.real()))
-        cells = [text.strip() for attributes, text in page.all("td", dir="auto")][: count * len(names)]
-        return {name: cells[i * count : (i + 1) * count] for i, name in enumerate(names)}
+        headings, models = [group.heading for group in groups(reported.real())], len(reported.MODELS)
+        assert models < len(headings)  # else they are in rows
+        assert [text for _, text in page.all("th", scope="row", dir="auto")][: len(headings)] == headings
+        assert [text for _, text in page.all("th", scope="col", dir="auto")][:models] == list(reported.MODELS)
+        cells = [text.strip() for _, text in page.all("td", dir="auto")][: models * len(headings)]
+        return {name: cells[at::models] for at, name in enumerate(reported.MODELS)}
 
     def test_a_cell_for_each_model_and_analysis(self, page):
         report = reported.real()

@@ -25,8 +25,9 @@ from ssmscope.architectures.loading.load import ModelCache, cache_models, load
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import scored
 from ssmscope.render import pictures
-from ssmscope.reports import code, page_items, running
-from ssmscope.reports.kinds import kind_of
+from ssmscope.reports import fingerprints as code
+from ssmscope.reports import page_items, running
+from ssmscope.reports.sources import kind_of
 from ssmscope.reports.store import Store
 
 
@@ -103,7 +104,7 @@ class TestKeys:
         (tmp_path / "d.csv").write_text("text,label\na,0\n")
 
         def keys() -> dict[str, str]:
-            for cached in (code.code_of, code._module_digest, code._imports_of, code._text):
+            for cached in (code.code_of, code.digest, code.imported):
                 cached.cache_clear()
             return {verb: self.keys(models[0], options, verb)[0] for verb, options in asked.items()}
 
@@ -122,7 +123,7 @@ class TestKeys:
         first = keys()
         assert first == here, "the same code elsewhere is the same"
         assert changed("\nX = 1\n", "interp/heatmap/words.py") == {"heatmap"}
-        assert changed("\nX = 1\n", "probes/stability/layers.py") == {"stability"}
+        assert changed("\nX = 1\n", "probes/stability/measure.py") == {"stability"}
         assert changed("\nX = 1\n", "attacks/words/search.py") == {"words"}
         every = set(asked)
         assert changed("\n/* x */\n", "backends/c/selective_scan.c") == every, "the kernels belong to it"

@@ -246,7 +246,7 @@ class TestKnockout:
         cuts = (Cut(0, 1), Cut(1, 1), Cut(0, 0))
         changes = np.array([[[-0.5, -0.6, -0.4], [-0.45, -0.5, -0.4], [0.01, 0.0, 0.02]]])
         result = Stand("knockout", sources=("attic",), cuts=cuts, changes=changes, probability=np.array([0.02]))
-        for name in ("change", "_largest", "_whole"):
+        for name in ("change", "_largest"):
             setattr(result, name, getattr(Knockout, name).__get__(result))
         assert said(result) == (
             "relative change of the answer's probability of 0.02: “attic” −50.0 % [−60.0, −40.0] in all layers, "

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ssmscope
-from ssmscope.data.documents import bits_per_character, document_data, load_documents
+from ssmscope.data.language import bits_per_character, document_data, load_documents
 from ssmscope.errors import InputError
 from ssmscope.training import train_model
 from ssmscope.training.fitting import matrix_products

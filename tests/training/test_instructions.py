@@ -17,14 +17,14 @@ import ssmscope
 from ssmscope import cli
 from ssmscope.architectures.own.baleen import convert, information_loss
 from ssmscope.core.mixers import fast_scan
-from ssmscope.data.byte_pairs import train_byte_pairs
 from ssmscope.data.instructions import label_tokens, load_mixture, spoken
 from ssmscope.data.language import word_tokenizer
 from ssmscope.data.prompts import TASK_PROMPTS
+from ssmscope.data.tokenizer import train_byte_pairs
 from ssmscope.errors import InputError
 from ssmscope.training import train_model
 from ssmscope.training.answering import Answers
-from ssmscope.training.run import _commands_before
+from ssmscope.training.card import commands_before
 
 TINY: dict[str, Any] = {"width": 16, "layers": 1, "state": 4, "head_width": 8, "vocabulary": 600, "progress": False}
 PLAIN = {
@@ -92,7 +92,8 @@ def test_the_loss_is_that_of_every_row_alone(small, parts, smoothing, weight) ->
     rows = rows_of(objective)
     with fast_scan(small.module), torch.no_grad():
         found = objective.loss(small.module.eval(), rows).item()
-    data, known = parts["train"], label_tokens(small.tokenizer, parts["train"].sources).of(parts["train"])
+    data, words = parts["train"], label_tokens(small.tokenizer, parts["train"].sources)
+    known = [words[key] for key in zip(data.tasks, data.templates)]
     lengths = set()
     expected, inner = [], []
     for row in rows:
@@ -217,7 +218,8 @@ def test_the_score_is_that_of_every_prompt_alone(small, parts) -> None:
     objective = answers(parts, small.tokenizer)
     with fast_scan(small.module):
         score = objective.score(small.module, "unseen")
-    known = label_tokens(small.tokenizer, data.sources).of(data)
+    words = label_tokens(small.tokenizer, data.sources)
+    known = [words[key] for key in zip(data.tasks, data.templates)]
     found: dict[tuple[str, int, int], tuple[bool, float]] = {}
     for row, text in enumerate(data.texts):
         logits = small.logits(small.encode(text))[0, -1, list(known[row])].double().log_softmax(-1)
@@ -335,9 +337,9 @@ def test_the_card_tells_the_whole_story(trained) -> None:
 
 def test_all_commands_that_led_to_a_model_are_told(tmp_path) -> None:
     (tmp_path / "training.json").write_text(json.dumps({"command": "second", "commands_before": ["first"]}))
-    assert _commands_before(tmp_path) == ["first", "second"]
-    assert _commands_before(None) == _commands_before(tmp_path / "elsewhere") == []
-    assert _commands_before("demo/instruct-mamba2")[0].startswith("analyze train mamba2 --data instruct --out")
+    assert commands_before(tmp_path) == ["first", "second"]
+    assert commands_before(None) == commands_before(tmp_path / "elsewhere") == []
+    assert commands_before("demo/instruct-mamba2")[0].startswith("analyze train mamba2 --data instruct --out")
 
 
 def test_the_card_says_where_a_model_is_at_chance(folder, tmp_path) -> None:

@@ -13,12 +13,13 @@ from torch.nn.functional import cross_entropy
 
 from ssmscope.architectures.own.baleen import BaleenMamba2Config, BaleenMamba2ForCausalLM, information_loss
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.core.bootstrap import wilson_interval
 from ssmscope.data.babi import QuestionData, QuestionTokens, question_tokens, questions
 from ssmscope.data.language import word_tokenizer
 from ssmscope.data.mad import compression
 from ssmscope.data.sequences import majority
 from ssmscope.data.tokens import IGNORED, TokenData
-from ssmscope.training.card import bootstrap_interval, score_record, wilson_interval
+from ssmscope.training.card import bootstrap_interval, score_record
 from ssmscope.training.objectives import (
     MIN_SPREAD,
     Arrays,
@@ -177,7 +178,7 @@ class TestInformation:
     def test_of_the_compressing_model(self) -> None:
         module = language_model(gate="bernoulli", beta=0.7).train()
         data, _ = compression(length=5, vocabulary=5, train_examples=8, test_examples=1)
-        objective = Reconstruction(parts(data), OPTIONS, CPU, module)
+        objective = Reconstruction(parts(data), OPTIONS, CPU, width=module.config.hidden_size)
         torch.manual_seed(1)
         loss = objective.loss(module, [0, 1])
         torch.manual_seed(1)
@@ -291,7 +292,7 @@ class TestReconstruction:
     def test_reads_the_last_hidden_state_only(self) -> None:
         module = language_model(gate="bernoulli").eval()
         data, _ = compression(length=5, vocabulary=5, train_examples=6, test_examples=1)
-        objective = Reconstruction(parts(data), OPTIONS, CPU, module)
+        objective = Reconstruction(parts(data), OPTIONS, CPU, width=module.config.hidden_size)
 
         class Fixed(torch.nn.Module):
             def __init__(self, hidden):

@@ -12,7 +12,7 @@ from ssmscope import cli
 from ssmscope.errors import InputError
 from ssmscope.training import train_model
 from ssmscope.training.plan import checked
-from ssmscope.training.recipes import KINDS, RECIPES, SELECTIVE
+from ssmscope.training.recipes import RECIPES, SELECTIVE, defaults
 
 RECALL = "--task associative-recall --length 8 --vocabulary 4 --examples 40 --epochs 1 --no-progress".split()
 SMALL = "--width 8 --state 4 --head-width 8".split()
@@ -180,9 +180,10 @@ class TestDefaults:
     )
     def test_are_those_of_the_kind(self, data, kind) -> None:
         options = settled("mamba2", data)
-        given = {name: value for name, value in KINDS[kind].items() if name in options}
-        assert options["kind"] == kind and given["epochs"] > 1
-        assert {name: options[name] for name in given} == given
+        recipe = defaults("mamba2", kind, None)
+        shared = {name: recipe[name] for name in ("width", "decays", "held_out", "epochs", "batch_size", "saved_as")}
+        assert options["kind"] == kind and recipe["epochs"] > 1
+        assert {name: options[name] for name in shared} == shared
 
     def test_a_model_has_as_many_layers_as_it_needs(self) -> None:
         assert settled("groupmamba", "majority", k=4)["layers"] == 4

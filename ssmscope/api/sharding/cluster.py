@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import logging
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from ssmscope.errors import InputError, extra
+
+T = TypeVar("T")
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 """Seconds within which the address of a cluster must answer."""
@@ -37,9 +40,9 @@ def check_installed() -> None:
 
 def check_engine(engine: str, **own: Any) -> None:
     """Raise InputError for Ray's options without Ray, or for two that contradict each other."""
-    given = [f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None]
-    if engine == "local" and given:
-        raise InputError(f"{given[0]} needs --engine ray; give that too, or leave it out")
+    given = next((name.replace("_", "-") for name, value in own.items() if value is not None), None)
+    if engine == "local" and given is not None:
+        raise InputError(f"--{given} needs --engine ray; give that too, or leave it out")
     if own.get("address") is not None and own.get("workers") is not None:
         raise InputError("--workers is for a Ray that is started here, and --address for one that runs; give one")
 
@@ -55,12 +58,9 @@ class Setting:
     def __init__(self, models: int, threads: int | None = None) -> None:
         import torch
 
-        self.models = models
+        self.models, self.directory = models, os.getcwd()
         self.threads = torch.get_num_threads() if threads is None else threads
-        self.directory = os.getcwd()
-        self.environment = {
-            name: value for name, value in os.environ.items() if name.startswith(WORKER_VARIABLE_PREFIXES)
-        }
+        self.environment = {name: v for name, v in os.environ.items() if name.startswith(WORKER_VARIABLE_PREFIXES)}
 
     def apply(self) -> None:
         os.environ.update(self.environment)
@@ -91,13 +91,6 @@ def gpu_given() -> int | None:
         return None
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     return seen.split(",").index(given[0]) if seen else int(given[0])
-
-
-def is_to_start(address: str | None) -> bool:
-    """Return True if `connected` would start a Ray: none is connected, and no address is given."""
-    import ray
-
-    return address is None and not ray.is_initialized()
 
 
 @contextmanager
@@ -163,3 +156,25 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             del os.environ[name]
+
+
+def finished(
+    ray: Any, submit: Callable[[T], Any], items: Iterable[T], most: int | None = None
+) -> Iterator[tuple[T, Any]]:
+    """Submit a task for each item, at most `most` at once, and yield each with its reference as it finishes.
+
+    What still runs when the caller stops is cancelled.
+    """
+    running: dict[Any, T] = {}
+    left = iter(items)
+    try:
+        while True:
+            for item in itertools.islice(left, None if most is None else most - len(running)):
+                running[submit(item)] = item
+            if not running:
+                return
+            for done in ray.wait(list(running), num_returns=1)[0]:
+                yield running.pop(done), done
+    finally:
+        for task in running:
+            ray.cancel(task, force=True)

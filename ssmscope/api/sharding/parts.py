@@ -1,23 +1,20 @@
-"""Measurement of a data set batch by batch, here or on workers, with parts in files so that a killed run continues."""
+"""Measurement of a data set batch by batch, here or on workers, with stored parts from which a killed run continues."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
-import shutil
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmscope.api.writing import write_whole
+from ssmscope.api.store import Store, removed_if_refused
 from ssmscope.core.progress import on_stderr, progress_bar
-from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -29,13 +26,13 @@ Measure = Callable[[Any], Columns]
 Engine = Callable[["Model", Measure, Sequence[tuple[int, Any]]], Iterator[tuple[int, Columns]]]
 """Function that measures numbered batches and yields each number with its part, in any order."""
 
-PARTS = ".parts"
-"""Folder, within a result's directory, of its parts until the result is complete."""
+PARTS = ".parts.sqlite"
+"""File, within a result's directory, of its parts until the result is complete."""
 
 engine: ContextVar[Engine | None] = ContextVar("engine", default=None)
 """Engine that measures batches; None for this process."""
-_keeping: ContextVar[tuple[Path, dict[Path, bool]] | None] = ContextVar("keeping", default=None)
-"""Folder of the parts, and the folders used within it, each with True if it is new."""
+_keeping: ContextVar[tuple[Store, list[bytes]] | None] = ContextVar("keeping", default=None)
+"""Store of the parts, and the keys used."""
 
 
 def over(
@@ -50,7 +47,7 @@ def over(
     """Yield every batch with its measurements, in the order of `batches`.
 
     The batches are fixed in advance, so the digits do not depend on the number of workers or interruptions. Within
-    `keeping`, each part is written to a file as soon as it is measured.
+    `keeping`, each part is stored as soon as it is measured.
 
     Args:
         provenance: everything that the parts depend on except the batches; without it they are not stored.
@@ -93,7 +90,7 @@ def here(model: Model, measure: Measure, batches: Sequence[tuple[int, Any]]) -> 
 
 @contextmanager
 def keeping(out: Path | None) -> Iterator[None]:
-    """Store parts in a folder of the directory `out` until the body ends.
+    """Store parts in a file in the directory `out` until the body ends.
 
     They stay if the process is killed, or if workers or a disk fail. If the input is refused, only parts that were
     there before stay.
@@ -101,62 +98,38 @@ def keeping(out: Path | None) -> Iterator[None]:
     if out is None:
         yield
         return
-    home = Path(out) / PARTS
-    made = [place for place in (home, *home.parents) if not place.exists()]
-    used: dict[Path, bool] = {}
-    token = _keeping.set((home, used))
-    try:
-        yield
-    except InputError as error:
-        if error.__cause__ is None:
-            _remove([folder for folder, new in used.items() if new], made)
-        raise
-    else:
-        _remove(used, [home])
-    finally:
-        _keeping.reset(token)
-
-
-def _remove(folders: Iterable[Path], above: Iterable[Path]) -> None:
-    """Remove folders, and the directories above them that are empty."""
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
-    for place in above:
-        with suppress(OSError):
-            place.rmdir()
+    with removed_if_refused(Path(out) / PARTS):
+        store, used = Store(Path(out) / PARTS), list[bytes]()
+        token = _keeping.set((store, used))
+        try:
+            yield
+            store.drop(used)
+        finally:
+            _keeping.reset(token)
 
 
 class _Kept:
     """Stored parts of one measurement, by the numbers of their batches; none without provenance."""
 
-    def __init__(self, provenance: Mapping[str, Any] | None, *essence: Any) -> None:
-        self.folder: Path | None = None
-        self.found: set[int] = set()
+    def __init__(self, provenance: Mapping[str, Any] | None, what: str | None, batches: Sequence[Any]) -> None:
+        self.store, self.keys = Store(None), [b""] * len(batches)
         keeping = _keeping.get()
         if keeping is not None and provenance is not None:
             lasting = {name: value for name, value in provenance.items() if name != "date"}
-            digest = hashlib.sha256(json.dumps([lasting, *essence], sort_keys=True, default=str).encode())
-            self.folder = keeping[0] / digest.hexdigest()[:16]
-            keeping[1].setdefault(self.folder, not self.folder.exists())
-            self.found = {int(file.stem) for file in self.folder.glob("*.npz") if self._read(file) is not None}
+            essence = json.dumps([lasting, what, batches], sort_keys=True, default=str)
+            digest = hashlib.sha256(essence.encode()).hexdigest()[:16]
+            self.store, self.keys = keeping[0], [f"{digest}/{number}".encode() for number in range(len(batches))]
+            keeping[1].extend(self.keys)
+        known = self.store.known(self.keys)
+        self.found = {number for number, key in enumerate(self.keys) if key in known}
 
     def get(self, number: int) -> Columns:
-        assert self.folder is not None
-        part = self._read(self.folder / f"{number}.npz")
-        assert part is not None
-        return part
+        (value,) = self.store.get([self.keys[number]]).values()
+        with np.load(io.BytesIO(value), allow_pickle=False) as stored:
+            return dict(stored)
 
     def put(self, number: int, part: Columns) -> None:
-        if self.folder is not None:
+        if self.store.file is not None:
             stream, arrays = io.BytesIO(), dict[str, Any](part)
             np.savez(stream, **arrays)
-            write_whole(self.folder / f"{number}.npz", stream.getvalue())
-
-    @staticmethod
-    def _read(file: Path) -> Columns | None:
-        """Return the part in a file; None if it is damaged and has to be measured again."""
-        try:
-            with np.load(file, allow_pickle=False) as stored:
-                return dict(stored)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-            return None
+            self.store.add({self.keys[number]: stream.getvalue()})

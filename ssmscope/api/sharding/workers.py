@@ -16,8 +16,8 @@ from ssmscope.api.sharding.cluster import (
     check_engine,
     check_installed,
     connected,
+    finished,
     gpu_given,
-    is_to_start,
     lacking,
 )
 from ssmscope.errors import InputError
@@ -33,7 +33,7 @@ TASKS_PER_CPU = 2
 @contextmanager
 def on_engine(
     *,
-    engine: Annotated[Literal["local", "ray"], "Run in this process, or batch by batch on Ray's workers."] = "local",
+    engine: Annotated[Literal["local", "ray"], "Run in this process, or on Ray's workers."] = "local",
     workers: Annotated[int | None, "Workers of a Ray that is started here; by default one per CPU.", Range(1)] = None,
     gpus_per_worker: Annotated[
         float | None, "GPUs per worker, may be a fraction; by default 1 if the device is cuda.", Range(0, 64)
@@ -65,7 +65,9 @@ def on_engine(
             payload = packed(model, measure)
             gpus = float(model.device.type == "cuda") if gpus_per_worker is None else gpus_per_worker
             if ray is None:
-                started = is_to_start(address)
+                import ray as imported
+
+                started = address is None and not imported.is_initialized()
                 ray = stack.enter_context(connected(address, workers, prepared=True))
             yield from _through(ray, payload, batches, gpus, started)
 
@@ -90,21 +92,12 @@ def _through(
     task = ray.remote(_measured).options(**needs)
     what = [ray.put(payload)]  # Ray does not resolve a reference within a list, so a worker fetches it only if needed.
     key, setting = uuid.uuid4().hex, Setting(1, threads=1)
-    running: dict[Any, int] = {}
-    left = iter(batches)
-    try:
-        while True:
-            for number, batch in left:
-                running[task.remote(key, what, setting, batch)] = number
-                if len(running) >= TASKS_PER_CPU * max(1, places):
-                    break
-            if not running:
-                return
-            for done in ray.wait(list(running), num_returns=1)[0]:
-                yield running.pop(done), _received(ray, done)
-    finally:
-        for task_left in running:
-            ray.cancel(task_left, force=True)
+
+    def submit(batch: tuple[int, Any]) -> Any:
+        return task.remote(key, what, setting, batch[1])
+
+    for (number, _), done in finished(ray, submit, batches, TASKS_PER_CPU * max(1, places)):
+        yield number, _received(ray, done)
 
 
 def _received(ray: Any, done: Any) -> Columns:

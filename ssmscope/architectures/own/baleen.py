@@ -15,22 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
-from transformers import (
-    Mamba2Config,
-    Mamba2ForCausalLM,
-    Mamba2Model,
-    MambaConfig,
-    MambaForCausalLM,
-    MambaModel,
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-from ssmscope.architectures.own.base import base_of
+from ssmscope.architectures.own.base import base_of, variant
 from ssmscope.architectures.own.concrete import mean_log_gate
-from ssmscope.architectures.own.generation import MAMBA2_TIED, WholeSequences
-from ssmscope.architectures.read.parts import ReadMixer, at_least_float32, state_after
+from ssmscope.architectures.read.parts import ReadMixer, at_least_float32
 from ssmscope.core.affine import offset, stored_weights
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -114,10 +105,7 @@ class BaleenMamba2Mixer(ReadMixer, Mamba2Mixer):
     """Mamba-2's mixer with a random gate."""
 
 
-__all__ = ["state_after"]
-
 MIXERS: tuple[type[nn.Module], ...] = (BaleenMambaMixer, BaleenMamba2Mixer)
-MODEL_TYPES = ("baleen-mamba", "baleen-mamba2")
 
 
 def compute_terms(
@@ -205,10 +193,6 @@ def initial_steps(mixer: nn.Module) -> float:
     return _initial_steps(mixer).log().mean().exp().item()
 
 
-def _initial_steps_of_heads(mixer: nn.Module) -> list[float]:
-    return _initial_steps(mixer).tolist()
-
-
 def _initial_steps(mixer: nn.Module) -> Tensor:
     bias = offset(mixer.dt_proj, "dt_proj") if isinstance(mixer, MambaMixer) else mixer.dt_bias
     if bias is None:
@@ -218,34 +202,46 @@ def _initial_steps(mixer: nn.Module) -> Tensor:
 
 def fix_prior(model: PreTrainedModel) -> None:
     """Set a Baleen-E's prior means of Δ to its current initial steps, one per layer or per head (`prior_per`)."""
+    by_layer = model.config.prior_per == "layer"
     mixers = [block.mixer for block in model.base_model.layers]
-    each = initial_steps if model.config.prior_per == "layer" else _initial_steps_of_heads
-    model.config.prior = [each(mixer) for mixer in mixers]
+    model.config.prior = [initial_steps(each) if by_layer else _initial_steps(each).tolist() for each in mixers]
 
 
 # ---- the models
 
 
-class _BaleenFields:
-    """Fields of a Baleen configuration in addition to its base model's."""
+class BaleenFields:
+    """A Mamba or Mamba-2 with random gates.
 
-    gate: str
-    beta: float | None
-    tau: float
-    prior: Any
-    kl: str
-    samples: str
-    kl_over: str
-    prior_per: str
+    Args (in addition to those of `MambaConfig` or `Mamba2Config`):
+        gate: `bernoulli` (Baleen-B) or `exponential` (Baleen-E).
+        beta: weight of the KL in the loss; by default the paper's, 0.01 (B) or 0.5 (E).
+        tau: temperature of the relaxed Bernoulli sample.
+        prior: Baleen-B: the prior keep probability (0.5). Baleen-E: the prior mean of Δ, one number, one per layer or
+            a list per layer with one per head; by default the geometric mean of the initial Δ of each layer.
+        kl: `true` or `printed`, see `exponential_kl`.
+        samples: Baleen-B's gates in training, `hard` or `soft`, see `sample_log_gates`.
+        kl_over: `mean` or `sum` of the divergences over positions (Baleen, Eq. 5).
+        prior_per: unit with its own default prior in Baleen-E, `layer` or `head` (channel on Mamba).
+    """
 
-    def _set(
-        self, gate: str, beta: float | None, tau: float, prior: Any, kl: str, samples: str, kl_over: str, prior_per: str
-    ) -> None:
-        if gate not in GATES:
-            raise InputError(f"gate {gate!r} is unknown: choose one of {', '.join(GATES)}")
+    def __init__(
+        self,
+        gate="bernoulli",
+        beta=None,
+        tau=0.5,
+        prior=None,
+        kl="true",
+        samples="hard",
+        kl_over="mean",
+        prior_per="layer",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
         if kl not in ("true", "printed"):
             raise InputError(f"kl {kl!r} is unknown: choose 'true' or 'printed'")
-        chosen = {"samples": (samples, SAMPLES), "kl_over": (kl_over, KL_OVER), "prior_per": (prior_per, PRIOR_PER)}
+        chosen = {"gate": (gate, GATES), "samples": (samples, SAMPLES)}
+        chosen |= {"kl_over": (kl_over, KL_OVER), "prior_per": (prior_per, PRIOR_PER)}
         for name, (value, allowed) in chosen.items():
             if value not in allowed:
                 raise InputError(f"{name} {value!r} is unknown: choose one of {', '.join(allowed)}")
@@ -260,124 +256,38 @@ class _BaleenFields:
         return PAPER_BETA[self.gate] if self.beta is None else self.beta
 
 
-class BaleenMambaConfig(MambaConfig, _BaleenFields):
-    """A Mamba with random gates.
+class RandomGates:
+    """Base of models whose mixers have random gates."""
 
-    Args (in addition to those of `MambaConfig`):
-        gate: `bernoulli` (Baleen-B) or `exponential` (Baleen-E).
-        beta: weight of the KL in the loss; by default the paper's, 0.01 (B) or 0.5 (E).
-        tau: temperature of the relaxed Bernoulli sample.
-        prior: Baleen-B: the prior keep probability (0.5). Baleen-E: the prior mean of Δ, one number, one per layer or
-            a list per layer with one per head; by default the geometric mean of the initial Δ of each layer.
-        kl: `true` or `printed`, see `exponential_kl`.
-        samples: Baleen-B's gates in training, `hard` or `soft`, see `sample_log_gates`.
-        kl_over: `mean` or `sum` of the divergences over positions (Baleen, Eq. 5).
-        prior_per: unit with its own default prior in Baleen-E, `layer` or `head` (channel on Mamba).
-    """
-
-    model_type = "baleen-mamba"
-
-    def __init__(
-        self,
-        gate="bernoulli",
-        beta=None,
-        tau=0.5,
-        prior=None,
-        kl="true",
-        samples="hard",
-        kl_over="mean",
-        prior_per="layer",
-        **kwargs,
-    ):
-        super().__init__(**kwargs)
-        self._set(gate, beta, tau, prior, kl, samples, kl_over, prior_per)
-
-
-class BaleenMamba2Config(Mamba2Config, _BaleenFields):
-    """A Mamba-2 with random gates; arguments as `BaleenMambaConfig`, in addition to those of `Mamba2Config`."""
-
-    model_type = "baleen-mamba2"
-
-    def __init__(
-        self,
-        gate="bernoulli",
-        beta=None,
-        tau=0.5,
-        prior=None,
-        kl="true",
-        samples="hard",
-        kl_over="mean",
-        prior_per="layer",
-        **kwargs,
-    ):
-        super().__init__(**kwargs)
-        self._set(gate, beta, tau, prior, kl, samples, kl_over, prior_per)
-
-
-def _randomize(model: PreTrainedModel, mixer_class: type[nn.Module]) -> None:
-    for block in model.base_model.layers:
-        block.mixer.__class__ = mixer_class
-        block.mixer.baleen = model.config
-    if (
-        model.config.gate == "exponential"
-        and model.config.prior is None
-        and next(model.parameters()).device.type != "meta"
-    ):
-        fix_prior(model)
-
-
-class BaleenMambaModel(MambaModel):
-    """Mamba's backbone with random gates."""
-
-    config_class = BaleenMambaConfig
+    config: Any
 
     def __init__(self, config):
-        super().__init__(config)
-        _randomize(self, BaleenMambaMixer)
+        super().__init__(config)  # type: ignore[call-arg]
+        for block in self.base_model.layers:  # type: ignore[attr-defined]
+            block.mixer.__class__ = BaleenMambaMixer if isinstance(block.mixer, MambaMixer) else BaleenMamba2Mixer
+            block.mixer.baleen = config
+        real = next(self.parameters()).device.type != "meta"  # type: ignore[attr-defined]
+        if real and config.gate == "exponential" and config.prior is None:
+            fix_prior(self)
 
 
-class BaleenMamba2Model(Mamba2Model):
-    """Mamba-2's backbone with random gates."""
-
-    config_class = BaleenMamba2Config
-
-    def __init__(self, config):
-        super().__init__(config)
-        _randomize(self, BaleenMamba2Mixer)
-
-
-class _BaleenLanguageModel(WholeSequences):
-    """Loss of Baleen's language models, and generation without a cache, which random gates cannot have."""
+class BaleenLanguageModel(RandomGates):
+    """Base of the language models: with labels, the loss in training is CE + β · KL (Baleen, Eq. 5). Random gates can
+    have no cache."""
 
     def forward(self, *args, labels=None, use_cache=False, **kwargs):
         result = super().forward(*args, labels=labels, use_cache=False, **kwargs)  # type: ignore[misc]
         divergence = information_loss(self) if labels is not None else None
         if divergence is not None and self.training:  # type: ignore[attr-defined]
-            result.loss = result.loss + self.config.kl_weight * divergence  # type: ignore[attr-defined]
+            result.loss = result.loss + self.config.kl_weight * divergence
         return result
 
 
-class BaleenMambaForCausalLM(_BaleenLanguageModel, MambaForCausalLM):
-    """Mamba's language model with random gates; with labels, the loss is CE + β · KL (Baleen, Eq. 5)."""
-
-    config_class = BaleenMambaConfig
-
-    def __init__(self, config):
-        super().__init__(config)
-        _randomize(self, BaleenMambaMixer)
-
-
-class BaleenMamba2ForCausalLM(_BaleenLanguageModel, Mamba2ForCausalLM):
-    """Mamba-2's language model with random gates; with labels, the loss is CE + β · KL (Baleen, Eq. 5)."""
-
-    config_class = BaleenMamba2Config
-    _tied_weights_keys = MAMBA2_TIED
-
-    def __init__(self, config):
-        super().__init__(config)
-        _randomize(self, BaleenMamba2Mixer)
-
-
+CLASSES = BaleenFields, RandomGates, BaleenLanguageModel
+BaleenMambaConfig, BaleenMambaModel, BaleenMambaForCausalLM = variant("Mamba", "BaleenMamba", "baleen-mamba", *CLASSES)
+BaleenMamba2Config, BaleenMamba2Model, BaleenMamba2ForCausalLM = variant(
+    "Mamba2", "BaleenMamba2", "baleen-mamba2", *CLASSES
+)
 AUTO = (BaleenMambaModel, BaleenMambaForCausalLM, BaleenMamba2Model, BaleenMamba2ForCausalLM)
 
 
@@ -397,21 +307,16 @@ def convert(module: PreTrainedModel, gate: str, **options: Any) -> PreTrainedMod
     Args:
         module: `MambaModel`, `MambaForCausalLM`, `Mamba2Model` or `Mamba2ForCausalLM`; its weights are copied.
         gate: `bernoulli` or `exponential`.
-        options: further fields of `BaleenMambaConfig` or `BaleenMamba2Config`.
+        options: further fields of the Baleen, see `BaleenFields`.
 
     Raises:
         InputError: for another kind of model.
     """
-    classes: dict[type, Any] = {
-        MambaModel: BaleenMambaModel,
-        MambaForCausalLM: BaleenMambaForCausalLM,
-        Mamba2Model: BaleenMamba2Model,
-        Mamba2ForCausalLM: BaleenMamba2ForCausalLM,
-    }
-    target = classes.get(type(module))
-    if target is None:
-        names = ", ".join(cls.__name__ for cls in classes)
-        raise InputError(f"{type(module).__name__} cannot become a Baleen: give one of {names}")
+    classes: dict[str, Any] = {each.__name__.removeprefix("Baleen"): each for each in AUTO}
+    name = type(module).__name__
+    if name not in classes or not type(module).__module__.startswith("transformers."):
+        raise InputError(f"{name} cannot become a Baleen: give one of {', '.join(classes)}")
+    target = classes[name]
     fields = module.config.to_dict()
     for name in ("model_type", "architectures", "transformers_version", "intermediate_size", "torch_dtype", "dtype"):
         fields.pop(name, None)
@@ -421,20 +326,3 @@ def convert(module: PreTrainedModel, gate: str, **options: Any) -> PreTrainedMod
     if gate == "exponential" and options.get("prior") is None:
         fix_prior(converted)
     return converted.train(module.training)
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    small = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, expand=2, conv_kernel=4)
-    one = dict(**small, state_size=5, time_step_rank=3)
-    two = dict(**small, state_size=6, num_heads=6, head_dim=8, n_groups=2, chunk_size=8)
-    models = {
-        f"{GATES[gate]}-{base}": model(config(**sizes, gate=gate))
-        for gate in GATES
-        for base, model, config, sizes in (
-            ("mamba", BaleenMambaForCausalLM, BaleenMambaConfig, one),
-            ("mamba2", BaleenMamba2ForCausalLM, BaleenMamba2Config, two),
-        )
-    }
-    soft = BaleenMamba2ForCausalLM(BaleenMamba2Config(**two, gate="bernoulli", samples="soft", tau=1.0))
-    return {**models, "baleen-b-soft-mamba2": soft}

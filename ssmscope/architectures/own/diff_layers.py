@@ -10,14 +10,12 @@ import math
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
-from torch.nn.functional import softplus
 from transformers import MambaConfig
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, Mamba2RMSNorm
 
-from ssmscope.architectures.read.parts import as_mask, at_least_float32, mask_padding
+from ssmscope.architectures.read.parts import ReadMixer, at_least_float32, refuse_caches
 
 LAMBDA_FORMS = ("sum", "scalar", "exponential")
 SUB_NORM_EPSILON = 1e-5
@@ -91,12 +89,12 @@ class DiffMambaMixer(Subtraction):
         self.m1.sizes = self.m2.sizes = half
 
     def forward(self, hidden_states, cache_params=None, *args, cache=None, attention_mask=None, **kwargs):
-        _refuse(cache_params, cache)
+        refuse_caches(self, cache_params, cache)
         first, second = (m(hidden_states, attention_mask=attention_mask) for m in (self.m1, self.m2))
         return (1 - self.lambda_init) * self.difference(first, second, self.current_lambda())
 
 
-class DiffS6Mixer(Subtraction):
+class DiffS6Mixer(ReadMixer, Subtraction):
     """A Mamba-2 block with two recurrences over the same x and gate z, subtracted before the gate (Eqs. 13 and 16).
 
     (1 − λ_i) · out_proj(RMSNorm(N(S6₁(x) − λ S6₂(x)) ⊙ SiLU(z))); B, C, Δ, A and D are the recurrences' own. The factor
@@ -145,64 +143,11 @@ class DiffS6Mixer(Subtraction):
         depth = self.sizes.num_hidden_layers if self.sizes.rescale_prenorm_residual else 1
         _start(self.out_proj.weight, projection / math.sqrt(depth))
 
-    def gated(self, first: Tensor, second: Tensor, z: Tensor, weight: Tensor) -> Tensor:
-        """Return the layer's output from its recurrences' outputs (batch, length, channels) and the gate."""
-        y = self.norm(self.difference(first, second, weight) * self.act(z)).to(z.dtype)
-        return (1 - self.lambda_init) * self.out_proj(y)
-
-    def forward(self, hidden_states, cache_params=None, *args, cache=None, attention_mask=None, **kwargs):
-        """Run the recurrences step by step; see `fast_scan` for long sequences and for training."""
-        _refuse(cache_params, cache)
-        mask, length = as_mask(attention_mask), hidden_states.shape[1]
-        z, mixed, step = self.in_proj(mask_padding(hidden_states, mask)).split(self.parts, dim=-1)
-        convolved = self.act(self.conv1d(mixed.transpose(1, 2))[..., :length].transpose(1, 2))
-        x, B1, C1, B2, C2 = self.terms(mask_padding(convolved, mask))
-        steps = self.steps(step)
-        y = [
-            _recur(x, B, C, steps[i], -at_least_float32(self.A_log[i]).exp(), at_least_float32(self.D[i]))
-            for i, (B, C) in enumerate(((B1, C1), (B2, C2)))
-        ]
-        return self.gated(y[0], y[1], z, self.current_lambda())
-
-    @property
-    def parts(self) -> list[int]:
-        """Sizes of z, the convolution's input and Δ in the output of `in_proj`."""
-        return [self.intermediate_size, self.conv_dim, 2 * self.num_heads]
-
-    def terms(self, convolved: Tensor) -> list[Tensor]:
-        """Return x (batch, length, heads, width) and B₁, C₁, B₂, C₂ (batch, length, groups, state)."""
-        sizes = [self.intermediate_size, *[self.n_groups * self.ssm_state_size] * 4]
-        x, *rest = at_least_float32(convolved).split(sizes, dim=-1)
-        return [
-            rearrange(x, "b t (h p) -> b t h p", h=self.num_heads),
-            *(rearrange(t, "b t (g n) -> b t g n", g=self.n_groups) for t in rest),
-        ]
-
-    def steps(self, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Return Δ of both recurrences, (batch, length, heads) each."""
-        halves = zip(at_least_float32(step).chunk(2, dim=-1), at_least_float32(self.dt_bias))
-        first, second = (softplus(t + bias).clamp(*self.sizes.time_step_limit) for t, bias in halves)
-        return first, second
-
 
 def _start(parameter: Tensor, value: Tensor) -> None:
     """Set a parameter, unless transformers 5 marks it as read from a checkpoint (as its own `nn.init` does)."""
     if not getattr(parameter, "_is_hf_initialized", False):
         parameter.copy_(value)
-
-
-def _recur(x: Tensor, B: Tensor, C: Tensor, delta: Tensor, A: Tensor, D: Tensor) -> Tensor:
-    """Compute H_t = exp(Δ_t A) H_{t−1} + Δ_t x_t B_tᵀ, y_t = H_t C_t + D x_t in a loop, (batch, length, heads ·
-    width)."""
-    share = x.shape[2] // B.shape[2]
-    B, C = B.repeat_interleave(share, dim=2), C.repeat_interleave(share, dim=2)
-    H = x.new_zeros(*x[:, 0].shape, B.shape[-1])
-    outputs = []
-    for t in range(x.shape[1]):
-        keep = torch.exp(delta[:, t] * A)[..., None, None]
-        H = keep * H + (delta[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None]
-        outputs.append((H * C[:, t, :, None]).sum(-1) + D[:, None] * x[:, t])
-    return torch.stack(outputs, dim=1).flatten(2)
 
 
 def _of_expansion_one(config: Any) -> Any:
@@ -213,8 +158,3 @@ def _of_expansion_one(config: Any) -> Any:
     else:
         half.head_dim = config.hidden_size // config.num_heads
     return half
-
-
-def _refuse(*caches: Any) -> None:
-    if any(cache is not None for cache in caches):
-        raise ValueError("differential layers run whole sequences and keep no cache: call with use_cache=False")

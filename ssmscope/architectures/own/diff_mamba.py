@@ -14,20 +14,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
-from transformers import (
-    Mamba2Config,
-    Mamba2ForCausalLM,
-    Mamba2Model,
-    MambaConfig,
-    MambaForCausalLM,
-    MambaModel,
-)
+from torch.nn.functional import softplus
 from transformers.models.mamba2.modeling_mamba2 import Mamba2RMSNorm
 
-from ssmscope.architectures.own.base import base_of
+from ssmscope.architectures.own.base import base_of, variant
 from ssmscope.architectures.own.diff_layers import LAMBDA_FORMS, DiffMambaMixer, DiffS6Mixer, Subtraction
-from ssmscope.architectures.own.generation import MAMBA2_TIED, WholeSequences
 from ssmscope.architectures.read.parts import (
     as_mask,
     at_least_float32,
@@ -40,7 +33,6 @@ from ssmscope.architectures.read.parts import (
     opened_by,
     projection,
     rms_factor,
-    state_after,
 )
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -52,11 +44,6 @@ LAYERS = ("full", "hybrid")
 
 
 # ---- how to read them
-
-__all__ = ["state_after"]
-
-MIXERS: tuple[type[nn.Module], ...] = (DiffMambaMixer, DiffS6Mixer)
-MODEL_TYPES = ("diff-mamba", "diff-mamba1")
 
 
 def compute_terms(
@@ -87,13 +74,17 @@ def compute_terms(
 def _s6_terms(
     mixer: DiffS6Mixer, u: Tensor, mask: Tensor | None, state: LayerState | None, extras: dict[str, Tensor]
 ) -> LayerTrace:
-    z, conv_input, step = mixer.in_proj(u).split(mixer.parts, dim=-1)
+    inner, heads = mixer.intermediate_size, mixer.num_heads
+    z, conv_input, *steps = mixer.in_proj(u).split([inner, mixer.conv_dim, heads, heads], dim=-1)
     convolved, around = convolve(mixer, conv_input, convolution(mixer, conv_input), mask, state, mixer.act)
-    x, B1, C1, B2, C2 = mixer.terms(convolved)
-    A, D = -at_least_float32(mixer.A_log).exp().unsqueeze(-1), at_least_float32(mixer.D)
+    x, *rest = at_least_float32(convolved).split([inner, *[mixer.n_groups * mixer.ssm_state_size] * 4], dim=-1)
+    x = rearrange(x, "b t (h p) -> b t h p", h=heads)
+    B1, C1, B2, C2 = (rearrange(t, "b t (g n) -> b t g n", g=mixer.n_groups) for t in rest)
+    bias, A_log, D = (at_least_float32(t) for t in (mixer.dt_bias, mixer.A_log, mixer.D))
+    deltas = (softplus(at_least_float32(t) + b).clamp(*mixer.sizes.time_step_limit) for t, b in zip(steps, bias))
     recurrences = tuple(
-        Recurrence(x=x, b=B, c=C, delta=mask_padding(delta, mask), A=A[i], D=D[i])
-        for i, (B, C, delta) in enumerate(zip((B1, B2), (C1, C2), mixer.steps(step)))
+        Recurrence(x=x, b=B, c=C, delta=mask_padding(delta, mask), A=-A_log[i].exp().unsqueeze(-1), D=D[i])
+        for i, (B, C, delta) in enumerate(zip((B1, B2), (C1, C2), deltas))
     )
     return LayerTrace(u, recurrences, mask=mask, z=z, extras=extras, **around)
 
@@ -102,13 +93,13 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     """Return the block's contribution to the residual stream, (batch, length, width) (Eqs. 16 and 21)."""
     scans = layer.scan() if scans is None else scans
     weight = layer.extras["lambda"]
-    assert layer.z is not None
     if isinstance(mixer, DiffS6Mixer):
         first, second = (s.y.flatten(2) for s in scans)
-        return mixer.gated(first, second, layer.z, weight)
+        y = mixer.norm(mixer.difference(first, second, weight) * mixer.act(layer.gate)).to(layer.gate.dtype)
+        return (1 - mixer.lambda_init) * mixer.out_proj(y)
     first, second = (
         base_of(m).output(m, replace(layer, recurrences=(r,), z=z), (scan,))
-        for m, r, z, scan in zip((mixer.m1, mixer.m2), layer.recurrences, layer.z.chunk(2, dim=-1), scans)
+        for m, r, z, scan in zip((mixer.m1, mixer.m2), layer.recurrences, layer.gate.chunk(2, dim=-1), scans)
     )
     return (1 - mixer.lambda_init) * mixer.difference(first, second, weight)
 
@@ -124,9 +115,9 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     outside = 1 - mixer.lambda_init
     if isinstance(mixer, DiffS6Mixer):
         return _s6_linearized(mixer, layer, u, weight, outside)
-    assert layer.z is not None and layer.conv_input is not None
+    assert layer.conv_input is not None
     tails, taps = ((None, None) if each is None else each.chunk(2, dim=-1) for each in (layer.conv_tail, layer.taps))
-    conv_inputs, gates = layer.conv_input.chunk(2, dim=-1), layer.z.chunk(2, dim=-1)
+    conv_inputs, gates = layer.conv_input.chunk(2, dim=-1), layer.gate.chunk(2, dim=-1)
     bases = [base_of(m).linearized for m in (mixer.m1, mixer.m2)]
     first, second = (
         each(m, replace(layer, recurrences=(r,), conv_input=x, conv_tail=tail, taps=read, z=z))
@@ -164,9 +155,8 @@ def _s6_linearized(mixer: DiffS6Mixer, layer: LayerTrace, u: Tensor, weight: Ten
     enter = projection(mixer, "in_proj", slice(inner, 2 * inner))
     input_map = convolved_input_map(mixer, layer, mixer.act, enter, slice(0, inner))
     first, second = (s.y.flatten(2) for s in layer.scan())
-    assert layer.z is not None
     _, subtracted = _sub_norm(mixer, first + weight * second)
-    z = at_least_float32(layer.z)
+    z = at_least_float32(layer.gate)
     opened, opening = mixer.act(z), opened_by(projection(mixer, "in_proj", slice(0, inner)), mixer.act, z)
     norm = rms_factor((first + weight * second) * subtracted * opened, mixer.norm.variance_epsilon)
     factor = subtracted * norm * norm_weight(mixer, "norm", Mamba2RMSNorm)
@@ -192,15 +182,27 @@ def _state_of_each(state: LayerState | None) -> Sequence[LayerState | None]:
 # ---- the models
 
 
-class _DifferentialFields:
-    """Fields of a differential configuration in addition to its base model's."""
+class DifferentialFields:
+    """A Differential Mamba on Mamba-2, the paper's, or on Mamba-1, with `scope="block"` only.
+
+    Args (in addition to those of `Mamba2Config` or `MambaConfig`, which describe the plain layers; the two mixers of a
+    differential layer have expansion 1 and as many heads, which are narrower):
+        scope: `block` subtracts whole mixers (Diff-Mamba, Eq. 19), `s6` recurrences inside one block (Diff-S6, Eq. 13).
+        differential_layers: `full`, `hybrid` (layers 0, 2, 4, …), or the indices of the differential layers.
+        normalize: a root-mean-square norm after the subtraction (Eqs. 16 and 21).
+        lambda_form: `sum` (Eq. 17), `scalar` or `exponential` (Eq. 11), see `Subtraction`.
+        lambda_std: initial standard deviation of the parameters of λ. Default 0 for `sum` and `scalar`: the sum of
+            D standard normal numbers (1, the authors' choice) saturates the sigmoid. Default 0.1 for `exponential`.
+    """
 
     hidden_size: int
     num_hidden_layers: int
 
-    def _set(
-        self, scope: str, layers: str | Sequence[int], normalize: bool, lambda_form: str, lambda_std: float | None
-    ) -> None:
+    def __init__(
+        self, scope="block", differential_layers="full", normalize=True, lambda_form="sum", lambda_std=None, **kwargs
+    ):
+        super().__init__(**kwargs)
+        layers = differential_layers
         for name, value, allowed in (("scope", scope, SCOPES), ("lambda_form", lambda_form, LAMBDA_FORMS)):
             if value not in allowed:
                 raise InputError(f"{name} {value!r} is unknown: choose one of {', '.join(allowed)}")
@@ -220,6 +222,11 @@ class _DifferentialFields:
             raise InputError(
                 f"differential_layers {layers!r}: give at least one layer, from 0 to {self.num_hidden_layers - 1}"
             )
+        heads = getattr(self, "num_heads", None)
+        if heads is None and scope != "block":
+            raise InputError("scope 's6' is built on Mamba-2: use DiffMambaConfig (model type diff-mamba)")
+        if heads is not None and scope == "block" and self.hidden_size % heads:
+            raise InputError(f"{heads} heads do not divide the {self.hidden_size} channels of each mixer")
 
     @property
     def differential_indices(self) -> list[int]:
@@ -229,56 +236,10 @@ class _DifferentialFields:
         return self.differential_layers
 
 
-class DiffMambaConfig(Mamba2Config, _DifferentialFields):
-    """A Differential Mamba on Mamba-2, the paper's.
-
-    Args (in addition to those of `Mamba2Config`, which describe the plain layers; the two mixers of a differential
-    layer have expansion 1 and as many heads, which are narrower):
-        scope: `block` subtracts whole mixers (Diff-Mamba, Eq. 19), `s6` recurrences inside one block (Diff-S6, Eq. 13).
-        differential_layers: `full`, `hybrid` (layers 0, 2, 4, …), or the indices of the differential layers.
-        normalize: a root-mean-square norm after the subtraction (Eqs. 16 and 21).
-        lambda_form: `sum` (Eq. 17), `scalar` or `exponential` (Eq. 11), see `Subtraction`.
-        lambda_std: initial standard deviation of the parameters of λ. Default 0 for `sum` and `scalar`: the sum of
-            D standard normal numbers (1, the authors' choice) saturates the sigmoid. Default 0.1 for `exponential`.
-    """
-
-    model_type = "diff-mamba"
-
-    def __init__(
-        self, scope="block", differential_layers="full", normalize=True, lambda_form="sum", lambda_std=None, **kwargs
-    ):
-        super().__init__(**kwargs)
-        self._set(scope, differential_layers, normalize, lambda_form, lambda_std)
-        if scope == "block" and self.hidden_size % self.num_heads:
-            raise InputError(f"{self.num_heads} heads do not divide the {self.hidden_size} channels of each mixer")
-
-
-class DiffMamba1Config(MambaConfig, _DifferentialFields):
-    """A Differential Mamba on Mamba-1, `scope="block"` only; arguments as `DiffMambaConfig`, and `MambaConfig`'s."""
-
-    model_type = "diff-mamba1"
-
-    def __init__(
-        self, scope="block", differential_layers="full", normalize=True, lambda_form="sum", lambda_std=None, **kwargs
-    ):
-        super().__init__(**kwargs)
-        self._set(scope, differential_layers, normalize, lambda_form, lambda_std)
-        if scope != "block":
-            raise InputError("scope 's6' is built on Mamba-2: use DiffMambaConfig (model type diff-mamba)")
-
-
-class _Differential:
+class Differential:
     """Base of models with differential layers, which run whole sequences without a cache."""
 
     config: Any
-    layers: Any
-    post_init: Any
-
-    def _make_differential(self) -> None:
-        mixer = DiffMambaMixer if self.config.scope == "block" else DiffS6Mixer
-        for index in self.config.differential_indices:
-            self.layers[index].mixer = mixer(self.config, index)
-        self.post_init()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -295,49 +256,31 @@ class _Differential:
         return super().forward(*args, use_cache=False, **kwargs)  # type: ignore[misc]
 
 
-class DiffMambaModel(_Differential, Mamba2Model):
-    """The backbone of a Differential Mamba on Mamba-2."""
-
-    config_class = DiffMambaConfig
+class DifferentialBackbone(Differential):
+    """Base of the backbones."""
 
     def __init__(self, config):
-        super().__init__(config)
-        self._make_differential()
+        super().__init__(config)  # type: ignore[call-arg]
+        mixer = DiffMambaMixer if config.scope == "block" else DiffS6Mixer
+        for index in config.differential_indices:
+            self.layers[index].mixer = mixer(config, index)  # type: ignore[attr-defined]
+        self.post_init()  # type: ignore[attr-defined]
 
 
-class DiffMambaForCausalLM(WholeSequences, _Differential, Mamba2ForCausalLM):
-    """The language model of a Differential Mamba on Mamba-2."""
+class DifferentialLanguageModel(Differential):
+    """Base of the language models."""
 
-    config_class = DiffMambaConfig
-    _tied_weights_keys = MAMBA2_TIED
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.backbone = DiffMambaModel(config)
-        self.post_init()
-
-
-class DiffMamba1Model(_Differential, MambaModel):
-    """The backbone of a Differential Mamba on Mamba-1."""
-
-    config_class = DiffMamba1Config
+    backbone_class: Any
 
     def __init__(self, config):
-        super().__init__(config)
-        self._make_differential()
+        super().__init__(config)  # type: ignore[call-arg]
+        self.backbone = self.backbone_class(config)
+        self.post_init()  # type: ignore[attr-defined]
 
 
-class DiffMamba1ForCausalLM(WholeSequences, _Differential, MambaForCausalLM):
-    """The language model of a Differential Mamba on Mamba-1."""
-
-    config_class = DiffMamba1Config
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.backbone = DiffMamba1Model(config)
-        self.post_init()
-
-
+CLASSES = DifferentialFields, DifferentialBackbone, DifferentialLanguageModel
+DiffMambaConfig, DiffMambaModel, DiffMambaForCausalLM = variant("Mamba2", "DiffMamba", "diff-mamba", *CLASSES)
+DiffMamba1Config, DiffMamba1Model, DiffMamba1ForCausalLM = variant("Mamba", "DiffMamba1", "diff-mamba1", *CLASSES)
 AUTO = (DiffMambaModel, DiffMambaForCausalLM, DiffMamba1Model, DiffMamba1ForCausalLM)
 
 
@@ -345,21 +288,3 @@ def lambdas(module: nn.Module) -> dict[int, float]:
     """Return λ of every differential layer of a model, by the layer's index from 0."""
     with torch.no_grad():
         return {m.layer_idx: m.current_lambda().item() for m in module.modules() if isinstance(m, Subtraction)}
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    small = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, expand=2, conv_kernel=4)
-    two = dict(**small, state_size=6, num_heads=6, head_dim=8, n_groups=2, chunk_size=8)
-    variants: dict[str, dict[str, Any]] = {
-        "diff-mamba": {},
-        "diff-mamba-hybrid": dict(differential_layers="hybrid"),
-        "diff-mamba-not-normalized": dict(normalize=False, lambda_form="scalar", use_bias=True),
-        "diff-s6": dict(scope="s6"),
-        "diff-s6-not-normalized": dict(scope="s6", normalize=False, lambda_form="exponential", conv_kernel=3),
-    }
-    first = dict(**small, state_size=5, time_step_rank=3)
-    return {
-        **{name: DiffMambaForCausalLM(DiffMambaConfig(**{**two, **more})) for name, more in variants.items()},
-        "diff-mamba1": DiffMamba1ForCausalLM(DiffMamba1Config(**first)),
-    }

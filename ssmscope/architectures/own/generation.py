@@ -32,9 +32,22 @@ class BlocksInTurn:
     """Mixin before a transformers model that makes it a backbone of `embeddings`, `layers` and `norm_f`."""
 
     config: PretrainedConfig
-    embeddings: nn.Module
-    layers: nn.ModuleList
-    norm_f: Any
+    block_class: type[nn.Module]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        self.embeddings: nn.Module = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(self.blocks(config))
+        self.norm_f: Any = self.norm(config)
+        self.post_init()  # type: ignore[attr-defined]
+
+    def blocks(self, config: Any) -> list[nn.Module]:
+        """Return a new model's blocks, the first first."""
+        return [self.block_class(config, number) for number in range(config.num_hidden_layers)]
+
+    def norm(self, config: Any) -> nn.Module:
+        """Return the norm before the head."""
+        return nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embeddings
@@ -83,8 +96,19 @@ class BlocksInTurn:
 class HeadOnBackbone(WholeSequences):
     """Mixin before a transformers model that makes it a language model of `backbone` and `lm_head`."""
 
+    backbone_class: Any
     backbone: PreTrainedModel
     lm_head: nn.Module
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        self.backbone = self.backbone_class(config)
+        self.lm_head = self.make_head(config.vocab_size)
+        self.post_init()  # type: ignore[attr-defined]
+
+    def make_head(self, rows: int) -> nn.Module:
+        """Return a new head."""
+        return nn.Linear(self.config.hidden_size, rows, bias=False)  # type: ignore[attr-defined]
 
     def get_input_embeddings(self) -> nn.Module:
         return self.backbone.get_input_embeddings()

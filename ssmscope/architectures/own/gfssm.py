@@ -22,29 +22,18 @@ import torch
 from einops import rearrange
 from jaxtyping import Int
 from torch import Tensor, nn
-from transformers import (
-    Mamba2Config,
-    Mamba2ForCausalLM,
-    Mamba2Model,
-    MambaConfig,
-    MambaForCausalLM,
-    MambaModel,
-)
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-from ssmscope.architectures.own.base import base_of
-from ssmscope.architectures.own.generation import MAMBA2_TIED, WholeSequences
+from ssmscope.architectures.own.base import base_of, variant
 from ssmscope.architectures.read.parts import (
     ReadMixer,
     at_least_float32,
     causal_convolution,
     constant,
-    convolution_tail,
 )
-from ssmscope.architectures.read.parts import state_after as layer_state
 from ssmscope.core.linearized import LinearizedLayer, Path
-from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.core.trace import LayerState, LayerTrace, last_inputs
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
 
@@ -80,10 +69,6 @@ class GFSSMMambaMixer(ReadMixer, MambaMixer):
 
 class GFSSMMixer(ReadMixer, Mamba2Mixer):
     """Mamba-2's mixer with grouped states."""
-
-
-MIXERS: tuple[type[nn.Module], ...] = (GFSSMMixer, GFSSMMambaMixer)
-MODEL_TYPES = ("gfssm", "gfssm-mamba")
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,29 +160,32 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> GroupedState:
     """Return the state from which a run continues, every row's by its own number of real positions."""
-    base = layer_state(mixer, replace(layer, reach=mixer.conv_kernel_size), scans)
+    base = replace(layer, reach=mixer.conv_kernel_size).state_after(scans)
     states = torch.stack(base.ssm, dim=1)
     batch, groups = states.shape[:2]
     length = layer.u.shape[1]
     past = layer.mask.sum(1) if layer.mask is not None else torch.full((batch,), length, device=states.device)
     order = (past[:, None] + torch.arange(groups, device=states.device)) % groups  # The groups by their next turns.
     states = states[torch.arange(batch, device=states.device)[:, None], order]
-    of_filter = replace(layer, conv_input=layer.extras["x"], conv_tail=layer.extras.get("x_tail"))
-    tail = convolution_tail(of_filter, len(layer.extras["k"]))
+    tail = last_inputs(layer.extras["x"], len(layer.extras["k"]), layer.extras.get("x_tail"), layer.mask)
     return GroupedState(conv=base.conv, ssm=tuple(states.unbind(1)), fir=tail)
 
 
 # ---- the models
 
 
-class _GroupingFields:
-    """Fields of a GFSSM configuration in addition to its base model's."""
+class GroupingFields:
+    """A Mamba or Mamba-2 with grouped states after a filter.
 
-    state_groups: int
-    fir_taps: int
-    prompt: bool
+    Args (in addition to those of `MambaConfig` or `Mamba2Config`):
+        state_groups: Q, the number of states that take turns. (`n_groups` are Mamba-2's groups of heads that share B
+            and C.)
+        fir_taps: the number of the filter's taps k_j; 1 leaves only a scale. The paper's filter has 4.
+        prompt: whether the states before the first token are learnt; otherwise they are zero.
+    """
 
-    def _set(self, state_groups: int, fir_taps: int, prompt: bool) -> None:
+    def __init__(self, state_groups=2, fir_taps=4, prompt=True, **kwargs):
+        super().__init__(**kwargs)
         for name, value in (("state_groups", state_groups), ("fir_taps", fir_taps)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} {value!r} is no number of {name.split('_')[1]}: give an integer, 1 or more")
@@ -205,43 +193,15 @@ class _GroupingFields:
         self.use_cache = False
 
 
-class GFSSMConfig(Mamba2Config, _GroupingFields):
-    """A Mamba-2 with grouped states after a filter.
-
-    Args (in addition to those of `Mamba2Config`):
-        state_groups: Q, the number of states that take turns. (`n_groups` are Mamba-2's groups of heads that share B
-            and C.)
-        fir_taps: the number of the filter's taps k_j; 1 leaves only a scale. The paper's filter has 4.
-        prompt: whether the states before the first token are learnt; otherwise they are zero.
-    """
-
-    model_type = "gfssm"
-
-    def __init__(self, state_groups=2, fir_taps=4, prompt=True, **kwargs):
-        super().__init__(**kwargs)
-        self._set(state_groups, fir_taps, prompt)
-
-
-class GFSSMMambaConfig(MambaConfig, _GroupingFields):
-    """A Mamba with grouped states; arguments as `GFSSMConfig`, in addition to those of `MambaConfig`."""
-
-    model_type = "gfssm-mamba"
-
-    def __init__(self, state_groups=2, fir_taps=4, prompt=True, **kwargs):
-        super().__init__(**kwargs)
-        self._set(state_groups, fir_taps, prompt)
-
-
-class _Grouped:
+class Grouped:
     """Base of models whose mixers have grouped states."""
 
     def __init__(self, config):
         super().__init__(config)  # type: ignore[call-arg]
-        on_mamba2 = isinstance(config, Mamba2Config)
         backbone = self.base_model  # type: ignore[attr-defined]
-        backbone.__class__ = GFSSMModel if on_mamba2 else GFSSMMambaModel
+        backbone.__class__ = getattr(self, "backbone_class", type(backbone))
         for block in backbone.layers:
-            block.mixer.__class__ = GFSSMMixer if on_mamba2 else GFSSMMambaMixer
+            block.mixer.__class__ = GFSSMMixer if isinstance(block.mixer, Mamba2Mixer) else GFSSMMambaMixer
             block.mixer.grouping = Grouping(config, block.mixer)
 
     def _init_weights(self, module):
@@ -251,47 +211,8 @@ class _Grouped:
             super()._init_weights(module)  # type: ignore[misc]
 
 
-class GFSSMModel(_Grouped, Mamba2Model):
-    """Mamba-2's backbone with grouped states."""
-
-    config_class = GFSSMConfig
-
-
-class GFSSMForCausalLM(WholeSequences, _Grouped, Mamba2ForCausalLM):
-    """Mamba-2's language model with grouped states."""
-
-    config_class = GFSSMConfig
-    _tied_weights_keys = MAMBA2_TIED
-
-
-class GFSSMMambaModel(_Grouped, MambaModel):
-    """Mamba's backbone with grouped states."""
-
-    config_class = GFSSMMambaConfig
-
-
-class GFSSMMambaForCausalLM(WholeSequences, _Grouped, MambaForCausalLM):
-    """Mamba's language model with grouped states."""
-
-    config_class = GFSSMMambaConfig
-
-
+GFSSMConfig, GFSSMModel, GFSSMForCausalLM = variant("Mamba2", "GFSSM", "gfssm", GroupingFields, Grouped, Grouped)
+GFSSMMambaConfig, GFSSMMambaModel, GFSSMMambaForCausalLM = variant(
+    "Mamba", "GFSSMMamba", "gfssm-mamba", GroupingFields, Grouped, Grouped
+)
 AUTO = (GFSSMModel, GFSSMForCausalLM, GFSSMMambaModel, GFSSMMambaForCausalLM)
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    small = dict(vocab_size=97, num_hidden_layers=2, expand=2, conv_kernel=4)
-    one = dict(**small, hidden_size=16, state_size=3, time_step_rank=2)
-    two = dict(**small, hidden_size=24, state_size=6, num_heads=6, head_dim=8, n_groups=2, chunk_size=8)
-    models: dict[str, nn.Module] = {
-        "gfssm": GFSSMForCausalLM(GFSSMConfig(**two)),
-        "gfssm-three-groups": GFSSMForCausalLM(GFSSMConfig(**two, state_groups=3, fir_taps=3)),
-        "gfssm-without-prompts": GFSSMForCausalLM(GFSSMConfig(**two, prompt=False)),
-        "gfssm-mamba": GFSSMMambaForCausalLM(GFSSMMambaConfig(**one)),
-    }
-    for model in models.values():
-        for name, parameter in model.named_parameters():
-            if ".grouping." in name:
-                nn.init.normal_(parameter, std=0.5 if name.endswith("fir") else 0.1)
-    return models

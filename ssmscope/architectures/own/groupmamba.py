@@ -29,20 +29,11 @@ from typing import Any
 import torch
 from einops import einsum, rearrange
 from torch import Tensor, nn
-from transformers import (
-    Mamba2Config,
-    Mamba2ForCausalLM,
-    Mamba2Model,
-    MambaConfig,
-    MambaForCausalLM,
-    MambaModel,
-)
 from transformers.models.mamba.modeling_mamba import MambaBlock, MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2Mixer
 
 from ssmscope import ops
-from ssmscope.architectures.own.base import base_of
-from ssmscope.architectures.own.generation import MAMBA2_TIED, WholeSequences
+from ssmscope.architectures.own.base import base_of, variant
 from ssmscope.architectures.own.state_attention import GroupTrace, StateAttention, attend, initial_states
 from ssmscope.architectures.read.parts import ReadMixer, at_least_float32, constant
 from ssmscope.core.linearized import InputMap, LinearizedLayer, Path
@@ -66,10 +57,6 @@ class GroupMambaMixer(ReadMixer, MambaMixer):
 
 class GroupMamba2Mixer(ReadMixer, Mamba2Mixer):
     """Mamba-2's mixer, reading the states of a group of modules; its input is described at `compute_terms`."""
-
-
-MIXERS: tuple[type[nn.Module], ...] = (GroupMambaMixer, GroupMamba2Mixer)
-MODEL_TYPES = ("groupmamba", "groupmamba-mamba2")
 
 
 def compute_terms(
@@ -190,12 +177,11 @@ def _sliced(of: Callable[[Tensor, bool], Tensor], start: int, stop: int | None) 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
     """Return the state from which a run continues after this layer."""
-    base = base_of(mixer)
-    own = base.state_after(mixer, layer, scans)
+    own = layer.state_after(scans)
     if not isinstance(layer, GroupTrace):
         return own
     others = zip(layer.before, layer.borrowed, layer.borrowed_initial)
-    before = (base.state_after(mixer, one, (ops.scan(read, start),)) for one, read, start in others)
+    before = (one.state_after((ops.scan(read, start),)) for one, read, start in others)
     return GroupState(own.conv, own.ssm, tuple(before))
 
 
@@ -259,13 +245,18 @@ class GroupMamba2Block(_GroupBlock, Mamba2Block):
     """Mamba-2's block in a group."""
 
 
-class _GroupFields:
-    """Field of a GroupMamba configuration in addition to its base model's."""
+class GroupFields:
+    """A Mamba or Mamba-2 whose modules attend to each other's states.
 
-    k: int
+    Args (in addition to those of `MambaConfig` or `Mamba2Config`):
+        k: number of modules to whose states a module attends, its own included; the paper's default is 2. With 1 it is
+            the base model without attention; with the number of layers there is one group.
+    """
+
     num_hidden_layers: int
 
-    def _set(self, k: int) -> None:
+    def __init__(self, k=2, **kwargs):
+        super().__init__(**kwargs)
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.num_hidden_layers:
             raise InputError(
                 f"k {k!r} is no number of modules: give an integer from 1 (the base model) to the number of layers, "
@@ -275,49 +266,23 @@ class _GroupFields:
         self.use_cache = False
 
 
-class GroupMambaConfig(MambaConfig, _GroupFields):
-    """A Mamba whose modules attend to each other's states.
-
-    Args (in addition to those of `MambaConfig`):
-        k: number of modules to whose states a module attends, its own included; the paper's default is 2. With 1 it is
-            the base model without attention; with the number of layers there is one group.
-    """
-
-    model_type = "groupmamba"
-
-    def __init__(self, k=2, **kwargs):
-        super().__init__(**kwargs)
-        self._set(k)
-
-
-class GroupMamba2Config(Mamba2Config, _GroupFields):
-    """A Mamba-2 whose modules attend to each other's states; arguments as `GroupMambaConfig`, in addition to those
-    of `Mamba2Config`."""
-
-    model_type = "groupmamba-mamba2"
-
-    def __init__(self, k=2, **kwargs):
-        super().__init__(**kwargs)
-        self._set(k)
-
-
-class _Group:
+class Group:
     """Base of models whose mixers attend to the states of the modules before them."""
 
     supports_gradient_checkpointing = False  # A block that is run again later has no inputs of its group.
 
     def __init__(self, config):
         super().__init__(config)  # type: ignore[call-arg]
-        on_mamba2 = isinstance(config, Mamba2Config)
         backbone = self.base_model  # type: ignore[attr-defined]
-        backbone.__class__ = GroupMamba2Model if on_mamba2 else GroupMambaModel
+        backbone.__class__ = getattr(self, "backbone_class", type(backbone))
         backbone.memory = Memory()
         found: list[nn.Module] = []
         for block in backbone.layers:
-            block.__class__ = GroupMamba2Block if on_mamba2 else GroupMambaBlock
-            block.memory = backbone.memory
-            mixer = block.mixer
-            mixer.__class__ = GroupMamba2Mixer if on_mamba2 else GroupMambaMixer
+            block.memory, mixer = backbone.memory, block.mixer
+            if isinstance(mixer, Mamba2Mixer):
+                block.__class__, mixer.__class__ = GroupMamba2Block, GroupMamba2Mixer
+            else:
+                block.__class__, mixer.__class__ = GroupMambaBlock, GroupMambaMixer
             mixer.before = tuple(found[max(0, len(found) - config.k + 1) :])  # In a tuple they are no parts of it.
             mixer.attention = StateAttention(config.state_size, first=not found) if config.k > 1 else None
             found.append(mixer)
@@ -329,7 +294,9 @@ class _Group:
             super()._init_weights(module)  # type: ignore[misc]
 
 
-class _GroupBackbone(_Group):
+class GroupBackbone(Group):
+    """Base of the backbones, which have no cache."""
+
     def forward(self, *args, cache_params=None, cache=None, use_cache=None, **kwargs):
         """Run the base model without a cache; raise InputError if one is given."""
         if cache_params is not None or cache is not None:
@@ -338,47 +305,10 @@ class _GroupBackbone(_Group):
             return super().forward(*args, use_cache=False, **kwargs)  # type: ignore[misc]
 
 
-class GroupMambaModel(_GroupBackbone, MambaModel):
-    """Mamba's backbone with grouped modules."""
-
-    config_class = GroupMambaConfig
-
-
-class GroupMambaForCausalLM(WholeSequences, _Group, MambaForCausalLM):
-    """Mamba's language model with grouped modules."""
-
-    config_class = GroupMambaConfig
-
-
-class GroupMamba2Model(_GroupBackbone, Mamba2Model):
-    """Mamba-2's backbone with grouped modules."""
-
-    config_class = GroupMamba2Config
-
-
-class GroupMamba2ForCausalLM(WholeSequences, _Group, Mamba2ForCausalLM):
-    """Mamba-2's language model with grouped modules."""
-
-    config_class = GroupMamba2Config
-    _tied_weights_keys = MAMBA2_TIED
-
-
+GroupMambaConfig, GroupMambaModel, GroupMambaForCausalLM = variant(
+    "Mamba", "GroupMamba", "groupmamba", GroupFields, GroupBackbone, Group
+)
+GroupMamba2Config, GroupMamba2Model, GroupMamba2ForCausalLM = variant(
+    "Mamba2", "GroupMamba2", "groupmamba-mamba2", GroupFields, GroupBackbone, Group
+)
 AUTO = (GroupMambaModel, GroupMambaForCausalLM, GroupMamba2Model, GroupMamba2ForCausalLM)
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    small = dict(vocab_size=97, expand=2, conv_kernel=4)
-    one = dict(**small, hidden_size=16, state_size=3, time_step_rank=2)
-    two = dict(**small, hidden_size=24, state_size=6, num_heads=6, head_dim=8, n_groups=2, chunk_size=8)
-    models: dict[str, nn.Module] = {
-        "groupmamba": GroupMambaForCausalLM(GroupMambaConfig(**one, num_hidden_layers=3)),
-        "groupmamba-alone": GroupMambaForCausalLM(GroupMambaConfig(**one, num_hidden_layers=2, k=1)),
-        "groupmamba-mamba2": GroupMamba2ForCausalLM(GroupMamba2Config(**two, num_hidden_layers=3)),
-        "groupmamba-mamba2-one-group": GroupMamba2ForCausalLM(GroupMamba2Config(**two, num_hidden_layers=3, k=3)),
-    }
-    for model in models.values():
-        for name, parameter in model.named_parameters():
-            if ".attention." in name:
-                nn.init.normal_(parameter, std=0.3 if name.endswith("W_V") else 0.05)
-    return models

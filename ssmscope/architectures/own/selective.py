@@ -8,8 +8,6 @@ the language model, which is ours, reads every position.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
@@ -19,13 +17,13 @@ from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOut
 
 from ssmscope.architectures.own.classifier import last_real
 from ssmscope.architectures.own.generation import HeadOnBackbone
-from ssmscope.architectures.read.parts import as_mask, at_least_float32, mask_padding, state_after
+from ssmscope.architectures.read.parts import ReadMixer, as_mask, at_least_float32, mask_padding
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
 
-class SelectiveSSM(nn.Module):
+class SelectiveSSM(ReadMixer, nn.Module):
     """Selective SSM layer; input and output are (batch, length, channels)."""
 
     def __init__(self, channels: int, state: int, spectral_abscissa: float = 0.0):
@@ -42,15 +40,6 @@ class SelectiveSSM(nn.Module):
     def spectral_abscissa(self) -> float:
         """Largest diagonal entry s_A of the continuous state matrix; below 0 every state decays."""
         return self.A.max().item()
-
-    def forward(self, u: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return output(self, compute_terms(self, u, attention_mask))
-
-
-__all__ = ["state_after"]
-
-MIXERS: tuple[type[nn.Module], ...] = (SelectiveSSM,)
-MODEL_TYPES = ("selective-ssm",)
 
 
 def compute_terms(
@@ -205,23 +194,8 @@ class SelectiveSSMForSequenceClassification(_EmbeddingAndSSM):
 class SelectiveSSMForCausalLM(HeadOnBackbone, _SelectiveSSMPreTrainedModel, GenerationMixin):
     """Language model of an embedding, one selective SSM, and a head without bias on y at every position."""
 
-    def __init__(self, config: SelectiveSSMConfig):
-        super().__init__(config)
-        self.backbone = SelectiveSSMModel(config)
-        self.lm_head = self.make_head(config.vocab_size)
-        self.post_init()
+    backbone_class = SelectiveSSMModel
+    make_head = _SelectiveSSMPreTrainedModel.make_head
 
 
 AUTO = (SelectiveSSMModel, SelectiveSSMForCausalLM, SelectiveSSMForSequenceClassification)
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random models of this family, by name; seeded by the caller."""
-    small: dict[str, Any] = dict(vocab_size=97, hidden_size=12, state_size=5)
-    return {
-        "selective-ssm": SelectiveSSMForSequenceClassification(SelectiveSSMConfig(**small)),
-        "selective-ssm-classes": SelectiveSSMForSequenceClassification(
-            SelectiveSSMConfig(**small, binary=False, num_labels=4)
-        ),
-        "selective-ssm-language": SelectiveSSMForCausalLM(SelectiveSSMConfig(**small)),
-    }

@@ -28,17 +28,16 @@ from ssmscope.architectures.read.parts import (
     ReadMixer,
     as_mask,
     at_least_float32,
-    constant,
     convolution,
     convolve,
     convolved_input_map,
+    gated_by,
     mask_padding,
-    opened_by,
+    one_path,
     projection,
     rms_factor,
-    state_after,
 )
-from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
+from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import DeltaRecurrence, Scan
 
@@ -71,12 +70,6 @@ class DeltaMixer(ReadMixer, nn.Module):
         """Draw e^A from 1 to 16 and steps from about 0.001 to 0.1, both evenly on a logarithmic scale."""
         nn.init.uniform_(self.A_log, 0, math.log(16))
         nn.init.uniform_(self.dt_bias, math.log(math.expm1(1e-3)), math.log(math.expm1(1e-1)))
-
-
-__all__ = ["state_after"]
-
-MIXERS: tuple[type[nn.Module], ...] = (DeltaMixer,)
-MODEL_TYPES = ("ssm-deltanet",)
 
 
 def compute_terms(
@@ -112,19 +105,12 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
-    u, norm = at_least_float32(layer.u), mixer.head_norm
-    (scanned,) = layer.scan()
+    norm, (scanned,) = mixer.head_norm, layer.scan()
     factor = rms_factor(scanned.y, norm.eps) * at_least_float32(norm.weight)
     factor = rearrange(factor, "b t h p -> b t (h p)")
-    gate, opening = factor, None
-    if layer.z is not None:
-        z = at_least_float32(layer.z)
-        gate, opening = factor * silu(z), opened_by(projection(mixer, "z_proj"), silu, z)
-    project = projection(mixer, "out_proj")
     values = slice(sum(mixer.sizes[:2]), sum(mixer.sizes))
     input_map = convolved_input_map(mixer, layer, silu, projection(mixer, "qkv_proj", values), values)
-    output_map = OutputMap(lambda v: project(v, False), gate=gate, opening=opening, factor=factor)
-    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "out_proj", u))
+    return one_path(mixer, layer, input_map, **gated_by(mixer, layer, factor))
 
 
 # ---- the models
@@ -183,24 +169,3 @@ class _DeltaNet:
 
 DeltaNetModel, DeltaNetForCausalLM = family(DeltaNetConfig, _DeltaNet)
 AUTO = (DeltaNetModel, DeltaNetForCausalLM)
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=3)
-    return {
-        "gated-deltanet": DeltaNetForCausalLM(DeltaNetConfig(**small)),
-        "gated-deltanet-as-mamba": DeltaNetForCausalLM(
-            DeltaNetConfig(
-                **small,
-                key_size=12,
-                value_size=15,
-                intermediate_size=0,
-                tie_word_embeddings=False,
-                head_norm_epsilon=1e-2,
-                unit_epsilon=1e-2,
-                largest_beta=2.0,
-            )
-        ),
-        "deltanet": DeltaNetForCausalLM(DeltaNetConfig(**small, gated=False, conv_kernel=3)),
-    }

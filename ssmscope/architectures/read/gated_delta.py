@@ -1,10 +1,14 @@
-"""Gated delta rule of other libraries' hybrids; the rule is that of `delta`.
+"""Gated delta rule of other libraries' hybrids: Qwen3-Next (Qwen 2025), Qwen3.5 (Qwen 2026), OLMo-hybrid (Ai2 2026).
 
     S_t = α_t S_{t−1} (I − β_t k_t k_tᵀ) + β_t v_t k_tᵀ,        o_t = S_t q_t / √d,
 
 q, k and v after a convolution and SiLU, q and k divided by √(‖·‖² + 10⁻⁶), α_t = exp(−e^A softplus(a_t + b)) and β_t =
 σ(b_t), once per head of values; several of these may read one head of keys. Each head's o_t is normalised by its root
-mean square, gated by SiLU(z_t), and projected.
+mean square, gated by SiLU(z_t), and projected. The rule is that of `delta`.
+
+Qwen3-Next has one projection for q, k, v and z, one head of keys after another, Qwen3.5 others for z, β and α, and
+OLMo-hybrid one for every term; its β is up to 2, which makes eigenvalues of the transition negative, where
+`linear_allow_neg_eigval` is set. Attention and experts are run by the model itself.
 """
 
 from __future__ import annotations
@@ -21,18 +25,18 @@ from ssmscope.architectures.read.parts import (
     activation,
     as_mask,
     at_least_float32,
-    constant,
     convolution,
     convolve,
     convolved_input_map,
     mask_padding,
     norm_weight,
+    one_path,
     opened_by,
     projection,
     rms_factor,
 )
 from ssmscope.core.affine import innermost
-from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
+from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import DeltaRecurrence, Scan
 
@@ -50,11 +54,40 @@ class Projected(NamedTuple):
     beta: Tensor
 
 
-def terms(
-    mixer: nn.Module, u: Tensor, projected: Projected, mask: Tensor | None, state: LayerState | None
+def _projected(mixer: nn.Module, u: Tensor) -> Projected:
+    if hasattr(mixer, "in_proj_qkvz"):  # Qwen3-Next
+        q, k, v, z, b, a = mixer.fix_query_key_value_ordering(mixer.in_proj_qkvz(u), mixer.in_proj_ba(u))
+        return Projected(torch.cat([t.flatten(2) for t in (q, k, v)], dim=-1), z.flatten(2), a, b.sigmoid())
+    if hasattr(mixer, "in_proj_qkv"):  # Qwen3.5
+        return Projected(mixer.in_proj_qkv(u), mixer.in_proj_z(u), mixer.in_proj_a(u), mixer.in_proj_b(u).sigmoid())
+    qkv = torch.cat([mixer.q_proj(u), mixer.k_proj(u), mixer.v_proj(u)], dim=-1)
+    beta = mixer.b_proj(u).sigmoid() * (2.0 if mixer.allow_neg_eigval else 1.0)
+    return Projected(qkv, mixer.g_proj(u), mixer.a_proj(u), beta)
+
+
+def _entering(mixer: nn.Module) -> list[Callable[[Tensor, bool], Tensor]]:
+    """Return the maps of the layer's input to v and to z."""
+    if hasattr(mixer, "in_proj_qkvz"):
+        each = mixer.num_v_heads // mixer.num_k_heads * mixer.head_v_dim
+        places = torch.arange(mixer.in_proj_qkvz.out_features).view(mixer.num_k_heads, -1)
+        rows = places[:, -2 * each : -each].flatten(), places[:, -each:].flatten()
+        return [projection(mixer, "in_proj_qkvz", each) for each in rows]
+    if hasattr(mixer, "in_proj_qkv"):
+        values = projection(mixer, "in_proj_qkv", slice(2 * mixer.key_dim, None))
+        return [values, projection(mixer, "in_proj_z")]
+    return [projection(mixer, "v_proj"), projection(mixer, "g_proj")]
+
+
+def _named(mixer: nn.Module) -> tuple[str, str]:
+    """Return the names of a mixer's norm and output projection."""
+    return ("o_norm", "o_proj") if hasattr(mixer, "o_norm") else ("norm", "out_proj")
+
+
+def compute_terms(
+    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """The layer's terms from its input `u` (batch, length, width) and projections. At padding nothing is exchanged."""
-    mask = as_mask(mask)
+    """Return the layer's terms. At padding nothing is exchanged."""
+    mask, projected = as_mask(mask), _projected(mixer, u)
     qkv, act = projected.qkv, activation(mixer, silu)
     convolved, around = convolve(mixer, qkv, convolution(mixer, qkv), mask, state, act)
     q, k, v = at_least_float32(convolved).split([mixer.key_dim, mixer.key_dim, mixer.value_dim], dim=-1)
@@ -76,34 +109,21 @@ def unit(t: Tensor, eps: float = UNIT_EPSILON) -> Tensor:
     return t * torch.rsqrt(t.square().sum(-1, keepdim=True) + eps)
 
 
-def output_through(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None, norm: str, out: str) -> Tensor:
-    """Return the mixer's output (batch, length, width) by its modules of these names: W_O (norm(o) ⊙ SiLU(z))."""
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """Return the mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ SiLU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
-    assert layer.z is not None
-    z = rearrange(layer.z, "b t (h p) -> b t h p", p=scanned.y.shape[-1])
-    normed = getattr(mixer, norm)(scanned.y.to(layer.z.dtype), z)
+    norm, out = _named(mixer)
+    z = rearrange(layer.gate, "b t (h p) -> b t h p", p=scanned.y.shape[-1])
+    normed = getattr(mixer, norm)(scanned.y.to(z.dtype), z)
     return getattr(mixer, out)(rearrange(normed, "b t h p -> b t (h p)"))
 
 
-def linearized_through(
-    mixer: nn.Module,
-    layer: LayerTrace,
-    enter: Callable[[Tensor, bool], Tensor],
-    enter_gate: Callable[[Tensor, bool], Tensor],
-    norm: str,
-    out: str,
-) -> LinearizedLayer:
-    """Return the layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads
-    frozen; `enter` maps the layer's input to v, `enter_gate` to z."""
-    u = at_least_float32(layer.u)
-    (scanned,) = layer.scan()
-    assert layer.z is not None
-    z, kind = at_least_float32(layer.z), type(innermost(getattr(mixer, norm)))
+def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+    """Return the layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
+    (norm, out), (enter, enter_gate), (scanned,) = _named(mixer), _entering(mixer), layer.scan()
+    z, kind = at_least_float32(layer.gate), type(innermost(getattr(mixer, norm)))
     factor = rms_factor(scanned.y, getattr(mixer, norm).variance_epsilon) * norm_weight(mixer, norm, kind)
     factor = rearrange(factor, "b t h p -> b t (h p)")
-    project = projection(mixer, out)
-    output_map = OutputMap(
-        lambda v: project(v, False), gate=factor * silu(z), opening=opened_by(enter_gate, silu, z), factor=factor
-    )
     input_map = convolved_input_map(mixer, layer, activation(mixer, silu), enter, slice(2 * mixer.key_dim, None))
-    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, out, u))
+    opening = opened_by(enter_gate, silu, z)
+    return one_path(mixer, layer, input_map, factor * silu(z), out, opening=opening, factor=factor)

@@ -35,13 +35,13 @@ from ssmscope.architectures.read.parts import (
     ReadMixer,
     as_mask,
     at_least_float32,
-    constant,
+    gated_by,
     mask_padding,
-    opened_by,
+    one_path,
     projection,
     rms_factor,
 )
-from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
+from ssmscope.core.linearized import InputMap, LinearizedLayer, as_diagonal
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
@@ -93,11 +93,13 @@ class GatedMixer(ReadMixer, nn.Module, ABC):
 
     def value(self, i: Tensor) -> Tensor:
         """Return the values for the output `i` of W_i."""
-        return i
+        return silu(i)
 
     @abstractmethod
-    def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None) -> tuple[Recurrence, dict[str, Tensor]]:
-        """Return the layer's recurrence and `extras`."""
+    def reads(
+        self, u: Tensor, written: Tensor, log_f: Tensor, state: LayerState | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return what reads the state, shaped as log f, and `extras`."""
 
     def activated(self, o: Tensor) -> Tensor:
         """Return the norm's input for the recurrence's output."""
@@ -109,24 +111,18 @@ class HGRNMixer(GatedMixer):
 
     read = "z_proj"
 
-    def value(self, i: Tensor) -> Tensor:
-        return silu(i)
-
-    def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None) -> tuple[Recurrence, dict[str, Tensor]]:
-        log_f = self.log_f(u)
-        written = mask_padding(-torch.expm1(log_f), mask)
-        x = self.heads(self.value(self.i_proj(u)))
-        return Recurrence(x=x, b=written, c=torch.ones_like(written), log_a=mask_padding(log_f, mask)), {}
+    def reads(self, u, written, log_f, state):
+        return torch.ones_like(written), {}
 
 
 class HGRN2Mixer(GatedMixer):
     """HGRN2's layer."""
 
-    def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None) -> tuple[Recurrence, dict[str, Tensor]]:
-        log_f = self.log_f(u)
-        written = mask_padding(-torch.expm1(log_f), mask)
-        q = silu(self.heads(self.q_proj(u))) * log_f.shape[-1] ** -0.5
-        return Recurrence(x=self.heads(self.i_proj(u)), b=written, c=q, log_a=mask_padding(log_f, mask)), {}
+    def value(self, i: Tensor) -> Tensor:
+        return i
+
+    def reads(self, u, written, log_f, state):
+        return silu(self.heads(self.q_proj(u))) * log_f.shape[-1] ** -0.5, {}
 
 
 class SlotMixer(GatedMixer):
@@ -140,12 +136,7 @@ class SlotMixer(GatedMixer):
     def log_f(self, u: Tensor) -> Tensor:
         return super().log_f(u) / self.tau
 
-    def value(self, i: Tensor) -> Tensor:
-        return silu(i)
-
-    def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None) -> tuple[Recurrence, dict[str, Tensor]]:
-        log_f = self.log_f(u)
-        written, log_f = mask_padding(-torch.expm1(log_f), mask), mask_padding(log_f, mask)
+    def reads(self, u, written, log_f, state):
         q, k = (silu(self.heads(project(u))) for project in (self.q_proj, self.k_proj))
         each_slot = Recurrence(  # Each slot of a head becomes a head with one decay.
             x=rearrange(written, "b t h m -> b t (h m) 1"),
@@ -154,16 +145,10 @@ class SlotMixer(GatedMixer):
             log_a=rearrange(log_f, "b t h m -> b t (h m) 1"),
         )
         keys = ops.scan(each_slot, state.keys if isinstance(state, SlotState) else None)
-        reads = rearrange(keys.y, "b t (h m) 1 -> b t h m", h=self.num_heads).softmax(-1)
-        x = self.heads(self.value(self.i_proj(u)))
-        return Recurrence(x=x, b=written, c=reads, log_a=log_f), {"keys": keys.state}
+        return rearrange(keys.y, "b t (h m) 1 -> b t h m", h=self.num_heads).softmax(-1), {"keys": keys.state}
 
     def activated(self, o: Tensor) -> Tensor:
         return silu(o)
-
-
-MIXERS: tuple[type[nn.Module], ...] = (HGRNMixer, HGRN2Mixer, SlotMixer)
-MODEL_TYPES = ("ssm-hgrn", "ssm-hgrn2", "ssm-gsa")
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +163,10 @@ def compute_terms(
 ) -> LayerTrace:
     """Return the layer's terms. A GSA layer's `extras` have the slots' `keys` after the last position."""
     mask = as_mask(mask)
-    recurrence, extras = mixer.terms(u, mask, state)
+    log_f = mask_padding(mixer.log_f(u), mask)
+    written = -torch.expm1(log_f)
+    reads, extras = mixer.reads(u, written, log_f, state)
+    recurrence = Recurrence(x=mixer.heads(mixer.value(mixer.i_proj(u))), b=written, c=reads, log_a=log_f)
     z = mixer.z_proj(u) if isinstance(mixer, HGRNMixer) else None
     return LayerTrace(u, (recurrence,), mask=mask, z=z, extras=extras)
 
@@ -193,30 +181,20 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map of its values with f, what reads, SiLU, the gate and the norm frozen."""
-    u = at_least_float32(layer.u)
-    (scanned,) = layer.scan()
+    value, (scanned,) = projection(mixer, "i_proj"), layer.scan()
     y = rearrange(scanned.y, "b t h p -> b t (h p)")
     factor = rms_factor(mixer.activated(y), mixer.norm.eps) * at_least_float32(mixer.norm.weight)
     factor = factor if not isinstance(mixer, SlotMixer) else factor * as_diagonal(silu, y)
-    gate, opening = factor, None
-    if layer.z is not None:
-        z = at_least_float32(layer.z)
-        gate, opening = factor * silu(z), opened_by(projection(mixer, "z_proj"), silu, z)
-    value, project = projection(mixer, "i_proj"), projection(mixer, "out_proj")
-    source = value(u, True)
+    source = value(at_least_float32(layer.u), True)
     activation = None if isinstance(mixer, HGRN2Mixer) else as_diagonal(silu, source)
     input_map = InputMap(source=source, enter=value, activation=activation)
-    output_map = OutputMap(
-        lambda v: project(v, False), gate=gate, opening=opening, factor=None if opening is None else factor
-    )
-    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "out_proj", u))
+    return one_path(mixer, layer, input_map, **gated_by(mixer, layer, factor))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
     """Return the state from which a run continues after this layer."""
-    states = tuple(s.state for s in scans)
-    keys = layer.extras.get("keys")
-    return LayerState(conv=None, ssm=states) if keys is None else SlotState(conv=None, ssm=states, keys=keys)
+    found, keys = layer.state_after(scans), layer.extras.get("keys")
+    return found if keys is None else SlotState(**vars(found), keys=keys)
 
 
 # ---- the models
@@ -306,16 +284,3 @@ HGRNModel, HGRNForCausalLM = family(HGRNConfig, backbone=GatedModel)
 HGRN2Model, HGRN2ForCausalLM = family(HGRN2Config, backbone=GatedModel)
 GSAModel, GSAForCausalLM = family(GSAConfig, backbone=GatedModel)
 AUTO = (HGRNModel, HGRNForCausalLM, HGRN2Model, HGRN2ForCausalLM, GSAModel, GSAForCausalLM)
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2)
-    models: dict[str, nn.Module] = {
-        "hgrn": HGRNForCausalLM(HGRNConfig(**small)),
-        "hgrn2": HGRN2ForCausalLM(HGRN2Config(**small, num_heads=3)),
-        "gsa": GSAForCausalLM(GSAConfig(**small, num_heads=3, num_slots=5, tau=2.0)),
-    }
-    for name in ("hgrn", "hgrn2"):
-        nn.init.normal_(models[name].backbone.lower_bounds.weight)
-    return models

@@ -14,32 +14,26 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import softplus
-from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention, KimiLinearRMSNormGated
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearRMSNormGated
 
-from ssmscope.architectures.read.gated_delta import output_through, unit
+from ssmscope.architectures.read.gated_delta import output as output
+from ssmscope.architectures.read.gated_delta import unit
 from ssmscope.architectures.read.parts import (
     activation,
     as_mask,
     at_least_float32,
-    constant,
     convolution,
     convolve,
     convolved_input_map,
     mask_padding,
     norm_weight,
+    one_path,
     projection,
     rms_factor,
-    state_after,
 )
-from ssmscope.architectures.read.qwen3_next import with_longer_memory
-from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
+from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
-from ssmscope.ops import DeltaRecurrence, Scan
-
-__all__ = ["state_after"]
-
-MIXERS: tuple[type[nn.Module], ...] = (KimiLinearDeltaAttention,)
-MODEL_TYPES = ("kimi_linear",)
+from ssmscope.ops import DeltaRecurrence
 
 
 def compute_terms(
@@ -62,33 +56,11 @@ def compute_terms(
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.g_b_proj(mixer.g_a_proj(u)), **around)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ σ(z))."""
-    return output_through(mixer, layer, scans, "o_norm", "o_proj")
-
-
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map of v with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
-    u, (scanned,) = at_least_float32(layer.u), layer.scan()
-    assert layer.z is not None
+    (scanned,) = layer.scan()
     factor = rms_factor(scanned.y, mixer.o_norm.variance_epsilon) * norm_weight(mixer, "o_norm", KimiLinearRMSNormGated)
-    gate = torch.sigmoid(at_least_float32(layer.z)) * rearrange(factor, "b t h p -> b t (h p)")
-    enter, project = projection(mixer, "v_proj"), projection(mixer, "o_proj")
-    input_map = convolved_input_map(mixer, layer, activation(mixer), enter, slice(2 * mixer.qkv_dim, None))
-    output_map = OutputMap(lambda v: project(v, False), gate=gate)
-    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "o_proj", u))
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    from transformers import KimiLinearConfig, KimiLinearForCausalLM
-
-    sizes = dict(vocab_size=97, hidden_size=24, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2)
-    kinds = dict(layer_types=["linear_attention", "full_attention", "linear_attention"], linear_num_heads=3)
-    latent = dict(kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=6, num_key_value_heads=2)
-    experts = dict(mlp_layer_types=["dense", "sparse", "sparse"], moe_intermediate_size=16, num_experts_per_tok=2)
-    tokens = dict(pad_token_id=0, bos_token_id=0, eos_token_id=0)
-    config = KimiLinearConfig(
-        **sizes, **kinds, **latent, **experts, **tokens, linear_head_dim=6, num_local_experts=4, initializer_range=0.05
-    )
-    return {"kimi_linear": with_longer_memory(KimiLinearForCausalLM(config))}
+    gate = torch.sigmoid(at_least_float32(layer.gate)) * rearrange(factor, "b t h p -> b t (h p)")
+    values = slice(2 * mixer.qkv_dim, None)
+    input_map = convolved_input_map(mixer, layer, activation(mixer), projection(mixer, "v_proj"), values)
+    return one_path(mixer, layer, input_map, gate, "o_proj")

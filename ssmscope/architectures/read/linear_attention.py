@@ -32,9 +32,17 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 
 from ssmscope.architectures.own.generation import MAMBA2_TIED, BlocksInTurn, HeadOnBackbone
 from ssmscope.architectures.read.linear_layers import GatedLinearAttention, Retention
-from ssmscope.architectures.read.parts import as_mask, at_least_float32, constant, opened_by, projection, rms_factor
+from ssmscope.architectures.read.parts import (
+    as_mask,
+    at_least_float32,
+    mask_padding,
+    one_path,
+    opened_by,
+    projection,
+    rms_factor,
+)
 from ssmscope.architectures.read.rotary_attention import RotaryAttention, score_mask
-from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
+from ssmscope.core.linearized import InputMap, LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
@@ -224,10 +232,6 @@ class RetNetConfig(LinearAttentionConfig):
 # ---- how the mixers are read
 
 
-MIXERS: tuple[type[nn.Module], ...] = (GatedLinearAttention, Retention)
-MODEL_TYPES = ("ssm-gla", "ssm-retnet")
-
-
 @dataclass(frozen=True, eq=False)
 class RetentionState(LayerState):
     """State from which a rotated layer continues, with the `position` (batch,) of every row's next token."""
@@ -240,51 +244,46 @@ def compute_terms(
 ) -> LayerTrace:
     """Return the layer's terms. A rotated layer's `extras` have every token's `position` (batch, length)."""
     mask = as_mask(mask)
-    terms = mixer.terms(u, mask, state.position if isinstance(state, RetentionState) else None)
-    recurrence = Recurrence(x=terms.v, b=terms.k, c=terms.q, log_a=terms.log_a)
-    extras = {} if terms.position is None else {"position": terms.position}
-    return LayerTrace(u, (recurrence,), mask=mask, z=terms.z, extras=extras)
+    q, k, v = (mixer.heads(project(u)) for project in (mixer.q_proj, mixer.k_proj, mixer.v_proj))
+    position = mixer.position(u, mask, state.position if isinstance(state, RetentionState) else None)
+    q, k = mixer.rotate(q * mixer.scale, position), mixer.rotate(mask_padding(k, mask), position)
+    recurrence = Recurrence(x=v, b=k, c=q, log_a=mask_padding(mixer.log_decay(u), mask))
+    extras = {} if position is None else {"position": position}
+    return LayerTrace(u, (recurrence,), mask=mask, z=mixer.z_proj(u), extras=extras)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms."""
-    assert layer.z is not None
     (scanned,) = layer.scan() if scans is None else scans
-    return mixer.finish(scanned.y, layer.z)
+    return mixer.finish(scanned.y, layer.gate)
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, decays, the gate and the norms of its heads frozen."""
-    assert layer.z is not None
-    u, norm = at_least_float32(layer.u), mixer.head_norm
-    (scanned,) = layer.scan()
-    z, weight, centred = at_least_float32(layer.z), at_least_float32(norm.weight), isinstance(norm, nn.GroupNorm)
+    norm, (scanned,) = mixer.head_norm, layer.scan()
+    z, weight, centred = at_least_float32(layer.gate), at_least_float32(norm.weight), isinstance(norm, nn.GroupNorm)
     y = scanned.y - scanned.y.mean(-1, keepdim=True) if centred else scanned.y
     weight = weight if centred else weight.repeat(mixer.num_heads)
     factor = rearrange(rms_factor(y, norm.eps), "b t h p -> b t (h p)") * weight
     opened, shift = silu(z), at_least_float32(norm.bias) if centred else None
-    value, project = projection(mixer, "v_proj"), projection(mixer, "out_proj")
-    output_map = OutputMap(
-        lambda v: project(v, False),
-        gate=opened * factor,
+    source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
+    return one_path(
+        mixer,
+        layer,
+        InputMap(source=source, enter=projection(mixer, "v_proj")),
+        opened * factor,
+        added=None if shift is None else opened * shift,
         centred=centred,
         opening=opened_by(projection(mixer, "z_proj"), silu, z),
         factor=factor,
         shift=shift,
     )
-    source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
-    path = Path(layer.recurrence, InputMap(source=source, enter=value), output_map)
-    return LinearizedLayer(
-        u, (path,), rest=constant(mixer, "out_proj", u) if shift is None else project(opened * shift, True)
-    )
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
     """Return the state from which a run continues after this layer."""
-    states = tuple(s.state for s in scans)
-    if "position" not in layer.extras:
-        return LayerState(conv=None, ssm=states)
-    return RetentionState(conv=None, ssm=states, position=layer.extras["position"][:, -1] + 1)
+    found, position = layer.state_after(scans), layer.extras.get("position")
+    return found if position is None else RetentionState(**vars(found), position=position[:, -1] + 1)
 
 
 # ---- the models
@@ -372,20 +371,7 @@ class _LinearAttentionPreTrainedModel(PreTrainedModel):
 class LinearAttentionModel(BlocksInTurn, _LinearAttentionPreTrainedModel):
     """Backbone of embedding, blocks and norm."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(self.blocks(config))
-        self.norm_f = self.norm(config)
-        self.post_init()
-
-    def blocks(self, config: Any) -> list[nn.Module]:
-        """Return a new model's blocks, the first first."""
-        return [Block(config, number) for number in range(config.num_hidden_layers)]
-
-    def norm(self, config: Any) -> nn.Module:
-        """Return the norm before the head."""
-        return nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
+    block_class = Block
 
     def block_arguments(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> tuple[Any, ...]:
         attention = getattr(self.config, "attention", ())
@@ -401,13 +387,6 @@ class LinearAttentionForCausalLM(HeadOnBackbone, _LinearAttentionPreTrainedModel
     """Language model of the backbone and a head on the vocabulary."""
 
     _tied_weights_keys = MAMBA2_TIED
-    backbone_class: type[LinearAttentionModel]
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.backbone = self.backbone_class(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
 
 
 def family(
@@ -423,20 +402,3 @@ def family(
 GLAModel, GLAForCausalLM = family(GLAConfig)
 RetNetModel, RetNetForCausalLM = family(RetNetConfig)
 AUTO = (GLAModel, GLAForCausalLM, RetNetModel, RetNetForCausalLM)
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=3)
-    attention = dict(layers=[1], num_heads=2, num_kv_heads=1, qkv_bias=True, window_size=8)
-    return {
-        "gla": GLAForCausalLM(GLAConfig(**small, tau=4.0, gate_rank=4)),
-        "gla-as-mamba": GLAForCausalLM(
-            GLAConfig(
-                **small, key_size=18, value_size=36, intermediate_size=0, tie_word_embeddings=False, head_norm="rms"
-            )
-        ),
-        "gla-hybrid": GLAForCausalLM(GLAConfig(**{**small, "num_hidden_layers": 3}, attention=[attention])),
-        "retnet": RetNetForCausalLM(RetNetConfig(**small)),
-        "retnet-unrotated": RetNetForCausalLM(RetNetConfig(**small, rotary=False, intermediate_size=0)),
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -12,59 +12,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import group_norm, logsigmoid, rms_norm, silu
 
-from ssmscope.architectures.read.parts import as_mask, at_least_float32, mask_padding
-
-CHUNK_LENGTH = 16
-"""Tokens computed as one masked product; a GLA layer holds as many decays per token and key dimension."""
+from ssmscope.architectures.read.parts import ReadMixer, at_least_float32
 
 
-class Terms(NamedTuple):
-    """Terms of a layer: `q`, `k` (batch, length, heads, key), `v` (batch, length, heads, value), `log_a` as `k` or with
-    one decay per head, the gate `z` (batch, length, value size), and `position` (batch, length) if keys are rotated."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    log_a: Tensor
-    z: Tensor
-    position: Tensor | None = None
-
-
-def chunked(
-    q: Float[Tensor, "batch length heads key"],
-    k: Float[Tensor, "batch length heads key"],
-    v: Float[Tensor, "batch length heads value"],
-    log_a: Float[Tensor, "batch length heads decays"],
-    chunk: int = CHUNK_LENGTH,
-) -> Float[Tensor, "batch length heads value"]:
-    """Compute o_t = Σ_{s≤t} (q_tᵀ (∏_{s<r≤t} α_r ⊙ k_s)) v_s; `decays` is the key size or 1 (GLA, section 4.2; RetNet,
-    Eq. 7).
-
-    Chunks of the parallel form are joined by the recurrent one. Products of decays are exponentials of sums that are
-    masked first: the papers' quotients of cumulative products overflow. With one chunk it is the parallel form.
-    """
-    batch, length, heads, key = q.shape
-    H = v.new_zeros(batch, heads, key, v.shape[-1])
-    outputs = []
-    for start in range(0, length, chunk):
-        q_c, k_c, v_c, log_c = (t[:, start : start + chunk] for t in (q, k, v, log_a))
-        total = log_c.cumsum(1)
-        steps = total.shape[1]
-        past = torch.ones(steps, steps, dtype=torch.bool, device=q.device).tril()
-        between = rearrange(total, "b t h n -> b t 1 h n") - rearrange(total, "b s h n -> b 1 s h n")
-        decay = between.masked_fill(~rearrange(past, "t s -> 1 t s 1 1"), -torch.inf).exp()
-        if decay.shape[-1] == 1:
-            scores = torch.einsum("bthn,bshn->btsh", q_c, k_c) * decay.squeeze(-1)
-        else:
-            scores = torch.einsum("bthn,btshn->btsh", q_c, decay * rearrange(k_c, "b s h n -> b 1 s h n"))
-        within = torch.einsum("btsh,bshp->bthp", scores, v_c)
-        outputs.append(within + torch.einsum("bthn,bhnp->bthp", q_c * total.exp(), H))
-        written = k_c * (total[:, -1:] - total).exp()
-        H = rearrange(total[:, -1].exp(), "b h n -> b h n 1") * H + torch.einsum("bshn,bshp->bhnp", written, v_c)
-    return torch.cat(outputs, dim=1)
-
-
-class LinearAttention(nn.Module, ABC):
+class LinearAttention(ReadMixer, nn.Module, ABC):
     """Base of the two mixers; input and output are (batch, length, width)."""
 
     gate_bias = False
@@ -85,14 +36,6 @@ class LinearAttention(nn.Module, ABC):
     def heads(self, t: Tensor) -> Tensor:
         """Return `t` (batch, length, heads · n) by heads, in at least float32."""
         return rearrange(at_least_float32(t), "b t (h n) -> b t h n", h=self.num_heads)
-
-    def terms(self, u: Tensor, mask: Tensor | None, start: Tensor | None = None) -> Terms:
-        """Return the terms of the input, at positions from `start` (batch,) in a run that continues; where `mask`
-        (batch, length) is False nothing is written and the state holds."""
-        q, k, v = (self.heads(project(u)) for project in (self.q_proj, self.k_proj, self.v_proj))
-        position = self.position(u, mask, start)
-        q, k = self.rotate(q * self.scale, position), self.rotate(mask_padding(k, mask), position)
-        return Terms(q, k, v, mask_padding(self.log_decay(u), mask), self.z_proj(u), position)
 
     def position(self, u: Tensor, mask: Tensor | None, start: Tensor | None) -> Tensor | None:
         """Return every token's position (batch, length); None if keys are not rotated."""
@@ -117,10 +60,6 @@ class LinearAttention(nn.Module, ABC):
             flat = group_norm(flat, self.num_heads, weight, norm.bias.to(o.dtype), norm.eps)
             normed = rearrange(flat, "(b t) c -> b t c", b=len(o))
         return self.out_proj(normed.to(z.dtype) * silu(z))
-
-    def forward(self, hidden_states: Tensor, cache_params: None = None, attention_mask: Tensor | None = None) -> Tensor:
-        terms = self.terms(hidden_states, as_mask(attention_mask))
-        return self.finish(chunked(terms.q, terms.k, terms.v, terms.log_a), terms.z)
 
 
 class GatedLinearAttention(LinearAttention):
@@ -177,12 +116,14 @@ def rotated(
 
 
 def turned(
-    t: Float[Tensor, "batch length heads key"], angle: Float[Tensor, "#batch length #heads pairs"]
+    t: Float[Tensor, "batch length heads key"],
+    angle: Float[Tensor, "#batch length #heads pairs"],
+    interleaved: bool = True,
 ) -> Float[Tensor, "batch length heads key"]:
-    """Turn the first dimensions of `t`, neighbours as complex numbers, by the angles; the others stay."""
-    pairs = 2 * angle.shape[-1]
+    """Turn the first dimensions of `t` by the angles, as complex numbers of neighbours or, if not `interleaved`, of
+    their first and second halves; the others stay."""
+    size, pattern = 2 * angle.shape[-1], "b t h (n part)" if interleaved else "b t h (part n)"
     cos, sin = angle.cos().to(t.dtype), angle.sin().to(t.dtype)
-    real, imaginary = rearrange(t[..., :pairs], "b t h (n part) -> part b t h n", part=2)
+    real, imaginary = rearrange(t[..., :size], f"{pattern} -> part b t h n", part=2)
     parts = torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos])
-    made = rearrange(parts, "part b t h n -> b t h (n part)")
-    return made if pairs == t.shape[-1] else torch.cat([made, t[..., pairs:]], dim=-1)
+    return torch.cat([rearrange(parts, f"part b t h n -> {pattern}"), t[..., size:]], dim=-1)

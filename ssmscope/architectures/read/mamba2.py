@@ -1,15 +1,23 @@
-"""Mamba-2 (Dao & Gu 2024): the layers of transformers' model.
+"""Mamba-2 (Dao & Gu 2024): the layers of transformers' model, and of its hybrids.
 
 One recurrence with heads of some width, one decay exp(Δ_{t,h} A_h) per head, B and C shared by groups of heads, and a
 gated root-mean-square norm before the output projection.
+
+Bamba (Glorioso et al. 2024; IBM 2024), GraniteMoeHybrid (IBM 2025, Granite 4.0), Nemotron-H (NVIDIA 2025) and Zamba2
+(Zyphra, Glorioso et al. 2024) have the same mixers between layers of softmax attention, feed-forward parts and experts,
+which the model itself runs. Release 5 of transformers norms Bamba's and Granite's by groups of channels, release 4 over
+all of them; whatever Zamba2's `time_step_limit` says, its steps have a lower bound alone. The slow path of transformers
+4.57 sums the states of a Zamba2's chunks over the wrong index, so texts longer than `chunk_size` get other logits there
+than on a GPU, or than release 5 and we give them.
 """
 
 from __future__ import annotations
 
+import math
+
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
-from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from ssmscope.architectures.read.parts import (
     activation,
@@ -24,23 +32,19 @@ from ssmscope.architectures.read.parts import (
     opened_by,
     projection,
     rms_factor,
-    state_after,
 )
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
-
-__all__ = ["state_after"]
-
-MIXERS: tuple[type[nn.Module], ...] = (Mamba2Mixer,)
-MODEL_TYPES = ("mamba2", "mamba2attn")
 
 
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
     """Return the layer's terms (Mamba-2, section 7)."""
-    return terms(mixer, u, mixer.in_proj(u), mixer.time_step_limit, mask, state)
+    unbounded = any(kind.__name__ == "Zamba2MambaMixer" for kind in type(mixer).__mro__)
+    limits = (mixer.config.time_step_min, math.inf) if unbounded else mixer.time_step_limit
+    return terms(mixer, u, mixer.in_proj(u), limits, mask, state)
 
 
 def terms(
@@ -79,9 +83,8 @@ def recurrence_of(mixer: nn.Module, xBC: Tensor, delta: Tensor) -> Recurrence:
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: out_proj(RMSNorm(y ⊙ SiLU(z)))."""
     (scanned,) = layer.scan() if scans is None else scans
-    assert layer.z is not None
     y = rearrange(scanned.y, "b t h p -> b t (h p)")
-    return mixer.out_proj(mixer.norm(y, layer.z).to(layer.z.dtype))
+    return mixer.out_proj(mixer.norm(y, layer.gate).to(layer.gate.dtype))
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
@@ -102,39 +105,10 @@ def input_map(mixer: nn.Module, layer: LayerTrace) -> InputMap:
 def output_map(mixer: nn.Module, layer: LayerTrace, y: Tensor) -> OutputMap:
     """Return the map from the recurrence's output to the layer's, with the norm's factor frozen at `y` (batch, length,
     heads, width)."""
-    assert layer.z is not None
     norm, project = mixer.norm, projection(mixer, "out_proj")
-    z = at_least_float32(layer.z)
+    z = at_least_float32(layer.gate)
     opened, opening = silu(z), opened_by(projection(mixer, "in_proj", slice(0, mixer.intermediate_size)), silu, z)
     size = getattr(norm, "group_size", None)  # transformers before 5 has one group.
     factor = rms_factor(rearrange(y, "b t h p -> b t (h p)") * opened, norm.variance_epsilon, size)
     factor = factor * gated_norm_weight(mixer)
     return OutputMap(lambda v: project(v, False), gate=opened * factor, opening=opening, factor=factor)
-
-
-def with_longer_memory(module: nn.Module) -> nn.Module:
-    """Give a random hybrid steps like those of Mamba and Mamba-2; as initialised most layers forget within one."""
-    for name, parameter in module.named_parameters():
-        if name.endswith(("dt_bias", "dt_proj.bias")):
-            parameter.data.uniform_(-5.0, -2.0)
-    return module
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    from transformers import Mamba2Config, Mamba2ForCausalLM
-
-    from ssmscope.architectures.read.mamba2attn import Mamba2AttnConfig, Mamba2AttnForCausalLM
-
-    sizes = dict(vocab_size=97, hidden_size=24, state_size=6, num_hidden_layers=2)
-    sizes |= dict(expand=2, conv_kernel=4, chunk_size=8)
-    hybrid = dict(sizes, num_hidden_layers=3, num_heads=6, head_dim=8, n_groups=1, initializer_range=0.1)
-    options = dict(num_heads=4, num_heads_kv=2, head_dim=8, causal=True, d_conv=4, rotary_emb_dim=4)
-    attention = Mamba2AttnConfig(**hybrid, attn_layer_idx=[1], attn_cfg=options, d_intermediate=16)
-    return {
-        "mamba2": Mamba2ForCausalLM(Mamba2Config(**sizes, num_heads=6, head_dim=8, n_groups=2)),
-        "mamba2-one-group": Mamba2ForCausalLM(
-            Mamba2Config(**sizes, num_heads=4, head_dim=12, n_groups=1, use_bias=True, time_step_limit=(0.01, 0.2))
-        ),
-        "mamba2attn": with_longer_memory(Mamba2AttnForCausalLM(attention)),
-    }

@@ -149,12 +149,7 @@ class _Mamba2AttnPreTrainedModel(Mamba2PreTrainedModel):
 class Mamba2AttnModel(BlocksInTurn, _Mamba2AttnPreTrainedModel):
     """Backbone of embedding, blocks and norm."""
 
-    def __init__(self, config: Mamba2AttnConfig) -> None:
-        super().__init__(config)
-        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Mamba2AttnBlock(config, number) for number in range(config.num_hidden_layers))
-        self.norm_f = nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.post_init()
+    block_class = Mamba2AttnBlock
 
     def block_arguments(
         self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
@@ -167,13 +162,7 @@ class Mamba2AttnForCausalLM(HeadOnBackbone, _Mamba2AttnPreTrainedModel, Generati
     """The backbone and a head on the vocabulary."""
 
     _tied_weights_keys = MAMBA2_TIED
-    backbone_class: type[Mamba2AttnModel] = Mamba2AttnModel
-
-    def __init__(self, config: Mamba2AttnConfig) -> None:
-        super().__init__(config)
-        self.backbone = self.backbone_class(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+    backbone_class = Mamba2AttnModel
 
 
 AUTO = (Mamba2AttnModel, Mamba2AttnForCausalLM)

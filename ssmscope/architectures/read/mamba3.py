@@ -20,32 +20,31 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
-from torch.nn.functional import pad, silu, softplus
+from torch.nn.functional import silu, softplus
 
-from ssmscope.architectures.read.linear_layers import chunked, turned
-from ssmscope.architectures.read.mamba2 import with_longer_memory
+from ssmscope.architectures.read.linear_layers import turned
 from ssmscope.architectures.read.mamba2attn import Mamba2AttnConfig, Mamba2AttnForCausalLM, Mamba2AttnModel
 from ssmscope.architectures.read.parts import (
+    ReadMixer,
     as_mask,
     at_least_float32,
     constant,
-    last_inputs,
+    delayed,
     mask_padding,
     opened_by,
     projection,
     rms_factor,
 )
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
-from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.core.trace import LayerState, LayerTrace, last_inputs
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
 
-MODEL_TYPES = ("ssm-mamba3",)
 DECAYS = ("heavy-tail", "softplus")
 ROTATED_SHARES = (0.5, 1.0)
 """Allowed shares of a state's dimensions that are turned."""
@@ -53,22 +52,7 @@ NORM_EPSILON = 1e-5
 """Epsilon of the norms within a layer."""
 
 
-class Terms(NamedTuple):
-    """A layer's terms: `b`, `c` (batch, length, heads, state), turned; `x` (batch, length, heads, width); `delta`,
-    `log_a` and the share λ of the current input, `share`, (batch, length, heads); the gate `z` (batch, length,
-    channels), and the `angle` of every pair, (batch, length, heads, pairs) in float64."""
-
-    b: Tensor
-    c: Tensor
-    x: Tensor
-    delta: Tensor
-    log_a: Tensor
-    share: Tensor
-    z: Tensor
-    angle: Tensor
-
-
-class Mamba3Mixer(nn.Module):
+class Mamba3Mixer(ReadMixer, nn.Module):
     """Mamba-3's mixer; its parameters have mamba_ssm's names."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
@@ -96,22 +80,6 @@ class Mamba3Mixer(nn.Module):
             for ones in (self.D, self.B_bias, self.C_bias):
                 nn.init.ones_(ones)
 
-    def terms(self, u: Tensor, mask: Tensor | None, start: Tensor | None = None) -> Terms:
-        """Return the terms of the input, with angles from `start` (batch, heads, pairs) in a run that continues; where
-        `mask` (batch, length) is False nothing is written and the state holds."""
-        z, x, B, C, step, rate, share, theta = self.in_proj(u).split(self.sizes, dim=-1)
-        delta = softplus(at_least_float32(step) + at_least_float32(self.dt_bias))
-        delta = mask_padding(delta, mask)
-        A = -self.rate(at_least_float32(rate)).clamp(min=self.decay_floor)
-        angle = (math.pi * at_least_float32(theta).tanh().unsqueeze(2) * delta.unsqueeze(-1)).double().cumsum(1)
-        angle = angle if start is None else angle + start.unsqueeze(1)
-        x = rearrange(at_least_float32(mask_padding(x, mask)), "b t (h p) -> b t h p", p=self.head_dim)
-        b, c = (
-            self.turned_heads(norm, t, bias, angle)
-            for norm, t, bias in ((self.B_norm, B, self.B_bias), (self.C_norm, C, self.C_bias))
-        )
-        return Terms(b, c, x, delta, A * delta, at_least_float32(share).sigmoid(), z, angle)
-
     def turned_heads(self, norm: nn.Module, t: Tensor, bias: Tensor, angle: Tensor) -> Tensor:
         """Return B or C (batch, length, groups · state) of every head, normed, with its bias, and turned."""
         by_group = at_least_float32(norm(rearrange(t, "b t (g n) -> b t g n", g=self.n_groups)))
@@ -129,19 +97,6 @@ class Mamba3Mixer(nn.Module):
             flat = flat * rms_factor(flat, NORM_EPSILON, self.head_dim) * at_least_float32(self.norm.weight)
         return self.out_proj((flat * silu(at_least_float32(z))).to(z.dtype))
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Compute the output with the two writes of each token summed, as mamba_ssm does: b_t x_tᵀ is written at t with
-        γ_t + (1 − λ_{t+1}) Δ_{t+1}, of which y_t reads γ_t alone."""
-        t = self.terms(hidden_states, as_mask(attention_mask))
-        later = pad(((1 - t.share) * t.delta)[:, 1:], (0, 0, 0, 1)).unsqueeze(-1)
-        gamma = (t.share * t.delta).unsqueeze(-1)
-        y = chunked(t.c, t.b * (gamma + later), t.x, t.log_a.unsqueeze(-1))
-        own = at_least_float32(self.D).unsqueeze(-1) - later * (t.c * t.b).sum(-1, keepdim=True)
-        return self.finish(y + own * t.x, t.z)
-
-
-MIXERS: tuple[type[nn.Module], ...] = (Mamba3Mixer,)
-
 
 @dataclass(frozen=True, eq=False)
 class Mamba3State(LayerState):
@@ -156,43 +111,41 @@ class Mamba3State(LayerState):
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
 ) -> LayerTrace:
-    """Return the layer's terms from its input `u` (batch, length, width) and weights, as two recurrences: "now",
-    "before".
-
-    `extras` has the `angle`
-    of every pair of the state's dimensions.
-    """
+    """Return the layer's terms as two recurrences, "now" and "before"; `extras` has the `angle` of every pair of the
+    state's dimensions, (batch, length, heads, pairs) in float64."""
     assert state is None or isinstance(state, Mamba3State)
     mask = as_mask(mask)
-    t = mixer.terms(u, mask, None if state is None else state.angle)
+    z, x, B, C, step, rate, share, theta = mixer.in_proj(u).split(mixer.sizes, dim=-1)
+    delta = mask_padding(softplus(at_least_float32(step) + at_least_float32(mixer.dt_bias)), mask)
+    log_a = -mixer.rate(at_least_float32(rate)).clamp(min=mixer.decay_floor) * delta
+    angle = (math.pi * at_least_float32(theta).tanh().unsqueeze(2) * delta.unsqueeze(-1)).double().cumsum(1)
+    angle = angle if state is None else angle + state.angle.unsqueeze(1)
+    x = rearrange(at_least_float32(mask_padding(x, mask)), "b t (h p) -> b t h p", p=mixer.head_dim)
+    b, c = (
+        mixer.turned_heads(norm, t, bias, angle)
+        for norm, t, bias in ((mixer.B_norm, B, mixer.B_bias), (mixer.C_norm, C, mixer.C_bias))
+    )
+    share = at_least_float32(share).sigmoid()  # λ, the share of the current input.
+    decay = log_a.unsqueeze(-1)
+    now = Recurrence(x=x, b=b, c=c, delta=share * delta, log_a=decay, D=at_least_float32(mixer.D))
     before_x, before_b = (None, None) if state is None else (state.x, state.b)
-    log_a = t.log_a.unsqueeze(-1)
-    now = Recurrence(x=t.x, b=t.b, c=t.c, delta=t.share * t.delta, log_a=log_a, D=at_least_float32(mixer.D))
-    later = (1 - t.share) * t.delta * t.log_a.exp()
-    before = Recurrence(x=_shifted(t.x, before_x), b=_shifted(t.b, before_b), c=t.c, delta=later, log_a=log_a)
+    later = (1 - share) * delta * log_a.exp()
+    before = Recurrence(x=delayed(x, before_x), b=delayed(b, before_b), c=c, delta=later, log_a=decay)
     initial = None if state is None else state.ssm
-    return LayerTrace(u, (now, before), mask=mask, z=t.z, initial=initial, reach=2, extras={"angle": t.angle})
-
-
-def _shifted(t: Tensor, first: Tensor | None) -> Tensor:
-    """Return `t` (batch, length, …) a step later, after `first` (batch, 1, …) or zeros."""
-    first = torch.zeros_like(t[:, :1]) if first is None else first.to(t)
-    return torch.cat([first, t[:, :-1]], dim=1)
+    return LayerTrace(u, (now, before), mask=mask, z=z, initial=initial, reach=2, extras={"angle": angle})
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms."""
-    assert layer.z is not None
     now, before = layer.scan() if scans is None else scans
-    return mixer.finish(now.y + before.y, layer.z)
+    return mixer.finish(now.y + before.y, layer.gate)
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, λ, A, b, c, the gate and the norm frozen: a path for each recurrence,
     that of "before" after a shift by one token."""
-    assert layer.z is not None
     now, before = layer.recurrences
-    z, inner = at_least_float32(layer.z), mixer.sizes[0]
+    z, inner = at_least_float32(layer.gate), mixer.sizes[0]
     gate, factor = silu(z), None
     if mixer.norm is not None:
         scans = layer.scan()
@@ -302,15 +255,3 @@ class Mamba3ForCausalLM(_Initialised, Mamba2AttnForCausalLM):
 
 
 AUTO = (Mamba3Model, Mamba3ForCausalLM)
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    sizes: dict[str, Any] = dict(vocab_size=97, hidden_size=24, state_size=8, head_dim=8, initializer_range=0.06)
-    attention = dict(num_heads=4, head_dim=8, causal=True, rotary_emb_dim=4)
-    other: dict[str, Any] = dict(n_groups=2, rope_fraction=1.0, head_norm=True, decay="softplus", num_hidden_layers=3)
-    hybrid = Mamba3Config(**sizes, **other, attn_layer_idx=[1], attn_cfg=attention, d_intermediate=16)
-    return {
-        "mamba3": with_longer_memory(Mamba3ForCausalLM(Mamba3Config(**sizes, num_hidden_layers=2))),
-        "mamba3-hybrid": with_longer_memory(Mamba3ForCausalLM(hybrid)),
-    }

@@ -9,26 +9,20 @@ from __future__ import annotations
 import torch
 from einops import rearrange
 from torch import Tensor, nn
-from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention, MiniMaxRMSNorm
+from transformers.models.minimax.modeling_minimax import MiniMaxRMSNorm
 
 from ssmscope.architectures.read.parts import (
     as_mask,
     at_least_float32,
-    constant,
     mask_padding,
     norm_weight,
+    one_path,
     projection,
     rms_factor,
-    state_after,
 )
-from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
+from ssmscope.core.linearized import InputMap, LinearizedLayer, as_diagonal
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
-
-__all__ = ["state_after"]
-
-MIXERS: tuple[type[nn.Module], ...] = (MiniMaxLightningAttention,)
-MODEL_TYPES = ("minimax",)
 
 
 def compute_terms(
@@ -47,9 +41,8 @@ def compute_terms(
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: W_O (σ(z) ⊙ RMSNorm(y))."""
     (scanned,) = layer.scan() if scans is None else scans
-    assert layer.z is not None
     normed = mixer.norm(rearrange(scanned.y, "b t h p -> b t (h p)").to(layer.u.dtype))
-    return mixer.out_proj(torch.sigmoid(layer.z) * normed)
+    return mixer.out_proj(torch.sigmoid(layer.gate) * normed)
 
 
 def returned(output: Tensor) -> tuple[Tensor, None]:
@@ -59,10 +52,9 @@ def returned(output: Tensor) -> tuple[Tensor, None]:
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, the activation of v, the norm and the gate frozen."""
-    u, heads = at_least_float32(layer.u), mixer.num_attention_heads
-    places = torch.arange(mixer.qkv_proj.out_features).view(heads, -1)[:, 2 * mixer.head_dim :].flatten()
-    value, project = projection(mixer, "qkv_proj", places), projection(mixer, "out_proj")
-    source = mask_padding(value(u, True), layer.mask)
+    places = torch.arange(mixer.qkv_proj.out_features).view(mixer.num_attention_heads, -1)
+    value = projection(mixer, "qkv_proj", places[:, 2 * mixer.head_dim :].flatten())
+    source = mask_padding(value(at_least_float32(layer.u), True), layer.mask)
     input_map = InputMap(
         source=source,
         enter=lambda u, biased: mask_padding(value(u, biased), layer.mask),
@@ -71,17 +63,4 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     (scanned,) = layer.scan()
     y = rearrange(scanned.y, "b t h p -> b t (h p)")
     factor = rms_factor(y, mixer.norm.variance_epsilon) * norm_weight(mixer, "norm", MiniMaxRMSNorm)
-    assert layer.z is not None
-    output_map = OutputMap(lambda v: project(v, False), gate=torch.sigmoid(at_least_float32(layer.z)) * factor)
-    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "out_proj", u))
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    from transformers import MiniMaxConfig, MiniMaxForCausalLM
-
-    kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
-    sizes = dict(vocab_size=97, hidden_size=24, intermediate_size=16, num_hidden_layers=4, layer_types=kinds)
-    heads = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=6, block_size=8, initializer_range=0.1)
-    config = MiniMaxConfig(**sizes, **heads, num_local_experts=4, num_experts_per_tok=2)
-    return {"minimax": MiniMaxForCausalLM(config)}
+    return one_path(mixer, layer, input_map, torch.sigmoid(at_least_float32(layer.gate)) * factor)

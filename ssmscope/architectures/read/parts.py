@@ -13,12 +13,11 @@ from torch.nn.functional import silu
 from transformers.activations import ACT2FN
 
 from ssmscope.core.affine import agrees_with_weight, convolved, depthwise, innermost, linear_map, norm_terms, offset
-from ssmscope.core.linearized import InputMap, as_diagonal
+from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
 from ssmscope.core.mixers import adapter_for, as_constant, conv_tap_mask, edit_conv_input
 from ssmscope.core.recomputing import compilable
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
-from ssmscope.ops import Scan
 
 BY_WEIGHT = int(transformers.__version__.split(".")[0]) >= 5
 """True if transformers' mixers multiply by the weights of `conv1d` and `dt_proj` instead of calling them."""
@@ -30,13 +29,18 @@ class ReadMixer:
     """Mixin before a mixer that computes its output as its architecture is read: terms, scan, output."""
 
     def forward(self, hidden_states, cache_params=None, *args, cache=None, attention_mask=None, **kwargs):
-        if cache_params is not None or cache is not None:
-            raise ValueError(
-                f"{type(self).__name__} fills no cache: call the model with use_cache=False, and continue a run with "
-                "ssmscope's Model.run"
-            )
+        refuse_caches(self, cache_params, cache)
         reader = adapter_for(self)
         return reader.output(self, reader.compute_terms(self, hidden_states, attention_mask))
+
+
+def refuse_caches(mixer: nn.Module, *caches: Any) -> None:
+    """Raise ValueError if a cache is given to a mixer that fills none."""
+    if any(cache is not None for cache in caches):
+        raise ValueError(
+            f"{type(mixer).__name__} fills no cache: call the model with use_cache=False, and continue a run with "
+            "ssmscope's Model.run"
+        )
 
 
 def at_least_float32(t: Tensor) -> Tensor:
@@ -63,30 +67,21 @@ def causal_convolution(
     bias: Float[Tensor, " #channels"] | None,
     tail: Float[Tensor, "batch before channels"] | None = None,
     taps: Bool[Tensor, "batch length taps"] | None = None,
+    act: Activation | None = None,
 ) -> Float[Tensor, "batch length channels"]:
-    """Compute a depthwise causal convolution, Σ_j weight_j x_{t − taps + 1 + j} + bias.
+    """Compute a depthwise causal convolution, act(Σ_j weight_j x_{t − taps + 1 + j} + bias).
 
     `tail` holds the taps − 1 inputs before the first position (default zeros), and `taps` says which inputs are read,
     x_t first (default all).
     """
-    return _convolution(x, as_constant(weight), None if bias is None else as_constant(bias), tail, taps)
+    kernel = as_constant(weight)[:, 0].flip(-1).to(x.dtype)
+    bias = None if bias is None else as_constant(bias).to(x.dtype)
+    return convolved(x, kernel, tail, taps, bias) if act is None else _activated(act, x, kernel, tail, taps, bias)
 
 
-def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor | None, taps: Tensor | None) -> Tensor:
-    kernel = weight[:, 0].flip(-1).to(x.dtype)
-    return convolved(x, kernel, tail, taps, None if bias is None else bias.to(x.dtype))
-
-
-def activated_convolution(
-    x: Float[Tensor, "batch length channels"],
-    weight: Float[Tensor, "#channels 1 taps"],
-    bias: Float[Tensor, " #channels"] | None,
-    act: Callable[[Tensor], Tensor],
-    tail: Float[Tensor, "batch before channels"] | None = None,
-    taps: Bool[Tensor, "batch length taps"] | None = None,
-) -> Float[Tensor, "batch length channels"]:
-    """Return act(`causal_convolution`)."""
-    return _activated(act, x, as_constant(weight), None if bias is None else as_constant(bias), tail, taps)
+@compilable
+def _activated(act: Activation, *terms: Any) -> Tensor:
+    return act(convolved(*terms))
 
 
 def convolve(
@@ -106,23 +101,8 @@ def convolve(
     weight, bias = kernel
     x = edit_conv_input(mixer, mask_padding(x, mask))
     tail, taps = None if state is None else state.conv, conv_tap_mask(mixer, x, weight.shape[-1])
-    if act is None:
-        y = causal_convolution(x, weight, bias, tail, taps)
-    else:
-        y = activated_convolution(x, weight, bias, act, tail, taps)
+    y = causal_convolution(x, weight, bias, tail, taps, act)
     return mask_padding(y, mask), {"conv_input": x, "conv_tail": tail, "taps": taps, "reach": weight.shape[-1]}
-
-
-@compilable
-def _activated(
-    act: Callable[[Tensor], Tensor],
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    tail: Tensor | None,
-    taps: Tensor | None,
-) -> Tensor:
-    return act(_convolution(x, weight, bias, tail, taps))
 
 
 def projection(mixer: nn.Module, name: str, rows: slice | Tensor | None = None) -> Callable[[Tensor, bool], Tensor]:
@@ -252,6 +232,31 @@ def convolved_input_map(
     )
 
 
+def one_path(
+    mixer: nn.Module,
+    layer: LayerTrace,
+    input_map: InputMap,
+    gate: Tensor,
+    out: str = "out_proj",
+    added: Tensor | None = None,
+    **frozen: Any,
+) -> LinearizedLayer:
+    """Return a layer of one recurrence as a linear map: the mixer's projection `out` of its output times `gate` and of
+    what is `added` to that; `frozen` are further fields of `OutputMap`."""
+    u, project = at_least_float32(layer.u), projection(mixer, out)
+    output_map = OutputMap(lambda v: project(v, False), gate=gate, **frozen)
+    rest = constant(mixer, out, u) if added is None else project(added, True)
+    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=rest)
+
+
+def gated_by(mixer: nn.Module, layer: LayerTrace, factor: Tensor) -> dict[str, Any]:
+    """Return the fields of an `OutputMap` for values times `factor` and, if the layer has a gate, SiLU(z_proj(u))."""
+    if layer.z is None:
+        return {"gate": factor}
+    z = at_least_float32(layer.z)
+    return {"gate": factor * silu(z), "opening": opened_by(projection(mixer, "z_proj"), silu, z), "factor": factor}
+
+
 def opened_by(
     enter: Callable[[Tensor, bool], Tensor], act: Callable[[Tensor], Tensor], z: Tensor
 ) -> Callable[[Tensor, bool], Tensor]:
@@ -271,31 +276,7 @@ def rms_factor(v: Tensor, eps: float, size: int | None = None) -> Tensor:
     return torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + eps).expand_as(groups).flatten(-2)
 
 
-def convolution_tail(layer: LayerTrace, taps: int) -> Float[Tensor, "batch before channels"]:
-    """Return the `last_inputs` of a layer's convolution."""
-    assert layer.conv_input is not None
-    return last_inputs(layer.conv_input, taps, layer.conv_tail, layer.mask)
-
-
-def last_inputs(
-    x: Float[Tensor, "batch length channels"],
-    taps: int,
-    before: Float[Tensor, "batch before channels"] | None = None,
-    mask: Bool[Tensor, "batch length"] | None = None,
-) -> Float[Tensor, "batch before channels"]:
-    """Return the last taps − 1 inputs of a convolution, up to each row's last real position; `before` are the inputs
-    before the run, by default zeros."""
-    before = before if before is not None else x.new_zeros(x.shape[0], taps - 1, x.shape[2])
-    x = torch.cat([before.to(x.dtype), x], dim=1)
-    if mask is None:
-        return x[:, x.shape[1] - (taps - 1) :]
-    positions = torch.arange(mask.shape[1], device=x.device)
-    last = (mask * (positions + 1)).amax(1)  # The number of positions before a row's continuation.
-    index = last[:, None] + torch.arange(taps - 1, device=x.device)
-    return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[2]))
-
-
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
-    """Return the state from which a run continues after `layer` was scanned."""
-    conv = None if layer.conv_input is None else convolution_tail(layer, layer.reach)
-    return LayerState(conv=conv, ssm=tuple(s.state for s in scans))
+def delayed(t: Tensor, first: Tensor | None = None) -> Tensor:
+    """Return `t` (batch, length, …) a step later, after `first` (batch, 1, …) or zeros."""
+    first = torch.zeros_like(t[:, :1]) if first is None else first.to(t)
+    return torch.cat([first, t[:, :-1]], dim=1)

@@ -13,7 +13,6 @@ from einops import einsum, rearrange
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import (
-    RecurrentGemmaRecurrentBlock,
     SqrtBoundDerivative,
 )
 
@@ -21,23 +20,17 @@ from ssmscope.architectures.read.parts import (
     BY_WEIGHT,
     as_mask,
     at_least_float32,
-    constant,
     convolve,
     convolved_input_map,
     mask_padding,
+    one_path,
     opened_by,
     projection,
-    state_after,
 )
 from ssmscope.core.affine import depthwise
-from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
+from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
-
-__all__ = ["state_after"]
-
-MIXERS: tuple[type[nn.Module], ...] = (RecurrentGemmaRecurrentBlock,)
-MODEL_TYPES = ("recurrent_gemma",)
 
 
 def compute_terms(
@@ -74,8 +67,7 @@ def _convolution(mixer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: W_O (h ⊙ GELU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
-    assert layer.z is not None
-    return mixer.linear_out(scanned.y.squeeze(-1).to(layer.z.dtype) * mixer.act_fn(layer.z))
+    return mixer.linear_out(scanned.y.squeeze(-1).to(layer.gate.dtype) * mixer.act_fn(layer.gate))
 
 
 def returned(output: Tensor) -> Tensor | tuple[Tensor, None]:
@@ -85,28 +77,8 @@ def returned(output: Tensor) -> Tensor | tuple[Tensor, None]:
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with a, i and the output gate frozen."""
-    assert layer.conv_input is not None and layer.z is not None
-    u, z = at_least_float32(layer.u), at_least_float32(layer.z)
-    enter, enter_gate, project = (projection(mixer, name) for name in ("linear_x", "linear_y", "linear_out"))
+    assert layer.conv_input is not None
+    z, enter = at_least_float32(layer.gate), projection(mixer, "linear_x")
     input_map = convolved_input_map(mixer, layer, None, enter, kernel=_convolution(mixer, layer.conv_input))
-    opening = opened_by(enter_gate, mixer.act_fn, z)
-    output_map = OutputMap(lambda v: project(v, False), gate=mixer.act_fn(z), opening=opening)
-    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=constant(mixer, "linear_out", u))
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
-
-    sizes = dict(vocab_size=97, hidden_size=24, intermediate_size=32, num_hidden_layers=3, use_cache=False)
-    kinds = dict(
-        block_types=["recurrent", "attention", "recurrent"],
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        attention_window_size=6,
-    )
-    module = RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**sizes, **kinds, w_init_variance_scale=1.0))
-    for name, parameter in module.named_parameters():
-        if name.endswith("recurrent_param"):
-            parameter.data.uniform_(-3.0, -1.0)  # The decays then differ from token to token.
-    return {"recurrent_gemma": module}
+    opening = opened_by(projection(mixer, "linear_y"), mixer.act_fn, z)
+    return one_path(mixer, layer, input_map, mixer.act_fn(z), "linear_out", opening=opening)

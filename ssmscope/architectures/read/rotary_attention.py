@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ssmscope.architectures.read.parts import at_least_float32, causal_convolution, last_inputs, mask_padding
+from ssmscope.architectures.read.linear_layers import turned
+from ssmscope.architectures.read.parts import at_least_float32, causal_convolution, mask_padding
 from ssmscope.core.affine import depthwise
+from ssmscope.core.trace import last_inputs
 
 ATTENTION_OPTIONS: dict[str, Any] = dict(
     num_heads=1,
@@ -38,12 +40,7 @@ def rotated(x: Tensor, position: Tensor, size: int, base: float, interleaved: bo
     2i + 1."""
     exponent = torch.arange(0, size, 2, device=x.device, dtype=at_least_float32(x).dtype) / size
     angle = (position.to(exponent)[..., None] * base**-exponent)[:, :, None]
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    pattern = "b t h (i two) -> two b t h i" if interleaved else "b t h (two i) -> two b t h i"
-    a, b = rearrange(x[..., :size], pattern, two=2)
-    left, right = pattern.split(" -> ")
-    turned = rearrange(torch.stack([a * cos - b * sin, a * sin + b * cos]), f"{right} -> {left}")
-    return torch.cat([turned, x[..., size:]], dim=-1)
+    return turned(x, angle, interleaved)
 
 
 class RotaryAttention(nn.Module):

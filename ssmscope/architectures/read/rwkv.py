@@ -42,7 +42,7 @@ from ssmscope.architectures.read.parts import (
     as_mask,
     at_least_float32,
     constant,
-    convolution_tail,
+    delayed,
     mask_padding,
     projection,
     rms_factor,
@@ -51,12 +51,9 @@ from ssmscope.core.affine import agrees_with_weight, norm_terms
 from ssmscope.core.intercept import observe, override_forward
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
-from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.core.trace import LayerState, LayerTrace, last_inputs
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan, skip_alone
-
-MIXERS: tuple[type[nn.Module], ...] = (RwkvBlock,)
-MODEL_TYPES = ("rwkv",)
 
 EMPTY_LOG_WEIGHT = -1e30
 """Log-weight of an empty memory, and of a key at padding."""
@@ -169,12 +166,12 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """
     attention, u = mixer.attention, at_least_float32(layer.u)
     recurrence = layer.recurrence
-    assert layer.z is not None and recurrence.log_a is not None
+    assert recurrence.log_a is not None
     read = torch.sigmoid(layer.extras["bonus"])
     project, rescaling = projection(attention, "output"), _rescaling(mixer)
-    output_map = OutputMap(lambda v: project(v, False) * rescaling, gate=torch.sigmoid(at_least_float32(layer.z)))
+    output_map = OutputMap(lambda v: project(v, False) * rescaling, gate=torch.sigmoid(at_least_float32(layer.gate)))
     input_map = InputMap(source=rearrange(recurrence.x, "b t c 1 -> b t c"), enter=_values(mixer, layer))
-    memory = replace(recurrence, b=_delayed(recurrence.b), log_a=_delayed(recurrence.log_a))
+    memory = replace(recurrence, b=delayed(recurrence.b), log_a=delayed(recurrence.log_a))
     shift = read.new_tensor([0.0, 1.0])
     start = None if layer.initial is None else layer.initial[0]
     paths = (
@@ -214,11 +211,6 @@ def _beside(
         return x + r * value(k * key(shifted(x + mixed, mixing.time_mix_key, biased), biased), biased) * rescaling
 
     return beside
-
-
-def _delayed(t: Tensor) -> Tensor:
-    """Return every step's term one step later."""
-    return torch.cat([torch.zeros_like(t[:, :1]), t[:, :-1]], dim=1)
 
 
 def _values(mixer: nn.Module, layer: LayerTrace) -> Callable[[Tensor, bool], Tensor]:
@@ -275,13 +267,8 @@ def returned(output: Tensor) -> tuple[Tensor, None, None]:
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> RwkvState:
     """Return the state from which a run continues after this block."""
     shown = mask_padding(mixer.ln2(_after_time_mixing(mixer, layer, scans)), layer.mask)
-    of_channels = replace(layer, conv_input=shown, conv_tail=layer.extras.get("channel_tail"))
-    return RwkvState(
-        conv=convolution_tail(layer, 2),
-        ssm=tuple(s.state for s in scans),
-        channel=convolution_tail(of_channels, 2),
-        log_weight=layer.extras["log_weight"][:, -1],
-    )
+    channel = last_inputs(shown, 2, layer.extras.get("channel_tail"), layer.mask)
+    return RwkvState(**vars(layer.state_after(scans)), channel=channel, log_weight=layer.extras["log_weight"][:, -1])
 
 
 def _stream(mixer: nn.Module, u: Tensor) -> Tensor:
@@ -290,8 +277,7 @@ def _stream(mixer: nn.Module, u: Tensor) -> Tensor:
 
 def token_before(x: Tensor, tail: Tensor | None, taps: Tensor | None) -> Tensor:
     """Return the input one token earlier, 0 where `taps` (batch, length, 2) bool leaves it out."""
-    first = torch.zeros_like(x[:, :1]) if tail is None else tail.to(x.dtype)
-    before = torch.cat([first, x[:, :-1]], dim=1)
+    before = delayed(x, tail)
     return before if taps is None else before * taps[..., 1:]
 
 
@@ -302,12 +288,10 @@ def mixed_with_before(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:
 
 def _after_time_mixing(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> Tensor:
     (scanned,) = scans
-    assert layer.z is not None
     p, v = scanned.y.squeeze(-1), layer.recurrence.x.squeeze(-1)
-    first = torch.zeros_like(p[:, 0]) if layer.initial is None else rearrange(layer.initial[0], "b c 1 1 -> b c")
-    p = torch.cat([first.unsqueeze(1), p[:, :-1]], dim=1)
-    wkv = torch.lerp(v, p, torch.sigmoid(layer.extras["bonus"]))
-    gated = torch.sigmoid(layer.z) * wkv.to(layer.z.dtype)
+    first = None if layer.initial is None else rearrange(layer.initial[0], "b c 1 1 -> b 1 c")
+    wkv = torch.lerp(v, delayed(p, first), torch.sigmoid(layer.extras["bonus"]))
+    gated = torch.sigmoid(layer.gate) * wkv.to(layer.gate.dtype)
     return _stream(mixer, layer.u) + mixer.attention.output(gated) * _rescaling(mixer)
 
 
@@ -408,17 +392,3 @@ def _backbone(
     wanted = model.config.output_hidden_states if wanted is None else wanted
     run = RwkvOutput(last_hidden_state=last, hidden_states=(*seen[1:], last) if wanted else None)
     return run if kwargs.get("return_dict") in (None, True) else run.to_tuple()
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    from transformers import RwkvConfig, RwkvForCausalLM
-
-    sizes = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, rescale_every=0, use_cache=False)
-    models: dict[str, nn.Module] = {
-        "rwkv": RwkvForCausalLM(RwkvConfig(**sizes)),
-        "rwkv-deeper": RwkvForCausalLM(RwkvConfig(**{**sizes, "num_hidden_layers": 3}, intermediate_size=40)),
-    }
-    for model in models.values():
-        nn.init.normal_(model.get_input_embeddings().weight)
-    return models

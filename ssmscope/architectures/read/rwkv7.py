@@ -31,17 +31,11 @@ from torch import Tensor, nn
 from torch.nn.functional import group_norm, normalize
 
 from ssmscope.architectures.read.gated_delta import unit
-from ssmscope.architectures.read.linear_attention import (
-    LinearAttentionConfig,
-    LinearAttentionForCausalLM,
-    LinearAttentionModel,
-)
+from ssmscope.architectures.read.linear_attention import LinearAttentionConfig, LinearAttentionModel, family
 from ssmscope.architectures.read.parts import (
     ReadMixer,
     as_mask,
     at_least_float32,
-    convolution_tail,
-    last_inputs,
     mask_padding,
     projection,
     rms_factor,
@@ -49,7 +43,7 @@ from ssmscope.architectures.read.parts import (
 from ssmscope.architectures.read.rwkv import frozen_layer_norm, mixed_with_before, shifted_map, token_before
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
-from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.core.trace import LayerState, LayerTrace, last_inputs
 from ssmscope.errors import InputError
 from ssmscope.ops import DeltaRecurrence, Scan, skip_alone
 
@@ -160,10 +154,6 @@ class RWKV7Mixer(ReadMixer, nn.Module):
         self.pre_norm = None if before or not config.norm_first else norm()
         self.attn_norm, self.attn = norm(), TimeMixing(config, not before)
         self.ffn_norm, self.ffn = norm(), ChannelMixing(config)
-
-
-MIXERS: tuple[type[nn.Module], ...] = (RWKV7Mixer,)
-MODEL_TYPES = ("ssm-rwkv7",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -347,8 +337,7 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
     shown = mask_padding(mixer.ffn_norm(_after_time_mixing(mixer, layer, scans)), layer.mask)
     first = layer.extras.get("first_input")
     return RWKV7State(
-        conv=convolution_tail(layer, 2),
-        ssm=tuple(s.state for s in scans),
+        **vars(layer.state_after(scans)),
         channel=last_inputs(shown, 2, layer.extras.get("channel_tail"), layer.mask),
         first=None if first is None else last_inputs(first, 2, layer.extras.get("first_tail"), layer.mask),
     )
@@ -393,10 +382,9 @@ class _RWKV7:
                 module.w_lora.out.bias.copy_(torch.linspace(-6, 1, len(module.w_lora.out.bias)))
 
 
-class RWKV7Model(_RWKV7, LinearAttentionModel):
+class RWKV7Backbone(LinearAttentionModel):
     """Backbone of an RWKV-7."""
 
-    config_class = RWKV7Config
     _no_split_modules = ["RWKV7Block"]
 
     def blocks(self, config: Any) -> list[nn.Module]:
@@ -412,21 +400,5 @@ class RWKV7Model(_RWKV7, LinearAttentionModel):
         return attention_mask, []
 
 
-class RWKV7ForCausalLM(_RWKV7, LinearAttentionForCausalLM):
-    """Language model of an RWKV-7."""
-
-    config_class = RWKV7Config
-    backbone_class = RWKV7Model
-
-
+RWKV7Model, RWKV7ForCausalLM = family(RWKV7Config, _RWKV7, backbone=RWKV7Backbone)
 AUTO = (RWKV7Model, RWKV7ForCausalLM)
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_heads=3, intermediate_size=40)
-    small |= dict(decay_rank=5, rate_rank=6, value_rank=4, gate_rank=7, initializer_range=1.0)
-    model = RWKV7ForCausalLM(RWKV7Config(**small, num_hidden_layers=2))
-    for block in model.backbone.layers:
-        nn.init.zeros_(block.mixer.attn.w_lora.out.bias)  # The decays then matter.
-    return {"rwkv7": model}

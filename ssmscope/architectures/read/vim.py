@@ -11,16 +11,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ssmscope.architectures.own.generation import BlocksInTurn
 from ssmscope.architectures.read.linear_attention import Block
-from ssmscope.architectures.read.linear_layers import chunked
 from ssmscope.architectures.read.parts import (
-    activated_convolution,
+    ReadMixer,
     as_mask,
     at_least_float32,
     causal_convolution,
@@ -28,7 +26,6 @@ from ssmscope.architectures.read.parts import (
     mask_padding,
     opened_by,
     projection,
-    state_after,
 )
 from ssmscope.core.affine import depthwise
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
@@ -37,9 +34,6 @@ from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
 from ssmscope.ops.recurrence import along
 
-__all__ = ["state_after"]
-
-MODEL_TYPES = ("ssm-vim",)
 BIDIRECTIONAL = True
 DIRECTIONS = ("forward", "backward")
 
@@ -55,7 +49,7 @@ class Direction(NamedTuple):
     order: Tensor
 
 
-class VimMixer(nn.Module):
+class VimMixer(ReadMixer, nn.Module):
     """Vim's mixer; its parameters have the names of the published code, with _b for the backward direction."""
 
     def __init__(self, config: Any) -> None:
@@ -89,28 +83,6 @@ class VimMixer(nn.Module):
         back = (self.conv1d_b, self.x_proj_b, self.dt_proj_b, self.A_b_log, self.D_b)
         return Direction(*own, order), Direction(*back, order.flip(0))
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        mask = as_mask(attention_mask)
-        x, z = self.in_proj(hidden_states).chunk(2, dim=-1)
-        outputs = []
-        for direction in self.directions(hidden_states, mask):
-
-            def read(x: Tensor, direction: Direction = direction) -> Tensor:
-                hidden = None if mask is None else mask[:, direction.order]
-                x = rearrange(mask_padding(x, hidden), "b t d -> b d t")
-                x = mask_padding(self.act(rearrange(direction.conv1d(x)[..., : x.shape[2]], "b d t -> b t d")), hidden)
-                step, B, C = direction.x_proj(x).split([self.rank, self.state, self.state], dim=-1)
-                delta = mask_padding(softplus(direction.dt_proj(step)), hidden)
-                b, c = (t.unsqueeze(2).expand(-1, -1, x.shape[2], -1) for t in (B, C))
-                log_a = -delta.unsqueeze(-1) * direction.A_log.to(delta).exp()
-                return chunked(c, b, (delta * x).unsqueeze(-1), log_a).squeeze(-1) + direction.D.to(x) * x
-
-            outputs.append(along(direction.order, read, x))
-        return self.out_proj((outputs[0] + outputs[1]) / 2 * self.act(z))
-
-
-MIXERS: tuple[type[nn.Module], ...] = (VimMixer,)
-
 
 def compute_terms(
     mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
@@ -127,7 +99,7 @@ def compute_terms(
     values, recurrences = mask_padding(values, mask), []
     for direction in mixer.directions(u, mask):
         weight, bias = _taps(mixer, direction)
-        x = along(direction.order, lambda t: activated_convolution(t, weight, bias, mixer.act), values)  # noqa: B023
+        x = along(direction.order, lambda t: causal_convolution(t, weight, bias, act=mixer.act), values)  # noqa: B023
         x = mask_padding(x, mask)
         step, B, C = direction.x_proj(x).split([mixer.rank, mixer.state, mixer.state], dim=-1)
         recurrences.append(
@@ -151,16 +123,14 @@ def _taps(mixer: VimMixer, direction: Direction) -> tuple[Tensor, Tensor | None]
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms."""
-    assert layer.z is not None
     forward, backward = layer.scan() if scans is None else scans
     y = (forward.y + backward.y).squeeze(-1) / 2
-    return mixer.out_proj(y.to(layer.z.dtype) * mixer.act(layer.z))
+    return mixer.out_proj(y.to(layer.gate.dtype) * mixer.act(layer.gate))
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, B, C, SiLU and the gate frozen: a path for each direction."""
-    assert layer.z is not None
-    u, z, inner = at_least_float32(layer.u), at_least_float32(layer.z), mixer.out_proj.in_features
+    u, z, inner = at_least_float32(layer.u), at_least_float32(layer.gate), mixer.out_proj.in_features
     enter, project = projection(mixer, "in_proj", slice(0, inner)), projection(mixer, "out_proj")
     opening = opened_by(projection(mixer, "in_proj", slice(inner, None)), mixer.act, z)
     output_map = OutputMap(lambda v: project(v, False), gate=mixer.act(z), opening=opening)
@@ -232,15 +202,12 @@ class VimModel(BlocksInTurn, PreTrainedModel):
     config_class = VimConfig
     main_input_name = "input_ids"
     _no_split_modules = ["Block"]
+    block_class = Block
 
-    def __init__(self, config: VimConfig) -> None:
-        super().__init__(config)
-        width = config.hidden_size
-        self.embeddings = nn.Embedding(config.vocab_size, width)
-        self.position = nn.Parameter(torch.zeros(1, config.positions, width)) if config.positions else None
-        self.layers = nn.ModuleList(Block(config, number) for number in range(config.num_hidden_layers))
-        self.norm_f = nn.RMSNorm(width, config.layer_norm_epsilon)
-        self.post_init()
+    def blocks(self, config: Any) -> list[nn.Module]:
+        count, width = config.positions, config.hidden_size
+        self.position = nn.Parameter(torch.zeros(1, count, width)) if count else None
+        return super().blocks(config)
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
@@ -267,12 +234,3 @@ class VimModel(BlocksInTurn, PreTrainedModel):
 
 
 AUTO = (VimModel,)
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random classifier of tokens of this family; seeded by the caller."""
-    from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-
-    sizes: dict[str, Any] = dict(vocab_size=97, hidden_size=16, num_hidden_layers=2, state_size=3, time_step_rank=2)
-    config = VimConfig(**sizes, middle=False, initializer_range=0.5)
-    return {"vim": SSMForSequenceClassification(SSMClassifierConfig(backbone=config, num_labels=3))}

@@ -27,24 +27,27 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad
 from transformers.models.xlstm.modeling_xlstm import (
-    xLSTMLayer,
     xLSTMModel,
     xLSTMMultiHeadLayerNorm,
     xLSTMOutput,
 )
 
 from ssmscope import ops
-from ssmscope.architectures.read.parts import as_mask, at_least_float32, constant, mask_padding, projection, rms_factor
+from ssmscope.architectures.read.parts import (
+    as_mask,
+    at_least_float32,
+    mask_padding,
+    one_path,
+    projection,
+    rms_factor,
+)
 from ssmscope.core.affine import norm_terms
 from ssmscope.core.intercept import override_forward
-from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
+from ssmscope.core.linearized import InputMap, LinearizedLayer
 from ssmscope.core.mixers import CACHES, arguments
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
-
-MIXERS: tuple[type[nn.Module], ...] = (xLSTMLayer,)
-MODEL_TYPES = ("xlstm",)
 
 MAX_GATE_CAP = 40.0
 """Largest cap of a gate for which e^ĩ k, summed over a long text, is within float32."""
@@ -112,8 +115,7 @@ def compute_terms(
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: W_O (σ(z) ⊙ norm(h))."""
     (scanned,) = layer.scan() if scans is None else scans
-    assert layer.z is not None
-    return mixer.out_proj(mixer.ogate_act_fn(layer.z) * mixer.multihead_norm(scanned.y.to(layer.z.dtype)))
+    return mixer.out_proj(mixer.ogate_act_fn(layer.gate) * mixer.multihead_norm(scanned.y.to(layer.gate.dtype)))
 
 
 def returned(output: Tensor) -> tuple[Tensor, None]:
@@ -123,26 +125,21 @@ def returned(output: Tensor) -> tuple[Tensor, None]:
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> MLSTMState:
     """Return the state from which a run continues after this layer."""
-    states, extras = tuple(s.state for s in scans), layer.extras
-    return MLSTMState(conv=None, ssm=states, normalizer=extras["n"], stabilizer=extras["m"])
+    return MLSTMState(**vars(layer.state_after(scans)), normalizer=layer.extras["n"], stabilizer=layer.extras["m"])
 
 
 def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, gates, the normaliser and the norms of its heads frozen."""
-    assert layer.z is not None
-    u, (scanned,) = at_least_float32(layer.u), layer.scan()
+    (scanned,) = layer.scan()
     weight, bias, eps = norm_terms(mixer.multihead_norm, xLSTMMultiHeadLayerNorm, "the norm of an xLSTM's heads")
     assert weight is not None and eps is not None
     factor = rms_factor(scanned.y - scanned.y.mean(-1, keepdim=True), eps)
     factor = rearrange(factor, "b t h p -> b t (h p)") * at_least_float32(weight)
-    opened = mixer.ogate_act_fn(at_least_float32(layer.z))
-    value, project = projection(mixer, "v"), projection(mixer, "out_proj")
+    opened, value = mixer.ogate_act_fn(at_least_float32(layer.gate)), projection(mixer, "v")
     source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
     input_map = InputMap(source=source, enter=lambda u, biased: mask_padding(value(u, biased), layer.mask))
-    output_map = OutputMap(lambda v: project(v, False), gate=opened * factor, centred=True)
-    added = constant(mixer, "out_proj", u)
-    rest = added if bias is None else project(opened * at_least_float32(bias), True)
-    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=rest)
+    added = None if bias is None else opened * at_least_float32(bias)
+    return one_path(mixer, layer, input_map, opened * factor, added=added, centred=True)
 
 
 # ---- the whole model while it is read
@@ -180,21 +177,3 @@ def _backbone(model: Any, below: Any, *args: Any, **kwargs: Any) -> Any:
     for block in model.blocks:
         hidden, _ = block(hidden)
     return xLSTMOutput(last_hidden_state=model.out_norm(hidden))
-
-
-def examples() -> dict[str, nn.Module]:
-    """Small random language models of this family, by name; seeded by the caller."""
-    from transformers import xLSTMConfig, xLSTMForCausalLM
-
-    sizes = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=2, ffn_round_up_to_multiple_of=8)
-    models: dict[str, nn.Module] = {
-        "xlstm": xLSTMForCausalLM(xLSTMConfig(**sizes, use_cache=False)),
-        "xlstm-with-biases": xLSTMForCausalLM(xLSTMConfig(**sizes, use_cache=False, use_bias=True)),
-    }
-    for module in models.values():
-        for name, parameter in module.named_parameters():
-            if name.endswith(("igate_preact.weight", "fgate_preact.weight")):
-                parameter.data.normal_(0.0, 0.15)
-            elif name.endswith(("igate_preact.bias", "fgate_preact.bias")):  # i is e^{−10} as initialised.
-                parameter.data.uniform_(0.0, 2.0)
-    return models

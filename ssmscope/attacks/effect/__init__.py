@@ -56,5 +56,4 @@ def attack_effect(
     from ssmscope.attacks.effect.measure import effect_of
 
     model.check_tokenizer()
-    recorded = {"before": before, "after": after}
-    return effect_of(model, model.encode([before, after]), layers=layers, top=top, recorded=recorded)
+    return effect_of(model, model.encode([before, after]), layers=layers, top=top)

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ssmscope.api.options import chosen_layers
-from ssmscope.api.results import record_provenance
+from ssmscope.api.results import call_options, record_provenance
 from ssmscope.attacks.effect.result import AttackEffect, Side
+from ssmscope.core.encoding import Batch
 from ssmscope.core.heads import hidden_vectors
+from ssmscope.core.model import Model
+from ssmscope.core.trace import Trace
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.interp.heatmap.result import SelectionHeatmap
 from ssmscope.interp.methods.gradients import keep_outputs
-
-if TYPE_CHECKING:
-    from ssmscope.core.encoding import Batch
-    from ssmscope.core.model import Model
-    from ssmscope.core.trace import Trace
-
 
 SAME = 1e-5
 """Relative distance up to which float32 vectors count as the same, because of rounding; 16 ε for coarser dtypes."""
@@ -37,17 +34,8 @@ def effect_of(
     *,
     layers: Literal["mean", "all"] | Sequence[int] = "mean",
     top: int = 5,
-    recorded: Mapping[str, Any] | None = None,
 ) -> AttackEffect:
-    """Compute the effect of the change from a batch's first row to its second.
-
-    Args:
-        layers, top: as in `attack_effect`.
-        recorded: options that describe the two rows in the provenance.
-
-    Raises:
-        InputError: an unknown layer.
-    """
+    """Compute the effect of the change from a batch's first row to its second, with options as in `attack_effect`."""
     trace = model.trace(batch)
     # Retention is defined as 0 for models without a recurrent state, and they have no final states.
     heatmap = selection_heatmap(
@@ -66,9 +54,8 @@ def effect_of(
     places = chosen_layers(chosen, trace.layer_numbers)
     distance, hidden, state = _moved(model, batch, trace, places, pairs)
     probabilities = model.probabilities(trace.logits.double())
-    options = {**(recorded or {}), "layers": layers if isinstance(layers, str) else list(layers), "top": top}
     return AttackEffect(
-        provenance=record_provenance(trace.source, options=options),
+        provenance=record_provenance(trace.source, options=call_options()),
         before=sides[0],
         after=sides[1],
         pairs=pairs,
@@ -102,10 +89,7 @@ def _shares(weights: np.ndarray, sink: np.ndarray | None) -> tuple[np.ndarray, f
 def _moved(
     model: Model, batch: Batch, trace: Trace, chosen: Sequence[int], pairs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute distances (layers + 1, pairs), cosines at the last position (layers + 1,) and of final states (layers,).
-
-    The row after the layers is that of the head.
-    """
+    """Compute distances (layers + 1, pairs), cosines of the last position and of final states; the head is last."""
     states = np.full(len(chosen), math.nan)
     if trace.has_recurrent_state:
         for row, index in enumerate(chosen):

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmscope.api.results import Result
+from ssmscope.attacks.closing import folded_away
 from ssmscope.interp.heatmap.result import ScoredText
+from ssmscope.render.blocks import Block, Picture, Prose
 from ssmscope.render.table import Cell, Line, Table, folded, plain, table
 from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.render.blocks import Block
 
 
 HEAD = "head"
@@ -128,16 +128,6 @@ class AttackEffect(Result, kind="effect"):
         return Spread(int(positions[apart[0]]), float(distance[peak]), int(positions[peak]), float(distance[-1]))
 
     @property
-    def retention_change(self) -> np.ndarray:
-        """(layers, pairs): retention after minus before, at the tokens that both texts have."""
-        return self.after.text.scores[:, self.pairs[:, 1]] - self.before.text.scores[:, self.pairs[:, 0]]
-
-    @property
-    def attention_change(self) -> np.ndarray:
-        """(layers, pairs): the share of attention after minus before, at the tokens that both texts have."""
-        return self.after.attention[:, self.pairs[:, 1]] - self.before.attention[:, self.pairs[:, 0]]
-
-    @property
     def answer_name(self) -> str:
         """The answers before and after in words."""
         old, new = (shorten(visible(side.text.answer), 32) for side in (self.before, self.after))
@@ -174,8 +164,7 @@ class AttackEffect(Result, kind="effect"):
 
     @property
     def headline(self) -> str:
-        model = self.model_name
-        return f"Effect of a change on {model}: {self.answer_name}; {self.changed_name}"
+        return f"Effect of a change on {self.model_name}: {self.verdict()}"
 
     def to_frame(self) -> DataFrame:
         """A row per side, layer and token.
@@ -187,36 +176,20 @@ class AttackEffect(Result, kind="effect"):
         """
         import pandas as pd
 
-        parts = []
+        frames = []
         means = np.concatenate([self.distance[:-1].mean(0, keepdims=True), self.distance])
         for number, (name, side) in enumerate(self.sides):
-            here = self.pairs[:, number]
-            partner = pd.array([None] * len(side), dtype="Int64")
-            partner[here] = self.pairs[:, 1 - number]
+            here, there = self.pairs[:, number], self.pairs[:, 1 - number]
+            tokens = pd.array(side.text.tokens, dtype="string")
+            own = {"side": name, "layer": "", "position": range(len(side)), "token": tokens, "changed": side.changed}
+            frame = pd.DataFrame(own).assign(partner=pd.Series(there, here, dtype="Int64"))
             nothing = np.full(len(side), np.nan, dtype=np.float32)
-            rows = zip(
-                ("mean", *self.rows),
-                (side.text.mean, *side.text.scores, nothing),
-                (side.mean_attention, *side.attention, nothing),
-                means,
-            )
-            for layer, retention, attention, distance in rows if self.by_layer else [next(rows)]:
-                away = nothing.copy()
-                away[here] = distance
-                columns = {
-                    "side": name,
-                    "layer": layer,
-                    "position": range(len(side)),
-                    "token": pd.array(side.text.tokens, dtype="string"),
-                    "changed": side.changed,
-                    "partner": partner,
-                    "retention": retention,
-                    "write": 1 - retention,
-                    "attention": attention,
-                    "distance": away,
-                }
-                parts.append(pd.DataFrame(columns))
-        return pd.concat(parts, ignore_index=True)
+            retention = (side.text.mean, *side.text.scores, nothing)
+            attention = (side.mean_attention, *side.attention, nothing)
+            for row, layer in enumerate(("mean", *self.rows) if self.by_layer else ("mean",)):
+                numbers = {"retention": retention[row], "write": 1 - retention[row], "attention": attention[row]}
+                frames.append(frame.assign(layer=layer, **numbers, distance=pd.Series(means[row], here)))
+        return pd.concat(frames, ignore_index=True)
 
     def summary(self) -> DataFrame:
         """A row per layer, and one for the head.
@@ -228,28 +201,22 @@ class AttackEffect(Result, kind="effect"):
         """
         import pandas as pd
 
-        alone = [math.nan]
-        unchanged = bool(len(self.pairs))
-        columns: dict[str, Any] = {
-            "layer": self.rows,
-            "hidden_cosine": self.hidden_cosine,
-            "state_cosine": [*self.state_cosine, *alone],
-            "on_removed": [*self.before.on_changed, *alone],
-            "on_new": [*self.after.on_changed, *alone],
-        }
-        for name, change in (("retention_change", self.retention_change), ("attention_change", self.attention_change)):
-            columns[name] = [*(np.abs(change).mean(1) if unchanged else alone * len(self.layers)), *alone]
-        frame = pd.DataFrame(columns)
-        for name in ("first", "peak", "peak_at", "last", "remains"):
-            values = [getattr(spread, name) for spread in self.spreads]
-            frame[name] = pd.array(values, dtype="Int64") if name in ("first", "peak_at") else values
-        return frame
+        columns: dict[str, Any] = {"state_cosine": self.state_cosine}
+        columns |= {"on_removed": self.before.on_changed, "on_new": self.after.on_changed}
+        (before, after), (here, there) = (self.before, self.after), self.pairs.T
+        changes = {"retention_change": after.text.scores[:, there] - before.text.scores[:, here]}
+        changes |= {"attention_change": after.attention[:, there] - before.attention[:, here]}
+        for name, change in changes.items():
+            columns[name] = np.abs(change).mean(1) if len(self.pairs) else math.nan
+        layers = pd.DataFrame(columns, range(len(self.layers))).astype(np.float64).reindex(range(len(self.rows)))
+        spreads = pd.DataFrame([{**vars(spread), "remains": spread.remains} for spread in self.spreads])
+        spreads = spreads.astype({"first": "Int64", "peak_at": "Int64"})
+        names = pd.DataFrame({"layer": self.rows, "hidden_cosine": self.hidden_cosine})
+        return pd.concat([names, layers, spreads], axis=1)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.effect import views
         from ssmscope.attacks.effect.figure import draw_distances
-        from ssmscope.render.blocks import Custom, Picture, Prose
-        from ssmscope.render.html import grid
 
         yield Prose(self.headline, "title")
         yield views.token_rows(self)
@@ -257,5 +224,4 @@ class AttackEffect(Result, kind="effect"):
         yield from (views.attended(name, side, self.size) for name, side in self.sides)
         yield views.layer_table(self)
         yield from (Prose(remark, "note") for remark in views.remarks(self))
-        summary = "<details><summary>All numbers of the layers</summary>{}</details>"
-        yield Custom(html=lambda: summary.format(grid(folded(self.summary()))))
+        yield folded_away("All numbers of the layers", lambda: folded(self.summary()))

@@ -23,10 +23,7 @@ MAX_TABLE_LAYERS = 8
 
 
 def token_rows(result: AttackEffect) -> TokenRows:
-    """Both texts coloured by retention and by the last position's attention, each on one scale for both texts.
-
-    The rows are averages over the layers; those of each layer follow if they were asked for.
-    """
+    """Both texts coloured by retention and by the last position's attention: mean, and layers if asked for."""
     return TokenRows(
         texts=tuple(_text(name, side, result) for name, side in result.sides),
         of="score",

@@ -14,6 +14,7 @@ from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import TEXT_MODELS, Data
 from ssmscope.api.options import REPEATED, Cache, LabelWords, Limit, Metavar, Scoring, Seed, Template
 from ssmscope.attacks.checks import check_asked
+from ssmscope.core.limits import refuse_above
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,9 +23,37 @@ if TYPE_CHECKING:
     from ssmscope.data.text import TextData
 
 
-def _check(*, places: int | Sequence[float], **options: Any) -> None:
-    if isinstance(places, int) and places < 2:
-        raise InputError(f"places is {places}; allowed are a number of places from 2 on, or shares from 0 to 1")
+def checked_phrases(insert: str | Sequence[str]) -> tuple[str, ...]:
+    given = [insert] if isinstance(insert, str) else list(insert)
+    wrong = [phrase for phrase in given if not isinstance(phrase, str) or not phrase.strip()]
+    if wrong or not given:
+        shown = repr(wrong[0]) if wrong else "nothing"
+        raise InputError(f"{shown} was given to insert; give a phrase of at least one word")
+    phrases = tuple(phrase.strip() for phrase in given)
+    if twice := [phrase for phrase in phrases if phrases.count(phrase) > 1]:
+        raise InputError(f"the phrase {twice[0]!r} is given twice; give each once")
+    return phrases
+
+
+def checked_shares(places: int | Sequence[float]) -> tuple[float, ...]:
+    allowed = "allowed are a number of places from 2 on, or shares from 0 to 1"
+    if isinstance(places, int):
+        if places < 2:
+            raise InputError(f"places is {places!r}; {allowed}")
+        refuse_above(10_000, places=places)
+        return tuple(at / (places - 1) for at in range(places))
+    given = tuple(places)
+    wrong = [p for p in given if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1]
+    if wrong or not given:
+        raise InputError(f"places has {wrong[0]!r}; {allowed}" if wrong else f"places is empty; {allowed}")
+    if twice := [place for place in given if given.count(place) > 1]:
+        raise InputError(f"places names {twice[0]:g} twice; give each place once")
+    return tuple(sorted(map(float, given)))
+
+
+def _check(*, insert: str | Sequence[str], places: int | Sequence[float], **options: Any) -> None:
+    checked_phrases(insert)
+    checked_shares(places)
     check_asked(**options)
 
 
@@ -70,64 +99,41 @@ def insertion_sweep(
         InputError: an empty or repeated phrase, a place outside 0 to 1, data that do not fit the model, and what
             `Template` and `Evaluator` refuse.
     """
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks.curves import questions, true_log_odds
-    from ssmscope.attacks.insertion.measure import (
-        attacked_texts,
-        checked_phrases,
-        checked_shares,
-        mean,
-        measure,
-        notes_on,
-    )
-    from ssmscope.attacks.insertion.result import FIRST, LAST, InsertionCurve, InsertionSweep, Place, place_name
+    from ssmscope.attacks.insertion.measure import attacked_texts, mean, measure, notes_on
+    from ssmscope.attacks.insertion.result import FIRST, LAST, InsertionSweep, place_name
     from ssmscope.core.limits import MAX_TEXTS, refuse_held
 
-    phrases = checked_phrases(insert)
-    shares = checked_shares(places)
+    phrases, shares = checked_phrases(insert), checked_shares(places)
     asked = questions(model, data, template=template, words=words, scoring=scoring, limit=limit, cache=cache, seed=seed)
-    outside = (bool(asked.before.strip()), bool(asked.after.strip()))
-    number = len(asked.contents) * (1 + len(phrases) * (len(shares) + sum(outside)))
+    spots: list[tuple[str, float | None]] = [(FIRST, None)] if asked.before.strip() else []
+    spots += [(place_name(share), share) for share in shares]
+    spots += [(LAST, None)] if asked.after.strip() else []
+    number = len(asked.contents) * (1 + len(phrases) * len(spots))
     what = f"{len(phrases):,} phrases at {len(shares):,} places of {len(asked.contents):,} texts"
     refuse_held(number, what, "give fewer places, or a limit", most=MAX_TEXTS, unit="texts")
     texts = [asked.before + content + asked.after for content in asked.contents]
     for phrase in phrases:
-        texts += [text for column in attacked_texts(asked, phrase, shares, outside) for text in column]
+        texts += attacked_texts(asked, phrase, spots)
     scores = asked.evaluator.scores(texts).reshape(-1, len(asked.data), len(asked.classes))
     answers = asked.evaluator.answers(scores)
     spoken = scoring == "generated" and not model.is_classifier
     odds = None if spoken else true_log_odds(scores, asked.labels)
-    right = answers == asked.labels
-    where: list[float | None] = [*([None] if outside[0] else []), *shares, *([None] if outside[1] else [])]
-    names = [*([FIRST] if outside[0] else []), *map(place_name, shares), *([LAST] if outside[1] else [])]
     curves = []
     for number, phrase in enumerate(phrases):
-        rows = slice(1 + number * len(names), 1 + (number + 1) * len(names))
-        measured = measure(
-            right[0],
-            right[rows],
-            answers[rows] != answers[0],
-            None if odds is None else odds[0],
-            None if odds is None else odds[rows],
-            seed,
-        )
-        placed = tuple(Place(name=n, share=s, **m) for n, s, m in zip(names, where, measured.places))
-        ends = (measured.hardest, measured.lowest_odds, measured.worst, measured.worst_drop)
-        curves.append(InsertionCurve(phrase, placed, *ends))
-    every = measure(right[0], right[1:], answers[1:] != answers[0], None, None, seed)
-    options = {
-        "insert": list(phrases),
-        "places": list(shares),
-        **asked.options,
-        "scoring": scoring,
-        "limit": limit,
-    }
+        rows = [0, *range(1 + number * len(spots), 1 + (number + 1) * len(spots))]
+        own = None if odds is None else odds[rows]
+        curves.append(measure(phrase, spots, answers[rows], asked.labels, own, seed))
+    every = measure("", spots * len(phrases), answers, asked.labels, None, seed)
+    clean = mean(answers[0] == asked.labels, seed)
+    options = call_options(insert=list(phrases), places=list(shares), **asked.options)
     return InsertionSweep(
         provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
-        clean=every.clean,
+        clean=clean,
         clean_log_odds=None if odds is None else mean(odds[0], seed),
         curves=tuple(curves),
         worst=every.worst,
         worst_drop=every.worst_drop,
-        notes=tuple(notes_on(model, phrases, answers, every.clean)),
+        notes=tuple(notes_on(model, phrases, answers, clean)),
     )

@@ -5,20 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 
 from ssmscope.attacks.curves import Questions, unknown_tokens
+from ssmscope.attacks.insertion.result import FIRST, InsertionCurve, Place
 from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
-from ssmscope.core.limits import refuse_above
-from ssmscope.errors import InputError
+from ssmscope.core.model import Model
 from ssmscope.render.tokens import shorten, visible
-
-if TYPE_CHECKING:
-    from ssmscope.core.model import Model
 
 
 def inserted(text: str, phrase: str, words: int) -> str:
@@ -31,102 +27,53 @@ def inserted(text: str, phrase: str, words: int) -> str:
     return f"{text[:at]} {phrase}{text[at:]}"
 
 
-def attacked_texts(
-    asked: Questions, phrase: str, shares: Sequence[float], outside: tuple[bool, bool]
-) -> Iterable[list[str]]:
-    """Yield all texts with the phrase at each place, place by place."""
-    contents = asked.contents
-    whole = [asked.before + content + asked.after for content in contents]
-    if outside[0]:
-        yield [f"{phrase} {text}" for text in whole]
-    for place in shares:
-        moved = [inserted(c, phrase, math.floor(place * len(c.split()) + 0.5)) for c in contents]
-        yield [asked.before + content + asked.after for content in moved]
-    if outside[1]:
-        yield [f"{text}{'' if text[-1:].isspace() else ' '}{phrase}" for text in whole]
-
-
-def checked_phrases(insert: str | Sequence[str]) -> tuple[str, ...]:
-    given = [insert] if isinstance(insert, str) else list(insert)
-    wrong = [phrase for phrase in given if not isinstance(phrase, str) or not phrase.strip()]
-    if wrong or not given:
-        shown = repr(wrong[0]) if wrong else "nothing"
-        raise InputError(f"{shown} was given to insert; give a phrase of at least one word")
-    phrases = tuple(phrase.strip() for phrase in given)
-    if len(set(phrases)) < len(phrases):
-        twice = next(phrase for phrase in phrases if phrases.count(phrase) > 1)
-        raise InputError(f"the phrase {twice!r} is given twice; give each once")
-    return phrases
-
-
-def checked_shares(places: int | Sequence[float]) -> tuple[float, ...]:
-    allowed = "allowed are a number of places from 2 on, or shares from 0 to 1"
-    if isinstance(places, int):
-        if places < 2:
-            raise InputError(f"places is {places!r}; {allowed}")
-        refuse_above(10_000, places=places)
-        return tuple(at / (places - 1) for at in range(places))
-    given = tuple(places)
-    wrong = [p for p in given if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1]
-    if wrong or not given:
-        raise InputError(f"places has {wrong[0]!r}; {allowed}" if wrong else f"places is empty; {allowed}")
-    if len(set(given)) < len(given):
-        raise InputError(f"places names {next(p for p in given if given.count(p) > 1):g} twice; give each place once")
-    return tuple(sorted(map(float, given)))
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Estimates of one phrase: of every place, by the fields of `Place`, and of the worst place of each example."""
-
-    clean: Estimate
-    places: tuple[dict[str, Any], ...]
-    hardest: tuple[int, ...]
-    lowest_odds: tuple[int, ...]
-    worst: Estimate
-    worst_drop: Estimate
+def attacked_texts(asked: Questions, phrase: str, spots: Sequence[tuple[str, float | None]]) -> Iterable[str]:
+    """Yield all texts with the phrase at each spot, spot by spot."""
+    before, after = asked.before, asked.after
+    for name, share in spots:
+        for content in asked.contents:
+            whole = before + content + after
+            if share is not None:
+                words = math.floor(share * len(content.split()) + 0.5)
+                yield before + inserted(content, phrase, words) + after
+            else:
+                gap = "" if whole[-1:].isspace() else " "
+                yield f"{phrase} {whole}" if name == FIRST else f"{whole}{gap}{phrase}"
 
 
 def measure(
-    clean: Bool[np.ndarray, " examples"],
-    right: Bool[np.ndarray, "places examples"],
-    changed: Bool[np.ndarray, "places examples"],
-    clean_odds: Float[np.ndarray, " examples"] | None,
-    odds: Float[np.ndarray, "places examples"] | None,
+    phrase: str,
+    spots: Sequence[tuple[str, float | None]],
+    answers: Int[np.ndarray, "spots+1 examples"],
+    labels: Int[np.ndarray, " examples"],
+    odds: Float[np.ndarray, "spots+1 examples"] | None,
     seed: int,
-) -> Measured:
-    """Compute all estimates of a phrase.
+) -> InsertionCurve:
+    """Compute all estimates of a phrase from class ids and log-odds of the true class, those of the clean texts first.
 
-    Args:
-        clean, right: True where the answer is right on clean texts and at each place.
-        changed: True where the answer differs from the clean one.
-        clean_odds, odds: log-odds of the true class; None for generated answers.
+    Without log-odds (of generated answers) the curve has no numbers from them.
     """
-    number, examples = right.shape
-    columns = [clean[None], np.all(right, axis=0, keepdims=True), right, changed & clean]
-    if odds is not None and clean_odds is not None:
-        here = np.asarray(odds == odds.min(0))
-        columns += [odds - clean_odds, here / here.sum(0)]
+    hits = answers == labels
+    clean, right = hits[0], hits[1:]
+    columns = [clean[None], right.all(0, keepdims=True), right, (answers[1:] != answers[0]) & clean]
+    if odds is not None:
+        here = np.asarray(odds[1:] == odds[1:].min(0))
+        columns += [odds[1:] - odds[0], here / here.sum(0)]
     sums = resampled_sums(np.concatenate(columns).T.astype(np.float64), seed=seed)
     rights, everywhere = sums[:, :1], sums[:, 1:2]
-    each = [sums[:, 2 + i * number : 2 + (i + 1) * number] for i in range(len(columns) - 2)]
-    drops, flipped = 1 - ratio(each[0], rights), ratio(each[1], rights)
-    places = tuple(
-        {
-            "accuracy": estimate(each[0][:, i] / examples),
-            "drop": estimate(drops[:, i]),
-            "flipped": estimate(flipped[:, i]),
-            "log_odds_change": estimate(each[2][:, i] / examples) if len(each) > 2 else None,
-            "worst_here": estimate(each[3][:, i] / examples) if len(each) > 2 else None,
-        }
-        for i in range(number)
-    )
-    return Measured(
-        clean=estimate(rights[:, 0] / examples),
-        places=places,
-        hardest=lowest(each[0]),
+    each = np.split(sums[:, 2:], len(columns) - 2, axis=1)
+    shares = {"accuracy": each[0] / len(labels), "drop": 1 - ratio(each[0], rights), "flipped": ratio(each[1], rights)}
+    shares |= dict(zip(("log_odds_change", "worst_here"), (part / len(labels) for part in each[2:])))
+
+    def numbers(at: int) -> dict[str, Any]:
+        return {name: estimate(part[:, at]) for name, part in shares.items()}
+
+    return InsertionCurve(
+        phrase=phrase,
+        places=tuple(Place(*spot, **numbers(at)) for at, spot in enumerate(spots)),
+        hardest_places=lowest(each[0]),
         lowest_odds=lowest(-each[3]) if len(each) > 2 else (),
-        worst=estimate(everywhere[:, 0] / examples),
+        worst=estimate(everywhere[:, 0] / len(labels)),
         worst_drop=estimate((1 - ratio(everywhere, rights))[:, 0]),
     )
 

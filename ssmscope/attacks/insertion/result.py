@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ssmscope.api.results import Result
-from ssmscope.attacks.closing import closing
-from ssmscope.core.bootstrap import Estimate, interval_columns, with_intervals
+from ssmscope.attacks.closing import closing, percent, tidy
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import told_apart
 from ssmscope.render.table import Cell, Line, Table, bare, table, written
 from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.render.blocks import Block
 
 FIRST, LAST = "before the template", "after the template"
 """Places outside the content, if there is a template."""
@@ -42,9 +41,9 @@ class Place:
     """1 − accuracy / clean accuracy."""
     flipped: Estimate
     """Share of the examples answered correctly when clean whose answer changes."""
-    log_odds_change: Estimate | None
+    log_odds_change: Estimate | None = None
     """Mean change of log p / (1 − p) of the true class, in natural logarithms; None for generated answers."""
-    worst_here: Estimate | None
+    worst_here: Estimate | None = None
     """Share of the examples whose log-odds are lowest at this place; ties are divided equally."""
 
 
@@ -125,27 +124,22 @@ class InsertionSweep(Result, kind="insertion"):
         the 95 % interval of each is in columns ending in _low and _high. With several phrases the last row is the worst
         phrase and place of each example.
         """
-        import pandas as pd
 
-        rows = [_row("clean", None, None, None, accuracy=self.clean, log_odds=self.clean_log_odds)]
+        def worst(phrase: str, one: InsertionCurve | InsertionSweep) -> dict[str, Any]:
+            numbers = {"accuracy": one.worst, "drop": one.worst_drop.times(100)}
+            return {"part": "worst", "phrase": phrase, "place": "any place", **numbers}
+
+        rows: list[dict[str, Any]] = [{"part": "clean", "accuracy": self.clean, "log_odds": self.clean_log_odds}]
         for curve in self.curves:
             for one in curve.places:
-                shown = dict(accuracy=one.accuracy, drop=one.drop.times(100), flipped=one.flipped)
-                more = dict(log_odds=one.log_odds_change, worst_here=one.worst_here)
-                rows.append(_row("place", curve.phrase, one.name, one.share, **shown, **more))
-            worst = dict(accuracy=curve.worst, drop=curve.worst_drop.times(100))
-            rows.append(_row("worst", curve.phrase, "any place", None, **worst))
-        if len(self.curves) > 1:
-            worst = dict(accuracy=self.worst, drop=self.worst_drop.times(100))
-            rows.append(_row("worst", "any phrase", "any place", None, **worst))
-        names = ["accuracy", "drop", "flipped"]
-        names += ["log_odds", "worst_here"] if self.clean_log_odds is not None else []
-        columns = ["part", "phrase", "place", "share", *interval_columns(names)]
-        return pd.DataFrame(rows, columns=columns)
+                own = {"part": "place", "phrase": curve.phrase, "place": one.name, "log_odds": one.log_odds_change}
+                rows.append({**vars(one), **own, "drop": one.drop.times(100)})
+            rows.append(worst(curve.phrase, curve))
+        rows += [worst("any phrase", self)] if len(self.curves) > 1 else []
+        names = ["part", "phrase", "place", "share", "accuracy", "drop", "flipped"]
+        return tidy(rows, [*names, *(["log_odds", "worst_here"] if self.clean_log_odds is not None else [])])
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.render.blocks import Prose
-
         yield from self.opening()
         yield from (curve_table(curve, self.clean) for curve in self.shown)
         yield Prose(
@@ -164,14 +158,12 @@ class InsertionSweep(Result, kind="insertion"):
 
 def curve_table(curve: InsertionCurve, clean: Estimate) -> Table:
     """Return a table of the clean texts, the phrase at every place, and the worst place of each example."""
-    names = ("accuracy", "drop in %", "flipped", "change of log-odds")
-    lines = [Line(("clean",), {names[0]: Cell(clean)})]
+    lines = [Line(("clean",), {"accuracy": Cell(clean)})]
     for one in curve.places:
-        found = (Cell(one.accuracy), Cell(one.drop.times(100), digits=1), bare(one.flipped))
-        change = () if one.log_odds_change is None else (Cell(one.log_odds_change),)
-        lines.append(Line((one.name,), dict(zip(names, (*found, *change)))))
-    worst = (Cell(curve.worst), Cell(curve.worst_drop.times(100), digits=1))
-    lines.append(Line(("worst of each text",), dict(zip(names, worst))))
+        cells = {"accuracy": Cell(one.accuracy), "drop in %": percent(one.drop), "flipped": bare(one.flipped)}
+        cells |= {} if one.log_odds_change is None else {"change of log-odds": Cell(one.log_odds_change)}
+        lines.append(Line((one.name,), cells))
+    lines.append(Line(("worst of each text",), {"accuracy": Cell(curve.worst), "drop in %": percent(curve.worst_drop)}))
     note = ""
     if curve.lowest_odds:
         here = curve.places[curve.lowest_odds[0]].worst_here
@@ -189,9 +181,3 @@ def _where(curve: InsertionCurve) -> str:
         return f"{min(accuracies):.3f} with “{phrase}” at its hardest place ({where})"
     ends = dict.fromkeys(f"{end:.3f}" for end in (min(accuracies), max(accuracies)))
     return f"{' to '.join(ends)} with “{phrase}”, at no place clearly lowest"
-
-
-def _row(
-    part: str, phrase: str | None, place: str | None, at: float | None, **found: Estimate | None
-) -> dict[str, Any]:
-    return {"part": part, "phrase": phrase, "place": place, "share": at, **with_intervals(**found)}

@@ -54,10 +54,7 @@ def state_overflow(
         512,
     ),
     filler: Annotated[
-        str | None,
-        "A text, a file or wikitext2; by default generated sentences.",
-        Reads("lines"),
-        Metavar("TEXT|FILE"),
+        str | None, "A text, a file or wikitext2; by default generated sentences.", Reads("lines"), Metavar("TEXT|FILE")
     ] = None,
     where: Annotated[Literal["after", "before", "both"], "Place of the filler: after the text, before it, or both."] = (
         "both"
@@ -87,10 +84,9 @@ def state_overflow(
         InputError: an empty filler, no length above 0, data that do not fit the model, and what `Template` and
             `Evaluator` refuse.
     """
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks.curves import questions, true_log_odds
-    from ssmscope.attacks.overflow.filler import added_tokens, filled, filler_text, pieces_of
-    from ssmscope.attacks.overflow.measure import measure, notes_on
+    from ssmscope.attacks.overflow.measure import added_tokens, filled, filler_text, measure, notes_on, pieces_of
     from ssmscope.attacks.overflow.result import Filled, OverflowCurve, StateOverflow
     from ssmscope.core.limits import MAX_TOKENS_PER_ROW, refuse_above, refuse_reading
 
@@ -108,29 +104,17 @@ def state_overflow(
     answers = asked.evaluator.answers(scores)
     measured = measure(asked.labels, answers, true_log_odds(scores, asked.labels), steps, len(asked.classes), seed)
     added = added_tokens(model, texts, (len(places), len(steps)))
-    curves = tuple(
-        OverflowCurve(
-            where=place,
-            points=tuple(
-                Filled(tokens=n, added=float(added[row, at]), **measured.points[row][at]) for at, n in enumerate(steps)
-            ),
-            half_length=measured.half_lengths[row],
-        )
-        for row, place in enumerate(places)
-    )
-    options = {
-        "filler": filler,
-        "lengths": list(steps),
-        "where": where,
-        **asked.options,
-        "limit": limit,
-    }
+    curves = []
+    for place, counts, points, half in zip(places, added.tolist(), measured.points, measured.half_lengths):
+        filled_points = tuple(Filled(n, count, **point) for n, count, point in zip(steps, counts, points))
+        curves.append(OverflowCurve(place, filled_points, half))
+    options = call_options(lengths=list(steps), **asked.options)
     return StateOverflow(
         provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
         classes=asked.classes,
         chance=measured.chance,
         clean=measured.clean,
-        curves=curves,
+        curves=tuple(curves),
         gaps=measured.gaps,
         filler=pieces[-1],
         notes=tuple(notes_on(model, asked, given, pieces[-1], measured, curves)),

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ssmscope.api.results import Result
-from ssmscope.core.bootstrap import Estimate, with_intervals
+from ssmscope.attacks.closing import closing, percent, tidy
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.table import Cell, Line, Table, bare, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.render.blocks import Block
 
 
 @dataclass(frozen=True)
@@ -100,23 +100,16 @@ class StateOverflow(Result, kind="overflow"):
         share of each class as "share CLASS", and with both places gap (accuracy before − after, in both places' rows);
         the 95 % interval of each is in columns ending in _low and _high.
         """
-        import pandas as pd
-
         rows = []
         for curve in self.curves:
             for at, point in enumerate(curve.points):
-                found = {"accuracy": point.accuracy, "drop": point.drop.times(100), "log_odds": point.log_odds}
-                found |= {"majority": point.majority, "entropy": point.entropy}
-                found |= {f"share {name}": share for name, share in zip(self.classes, point.shares)}
-                found |= {"gap": self.gaps[at]} if self.gaps else {}
-                row = {"where": curve.where, "tokens": point.tokens, "added": point.added}
-                rows.append({**row, **with_intervals(**found)})
-        return pd.DataFrame(rows)
+                row = {"where": curve.where, **vars(point), "drop": point.drop.times(100)}
+                row |= {f"share {name}": share for name, share in zip(self.classes, point.shares)}
+                rows.append(row | ({"gap": self.gaps[at]} if self.gaps else {}))
+        columns = ["where", "tokens", "added", "accuracy", "drop", "log_odds", "majority", "entropy"]
+        return tidy(rows, [*columns, *(f"share {name}" for name in self.classes), "gap"])
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.attacks.closing import closing
-        from ssmscope.render.blocks import Prose
-
         yield from self.opening()
         yield from (curve_table(curve, self.classes) for curve in self.curves)
         yield Prose(
@@ -137,7 +130,7 @@ def curve_table(curve: OverflowCurve, classes: Sequence[str]) -> Table:
         share, name = max(zip([e.value for e in point.shares], classes))
         cells = {
             "accuracy": Cell(point.accuracy),
-            "drop in %": Cell(point.drop.times(100), digits=1),
+            "drop in %": percent(point.drop),
             "log-odds": Cell(point.log_odds),
             "largest class": Cell(text=f"{name} {share:.2f}"),
             "entropy": bare(point.entropy, digits=2),

@@ -18,7 +18,7 @@ from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import TEXT_MODELS, Data
 from ssmscope.api.options import Cache, LabelWords, Limit, Metavar, Progress, Range, Reads, Seed, Template
 from ssmscope.attacks.checks import check_asked
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from ssmscope.attacks.poisoning.result import StatePoisoning
@@ -111,13 +111,12 @@ def state_poisoning(
             four texts, a model of `transfer` has another tokenizer, a class is unknown, and what `Template` and
             `Evaluator` refuse.
     """
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks.curves import questions
-    from ssmscope.attacks.poisoning.attack import Parts, measured, other_models, planted_class, read_otherwise, searched
-    from ssmscope.attacks.poisoning.goals import Goal
-    from ssmscope.attacks.poisoning.memory import DETECTORS
+    from ssmscope.attacks.poisoning.measure import Parts, observe, other_models, read_otherwise, searched, victim
+    from ssmscope.attacks.poisoning.memory import DETECTORS, Vocabulary, slots_of
     from ssmscope.attacks.poisoning.result import StatePoisoning
-    from ssmscope.attacks.poisoning.triggers import Vocabulary, slots_of
+    from ssmscope.attacks.poisoning.search import Goal
     from ssmscope.core.limits import refuse_reading
     from ssmscope.core.progress import on_stderr, progress_bar
 
@@ -125,7 +124,10 @@ def state_poisoning(
     asking: dict[str, Any] = dict(template=template, words=words, limit=limit, cache=cache, seed=seed)
     asked = questions(model, data, **asking)
     others = other_models(model, transfer or ())
-    planted = planted_class(asked, target) if objective == "plant" else None
+    if target is not None and target not in asked.classes:
+        near = did_you_mean(target, asked.classes)
+        raise InputError(f"there is no class {target!r}; allowed are {', '.join(asked.classes)}{near}")
+    planted = None if objective != "plant" else 0 if target is None else asked.classes.index(target)
     known = Vocabulary.of(model, vocabulary, asked.evaluator.words or ())
     parts = Parts.of(slots_of(model, asked, known.text((0,) * length), place, span), train, seed)
     number = 4 * (draws + sweeps * length * beam * candidates)
@@ -147,29 +149,15 @@ def state_poisoning(
         )
         total = (len(parts.threshold) + len(parts.held_out)) * (1 + len(others))
         advance = functools.partial(bar.advance, bar.add_task("texts", total=total))
-        victims = []
+        victims, triggers = [], [trigger for group in groups for trigger in group.triggers]
         for each in (model, *others):
             its = asked if each is model else questions(each, data, **asking)
-            victims.append(measured(each, its, parts, known, groups, length, alarms, planted, seed, advance))
-    options = {
-        "objective": objective,
-        "length": length,
-        "place": place,
-        "span": span,
-        "target": None if planted is None else asked.classes[planted],
-        "vocabulary": None if vocabulary is None else str(vocabulary),
-        "train": train,
-        "beam": beam,
-        "candidates": candidates,
-        "sweeps": sweeps,
-        "draws": draws,
-        "detector": detector,
-        "penalty": penalty,
-        "alarms": alarms,
-        "transfer": [each.name for each in others] or None,
-        **asked.options,
-        "limit": limit,
-    }
+            seen = observe(each, its, parts.held_out, known, triggers, length, advance)
+            clean = observe(each, its, parts.threshold, known, (), length, advance)
+            labels = its.labels[[slot.row for slot in parts.held_out]]
+            victims.append(victim(each.name, labels, seen, groups, known, clean, alarms, planted, seed))
+    to_plant = None if planted is None else asked.classes[planted]
+    options = call_options(target=to_plant, transfer=[each.name for each in others] or None, **asked.options)
     return StatePoisoning(
         provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
         detectors=DETECTORS,

@@ -1,23 +1,36 @@
-"""Estimates of triggers on held-out texts: survival, answers and detectors, with intervals over the texts."""
+"""Steps of the attack: divide the texts, search triggers, and measure them on held-out texts of every model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from ssmscope.architectures.loading.load import load
 from ssmscope.attacks.curves import Questions
-from ssmscope.attacks.poisoning.memory import DETECTORS, NO_TRIGGER, Beginning, memory, threshold
-from ssmscope.attacks.poisoning.result import Alarm, Poisoned, Victim
-from ssmscope.attacks.poisoning.triggers import Slot, Trigger, Vocabulary, attacked
+from ssmscope.attacks.poisoning.memory import (
+    DETECTORS,
+    NO_TRIGGER,
+    Beginning,
+    Slot,
+    Trigger,
+    Vocabulary,
+    attacked,
+    memory,
+    threshold,
+)
+from ssmscope.attacks.poisoning.result import Alarm, Cost, Poisoned, Victim
+from ssmscope.attacks.poisoning.search import Goal, Guided, random_search, search
 from ssmscope.core.bootstrap import estimate, ratio, resampled_sums
 from ssmscope.core.model import Model
+from ssmscope.errors import InputError
+from ssmscope.evaluation.encoded import token_rows
 
 
-@dataclass(frozen=True)
-class Tried:
+class Tried(NamedTuple):
     """Triggers that are reported together: one, or the mean of several random ones."""
 
     name: str
@@ -26,13 +39,67 @@ class Tried:
     asked: int
 
 
-@dataclass(frozen=True, eq=False)
-class Seen:
+class Seen(NamedTuple):
     """Measurements on every text with one trigger, or on the clean texts."""
 
     survival: Float[np.ndarray, " texts"]
     answers: Int[np.ndarray, " texts"]
     suspicion: Mapping[str, Float[np.ndarray, " texts"]]
+
+
+class Parts(NamedTuple):
+    """Texts to search on, texts that set thresholds, and held-out texts."""
+
+    train: list[Slot]
+    threshold: list[Slot]
+    held_out: list[Slot]
+
+    @classmethod
+    def of(cls, slots: Sequence[Slot], train: int, seed: int) -> Parts:
+        """Divide the texts at random: at most a quarter for the search, a third of the rest for thresholds."""
+        if len(slots) < 4:
+            raise InputError(
+                f"{len(slots)} texts can be attacked; give at least four, for the search, thresholds and results"
+            )
+        drawn = [slots[at] for at in np.random.default_rng(seed).permutation(len(slots))]
+        first = min(train, len(slots) // 4)
+        second = first + (len(slots) - first) // 3
+        return cls(drawn[:first], drawn[first:second], drawn[second:])
+
+
+def searched(
+    goals: Mapping[str, Goal],
+    length: int,
+    draws: int,
+    candidates: int,
+    beam: int,
+    sweeps: int,
+    seed: int,
+    advance: Callable[[], None],
+) -> tuple[list[Tried], Cost]:
+    """Return random triggers, the best of a random search of equal cost, and the trigger found for each goal.
+
+    All searches start from the same random triggers, and all values are those of the first goal.
+    """
+    started = time.perf_counter()
+    goal = next(iter(goals.values()))
+    random = np.random.default_rng([seed, 1])
+    starts = goal.vocabulary.drawn(random, draws, length)
+    known: dict[Trigger, float] = {}
+    asked = random_search(goal, starts, known).asked
+    groups = [Tried("random", tuple(starts), float(np.mean([known[trigger] for trigger in starts])), asked)]
+    for name, own in goals.items():
+        guide = Guided(own, candidates, np.random.default_rng([seed, 2]), gradient_only=name == "hotflip")
+        found = search(own, guide, starts, beam=beam, sweeps=sweeps, known=known if own is goal else None)
+        value = found.value if own is goal else random_search(goal, [found.trigger], known).value
+        groups.append(Tried(name, (found.trigger,), value, found.asked))
+        advance()
+    drawn = goal.vocabulary.drawn(random, groups[1].asked - asked, length)
+    chance = random_search(goal, [*starts, *drawn], known)
+    groups.insert(1, Tried("random search", (chance.trigger,), chance.value, chance.asked))
+    advance()
+    runs, gradients = (sum(getattr(each, what) for each in goals.values()) for what in ("runs", "gradients"))
+    return groups, Cost(runs=runs, gradients=gradients, seconds=time.perf_counter() - started)
 
 
 def observe(
@@ -66,13 +133,11 @@ def observe(
 
 
 def auroc_counts(
-    negative: Float[np.ndarray, " texts"],
-    positive: Float[np.ndarray, " texts"],
-    counts: Float[np.ndarray, "rows texts"],
+    negative: np.ndarray, positive: np.ndarray, counts: Float[np.ndarray, "rows texts"]
 ) -> Float[np.ndarray, " rows"]:
-    """Compute the area under the ROC curve, P(negative < positive) + P(negative = positive) / 2.
+    """Compute the area under the ROC curve, P(negative < positive) + P(negative = positive) / 2, of paired texts.
 
-    Text i occurs counts[r, i] times in resample r on both sides, so pairs stay together.
+    Text i occurs counts[r, i] times in resample r on both sides.
     """
     wins = (negative[:, None] < positive) + 0.5 * (negative[:, None] == positive)
     pairs = counts.sum(1) ** 2
@@ -92,66 +157,81 @@ def victim(
 ) -> Victim:
     """Compute all estimates of one model.
 
-    Args:
-        seen: measurements on the clean texts, then with the triggers of all groups in order.
-        others: measurements on other clean texts, which set the detectors' thresholds: the smallest that at most the
-            share `alarms` of them exceeds.
-        target: index of the planted class.
+    `seen` are measurements on the clean texts, then with the triggers of all groups in order; `others` those on other
+    clean texts, which set the detectors' thresholds; `target` is the planted class.
     """
     clean, texts = seen[0], len(labels)
     counts = resampled_sums(np.eye(texts), seed=seed)
     thresholds = {each: threshold(others[0].suspicion[each], alarms) for each in DETECTORS}
 
-    def mean(column: np.ndarray) -> np.ndarray:
-        return counts @ np.asarray(column, dtype=np.float64) / texts
+    def mean(columns: Sequence[np.ndarray]) -> np.ndarray:
+        """Average over triggers, then over the texts of every resample."""
+        return counts @ np.mean(np.asarray(columns, dtype=np.float64), axis=0) / texts
 
-    right, survived = mean(clean.answers == labels), mean(clean.survival)
-    elsewhere = np.zeros(texts) if target is None else labels != target
+    right, survived = mean([clean.answers == labels]), mean([clean.survival])
+    elsewhere = labels != target
+
+    def planted(own: Sequence[Seen]) -> np.ndarray:
+        return ratio(mean([(one.answers == target) & elsewhere for one in own]), mean([elsewhere]))
+
     found, first = [], 1
     for group in groups:
         own = seen[first : first + len(group.triggers)]
         first += len(group.triggers)
-        survival = mean(np.mean([one.survival for one in own], axis=0))
-        flipped: Bool[np.ndarray, "triggers texts"] = np.array(
-            [(one.answers != clean.answers) & (clean.answers == labels) for one in own]
+        survival = mean([one.survival for one in own])
+        flipped: list[Bool[np.ndarray, " texts"]] = [
+            (one.answers != clean.answers) & (clean.answers == labels) for one in own
+        ]
+        detected = []
+        for each, limit in thresholds.items():
+            areas = [auroc_counts(clean.suspicion[each], one.suspicion[each], counts) for one in own]
+            caught = mean([one.suspicion[each] > limit for one in own])
+            detected.append(Alarm(auroc=estimate(np.mean(areas, axis=0)), caught=estimate(caught)))
+        poisoned = Poisoned(
+            name=group.name,
+            trigger=vocabulary.text(group.triggers[0]) if len(group.triggers) == 1 else None,
+            triggers=len(group.triggers),
+            value=group.value,
+            asked=group.asked,
+            survival=estimate(survival),
+            kept=estimate(ratio(survival, survived)),
+            accuracy=estimate(mean([one.answers == labels for one in own])),
+            flipped=estimate(ratio(mean(flipped), right)),
+            planted=None if target is None else estimate(planted(own)),
+            alarms=tuple(detected),
         )
-        planted = None
-        if target is not None:
-            share = np.mean([(one.answers == target) & elsewhere for one in own], axis=0)
-            planted = estimate(ratio(mean(share), mean(elsewhere)))
-        found.append(
-            Poisoned(
-                name=group.name,
-                trigger=vocabulary.text(group.triggers[0]) if len(group.triggers) == 1 else None,
-                triggers=len(group.triggers),
-                value=group.value,
-                asked=group.asked,
-                survival=estimate(survival),
-                kept=estimate(ratio(survival, survived)),
-                accuracy=estimate(mean(np.mean([one.answers == labels for one in own], axis=0))),
-                flipped=estimate(ratio(mean(flipped.mean(0)), right)),
-                planted=planted,
-                alarms=tuple(
-                    Alarm(
-                        auroc=estimate(
-                            np.mean(
-                                [auroc_counts(clean.suspicion[each], one.suspicion[each], counts) for one in own],
-                                axis=0,
-                            )
-                        ),
-                        caught=estimate(mean(np.mean([one.suspicion[each] > limit for one in own], axis=0))),
-                    )
-                    for each, limit in thresholds.items()
-                ),
-            )
-        )
-    share = (clean.answers == target) & (elsewhere > 0)
+        found.append(poisoned)
     return Victim(
         model=name,
         survival=estimate(survived),
         accuracy=estimate(right),
-        planted=None if target is None else estimate(ratio(mean(share), mean(elsewhere))),
+        planted=None if target is None else estimate(planted([clean])),
         thresholds=tuple(thresholds.values()),
-        false_alarms=tuple(estimate(mean(clean.suspicion[each] > limit)) for each, limit in thresholds.items()),
+        false_alarms=tuple(estimate(mean([clean.suspicion[each] > limit])) for each, limit in thresholds.items()),
         attacks=tuple(found),
     )
+
+
+def other_models(model: Model, given: Sequence[str | Model]) -> list[Model]:
+    """Load the models to which triggers are transferred."""
+    found = [each if isinstance(each, Model) else load(each, device=str(model.device)) for each in given]
+    for other in found:
+        if other.tokenizer is None or other.tokenizer.get_vocab() != model.tokenizer.get_vocab():
+            raise InputError(
+                f"{other.name} has another tokenizer than {model.name}; triggers transfer to models of the same one"
+            )
+        if other.is_classifier != model.is_classifier or other.labels != model.labels:
+            raise InputError(f"{other.name} has other classes than {model.name}; give a model of the same task")
+    return found
+
+
+def read_otherwise(
+    model: Model, asked: Questions, slots: Sequence[Slot], words: Vocabulary, groups: Sequence[Tried]
+) -> Iterator[str]:
+    """Describe triggers that the tokenizer splits differently in some texts."""
+    for name, (trigger,) in ((group.name, group.triggers) for group in groups if len(group.triggers) == 1):
+        rows = token_rows(model, [attacked(asked, slot, words.text(trigger)) for slot in slots])
+        own = words.tokens([trigger])[0].tolist()
+        other = sum(row != [*slot.before, *own, *slot.after] for row, slot in zip(rows, slots))
+        if other:
+            yield f"in {other} of {len(slots)} texts the trigger {name!r} is tokenized differently"

@@ -1,6 +1,6 @@
-"""Survival of a text's beginning after a trigger, and the detectors' suspicion.
+"""Triggers in texts, the survival of a text's beginning after one, and the detectors' suspicion.
 
-Everything is computed from ‖R_s(t)‖, the norm left after position t of what a recurrence wrote at s
+Survival and suspicion are computed from ‖R_s(t)‖, the norm left after position t of what a recurrence wrote at s
 (`ssmscope.ops.survival`), summed over the heads of a layer. The text before a trigger is run once, and every trigger
 continues from its states; the terms of both parts are concatenated, so the survival is that of the whole text.
 """
@@ -8,23 +8,139 @@ continues from its states; the terms of both parts are concatenated, so the surv
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ssmscope import ops
-from ssmscope.attacks.poisoning.triggers import Slot
+from ssmscope.attacks.curves import Questions
+from ssmscope.attacks.insertion.measure import inserted
+from ssmscope.attacks.words.hotflip import letters
 from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.encoding import Batch
 from ssmscope.core.mixers import weights_constant
 from ssmscope.core.model import Model
+from ssmscope.core.tokenizing import tokenize
 from ssmscope.core.trace import LayerState, LayerTrace, States, gathered, mapped
+from ssmscope.data.language import load_lines
+from ssmscope.errors import InputError
+from ssmscope.evaluation.encoded import token_rows
 from ssmscope.ops import Recurrence, survival
+
+Trigger = tuple[int, ...]
+"""Indices of words in a `Vocabulary`."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Words of triggers; after a space each is one token."""
+
+    words: tuple[str, ...]
+    ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model: Model, given: str | Path | None = None, absent: Iterable[str] = ()) -> Vocabulary:
+        """Collect the model's tokens that are words, or a file's lines of one token, without `absent` ones."""
+        tokenizer = model.tokenizer
+        if not tokenizer.is_fast:
+            raise InputError(
+                f"poison needs the offsets of tokens in a text; the slow tokenizer of {model.name} has none"
+            )
+        special = set(tokenizer.all_special_ids)
+        if given is None:
+            numbers = sorted(set(tokenizer.get_vocab().values()) - special)
+            listed = [letters(model, number) for number in numbers if number < model.vocabulary]
+        else:
+            listed = [line.strip() for line in load_lines(given)]
+        avoided = {word.lower() for word in absent}
+        words = [word for word in dict.fromkeys(listed) if word and word.lower() not in avoided]
+        encoded = tokenize(tokenizer, [f"{word} {word}" for word in words], return_offsets_mapping=True)
+        found = []
+        for word, ids, offsets in zip(words, encoded["input_ids"], encoded["offset_mapping"]):
+            own = [number for number, (start, stop) in zip(ids, offsets) if stop > max(start, len(word))]
+            if len(own) == 1 and own[0] not in special and own[0] < model.vocabulary:
+                found.append((word, own[0]))
+        if len(found) < 2:
+            where = f"the tokens of {model.name}" if given is None else str(given)
+            raise InputError(
+                f"no tokens left for a trigger: {len(found)} of {where} is a word of one token; two are needed"
+            )
+        return cls(*zip(*found))
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def text(self, trigger: Trigger) -> str:
+        return " ".join(self.words[number] for number in trigger)
+
+    def tokens(self, triggers: Sequence[Trigger]) -> np.ndarray:
+        """Return the token ids of triggers, (triggers, length)."""
+        return np.asarray(self.ids, dtype=np.int64)[np.asarray(triggers, dtype=np.int64)]
+
+    def drawn(self, random: np.random.Generator, number: int, length: int) -> list[Trigger]:
+        """Draw random triggers."""
+        return [tuple(row) for row in random.integers(0, len(self), (number, length)).tolist()]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A text (`row` of the questions) with a place for a trigger after so many words, and the token ids on either side.
+
+    `span` is True at the tokens before it whose memory is attacked.
+    """
+
+    row: int
+    words: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    span: Bool[np.ndarray, " before"]
+
+
+def slots_of(model: Model, asked: Questions, filler: str, place: float, span: str | None) -> list[Slot]:
+    """Return the texts that have the span before the place, which is after the first ⌊place · n + ½⌋ of n words.
+
+    The filler has as many words, of one token each, as a trigger. The first occurrence of the span counts; without one,
+    all tokens before the place are attacked.
+    """
+    places = [math.floor(place * len(content.split()) + 0.5) for content in asked.contents]
+    filled = [inserted(content, filler, words) for content, words in zip(asked.contents, places)]
+    texts = [asked.before + content + asked.after for content in filled]
+    rows = token_rows(model, texts)
+    offsets = tokenize(model.tokenizer, texts, return_offsets_mapping=True)["offset_mapping"]
+    found = []
+    for row, (content, words, ids, own) in enumerate(zip(asked.contents, places, rows, offsets)):
+        first = len(asked.before) + len(inserted(content, "\0", words).partition("\0")[0])
+        ends = np.asarray(own[: len(ids)]).reshape(-1, 2)
+        real = ends[:, 1] > ends[:, 0]
+        within = np.flatnonzero(real & (ends[:, 1] > first) & (ends[:, 0] < first + len(filler)))
+        if not words or len(within) != len(filler.split()):
+            continue
+        start, stop = int(within[0]), int(within[-1]) + 1
+        chosen = np.ones(start, dtype=bool)
+        if span is not None:
+            begin = content.find(span)
+            at = len(asked.before) + begin
+            chosen = real[:start] & (ends[:start, 1] > at) & (ends[:start, 0] < at + len(span)) & (begin >= 0)
+            if begin < 0 or at + len(span) > first:
+                continue
+        if chosen.any():
+            found.append(Slot(row, words, tuple(ids[:start]), tuple(ids[stop:]), chosen))
+    if not found:
+        what = "a word" if span is None else f"{span!r}"
+        raise InputError(f"no text has {what} before the trigger; give another span, or a larger place (up to 1)")
+    return found
+
+
+def attacked(asked: Questions, slot: Slot, trigger: str) -> str:
+    """Return the whole text with a trigger."""
+    return asked.before + inserted(asked.contents[slot.row], trigger, slot.words) + asked.after
+
 
 DETECTORS = ("token", "window", "half-life")
 NO_TRIGGER: Int[np.ndarray, "1 0"] = np.empty((1, 0), dtype=np.int64)
@@ -74,9 +190,9 @@ def _quotient(above: Tensor, below: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Beginning:
-    """Text before a trigger after one run: terms of its layers, final states, and each detector's minimum so far.
+    """Text before a trigger after one run; its `states` are empty if the model cannot continue from them.
 
-    `states` are empty if the model cannot continue from them.
+    `least` is each detector's minimum so far.
     """
 
     slot: Slot
@@ -103,10 +219,9 @@ def _lowest(terms: Terms, detector: str, window: int, since: int) -> Float[Tenso
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Survival of the span at the end, and each detector's suspicion, of one text with several triggers.
+    """Survival of the span at the end (mean over layers), and detectors' suspicion, of a text with several triggers.
 
-    Survival is the mean over layers of the span's share of the states. Suspicion is 1 minus the detector's minimum, 0
-    for texts that are too short for it.
+    Suspicion is 1 minus the detector's minimum, 0 for texts that are too short for it.
     """
 
     survival: Float[np.ndarray, " triggers"]
@@ -117,21 +232,29 @@ class Memory:
 def memory(model: Model, beginning: Beginning, triggers: Int[np.ndarray, "triggers length"]) -> Memory:
     """Compute the memory after every trigger, given by token ids; `NO_TRIGGER` stands for the clean text."""
     slot = beginning.slot
-    count, start = len(triggers), len(slot.before)
-    rest = np.concatenate([triggers, np.tile(np.array(slot.after, dtype=np.int64), (count, 1))], axis=1)
-    step = max(1, tokens_at_once(model.device) // (start + rest.shape[1]))
+    rest = _rows((), triggers, slot.after)
+    step = max(1, tokens_at_once(model.device) // (len(slot.before) + rest.shape[1]))
     shares: list[Tensor] = []
     seen: dict[str, list[Tensor]] = {each: [] for each in beginning.least}
-    for first in range(0, count, step):
+    for first in range(0, len(rest), step):
         terms = _terms(model, beginning, rest[first : first + step])
-        shares.append(torch.stack([_share(each, slot.span) for each in terms]).mean(0))
+        left = [masses(each, each[0].shape[1] - 1) for each in terms]
+        own = [each[:, np.flatnonzero(slot.span)].sum(1) for each in left]
+        tiny = torch.finfo(left[0].dtype).tiny
+        shares.append(torch.stack([part / each.sum(1).clamp(min=tiny) for part, each in zip(own, left)]).mean(0))
         for each, known in beginning.least.items():
-            least = _lowest(terms, each, beginning.window, start).clamp(max=known)
+            least = _lowest(terms, each, beginning.window, len(slot.before)).clamp(max=known)
             seen[each].append(1 - least.masked_fill(least.isinf(), 1))
-    return Memory(
-        torch.cat(shares).double().cpu().numpy(),
-        {each: torch.cat(found).double().cpu().numpy() for each, found in seen.items()},
-    )
+    return Memory(_joined(shares), {each: _joined(found) for each, found in seen.items()})
+
+
+def _joined(parts: Sequence[Tensor]) -> np.ndarray:
+    return torch.cat(list(parts)).double().cpu().numpy()
+
+
+def _rows(before: Sequence[int], triggers: np.ndarray, after: Sequence[int]) -> Int[np.ndarray, "triggers length"]:
+    """Return the token ids of a text with every trigger."""
+    return np.array([[*before, *own, *after] for own in triggers.tolist()], dtype=np.int64)
 
 
 def threshold(clean: Float[np.ndarray, " texts"], alarms: float) -> float:
@@ -139,31 +262,32 @@ def threshold(clean: Float[np.ndarray, " texts"], alarms: float) -> float:
     return float(np.quantile(clean, 1 - alarms, method="inverted_cdf"))
 
 
-def _share(recurrences: Sequence[Recurrence], span: np.ndarray) -> Float[Tensor, " batch"]:
-    left = masses(recurrences, recurrences[0].shape[1] - 1)
-    return left[:, np.flatnonzero(span)].sum(1) / left.sum(1).clamp(min=torch.finfo(left.dtype).tiny)
-
-
 def _terms(model: Model, beginning: Beginning, rest: np.ndarray) -> Terms:
     """Return the terms of the whole texts."""
-    before = np.array(beginning.slot.before)
     if not rest.shape[1]:
         return beginning.terms
+    later = _continued(model, beginning, rest)
     if not beginning.states:
-        return run(model, np.concatenate([np.tile(before, (len(rest), 1)), rest], axis=1))[0]
-    states = gathered(beginning.states, torch.zeros(len(rest), dtype=torch.long, device=model.device))
-    later, _ = run(model, rest, states)
+        return later
     return [tuple(map(concatenated, firsts, seconds)) for firsts, seconds in zip(beginning.terms, later)]
+
+
+def _continued(model: Model, beginning: Beginning, rest: np.ndarray) -> Terms:
+    """Return the terms of the rest alone, run from the states; of the whole texts if there are none."""
+    if not beginning.states:
+        return run(model, _rows(beginning.slot.before, rest, ()))[0]
+    return run(model, rest, gathered(beginning.states, torch.zeros(len(rest), dtype=torch.long, device=model.device)))[
+        0
+    ]
 
 
 def concatenated(first: Recurrence, second: Recurrence) -> Recurrence:
     """Concatenate the terms of one text's beginning with those of several continuations."""
-    terms = {name: (getattr(first, name, None), getattr(second, name, None)) for name in ops.OVER_TIME}
-    both: dict[str, Any] = {
-        name: torch.cat([one.expand(len(other), *one.shape[1:]), other], dim=1)
-        for name, (one, other) in terms.items()
-        if one is not None and other is not None
-    }
+    both: dict[str, Any] = {}
+    for name in ops.OVER_TIME:
+        one, other = getattr(first, name, None), getattr(second, name, None)
+        if one is not None and other is not None:
+            both[name] = torch.cat([one.expand(len(other), *one.shape[1:]), other], dim=1)
     return replace(second, **both)
 
 
@@ -184,24 +308,16 @@ def run(model: Model, ids: Int[np.ndarray, "rows length"], states: States | None
 
 
 def steps(model: Model, beginnings: Sequence[Beginning], ids: Sequence[int]) -> Float[np.ndarray, " tokens"]:
-    """Compute how much of the states each token replaces, 1 − E[a_t] (Baleen, Eq. 10), as a mean over layers and texts.
-
-    Since the log-decay is Δ_t A, tokens are in the order of their steps Δ_t.
-    """
+    """Compute how much of the states each token replaces, 1 − E[a_t] (Baleen, Eq. 10), mean over layers and texts."""
     total = np.zeros(len(ids))
     rest = np.array(ids, dtype=np.int64)[:, None]
     for beginning in beginnings:
         width = 1 if beginning.states else len(beginning.slot.before) + 1
         step = max(1, tokens_at_once(model.device) // width)
         for first in range(0, len(rest), step):
-            part = rest[first : first + step]
-            if beginning.states:
-                zeros = torch.zeros(len(part), dtype=torch.long, device=model.device)
-                terms, _ = run(model, part, gathered(beginning.states, zeros))
-            else:
-                terms = _terms(model, beginning, part)
-            kept = torch.stack([torch.stack([ops.retention(r)[:, -1] for r in each]).mean(0) for each in terms])
-            total[first : first + step] += 1 - kept.mean(0).double().cpu().numpy()
+            terms = _continued(model, beginning, rest[first : first + step])
+            kept = [torch.stack([ops.retention(r)[:, -1] for r in each]).mean(0) for each in terms]
+            total[first : first + step] += 1 - torch.stack(kept).mean(0).double().cpu().numpy()
     return total / len(beginnings)
 
 
@@ -213,12 +329,9 @@ def share_gradients(
     Norms are not differentiated position by position: with P the final state of a run that writes at the span alone,
     and H the final state, the share is the mean over layers of ‖P‖ / (‖P‖ + ‖H − P‖), the norms summed over heads.
     """
-    width = triggers.shape[1]
-    total: Tensor | None = None
+    total: Tensor | float = 0.0
     for slot in slots:
-        start = len(slot.before)
-        ends = (np.tile(np.array(each, dtype=np.int64), (len(triggers), 1)) for each in (slot.before, slot.after))
-        rows = torch.from_numpy(np.concatenate([next(ends), triggers, next(ends)], axis=1)).to(model.device)
+        rows = torch.from_numpy(_rows(slot.before, triggers, slot.after)).to(model.device)
         mask = torch.ones_like(rows, dtype=torch.bool)
         inside = torch.zeros(rows.shape[1], dtype=torch.float32, device=model.device)
         inside[np.flatnonzero(slot.span)] = 1
@@ -238,9 +351,8 @@ def share_gradients(
             with model.running(mask=mask, visit=visit):
                 model.forward_embeddings(inputs, mask)
             (gradient,) = torch.autograd.grad(torch.stack(found).mean(0).sum(), inputs)
-        own = gradient[:, start : start + width]
-        total = own if total is None else total + own
-    assert total is not None
+        total = total + gradient[:, len(slot.before) :][:, : triggers.shape[1]]
+    assert isinstance(total, Tensor)
     return total
 
 

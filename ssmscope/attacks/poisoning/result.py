@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ssmscope.api.results import Result
-from ssmscope.core.bootstrap import Estimate, with_intervals
+from ssmscope.attacks.closing import closing, tidy
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import Cell, Line, Table, bare, table, written
 from ssmscope.render.tokens import visible
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.render.blocks import Block
 
 FOUND = "found"
 NAMES: Mapping[str, str] = {
@@ -109,9 +109,14 @@ class StatePoisoning(Result, kind="poison"):
     def objective(self) -> str:
         return str(self.provenance["options"]["objective"])
 
-    def verdict(self, at: int = 0) -> str:
+    @property
+    def _own(self) -> tuple[Victim, Poisoned, Poisoned]:
+        """The attacked model, under the trigger found and under random ones."""
         own = self.victims[0]
-        found, random = own.attack(FOUND), own.attack("random")
+        return own, own.attack(FOUND), own.attack("random")
+
+    def verdict(self, at: int = 0) -> str:
+        own, found, random = self._own
         return (
             f"survival {own.survival.value:.3f}, {written(found.survival)} after “{visible(found.trigger or '')}”, "
             f"{random.survival.value:.3f} after random triggers; accuracy {own.accuracy.value:.3f}, "
@@ -120,8 +125,7 @@ class StatePoisoning(Result, kind="poison"):
 
     @property
     def headline(self) -> str:
-        own = self.victims[0]
-        found, random = own.attack(FOUND), own.attack("random")
+        own, found, random = self._own
         return (
             f"Hidden-state poisoning of {self.model_name}: survival {own.survival.value:.3f} clean, "
             f"{random.survival.value:.3f} after random triggers, {found.survival.value:.3f} after the one found "
@@ -133,13 +137,11 @@ class StatePoisoning(Result, kind="poison"):
     def compare(cls, results: Sequence[StatePoisoning], labels: Sequence[Sequence[str]]) -> Table:
         lines = []
         for result, (label,) in zip(results, labels):
-            own = result.victims[0]
-            for attack in own.attacks:
+            detector = result.provenance["options"]["detector"]
+            for attack in result.victims[0].attacks:
                 cells = {"survival": Cell(attack.survival), "accuracy": Cell(attack.accuracy)}
-                cells |= {"flipped": Cell(attack.flipped)}
-                detector = result.provenance["options"]["detector"]
                 alarm = attack.alarms[result.detectors.index(detector)]
-                cells[f"AUROC, {detector}"] = Cell(alarm.auroc)
+                cells |= {"flipped": Cell(attack.flipped), f"AUROC, {detector}": Cell(alarm.auroc)}
                 lines.append(Line((label, NAMES[attack.name]), cells, attack.name))
         return table(("model", "trigger"), lines, more=("survival", "accuracy"), less=("flipped",))
 
@@ -150,25 +152,22 @@ class StatePoisoning(Result, kind="poison"):
         planted, and for each detector "auroc NAME" and "caught NAME" (of clean texts the false positives); the 95 %
         interval of each is in columns ending in _low and _high.
         """
-        import pandas as pd
-
-        rows = []
+        rows: list[dict[str, Any]] = []
         for one in self.victims:
-            clean = {"survival": one.survival, "accuracy": one.accuracy, "planted": one.planted}
-            clean |= {f"caught {name}": each for name, each in zip(self.detectors, one.false_alarms)}
-            rows.append({"model": one.model, "attack": "clean", **with_intervals(**clean)})
+            row = {"attack": "clean", "survival": one.survival, "accuracy": one.accuracy, "planted": one.planted}
+            caught = {f"caught {name}": each for name, each in zip(self.detectors, one.false_alarms)}
+            rows.append({"model": one.model, **row, **caught})
             for each in one.attacks:
-                found = {name: getattr(each, name) for name in ("survival", "kept", "accuracy", "flipped", "planted")}
+                row = {"attack": each.name, "trigger": each.trigger, "value": each.value, "asked": each.asked}
+                row |= {name: getattr(each, name) for name in ("survival", "kept", "accuracy", "flipped", "planted")}
                 for name, alarm in zip(self.detectors, each.alarms):
-                    found |= {f"auroc {name}": alarm.auroc, f"caught {name}": alarm.caught}
-                about = {"attack": each.name, "trigger": each.trigger, "value": each.value, "asked": each.asked}
-                rows.append({"model": one.model, **about, **with_intervals(**found)})
-        return pd.DataFrame(rows)
+                    row |= {f"auroc {name}": alarm.auroc, f"caught {name}": alarm.caught}
+                rows.append({"model": one.model, **row})
+        if all(row["planted"] is None for row in rows):
+            rows = [{name: value for name, value in row.items() if name != "planted"} for row in rows]
+        return tidy(rows)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.attacks.closing import closing
-        from ssmscope.render.blocks import Prose
-
         yield from self.opening()
         for number, one in enumerate(self.victims):
             yield replace(_answers(one), title=f"{'transferred to ' if number else ''}{one.model}")
@@ -187,28 +186,28 @@ class StatePoisoning(Result, kind="poison"):
 
     def _seen(self, one: Victim) -> Table:
         """Return a table of each attack's AUROC and detection rate by detector."""
-        lines = [Line(("clean",), {f"{n}: caught": bare(e) for n, e in zip(self.detectors, one.false_alarms)})]
+        lines = []
         for each in one.attacks:
-            cells: dict[str, Cell] = {}
-            for name, alarm in zip(self.detectors, each.alarms):
-                cells |= {f"{name}: AUROC": Cell(alarm.auroc), f"{name}: caught": bare(alarm.caught)}
-            lines.append(Line((NAMES[each.name],), cells))
-        first, *others = lines
+            seen = [(f"{name}: ", alarm) for name, alarm in zip(self.detectors, each.alarms)]
+            pairs = [{n + "AUROC": Cell(alarm.auroc), n + "caught": bare(alarm.caught)} for n, alarm in seen]
+            lines.append(Line((NAMES[each.name],), {name: cell for pair in pairs for name, cell in pair.items()}))
+        lines.append(Line(("clean",), {f"{n}: caught": bare(e) for n, e in zip(self.detectors, one.false_alarms)}))
         note = (
             "AUROC: how well a detector separates the texts with the trigger from the same clean ones, 0.5 is chance; "
             "caught: share above its threshold."
         )
-        return table(("texts",), [*others, first], note=note)
+        return table(("texts",), lines, note=note)
 
 
 def _answers(one: Victim) -> Table:
     """Return a table of the clean texts and each attack."""
-    clean = {"survival": Cell(one.survival), "accuracy": Cell(one.accuracy)}
-    lines = [Line(("clean",), clean | ({} if one.planted is None else {"planted": Cell(one.planted)}))]
-    for each in one.attacks:
-        cells = {"survival": Cell(each.survival), "accuracy": Cell(each.accuracy), "flipped": Cell(each.flipped)}
-        cells |= {} if each.planted is None else {"planted": Cell(each.planted)}
-        lines.append(Line((NAMES[each.name],), cells))
+    lines = []
+    rows: list[tuple[str, Victim | Poisoned]] = [("clean", one), *((NAMES[each.name], each) for each in one.attacks)]
+    for name, each in rows:
+        found = {"survival": each.survival, "accuracy": each.accuracy}
+        found |= {"flipped": each.flipped} if isinstance(each, Poisoned) else {}
+        found |= {"planted": each.planted} if each.planted is not None else {}
+        lines.append(Line((name,), {column: Cell(number) for column, number in found.items()}))
     note = (
         "survival: share of the final states that was written at the attacked span; flipped: share of the texts "
         "answered correctly when clean whose answer changes."

@@ -75,14 +75,21 @@ def position_bias(
     """
     import numpy as np
 
-    from ssmscope.api.results import record_provenance
-    from ssmscope.attacks.position.measure import PAPER, SHARES, averages, measure, notes_on, replaced_inputs
+    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.attacks.position.measure import (
+        PAPER,
+        SHARES,
+        averages,
+        draw_donors,
+        measure,
+        notes_on,
+        replaced_inputs,
+    )
     from ssmscope.attacks.position.regions import regions_of, windows_of
-    from ssmscope.attacks.position.replaced import draw_donors
     from ssmscope.attacks.position.result import PositionBias
     from ssmscope.core.limits import refuse_above
     from ssmscope.data.pixels import PixelData
-    from ssmscope.interp.classes import class_ids
+    from ssmscope.interp.labelled import class_ids
 
     refuse_above(2**16, batch_size=batch_size)
     kind = replaced_inputs(model, data)
@@ -100,14 +107,7 @@ def position_bias(
         reach = [[stop for _, stop in (r.bounds(n) for r in every) if stop <= n] for n in inputs.lengths.tolist()]
         needed = np.array([max(stops, default=0) for stops in reach])
         donors = draw_donors(labels, inputs.lengths, needed, seed)
-    options = {
-        "regions": [str(region) for region in named],
-        "replacement": replacement,
-        "window": window,
-        "stride": stride,
-        "limit": limit,
-        "batch_size": batch_size,
-    }
+    options = call_options(regions=[str(region) for region in named])
     provenance = record_provenance(model.source, options=options, seed=seed, data=data)
     clean, attacked = inputs.predict(every, donors, batch_size, provenance)
     measured = measure(labels, clean, attacked, labels[donors] if donors is not None else None, every, seed)

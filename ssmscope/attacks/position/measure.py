@@ -1,24 +1,247 @@
-"""Estimates of the position-bias attack from class ids, and the check of its data."""
+"""Predictions of a classifier with regions of its inputs (pixels or tokens) replaced, and estimates from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.attacks.position.regions import Region
-from ssmscope.attacks.position.replaced import LEFT_OUT, Pixels, Tokens
+from ssmscope.attacks.position.result import Attacked
+from ssmscope.core.affine import embedding_table
+from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
+from ssmscope.core.model import Model, Run
+from ssmscope.core.tokenizing import tokenize
+from ssmscope.core.trace import LayerState
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
 
-if TYPE_CHECKING:
-    from ssmscope.core.model import Model
-from ssmscope.attacks.position.result import Attacked
+LEFT_OUT = -1
+
+
+class Predictions(NamedTuple):
+    """Class ids on clean inputs (examples,) and with each region replaced (examples, regions); −1 if impossible."""
+
+    clean: np.ndarray
+    attacked: np.ndarray
+
+
+def draw_donors(labels: np.ndarray, lengths: np.ndarray, needed: np.ndarray, seed: int) -> Int[np.ndarray, " examples"]:
+    """Draw for every example one of another class with at least `needed` tokens, or else the longest one."""
+    if (labels == labels[0]).all():
+        raise InputError(
+            "replacement 'other' takes tokens from an example of another class, but all examples are of one class; "
+            "give data of several classes"
+        )
+    donors = np.empty(len(labels), dtype=np.int64)
+    for row, label in enumerate(labels):
+        others = np.flatnonzero(labels != label)
+        enough = others[lengths[others] >= needed[row]]
+        among = enough if len(enough) else others[[lengths[others].argmax()]]
+        donors[row] = among[np.random.default_rng([seed, row]).integers(len(among))]
+    return donors
+
+
+def noise_of(row: int, shape: tuple[int, int], seed: int) -> Float[np.ndarray, "length width"]:
+    """Draw N(0, 1) noise for the whole of one example, independently of regions and batches."""
+    return np.random.default_rng([seed, row]).standard_normal(shape, dtype=np.float32)
+
+
+def run_embeddings(model: Model, embeddings: Tensor, states: Sequence[LayerState] | None = None) -> Run:
+    """Run a classifier on embeddings (batch, length, width) without padding, from `states` if given."""
+    after: list[LayerState] = []
+    with torch.no_grad(), model.running(states=states, keep=after):
+        logits = model.forward_embeddings(embeddings, embeddings.new_ones(embeddings.shape[:2], dtype=torch.bool))
+    return Run(logits, tuple(after))
+
+
+class Inputs(ABC):
+    """Examples whose tokens are replaced, of which `lengths` counts those that can be."""
+
+    unit = "tokens"
+    what = "texts"
+    lengths: np.ndarray
+    remarks: tuple[str, ...] = ()
+
+    def __init__(self, model: Model, replacement: str, seed: int) -> None:
+        self.model, self.replacement, self.seed = model, replacement, seed
+
+    def predict(
+        self,
+        regions: Sequence[Region],
+        donors: np.ndarray | None,
+        batch_size: int | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> Predictions:
+        """Predict on clean inputs and with each region replaced."""
+        number = len(self.lengths)
+        found = Predictions(np.empty(number, dtype=np.int64), np.empty((number, len(regions)), dtype=np.int64))
+        measure = partial(self._measured, regions, donors)
+        for rows, part in over(self.model, self._batches(batch_size), measure, provenance=provenance, what=self.what):
+            found.clean[list(rows)], found.attacked[list(rows)] = part["clean"], part["attacked"]
+        return found
+
+    @abstractmethod
+    def _batches(self, size: int | None) -> Iterable[Sequence[int]]: ...
+
+    @abstractmethod
+    def _measured(self, regions: Sequence[Region], donors: np.ndarray | None, rows: Sequence[int]) -> Columns: ...
+
+
+class Pixels(Inputs):
+    """Images whose pixels are replaced; each run of a region continues from the clean run's states at its start.
+
+    noise: N(0, 1) in each channel, where pixels lie in [0, 1]; zeros: black; mean: the mean pixel of the data; other:
+    the same pixels of an image of another class.
+    """
+
+    unit = "pixels"
+    what = "images"
+
+    def __init__(self, model: Model, data: PixelData, replacement: str, seed: int) -> None:
+        super().__init__(model, replacement, seed)
+        if model.channels != data.channels:
+            raise InputError(f"{data.name} has {data.channels} channels a pixel, the model reads {model.channels}")
+        size = model.config.image_size
+        if size is not None and tuple(size) != tuple(data.shape):
+            raise InputError(
+                f"{data.name} has images of {data.shape[1]} × {data.shape[0]} pixels, the model was trained on "
+                f"{size[1]} × {size[0]}"
+            )
+        self.data = data
+        self.lengths = np.full(len(data), data.pixels.shape[1])
+        self.mean = (data.pixels.mean((0, 1)) / 255).astype(np.float32)
+
+    def _batches(self, size: int | None) -> Iterable[Sequence[int]]:
+        size = size or max(1, tokens_at_once(self.model.device) // (self.data.pixels.shape[1] + 1))
+        every = range(len(self.data))
+        return [every[first : first + size] for first in every[::size]]
+
+    def _measured(self, regions: Sequence[Region], donors: np.ndarray | None, rows: Sequence[int]) -> Columns:
+        images, bounds = np.array(rows), [region.bounds(self.data.pixels.shape[1]) for region in regions]
+        attacked = np.empty((len(rows), len(regions)), dtype=np.int64)
+        with torch.no_grad():
+            kept, put = (self._embed(values) for values in (self.data.pixels[images], self._replaced(images, donors)))
+        states, at = None, 0
+        for start in sorted({0, *(start for start, _ in bounds)}):
+            if start > at:
+                states, at = run_embeddings(self.model, kept[:, at:start], states).states, start
+            for region, (first, stop) in enumerate(bounds):
+                if first == start:
+                    spoiled = torch.cat([put[:, start:stop], kept[:, stop:]], dim=1)
+                    attacked[:, region] = classes(run_embeddings(self.model, spoiled, states).logits)
+        return {"clean": classes(run_embeddings(self.model, kept[:, at:], states).logits), "attacked": attacked}
+
+    def _replaced(self, images: np.ndarray, donors: np.ndarray | None) -> np.ndarray:
+        """Return the replacement of every pixel of the images, (images, length, channels)."""
+        shape = self.data.pixels.shape[1:]
+        if donors is not None:
+            return self.data.pixels[donors[images]]
+        if self.replacement == "noise":
+            return np.stack([noise_of(row, shape, self.seed) for row in images.tolist()])
+        fill = self.mean if self.replacement == "mean" else np.zeros_like(self.mean)
+        return np.broadcast_to(fill, (len(images), *shape)).copy()
+
+    def _embed(self, values: np.ndarray) -> Tensor:
+        return self.model.module.embed_values(self.model.encode(values=values).values)
+
+
+class Tokens(Inputs):
+    """Texts, or sequences of ids, whose tokens are replaced; special tokens are not part of a region.
+
+    The padding of ListOps counts as ordinary tokens, because its models read it.
+
+    noise: an embedding of N(0, 1) times the standard deviation of the embedding table; zeros: a zero embedding; mean:
+    the mean of the embedding table; other: the tokens of an example of another class at the same places.
+    """
+
+    def __init__(self, model: Model, data: TextData | SequenceData, replacement: str, seed: int) -> None:
+        super().__init__(model, replacement, seed)
+        if isinstance(data, SequenceData):
+            ids, special = data.ids.tolist(), np.zeros_like(data.ids)
+        else:
+            model.check_tokenizer()
+            encoded = tokenize(model.tokenizer, list(data.texts), return_special_tokens_mask=True)
+            ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
+        self.ids = [torch.tensor(row) for row in ids]
+        self.places = [np.flatnonzero(np.array(hidden) == 0) for hidden in special]
+        self.lengths = np.array([len(places) for places in self.places])
+        if not self.lengths.all():
+            raise InputError(f"example {int(self.lengths.argmin())} of {data.name} has no token of its own")
+        beyond = max(max(row) for row in ids)
+        if beyond >= model.vocabulary:
+            raise InputError(f"{data.name} has token id {beyond}, outside the model's 0…{model.vocabulary - 1}")
+        self.table = embedding_table(model.module)
+        self.scale = float(self.table.float().std())
+        if replacement == "noise":
+            self.remarks = (f"noise is N(0, 1) times {self.scale:.3g}, the standard deviation of the embedding table",)
+
+    def _batches(self, size: int | None) -> Iterable[Sequence[int]]:
+        return by_length([len(ids) for ids in self.ids], tokens_at_once(self.model.device), size=size)
+
+    def _measured(self, regions: Sequence[Region], donors: np.ndarray | None, rows: Sequence[int]) -> Columns:
+        device = self.model.device
+        ids = pad_sequence([self.ids[row] for row in rows], batch_first=True).to(device)
+        mask = pad_sequence([torch.ones_like(self.ids[row], dtype=torch.bool) for row in rows], batch_first=True)
+        mask, kept = mask.to(device), self._embed(ids)
+        reach = [int(self.lengths[row] if donors is None else self.lengths[[row, donors[row]]].min()) for row in rows]
+        put = self._replaced(rows, ids, reach, donors)
+        attacked = np.full((len(rows), len(regions)), LEFT_OUT, dtype=np.int64)
+        for number, region in enumerate(regions):
+            hit = torch.zeros(ids.shape, dtype=torch.bool)
+            for line, row in enumerate(rows):
+                start, stop = region.bounds(int(self.lengths[row]))
+                hit[line, self.places[row][start:stop]] = stop <= reach[line]
+            fits = hit.any(1).numpy()
+            if fits.any():
+                found = classes(self._logits(torch.where(hit.to(device).unsqueeze(-1), put, kept), mask))
+                attacked[fits, number] = found[fits]
+        return {"clean": classes(self._logits(kept, mask)), "attacked": attacked}
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.model.module.get_input_embeddings()(ids)
+
+    def _logits(self, embeddings: Tensor, mask: Tensor) -> Tensor:
+        with torch.no_grad(), self.model.running(mask=mask):
+            return self.model.forward_embeddings(embeddings, mask)
+
+    def _replaced(
+        self, rows: Sequence[int], ids: Tensor, reach: Sequence[int], donors: np.ndarray | None
+    ) -> Float[Tensor, "batch length width"]:
+        """Return the replacement of every embedding."""
+        shape = (*ids.shape, self.table.shape[1])
+        if donors is not None:
+            mixed = ids.clone()
+            for line, (row, length) in enumerate(zip(rows, reach)):
+                theirs = self.ids[donors[row]][self.places[donors[row]][:length]]
+                mixed[line, self.places[row][:length]] = theirs.to(mixed.device)
+            return self._embed(mixed)
+        if self.replacement == "noise":
+            noise = torch.zeros(shape, dtype=torch.float32)
+            for line, row in enumerate(rows):
+                own = noise_of(row, (len(self.places[row]), shape[-1]), self.seed)
+                noise[line, self.places[row]] = torch.from_numpy(own)
+            return (noise * self.scale).to(self.table)
+        fill = self.table.mean(0) if self.replacement == "mean" else torch.zeros_like(self.table[0])
+        return fill.expand(shape)
+
+
+def classes(logits: Float[Tensor, "batch classes"]) -> Int[np.ndarray, " batch"]:
+    """Return the predicted class ids."""
+    return logits.argmax(-1).cpu().numpy()
+
 
 PAPER = ((0, 32), (0, 96), (928, 1024), (992, 1024))
 """Regions of Baleen's Table 3, in 1024 pixels."""
@@ -27,12 +250,8 @@ SHARES = ("0%:10%", "0%:25%", "75%:100%", "90%:100%")
 """Regions for sequences of other lengths than 1024 tokens."""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Estimates, and the rows (value, then resamples) behind them.
-
-    `rows` (1 + resamples, 1 + regions) are accuracies, the clean one first; `drops` are (1 + resamples, regions).
-    """
+class Measured(NamedTuple):
+    """Estimates, and the rows (value, then resamples) behind them: accuracies, the clean one first, and drops."""
 
     clean: Estimate
     attacked: tuple[Attacked, ...]
@@ -48,44 +267,26 @@ def measure(
     regions: Sequence[Region],
     seed: int,
 ) -> Measured:
-    """Compute all estimates from class ids.
-
-    Args:
-        labels, clean, donor_labels: (examples,).
-        attacked: (examples, regions).
-    """
-    number = len(regions)
+    """Compute all estimates from class ids (examples,), and with each region replaced (examples, regions)."""
     right = (clean == labels)[:, None]
     usable = attacked != LEFT_OUT
-    hit = usable & (attacked == labels[:, None])
     changed = usable & right & (attacked != clean[:, None])
-    taken = changed & (attacked == donor_labels[:, None]) if donor_labels is not None else np.zeros_like(changed)
-    columns = np.concatenate([right, usable, usable & right, hit, changed, taken], axis=1)
-    sums = resampled_sums(columns.astype(np.float64), seed=seed)
-    rights, rest = sums[:, :1], sums[:, 1:]
-    among, clean_right, hits, changes, takes = (rest[:, i * number : (i + 1) * number] for i in range(5))
-    accuracy = ratio(hits, among)
-    same = ratio(clean_right, among)
-    drops = 1 - ratio(hits, clean_right)
-    flipped, success = ratio(changes, clean_right), ratio(takes, clean_right)
-    results = tuple(
-        Attacked(
-            region=str(region),
-            start=region.start,
-            stop=region.stop,
-            percent=region.percent,
-            examples=int(usable[:, i].sum()),
-            left_out=int((~usable[:, i]).sum()),
-            accuracy=estimate(accuracy[:, i]),
-            clean=estimate(same[:, i]),
-            drop=estimate(drops[:, i]),
-            flipped=estimate(flipped[:, i]),
-            success=estimate(success[:, i]) if donor_labels is not None else None,
-        )
-        for i, region in enumerate(regions)
-    )
+    taken = changed & (attacked == (labels if donor_labels is None else donor_labels)[:, None])
+    columns = [right, usable, usable & right, usable & (attacked == labels[:, None]), changed, taken]
+    sums = resampled_sums(np.concatenate(columns, axis=1).astype(np.float64), seed=seed)
+    rights, *rest = np.split(sums, 1 + len(regions) * np.arange(5), axis=1)
+    among, clean_right, hits, changes, takes = rest
+    accuracy, drops = ratio(hits, among), 1 - ratio(hits, clean_right)
+    parts = {"accuracy": accuracy, "clean": ratio(clean_right, among), "drop": drops}
+    parts |= {"flipped": ratio(changes, clean_right)}
+    parts |= {"success": ratio(takes, clean_right)} if donor_labels is not None else {}
+    results = []
+    for i, region in enumerate(regions):
+        own: dict[str, Any] = {"region": str(region), **vars(region)}
+        own |= {"examples": int(usable[:, i].sum()), "left_out": int((~usable[:, i]).sum())}
+        results.append(Attacked(**own | {name: estimate(part[:, i]) for name, part in parts.items()}))
     rows = np.concatenate([rights / len(labels), accuracy], axis=1)
-    return Measured(estimate(rows[:, 0]), results, rows, drops)
+    return Measured(estimate(rows[:, 0]), tuple(results), rows, drops)
 
 
 def averages(measured: Measured, number: int) -> dict[str, Any]:
@@ -101,26 +302,19 @@ def averages(measured: Measured, number: int) -> dict[str, Any]:
     }
 
 
-def notes_on(measured: Measured, examples: int) -> list[str]:
-    notes = []
+def notes_on(measured: Measured, examples: int) -> Iterator[str]:
     if measured.clean.value == 0:
-        notes.append("the clean accuracy is 0: there is no drop to measure")
-    short = [one for one in measured.attacked if one.left_out]
-    if short:
+        yield "the clean accuracy is 0: there is no drop to measure"
+    if short := [one for one in measured.attacked if one.left_out]:
         most = max(short, key=lambda one: one.left_out)
-        notes.append(
+        yield (
             f"{len(short)} of the regions and windows extend beyond some examples or their donors, which are left out "
             f"there: {most.left_out:,} of {examples:,} at {most.region}"
         )
-    return notes
 
 
 def replaced_inputs(model: Model, data: Any) -> Callable[..., Pixels | Tokens]:
-    """Return the class that replaces tokens in data of this kind.
-
-    Raises:
-        InputError: the model is no classifier or reads other data, or there is no example.
-    """
+    """Return the class that replaces tokens in data of this kind."""
     model.check_classes("the position-bias attack")
     if not model.is_classifier:
         raise InputError(f"{model.name} is no classifier: the position-bias attack measures a classifier's accuracy")

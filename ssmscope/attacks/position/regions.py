@@ -29,10 +29,7 @@ class Region:
         return f"{self.start:.12g}{unit}:{self.stop:.12g}{unit}"
 
     def bounds(self, length: int) -> tuple[int, int]:
-        """Return the first token and the one after the last, in a sequence of `length` tokens.
-
-        Shares are rounded down to whole tokens and have at least one token.
-        """
+        """Return the first token and the one after the last; shares are rounded down and have at least one token."""
         if not self.percent:
             return int(self.start), int(self.stop)
         start, stop = (math.floor(length * share / 100 + ROUNDING) for share in (self.start, self.stop))
@@ -51,22 +48,13 @@ def check_places(*, regions: Any, window: Any, stride: Any, **others: Any) -> No
 
 
 def regions_of(given: str | Sequence[str | tuple[float, float]], length: float) -> tuple[Region, ...]:
-    """Parse regions from pairs (start, stop) of tokens or from text, "0:32,50%:100%".
-
-    Args:
-        given: one text with commas, or a sequence of texts and pairs.
-        length: the number of tokens of the longest sequence, without class and special tokens.
-
-    Raises:
-        InputError: none was given, one twice, or one that is not start:stop, empty, or not within the sequence.
-    """
+    """Parse regions from pairs (start, stop) of tokens or from text, "0:32,50%:100%", within the longest sequence."""
     parts = given.split(",") if isinstance(given, str) else list(given)
     if not parts:
         raise InputError(f"no region was given; {EXAMPLE}")
     regions = tuple(_region(part, length) for part in parts)
-    twice = next((region for at, region in enumerate(regions) if region in regions[:at]), None)
-    if twice is not None:
-        raise InputError(f"region {twice} was given twice; give each region once")
+    if twice := [region for region in regions if regions.count(region) > 1]:
+        raise InputError(f"region {twice[0]} was given twice; give each region once")
     return regions
 
 
@@ -88,15 +76,7 @@ def _region(part: str | tuple[float, float], length: float) -> Region:
 
 
 def windows_of(window: str | int, stride: str | int | None, length: int) -> tuple[Region, ...]:
-    """Return windows `stride` apart (by default a window's width) from the first token on, the last one at the end.
-
-    Args:
-        window, stride: both numbers of tokens, or both shares such as "10%".
-        length: the number of tokens of the longest sequence.
-
-    Raises:
-        InputError: no number above 0, a window longer than the sequence, or one in tokens and the other in percent.
-    """
+    """Return windows `stride` apart (by default a window's width) from the first token on, the last one at the end."""
     width, step, percent = _sizes(window, stride)
     end = 100.0 if percent else float(length)
     if width > end:

@@ -10,22 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmscope.api.results import Result
-from ssmscope.attacks.closing import closing
-from ssmscope.core.bootstrap import Estimate, interval_columns, with_intervals
+from ssmscope.attacks.closing import closing, percent, tidy
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import counted, told_apart
 from ssmscope.render.table import Cell, Line, Table, as_share, bare, in_percent, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from ssmscope.render.blocks import Block
-
-REPLACEMENTS = {
-    "noise": "noise",
-    "zeros": "zeros",
-    "mean": "the mean",
-    "other": "those of another class",
-}
+REPLACEMENTS = {"noise": "noise", "zeros": "zeros", "mean": "the mean", "other": "those of another class"}
 """Names of the replacements in views."""
 
 
@@ -48,7 +42,7 @@ class Attacked:
     """1 − accuracy / clean accuracy."""
     flipped: Estimate
     """Share of the examples answered correctly when clean whose answer changes."""
-    success: Estimate | None
+    success: Estimate | None = None
     """Share of them that are answered with the class of the inserted tokens; only with "other"."""
 
 
@@ -93,8 +87,8 @@ class PositionBias(Result, kind="position"):
             for region in result.regions:
                 name = f"drop at {region.region}, %"
                 less.append(name)
-                cells[name] = Cell(region.drop.times(100), digits=1)
-            cells["average drop, %"] = Cell(result.average_drop.times(100), digits=1)
+                cells[name] = percent(region.drop)
+            cells["average drop, %"] = percent(result.average_drop)
             lines.append(Line((label,), cells, "all"))
         note = "Drop: 1 − accuracy with the region replaced / clean accuracy."
         return table(("model",), lines, more=["clean accuracy"], less=less, note=note)
@@ -122,30 +116,21 @@ class PositionBias(Result, kind="position"):
         (relative, in percent), flipped and, with "other", success (shares of the examples right when clean); the 95 %
         interval of each is in columns ending in _low and _high.
         """
-        import pandas as pd
-
-        rows = [_row("clean", "clean", self.provenance["data"]["examples"], accuracy=self.clean)]
+        examples = self.provenance["data"]["examples"]
+        rows: list[dict[str, Any]] = [dict(part="clean", region="clean", examples=examples, accuracy=self.clean)]
         for part, attacked in (("region", self.regions), ("window", self.windows)):
             for one in attacked:
-                place = {"start": one.start, "stop": one.stop, "unit": "percent" if one.percent else self.unit}
-                estimates = {"accuracy": one.accuracy, "drop": one.drop.times(100), "flipped": one.flipped}
-                if one.success is not None:
-                    estimates["success"] = one.success
-                row = _row(part, one.region, one.examples, **estimates)
-                rows.append({**row, **place, "left_out": one.left_out})
+                unit = "percent" if one.percent else self.unit
+                rows.append({**vars(one), "part": part, "unit": unit, "drop": one.drop.times(100)})
             if part == "region":
                 mean = dict(accuracy=self.average, drop=self.average_drop.times(100))
-                rows.append(_row("average", "average of the regions", None, **mean))
-                rows.append(_row("average", "average with clean", None, accuracy=self.average_with_clean))
-        names = ["accuracy", "drop", "flipped", *(["success"] if self.replacement == "other" else [])]
-        columns = ["part", "region", "start", "stop", "unit", "examples", "left_out"]
-        columns += interval_columns(names)
-        frame = pd.DataFrame(rows, columns=columns)
+                rows.append(dict(part="average", region="average of the regions", **mean))
+                rows.append(dict(part="average", region="average with clean", accuracy=self.average_with_clean))
+        columns = ["part", "region", "start", "stop", "unit", "examples", "left_out", "accuracy", "drop", "flipped"]
+        frame = tidy(rows, [*columns, *(["success"] if self.replacement == "other" else [])])
         return frame.astype({"examples": "Int64", "left_out": "Int64"})
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.render.blocks import Prose
-
         yield from self.opening()
         yield self._regions_table()
         if self.worst_windows:
@@ -166,19 +151,17 @@ class PositionBias(Result, kind="position"):
         examples = self.provenance["data"]["examples"]
         rows = [("clean", {"accuracy": Cell(self.clean), "examples": Cell(text=f"{examples:,}")})]
         for one in self.regions:
-            cells = {"accuracy": Cell(one.accuracy), "drop in %": Cell(one.drop.times(100), digits=1)}
-            cells |= {"flipped": bare(one.flipped), "examples": Cell(text=f"{one.examples:,}")}
+            cells = {"accuracy": Cell(one.accuracy), "drop in %": percent(one.drop), "flipped": bare(one.flipped)}
             cells |= {"success": bare(one.success)} if one.success is not None else {}
-            rows.append((one.region, cells))
-        drop = Cell(self.average_drop.times(100), digits=1)
-        rows.append(("average", {"accuracy": Cell(self.average), "drop in %": drop}))
+            rows.append((one.region, cells | {"examples": Cell(text=f"{one.examples:,}")}))
+        rows.append(("average", {"accuracy": Cell(self.average), "drop in %": percent(self.average_drop)}))
         spread = "" if math.isnan(self.spread) else f" ± {self.spread:.3f}"
         rows.append(("average with clean", {"accuracy": Cell(text=as_share(self.average_with_clean.value) + spread)}))
         lines = [Line((name,), {column: cells.get(column, Cell()) for column in names}) for name, cells in rows]
         note = (
             "drop: 1 − accuracy / clean accuracy; flipped: share of the examples right when clean whose answer changes"
         )
-        if "success" in names:
+        if self.replacement == "other":
             note += "; success: share of them answered with the inserted class"
         if spread:
             note += "; ±: the standard deviation over the regions and the clean examples"
@@ -192,7 +175,3 @@ def _worst(result: PositionBias, shown: Callable[[Attacked], str]) -> str:
     if not where or every == 1:
         return ""
     return f", at worst {shown(result.regions[result.worst_regions[0]])} at {where}"
-
-
-def _row(part: str, region: str, examples: int | None, **estimates: Estimate) -> dict[str, Any]:
-    return {"part": part, "region": region, "examples": examples, **with_intervals(**estimates)}

@@ -26,8 +26,9 @@ from ssmscope.api.options import (
     Scoring,
     Seed,
 )
-from ssmscope.attacks.prompts.checks import SEMANTIC, check_parts, check_prompts
-from ssmscope.attacks.recipes import PROMPT
+from ssmscope.attacks.checks import check_asked
+from ssmscope.attacks.recipes import PROMPT, SEMANTIC
+from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
     from ssmscope.attacks.prompts.result import PromptAttack
@@ -36,6 +37,26 @@ if TYPE_CHECKING:
 
 PAPER = ("stresstest", "checklist", "deepwordbug", "textbugger")
 """Attacks of Baleen's Table 4."""
+
+
+def check_prompts(
+    *,
+    attacks: Sequence[str],
+    template: str | Sequence[str] | None,
+    suffix: str,
+    as_promptbench: bool,
+    semantic: str | Path | None,
+    **others: Any,
+) -> None:
+    """Raise InputError if options contradict each other, or if templates or label words are not usable."""
+    if SEMANTIC in attacks and semantic is None:
+        raise InputError("the attack semantic needs rewritten prompts: give semantic, 'promptbench' or a text file")
+    if as_promptbench and suffix != "end":
+        raise InputError(f"as_promptbench places suffixes as PromptBench does; leave out suffix {suffix!r}, or it")
+    check_asked(template=template, **others)
+    given = [template] if isinstance(template, str) else list(template or ())
+    if twice := [text for text in given if given.count(text) > 1]:
+        raise InputError(f"the template {twice[0]!r:.60} is given twice; give each once")
 
 
 @analysis(
@@ -51,9 +72,7 @@ def prompt_attack(
     data: TextData,
     *,
     attacks: Annotated[
-        Sequence[str],
-        f"{', '.join(PROMPT)}, {SEMANTIC}.",
-        OneOf("attacks.recipes:PROMPT", (SEMANTIC,)),
+        Sequence[str], f"{', '.join(PROMPT)}, {SEMANTIC}.", OneOf("attacks.recipes:PROMPT", (SEMANTIC,))
     ] = PAPER,
     template: Annotated[
         str | Sequence[str] | None, "A prompt with {content}; may be repeated. By default those of DATA.", REPEATED
@@ -110,35 +129,32 @@ def prompt_attack(
         InputError: a template without `{content}`, no template or words for data without their own, words that do not
             fit the classes, options that contradict each other, or a missing resource.
     """
-    from ssmscope.api.results import record_provenance
-    from ssmscope.attacks.curves import check_data
-    from ssmscope.attacks.prompts.measure import attacked, fixed, labels_and_words, notes_on, own_prompts, recipe_of
-    from ssmscope.attacks.prompts.result import Cost, PromptAttack, measured
-    from ssmscope.attacks.prompts.search import Judge, rewritten
+    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.attacks.curves import check_data, own_prompts, questions
+    from ssmscope.attacks.prompts.result import Cost, PromptAttack, measured, notes_on
+    from ssmscope.attacks.prompts.search import Judge, fixed, recipe_of, rewritten, searched, tried_all
     from ssmscope.core.progress import on_stderr, progress_bar
-    from ssmscope.data.prompts import TASK_PROMPTS, content_of
-    from ssmscope.data.text import SOURCES
-    from ssmscope.evaluation import Evaluator, Template
+    from ssmscope.data.prompts import TASK_PROMPTS
+    from ssmscope.evaluation import Template
 
     check_data(data)
-    named = tuple(dict.fromkeys([*attacks, *([SEMANTIC] if semantic is not None else [])]))
-    known = data.name in SOURCES and data.label_names == SOURCES[data.name].labels
-    if limit is not None:
-        data = data.sample(limit, seed=seed)
-    own = TASK_PROMPTS.get(data.name) if known else None
-    given = (template,) if isinstance(template, str) else template
-    templates = tuple(given) if given is not None else own_prompts(own, data, "a template").templates
-    labels, chosen = labels_and_words(model, data, words, own)
-    contents = [content_of(data.name, text) if known else text for text in data.texts]
+    own = own_prompts(data)
+    if template is None and own is None:
+        raise InputError(
+            f"{data.name} has no task prompts of its own: give a template, and for a language model both template and "
+            f"words (data sets with their own are {', '.join(TASK_PROMPTS)})"
+        )
+    templates = (template,) if isinstance(template, str) else tuple(template or (own.templates if own else ()))
+    asking: dict[str, Any] = dict(words=words, scoring=scoring, normalise=normalise, limit=limit, cache=cache)
+    asked = questions(model, data, template=templates[0], seed=seed, **asking)
     candidates = rewritten(semantic, data.name) if semantic is not None else ()
     for text in candidates:
         Template(text)
-        check_parts(text)
+    named = tuple(dict.fromkeys([*attacks, *([SEMANTIC] if semantic is not None else [])]))
     resources: dict[str, Any] = dict(embeddings=embeddings, masked_lm=masked_lm, encoder=encoder)
     recipes = [recipe_of(name, candidates, resources) for name in named]
-    evaluator = Evaluator(model, words=chosen, scoring=scoring, normalise=normalise, cache=cache)
-    judge = Judge(evaluator, contents, labels)
-    protected = chosen if chosen is not None else data.label_names
+    judge = Judge(asked.evaluator, asked.contents, asked.labels)
+    protected = asked.evaluator.words or data.label_names
     tries = {each.name: [fixed(each, text, suffix, as_promptbench) for text in templates] for each in recipes}
     found: dict[str, list[tuple[str, int] | None]] = {name: [] for name in named}
     with progress_bar(on_stderr(progress)) as bar:
@@ -147,38 +163,25 @@ def prompt_attack(
         clean = judge.right([*templates, *(text for each in tries.values() for some in each for text in some)])
         clean = clean[: len(templates)]
         for each in recipes:
-            for number, text in enumerate(templates):
+            for number, (text, some) in enumerate(zip(templates, tries[each.name])):
                 bar.update(task, description=f"{each.name}, template {number}")
                 place = None
-                if clean[number].any():
-                    some = tries[each.name][number]
-                    place = attacked(each, text, some, judge, protected, seed, as_promptbench)
+                if clean[number].any() and some:
+                    place = tried_all(text, some, judge)
+                elif clean[number].any():
+                    place = searched(each, text, judge, words=protected, seed=seed, as_promptbench=as_promptbench)
                 found[each.name].append(place)
                 bar.advance(task)
-    options: dict[str, Any] = {
-        "attacks": list(named),
-        "template": list(templates),
-        "words": list(chosen) if chosen is not None else None,
-        "scoring": scoring,
-        "normalise": normalise,
-        "suffix": suffix,
-        "as_promptbench": as_promptbench,
-        "limit": limit,
-        **{name: str(value) if value is not None else None for name, value in resources.items()},
-        "semantic": str(semantic) if semantic is not None else None,
-    }
-    right = {
-        name: [judge.right([place[0]])[0] if place is not None else None for place in places]
-        for name, places in found.items()
-    }
+    right = {name: [judge.right([place[0]])[0] if place else None for place in found[name]] for name in found}
     average, per_template, per_attack, worst = measured(clean, right, recipes, found, seed)
+    options = call_options(attacks=list(named), template=list(templates), words=asked.options["words"])
     return PromptAttack(
-        provenance=record_provenance(model.source, options=options, seed=seed, data=data),
+        provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
         templates=templates,
         clean=per_template,
         average_clean=average,
         attacks=per_attack,
         worst=worst,
-        cost=Cost(evaluator.asked, evaluator.run, evaluator.seconds),
-        notes=tuple(notes_on(clean, labels, candidates, chosen)),
+        cost=Cost(asked.evaluator.asked, asked.evaluator.run, asked.evaluator.seconds),
+        notes=tuple(notes_on(clean, asked.labels, candidates, asked.evaluator.words)),
     )

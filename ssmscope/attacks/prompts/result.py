@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ssmscope.api.results import Result
+from ssmscope.attacks.closing import percent, tidy
 from ssmscope.attacks.parts import Recipe
-from ssmscope.core.bootstrap import Estimate, estimate, interval_columns, lowest, ratio, resampled_sums, with_intervals
+from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
+from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted, told_apart
 from ssmscope.render.pictures import sized
 from ssmscope.render.table import Cell, Line, Table, in_percent, table, written
@@ -19,8 +21,6 @@ from ssmscope.render.table import Cell, Line, Table, in_percent, table, written
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-    from ssmscope.render.blocks import Block
 
 UNDEFINED = Estimate(math.nan, math.nan, math.nan)
 
@@ -64,6 +64,11 @@ class PromptAttacker:
     """Parts of the attack's definition that ran."""
     left_out: tuple[str, ...]
     """Parts that did not run, and why."""
+
+    @property
+    def tried(self) -> int:
+        """Number of prompts tried over all templates."""
+        return sum(found.tried for found in self.prompts)
 
 
 @dataclass(frozen=True)
@@ -122,8 +127,7 @@ class PromptAttack(Result, kind="prompts"):
 
     @property
     def headline(self) -> str:
-        model = self.model_name
-        start = f"Prompt attacks on {model}: accuracy {self.average_clean.value:.3f} clean"
+        start = f"Prompt attacks on {self.model_name}: accuracy {self.average_clean.value:.3f} clean"
         if not self.worst:
             return f"{start}, no drop defined"
         accuracies = [one.accuracy.value for one in self.attacks if not math.isnan(one.drop.value)]
@@ -155,20 +159,18 @@ class PromptAttack(Result, kind="prompts"):
         _high, tried (prompts measured; of an average, over all templates), prompt (the worst one found), clean_prompt,
         and measured_as ("ssmscope" or "promptbench"), which `attrs["caption"]` says in a sentence.
         """
-        import pandas as pd
-
-        rows = []
+        rows: list[dict[str, Any]] = []
         for one in self.attacks:
-            for number, (template, clean, found) in enumerate(zip(self.templates, self.clean, one.prompts)):
-                rows.append(_row("template", one.name, number, clean, found, template))
-            mean = AttackedPrompt(None, one.accuracy, one.drop, sum(found.tried for found in one.prompts))
-            rows.append(_row("average", one.name, None, self.average_clean, mean, None))
-            if one.worst is not None:
-                at = one.worst
-                rows.append(_row("worst", one.name, at, self.clean[at], one.prompts[at], self.templates[at]))
-        names = interval_columns(("clean", "accuracy", "drop"))
-        columns = ["part", "attack", "template", *names, "tried", "prompt", "clean_prompt"]
-        frame = pd.DataFrame(rows, columns=columns).astype({"template": "Int64", "tried": "Int64"})
+            each = [
+                {**vars(found), "part": "template", "template": at, "clean": clean, "clean_prompt": text}
+                for at, (text, clean, found) in enumerate(zip(self.templates, self.clean, one.prompts))
+            ]
+            mean = {"clean": self.average_clean, "accuracy": one.accuracy, "drop": one.drop, "tried": one.tried}
+            worst = [each[one.worst] | {"part": "worst"}] if one.worst is not None else []
+            every = [*each, {"part": "average", **mean}, *worst]
+            rows += [row | {"attack": one.name, "drop": row["drop"].times(100)} for row in every]
+        columns = ["part", "attack", "template", "clean", "accuracy", "drop", "tried", "prompt", "clean_prompt"]
+        frame = tidy(rows, columns).astype({"template": "Int64", "tried": "Int64"})
         frame["measured_as"] = "promptbench" if self.as_promptbench else "ssmscope"
         frame.attrs["caption"] = self.measured
         return frame
@@ -181,17 +183,18 @@ class PromptAttack(Result, kind="prompts"):
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.prompts.views import STYLE, by_template, html_prompts, terminal_prompts
-        from ssmscope.render.blocks import Custom, Prose
 
         data, cost, several = self.provenance["data"], self.cost, len(self.templates) > 1
         yield from self.opening()
         lines = [Line(("clean",), {"accuracy": Cell(self.average_clean)})]
         for one in self.attacks:
-            cells = {"accuracy": Cell(one.accuracy), "drop (PDR) in %": Cell(one.drop.times(100), digits=1)}
+            cells = {"accuracy": Cell(one.accuracy), "drop (PDR) in %": percent(one.drop)}
             if several:
-                cells["worst drop in %"] = Cell(text="–" if one.worst is None else _worst(one, one.worst))
-            tried = sum(found.tried for found in one.prompts)
-            lines.append(Line((one.name,), {**cells, "tried": Cell(text=f"{tried:,}")}))
+                worst = (
+                    "–" if one.worst is None else in_percent(one.prompts[one.worst].drop, interval=False, sign=False)
+                )
+                cells["worst drop in %"] = Cell(text=worst + f" (template {one.worst})" * (one.worst is not None))
+            lines.append(Line((one.name,), {**cells, "tried": Cell(text=f"{one.tried:,}")}))
         yield replace(table(("prompt",), lines), note="")
         if several:
             yield Custom(html=lambda: by_template(self))
@@ -209,18 +212,6 @@ class PromptAttack(Result, kind="prompts"):
         yield Prose(took, "note")
 
 
-def _worst(one: PromptAttacker, at: int) -> str:
-    return f"{in_percent(one.prompts[at].drop, interval=False, sign=False)} (template {at})"
-
-
-def _row(
-    part: str, attack: str, template: int | None, clean: Estimate, found: AttackedPrompt, clean_prompt: str | None
-) -> dict[str, Any]:
-    row: dict[str, Any] = {"part": part, "attack": attack, "template": template}
-    row |= with_intervals(clean=clean, accuracy=found.accuracy, drop=found.drop.times(100))
-    return row | {"tried": found.tried, "prompt": found.prompt, "clean_prompt": clean_prompt}
-
-
 def measured(
     clean: np.ndarray,
     right: Mapping[str, Sequence[np.ndarray | None]],
@@ -232,43 +223,47 @@ def measured(
 
     Args:
         clean: (templates, examples) bool, True where the answer under a template is right.
-        right: the same under the worst prompt, (examples,) bool by attack and template; None if the template was not
-            attacked.
-        recipes: the attacks.
+        right: the same under the worst prompt, by attack and template; None if the template was not attacked.
         found: the worst prompt and how many were tried, by attack and template.
-        seed: seed of the resamples.
 
     Returns:
         The mean clean accuracy, that of each template, each attack's estimates, and the worst attacks.
     """
     examples, number = clean.shape[1], len(clean)
-    attacked = [each if each is not None else np.zeros(examples, bool) for one in recipes for each in right[one.name]]
-    columns = np.concatenate([clean, np.stack(attacked)]).T.astype(np.float64)
-    sums = resampled_sums(columns, seed=seed)
+    missing = np.full(examples, math.nan)
+    attacked = [each if each is not None else missing for one in recipes for each in right[one.name]]
+    sums = resampled_sums(np.concatenate([clean, np.stack(attacked)]).T.astype(np.float64), seed=seed)
     below = sums[:, :number]
     attackers, drops = [], []
     for index, one in enumerate(recipes):
         hits = sums[:, number * (index + 1) : number * (index + 2)]
         accuracy, drop = hits / examples, 1 - ratio(hits, below)
         there = [at for at in range(number) if right[one.name][at] is not None]
-        prompts = []
-        for at, place in enumerate(found[one.name]):
-            if place is None:
-                prompts.append(AttackedPrompt(None, UNDEFINED, UNDEFINED, 0))
-                continue
-            prompts.append(AttackedPrompt(place[0], estimate(accuracy[:, at]), estimate(drop[:, at]), place[1]))
+        prompts = [
+            AttackedPrompt(prompt, estimate(accuracy[:, at]), estimate(drop[:, at]), tried)
+            for at, (prompt, tried) in enumerate(place or (None, 0) for place in found[one.name])
+        ]
         drops.append(drop[:, there].mean(1) if there else np.full(len(drop), math.nan))
-        attackers.append(
-            PromptAttacker(
-                name=one.name,
-                prompts=tuple(prompts),
-                accuracy=estimate(accuracy[:, there].mean(1)) if there else UNDEFINED,
-                drop=estimate(drops[-1]),
-                worst=max(there, key=lambda at: prompts[at].drop.value) if there else None,
-                ran=one.ran,
-                left_out=one.left_out,
-            )
-        )
+        mean = estimate(accuracy[:, there].mean(1)) if there else UNDEFINED
+        worst = max(there, key=lambda at: prompts[at].drop.value) if there else None
+        own = PromptAttacker(one.name, tuple(prompts), mean, estimate(drops[-1]), worst, one.ran, one.left_out)
+        attackers.append(own)
     per_template = tuple(estimate(below[:, at] / examples) for at in range(number))
-    worst = lowest(-np.stack(drops, axis=1))
-    return estimate(below.mean(1) / examples), per_template, tuple(attackers), worst
+    return estimate(below.mean(1) / examples), per_template, tuple(attackers), lowest(-np.stack(drops, axis=1))
+
+
+def notes_on(
+    clean: np.ndarray, labels: np.ndarray, candidates: Sequence[str], words: Sequence[str] | None
+) -> Iterator[str]:
+    """Yield notes on the clean accuracies and on the rewritten prompts."""
+    if nothing := [str(i) for i, right in enumerate(clean) if not right.any()]:
+        yield f"under template {', '.join(nothing)} no answer is right: there is no drop to measure"
+    share = np.bincount(labels).max() / len(labels)
+    if poor := [str(i) for i, right in enumerate(clean) if 0 < right.mean() <= share]:
+        yield (
+            f"under template {', '.join(poor)} the clean accuracy is no higher than always answering the most frequent "
+            f"class, {share:.3f}: a drop from there means little"
+        )
+    without = sum(not all(word.lower() in prompt.lower() for word in words or ()) for prompt in candidates)
+    if without and words is not None:
+        yield f"{without} of {len(candidates)} rewritten prompts do not name every answer ({', '.join(words)})"

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import runpy
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from ssmscope.attacks.parts import Recipe, protect, textattack
+from ssmscope.attacks.parts import Recipe, protect, recipe, textattack
+from ssmscope.attacks.recipes import SEMANTIC
+from ssmscope.attacks.words.lockstep import drawing_from, seeded
 from ssmscope.core.reading import read_text
 from ssmscope.data.prompts import CONTENT
 from ssmscope.errors import InputError, did_you_mean
@@ -37,13 +39,7 @@ MIN_EXAMPLES_PER_CALL = 8
 
 
 class Judge:
-    """Judge of which examples are right under a prompt; each example is run under a prompt once.
-
-    Args:
-        evaluator: the model's evaluator.
-        contents: texts of the examples.
-        labels: (examples,) class ids.
-    """
+    """Judge of which examples are right under a prompt; each example is run under a prompt once."""
 
     def __init__(self, evaluator: Evaluator, contents: Sequence[str], labels: np.ndarray):
         self.evaluator, self.contents, self.labels = evaluator, contents, labels
@@ -56,8 +52,8 @@ class Judge:
     def fewer(self, prompts: Sequence[str], than: int) -> Int[np.ndarray, " prompts"]:
         """Count the examples that are right under each prompt, until there are `than` of them.
 
-        Once `than` are right under a prompt, no further example is run under it. Examples that are right under most
-        prompts come first, in batches of the smallest number that can settle a prompt.
+        Examples that are right under most prompts come first, in batches of the smallest number that can settle a
+        prompt.
         """
         known = np.array(list(self._known.values())).reshape(-1, len(self.labels))
         order = np.argsort(-(known == 1).sum(0) / np.maximum(1, (known != UNKNOWN).sum(0)), kind="stable")
@@ -85,6 +81,24 @@ class Judge:
         return np.array([self._known[prompt][rows] == 1 for prompt in prompts]).reshape(len(prompts), len(rows))
 
 
+def recipe_of(name: str, candidates: Sequence[str], resources: Mapping[str, Any]) -> Recipe:
+    """Return the attack of this name, with the rewritten prompts that semantic tries."""
+    if name == SEMANTIC:
+        ran = (f"{len(candidates)} rewritten prompts, the same for every template, all tried",)
+        return Recipe(name, None, (), None, ran, suffixes=tuple(candidates))
+    return recipe(name, flavour="prompt", **resources)
+
+
+def fixed(each: Recipe, template: str, suffix: str, as_promptbench: bool) -> list[str]:
+    """Return the prompts that an attack tries in any case; none for an attack that searches."""
+    if each.name == SEMANTIC:
+        return list(each.suffixes)
+    where = PROMPTBENCH if as_promptbench else suffix
+    candidates = [with_suffix(template, text, where) for text in each.suffixes]
+    # PromptBench breaks ties alphabetically, because TextAttack sorts candidates.
+    return sorted(candidates) if as_promptbench else candidates
+
+
 def tried_all(template: str, candidates: Sequence[str], judge: Judge) -> tuple[str, int]:
     """Return the first candidate of lowest accuracy, and the number of candidates other than the template."""
     accuracy = judge.right(candidates).mean(1)
@@ -102,51 +116,38 @@ def with_suffix(template: str, suffix: str, where: str) -> str:
     if where == "end":
         return f"{template} {suffix}".rstrip()
     if where == PROMPTBENCH:
-        at = _end_of_the_last_word(template)
+        from ssmscope.attacks.swaps import word_spans
+
+        ends = [stop for _, stop in word_spans(textattack().shared.AttackedText(template))]
+        at = max([template.index(CONTENT) + len(CONTENT), *ends[-1:]])
         return f"{template[:at]} {suffix}{template[at:]}".rstrip()
     before, _, after = template.partition(CONTENT)
     gap = " " if before and not before[-1].isspace() else ""
     return f"{before}{gap}{suffix.strip()} {CONTENT}{after}"
 
 
-def _end_of_the_last_word(template: str) -> int:
-    from ssmscope.attacks.swaps import word_spans
-
-    end = template.index(CONTENT) + len(CONTENT)
-    spans = word_spans(textattack().shared.AttackedText(template))
-    return max(spans[-1][1], end) if spans else end
-
-
 def searched(
-    recipe: Recipe, template: str, judge: Judge, *, words: Sequence[str], seed: int, as_promptbench: bool = False
+    each: Recipe, template: str, judge: Judge, *, words: Sequence[str], seed: int, as_promptbench: bool = False
 ) -> tuple[str, int]:
-    """Return the prompt at which the recipe's search ends, and how many prompts other than the template it tried.
+    """Return the prompt at which the attack's search ends, and how many prompts other than the template it tried.
 
-    The placeholder and `words` do not change. Random choices depend on seed, template and attack alone.
+    The placeholder and `words` do not change.
     """
     from textattack.shared import AttackedText
 
-    from ssmscope.attacks.prompts.goal import PromptAccuracy
+    from ssmscope.attacks.goals import PromptAccuracy
 
     goal = PromptAccuracy(judge, as_promptbench=as_promptbench)
-    with drawn_from(seed, template, recipe.name):
-        found = recipe.attack(goal, protect(words, CONTENT)).attack(AttackedText(template), 0)
+    with drawn_from(seed, template, each.name):
+        found = each.attack(goal, protect(words, CONTENT)).attack(AttackedText(template), 0)
     worst: AttackedText = found.perturbed_result.attacked_text
     return worst.text, len(goal.tried - {template})
 
 
-@contextmanager
-def drawn_from(seed: int, template: str, attack: str) -> Iterator[None]:
+def drawn_from(seed: int, template: str, attack: str) -> AbstractContextManager[None]:
     """Seed Python's and numpy's global generators, which TextAttack draws from, and restore them on exit."""
     digest = hashlib.sha256(f"{seed}\0{attack}\0{template}".encode()).digest()
-    states: tuple[Any, Any] = random.getstate(), np.random.get_state()
-    random.seed(int.from_bytes(digest[:8], "big"))
-    np.random.seed(int.from_bytes(digest[8:12], "big"))
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+    return drawing_from(seeded(int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:12], "big")))
 
 
 def rewritten(source: str | Path, data_name: str) -> tuple[str, ...]:
@@ -154,9 +155,6 @@ def rewritten(source: str | Path, data_name: str) -> tuple[str, ...]:
 
     In a file \\n stands for a line break. Prompts of promptbench have no place for the text, so a question and an
     answer are appended.
-
-    Raises:
-        InputError: promptbench is not installed or has none for this data set; no such file, or no prompt in it.
     """
     if str(source) == PROMPTBENCH:
         return tuple(f"{prompt.rstrip()}\nQuestion: {CONTENT}\nAnswer:" for prompt in _of_promptbench(data_name))
@@ -177,14 +175,11 @@ def _of_promptbench(data_name: str) -> list[str]:
     package = importlib.util.find_spec(PROMPTBENCH)
     if package is None or package.origin is None:
         raise InputError("semantic prompts of promptbench need that package, which is not installed; give a file")
-    # The file is loaded alone, because importing the package needs every dependency of its models.
+    # The file is run alone, because importing the package needs every dependency of its models.
     path = Path(package.origin).parent / "prompts" / "semantic_atk_prompts.py"
-    spec = importlib.util.spec_from_file_location("promptbench_semantic", path)
-    if spec is None or spec.loader is None or not path.is_file():
+    if not path.is_file():
         raise InputError("this version of promptbench has no semantic prompts; give a file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sets = module.SEMANTIC_ADV_PROMPT_SET
+    sets = runpy.run_path(str(path))["SEMANTIC_ADV_PROMPT_SET"]
     if data_name not in sets:
         raise InputError(f"promptbench has no semantic prompts for {data_name}; it has some for {', '.join(sets)}")
     return list(dict.fromkeys(prompt for prompts in sets[data_name].values() for prompt in prompts))

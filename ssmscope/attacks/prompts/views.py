@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 from rich.text import Text
 
-from ssmscope.attacks.prompts.checks import SEMANTIC
+from ssmscope.attacks.recipes import SEMANTIC
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.figure import COLOURS, DASHED, GRID, INK, SOFT, Sheet, data_line, interval
 from ssmscope.render.html import grid

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import TEXT_MODELS, Data
 from ssmscope.api.options import (
+    NO_EFFECT,
     Cache,
     Embeddings,
     Encoder,
@@ -29,8 +30,7 @@ from ssmscope.api.options import (
     Template,
 )
 from ssmscope.attacks.checks import check_asked
-from ssmscope.attacks.recipes import WORDS
-from ssmscope.attacks.words.recipes import ACTIVE, CANDIDATES, HOTFLIP, OPTIONS
+from ssmscope.attacks.recipes import ACTIVE, CANDIDATES, HOTFLIP, OPTIONS, WORDS
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def word_attack(
     limit: Limit = None,
     seed: Seed = 0,
     cache: Cache = None,
-    active: Annotated[int, "Number of examples that TextAttack's searches attack at a time.", Range(1)] = ACTIVE,
+    active: Annotated[int, "Number of examples that TextAttack attacks at a time.", Range(1), NO_EFFECT] = ACTIVE,
     progress: Progress = True,
 ) -> WordAttack:
     """Attack single texts by changed words, with TextAttack's recipes or HotFlip. A killed run continues.
@@ -120,76 +120,76 @@ def word_attack(
         InputError: an option of another attack, a missing resource, data of other classes than the model's, or label
             words that do not fit.
     """
-    from ssmscope.api.results import record_provenance
+    import torch
+
+    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.attacks import parts
     from ssmscope.attacks.curves import check_data
-    from ssmscope.attacks.offline import stopwords as stop_words
-    from ssmscope.attacks.parts import Recipe
-    from ssmscope.attacks.parts import recipe as recipe_of
-    from ssmscope.attacks.words.lockstep import draw_seed
-    from ssmscope.attacks.words.measure import (
-        described,
-        example_of,
-        flipped,
-        forks,
-        limits_of,
-        probabilities,
-        sampled_rows,
-        searched,
-    )
-    from ssmscope.attacks.words.result import WordAttack, measure
+    from ssmscope.attacks.words.hotflip import Limits, hotflip
+    from ssmscope.attacks.words.lockstep import draw_seed, lockstep, sampled_rows
+    from ssmscope.attacks.words.result import WORD, AttackedText, Outcome, WordAttack, measure
     from ssmscope.core.progress import on_stderr, progress_bar
+    from ssmscope.data.prompts import CONTENT
     from ssmscope.evaluation import Evaluator, Template, label_words
-    from ssmscope.evaluation.template import CONTENT
-    from ssmscope.interp.classes import class_ids, word_ids
+    from ssmscope.interp.labelled import class_ids, word_ids
 
     check_data(data)
     own: dict[str, Any] = dict(embeddings=embeddings, masked_lm=masked_lm, encoder=encoder, synonyms=synonyms)
     own |= dict(beam=beam, flips=flips, candidates=candidates, stopwords=stopwords)
-    evaluator = Evaluator(model, words=words, cache=cache, fork=forks(model, data.texts))
+    evaluator = Evaluator(model, words=words, cache=cache)
     answers = evaluator.words or ()
     classes = class_ids(model, data) if model.is_classifier else word_ids(data, answers)
     prompt = Template(CONTENT if template is None else template)
-    attack: Recipe | None = None
-    if recipe != HOTFLIP:  # A missing resource is reported before the model runs.
-        attack = recipe_of(recipe, flavour="words", **{name: own[name] for name in OPTIONS.get(recipe, ())})
+    # A missing resource is reported before the model runs.
+    given = {name: own[name] for name in OPTIONS.get(recipe, ())}
+    attack = parts.recipe(recipe, flavour="words", **given) if recipe != HOTFLIP else None
     rows = sampled_rows(len(data), limit, seed)
     data, labels = data.take(rows), classes[rows].tolist()
 
     def scores(texts: Sequence[str]) -> Float[np.ndarray, "texts classes"]:
         return evaluator.scores([prompt.fill(text) for text in texts])
 
+    def probabilities(scores: Float[np.ndarray, "texts classes"]) -> Float[np.ndarray, "texts classes"]:
+        """Compute the softmax in float32 as TextAttack does, so that ties are the same."""
+        return torch.from_numpy(scores).float().softmax(-1).numpy()
+
     clean = probabilities(scores(data.texts))
     right = [place for place, found in enumerate(clean) if found.argmax() == labels[place]]
     texts, true = [data.texts[place] for place in right], [labels[place] for place in right]
-    kept, whose = (frozenset[str](), "") if stopwords else stop_words()
-    limits = limits_of(own, budget, kept, answers)
+    kept, whose = (frozenset[str](), "") if stopwords else parts.stopwords()
+    absent = frozenset(part.lower() for word in answers for part in WORD.findall(word))
+    limits = Limits(beam, flips, candidates, budget, kept | absent, absent)
     with progress_bar(on_stderr(progress)) as bar:
         ended = functools.partial(bar.advance, bar.add_task("examples", total=len(right)))
         if attack is None:
             ids = label_words(model, answers, after=prompt.fill(texts[0])).ids if answers and texts else None
-            outcomes = flipped(model, texts, true, scores, ended, template=prompt, label_ids=ids, limits=limits)
+            ends = hotflip(model, texts, true, scores, template=prompt, label_ids=ids, limits=limits, ended=ended)
+            outcomes = [Outcome(e.text, probabilities(e.scores[None])[0], e.queries, e.gradients) for e in ends]
         else:
+            from ssmscope.attacks.goals import search
+
             seeds = [draw_seed(seed, rows[place]) for place in right]
-            outcomes = searched(attack, texts, true, clean[right], scores, ended, answers, budget, seeds, active)
+            guards = (parts.protect(answers, None),) if answers or not all(map(str.isascii, texts)) else ()
+            how: dict[str, Any] = dict(recipe=attack, budget=budget, constraints=guards)
+            starts = zip(texts, true, clean[right])
+            searches = [functools.partial(search, text=t, label=true, clean=row, **how) for t, true, row in starts]
+
+            def answer(texts: Sequence[str]) -> list[np.ndarray]:
+                return list(probabilities(scores(texts)))
+
+            outcomes = lockstep(searches, answer, seeds=seeds, active=active, ended=lambda _: ended(1))
     found = dict(zip(right, outcomes))
     examples = tuple(
-        example_of(row, labels[place], text, clean[place], found.get(place))
+        AttackedText.of(row, labels[place], text, clean[place], found.get(place))
         for place, (row, text) in enumerate(zip(rows, data.texts))
     )
-    options = {
-        "recipe": recipe,
-        "template": template,
-        "words": list(answers) or None,
-        "limit": limit,
-        "budget": budget,
-        **{name: str(value) if isinstance(value, Path) else value for name, value in own.items()},
-    }
+    options = call_options(words=list(answers) or None)
     return WordAttack(
         provenance=record_provenance(model.source, options=options, seed=seed, data=data),
         recipe=recipe,
         labels=tuple(model.labels or data.label_names),
         examples=examples,
         **measure(examples, seed),
-        ran=described(limits, whose) if attack is None else attack.ran,
+        ran=limits.described(whose) if attack is None else attack.ran,
         left_out=() if attack is None else attack.left_out,
     )

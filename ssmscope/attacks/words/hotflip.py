@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ssmscope.attacks.words.recipes import CANDIDATES
+from ssmscope.attacks.recipes import CANDIDATES
 from ssmscope.attacks.words.result import WORD
 from ssmscope.core.batching import by_length
 from ssmscope.core.mixers import weights_constant
@@ -37,16 +37,7 @@ Scores = Callable[[Sequence[str]], Float[np.ndarray, "texts classes"]]
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the search.
-
-    Attributes:
-        beam: number of texts kept from one flip to the next.
-        flips: maximum number of replaced words; None for no limit.
-        candidates: number of flips of each kept text that the model evaluates.
-        budget: maximum number of evaluated texts per example, including the clean one; None for no limit.
-        kept: words that are not replaced, in lower case.
-        absent: words that are not inserted, in lower case.
-    """
+    """Limits of the search, as in `word_attack`; words that are not replaced or not inserted, in lower case."""
 
     beam: int = 1
     flips: int | None = None
@@ -54,6 +45,16 @@ class Limits:
     budget: int | None = None
     kept: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
+
+    def described(self, whose: str) -> tuple[str, ...]:
+        """Describe the parts of the search that run, with the source of the stop words."""
+        return (
+            f"the {self.candidates} best flips by the gradient",
+            "words of one token for others",
+            *([f"no stop word ({whose})"] if whose else []),
+            "greedy" if self.beam == 1 else f"a beam of {self.beam}",
+            *([f"at most {self.flips} word{'s' if self.flips > 1 else ''}"] if self.flips is not None else []),
+        )
 
 
 class Flipped(NamedTuple):
@@ -89,9 +90,6 @@ def hotflip(
         scores: function that computes the class scores of texts within the template.
         label_ids: tokens of a language model's word for each class; None for a classifier.
         ended: called after each step with the number of searches that it ended.
-
-    Raises:
-        InputError: the tokenizer gives no offsets (a slow one).
     """
     if not model.tokenizer.is_fast:
         raise InputError(f"hotflip needs the offsets of tokens in a text; the slow tokenizer of {model.name} has none")
@@ -102,20 +100,17 @@ def hotflip(
         search.best.judge(row, search.label)
     while going := [search for search in searches if not search.over]:
         nodes = [node for search in going for node in search.beam]
-        owners = [search for search in going for _ in search.beam]
-        gradients = loss_gradients(model, [n.ids for n in nodes], [s.label for s in owners], label_ids)
-        offered: dict[int, list[Node]] = {id(search): [] for search in going}
-        for search, found in zip(owners, offers(model, nodes, gradients, vocabulary, template, limits.candidates)):
-            search.gradients += 1
-            offered[id(search)] += found
-        asked = [(search, node) for search in going for node in search.chosen(offered[id(search)], limits)]
-        rows = scores([node.text for _, node in asked]) if asked else ()
-        reached: dict[int, list[Node]] = {id(search): [] for search in going}
-        for (search, node), row in zip(asked, rows):
-            node.judge(row, search.label)
-            reached[id(search)].append(node)
-        for search in going:
-            search.settle(reached[id(search)], limits)
+        true = [search.label for search in going for _ in search.beam]
+        gradients = loss_gradients(model, [node.ids for node in nodes], true, label_ids)
+        found = iter(offers(model, nodes, gradients, vocabulary, template, limits.candidates))
+        offered = [[node for _ in search.beam for node in next(found)] for search in going]
+        reached = [search.chosen(nodes, limits) for search, nodes in zip(going, offered)]
+        asked = [node.text for nodes in reached for node in nodes]
+        rows = iter(scores(asked) if asked else ())
+        for search, nodes in zip(going, reached):
+            for node in nodes:
+                node.judge(next(rows), search.label)
+            search.settle(nodes, limits)
         if ended is not None:
             ended(sum(search.over for search in going))
     return [Flipped(each.best.text, each.best.scores, each.queries, each.gradients) for each in searches]
@@ -123,15 +118,10 @@ def hotflip(
 
 @dataclass(eq=False)
 class Node:
-    """A text within a search.
+    """A text (the template's content) within a search, and the tokens of the filled template.
 
-    Attributes:
-        text: the content of the template.
-        ids: tokens of the filled template.
-        places: token → (start, stop) in `text` of the words that may be replaced.
-        estimate: first-order estimate of the loss that its last flip added.
-        scores: class scores.
-        loss: −log p(true).
+    `places` maps tokens to (start, stop) in `text` of the words that may be replaced; `estimate` is the loss that the
+    last flip added, to first order; `loss` is −log p(true).
     """
 
     text: str
@@ -182,6 +172,7 @@ class _Search:
     def settle(self, reached: Sequence[Node], limits: Limits) -> None:
         """Keep the best of the evaluated candidates."""
         self.depth += 1
+        self.gradients += len(self.beam)
         ranked = sorted(reached, key=lambda node: -node.loss)
         won = [node for node in ranked if node.scores.argmax() != self.label]
         if won or (ranked and ranked[0].loss > self.best.loss):
@@ -195,7 +186,7 @@ class _Search:
 class Vocabulary:
     """Tokens that may be inserted, their words and embeddings, by the mark before their letters.
 
-    In many vocabularies "Ġ" or "▁" marks the token of a word after a space; without it a token continues a word.
+    "Ġ" or "▁" often marks the token of a word after a space; without it a token continues a word.
     """
 
     ids: Mapping[str, tuple[int, ...]]
@@ -239,16 +230,12 @@ def read(model: Model, text: str, template: Template, kept: frozenset[str] = fro
     words = {match.span(): match[0] for match in WORD.finditer(text)}
     special, places = set(model.tokenizer.all_special_ids), {}
     for token, (start, stop) in enumerate(offsets[: len(ids)]):
-        if ids[token] in special:  # The unknown token is among them.
-            continue
         start += len(filled[start:stop]) - len(filled[start:stop].lstrip())
         place = start - before, stop - before
         word = words.get(place, "")
-        if shared[start] > 1:  # Several tokens make up one character.
-            continue
-        if is_within_word(text, place[0]) or is_within_word(text, place[1]):  # A combining mark ends no word.
-            continue
-        if word.isalpha() and word.lower() not in kept:
+        # The unknown token is special, several tokens may make up one character, and a combining mark ends no word.
+        excluded = ids[token] in special or shared[start] > 1 or any(is_within_word(text, end) for end in place)
+        if not excluded and word.isalpha() and word.lower() not in kept:
             places[token] = place
     return Node(text, tuple(ids), places)
 
@@ -323,19 +310,13 @@ def loss_gradients(
 
 
 def class_scores(
-    model: Model,
-    embeddings: Float[Tensor, "rows length width"],
-    mask: Bool[Tensor, "rows length"],
-    label_ids: Sequence[Sequence[int]] | None,
+    model: Model, embeddings: Tensor, mask: Tensor, label_ids: Sequence[Sequence[int]] | None
 ) -> Float[Tensor, "rows classes"]:
     """Compute a classifier's logits, or Σ_j log P(token_j | text, earlier tokens) of class words, with gradients."""
-    if label_ids is None:
-        with model.running(mask=mask):
-            return _precise(model.forward_embeddings(embeddings, mask))
-    if max(map(len, label_ids)) == 1:
+    if label_ids is None or max(map(len, label_ids)) == 1:
         with model.running(mask=mask):
             logits = _precise(model.forward_embeddings(embeddings, mask))
-        return logits.log_softmax(-1)[:, [ids[0] for ids in label_ids]]
+        return logits if label_ids is None else logits.log_softmax(-1)[:, [ids[0] for ids in label_ids]]
     return torch.stack([_continuation(model, embeddings, mask, ids) for ids in label_ids], dim=1)
 
 

@@ -15,9 +15,8 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.random.mtrand import get_bit_generator, set_bit_generator
 
-from ssmscope.attacks.words.recipes import ACTIVE
+from ssmscope.attacks.recipes import ACTIVE
 
 R = TypeVar("R")
 A = TypeVar("A")
@@ -31,6 +30,32 @@ def draw_seed(seed: int, number: int) -> int:
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
+def sampled_rows(number: int, limit: int | None, seed: int) -> list[int]:
+    """Return the rows that `TextData.sample` takes, so that an example has the same seed under any limit."""
+    if limit is None or limit >= number:
+        return list(range(number))
+    return sorted(random.Random(seed).sample(range(number), limit))
+
+
+def seeded(python: int, numpy: int) -> list[Any]:
+    """Return the states of `random` and `numpy.random` after these seeds."""
+    return [random.Random(python).getstate(), np.random.RandomState(numpy).get_state()]
+
+
+@contextmanager
+def drawing_from(states: list[Any]) -> Iterator[None]:
+    """Install states of `random` and `numpy.random`; on exit keep them in `states` and restore the caller's."""
+    callers: list[Any] = [random.getstate(), np.random.get_state()]
+    try:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        yield
+    finally:
+        states[:] = random.getstate(), np.random.get_state()
+        random.setstate(callers[0])
+        np.random.set_state(callers[1])
+
+
 def lockstep(
     searches: Sequence[Callable[[Ask[A]], R]],
     answer: Callable[[list[str]], Sequence[A]],
@@ -41,8 +66,8 @@ def lockstep(
 ) -> list[R]:
     """Run all searches and return their results in order.
 
-    Active searches run one after the other until each has asked or returned; the next search replaces one that has
-    returned. Then `answer` is called once with all texts that they asked for, each once, in the order of asking.
+    Of the `active` searches each runs until it asks or returns; the next one replaces one that has returned. Then
+    `answer` is called once with all texts that they asked for, each once, in the order of asking.
 
     Each search has its own states of `random` and `numpy.random`, seeded by its seed, so its random choices depend on
     nothing else. Outside the searches, and in `answer`, both have the caller's states.
@@ -51,53 +76,36 @@ def lockstep(
     search asks or returns. No thread is left when this function returns or raises.
 
     Args:
-        searches: functions of one argument, which they call to ask.
-        answer: returns one answer per text.
-        seeds: one per search.
-        active: maximum number of searches in progress.
         ended: called with each search's result, in the order in which they end.
     """
     results: dict[int, R] = {}
-    begun: list[_Search[A, R]] = []
-    later = iter(range(len(searches)))
+    begun: dict[int, _Search[A, R]] = {}
 
     def begin() -> _Search[A, R] | None:
-        number = next(later, None)
-        if number is None:
+        number = len(results) + len(begun)
+        if number == len(searches):
             return None
-        begun.append(_Search(number, searches[number], seeds[number]))
-        return begun[-1]
-
-    def until_it_asks(search: _Search[A, R] | None) -> _Search[A, R] | None:
-        """Return the search that asks next in this place, if any is left."""
-        while search is not None:
-            search.run()
-            if search.asked is not None:
-                return search
-            begun.remove(search)
-            results[search.number] = search.result
-            if ended is not None:
-                ended(search.result)
-            search = begin()
-        return None
+        return begun.setdefault(number, _Search(number, searches[number], seeds[number]))
 
     try:
         places = [begin() for _ in range(min(active, len(searches)))]
         while places:
             waiting = []
-            for place in places:  # In a generator, a StopIteration from a search would end the iteration.
-                search = until_it_asks(place)
+            for search in places:
+                while search is not None and not search.asks():
+                    results[search.number] = begun.pop(search.number).result
+                    if ended is not None:
+                        ended(search.result)
+                    search = begin()
                 waiting += [search] if search is not None else []
-            texts = list(dict.fromkeys(text for search in waiting for text in search.asked or ()))
+            texts = list(dict.fromkeys(text for search in waiting for text in search.asked))
             found = dict(zip(texts, answer(texts), strict=True)) if texts else {}
             for search in waiting:
-                search.answers = [found[text] for text in search.asked or ()]
+                search.answers = [found[text] for text in search.asked]
             places = [*waiting]
     finally:
-        for search in begun:
+        for search in begun.values():
             search.stop()
-        for search in begun:
-            search.join()
     return [results[number] for number in range(len(searches))]
 
 
@@ -105,29 +113,29 @@ class _Stopped(BaseException):
     """Signal that ends a search from within; `except Exception` does not catch it."""
 
 
-class _Search(Generic[A, R]):
-    """Search in its own thread, which runs only while `run` waits for it."""
+class _Search(threading.Thread, Generic[A, R]):
+    """Search in its own thread, which runs only while `asks` waits for it."""
 
     def __init__(self, number: int, search: Callable[[Ask[A]], R], seed: int):
+        super().__init__(name=f"search {number}", daemon=True)
         self.number = number
+        self.asked: list[str] = []
+        self.answers: list[A] | None = []
+        """Answers to what it asked; None tells it to end."""
         self.result: Any = None
-        self.asked: list[str] | None = None
-        """Texts that it waits for; None once it has returned."""
-        self.answers: list[A] = []
-        self._search, self._states = search, _States(seed)
+        self._search, self._states = search, seeded(seed, seed)
         self._error: BaseException | None = None
-        self._stopped = self._running = False
+        self._running = self._over = False
         # Unlike locks, queues stay consistent if an interrupt arrives during a hand-over.
         self._go: SimpleQueue[None] = SimpleQueue()
         self._back: SimpleQueue[None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=f"search {number}", daemon=True)
 
-    def run(self) -> None:
-        """Let the search run until it asks or returns."""
-        if self._thread.ident is None:
-            self._thread.start()
+    def asks(self) -> bool:
+        """Let the search run until it asks (True) or returns (False)."""
+        if self.ident is None:
+            self.start()
         interrupt: KeyboardInterrupt | None = None
-        with self._states.current():
+        with drawing_from(self._states):
             self._running = True
             self._go.put(None)
             while self._running:
@@ -135,65 +143,37 @@ class _Search(Generic[A, R]):
                     self._back.get()
                 except KeyboardInterrupt as caught:
                     interrupt = caught
-        if interrupt is not None:
-            raise interrupt
-        if self._error is not None:
-            raise self._error
+        if error := interrupt or self._error:
+            raise error
+        return not self._over
 
     def stop(self) -> None:
-        """Tell the search to end at its next query."""
-        self._stopped = True
+        """End the search at its query."""
+        self.answers = None
         self._go.put(None)
+        if self.ident is not None:
+            self.join()
 
-    def join(self) -> None:
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _work(self) -> None:
-        self._go.get()
+    def run(self) -> None:
         try:
-            if not self._stopped:
+            self._go.get()
+            if self.answers is not None:
                 self.result = self._search(self._ask)
         except _Stopped:
             pass
         except BaseException as error:  # It is raised again in the caller's thread.
             self._error = error
-        self.asked = None
+        self._over = True
         self._hand_back()
 
     def _ask(self, texts: Sequence[str]) -> list[A]:
         self.asked = list(texts)
         self._hand_back()
         self._go.get()
-        if self._stopped:
+        if self.answers is None:
             raise _Stopped
         return self.answers
 
     def _hand_back(self) -> None:
         self._running = False
         self._back.put(None)
-
-
-class _States:
-    """States of `random` and `numpy.random` of one search."""
-
-    def __init__(self, seed: int):
-        self._python = random.Random(seed).getstate()
-        self._numpy = np.random.MT19937(0)  # It is seeded when it first becomes the process's generator.
-        self._seed: int | None = seed
-
-    @contextmanager
-    def current(self) -> Iterator[None]:
-        """Install the states for the process, and restore the caller's on exit."""
-        python, numpy = random.getstate(), get_bit_generator()
-        try:
-            random.setstate(self._python)
-            set_bit_generator(self._numpy)
-            if self._seed is not None:
-                np.random.seed(self._seed)
-                self._seed = None
-            yield
-        finally:
-            self._python = random.getstate()
-            random.setstate(python)
-            set_bit_generator(numpy)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from ssmscope.api.results import Result
-from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.core.bootstrap import Estimate, estimate, estimates, ratio, resampled_sums
+from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted
 from ssmscope.render.pictures import sized
 from ssmscope.render.table import Cell, Line, Table, table, written
@@ -19,8 +20,6 @@ from ssmscope.render.table import Cell, Line, Table, table, written
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-    from ssmscope.render.blocks import Block
 
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
@@ -75,6 +74,28 @@ class AttackedText:
     attacked: str
     """Final text of the search: the adversarial text, or the closest to one."""
 
+    @classmethod
+    def of(cls, row: int, label: int, text: str, clean: np.ndarray, outcome: Outcome | None) -> AttackedText:
+        """Combine an example and its clean probabilities with its outcome; None if it was not attacked."""
+        attacked = outcome or Outcome(text, clean, queries=1)
+        answer = int(attacked.probabilities.argmax())
+        words, changed = changed_words(text, attacked.text)
+        return cls(
+            row=row,
+            status=SKIPPED if outcome is None else FAILED if answer == label else SUCCESS,
+            label=label,
+            clean=int(clean.argmax()),
+            answer=answer,
+            before=float(clean[label]),
+            after=float(attacked.probabilities[label]),
+            queries=attacked.queries,
+            gradients=attacked.gradients,
+            words=words,
+            changed=changed,
+            text=text,
+            attacked=attacked.text,
+        )
+
     @property
     def share(self) -> float:
         """Share of the words that were changed."""
@@ -125,17 +146,14 @@ class WordAttack(Result, kind="words"):
 
     @classmethod
     def compare(cls, results: Sequence[WordAttack], labels: Sequence[Sequence[str]]) -> Table:
-        lines = []
-        for result, (label,) in zip(results, labels):
-            lines.append(Line((label, result.recipe), result.cells(), result.recipe))
+        lines = [Line((label, r.recipe), r.cells(), r.recipe) for r, (label,) in zip(results, labels)]
         more = [SUMMARY[name] for name in ("accuracy", "attacked")]
         return table(("model", "attack"), lines, more=more, less=[SUMMARY["success"]])
 
     @property
     def headline(self) -> str:
-        model = self.model_name
-        clean, attacked = self.accuracy.value, self.attacked.value
-        return f"{self.recipe} on {model}: accuracy {clean:.3f} clean, {attacked:.3f} under attack"
+        accuracies = f"{self.accuracy.value:.3f} clean, {self.attacked.value:.3f} under attack"
+        return f"{self.recipe} on {self.model_name}: accuracy {accuracies}"
 
     @property
     def queries_made(self) -> str:
@@ -151,12 +169,9 @@ class WordAttack(Result, kind="words"):
         """
         import pandas as pd
 
-        rows = []
-        for each in self.examples:
-            classes = {name: self.labels[getattr(each, name)] for name in ("label", "clean", "answer")}
-            rows.append({**vars(each), **classes, "share": each.share})
-        columns = ["row", "status", "label", "clean", "answer", "before", "after", "queries", "gradients"]
-        return pd.DataFrame(rows, columns=[*columns, "words", "changed", "share", "text", "attacked"])
+        frame = pd.DataFrame(map(vars, self.examples), columns=[field.name for field in fields(AttackedText)])
+        frame.insert(list(frame.columns).index("text"), "share", [each.share for each in self.examples])
+        return frame.replace({name: dict(enumerate(self.labels)) for name in ("label", "clean", "answer")})
 
     def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
         """Draw accuracy against the number of words that an attack may change."""
@@ -166,7 +181,6 @@ class WordAttack(Result, kind="words"):
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.words.views import STYLE, html_texts, terminal_texts
-        from ssmscope.render.blocks import Custom, Prose
 
         data = self.provenance["data"]
         yield from self.opening()
@@ -190,43 +204,32 @@ class WordAttack(Result, kind="words"):
 
 
 def changed_words(text: str, attacked: str) -> tuple[int, int]:
-    """Count the words of a text, and those that are missing from the attacked text in their order.
-
-    The latter are the words outside the longest common subsequence.
-    """
+    """Count the words of a text, and those outside its longest common subsequence with the attacked text."""
     old, new = WORD.findall(text), WORD.findall(attacked)
-    words = len(old)
-    while old and new and old[-1] == new[-1]:
-        del old[-1], new[-1]
-    start = next((at for at, (a, b) in enumerate(zip(old, new)) if a != b), min(len(old), len(new)))
-    old, new = old[start:], new[start:]
     longest = [0] * (len(new) + 1)
     for word in old:
         before = 0
         for place, other in enumerate(new, 1):
             best = before + 1 if word == other else max(longest[place - 1], longest[place])
             before, longest[place] = longest[place], best
-    return words, len(old) - longest[-1]
+    return len(old), len(old) - longest[-1]
 
 
 def measure(examples: Sequence[AttackedText], seed: int) -> dict[str, Any]:
     """Compute the totals and the curve by the fields of `WordAttack`, from one set of resamples."""
-    right = np.array([each.status != SKIPPED for each in examples])
-    won = np.array([each.status == SUCCESS for each in examples])
-    share = np.array([each.share for each in examples])
-    queries = np.array([each.queries for each in examples])
-    changed = np.array([each.changed for each in examples])
+    status = np.array([each.status for each in examples])
+    share, queries, changed = np.array([(each.share, each.queries, each.changed) for each in examples]).T
+    right, won = status != SKIPPED, status == SUCCESS
     most = max(1, int(changed[won].max(initial=0)))
     withstood = [right & ~(won & (changed <= allowed)) for allowed in range(most + 1)]
     columns = np.stack([right, won, won * share, right * queries, *withstood], axis=1).astype(np.float64)
     sums = resampled_sums(columns, seed=seed)
     rights, wins, shares, asked = sums[:, :4].T
-    curve = [estimate(sums[:, 4 + allowed] / len(examples)) for allowed in range(most + 1)]
     return {
         "accuracy": estimate(rights / len(examples)),
         "attacked": estimate((rights - wins) / len(examples)),
         "success": estimate(ratio(wins, rights)),
         "share": estimate(ratio(shares, wins)),
         "queries": estimate(ratio(asked, rights)),
-        "curve": np.array([[each.value, each.low, each.high] for each in curve]),
+        "curve": estimates(sums[:, 4:] / len(examples)),
     }

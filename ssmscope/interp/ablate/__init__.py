@@ -59,7 +59,7 @@ def ablate(
 
     A head is a group of channels with one decay, as in Mamba-2; where heads are single channels, as in most Mambas,
     ablate layers or recurrences. A layer is a mixer, whose output is replaced; of RWKV it is a block, with its
-    channel mixing, and what entered it passes on. Layers below the ablated one are run once for each batch.
+    channel mixing, and what entered it passes on.
 
     Args:
         data: labelled examples of a classifier; of a language model rows of tokens, `ssmscope.data.tokens.TokenData`.
@@ -71,8 +71,7 @@ def ablate(
     import numpy as np
 
     from ssmscope.api.results import record_provenance
-    from ssmscope.interp.ablate.measure import AblationRuns
-    from ssmscope.interp.ablate.parts import part_of, units_of
+    from ssmscope.interp.ablate import measure
     from ssmscope.interp.ablate.result import Ablation
     from ssmscope.interp.interventions import means_with_intervals
     from ssmscope.interp.scoring import HARM_SIGNS, MEASURES, scored_examples
@@ -81,11 +80,10 @@ def ablate(
     if len(data) < 2:
         raise InputError(f"{data.name} ({data.split}) has one example; an interval needs two or more")
     examples = scored_examples(model, data)
-    part = part_of(model, what)
-    units = units_of(model, examples.batch.rows([0]), part)
-    options = {"what": what, "by": by, "metric": metric, "steps": steps, "limit": limit}
-    provenance = record_provenance(model.source, options=options, seed=seed, data=data)
-    runs = AblationRuns(examples, part, by, units, seed, provenance)
+    part = measure.part_of(model, what)
+    units = measure.units_of(model, examples.batch.rows([0]), part)
+    provenance = record_provenance(model.source, seed=seed, data=data)
+    runs = measure.AblationRuns(examples, part, by, units, seed, provenance)
     plain, single = runs.single(units)
     halves = np.array_split(np.random.default_rng(seed).permutation(len(examples)), 2)
     harms = (single - plain) * np.array(HARM_SIGNS)

@@ -1,24 +1,134 @@
-"""Runs with every part ablated alone, and with many together, over a data set."""
+"""Parts of a model's layers, and runs with every part ablated alone, and with many together, over a data set."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from ssmscope.api.sharding.parts import Columns, over
-from ssmscope.core.edits import edited
-from ssmscope.interp.ablate.parts import Key, Part, chosen_of
+from ssmscope.core.edits import Edit, Place, Site, blocks_of, edited
+from ssmscope.core.encoding import Batch
+from ssmscope.core.model import Model
+from ssmscope.errors import InputError
 from ssmscope.interp.ablate.result import Unit
+from ssmscope.interp.interventions import check_heads
 from ssmscope.interp.resuming import PlainRun, resumes
 from ssmscope.interp.scoring import MEASURES, ScoredExamples
 
-if TYPE_CHECKING:
-    pass
+What = Literal["head", "layer", "recurrence", "convolution", "gate", "skip"]
+PLACES: dict[str, Place] = {"layer": "output", "convolution": "convolution", "gate": "terms"}
+"""Places of parts that are not among the outputs of scans."""
+
+Key = tuple[int, int]
+"""Layer, and number of its recurrence or convolution."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One kind of part of a model's layers."""
+
+    what: What
+    whole: frozenset[int] = frozenset()
+    """Layers that are whole blocks, whose output has what entered them in it."""
+
+    def edits(self, change: Callable[[Key, Tensor], Tensor], layers: Sequence[int] | None = None) -> list[Edit]:
+        """Return the edits that replace a part's value by what `change` returns for it: (runs, length, heads, width) of
+        a recurrence's output or its D x, else (runs, length, channels)."""
+        own = None if layers is None else tuple(layers)
+        entered: dict[int, Tensor] = {}
+
+        def enter(u: Tensor, site: Site) -> Tensor:
+            entered[site.layer] = u
+            return u
+
+        def edited(value: Any, site: Site) -> Any:
+            layer = site.layer
+            if self.what == "layer":
+                u = entered[layer] if layer in self.whole else 0
+                return u + change((layer, 0), value - u)
+            if self.what == "convolution":
+                return change((layer, site.part), value)
+            if self.what == "gate":
+                return value if value.z is None else replace(value, z=change((layer, 0), value.z))
+            if self.what == "skip":
+                assert site.trace is not None
+                scans = list(value)
+                for n, (scan, recurrence) in enumerate(zip(value, site.trace.recurrences)):
+                    if (D := recurrence.D) is not None:
+                        skip = (recurrence.x * (D if D.ndim == 2 else D.unsqueeze(-1))).to(scan.y)  # (…, heads, width)
+                        scans[n] = scan._replace(y=scan.y + change((layer, n), skip) - skip)
+                return tuple(scans)
+            return tuple(scan._replace(y=change((layer, n), scan.y)) for n, scan in enumerate(value))
+
+        found = [Edit(f"{self.what} ablated", PLACES.get(self.what, "scans"), edited, own)]
+        return [Edit("input kept", "input", enter, own), *found] if self.whole else found
+
+    def recorded(self, into: dict[Key, Tensor]) -> list[Edit]:
+        """Return the edits that keep every part's value, and change nothing."""
+
+        def keep(key: Key, value: Tensor) -> Tensor:
+            into[key] = value
+            return value
+
+        return self.edits(keep)
+
+    def ablated(
+        self, values: Mapping[Key, Tensor], chosen: Mapping[int, Bool[Tensor, "runs parts heads"]]
+    ) -> list[Edit]:
+        """Return the edits that put `values` in the place of the chosen parts, by layer; the dimensions of parts and
+        heads are 1 where all are meant, and missing values are zero."""
+
+        def change(key: Key, value: Tensor) -> Tensor:
+            layer, number = key
+            where = chosen[layer].to(value.device)
+            where = where[:, min(number, where.shape[1] - 1)]
+            where = where.view(*where.shape[:1], *[1] * (value.ndim - 3), where.shape[1], 1)
+            new = values[key].to(value) if key in values else torch.zeros_like(value[:1, :1])
+            return torch.where(where, new, value)
+
+        return self.edits(change, list(chosen))
+
+
+def part_of(model: Model, what: What) -> Part:
+    names = {id(part): name for name, part in model.module.named_modules()}
+    blocks = enumerate(zip(model.mixers, blocks_of(model.module)))
+    own = {at for at, (mixer, block) in blocks if mixer is block and names[id(block)].rpartition(".")[2].isdigit()}
+    return Part(what, frozenset(own) if what == "layer" else frozenset())
+
+
+def units_of(model: Model, batch: Batch, part: Part) -> list[Unit]:
+    kept: dict[Key, Tensor] = {}
+    model.run(batch, edits=part.recorded(kept), last_only=True)
+    if not kept:
+        lacks = {"convolution": "convolution", "gate": "output gate", "skip": "skip D x"}[part.what]
+        raise InputError(f"the layers of {model.name} have no {lacks}; ablate another part")
+    if part.what == "head":
+        heads = {layer: value.shape[2] for (layer, _), value in kept.items()}
+        check_heads(model, max(heads.values()), "ablate layers or another part")
+        return [Unit(layer, head=head) for layer, count in sorted(heads.items()) for head in range(count)]
+    if part.what != "recurrence":
+        return [Unit(layer) for layer in sorted({layer for layer, _ in kept})]
+    trace = model.trace(batch)
+    several = {layer: trace.linearized[layer].parts for layer, number in kept if number}
+    return [Unit(layer, number, several[layer][number] if layer in several else "") for layer, number in sorted(kept)]
+
+
+def chosen_of(sets: Sequence[Sequence[Unit]], copies: int, heads: int, parts: int) -> dict[int, Tensor]:
+    """Return `Part.ablated`'s choice for runs in which these sets of units are ablated, `copies` of each one after
+    another."""
+    found = {unit.layer: torch.zeros(len(sets), parts, heads, dtype=torch.bool) for own in sets for unit in own}
+    for run, own in enumerate(sets):
+        for unit in own:
+            number = slice(None) if unit.part is None else unit.part
+            found[unit.layer][run, number, slice(None) if unit.head is None else unit.head] = True
+    return {layer: where.repeat_interleave(copies, dim=0) for layer, where in found.items()}
 
 
 class AblationRuns:
@@ -49,7 +159,7 @@ class AblationRuns:
         examples = self.examples
         plain = np.empty((len(examples), len(MEASURES)))
         found = np.empty((len(units), *plain.shape))
-        layers = {layer: [n for n, unit in enumerate(units) if unit.layer == layer] for layer in self._layers(units)}
+        layers = {unit.layer: [n for n, other in enumerate(units) if other.layer == unit.layer] for unit in units}
 
         def measure(rows: list[int]) -> Columns:
             base = PlainRun(examples.model, examples.batch.rows(rows))
@@ -81,12 +191,7 @@ class AblationRuns:
             found[:, [place[row] for row in rows]] = part["together"]
         return found
 
-    @staticmethod
-    def _layers(units: Sequence[Unit]) -> list[int]:
-        return list(dict.fromkeys(unit.layer for unit in units))
-
     def _chunks(self, numbers: Sequence[int], rows: Sequence[int]) -> Iterator[list[int]]:
-        """Yield numbers whose runs of these examples go together."""
         longest = max(self.examples.batch.lengths[row] for row in rows)
         at_once = max(1, self.examples.room // (longest * len(rows)))
         for start in range(0, len(numbers), at_once):
@@ -106,42 +211,31 @@ class AblationRuns:
         values = {key: value.repeat(copies, *[1] * (value.ndim - 1)) for key, value in values.items()}
         own = {key: value for key, value in values.items() if base is None or key[0] == layer}
         edits = self.part.ablated(own or self.means, chosen_of(sets, len(rows), self.heads, self.parts))
-        with ExitStack() as around:
-            around.enter_context(edited(model, edits))
-            if base is not None and self.resumes:
-                around.enter_context(base.below(layer, list(range(len(rows))) * copies))
-            around.enter_context(torch.no_grad())
-            around.enter_context(model.running(mask=batch.mask))
+        resumed = base is not None and self.resumes
+        below = base.below(layer, list(range(len(rows))) * copies) if resumed else nullcontext()  # type: ignore[union-attr]
+        with edited(model, edits), below, torch.no_grad(), model.running(mask=batch.mask):
             logits = model.forward(batch)
         return self.examples.measured(logits, list(rows) * copies).reshape(copies, len(rows), len(MEASURES))
 
     def _means(self) -> dict[Key, Tensor]:
         """Return the mean of every part's value over all real tokens, (1, 1, …)."""
         sums: dict[Key, Any] = {}
-        tokens = 0
         for rows in self.examples.batches():
-            batch, kept = self.examples.batch.rows(rows), self._recorded(rows)
-            tokens += int(batch.mask.sum())
-            for key, value in kept.items():
-                own = value[batch.mask].double().sum(0)
-                sums[key] = sums.get(key, 0) + own
-        return {key: (value / tokens)[None, None] for key, value in sums.items()}
+            mask = self.examples.batch.rows(rows).mask
+            for key, value in self._recorded(rows).items():
+                sums[key] = sums.get(key, 0) + value[mask].double().sum(0)
+        return {key: (value / sum(self.examples.batch.lengths))[None, None] for key, value in sums.items()}
 
     def _values(self, rows: Sequence[int]) -> dict[Key, Tensor]:
-        """Return the values put into these examples: with resampling the donor's value at the same share of its
-        length."""
+        """Return the values put into these examples: with resampling the donor's at the same share of its length."""
         if self.by != "resample":
             return {}
         donors = self.donors[list(rows)].tolist()
         kept, lengths = self._recorded(donors), self.examples.batch.lengths
         longest = max(lengths[row] for row in rows)
         steps = torch.arange(longest)
-        places = torch.stack(
-            [
-                (steps * (lengths[donor] - 1) / max(1, lengths[row] - 1)).round().long().clamp(max=lengths[donor] - 1)
-                for row, donor in zip(rows, donors)
-            ]
-        )
+        last = [(max(1, lengths[row] - 1), lengths[donor] - 1) for row, donor in zip(rows, donors)]
+        places = torch.stack([(steps * there / here).round().long().clamp(max=there) for here, there in last])
         index = torch.arange(len(rows)).unsqueeze(1)
         return {key: value[index, places.to(value.device)] for key, value in kept.items()}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
@@ -15,21 +15,9 @@ from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import Cell, Line, Table, table, written
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 NAMED_PARTS = 12
-"""Number of parts that are named."""
 NEGLIGIBLE_HARM = 0.02
 """Harm that does not matter: nats of loss, or probability or accuracy."""
-NAMES = {
-    "head": ("head", "heads"),
-    "layer": ("layer", "layers"),
-    "recurrence": ("recurrence", "recurrences"),
-    "convolution": ("convolution", "convolutions"),
-    "gate": ("gate", "gates"),
-    "skip": ("skip D x", "skips D x"),
-}
 BY = {"zero": "zero", "mean": "its mean over the data", "resample": "its value in another example"}
 
 
@@ -76,14 +64,13 @@ class Ablation(Result, kind="ablate"):
 
     @property
     def many(self) -> str:
-        return NAMES[self.what][1]
+        return "skips D x" if self.what == "skip" else f"{self.what}s"
 
     def harm(self, unit: int, metric: str | None = None) -> Estimate:
         """Return the harm to the metric: the loss's rise, accuracy's or probability's fall."""
         return Estimate(*self.harms[unit, MEASURES.index(metric or self.metric)].tolist())
 
     def mean(self, metric: str | None = None) -> Estimate:
-        """Return the metric with nothing ablated."""
         return Estimate(*self.plain[MEASURES.index(metric or self.metric)].tolist())
 
     def curve(self, which: int = 0) -> list[Estimate]:
@@ -109,11 +96,9 @@ class Ablation(Result, kind="ablate"):
             return f"{start}; none clearly does harm"
         return f"{start}; most harm: {self.units[most].name}, {self.metric} worse by {written(self.harm(most))}"
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per unit: layer, recurrence, head, the harm to each measure with its interval, and whether it
         can go."""
-        import pandas as pd
-
         rows = []
         for number, unit in enumerate(self.units):
             harms = {name: self.harm(number, name) for name in MEASURES}
@@ -121,11 +106,9 @@ class Ablation(Result, kind="ablate"):
             rows.append({**named, **with_intervals(**harms), "can_go": number in self.can_go})
         return pd.DataFrame(rows).astype({"layer": "Int64", "recurrence": "Int64", "head": "Int64"})
 
-    def together(self) -> DataFrame:
+    def together(self) -> pd.DataFrame:
         """Return a row per curve ("least important first", "random") and number of ablated units: every measure's
         mean."""
-        import pandas as pd
-
         rows = []
         for which, name in enumerate(("least important first", "random")):
             for count, ends in zip(self.counts, self.curves[which]):
@@ -149,19 +132,17 @@ class Ablation(Result, kind="ablate"):
 
     def blocks(self) -> Iterable[Block]:
         data = self.provenance["data"]
+        means = ", ".join(f"{name} {written(self.mean(name))}" for name in MEASURES)
         said = (
             f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']}); each of the {self.many} by "
-            f"itself is replaced by {BY[self.by]}. With nothing ablated: "
-            + ", ".join(f"{name} {written(self.mean(name))}" for name in MEASURES)
-            + "."
+            f"itself is replaced by {BY[self.by]}. With nothing ablated: {means}."
         )
         yield from self.opening(said, notes=self.notes)
         lines = []
         for number in self.ranked:
             cells = {name: Cell(self.harm(number, name)) for name in MEASURES}
-            lines.append(
-                Line((self.units[number].name,), {**cells, "can go": Cell(text="yes" * (number in self.can_go))})
-            )
+            cells["can go"] = Cell(text="yes" * (number in self.can_go))
+            lines.append(Line((self.units[number].name,), cells))
         note = (
             "Harm to each measure, 95 % bootstrap intervals over examples; a part can go if its whole interval of the "
             f"{self.metric} lies below {NEGLIGIBLE_HARM}. Where another part's contains 0, more examples would decide."

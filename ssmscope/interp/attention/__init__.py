@@ -17,19 +17,10 @@ if TYPE_CHECKING:
 
 
 def check_attention(
-    *,
-    level: str,
-    heads: str,
-    rows: Any,
-    pool: int | None,
-    skip: bool,
-    parts: bool,
-    rollout: bool,
-    gradient: bool,
-    target: Any,
-    **_: Any,
+    *, level: str, heads: str, rows: Any, pool: int | None, skip: bool, parts: bool, rollout: bool, **options: Any
 ) -> None:
     """Raise InputError if options contradict each other."""
+    gradient, target = options["gradient"], options["target"]
     if target is not None and not gradient:
         raise InputError("target is the class or token of gradient; give gradient=… too")
     others = {"rollout": rollout, "parts": parts, "level ssm": level == "ssm", "no skip": not skip}
@@ -108,45 +99,43 @@ def implicit_attention(
     from ssmscope.core.attention_layers import attention_numbers
     from ssmscope.core.model import as_batch, as_trace
     from ssmscope.core.trace import Trace
-    from ssmscope.interp.attention.measure import add_maps, roll_out
+    from ssmscope.interp.attention import measure
     from ssmscope.interp.attention.result import ImplicitAttention
-    from ssmscope.interp.attention.shown import ShownText
-    from ssmscope.interp.attention.softmax import add_softmax, mean_weights, sort_by_layer, split_layers
 
-    options: dict[str, Any] = {
-        **{"layers": layers if isinstance(layers, str) else list(layers), "heads": heads},
-        **{"rows": rows if isinstance(rows, str) else list(rows), "pool": pool, "span": span, "top": top},
-    }
+    some, at = (each if isinstance(each, str) else list(each) for each in (layers, rows))
+    options: dict[str, Any] = {"layers": some, "heads": heads, "rows": at, "pool": pool, "span": span, "top": top}
+    asked = measure.Asked(level, heads, rows, pool, skip, residual, span, top)
     if gradient:
-        from ssmscope.interp.attention.gradients import gradient_maps
-
         if model is None:
             raise InputError("gradient runs the model: give it before the texts")
-        trace, shown, names = gradient_maps(model, texts, layers, heads, rows, pool, span, top, target)
+        trace, shown, names = measure.gradient_maps(model, as_batch(model, texts), layers, target, asked)
         options["target"] = names
     else:
         known = texts.layer_numbers if isinstance(texts, Trace) else () if model is None else model.layer_numbers
         softmax = () if model is None else attention_numbers(model.module)
-        asked, beside = split_layers(layers, known, softmax)
-        trace = as_trace(model, texts, keep_inputs=chosen_layers(asked, known) if known else True)
+        own, beside = measure.split_layers(layers, known, softmax)
+        trace = as_trace(model, texts, keep_inputs=chosen_layers(own, known) if known else True)
         if not len(trace.linearized):
             raise InputError("the trace has no layers: take it with keep_inputs=True")
-        chosen = chosen_layers(asked, trace.layer_numbers)
-        shown = [ShownText(trace, row, rows=rows, pool=pool, span=span, rollout=rollout) for row in range(len(trace))]
-        if rollout:
-            others: list[dict[int, Any]] = [{} for _ in shown]
-            if beside and model is not None:
-                others = [mean_weights(model, as_batch(model, texts), row, beside) for row in range(len(shown))]
-            roll_out(trace, chosen, shown, level, heads, skip, residual, top, others)
-            options["residual"] = residual
+        chosen = chosen_layers(own, trace.layer_numbers)
+        shown = [measure.ShownText(trace, row, asked, rollout=rollout) for row in range(len(trace))]
+        batch = as_batch(model, texts) if beside and model is not None else None
         for index in () if rollout else chosen:
+            linearized = trace.linearized[index]
             for row, text in enumerate(shown):
-                one = trace.linearized[index].of_text(row, text.length)
+                one = linearized.of_text(row, text.length)
                 for part in (None, *(one.parts if parts else ())):
-                    add_maps(text, one, str(trace.layer_numbers[index]), level, heads, skip, part, top)
-        if beside and model is not None and not rollout:
-            add_softmax(model, as_batch(model, texts), beside, shown, heads, top)
-            sort_by_layer(shown)
+                    measure.add_maps(text, one, trace.layer_numbers[index], part)
+        if rollout:
+            options["residual"] = residual
+            weights: list[dict[int, Any]] = [{} for _ in shown]
+            if batch is not None and model is not None:
+                weights = [measure.mean_weights(model, batch, row, beside) for row in range(len(shown))]
+            measure.roll_out(trace, chosen, shown, weights)
+        elif batch is not None and model is not None:
+            for row, text in enumerate(shown):
+                if not measure.exceeds_map_limit(model, 1, text.length):
+                    measure.see_softmax(model, batch, row, beside, text.add_softmax)
         options |= {"level": level, "skip": skip, "parts": parts, "rollout": rollout}
     return ImplicitAttention(
         provenance=record_provenance(trace.source, options=options),

@@ -22,11 +22,8 @@ MEAN_MAP = "mean of |weight|"
 def causal(text: AttendedText) -> np.ndarray:
     """Return (queries, keys) bool: the cells of the text's maps in which some key does not come after its query; all
     cells where queries look ahead."""
-    if text.bidirectional:
-        return np.ones((len(text.queries), len(text)), dtype=bool)
-    if text.edges is None:
-        return np.arange(len(text))[None] <= text.queries[:, None]
-    return text.edges[None, :-1] <= text.queries[:, None]
+    keys = np.arange(len(text)) if text.edges is None else text.edges[:-1]
+    return (keys <= text.queries[:, None]) | text.bidirectional
 
 
 def limit(map_: AttentionMap, text: AttendedText) -> tuple[float, float]:
@@ -65,17 +62,6 @@ def mean_map(text: AttendedText) -> AttentionMap | None:
     return replace(maps[0], layer=MEAN_MAP, head=f"{len(maps)} maps", values=values, sink=sink)
 
 
-def most_telling_row(map_: AttentionMap, text: AttendedText) -> int:
-    """Return the row that shows most when each is coloured on its own scale: that of the largest sum of |weight| on
-    keys other than the query, in shares of the end of its colours, at most 1 each; the last of equal ones."""
-    seen, ends = causal(text), row_limits(map_, text)[:, None]
-    weights = np.where(seen, np.abs(map_.values), 0.0)
-    own = text.queries if text.bidirectional else seen.sum(axis=1) - 1
-    weights[np.arange(len(seen)), own] = 0.0 if map_.sink is None else np.abs(map_.sink)
-    shown = np.divide(weights, ends, out=np.zeros_like(weights), where=ends > 0).clip(max=1).sum(axis=1)
-    return len(shown) - 1 - int(shown[::-1].argmax())
-
-
 def title(map_: AttentionMap) -> str:
     """Name a map: "layer 3 · head 5", or "rollout"; `heads_name` says how channels were combined."""
     parts = [f"layer {map_.layer}" if map_.layer.isdigit() else visible(map_.layer)]
@@ -103,12 +89,26 @@ def heads_name(result: ImplicitAttention) -> str:
 def strongest(map_: AttentionMap, row: int, text: AttendedText, count: int) -> list[tuple[int, float]]:
     """Return the `count` keys of the largest |weight| of a row, the strongest first, ties by position; the key −1 is
     the state before the first token. In a pooled map keys are numbers of cells."""
-    keys = np.flatnonzero(causal(text)[row])
-    weights = map_.values[row, keys]
-    if map_.sink is not None:
-        keys, weights = np.concatenate([[-1], keys]), np.concatenate([map_.sink[[row]], weights])
-    order = np.argsort(-np.abs(weights), kind="stable")[:count]
-    return [(int(keys[i]), float(weights[i])) for i in order]
+    sink = None if map_.sink is None else map_.sink[[row]]
+    _, keys, weights = strongest_keys(map_.values[[row]], sink, causal(text)[[row]], count)
+    return list(zip(keys.tolist(), weights.tolist()))
+
+
+def strongest_keys(
+    values: np.ndarray, sink: np.ndarray | None, seen: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the `count` strongest keys of each query: rows, columns (−1: the state) and weights.
+
+    `seen` (queries, keys) bool: which keys a query can attend to. A row of fewer keys gives fewer: the others, all zero
+    and after them, never come before one of them.
+    """
+    if sink is not None:
+        values = np.concatenate([sink[:, None], values], axis=1)
+        seen = np.concatenate([np.ones((len(seen), 1), dtype=bool), seen], axis=1)
+    order = np.argsort(-np.abs(values), axis=1, kind="stable")[:, :count]
+    kept = np.take_along_axis(seen, order, axis=1)
+    rows, columns = np.nonzero(kept)[0], order[kept]
+    return rows, columns - (sink is not None), values[rows, columns]
 
 
 def span_name(text: AttendedText) -> str:

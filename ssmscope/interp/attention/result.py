@@ -1,14 +1,7 @@
 """Implicit attention of a model's layers on texts: maps, their readouts, and the result that holds them.
 
 Once its gates are known, a layer of a state-space model is linear in its input, and so an attention map without a
-softmax: what its output at query t takes from key s, with a sign, and zero where s comes after t. A result holds the
-texts, and each text its maps, one per chosen layer, part and head:
-
-    result[0].maps[3].values          # (queries, keys) of the first text's fourth map
-    result.map(layer=3, head="5")     # the same by name
-    result.summary()                  # a row of readouts per map: how far back, on what
-    result.to_frame()                 # the strongest keys of every query
-    result.save("out", "attention")   # json, csv, png and a page on which a token shows what it attends to
+softmax: what its output at query t takes from key s, with a sign, and zero where s comes after t.
 """
 
 from __future__ import annotations
@@ -22,9 +15,8 @@ import numpy as np
 
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.interp.attention.maps import causal
-from ssmscope.interp.attention.readouts import Readouts
-from ssmscope.render.blocks import Block, Prose, TokenRows
+from ssmscope.interp.attention.maps import causal, strongest_keys
+from ssmscope.render.blocks import Block, OfTokens, Prose, TokenRows
 from ssmscope.render.pictures import sized
 from ssmscope.render.table import MAX_COMPARED_ROWS, Table, folded
 from ssmscope.render.tokens import numbers
@@ -33,20 +25,33 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-LEVELS = {"ssm": "the recurrence alone", "block": "the whole layer: convolution, SiLU, gate and norm frozen"}
-"""Levels by name, with what they contain."""
-
 SOFTMAX = "attention"
 """Suffix of the number of a softmax attention layer."""
-
 SOFTMAX_NOTE = (
     "A hybrid's layers of attention are shown too, as in “12 attention”: their softmax weights, which are positive and "
     "add up to 1, before values and projection. The implicit maps of the other layers have signs, and are on another "
     "scale."
 )
-
 KEYS_PER_QUERY = 64
 """Number of a query's strongest keys in the table."""
+
+
+@dataclass(frozen=True)
+class Readouts:
+    """Means over the queries of a map of where the mass |weight| of each row lies; NaN where undefined.
+
+    p(t, s) = |w(t, s)| / Σ_s |w(t, s)|, where the sum has the state before the first token too. Rows without any mass
+    are left out.
+    """
+
+    distance: float
+    """Mean attention distance, Σ_s p(t, s) (t − s), in tokens, without the state before the first token."""
+    recent: float
+    """Share on the query itself and the k − 1 tokens before it."""
+    sink: float
+    """Share on the first k tokens and on the state before them."""
+    outside: float
+    """Share outside the marked span, over the queries after it: irrelevant context."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +78,7 @@ class AttentionMap:
 
 
 @dataclass(frozen=True, eq=False)
-class AttendedText:
+class AttendedText(OfTokens):
     """One text and its maps."""
 
     tokens: tuple[str, ...]
@@ -92,9 +97,6 @@ class AttendedText:
     """(height, width, channels) float32 for an image whose pixels are the tokens."""
     bidirectional: bool = False
     """True if queries read keys that come after them."""
-
-    def __len__(self) -> int:
-        return len(self.tokens)
 
     @property
     def whole(self) -> bool:
@@ -115,8 +117,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
     """Number of tokens that the readouts `recent` and `sink` count."""
 
     def token_rows(self) -> TokenRows:
-        """Return the chosen queries of every text (of whole maps the last one), coloured by what they take from each
-        token."""
+        """Return the chosen queries of every text, of whole maps the last one, coloured by what they take."""
         from ssmscope.interp.attention.views import query_rows
 
         return query_rows(self)
@@ -147,13 +148,9 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
     def compare(cls, results: Sequence[ImplicitAttention], labels: Sequence[Sequence[str]]) -> Table:
         import pandas as pd
 
-        frames = []
-        for result, (label,) in zip(results, labels):
-            frames.append(result.summary().assign(model=label))
+        frames = [result.summary().assign(model=label) for result, (label,) in zip(results, labels)]
         every = pd.concat(frames, ignore_index=True)
-        empty = [
-            name for name in ("part", "outside") if not every[name].map(lambda cell: cell == cell and cell != "").any()
-        ]
+        empty = [name for name in ("part", "outside") if every[name].isin(["", math.nan]).all()]
         return folded(every.drop(columns=empty), heads=["model"], limit=MAX_COMPARED_ROWS)
 
     def map(
@@ -164,8 +161,8 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         Raises:
             InputError: when there is no such text or map.
         """
-        if not -len(self.texts) <= text < len(self.texts):
-            raise InputError(f"there is no text {text}; allowed are 0 to {len(self.texts) - 1}")
+        if not -len(self) <= text < len(self):
+            raise InputError(f"there is no text {text}; allowed are 0 to {len(self) - 1}")
         asked = {"layer": layer, "head": head, "part": part}
         wanted = {name: str(value) for name, value in asked.items() if value is not None}
         maps = self.texts[text].maps
@@ -175,12 +172,10 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         for name, value in wanted.items():
             known = list(dict.fromkeys(getattr(each, name) for each in maps))
             if value not in known:
-                shown = ", ".join(map(repr, known[:8])) + (", …" if len(known) > 8 else "")
+                shown = ", ".join(map(repr, known[:8])) + ", …" * (len(known) > 8)
                 near = did_you_mean(value, known)
                 raise InputError(f"text {text} has no map of {name} {value!r}; allowed are {shown or 'none'}{near}")
-        raise InputError(
-            f"text {text} has no map of {', '.join(f'{name} {value!r}' for name, value in wanted.items())}"
-        )
+        raise InputError(f"text {text} has no map of {', '.join(f'{n} {value!r}' for n, value in wanted.items())}")
 
     def to_frame(self) -> DataFrame:
         """Return a row per text, map, query and key, with the `KEYS_PER_QUERY` strongest keys of every query.
@@ -196,21 +191,15 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
             tokens = np.array([*text.tokens, None], dtype=object)  # The index −1 finds the last.
             seen = causal(text)
             for each in text.maps:
-                rows, found, weights = _strongest(each, seen)
+                rows, found, weights = strongest_keys(each.values, each.sink, seen, KEYS_PER_QUERY)
                 queries, keys = text.queries[rows], found
                 if text.edges is not None:
                     queries = text.edges[np.searchsorted(text.edges, queries, side="right") - 1]
                     keys = np.where(found < 0, -1, text.edges[found])
                 columns = {
-                    "text": number,
-                    "layer": each.layer,
-                    "part": each.part,
-                    "head": each.head,
-                    "query": queries,
-                    "query_token": pd.array(tokens[queries], dtype="string"),
-                    "key": keys,
-                    "key_token": pd.array(tokens[keys], dtype="string"),
-                    "weight": weights,
+                    **{"text": number, "layer": each.layer, "part": each.part, "head": each.head},
+                    **{"query": queries, "query_token": pd.array(tokens[queries], dtype="string")},
+                    **{"key": keys, "key_token": pd.array(tokens[keys], dtype="string"), "weight": weights},
                 }
                 parts.append(pd.DataFrame(columns))
         names = ["text", "layer", "part", "head", "query", "query_token", "key", "key_token", "weight"]
@@ -237,28 +226,10 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         return sized(draw(self, start), size)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.interp.attention.page import blocks
-        from ssmscope.interp.attention.views import readouts
+        from ssmscope.interp.attention import views
 
         yield Prose(self.headline, "title")
         if self.level != "gradient" and any(each.softmax for text in self for each in text.maps):
             yield Prose(SOFTMAX_NOTE, "note")
-        yield from blocks(self)
-        yield replace(readouts(self), brief=TABLE_ROWS)
-
-
-def _strongest(map_: AttentionMap, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the `KEYS_PER_QUERY` strongest keys of each query: rows, columns (−1: the state) and weights.
-
-    `seen` (queries, keys) bool: which keys a query can attend to. A row of fewer keys gives fewer: the others, all zero
-    and after them, never come before one of them.
-    """
-    values, shift = map_.values, 0
-    if map_.sink is not None:
-        values, shift = np.concatenate([map_.sink[:, None], values], axis=1), 1
-        seen = np.concatenate([np.ones((len(seen), 1), dtype=bool), seen], axis=1)
-    order = np.argsort(-np.abs(values), axis=1, kind="stable")[:, :KEYS_PER_QUERY]
-    kept = np.take_along_axis(seen, order, axis=1)
-    rows = np.broadcast_to(np.arange(len(order))[:, None], order.shape)[kept]
-    columns = order[kept]
-    return rows, columns - shift, values[rows, columns]
+        yield from views.maps_blocks(self)
+        yield replace(views.readouts(self), brief=TABLE_ROWS)

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.attention.maps import (
     CLIP_PERCENTILE,
     MEAN_MAP,
+    causal,
     coarse_note,
     heads_name,
+    limit,
     mean_map,
     row_limits,
     span_name,
     strongest,
+    strongest_keys,
     title,
 )
 from ssmscope.interp.attention.triangles import Triangles
-from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
+from ssmscope.render.blocks import Block, Picture, TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import number
 from ssmscope.render.signed import SIGNED
-from ssmscope.render.table import Cell, Line, Table, bare, table
+from ssmscope.render.table import Cell, Line, Table, plain, table
 from ssmscope.render.token_figure import Panel, chosen_texts, panel, rest_of, stack
+from ssmscope.render.token_maps import MappedText, TokenMap, token_maps
 from ssmscope.render.tokens import short_token
 
 if TYPE_CHECKING:
@@ -53,6 +57,30 @@ def query_rows(result: ImplicitAttention) -> TokenRows:
     name = "what the last query takes from each token" if alone else "what each chosen query takes from each token"
     marked = f"its {NAMED_KEYS} strongest keys"
     return TokenRows(tuple(texts), "map", "weight", name, marked, ("negative", "positive"))
+
+
+def maps_blocks(result: ImplicitAttention) -> Iterator[Block]:
+    """Yield the maps of every text, their mean |weight| first, in a terminal the rows of `query_rows`; and the picture,
+    folded away where a page has all texts."""
+    texts = [_mapped(text, [*filter(None, [mean_map(text)]), *text.maps]) for text in result]
+    legend = f"{heads_name(result)}; limit: the {CLIP_PERCENTILE:g}th percentile of |weight| of the row, or of the map"
+    yield token_maps(texts, query_rows(result), result.level_name, legend)
+    folded = bool(texts) and all(text.fits for text in texts)
+    yield Picture(result.figure, result.headline, vector=False, folded=folded)
+
+
+def _mapped(text: AttendedText, maps: Sequence[AttentionMap]) -> MappedText:
+    seen = causal(text)
+
+    def map_of(number: int) -> TokenMap:
+        one = maps[number]
+        found: list[list[tuple[int, float]]] = [[] for _ in text.queries]
+        rows, *keys = (each.tolist() for each in strongest_keys(one.values, one.sink, seen, NAMED_KEYS))
+        for row, key, weight in zip(rows, *keys):
+            found[row].append((key, weight))
+        return TokenMap(title(one), one.values, one.sink, *limit(one, text), row_limits(one, text), found)
+
+    return MappedText(_text(text, (), span_name(text)), text.queries, text.edges, seen, len(maps), map_of)
 
 
 def _text(text: AttendedText, rows: Sequence[TokenRow], about: str) -> TokenText:
@@ -91,9 +119,8 @@ def key_name(key: int, text: AttendedText) -> str:
     """Name a key by its token, or a cell by its positions."""
     if key < 0:
         return "[state]"
-    return (
-        f"{text.edges[key]}–{text.edges[key + 1] - 1}" if text.edges is not None else short_token(text.tokens[key], 16)
-    )
+    edges = text.edges
+    return short_token(text.tokens[key], 16) if edges is None else f"{edges[key]}–{edges[key + 1] - 1}"
 
 
 def readouts(result: ImplicitAttention) -> Table:
@@ -106,8 +133,8 @@ def readouts(result: ImplicitAttention) -> Table:
             shares |= {"off the mark": found.outside} if text.span is not None else {}
             cells = {}
             if not text.bidirectional:  # Distances back are undefined for layers that look ahead.
-                cells["tokens back"] = bare(_estimate(found.distance), 1)
-                cells |= {name: bare(_estimate(share)) for name, share in shares.items()}
+                cells["tokens back"] = replace(plain(found.distance), digits=1)
+                cells |= {name: replace(plain(share), digits=3) for name, share in shares.items()}
             keys = strongest(each, -1, text, NAMED_KEYS) if len(text.queries) else []
             named = " · ".join(f"{key_name(key, text)} {number(weight)}" for key, weight in keys)
             cells["strongest for the last query"] = Cell(text=named)
@@ -120,10 +147,6 @@ def readouts(result: ImplicitAttention) -> Table:
             f"{result.top - 1} tokens before it, on the first {result.top} and the state before them{off}."
         )
     return table(("text", "map"), lines, note=" ".join(filter(None, (note, coarse_note(result)))))
-
-
-def _estimate(value: float) -> Estimate:
-    return Estimate(value, float("nan"), float("nan"))
 
 
 def draw(result: ImplicitAttention, start: int) -> Figure:

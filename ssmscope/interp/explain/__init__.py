@@ -59,12 +59,11 @@ def explain(
     """
     from dataclasses import replace
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.model import as_batch
     from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
-    from ssmscope.interp.meter import Meter
     from ssmscope.interp.methods import bind_methods
-    from ssmscope.interp.objective import last_logits, objective
+    from ssmscope.interp.objective import Meter, last_logits, objective
 
     named = bind_methods(methods, option, model=model, seed=seed)
     batch = as_batch(model, texts)
@@ -77,24 +76,19 @@ def explain(
     values = explained.values()
     found = {name: method(explained) for name, method in named.items()}
     answers, pixels = model.answers_of(logits), model.images_of(batch)
-    rows = []
-    for row, length in enumerate(batch.lengths):
-        rows.append(
-            ExplainedText(
-                tokens=tuple(batch.tokens[row]),
-                words=tuple(batch.words[row]),
-                answer=answers[row][0],
-                probability=float(answers[row][1]),
-                target=explained.names[row],
-                value=float(values[row]),
-                attributions=tuple(Attribution.of(name, scores, row, length) for name, scores in found.items()),
-                pixels=None if pixels is None else pixels[row].float().cpu().numpy(),
-            )
+    rows = [
+        ExplainedText(
+            tokens=tuple(batch.tokens[row]),
+            words=tuple(batch.words[row]),
+            answer=answers[row][0],
+            probability=float(answers[row][1]),
+            target=explained.names[row],
+            value=float(values[row]),
+            attributions=tuple(Attribution.of(name, scores, row, length) for name, scores in found.items()),
+            pixels=None if pixels is None else pixels[row].float().cpu().numpy(),
         )
-    options = {"methods": list(named), "target": list(explained.names), "top": top}
-    return Explanation(
-        provenance=record_provenance(model.source, options={**options, "option": option or {}}, seed=seed),
-        texts=tuple(rows),
-        methods=tuple(named),
-        top=top,
-    )
+        for row, length in enumerate(batch.lengths)
+    ]
+    options = call_options(methods=list(named), target=list(explained.names), option=option or {})
+    provenance = record_provenance(model.source, options=options, seed=seed)
+    return Explanation(provenance=provenance, texts=tuple(rows), methods=tuple(named), top=top)

@@ -1,14 +1,9 @@
-"""Explanations of a model's output by its tokens: scores of every method, and the result that holds them.
-
-result[0].attributions[0].scores      # of the first text by the first method, one per token
-result.summary()                      # a row per text and method: delta, steps, converged
-result.highest(3)                     # the tokens of the highest scores
-result.save("out", "explain")         # json, csv, png and a page on which a token shows its scores
-"""
+"""Explanations of a model's output by its tokens: scores of every method, and the result that holds them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +13,11 @@ from torch import Tensor
 
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.render.blocks import Block, Picture, Prose, TokenRows
+from ssmscope.render.blocks import Block, OfTokens, Picture, Prose, TokenRow, TokenRows, TokenText
+from ssmscope.render.numbers import number
 from ssmscope.render.pictures import sized
-from ssmscope.render.table import MAX_COMPARED_ROWS, Table, table
+from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, plain, table
+from ssmscope.render.tokens import named, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,6 +27,8 @@ if TYPE_CHECKING:
 
 UNSIGNED = frozenset({"gradcam", "attention-rollout", "survival", "self-retention", "self-write", "random"})
 """Methods whose scores have a size and no direction; views colour them from lowest to highest."""
+NAMED = 8
+"""Largest number of words of each sign that a table names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,22 +75,14 @@ class Attribution:
     steps: int | None
     converged: bool | None
     error: float | None = None
-    """Estimated largest error of a token's score, as a share of the largest |score|; infinite where it was not checked,
-    None for methods that do not estimate it."""
+    """This and the following as in `Scores`."""
     rounding: str = ""
-    """Type whose rounding limits the error, where the method stopped for that."""
     baseline: str = ""
-    """Description of what the text is compared with."""
     note: str = ""
-    """Note on that baseline."""
 
     @staticmethod
     def of(name: str, found: Scores, row: int, length: int) -> Attribution:
-        """Return the scores of one text of a batch, of so many tokens, by a method.
-
-        Raises:
-            InputError: a score that is not finite.
-        """
+        """Return the scores of one text of a batch, of so many tokens, by a method."""
         scores = found.scores[row, :length].detach().float().cpu().numpy()
         if not np.isfinite(scores).all():
             raise InputError(f"the scores of {name} for text {row} are not finite: the model is damaged")
@@ -107,7 +98,7 @@ class Attribution:
 
 
 @dataclass(frozen=True, eq=False)
-class ExplainedText:
+class ExplainedText(OfTokens):
     """One text and its attributions."""
 
     tokens: tuple[str, ...]
@@ -123,26 +114,19 @@ class ExplainedText:
     pixels: np.ndarray | None = None
     """(height, width, channels) float32 for an image whose pixels are the tokens."""
 
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def special(self) -> np.ndarray:
-        """(tokens,) bool: the tokens that the tokenizer added."""
-        return np.array([word is None for word in self.words], dtype=bool)
-
     def top(self, attribution: Attribution, k: int) -> list[int]:
         """Return positions of at most k ordinary tokens of the highest scores above zero, the highest first, ties by
         position."""
-        found = [at for at, word in enumerate(self.words) if word is not None and attribution.scores[at] > 0]
-        return sorted(found, key=lambda position: (-attribution.scores[position], position))[:k]
+        return self._highest(attribution.scores, k)
 
     def against(self, attribution: Attribution, k: int) -> list[int]:
         """Return positions of at most k ordinary tokens whose scores are most against what is explained, the strongest
         first; none for a method without signs."""
-        found = [at for at, word in enumerate(self.words) if word is not None and attribution.scores[at] < 0]
-        found.sort(key=lambda position: (attribution.scores[position], position))
-        return found[:k] if attribution.signed else []
+        return self._highest(-attribution.scores, k) if attribution.signed else []
+
+    def _highest(self, scores: np.ndarray, k: int) -> list[int]:
+        places = np.flatnonzero(~self.special & (scores > 0))
+        return places[np.argsort(-scores[places], kind="stable")[:k]].tolist()
 
 
 @dataclass(frozen=True)
@@ -160,9 +144,6 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         return any(text.pixels is not None for text in self.texts)
 
     def token_rows(self) -> TokenRows:
-        """Return the texts in their colours."""
-        from ssmscope.interp.explain.views import rows
-
         return rows(self)
 
     @property
@@ -170,16 +151,13 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         return f"Explanation of {self.model_name}: {', '.join(self.methods)}"
 
     def verdict(self, at: int = 0) -> str:
-        frame = self.summary()
-        failed = int((frame["converged"] == False).sum())  # noqa: E712  # missing counts as neither
-        number = f"{len(self)} text{'s' if len(self) > 1 else ''}"
-        line = f"{', '.join(self.methods)} on {number}"
-        return f"{line}; {failed} of {len(frame)} attributions incomplete" if failed else line
+        every = [each for text in self for each in text.attributions]
+        failed = sum(each.converged is False for each in every)  # None counts as neither.
+        line = f"{', '.join(self.methods)} on {len(self)} text{'s' * (len(self) > 1)}"
+        return f"{line}; {failed} of {len(every)} attributions incomplete" if failed else line
 
     @classmethod
     def compare(cls, results: Sequence[Explanation], labels: Sequence[Sequence[str]]) -> Table:
-        from ssmscope.interp.explain.views import strongest
-
         lines = [line for result, (label,) in zip(results, labels) for line in strongest(result, label)]
         return table(("model", "text", "method"), lines, most=MAX_COMPARED_ROWS)
 
@@ -189,8 +167,8 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         Raises:
             InputError: when there is no such text or method.
         """
-        if not -len(self.texts) <= text < len(self.texts):
-            raise InputError(f"there is no text {text}; allowed are 0 to {len(self.texts) - 1}")
+        if not -len(self) <= text < len(self):
+            raise InputError(f"there is no text {text}; allowed are 0 to {len(self) - 1}")
         for each in self.texts[text].attributions:
             if method in (None, each.method):
                 return each
@@ -205,19 +183,12 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         import pandas as pd
 
         parts = []
-        for number, text in enumerate(self.texts):
+        for at, text in enumerate(self.texts):
+            tokens, words = pd.array(text.tokens, dtype="string"), pd.array(text.words, dtype="Int64")
+            head = {"text": at, "position": range(len(text)), "token": tokens, "word": words}
             for each in text.attributions:
-                top = set(text.top(each, self.top))
-                columns = {
-                    "text": number,
-                    "position": range(len(text)),
-                    "token": pd.array(text.tokens, dtype="string"),
-                    "word": pd.array(text.words, dtype="Int64"),
-                    "method": each.method,
-                    "score": each.scores,
-                    "in_top": [position in top for position in range(len(text))],
-                }
-                parts.append(pd.DataFrame(columns))
+                top = np.isin(range(len(text)), text.top(each, self.top))
+                parts.append(pd.DataFrame({**head, "method": each.method, "score": each.scores, "in_top": top}))
         return pd.concat(parts, ignore_index=True)
 
     def summary(self) -> DataFrame:
@@ -250,15 +221,111 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
     def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
         """Draw every text with a row of coloured tokens per method; long texts as a strip over positions per method,
         images as a map next to each. One figure holds 8 texts, from number `start` on."""
-        from ssmscope.interp.explain.views import draw
+        from ssmscope.render.token_figure import draw_rows
 
-        return sized(draw(self, start), size)
+        return sized(draw_rows(rows(self), ("Explanation of ", self.model_name, ""), start=start), size)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.interp.explain import views
-
         yield Prose(self.headline, "title")
-        yield views.rows(self)
+        yield rows(self)
         yield Picture(self.figure, self.headline, vector=False, folded=not self.of_images)
-        yield replace(table(("text", "method"), list(views.strongest(self)), most=MAX_COMPARED_ROWS), brief=TABLE_ROWS)
-        yield from (Prose(line, "note") for line in views.baselines(self))
+        yield replace(table(("text", "method"), list(strongest(self)), most=MAX_COMPARED_ROWS), brief=TABLE_ROWS)
+        yield from (Prose(line, "note") for line in baselines(self))
+
+
+# ---- views: tokens in the colours of every method, the strongest words, and notes
+
+
+def rows(result: Explanation) -> TokenRows:
+    """Return every text with a row per method."""
+    return TokenRows(
+        texts=tuple(_text(text, result.top) for text in result),
+        of="method",
+        score="score",
+        name="each method in its own range",
+        marked=f"the {result.top} strongest, at most half of the tokens",
+    )
+
+
+def _text(text: ExplainedText, top: int) -> TokenText:
+    made = tuple(_row(each, text, top) for each in text.attributions)
+    return TokenText(text.tokens, text.words, made, text.answer, text.probability, about(text), pixels=text.pixels)
+
+
+def _row(each: Attribution, text: ExplainedText, top: int) -> TokenRow:
+    strongest = [*text.top(each, top), *text.against(each, top)]
+    strongest.sort(key=lambda at: (-abs(each.scores[at]), at))
+    # If all tokens were marked, none would stand out.
+    marked = strongest[: min(top, max(int((~text.special).sum()) // 2, 1))]
+    kept, against = ([at for at in marked if (each.scores[at] > 0) == above] for above in (True, False))
+    nothing = None if each.scores.any() else np.ones(len(text), dtype=bool)  # Zeros have no rank.
+    said = "; ".join(filter(None, (doubt(each), "every score is 0" * (nothing is not None))))
+    return TokenRow(each.method, each.scores, ends(each, text), each.signed, nothing, kept, against, remark=said)
+
+
+def ends(each: Attribution, text: ExplainedText) -> tuple[float, float]:
+    """Return the ends of a method's colours: the lowest and highest score of the tokens drawn, of an image its pixels,
+    or for a signed method the largest |score| on both sides of zero."""
+    scores = (each.scores if text.pixels is None else each.scores[~text.special]).astype(np.float64)
+    end = float(np.abs(scores).max())
+    return (-end, end) if each.signed else (float(scores.min()), float(scores.max()))
+
+
+def doubt(each: Attribution) -> str:
+    """Return a remark where scores have not converged, or do not add up; else ""."""
+    if each.converged is None or each.converged:
+        return ""
+    if each.rounding:
+        return f"stopped at the rounding of {each.rounding}, ±{each.error:.1%}"
+    if each.error is not None:
+        return f"not converged, ±{each.error:.1%}" if math.isfinite(each.error) else "convergence not checked"
+    if each.delta is None:
+        return ""
+    return f"misses {each.delta:.1%}" if each.delta < 10 else f"misses {each.delta:.0f}×"
+
+
+def baselines(result: Explanation) -> list[str]:
+    """Return a note per method with a baseline, on what it compares every text with; and on the number of gradients
+    that methods took."""
+    found: dict[str, None] = {}
+    for each in (each for text in result for each in text.attributions if each.baseline):
+        found[f"{each.method} compares with {'; '.join(filter(None, (each.baseline, each.note)))}."] = None
+    for method in result.methods:
+        every = [each.steps for text in result for each in text.attributions if each.method == method and each.steps]
+        if every:
+            most = f" to {max(every):,}" if max(every) > min(every) else ""
+            found[f"{method} took {min(every):,}{most} gradients a text."] = None
+    return list(found)
+
+
+def about(text: ExplainedText) -> str:
+    """Describe what is explained, and its value."""
+    return f"explained: {shorten(visible(text.target), 48)}, f = {number(text.value, significant=4)}"
+
+
+def strongest(result: Explanation, label: str = "") -> Iterator[Line]:
+    """Yield a row per text and method: the words of the highest scores, for a signed method those most against what is
+    explained, special tokens, and the error of the sum. In a comparison of models, whose label comes first, also what
+    is explained."""
+    for at, text in enumerate(result):
+        for each in text.attributions:
+            cells = {"of": Cell(text=text.target), "f": plain(text.value)} if label else {}
+            sides = {"highest scores": text.top} | ({"strongest against": text.against} if each.signed else {})
+            for name, places in sides.items():
+                cells[name] = Cell(text=named(text.tokens, each.scores, places(each, result.top)[:NAMED]) or "none")
+            if text.special.any():
+                cells["special tokens"] = Cell(text=_special(each, text))
+            if label:
+                cells["relative error of the sum"] = plain(math.nan if each.delta is None else each.delta)
+            elif said := doubt(each):
+                of = " of f(x) − f(baseline)" if each.error is None else " of the largest score"
+                cells["error"] = Cell(text=said + of * (said[-1] in "%×"))
+            yield Line((label, str(at), each.method) if label else (str(at), each.method), cells)
+
+
+def _special(each: Attribution, text: ExplainedText) -> str:
+    """Return the special tokens with the largest |score|, and the share of Σ |score| that all special tokens have."""
+    places, sizes = np.flatnonzero(text.special), np.abs(each.scores.astype(np.float64))
+    strongest = places[np.argsort(-sizes[places], kind="stable")][:NAMED].tolist()
+    share = 100 * float(sizes[places].sum() / sizes.sum()) if sizes.any() else 0.0
+    return f"{named(text.tokens, each.scores, strongest)} ({share:.0f} % of all)"

@@ -107,13 +107,18 @@ def fidelity_auc(
 
     import numpy as np
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.api.sharding.parts import over
     from ssmscope.core.batching import by_length, tokens_at_once
-    from ssmscope.interp.fidelity.knocked import correlations, knockout_effects
-    from ssmscope.interp.fidelity.measure import Measured, circular_notes, summarise, tied_share
+    from ssmscope.interp.fidelity.measure import circular_notes, summarise, text_measures, tied_share
     from ssmscope.interp.fidelity.measures import KNOCKOUT, layer_measure
-    from ssmscope.interp.fidelity.perturbed import hidden_sets, ranking, replacement_vector, run_hidden
+    from ssmscope.interp.fidelity.perturbed import (
+        hidden_sets,
+        knockout_effects,
+        ranking,
+        replacement_vector,
+        run_hidden,
+    )
     from ssmscope.interp.knockout.measure import roads_of
     from ssmscope.interp.labelled import check_classifier, read_texts, token_scores
     from ssmscope.interp.methods import bind_methods
@@ -138,62 +143,49 @@ def fidelity_auc(
     grid = [Fraction(step, steps) for step in range(steps + 1)]
     where: dict[str, int | None] = {KNOCKOUT: None} if knockout else {}
     where |= {layer_measure(number): number for number in roads_of(model)} if knockout_layers else {}
-    shape = len(ready), random_rankings, steps + 1, len(where)
 
     def measure(rows: Sequence[int]) -> Columns:
-        part = Measured.empty(len(rows), *shape)
         batch = model.encode([data.texts[row] for row in rows])
         goal = objective(model, batch)
         given = {name: method(goal) for name, method in ready.items()}
-        scores = {name: token_scores(name, each, batch) for name, each in given.items()}
-        part.said.update({f"{name}: {each.note}": None for name, each in given.items() if each.note})
+        scores = [token_scores(name, each, batch) for name, each in given.items()]
         drawn = [np.random.default_rng([seed, row]).random((random_rankings, sizes[row])) for row in rows]
-        every = [
-            np.concatenate([np.stack([own[text] for own, _ in scores.values()]), drawn[text]])
-            for text in range(len(rows))
-        ]
+        every = [np.concatenate([[own[text] for own, _ in scores], each]) for text, each in enumerate(drawn)]
         hidden = [hidden_sets(ranking(each), grid) for each in every]
         targets = [ids[0] for ids in goal.targets]
-        sets = [each.sets for each in hidden]
-        values = run_hidden(model, batch, targets, sets, fill=fill, mode=mode, value=value, batch_size=batch_size)
-        effects = None
+        how: Any = {"value": value, "batch_size": batch_size}
+        values = run_hidden(model, batch, targets, [each.sets for each in hidden], fill=fill, mode=mode, **how)
+        effects: list[Any] = [None] * len(rows)
         if where:
-            cuts = list(where.values())
-            effects = knockout_effects(model, batch, targets, layers=cuts, value=value, batch_size=batch_size)
-        for text, row in enumerate(rows):
-            part.put(text, hidden[text], values[text], targets[text])
-            part.tied[text] = [tied_share(own) for own in every[text][: len(ready)]]
-            if share is not None:
-                part.agree(text, every[text], masks[row], share)
-            if effects is not None:
-                part.correlate(text, correlations(every[text], effects[text]))
-        for number, (_, converged) in enumerate(scores.values()):
-            part.unconverged[number] += int((~converged).sum()) if converged is not None else 0
-        return part.arrays()
+            effects = knockout_effects(model, batch, targets, layers=list(where.values()), **how)
+        rationales = [None if share is None else masks[row] for row in rows]
+        measured = [
+            text_measures(*text, methods=len(ready), share=share)
+            for text in zip(every, hidden, values, rationales, effects)
+        ]
+        converged = [np.ones(len(rows), dtype=bool) if own is None else own for _, own in scores]
+        return {
+            "values": np.stack([found for found, _ in measured]),
+            "curves": np.stack([curves for _, curves in measured]),
+            "targets": np.array(targets),
+            "tied": np.array([[tied_share(own) for own in each[: len(ready)]] for each in every]),
+            "unconverged": ~np.stack(converged, axis=1),
+            "said": np.full(len(rows), "\n".join(f"{name}: {each.note}" for name, each in given.items() if each.note)),
+        }
 
-    options: dict[str, Any] = {
-        "methods": list(ready),
-        "option": option or {},
-        "limit": limit,
-        "max_tokens": max_tokens,
-        "mode": mode,
-        "replacement": replacement,
-        "value": value,
-        "steps": steps,
-        "random_rankings": random_rankings,
-        "knockout": knockout,
-        "knockout_layers": knockout_layers,
-        "batch_size": batch_size,
-    }
+    options = call_options(methods=list(ready), option=option or {})
     provenance = record_provenance(model.source, options=options, seed=seed, data=data)
-    found = Measured.empty(len(used), *shape)
-    line_of = {row: line for line, row in enumerate(used)}
     room = tokens_at_once(model.device)
     most = room // MIN_TOKENS_PER_TEXT
     batches = list(by_length(lengths, room, rows=used, size=batch_size, most=most, longest_first=True))
-    for rows, part in over(model, batches, measure, provenance=provenance):
-        found.take([line_of[row] for row in rows], part)
+    order, parts = zip(*over(model, batches, measure, provenance=provenance))
+    lines = np.argsort(np.concatenate(order))
+    found = {name: np.concatenate([part[name] for part in parts])[lines] for name in parts[0]}
+    notes = dict.fromkeys(note for said in found["said"].tolist() for note in said.split("\n") if note)
     if mode == "replace" and not isinstance(methods, Mapping):
         goal = objective(model, model.encode(data.texts[batches[0][0]]))
-        found.said.update({note: None for note in circular_notes(goal, list(ready), option or {}, fill)})
-    return summarise(provenance, tuple(ready), data, found, grid, np.array(used), share, seed, long, tuple(where))
+        notes |= dict.fromkeys(circular_notes(goal, list(ready), option or {}, fill))
+    of_data: Any = {"total": len(data), "used": np.array(used), "long": long, "share": share}
+    return summarise(
+        provenance, tuple(ready), found, grid, **of_data, knocked=tuple(where), notes=list(notes), seed=seed
+    )

@@ -5,31 +5,26 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
 from ssmscope.core.bootstrap import estimates, ratio, resampled_means
-from ssmscope.data.text import TextData
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.fidelity.measures import LERF, MEASURES, MORF, layer_of
+from ssmscope.interp.fidelity.perturbed import Hidden
 from ssmscope.interp.fidelity.result import Fidelity
+from ssmscope.interp.objective import Objective
 from ssmscope.interp.plausibility.measure import agreement, rationale_size
 from ssmscope.interp.plausibility.measures import MEASURES as AGREEMENT
+from ssmscope.interp.sanity.measure import spearman
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ssmscope.interp.fidelity.perturbed import Hidden
-    from ssmscope.interp.objective import Objective
-
-
-FIRST_KNOCKOUT_COLUMN = len(MEASURES) + len(AGREEMENT)
-"""First column of the correlations with knockouts."""
+MAX_TIED_SHARE = 0.05
+"""Largest share of tokens with another token's score that needs no note."""
 
 
 def trapezoid(curve: Float[np.ndarray, "... points"]) -> np.ndarray:
@@ -54,61 +49,28 @@ def measures(
     return np.stack([lerf - morf, morf, lerf, clean - without.mean(-1), clean - only.mean(-1)], axis=-1)
 
 
-@dataclass(eq=False)
-class Measured:
-    """Measurements of every text; the rankings of a text are those of the methods followed by the random ones."""
-
-    values: np.ndarray
-    """(texts, rankings, measures): fidelity, then plausibility, NaN where there is no rationale, then the correlations
-    with the effects of knocking tokens out, NaN where undefined."""
-    curves: np.ndarray
-    """(texts, methods + 1, 2, points), with the mean of the random ones last."""
-    targets: np.ndarray
-    tied: np.ndarray
-    """(texts, methods)."""
-    unconverged: np.ndarray
-    """(methods,), numbers of texts."""
-    said: dict[str, None] = field(default_factory=dict)
-    """Notes on methods' baselines, each once."""
-
-    @staticmethod
-    def empty(texts: int, methods: int, rankings: int, points: int, knocked: int) -> Measured:
-        width = FIRST_KNOCKOUT_COLUMN + knocked
-        return Measured(
-            values=np.full((texts, methods + rankings, width), np.nan),
-            curves=np.empty((texts, methods + 1, 2, points)),
-            targets=np.empty(texts, dtype=np.int64),
-            tied=np.empty((texts, methods)),
-            unconverged=np.zeros(methods, dtype=np.int64),
-        )
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Return all measurements, for `take`."""
-        return {**vars(self), "said": np.array(list(self.said), dtype=str)}
-
-    def take(self, lines: Sequence[int], part: Mapping[str, np.ndarray]) -> None:
-        """Store the measurements of some texts in their lines."""
-        for name in ("values", "curves", "targets", "tied"):
-            getattr(self, name)[lines] = part[name]
-        self.unconverged += part["unconverged"]
-        self.said.update(dict.fromkeys(part["said"].tolist()))
-
-    def put(self, line: int, hidden: Hidden, values: np.ndarray, target: int) -> None:
-        methods, curves = len(self.unconverged), values[hidden.asked]
-        self.values[line, :, : len(MEASURES)] = measures(curves, values[hidden.without], values[hidden.only])
-        self.curves[line, :methods], self.curves[line, methods] = curves[:methods], curves[methods:].mean(0)
-        self.targets[line] = target
-
-    def agree(self, line: int, scores: np.ndarray, mask: np.ndarray | None, share: float) -> None:
-        if mask is not None:
-            top = rationale_size(scores.shape[1], share)
-            measured = [agreement(own, mask, top) for own in scores]
-            self.values[line, :, len(MEASURES) : FIRST_KNOCKOUT_COLUMN] = measured
-
-    def correlate(self, line: int, found: np.ndarray) -> None:
-        """Store the correlations (methods and random rankings, cuts) with the effects of knocking a text's tokens
-        out."""
-        self.values[line, :, FIRST_KNOCKOUT_COLUMN:] = found
+def text_measures(
+    scores: Float[np.ndarray, "rankings n"],
+    hidden: Hidden,
+    values: Float[np.ndarray, " sets"],
+    mask: np.ndarray | None,
+    effects: Float[np.ndarray, "cuts n"] | None,
+    *,
+    methods: int,
+    share: float | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return a text's measures (rankings, measures), those of the methods followed by the random ones: fidelity, then
+    plausibility, NaN where there is no rationale, then Spearman's correlations with the effects of knocking tokens out;
+    and its curves (methods + 1, 2, points), with the mean of the random ones last."""
+    curves = values[hidden.asked]
+    agreed = np.full((len(scores), len(AGREEMENT)), np.nan)
+    if mask is not None and share is not None:
+        top = rationale_size(scores.shape[1], share)
+        agreed = np.array([agreement(own, mask, top) for own in scores])
+    effects = np.empty((0, scores.shape[1])) if effects is None else effects
+    correlated = np.array([[spearman(own, effect) for effect in effects] for own in scores])
+    found = [measures(curves, values[hidden.without], values[hidden.only]), agreed, correlated]
+    return np.concatenate(found, axis=1), np.concatenate([curves[:methods], curves[methods:].mean(0, keepdims=True)])
 
 
 def tied_share(scores: np.ndarray) -> float:
@@ -118,10 +80,7 @@ def tied_share(scores: np.ndarray) -> float:
 
 
 def circular_notes(
-    goal: Objective,
-    methods: Sequence[str],
-    option: Mapping[str, Mapping[str, Any]],
-    fill: Float[Tensor, " width"],
+    goal: Objective, methods: Sequence[str], option: Mapping[str, Mapping[str, Any]], fill: Float[Tensor, " width"]
 ) -> Iterator[str]:
     """Yield a note for every built-in method whose baseline is the vector that tokens are replaced by."""
     from ssmscope.interp.methods import method_function
@@ -141,63 +100,60 @@ def circular_notes(
 def summarise(
     provenance: dict[str, Any],
     methods: tuple[str, ...],
-    data: TextData,
-    found: Measured,
+    found: Mapping[str, np.ndarray],
     grid: Sequence[Fraction],
+    *,
+    total: int,
     used: np.ndarray,
-    share: float | None,
-    seed: int,
     long: int,
+    share: float | None,
     knocked: Sequence[str],
+    notes: list[str],
+    seed: int,
 ) -> Fidelity:
     """Summarise the measurements of texts: means and paired differences with their intervals, and notes.
 
     Args:
+        found: values (texts, rankings, measures), curves, targets, and tied and unconverged (texts, methods).
+        total: number of texts in the data.
         used: the numbers of the texts that are measured.
-        share: the mean share of tokens that people marked; None without rationales.
         long: number of texts left out for their length.
+        share: the mean share of tokens that people marked; None without rationales.
         knocked: the names of the correlations with knockouts.
     """
     every = (*MEASURES, *AGREEMENT, *knocked)
-    asked = {*MEASURES, *(AGREEMENT if share is not None else ()), *knocked}
-    names = tuple(name for name in every if name in asked)
-    width, number = len(names), len(methods)
-    places = [every.index(name) for name in names]
-    values, random = np.split(found.values[..., places], [number], axis=1)
-    values = values.transpose(1, 0, 2)
+    places = [at for at, name in enumerate(every) if share is not None or name not in AGREEMENT]
+    names, number = tuple(every[at] for at in places), len(methods)
+    values, random = np.split(found["values"][..., places], [number], axis=1)
     beside = random.mean(1)
-    columns = np.concatenate([values, beside[None]]).transpose(1, 0, 2)
-    rows = resampled_means(columns.reshape(len(used), -1), seed=seed).reshape(-1, number + 1, width)
-    curves = resampled_means(found.curves.reshape(len(used), -1), seed=seed)
+    columns = np.concatenate([values, beside[:, None]], axis=1)
+    rows = resampled_means(columns.reshape(len(used), -1), seed=seed).reshape(-1, number + 1, len(names))
+    curves = resampled_means(found["curves"].reshape(len(used), -1), seed=seed)
     paired = [rows[:, a] - rows[:, b] for a, b in itertools.combinations(range(number + 1), 2)]
-    short = len(data) - len(used) - long
-    notes = [f"{short:,} of {len(data):,} texts have a single token and are left out"] if short else []
-    notes += [f"{long:,} of {len(data):,} texts are longer than max_tokens and are left out"] if long else []
-    for name, tied in zip(methods, found.tied.mean(0)):
-        if tied > 0.05:
-            notes.append(
-                f"{name} gives {100 * tied:.0f} % of the tokens a score that another one has too: position decides"
-            )
-    notes += list(found.said)
-    for name, failed in zip(methods, found.unconverged):
-        if failed:
-            notes.append(f"{name} did not converge on {failed:,} of {len(used):,} texts")
-    unmarked = int(np.isnan(beside[:, len(MEASURES)]).sum()) if share is not None else 0
+    of_data, of_used = f"of {total:,} texts", f"of {len(used):,} texts"
+    said = [f"{short:,} {of_data} have a single token and are left out"] if (short := total - len(used) - long) else []
+    said += [f"{long:,} {of_data} are longer than max_tokens and are left out"] if long else []
+    for name, tied in zip(methods, found["tied"].mean(0)):
+        what = f"{name} gives {100 * tied:.0f} % of the tokens a score that another one has too: position decides"
+        said += [what] if tied > MAX_TIED_SHARE else []
+    said += notes
+    for name, failed in zip(methods, found["unconverged"].sum(0)):
+        said += [f"{name} did not converge on {failed:,} {of_used}"] if failed else []
+    missing = dict(zip(names, np.isnan(beside).sum(0).tolist()))
     for name in knocked:
-        flat, layer = int(np.isnan(beside[:, names.index(name)]).sum()), layer_of(name)
-        where = "" if layer is None else f" in layer {layer}"
-        notes += [f"in {flat:,} of {len(used):,} texts no knockout{where} changes the output"] if flat else []
-    if unmarked:
-        notes.append(f"{unmarked:,} of {len(used):,} texts have no rationale; plausibility leaves them out")
+        where = "" if (layer := layer_of(name)) is None else f" in layer {layer}"
+        said += [f"in {missing[name]:,} {of_used} no knockout{where} changes the output"] if missing[name] else []
+    if unmarked := missing.get(next(iter(AGREEMENT)), 0):
+        said.append(f"{unmarked:,} {of_used} have no rationale; plausibility leaves them out")
     return Fidelity(
         provenance=provenance,
         methods=methods,
         measures=names,
         value=provenance["options"]["value"],
         texts=used,
-        predicted=found.targets,
-        clean=found.curves[:, 0, MORF, 0],
-        values=values,
+        predicted=found["targets"],
+        clean=found["curves"][:, 0, MORF, 0],
+        values=values.transpose(1, 0, 2),
         random=beside,
         rankings=_mean_of_defined(random),
         estimates=estimates(rows),
@@ -205,7 +161,7 @@ def summarise(
         shares=np.array([float(share) for share in grid]),
         curve=estimates(curves).reshape(number + 1, 2, len(grid), 3),
         marked=share,
-        notes=tuple(notes),
+        notes=tuple(said),
     )
 
 

@@ -12,13 +12,10 @@ MEASURES = {
     "sufficiency": ("sufficiency", False),
 }
 """Measures by name, with their names in the views and True where more is better."""
-
 KNOCKOUT = "knockout"
 """Name of the correlation with the exact effect of knocking tokens out in all layers; followed by a layer's number, in
 that layer."""
-
 MORF, LERF = 0, 1
-
 RANDOM = "random"
 """Name of the random rankings."""
 

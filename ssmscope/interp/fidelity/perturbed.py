@@ -1,10 +1,8 @@
-"""Runs of a classifier on texts with hidden tokens.
-
-Every set of hidden tokens is run once, however many rankings and shares ask for it.
-"""
+"""Runs of a classifier on texts with hidden tokens, each set of them once, and with tokens knocked out."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,10 +15,14 @@ from torch import Tensor
 
 from ssmscope.core.affine import embedding_table
 from ssmscope.core.batching import by_length, tokens_at_once
+from ssmscope.core.cuts import cut_attention, cut_edges
+from ssmscope.core.edits import edited
 from ssmscope.core.encoding import Batch
+from ssmscope.core.mixers import is_bidirectional
 from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.interp.knockout.measure import roads_of
 
 REPLACEMENTS = ("mean", "zero", "pad")
 
@@ -43,20 +45,16 @@ def ranking(scores: Float[np.ndarray, "rankings n"]) -> Int[np.ndarray, "ranking
 
 @dataclass(frozen=True, eq=False)
 class Hidden:
-    """Distinct sets of tokens of one text that rankings ask to hide.
-
-    Attributes:
-        sets: (sets, n) bool over the text's non-special tokens, True where one is hidden.
-        asked: (rankings, 2, points) numbers of sets: with the top tokens of a ranking hidden (most relevant first) and
-            with the last ones (least relevant first), for every share of the curves.
-        without: (rankings, shares), the top tokens hidden, for the shares of `SHARES`.
-        only: (rankings, shares), all but the top tokens hidden.
-    """
+    """Distinct sets of tokens of one text that rankings ask to hide, and the numbers of those asked."""
 
     sets: Bool[np.ndarray, "sets n"]
+    """Over the text's non-special tokens, True where one is hidden."""
     asked: Int[np.ndarray, "rankings two points"]
+    """For every share of the curves the top tokens hidden (most relevant first), and the last ones (least first)."""
     without: Int[np.ndarray, "rankings shares"]
+    """The top tokens hidden, for `SHARES`."""
     only: Int[np.ndarray, "rankings shares"]
+    """All but the top tokens hidden."""
 
 
 def hidden_sets(places: Int[np.ndarray, "rankings n"], grid: Sequence[Fraction]) -> Hidden:
@@ -79,25 +77,18 @@ def hidden_sets(places: Int[np.ndarray, "rankings n"], grid: Sequence[Fraction])
 def distinct(sets: Bool[np.ndarray, "asked n"]) -> tuple[list[int], Int[np.ndarray, " asked"]]:
     """Return the rows of the distinct sets, in the order of their first occurrence, and for every row the number of its
     set."""
-    seen: dict[bytes, int] = {}
-    inverse = [seen.setdefault(row.tobytes(), len(seen)) for row in np.packbits(sets, axis=1)]
-    chosen: list[int] = []
-    for row, number in enumerate(inverse):
-        if number == len(chosen):
-            chosen.append(row)
-    return chosen, np.array(inverse, dtype=np.int64)
+    packed = np.packbits(sets, axis=1)
+    _, first, inverse = np.unique(packed, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return first[order].tolist(), np.argsort(order)[inverse.ravel()]
 
 
 def replacement_vector(model: Model, replacement: str) -> Float[Tensor, " width"]:
     """Return the vector that replaces hidden tokens' embeddings: the mean of the embedding table, zeros, or the
-    embedding of the padding token or of any other.
-
-    Raises:
-        InputError: a token that the model does not have, or a text of several.
-    """
+    embedding of the padding token or of any other."""
     table = embedding_table(model.module)
     if replacement == "mean":
-        return table.float().mean(0).to(table) if table.dtype != torch.float64 else table.mean(0)
+        return table.mean(0, dtype=torch.promote_types(table.dtype, torch.float32)).to(table)
     if replacement == "zero":
         return torch.zeros_like(table[0])
     return table[_token(model, replacement)]
@@ -133,30 +124,21 @@ def run_hidden(
     value: str = "probability",
     batch_size: int | None = None,
 ) -> list[Float[np.ndarray, " _"]]:
-    """Return the probability or logit of each text's target with each of its sets of tokens hidden.
+    """Return the probability or logit of each text's target, a class, with each of its sets of tokens hidden.
 
     Args:
-        batch: the texts.
-        targets: per text the class.
         hidden: per text its sets (sets, n) over the non-special tokens.
         fill: embedding of hidden tokens, and of the only token of a text whose tokens are all deleted.
         mode: "replace" keeps the length; with "delete" the tokens that are left close up.
         batch_size: copies that run together; by default as many as suit the device.
-
-    Raises:
-        InputError: when a logit is not finite.
     """
     with torch.no_grad():
         embeddings = model.embed(batch)
-    length = embeddings.shape[1]
     numbers = [len(sets) for sets in hidden]
     owner = np.repeat(np.arange(len(hidden)), numbers)
-    hit = np.zeros((len(owner), length), dtype=bool)
-    start = 0
-    for row, sets in enumerate(hidden):
-        own = [at for at, word in enumerate(batch.words[row]) if word is not None]
-        hit[start : start + len(sets), own] = sets
-        start += len(sets)
+    hit = np.zeros((len(owner), embeddings.shape[1]), dtype=bool)
+    for sets, words, own in zip(hidden, batch.words, np.split(hit, np.cumsum(numbers)[:-1])):
+        own[:, np.flatnonzero([word is not None for word in words])] = sets
     lengths = np.array(batch.lengths)[owner]
     if mode == "delete":
         lengths = np.maximum(lengths - hit.sum(1), 1)
@@ -164,12 +146,10 @@ def run_hidden(
     wanted = np.asarray(targets)[owner]
     for rows in by_length(lengths.tolist(), tokens_at_once(model.device), size=batch_size, longest_first=True):
         width = int(lengths[rows].max())
-        index = torch.from_numpy(owner[rows]).to(embeddings.device)
-        hides = torch.from_numpy(hit[rows]).to(embeddings.device)
-        own_lengths = torch.from_numpy(lengths[rows]).to(embeddings.device)
-        mask = torch.arange(width, device=embeddings.device) < own_lengths.unsqueeze(1)
+        index, hides, sizes = (torch.from_numpy(each[rows]).to(embeddings.device) for each in (owner, hit, lengths))
+        mask = torch.arange(width, device=embeddings.device) < sizes.unsqueeze(1)
         if mode == "delete":
-            copies = _closed_up(embeddings[index], hides, batch.mask[index], width, fill)
+            copies = _closed_up(embeddings[index], batch.mask[index] & ~hides, width, fill)
         else:
             copies = torch.where(hides[:, :width, None], fill, embeddings[index, :width])
         with torch.no_grad(), model.running(mask=mask):
@@ -180,20 +160,11 @@ def run_hidden(
     return np.split(found, np.cumsum(numbers)[:-1])
 
 
-def _closed_up(
-    embeddings: Float[Tensor, "runs length width"],
-    hides: Bool[Tensor, "runs length"],
-    real: Bool[Tensor, "runs length"],
-    width: int,
-    fill: Float[Tensor, " width"],
-) -> Float[Tensor, "runs shorter width"]:
+def _closed_up(embeddings: Tensor, kept: Bool[Tensor, "runs length"], width: int, fill: Tensor) -> Tensor:
     """Move the embeddings of the remaining tokens to the front; `fill` stands at the first place where none remains."""
-    kept = real & ~hides
     order = torch.argsort((~kept).int(), dim=1, stable=True)[:, :width]
     moved = torch.take_along_dim(embeddings, order.unsqueeze(-1), dim=1)
-    empty = ~kept.any(1)
-    if bool(empty.any()):
-        moved[empty, 0] = fill.to(moved)
+    moved[~kept.any(1), 0] = fill.to(moved)
     return moved
 
 
@@ -204,3 +175,52 @@ def target_values(
     logits = logits if logits.dtype == torch.float64 else logits.float()
     values = model.probabilities(logits) if value == "probability" else logits
     return values.gather(1, targets.unsqueeze(1)).squeeze(1).double().cpu().numpy()
+
+
+def knockout_effects(
+    model: Model,
+    batch: Batch,
+    targets: Sequence[int],
+    *,
+    layers: Sequence[int | None] = (None,),
+    value: str = "probability",
+    batch_size: int | None = None,
+) -> list[Float[np.ndarray, "cuts _"]]:
+    """Return f(x) − f(x with the edges from token i to all later tokens cut) for every non-special token of every text.
+
+    The cut covers everything that the token becomes after the convolution (level "block" of `cut_edges`): no later
+    position reads it in these layers' recurrences, nor in their softmax attention; where layers look ahead, no other
+    position does. The token's own position keeps it, so that the effect of a text's last token is 0 where a model
+    reads there.
+
+    Args:
+        targets: per text the class.
+        layers: layers of each cut, by the model's own number, or None for all layers at once.
+    """
+    own = [[at for at, word in enumerate(words) if word is not None] for words in batch.words]
+    runs = [
+        (text, at, where)
+        for text, places in enumerate(own)
+        for where, at in ((None, None), *itertools.product(layers, places))
+    ]
+    found, roads = np.empty(len(runs)), roads_of(model)
+    lengths = [batch.lengths[text] for text, *_ in runs]
+    for chosen in by_length(lengths, tokens_at_once(model.device), size=batch_size):
+        part = batch.rows([runs[run][0] for run in chosen])
+        at = torch.tensor([-1 if (place := runs[run][1]) is None else place for run in chosen]).unsqueeze(1)
+        steps = torch.arange(part.input_ids.shape[1])
+        others = steps != at if is_bidirectional(model.module) else steps > at
+        sources, reads = steps == at, others & part.mask.cpu() & (at >= 0)
+        here = {number: torch.tensor([runs[run][2] in (number, None) for run in chosen]) for number in roads}
+        cuts = []
+        for number, (states, attending) in roads.items():
+            if states:
+                cuts.append(cut_edges(sources, reads, rows=dict.fromkeys(states, here[number]), level="block"))
+            if attending:
+                cuts.append(cut_attention(sources, reads, rows=dict.fromkeys(attending, here[number])))
+        with edited(model, cuts), torch.no_grad(), model.running(mask=part.mask):
+            logits = model.forward(part)
+        wanted = torch.tensor([targets[runs[run][0]] for run in chosen], device=logits.device)
+        found[chosen] = target_values(model, logits, wanted, value)
+    each = np.split(found, np.cumsum([1 + len(layers) * len(places) for places in own])[:-1])
+    return [(values[0] - values[1:]).reshape(len(layers), -1) for values in each]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -15,11 +17,15 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.fidelity.measures import RANDOM, display_name, layer_of, more_is_better
 from ssmscope.render.blocks import Block, Custom, Prose
+from ssmscope.render.markup import to_latex, to_markdown
 from ssmscope.render.numbers import counted, told_apart
 from ssmscope.render.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+STYLES = ("markdown", "latex", "csv")
+UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -107,8 +113,8 @@ class Fidelity(Result, kind="fidelity"):
         Raises:
             InputError: when there is no such method or measure.
         """
-        place = [_place(what, name, all) for what, name, all in self._asked(method, measure)]
-        return Estimate(*self.estimates[tuple(place)].tolist())
+        place = _place("method", method, self.rows), _place("measure", measure, self.measures)
+        return Estimate(*self.estimates[place].tolist())
 
     def difference(self, method: str, other: str = RANDOM, measure: str = "delta") -> Estimate:
         """Return a measure of a method minus that of another, paired, with its interval.
@@ -116,15 +122,12 @@ class Fidelity(Result, kind="fidelity"):
         Raises:
             InputError: when there is no such method or measure.
         """
-        a, m = (_place(what, name, all) for what, name, all in self._asked(method, measure))
-        b = _place("method", other, self.rows)
+        a, b = (_place("method", name, self.rows) for name in (method, other))
+        m = _place("measure", measure, self.measures)
         if a == b:
             return Estimate(0.0, 0.0, 0.0)
         found = self.paired[self.pairs.index((self.rows[min(a, b)], self.rows[max(a, b)])), m].tolist()
         return Estimate(*found) if a < b else Estimate(-found[0], -found[2], -found[1])
-
-    def _asked(self, method: str, measure: str) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-        return ("method", method, self.rows), ("measure", measure, self.measures)
 
     def best(self, measure: str) -> tuple[str, ...]:
         """Return the methods with the best mean, several where they are equal; never the random rankings."""
@@ -185,9 +188,9 @@ class Fidelity(Result, kind="fidelity"):
 
     def table(self, *, style: str = "markdown") -> str:
         """Return methods × measures with the best of each marked, as "markdown", "latex" or "csv"."""
-        from ssmscope.interp.fidelity.tables import measure_table
-
-        return measure_table(self, style)
+        rows = [((name,), tuple(_cell(self, name, measure) for measure in self.measures)) for name in self.rows]
+        columns = tuple(f"{display_name(one)} {'↑' if more_is_better(one) else '↓'}" for one in self.measures)
+        return _written(Table(("method",), self.measures if style == "csv" else columns, tuple(rows)), style)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.render.html import grid
@@ -196,8 +199,7 @@ class Fidelity(Result, kind="fidelity"):
         yield from self.opening()
         # A terminal is too narrow for the intervals of all measures: it has those of ΔA below.
         yield Custom(
-            lambda colours: terminal_grid(self._measures(intervals=False)),
-            lambda: grid(self._measures(intervals=True)),
+            lambda colours: terminal_grid(self._measures(intervals=False)), lambda: grid(self._measures(intervals=True))
         )
         data, options = self.provenance["data"], self.provenance["options"]
         how = "deleted" if options["mode"] == "delete" else f"replaced by {_filled(options['replacement'])}"
@@ -266,6 +268,60 @@ def fidelity_table(results: Sequence[Fidelity], *, measure: str = "delta", style
     Raises:
         InputError: no result, two of the same model and data set, an unknown measure or style.
     """
-    from ssmscope.interp.fidelity.tables import data_table
+    if not results:
+        raise InputError("no result was given; give at least one that fidelity_auc made")
+    found: dict[tuple[str, str], Fidelity] = {}
+    for result in results:
+        place = (result.model_name, result.data)
+        if place in found:
+            raise InputError(f"two results are of {place[0]} on {place[1]}; give one for each model and data set")
+        result.best(measure)  # This raises for an unknown measure.
+        found[place] = result
+    models, sets = (list(dict.fromkeys(place[i] for place in found)) for i in (0, 1))
+    rows = []
+    for model in models:
+        own = {name: found[model, name] for name in sets if (model, name) in found}
+        methods = list(dict.fromkeys(method for result in own.values() for method in result.rows))
+        methods.sort(key=lambda method: method == "random")
+        averages = {method: _average(own, sets, method, measure) for method in methods}
+        means = [mean for method, mean in averages.items() if mean is not None and method != "random"]
+        top = (max if more_is_better(measure) else min)(means, default=None)
+        for method in methods:
+            there = [one if (one := own.get(name)) is not None and method in one.rows else None for name in sets]
+            cells = [Cell(UNKNOWN) if one is None else _cell(one, method, measure) for one in there]
+            if len(sets) > 1:
+                mean = averages[method]
+                alone = UNKNOWN if mean is None else Estimate(mean, math.nan, math.nan)
+                cells.append(Cell(alone, best=method != "random" and mean is not None and mean == top))
+            rows.append(((model, method)[len(models) == 1 :], tuple(cells)))
+    columns = (*sets, *(["average"] if len(sets) > 1 else []))
+    return _written(Table(("model", "method")[len(models) == 1 :], columns, tuple(rows)), style)
 
-    return data_table(results, measure, style)
+
+def _cell(result: Fidelity, method: str, measure: str) -> Cell:
+    return Cell(result.estimate(method, measure), best=method in result.best(measure))
+
+
+def _average(own: dict[str, Fidelity], sets: Sequence[str], method: str, measure: str) -> float | None:
+    """Return a method's mean over the data sets, for a model that was measured on all of them."""
+    if any(name not in own or method not in own[name].rows for name in sets):
+        return None
+    return sum(own[name].estimate(method, measure).value for name in sets) / len(sets)
+
+
+def _written(found: Table, style: str) -> str:
+    """Write a table in a style; as CSV plain numbers, each with the ends of its interval, and in the last column the
+    columns in which the row is best."""
+    if style not in STYLES:
+        raise InputError(f"unknown style {style!r}; allowed are {', '.join(STYLES)}{did_you_mean(str(style), STYLES)}")
+    if style != "csv":
+        shown = replace(found, heads=tuple(map(str.capitalize, found.heads)))
+        return to_latex(shown, plain=True) if style == "latex" else to_markdown(shown)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*found.heads, *(name + end for name in found.columns for end in ("", "_low", "_high")), "best_in"])
+    for names, cells in found.rows:
+        ends = [end for cell in cells for one in [cell.found or UNKNOWN] for end in (one.value, one.low, one.high)]
+        best = ";".join(name for name, cell in zip(found.columns, cells) if cell.best)
+        writer.writerow([*names, *("" if math.isnan(end) else end for end in ends), best])
+    return out.getvalue()

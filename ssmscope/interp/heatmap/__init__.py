@@ -65,8 +65,7 @@ def selection_heatmap(
         str | None, "Show z-scores against each token's own average over these texts.", Reads("data"), Metavar("DATA")
     ] = None,
     scale: Annotated[
-        Literal["shared", "row"] | None,
-        "Colour all rows on one scale, or each on its own; default: texts on one.",
+        Literal["shared", "row"] | None, "Colour all rows on one scale, or each on its own; default: texts on one."
     ] = None,
     top: Top = 5,
     punctuation: Annotated[bool, "Also name punctuation."] = False,
@@ -98,9 +97,10 @@ def selection_heatmap(
     from ssmscope.data.text import TextData
     from ssmscope.interp.heatmap.scored import scored, scored_data
 
-    others: Any = {"at": at, "heads": heads, "through": through, "contrast": contrast, "scale": scale, "merge": merge}
-    check_reads(isinstance(texts, TextData), limit=limit, **others)
-    shared: Any = {"score": score, "layers": layers, "top": top, "punctuation": punctuation}
+    options: dict[str, Any] = {"score": score, "at": at, "layers": layers, "heads": heads, "through": through}
+    options |= {"half_lives": half_lives, "contrast": contrast, "scale": scale}
+    options |= {"top": top, "punctuation": punctuation, "merge": merge}
+    check_reads(isinstance(texts, TextData), limit=limit, **options)
     if isinstance(texts, TextData):
-        return scored_data(model, texts, **shared, limit=limit, seed=seed)
-    return scored(model, texts, half_lives=half_lives, **shared, **others)
+        return scored_data(model, texts, options, limit=limit, seed=seed)
+    return scored(model, texts, options)

@@ -1,61 +1,65 @@
-"""Views of the heatmap over a data set: words, groups of texts, layers, and texts at the extremes."""
+"""Views of the heatmap over a data set: words, groups of texts, layers, texts at the extremes, and two models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.heatmap.views import rows
 from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, SHOWN_LOWEST, format_half_life
 from ssmscope.render.blocks import Block, Prose
-from ssmscope.render.figure import COLOURS, DOTTED, INK, SOFT, Sheet, data_line, handle, line, points, title
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import Cell, Line, Table, bare, table
-from ssmscope.render.tokens import evenly_apart, visible
+from ssmscope.render.tokens import visible
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ssmscope.core.bootstrap import Estimate
-    from ssmscope.interp.heatmap.kept import KeptGroup
-    from ssmscope.interp.heatmap.result import DataHeatmap
+    from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup, KeptLayer
 
 BRIEF_LAYERS = 6
 """Number of layers in a terminal."""
 NAMED_WORDS = 3
 """Number of words that a table names for a group of texts, or for a layer."""
-MAX_LAYER_CURVES = 5
-"""Number of layers with a curve in the picture, in addition to the average."""
 
 
 def blocks(result: DataHeatmap) -> Iterator[Block]:
     """Yield the verdict and the picture, words, groups, layers, and examples."""
     yield from result.opening(f"{result.verdict()[0].upper()}{result.verdict()[1:]}.")
     yield words(result)
-    yield groups(result)
-    yield replace(layers(result), brief=BRIEF_LAYERS)
+    what = (
+        "Shares of the state held by a text's highest word, all its punctuation, the last quarter of its words"
+        if result.survives
+        else "Means over words: a text's highest, its punctuation, the last quarter"
+    )
+    note = f"{what}; spread: coefficient of variation over its words."
+    yield table(("texts",), [Line((each.name,), group_cells(each)) for each in result.groups], note=note)
+    note = f"Half-lives in tokens. First and last tenth of a text: mean over words, in {result.unit}."
+    lines = [Line((str(each.number),), _layer_cells(result, each)) for each in result.by_layer]
+    yield replace(table(("layer",), lines, note=note), brief=BRIEF_LAYERS)
     for shown in result.examples:
         yield Prose("Texts at the extremes", "heading")
         made = rows(shown)
         of_texts = zip(made.texts, result.picked, strict=True)
         texts = tuple(replace(text, about=f"{picked}; {text.about}") for text, picked in of_texts)
         yield replace(made, texts=texts, first=1)
-    yield from (Prose(line, "note") for line in notes(result))
+    if result.timed:
+        yield Prose(
+            "Half-lives of what a layer, or a head, writes at a token, over the tokens of "
+            f"{counted(result.timed, 'text')}: the Kaplan–Meier median, since what is written often outlives its "
+            "text.",
+            "note",
+        )
+    yield from (Prose(line, "note") for line in result.notes)
 
 
 def words(result: DataHeatmap) -> Table:
-    """Return a row per word from both ends of the ranking."""
-    lines = [
-        Line(
-            (visible(each.word),),
-            {"score": Cell(each.kept), "texts": Cell(text=f"{each.texts:,}"), "times": Cell(text=f"{each.count:,}")},
-        )
-        for each in result.shown_words
-    ]
+    lines = []
+    for each in result.shown_words:
+        cells = {"score": Cell(each.kept), "texts": Cell(text=f"{each.texts:,}")}
+        lines.append(Line((visible(each.word),), {**cells, "times": Cell(text=f"{each.count:,}")}))
     from_both = f"The {SHOWN_HIGHEST} highest and {SHOWN_LOWEST} lowest of" if len(lines) < len(result.words) else "Of"
     note = (
         f"{from_both} {result.named:,} words in at least {result.least} texts, ranked by the inner end of their "
@@ -64,116 +68,68 @@ def words(result: DataHeatmap) -> Table:
     return table(("word",), lines, note=note)
 
 
+def _layer_cells(result: DataHeatmap, layer: KeptLayer) -> dict[str, Cell]:
+    cells = {}
+    if result.timed:
+        shown = np.quantile(layer.heads, [0.05, 0.5, 0.95], method="nearest") if layer.heads.size else np.empty(0)
+        cells["half-life"] = Cell(text=format_half_life(layer.half_life))
+        cells["heads 5, 50, 95 %"] = Cell(text=", ".join(map(format_half_life, shown.tolist())))
+    cells |= {"first tenth": Cell(layer.tenths[0], digits=2), "last tenth": Cell(layer.tenths[-1], digits=2)}
+    return {**cells, "highest words": _named(layer.words, "")}
+
+
 def group_cells(group: KeptGroup) -> dict[str, Cell]:
     """Return the cells of a group of texts."""
     cells = {"number": Cell(text=f"{group.texts:,}"), "highest word": Cell(group.strongest, digits=2)}
     cells |= {"punctuation": Cell(group.punctuation, digits=2), "last quarter": Cell(group.end, digits=2)}
-    cells["spread"] = bare(group.spread, 2)
-    return {**cells, "its highest words": Cell(text=" · ".join(map(visible, group.words[:NAMED_WORDS])) or "–")}
+    return {**cells, "spread": bare(group.spread, 2), "its highest words": _named(group.words)}
 
 
-def groups(result: DataHeatmap) -> Table:
-    """Return a row per group of texts."""
-    what = (
-        "Shares of the state held by a text's highest word, all its punctuation, the last quarter of its words"
-        if result.survives
-        else "Means over words: a text's highest, its punctuation, the last quarter"
-    )
-    note = f"{what}; spread: coefficient of variation over its words."
-    return table(("texts",), [Line((each.name,), group_cells(each)) for each in result.groups], note=note)
+def _named(words: Sequence[str], none: str = "–") -> Cell:
+    return Cell(text=" · ".join(map(visible, words[:NAMED_WORDS])) or none)
 
 
-def layers(result: DataHeatmap) -> Table:
-    """Return a row per layer."""
+@dataclass(frozen=True)
+class SharedWord:
+    """Word that both models' results name, with its mean score in each."""
+
+    word: str
+    kept: tuple[Estimate, Estimate]
+
+    @property
+    def difference(self) -> float:
+        """Mean score of the first model minus that of the other."""
+        return self.kept[0].value - self.kept[1].value
+
+    @property
+    def signed(self) -> str:
+        return f"{self.difference:+.2f}".replace("-", "−")
+
+    @property
+    def gap(self) -> float:
+        """Distance between the two intervals; negative where they overlap."""
+        first, other = self.kept
+        return max(first.low - other.high, other.low - first.high)
+
+
+def shared_words(results: Sequence[DataHeatmap]) -> list[SharedWord]:
+    """Return the words that both results name, by falling difference; if there are many, those whose intervals lie
+    furthest apart."""
+    theirs = {each.word: each.kept for each in results[1].words}
+    found = [SharedWord(each.word, (each.kept, theirs[each.word])) for each in results[0].words if each.word in theirs]
+    apart = sorted(found, key=lambda each: -each.gap)[: SHOWN_HIGHEST + SHOWN_LOWEST]
+    return sorted(apart, key=lambda each: -each.difference)
+
+
+def differences(results: Sequence[DataHeatmap], names: Sequence[str]) -> Table:
+    """Return a row per word that both models' results name."""
     lines = []
-    for each in result.by_layer:
-        cells = {}
-        if result.timed:
-            shown = np.quantile(each.heads, [0.05, 0.5, 0.95], method="nearest") if each.heads.size else np.empty(0)
-            cells["half-life"] = Cell(text=format_half_life(each.half_life))
-            cells["heads 5, 50, 95 %"] = Cell(text=", ".join(map(format_half_life, shown.tolist())))
-        cells |= {"first tenth": Cell(each.tenths[0], digits=2), "last tenth": Cell(each.tenths[-1], digits=2)}
-        cells["highest words"] = Cell(text=" · ".join(map(visible, each.words[:NAMED_WORDS])))
-        lines.append(Line((str(each.number),), cells))
-    return table(
-        ("layer",),
-        lines,
-        note=f"Half-lives in tokens. First and last tenth of a text: mean over words, in {result.unit}.",
+    for each in shared_words(results):
+        cells = {name: Cell(kept) for name, kept in zip(names, each.kept)}
+        said = each.signed + " *" * (each.gap > 0)
+        lines.append(Line((visible(each.word),), {**cells, "difference": Cell(text=said)}))
+    note = (
+        f"Mean scores over a word's occurrences, in {results[0].unit}, for words in both results; the difference "
+        f"is {names[0]} minus {names[1]}, * where the two intervals do not overlap."
     )
-
-
-def notes(result: DataHeatmap) -> list[str]:
-    """Return the notes on the numbers."""
-    found = []
-    if result.timed:
-        found.append(
-            "Half-lives of what a layer, or a head, writes at a token, over the tokens of "
-            f"{counted(result.timed, 'text')}: the Kaplan–Meier median, since what is written often outlives its text."
-        )
-    return [*found, *result.notes]
-
-
-def draw(result: DataHeatmap) -> Figure:
-    """Draw words on the left, parts of a text and half-lives on the right."""
-    shown, timed = result.shown_words, bool(result.timed)
-    tall = max(0.26 * len(shown), 4.6)
-    curves = [("mean", result.tenths)]
-    chosen = result.by_layer if len(result.by_layer) > 1 else ()
-    step = evenly_apart(len(chosen), MAX_LAYER_CURVES) if chosen else []
-    curves += [(f"layer {chosen[at].number}", chosen[at].tenths) for at in step]
-    legend = [(handle(number), name) for number, (name, _) in enumerate(curves)]
-    below = data_line(result)
-    sheet = Sheet(10.2, Sheet.TOP + tall + 0.6, title(result), below, legend, left=5.9, across=min(len(legend), 3))
-    axes = sheet.panel(1.75, sheet.top, 2.1, tall)
-    colours = [COLOURS[0] if at < SHOWN_HIGHEST else COLOURS[1] for at in range(len(shown))]
-    if shown:
-        points(axes, [each.word for each in shown], [each.kept for each in shown], colours)
-    axes.set_xlabel(f"{result.score}, {result.unit}" if result.survives else result.score, color=SOFT, size=9)
-    high = (tall - 0.75) / 2 if timed else tall
-    parts = sheet.panel(6.1, sheet.top, 3.8, high)
-    draw_tenths(axes, parts, [tenths for _, tenths in curves], result)
-    if timed:
-        _half_lives(sheet.panel(6.1, sheet.top + high + 0.75, 3.8, high), result)
-    return sheet.figure
-
-
-def draw_tenths(words: Axes, axes: Axes, curves: Sequence[Sequence[Estimate]], result: DataHeatmap) -> None:
-    """Draw scores by tenth of the text, and lines at an even share here and in the panel of words."""
-    for number, tenths in enumerate(curves):
-        line(axes, range(1, len(tenths) + 1), tenths, number)
-    if result.survives:
-        for even in (words.axvline, axes.axhline):
-            even(1, color=INK, linewidth=0.8, linestyle=DOTTED)
-        axes.set_ylim(bottom=0)
-    axes.set_xticks(range(1, len(result.tenths) + 1))
-    axes.set_xlabel("tenth of the text", color=SOFT, size=9)
-    axes.set_ylabel(result.unit, color=SOFT, size=9)
-
-
-def _half_lives(axes: Axes, result: DataHeatmap) -> None:
-    """Draw a dot per head and layer, and a line for the layer as a whole; half-lives above the horizon lie at the
-    top."""
-    longest = 2.0 * max([value for each in result.by_layer for value in _finite([each.half_life, *each.heads])] or [8])
-    random = np.random.default_rng(0)
-    for at, each in enumerate(result.by_layer):
-        heads = np.where(np.isfinite(each.heads), each.heads, longest)
-        place = at + random.uniform(-0.22, 0.22, len(heads))
-        size = 3 if len(heads) > 40 else 5
-        axes.plot(place, heads, "o", color=SOFT, markersize=size, alpha=0.5, markeredgewidth=0, rasterized=True)
-        whole = each.half_life if np.isfinite(each.half_life) else longest
-        axes.plot([at - 0.32, at + 0.32], [whole, whole], color=COLOURS[1], linewidth=2)
-    axes.set_yscale("log", base=2)
-    axes.set_ylim(0.8, 1.25 * longest)
-    ticks = [2.0**k for k in range(int(np.log2(longest)))]
-    axes.set_yticks([*ticks, longest], [*(f"{tick:.0f}" for tick in ticks), "longer"])
-    axes.minorticks_off()
-    every = max(1, len(result.by_layer) // 12)
-    shown = range(0, len(result.by_layer), every)
-    axes.set_xticks(list(shown), [str(result.by_layer[at].number) for at in shown])
-    axes.set_xlim(-0.6, len(result.by_layer) - 0.4)
-    axes.set_xlabel("layer (line) and its heads", color=SOFT, size=9)
-    axes.set_ylabel("half-life in tokens", color=SOFT, size=9)
-
-
-def _finite(values: Sequence[float]) -> list[float]:
-    return [float(value) for value in values if np.isfinite(value)]
+    return table(("word",), lines, note=note)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ssmscope import ops
+from ssmscope.core.encoding import Batch
+from ssmscope.core.model import Model
+from ssmscope.core.trace import LayerTrace, Trace
 from ssmscope.errors import InputError
-from ssmscope.interp.attention.measure import normalise_rows
-
-if TYPE_CHECKING:
-    from ssmscope.core.encoding import Batch
-    from ssmscope.core.model import Model
-    from ssmscope.core.trace import LayerTrace, Trace
+from ssmscope.interp.attention.measure import absolute_map, normalise_rows
 
 Score = Literal["survival", "retention", "write"]
 MAX_THROUGH_TOKENS = 8192
@@ -26,58 +24,39 @@ PRIOR_OCCURRENCES = 5
 MIN_SHARE = 1e-6
 """Smallest share, in units of an even spread, whose logarithm is taken."""
 
-
 TEXTS_AT_ONCE = 32
 """Number of texts that run together where averages are taken."""
 
 
-class AsyncCopy:
-    """Copy of a tensor on its way to this process while a GPU goes on."""
-
-    def __init__(self, t: Tensor) -> None:
-        self.copy, self.event = t.to("cpu", non_blocking=True), None
-        if t.device.type == "cuda":
-            self.event = torch.cuda.current_stream(t.device).record_event()
-
-    def wait(self) -> np.ndarray:
-        if self.event is not None:
-            self.event.synchronize()
-        return self.copy.numpy()
-
-
 class LayerScores:
-    """Measurements of every layer as the model runs.
-
-    Attributes:
-        half_lives: (layers, batch, length), if requested.
-        by_head: (batch, length, heads) per layer, if requested.
-        selectivity: (batch, heads) per layer, the coefficient of variation over the text of what is overwritten.
-        seen: function called with a layer's number, a row and its survival (length,) as soon as a GPU has it.
-        reach: number of positions that contribute to a write.
-        attends: True if the model also has softmax attention, where that was requested.
-    """
+    """Measurements of every layer as the model runs: survival and half-lives (layers, batch, length), NaN for layers
+    that were not visited; by_head, (batch, length, heads) per layer; selectivity, (batch, heads) per layer, the
+    coefficient of variation over the text of what is overwritten; reach, the positions that contribute to a write."""
 
     def __init__(
-        self, layers: int, mask: Tensor, score: Score, at: int | None, *, heads: bool = False, half_lives: bool = False
+        self,
+        layers: int,
+        mask: Tensor,
+        score: Score,
+        at: int | None = None,
+        *,
+        heads: bool = False,
+        half_lives: bool = False,
     ) -> None:
-        self.score, self.at, self.heads = score, at, heads
-        self.mask = mask
-        self.shape = (layers, *mask.shape)
-        self.half_lives = np.full(self.shape, np.nan) if half_lives else None
+        self.score, self.at, self.heads, self.mask = score, at, heads, mask
+        shape = (layers, *mask.shape)
+        self.survival = np.full(shape, np.nan) if score == "survival" else None
+        self.half_lives = np.full(shape, np.nan) if half_lives else None
         self.by_head: dict[int, np.ndarray] = {}
         self.selectivity: dict[int, np.ndarray] = {}
-        self.reach, self.attends = 1, False
-        self.seen: Callable[[int, int, np.ndarray], None] | None = None
-        self._scores: np.ndarray | None = None
-        self._taken: list[tuple[int, tuple[np.ndarray, ...], AsyncCopy]] = []
+        self.reach = 1
 
     def visit(self, index: int, rows: Sequence[int], layer: LayerTrace) -> None:
         """Measure a layer on some rows."""
-        width = layer.u.shape[1]
-        chosen = np.ix_(np.asarray(rows), np.arange(width))
+        chosen = np.ix_(np.asarray(rows), np.arange(layer.u.shape[1]))
         self.reach = max(self.reach, layer.reach)
-        if self.score == "survival":
-            self._taken.append((index, chosen, AsyncCopy(layer.survival(self.at))))
+        if self.survival is not None:
+            self.survival[index][chosen] = _numpy(layer.survival(self.at))
         if self.half_lives is not None:
             self.half_lives[index][chosen] = _numpy(layer.half_lives())
         if self.heads:
@@ -86,30 +65,10 @@ class LayerScores:
     def of(self, trace: Trace) -> np.ndarray:
         """Return the scores, (layers, batch, length) float64, NaN at padding; the layers of `trace`'s run were
         visited."""
-        if self.score == "survival":
-            scores, padding = self._arrived(), ~self.mask.cpu().numpy()
-            if padding.any():
-                scores[:, padding] = np.nan
-            return scores
+        if self.survival is not None:
+            return np.where(self.mask.cpu().numpy(), self.survival, np.nan)
         retention = _numpy(trace.retention)
         return retention if self.score == "retention" else 1 - retention
-
-    def on_idle(self) -> None:
-        """Collect what a GPU has finished while it goes on."""
-        if self.score == "survival":
-            self._arrived()
-
-    def _arrived(self) -> np.ndarray:
-        """Return survival, (layers, batch, length) float64, NaN for layers that were not chosen; each layer is written
-        as soon as a GPU has it, while that goes on with the next."""
-        scores = self._scores = np.full(self.shape, np.nan) if self._scores is None else self._scores
-        for index, chosen, values in self._taken:
-            scores[index][chosen] = values.wait()
-            if self.seen is not None:
-                for row in chosen[0][:, 0].tolist():
-                    self.seen(index, row, scores[index, row])
-        self._taken.clear()
-        return scores
 
     def _take_heads(self, index: int, chosen: tuple[np.ndarray, ...], layer: LayerTrace) -> None:
         replaced = torch.cat([ops.write(r, per_head=True) for r in layer.recurrences], dim=2)
@@ -118,22 +77,24 @@ class LayerScores:
         else:
             found = replaced if self.score == "write" else 1 - replaced
         count = found.shape[2]
-        if index not in self.by_head:
-            self.by_head[index] = np.full((*self.mask.shape, count), np.nan, dtype=np.float32)
-            self.selectivity[index] = np.full((len(self.mask), count), np.nan)
-        self.by_head[index][chosen] = _numpy(found)
+        shape = (*self.mask.shape, count)
+        self.by_head.setdefault(index, np.full(shape, np.nan, dtype=np.float32))[chosen] = _numpy(found)
+        self.selectivity.setdefault(index, np.full((len(self.mask), count), np.nan))
         for row, write in zip(chosen[0][:, 0], _numpy(replaced)):
             real = write[: int(self.mask[row].sum())]
             mean = real.mean(0)
             self.selectivity[index][row] = np.divide(real.std(0), mean, out=np.zeros_like(mean), where=mean > 0)
 
 
-def visit_trace(trace: Trace, wanted: LayerScores, chosen: Sequence[int]) -> None:
-    """Measure the layers of a trace.
+def scored_batch(model: Model, batch: Batch, score: Score) -> tuple[Trace, np.ndarray]:
+    """Run a batch and return its trace, without inputs, and its scores, (layers, batch, length); NaN at padding."""
+    found = LayerScores(model.num_layers, batch.mask, score)
+    trace = model.trace(batch, keep_inputs=False, visit=found.visit)
+    return trace, found.of(trace)
 
-    Raises:
-        InputError: for a trace without its layers.
-    """
+
+def visit_trace(trace: Trace, wanted: LayerScores, chosen: Sequence[int]) -> None:
+    """Measure the layers of a trace."""
     try:
         for index in chosen:
             wanted.visit(index, range(len(trace)), trace.layers[index])
@@ -147,11 +108,7 @@ def through_layers(trace: Trace, shares: np.ndarray) -> np.ndarray:
     """Follow every layer's memory to the tokens of the input: a layer's shares (layers, batch, length) composed with
     the maps of the layers below it, as in attention rollout (Abnar & Zuidema 2020). From the layer below to the first,
     p ← ½ p + ½ p |A|, A the mean of absolute values of the layer's block map, its rows divided by
-    their sums. Mass on a state before the first token is dropped, and the shares are divided by their sum.
-
-    Raises:
-        InputError: for a text of more than 8,192 tokens.
-    """
+    their sums. Mass on a state before the first token is dropped, and the shares are divided by their sum."""
     found = np.array(shares)
     for row in range(len(trace)):
         length = int(trace.mask[row].sum())
@@ -166,9 +123,7 @@ def through_layers(trace: Trace, shares: np.ndarray) -> np.ndarray:
             if index == 0:
                 break
             linearized = trace.linearized[index - 1].of_text(row, length)
-            weights = linearized.attention("block", absolute=True, skip=True)[0, 0].abs().float().cpu()
-            sink = linearized.sink("block", absolute=True)
-            column = torch.zeros_like(weights[0]) if sink is None else sink[0, 0].abs().float().cpu()
+            weights, column, _ = absolute_map(linearized, "block")
             normalised, _ = normalise_rows(weights, column)
             carried = 0.5 * carried + 0.5 * (carried @ normalised.double().numpy())
         total = carried.sum(1, keepdims=True)
@@ -191,7 +146,7 @@ class TokenAverages:
         sums, squares = np.zeros((layers, vocabulary)), np.zeros((layers, vocabulary))
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             batch = model.encode(list(texts[start : start + TEXTS_AT_ONCE]))
-            values = self.compared(batch_scores(model, batch, score), batch)
+            values = self.compared(scored_batch(model, batch, score)[1], batch)
             ids, known = batch.input_ids.cpu().numpy(), ~np.isnan(values[0])
             self.count += np.bincount(ids[known], minlength=vocabulary)
             for layer in range(layers):
@@ -218,12 +173,6 @@ class TokenAverages:
         ids = batch.input_ids.cpu().numpy()
         spread = np.where(self.spread > 0, self.spread, 1)[:, None, None]
         return (self.compared(scores, batch) - self.mean[:, ids]) / spread
-
-
-def batch_scores(model: Model, batch: Batch, score: Score) -> np.ndarray:
-    """Return the scores of a batch, (layers, batch, length); NaN at padding."""
-    found = LayerScores(model.num_layers, batch.mask, score, None)
-    return found.of(model.trace(batch, keep_inputs=False, visit=found.visit))
 
 
 def _numpy(t: Tensor) -> np.ndarray:

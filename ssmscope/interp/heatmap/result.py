@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from ssmscope.api.results import OverTexts, Result
-from ssmscope.core.bootstrap import Estimate, with_intervals
-from ssmscope.interp.heatmap.kept import KeptGroup, KeptLayer, KeptWord
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.heatmap.words import (
     SHOWN_HIGHEST,
     SHOWN_LOWEST,
@@ -20,6 +19,7 @@ from ssmscope.interp.heatmap.words import (
     word_groups,
     word_text,
 )
+from ssmscope.render.blocks import OfTokens
 from ssmscope.render.numbers import counted
 from ssmscope.render.pictures import sized
 from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, written
@@ -31,22 +31,25 @@ if TYPE_CHECKING:
 
     from ssmscope.render.blocks import Block, TokenRows
 
-
 SCORES = {
     "survival": "survival: the share of the state that was written at each token",
     "retention": "retention E[A_t]: the share of its old state that a layer keeps when it reads the token",
     "write": "write 1 − E[A_t]: the share of its old state that a layer overwrites when it reads the token",
 }
 """Scores by name, with their names in the views."""
+MAX_NAMED_WORDS = 8
+"""Largest number of words that a table names."""
+MEASURES = ("strongest", "punctuation", "end", "spread")
+"""Measures of a text, which groups average."""
 
 
-def ranked(scores: np.ndarray, words: Sequence[int | None]) -> list[int]:
-    """Return positions of the non-special tokens from the highest score to the lowest, ties by position."""
-    return sorted((i for i, word in enumerate(words) if word is not None), key=lambda i: (-scores[i], i))
+def layers_name(layers: Sequence[int]) -> str:
+    """Name averaged layers."""
+    return f"layer {layers[0]}" if len(layers) == 1 else f"mean of layers {numbers(layers)}"
 
 
 @dataclass(frozen=True, eq=False)
-class ScoredText:
+class ScoredText(OfTokens):
     """One text and its scores. After merging, the tokens are words, and `rationale` counts in them."""
 
     tokens: tuple[str, ...]
@@ -63,8 +66,7 @@ class ScoredText:
     pixels: np.ndarray | None = None
     """(height, width, channels) float32 for an image whose pixels are the tokens."""
     half_lives: np.ndarray | None = None
-    """(layers, tokens) float32, with survival: number of tokens after which half of what was written at a token is
-    left; infinite where that is not reached in the text."""
+    """(layers, tokens) float32, with survival: tokens until half of a write is left; infinite beyond the text."""
     flat: tuple[bool, ...] = ()
     """True where the spread of the average, and of each layer, is noise; empty if none is."""
     standing: tuple[tuple[int, ...], ...] = ()
@@ -72,37 +74,27 @@ class ScoredText:
     heads: np.ndarray | None = None
     """(heads, tokens) float32 of the heads that are shown."""
 
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def special(self) -> np.ndarray:
-        """(tokens,) bool: the tokens that the tokenizer added."""
-        return np.array([word is None for word in self.words], dtype=bool)
-
     def top(self, k: int, scores: np.ndarray | None = None) -> list[tuple[int, str, float]]:
-        """Return (position, token, score) of the k highest tokens by the average, or by the given scores, highest
-        first."""
+        """Return (position, token, score) of the k highest tokens by the average, or by the given scores."""
         values = self.mean if scores is None else scores
-        return [(i, self.tokens[i], float(values[i])) for i in ranked(values, self.words)[:k]]
+        ordinary = np.flatnonzero(~self.special)
+        places = ordinary[np.argsort(-values[ordinary], kind="stable")[:k]].tolist()
+        return [(at, self.tokens[at], float(values[at])) for at in places]
 
     def named(self, scores: np.ndarray, places: Sequence[int], *, summed: bool) -> list[tuple[str, float]]:
         """Return the words at some places, in their order, with their scores: the sum or the mean of their tokens'."""
+        groups = {group[0]: group for group in word_groups(self.words)}
         found = []
-        for at in places:
-            group = next(group for group in word_groups(self.words) if at in group)
-            if group[0] == at:
-                values = scores[group].astype(np.float64)
-                found.append(
-                    (visible(word_text(self.tokens, group)).strip(), float(values.sum() if summed else values.mean()))
-                )
+        for group in (groups[at] for at in places if at in groups):
+            values = scores[group].astype(np.float64)
+            word = visible(word_text(self.tokens, group)).strip()
+            found.append((word, float(values.sum() if summed else values.mean())))
         return found
 
 
 @dataclass(frozen=True)
 class Head:
-    """Head that is shown: its layer, its number there, and its selectivity, the coefficient of variation over tokens of
-    what it overwrites, averaged over the texts."""
+    """Head that is shown, and the coefficient of variation over tokens of what it overwrites, averaged over texts."""
 
     layer: int
     head: int
@@ -131,7 +123,7 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
     through: bool = False
     """True if survival is followed through the layers below to the tokens of the input."""
     reach: int = 1
-    """Number of positions that contribute to what is written at one, by convolutions."""
+    """Number of positions that contribute to a write, by convolutions."""
     shared: bool = True
     """True if all rows of all texts are coloured on one scale."""
     heads: tuple[Head, ...] = ()
@@ -142,10 +134,9 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
     @property
     def of_images(self) -> bool:
         """True if the tokens are pixels of images whose size is known, and the views are maps."""
-        return any(text.pixels is not None for text in self.texts)
+        return any(text.pixels is not None for text in self)
 
     def token_rows(self) -> TokenRows:
-        """Return the texts in their colours."""
         from ssmscope.interp.heatmap.views import rows
 
         return rows(self)
@@ -161,22 +152,23 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         name = SCORES[self.score]
         if self.score == "survival" and self.at is not None:
             name = name.replace("the state", f"the state after token {self.at}")
-        return (
-            f"{name}, in standard deviations above the token's own average over {self.contrast}"
-            if self.contrast
-            else name
-        )
+        above = f", in standard deviations above the token's own average over {self.contrast}"
+        return name + above if self.contrast else name
 
     @property
     def layers_name(self) -> str:
-        """Names of the averaged layers."""
-        return f"layer {self.layers[0]}" if len(self.layers) == 1 else f"mean of layers {numbers(self.layers)}"
+        return layers_name(self.layers)
 
     def written(self, score: float) -> str:
         """Format a score: shares in percent."""
         if self.summed:
             return f"{100 * score:.0f} %" if score >= 0.1 else f"{100 * score:.1f} %"
         return f"{score:+.1f}".replace("-", "−") if self.contrast else f"{score:.3f}"
+
+    def list_words(self, text: ScoredText, scores: np.ndarray, places: Sequence[int]) -> str:
+        """List words of a text with their scores, for a table."""
+        words = text.named(scores, places, summed=self.summed)[:MAX_NAMED_WORDS]
+        return " · ".join(f"{word} {self.written(score)}" for word, score in words)
 
     def said(self, text: ScoredText, most: int = 3) -> str:
         """List the words of a text that stand out, with their scores."""
@@ -192,11 +184,8 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         if len(self) == 1:
             text = self[0]
             if not text.rationale:
-                why = (
-                    "the spread over tokens is noise"
-                    if text.flat[:1] == (True,)
-                    else "no word holds much more than others"
-                )
+                noise = text.flat[:1] == (True,)
+                why = "the spread over tokens is noise" if noise else "no word holds much more than others"
                 return f"nothing stands out: {why} ({self.score}, {self.layers_name})"
             if self.score == "survival" and not self.contrast:
                 return f"{self.said(text)} {where}{self._half_life(text)} ({self.layers_name})"
@@ -210,18 +199,16 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         if text.half_lives is None:
             return ""
         found = [median_half_life(row[~text.special], len(text)) for row in text.half_lives]
-        each = found[0] if len(set(found)) == 1 else " and ".join([", ".join(found[:-1]), found[-1]][: len(found)])
-        return (
-            f"; half of what is written is left after {each} tokens" if len(found) <= 3 or len(set(found)) == 1 else ""
-        )
+        found = found[:1] if len(set(found)) == 1 else found
+        each = " and ".join(filter(None, [", ".join(found[:-1]), found[-1]]))
+        return f"; half of what is written is left after {each} tokens" * (len(found) <= 3)
 
     @classmethod
     def compare(cls, results: Sequence[SelectionHeatmap], labels: Sequence[Sequence[str]]) -> Table:
         lines = []
         for result, (label,) in zip(results, labels):
             for number, text in enumerate(result):
-                words = text.named(text.mean, text.rationale, summed=result.summed)[:8]
-                tokens = " · ".join(f"{word} {result.written(score)}" for word, score in words)
+                tokens = result.list_words(text, text.mean, text.rationale)
                 cells = {"answer": Cell(text=text.answer), "p": Cell(Estimate(text.probability, math.nan, math.nan))}
                 cells |= {"score": Cell(text=result.score), "stands out": Cell(text=tokens or "nothing")}
                 lines.append(Line((label, str(number)), cells))
@@ -229,8 +216,7 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
 
     @property
     def headline(self) -> str:
-        model = self.model_name
-        return f"Memory of {model}: {self.score}, {self.layers_name}"
+        return f"Memory of {self.model_name}: {self.score}, {self.layers_name}"
 
     def top(self, k: int) -> DataFrame:
         """Return the k highest tokens of every text: columns text, rank, position, token, score."""
@@ -254,28 +240,19 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
 
         parts = []
         for number, text in enumerate(self.texts):
-            kept = set(text.rationale)
             unknown = np.full((len(self.layers), len(text)), np.nan)
             lives = unknown if text.half_lives is None else text.half_lives
             rows: list[tuple[str, int | None, np.ndarray, np.ndarray]] = [("mean", None, text.mean, unknown[0])]
-            if self.by_layer:
-                rows += [
-                    (str(n), None, row, life) for n, row, life in zip(self.layers, text.scores, lives, strict=True)
-                ]
-            if text.heads is not None:
-                rows += [(str(h.layer), h.head, row, unknown[0]) for h, row in zip(self.heads, text.heads, strict=True)]
+            of_layers = zip(self.layers, text.scores, lives, strict=True) if self.by_layer else ()
+            rows += [(str(layer), None, row, life) for layer, row, life in of_layers]
+            of_heads = () if text.heads is None else zip(self.heads, text.heads, strict=True)
+            rows += [(str(head.layer), head.head, row, unknown[0]) for head, row in of_heads]
+            tokens, words = pd.array(text.tokens, dtype="string"), pd.array(text.words, dtype="Int64")
+            first = {"text": number, "position": range(len(text)), "token": tokens, "word": words}
+            kept = np.isin(range(len(text)), text.rationale)
             for layer, head, scores, half_lives in rows:
-                columns = {
-                    "text": number,
-                    "position": range(len(text)),
-                    "token": pd.array(text.tokens, dtype="string"),
-                    "word": pd.array(text.words, dtype="Int64"),
-                    "layer": layer,
-                    "head": pd.array([head] * len(text), dtype="Int64"),
-                    "score": scores,
-                    "half_life": half_lives,
-                    "in_rationale": [position in kept for position in range(len(text))],
-                }
+                columns = {**first, "layer": layer, "head": pd.array([head] * len(text), dtype="Int64")}
+                columns |= {"score": scores, "half_life": half_lives, "in_rationale": kept}
                 parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
 
@@ -290,6 +267,50 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         from ssmscope.interp.heatmap.views import blocks
 
         return blocks(self)
+
+
+@dataclass(frozen=True)
+class KeptWord:
+    """Word of a data set, lower case, and its mean score over its occurrences."""
+
+    word: str
+    texts: int
+    """Number of texts in which it occurs."""
+    count: int
+    kept: Estimate
+    """Score; with survival in units of an even share, a word's share times the number of words in its text."""
+
+
+@dataclass(frozen=True)
+class KeptGroup:
+    """Scores of a group of texts: shares of the states, summed over words; with other scores means over words."""
+
+    name: str
+    """"all", "class NAME", "answered right" or "answered wrong"."""
+    texts: int
+    strongest: Estimate
+    """Score of the highest word of a text that is no punctuation."""
+    punctuation: Estimate
+    end: Estimate
+    """Score of the last quarter of the words."""
+    spread: Estimate
+    """Coefficient of variation over the words of a text."""
+    words: tuple[str, ...]
+    """Highest words."""
+
+
+@dataclass(frozen=True)
+class KeptLayer:
+    """Scores and half-lives of a layer."""
+
+    number: int
+    half_life: float
+    """Half-life in tokens, see `median_half_lives`; NaN where it was not measured, infinite beyond the horizon."""
+    heads: np.ndarray
+    """(heads,) float64: half-lives of each head, or channel."""
+    words: tuple[str, ...]
+    tenths: tuple[Estimate, ...]
+    """Mean score of the words in each tenth of a text; with survival in units of an even share."""
 
 
 @dataclass(frozen=True)
@@ -329,12 +350,9 @@ class DataHeatmap(Result, kind="heatmap-data"):
     @property
     def shown_words(self) -> tuple[KeptWord, ...]:
         """Words that views show, by falling mean: those whose intervals begin highest or end lowest."""
-        if len(self.words) <= SHOWN_HIGHEST + SHOWN_LOWEST:
-            return self.words
         upper = sorted(self.words, key=lambda each: -each.kept.low)[:SHOWN_HIGHEST]
-        lower = sorted((each for each in self.words if each not in upper), key=lambda each: each.kept.high)[
-            :SHOWN_LOWEST
-        ]
+        rest = [each for each in self.words if each not in upper]
+        lower = sorted(rest, key=lambda each: each.kept.high)[:SHOWN_LOWEST]
         return tuple(each for each in self.words if each in upper or each in lower)
 
     @property
@@ -344,19 +362,17 @@ class DataHeatmap(Result, kind="heatmap-data"):
 
     @property
     def headline(self) -> str:
-        where = f"layer {self.layers[0]}" if len(self.layers) == 1 else f"mean of layers {numbers(self.layers)}"
-        data = self.provenance["data"]
-        return f"Memory of {self.model_name} over {data['name']} ({data['split']}): {self.score}, {where}"
+        data, layers = self.provenance["data"], layers_name(self.layers)
+        return f"Memory of {self.model_name} over {data['name']} ({data['split']}): {self.score}, {layers}"
 
     def verdict(self, at: int = 0) -> str:
         if not self.words:
             return f"{self.score} over {counted(self.texts, 'text')}; no word occurs in enough of them"
         unit = f" {self.unit}" * self.survives
-        words = self.shown_words
-        first, last = words[0], words[-1]
-        most = ", ".join(f"“{visible(each.word)}”" for each in words[1:3])
+        first, *words = self.shown_words
+        most = ", ".join(f"“{visible(each.word)}”" for each in words[:2])
         said = f"highest: “{visible(first.word)}” {written(first.kept)}{unit}" + f", then {most}" * bool(most)
-        said += f"; lowest: “{visible(last.word)}” {written(last.kept)}" * (len(words) > 1)
+        said += f"; lowest: “{visible(words[-1].word)}” {written(words[-1].kept)}" if words else ""
         known = [each.half_life for each in self.by_layer if not math.isnan(each.half_life)]
         if known and len(known) <= 4:
             said += f"; half of what is written is left after {', '.join(map(format_half_life, known))} tokens"
@@ -374,14 +390,12 @@ class DataHeatmap(Result, kind="heatmap-data"):
         rows: list[dict[str, object]] = []
 
         def add(of: str, name: object, measure: str, found: Estimate, **more: object) -> None:
-            ends = with_intervals(value=found)
-            ends = {"value": ends["value"], "low": ends["value_low"], "high": ends["value_high"]}
-            rows.append({"of": of, "name": str(name), "measure": measure, **more, **ends})
+            rows.append({"of": of, "name": str(name), "measure": measure, **more, **vars(found)})
 
         for word in self.words:
             add("word", word.word, "score", word.kept, texts=word.texts, count=word.count)
         for group in self.groups:
-            for measure in ("strongest", "punctuation", "end", "spread"):
+            for measure in MEASURES:
                 add("group", group.name, measure, getattr(group, measure), texts=group.texts)
         for layer, tenths in ((None, self.tenths), *((each.number, each.tenths) for each in self.by_layer)):
             for part, found in enumerate(tenths, start=1):
@@ -397,30 +411,29 @@ class DataHeatmap(Result, kind="heatmap-data"):
     def compare(cls, results: Sequence[DataHeatmap], labels: Sequence[Sequence[str]]) -> Table:
         from ssmscope.interp.heatmap.data_views import group_cells
 
-        lines = []
-        for result, (label,) in zip(results, labels):
-            for group in result.groups:
-                cells = {"score": Cell(text=result.score), **group_cells(group)}
-                lines.append(Line((label, group.name), cells))
+        lines = [
+            Line((label, group.name), {"score": Cell(text=result.score), **group_cells(group)})
+            for result, (label,) in zip(results, labels)
+            for group in result.groups
+        ]
         return table(("model", "texts"), lines, most=MAX_COMPARED_ROWS)
 
     @classmethod
     def draw_pair(cls, results: Sequence[DataHeatmap], names: Sequence[str], title: tuple[str, str, str]) -> Figure:
         """Draw two models in one picture: words, parts of a text, half-lives of layers."""
-        from ssmscope.interp.heatmap.data_pair import draw
+        from ssmscope.interp.heatmap.data_figure import draw_pair
 
-        return draw(results, names, title)
+        return draw_pair(results, names, title)
 
     @classmethod
     def differences(cls, results: Sequence[DataHeatmap], names: Sequence[str]) -> Table:
-        """Return a row per word that both models' results name."""
-        from ssmscope.interp.heatmap.data_pair import differences
+        from ssmscope.interp.heatmap.data_views import differences
 
         return differences(results, names)
 
     def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
         """Draw the highest and the lowest words with their intervals, the parts of a text, and half-lives of heads."""
-        from ssmscope.interp.heatmap.data_views import draw
+        from ssmscope.interp.heatmap.data_figure import draw
 
         return sized(draw(self), size)
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
 
-MAX_NAMED_WORDS = 8
-"""Largest number of words that a table names."""
 FLAT_REMARK = "flat: noise"
 IMAGE_REMARK = "hardly selects"
 """Remark on a flat row of an image; it is drawn all the same, since neighbouring pixels show what is no noise."""
@@ -43,7 +41,7 @@ def rows(result: SelectionHeatmap, *, every: bool = True) -> TokenRows:
     """Return every text with a row for the average and, with `every`, for each layer and each head; a terminal shows
     those only where they were requested."""
     shared = scale(result) if result.shared else None
-    of_heads = _ends(result, [heads for text in result if (heads := _heads(text)) is not None])
+    of_heads = _ends(result, [text.heads[:, ~text.special] for text in result if text.heads is not None])
     return TokenRows(
         texts=tuple(_text(text, result, shared, of_heads, every) for text in result),
         of="layer",
@@ -74,10 +72,6 @@ def _ends(result: SelectionHeatmap, scores: Sequence[np.ndarray]) -> tuple[float
     return (0.0, high) if result.score == "survival" else (low, high)
 
 
-def _heads(text: ScoredText) -> np.ndarray | None:
-    return None if text.heads is None else text.heads[:, ~text.special]
-
-
 def _text(
     text: ScoredText,
     result: SelectionHeatmap,
@@ -92,22 +86,12 @@ def _text(
     def row(
         name: str, scores: np.ndarray, flat: bool, marked: Sequence[int], ends: tuple[float, float] | None
     ) -> TokenRow:
-        own = ends or _ends(result, [scores[~outside]])
-        seen = scores[~outside]
+        seen, hidden = scores[~outside], flat and not result.of_images
         middle = float(seen.mean()) if seen.size else 0.0
-        signed = result.contrast is not None
-        hidden = flat and not result.of_images
-        return TokenRow(
-            name,
-            scores,
-            (middle, middle) if hidden else own,
-            signed and not hidden,
-            outside,
-            marked,
-            (),
-            remark=FLAT_REMARK * hidden or IMAGE_REMARK * flat,
-            own=(float(seen.min()), float(seen.max())) if seen.size and (ends or hidden) else None,
-        )
+        used = (middle, middle) if hidden else ends or _ends(result, [seen])
+        signed, remark = result.contrast is not None and not hidden, FLAT_REMARK * hidden or IMAGE_REMARK * flat
+        own = (float(seen.min()), float(seen.max())) if seen.size and (ends or hidden) else None
+        return TokenRow(name, scores, used, signed, outside, marked, remark=remark, own=own)
 
     single = len(result.layers) == 1
     flat = text.flat or (False,) * (1 + len(result.layers))
@@ -122,12 +106,9 @@ def _text(
             made.append(row(name, scores, False, (), of_heads if result.shared else None))
     warm = min(result.reach - 1, len(text))
     span = (0, warm) if warm and not result.of_images else None
-    about = "" if result.of_images else _about(text, result)
+    about = f"stands out: {result.said(text)}" if text.rationale else "nothing stands out"
+    about = "" if result.of_images else about
     return TokenText(text.tokens, text.words, made, text.answer, text.probability, about, span, text.pixels)
-
-
-def _about(text: ScoredText, result: SelectionHeatmap) -> str:
-    return f"stands out: {result.said(text)}" if text.rationale else "nothing stands out"
 
 
 def strongest(result: SelectionHeatmap) -> Iterator[Line]:
@@ -136,35 +117,22 @@ def strongest(result: SelectionHeatmap) -> Iterator[Line]:
     single = len(result.layers) == 1
     names = [result.layers_name] if single else ["mean", *(f"layer {layer}" for layer in result.layers)]
     of_heads = [f"layer {head.layer} head {head.head}" for head in result.heads]
+    seen = slice(None if result.at is None else result.at + 1)
     for number, text in enumerate(result):
         scores, standing = (text.mean, *text.scores), (text.rationale, *text.standing)
         shown = len(names) if result.by_layer else 1
         for at, (name, row, places) in enumerate(zip(names[:shown], scores, standing)):
-            flat = text.flat[at] if text.flat else False
-            cells = {"stands out": Cell(text=_words(text, row, places, result) or (FLAT_REMARK if flat else "nothing"))}
+            said = result.list_words(text, row, places) or (FLAT_REMARK if any(text.flat[at : at + 1]) else "nothing")
+            cells = {"stands out": Cell(text=said)}
             if text.half_lives is not None and (at or single):
                 life = text.half_lives[max(at - 1, 0)]
                 cells["half-life in tokens"] = Cell(text=median_half_life(life[~text.special], len(text)))
-            yield Line((str(number), name), cells | _range(text, row, result))
+            ends = {"tokens from – to": Cell(text=bounds(row[seen], text.special[seen]))}
+            yield Line((str(number), name), cells | ends)
         for name, row in zip(of_heads, () if text.heads is None else text.heads):
-            highest = [at for at, *_ in text.top(3, row)]
-            cells = {"stands out": Cell(text=_words(text, row, highest, result, whole=False))}
-            yield Line((str(number), name), cells | _range(text, row, result))
-
-
-def _words(
-    text: ScoredText, row: np.ndarray, places: Sequence[int], result: SelectionHeatmap, *, whole: bool = True
-) -> str:
-    """List words with their scores, or single tokens."""
-    found = (
-        text.named(row, places, summed=result.summed) if whole else [(text.tokens[p].strip(), row[p]) for p in places]
-    )
-    return " · ".join(f"{word} {result.written(float(score))}" for word, score in found[:MAX_NAMED_WORDS])
-
-
-def _range(text: ScoredText, row: np.ndarray, result: SelectionHeatmap) -> dict[str, Cell]:
-    seen = slice(None) if result.at is None else slice(result.at + 1)
-    return {"tokens from – to": Cell(text=bounds(row[seen], text.special[seen]))}
+            said = " · ".join(f"{token.strip()} {result.written(score)}" for _, token, score in text.top(3, row))
+            ends = {"tokens from – to": Cell(text=bounds(row[seen], text.special[seen]))}
+            yield Line((str(number), name), {"stands out": Cell(text=said), **ends})
 
 
 def notes(result: SelectionHeatmap) -> list[str]:
@@ -191,12 +159,9 @@ def notes(result: SelectionHeatmap) -> list[str]:
         )
     if any(any(text.flat) for text in result):
         by = "by less than a tenth of its mean (of what is overwritten, for retention)"
-        if result.of_images:
-            found.append(
-                f"“{IMAGE_REMARK.capitalize()}”: a map varies over the image {by}, and its colours exaggerate that."
-            )
-        else:
-            found.append(f"A flat row varies over the tokens {by}: that is noise, and is not coloured.")
+        of_image = f"“{IMAGE_REMARK.capitalize()}”: a map varies over the image {by}, and its colours exaggerate that."
+        of_text = f"A flat row varies over the tokens {by}: that is noise, and is not coloured."
+        found.append(of_image if result.of_images else of_text)
     if result.reach > 1 and not result.of_images:
         found.append(
             f"The first {result.reach - 1} tokens, in italics or underlined in orange: the convolution's window "

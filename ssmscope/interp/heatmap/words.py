@@ -6,8 +6,8 @@ import math
 import string
 import unicodedata
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Literal, NamedTuple
+from itertools import chain
+from typing import Literal
 
 import numpy as np
 
@@ -46,18 +46,10 @@ def word_text(tokens: Sequence[str], group: Sequence[int]) -> str:
 def word_scores(scores: np.ndarray, groups: Sequence[Sequence[int]], *, summed: bool) -> np.ndarray:
     """Combine scores (…, tokens) into those of words, (…, groups): the sum of their tokens' where scores are shares,
     else the mean."""
-    return _put_together(scores, *_places(groups), summed) if groups else scores
-
-
-def _places(groups: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of all words, one word after another, and the size of each."""
-    return np.array([at for group in groups for at in group]), np.array([len(group) for group in groups])
-
-
-def _put_together(scores: np.ndarray, positions: np.ndarray, sizes: np.ndarray, summed: bool) -> np.ndarray:
-    if len(sizes) == scores.shape[-1]:  # Every token is a word.
+    if len(groups) in (0, scores.shape[-1]):
         return scores
-    found = np.add.reduceat(scores[..., positions], np.cumsum(sizes) - sizes, axis=-1)
+    sizes, places = np.array(list(map(len, groups))), np.fromiter(chain.from_iterable(groups), dtype=np.int64)
+    found = np.add.reduceat(scores[..., places], np.cumsum(sizes) - sizes, axis=-1)
     return found if summed else found / sizes.astype(found.dtype)
 
 
@@ -79,22 +71,15 @@ def is_selective(quantity: np.ndarray) -> bool:
     return mean > 0 and float(quantity.std()) >= NOISE_VARIATION * mean
 
 
-class Words(NamedTuple):
-    """Words of a text: the positions of each word's tokens, the same as `_places` gives them, and the words that may be
-    named."""
-
-    groups: list[list[int]]
-    positions: np.ndarray
-    sizes: np.ndarray
-    allowed: np.ndarray
+Words = tuple[list[list[int]], np.ndarray]
+"""Words of a text: the positions of each word's tokens, and the numbers of the words that may be named."""
 
 
-@lru_cache(maxsize=4)
-def words_of(tokens: tuple[str, ...], words: tuple[int | None, ...], *, punctuation: bool) -> Words:
+def words_of(tokens: Sequence[str], words: Sequence[int | None], *, punctuation: bool) -> Words:
     """Return the words of a text without special tokens; punctuation may be named only with `punctuation`."""
     groups = [group for group in word_groups(words) if words[group[0]] is not None]
     allowed = [at for at, group in enumerate(groups) if punctuation or not is_punctuation(word_text(tokens, group))]
-    return Words(groups, *_places(groups), np.array(allowed, dtype=np.int64))
+    return groups, np.array(allowed, dtype=np.int64)
 
 
 def standing_out(words: Words, scores: np.ndarray, kind: Kind, top: int) -> tuple[tuple[int, ...], ...]:
@@ -109,22 +94,18 @@ def standing_out(words: Words, scores: np.ndarray, kind: Kind, top: int) -> tupl
         kind: "share" for scores that add up over the tokens of a word, "mean" for scores that are averaged, "z" for
             z-scores.
     """
-    groups, positions, sizes, allowed = words
+    groups, allowed = words
     if not len(allowed):
         return ()
-    found = _put_together(scores.astype(np.float64, copy=False), positions, sizes, kind == "share")
-    of_allowed = found if len(allowed) == len(found) else found[allowed]
+    found = word_scores(scores.astype(np.float64), groups, summed=kind == "share")
     limit = MIN_DEVIATIONS
     if kind == "share":
         limit = MIN_EVEN_MULTIPLE * float(found.sum()) / len(groups)
     elif kind == "mean":
-        limit = float(of_allowed.mean() + MIN_DEVIATIONS * of_allowed.std())
-    high = allowed[(of_allowed > 0) & (of_allowed >= limit)]
+        limit = float(found[allowed].mean() + MIN_DEVIATIONS * found[allowed].std())
+    high = allowed[(found[allowed] > 0) & (found[allowed] >= limit)]
     most = max(min(top, len(allowed) // WORDS_PER_NAMED_WORD), 1)
-    if len(high) > most:  # Only these need sorting.
-        high = high[found[high] >= np.partition(found[high], -most)[-most]]
-    high = high[np.argsort(-found[high], kind="stable")]
-    return tuple(tuple(groups[at]) for at in high[:most])
+    return tuple(tuple(groups[at]) for at in high[np.argsort(-found[high], kind="stable")][:most])
 
 
 def median_half_life(found: np.ndarray, length: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
@@ -57,8 +57,7 @@ def knockout(
     (Differential Mamba, Eq. 8). The terms of the sources are subtracted from y_t at the targets, in every window of
     layers and in all layers at once, and everything after it is computed from the rest (attention knockout, Geva et al.
     2023; for Mamba, Endy et al. 2025): the change of the answer's probability and logit. This is exact, without
-    materializing
-    the matrix or training anything: what the sources wrote is scanned by itself.
+    materializing the matrix or training anything: what the sources wrote is scanned by itself.
 
     A layer's convolution, where it has one, mixes each token into the few after it before anything is written. At the
     level "block" a source is the convolution's input, so that everything that depends on the token is cut; at "ssm" it
@@ -84,22 +83,14 @@ def knockout(
             heads are single channels, either with the convolution, or the convolution of a layer that has none.
     """
     import numpy as np
-    import torch
 
-    from ssmscope.api.results import record_provenance
-    from ssmscope.core.edits import edited
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.mixers import is_bidirectional
     from ssmscope.core.model import as_batch
+    from ssmscope.core.progress import progress_bar
     from ssmscope.errors import InputError
-    from ssmscope.interp.interventions import answer_ids, means_with_intervals, probability_and_logit
-    from ssmscope.interp.knockout.measure import (
-        cuts_of,
-        edits_of,
-        last_logits,
-        others_have_attention,
-        parts_of,
-        roads_of,
-    )
+    from ssmscope.interp.interventions import answer_ids, means_with_intervals
+    from ssmscope.interp.knockout.measure import CutRuns, others_have_attention, roads_of
     from ssmscope.interp.knockout.result import Knockout
     from ssmscope.interp.spans import positions_of, span_name, words_at
 
@@ -121,24 +112,14 @@ def knockout(
             if min(own) > max(read) and not is_bidirectional(model.module):
                 which = f" of text {text + 1}" if count > 1 else ""
                 raise InputError(f"no edge leads from {name!r}{which} back to {goal!r}: a token reads those before it")
-    cuts = list(cuts_of(model, batch, by, window))
-    parts = parts_of(model, batch) if by == "part" else {}
+    runs = CutRuns(model, batch, by, window, level, roads)
     ids, said = answer_ids(model, batch, answer)
-    values = np.empty((2, count, len(sources), len(cuts)))
-    plain = np.empty((2, count))
-    for text in range(count):
-        one = batch.rows([text])
-        plain[:, text] = [float(each) for each in probability_and_logit(model, last_logits(model, one), ids[text])]
-        for number, places in enumerate(spans):
-            length = len(one.tokens[0])
-            for chosen, edits in edits_of(model, cuts, parts, places[text], targets[text], level, roads, length):
-                with edited(model, edits):
-                    logits = last_logits(model, one.rows([0] * len(chosen)))
-                found = probability_and_logit(model, logits, ids[text])
-                values[:, text, number, chosen] = torch.stack(found).cpu().numpy()
+    plain, values = np.empty((2, count)), np.empty((2, count, len(sources), len(runs.cuts)))
+    with progress_bar() as bar:
+        for text, number in bar.track([*np.ndindex(count, len(sources))], description="texts and sources"):
+            plain[:, text], values[:, text, number] = runs.answers(text, spans[number][text], targets[text], ids[text])
     change = values[0] / plain[0][:, None, None] - 1
-    options: dict[str, Any] = {"from": names, "to": goal, "by": by, "level": level, "roads": roads}
-    options |= {"window": window, "answer": answer}
+    options = call_options(**{"from": names, "to": goal, "window": window})
     return Knockout(
         provenance=record_provenance(model.source, options=options, seed=seed),
         tokens=batch.tokens,
@@ -149,7 +130,7 @@ def knockout(
         targets=tuple(targets),
         by=by,
         roads=roads,
-        cuts=tuple(cuts),
+        cuts=tuple(runs.cuts),
         probability=plain[0],
         logit=plain[1],
         probabilities=values[0],

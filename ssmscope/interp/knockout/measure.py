@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from ssmscope.core.attention_layers import attention_layers, attention_modules, attention_numbers
 from ssmscope.core.batching import TOKENS_AT_ONCE
 from ssmscope.core.cuts import cut_attention, cut_convolution, cut_edges
-from ssmscope.core.edits import Edit
+from ssmscope.core.edits import Edit, edited
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.interventions import check_heads
+from ssmscope.interp.interventions import check_heads, probability_and_logit
 from ssmscope.interp.knockout.result import Cut
-
-
-def others_have_attention(model: Model) -> bool:
-    """Return True if parts that are not cut look back: attention without a cache, or the convolution before
-    attention."""
-    cut = attention_layers(model.module)
-    return cut.keys() != attention_modules(model.module).keys() or any(
-        getattr(part, "taps", 0) for part in cut.values()
-    )
-
 
 STATES, ATTENTION = "states", "attention"
 """Parts of a hybrid: reads of states, and reads by softmax attention."""
+
+
+def others_have_attention(model: Model) -> bool:
+    """Return True if parts that are not cut look back: attention without a cache, or the convolution before it."""
+    cut = attention_layers(model.module)
+    others = cut.keys() != attention_modules(model.module).keys()
+    return others or any(getattr(part, "taps", 0) for part in cut.values())
 
 
 def roads_of(model: Model) -> dict[int, tuple[list[int], list[int]]]:
@@ -40,26 +39,20 @@ def roads_of(model: Model) -> dict[int, tuple[list[int], list[int]]]:
 
 
 def cuts_of(model: Model, batch: Batch, by: str, window: int) -> Iterator[Cut]:
-    """Yield the cuts one after another; the first is everything in all layers.
-
-    Raises:
-        InputError: for parts of a model whose layers have one, and for heads that are channels.
-    """
+    """Yield the cuts one after another; the first is everything in all layers."""
     roads = roads_of(model)
-    layers = list(roads)
-    every = Cut(layers[0], layers[-1])
+    layers, last = list(roads), len(roads) - 1
     windows = [
-        (layers[max(0, at - (window - 1) // 2)], layers[min(len(layers) - 1, at + window // 2)])
-        for at in range(len(layers))
+        (layers[max(0, at - (window - 1) // 2)], layers[min(last, at + window // 2)]) for at in range(len(layers))
     ]
-    yield every
+    yield Cut(layers[0], layers[-1])
     if by == "window":
         yield from (Cut(*ends) for ends in windows)
     elif by == "part":
         names = list(dict.fromkeys(name for parts in parts_of(model, batch).values() for name in parts))
         if len(names) < 2:
             raise InputError(f"the layers of {model.name} have one recurrence each; leave out by 'part'")
-        yield from (Cut(*ends, part=name) for name in names for ends in [(every.first, every.last), *windows])
+        yield from (Cut(*ends, part=name) for name in names for ends in [(layers[0], layers[-1]), *windows])
     else:
         trace = model.trace(batch.rows([0]))
         heads = [layer.recurrences[0].shape[2] for layer in trace.layers]
@@ -85,55 +78,59 @@ def parts_of(model: Model, batch: Batch) -> dict[int, tuple[str, ...]]:
     return found
 
 
-def edits_of(
-    model: Model,
-    cuts: Sequence[Cut],
-    parts: Mapping[int, Sequence[str]],
-    sources: Sequence[int],
-    targets: Sequence[int],
-    level: str,
-    roads: str,
-    length: int,
-) -> Iterator[tuple[list[int], list[Edit]]]:
-    """Yield numbers of cuts that run together, a row each, with the edits that make them; `parts` as from
-    `parts_of`."""
-    heads: dict[tuple[int, str], int] = {}
-    for cut in cuts:
-        if cut.head is not None:
-            heads[cut.first, cut.part] = max(heads.get((cut.first, cut.part), 0), cut.head + 1)
-    at_once, later = max(1, TOKENS_AT_ONCE // length), range(min(sources) + 1, max(targets) + 1)
-    hybrid = bool(attention_layers(model.module))
-    for name in dict.fromkeys(cut.part for cut in cuts):
-        own = [number for number, cut in enumerate(cuts) if cut.part == name]
-        for start in range(0, len(own), at_once):
-            chosen = own[start : start + at_once]
-            edits = []
-            for layer, (states, attending) in roads_of(model).items():
-                rows = torch.tensor([cuts[number].first <= layer <= cuts[number].last for number in chosen])
-                if (count := heads.get((layer, name))) is not None:
-                    which = [cuts[number].head for number in chosen]
-                    each = [
-                        torch.arange(count) == head if head is not None else torch.arange(count) >= 0 for head in which
-                    ]
-                    rows = rows.unsqueeze(-1) & torch.stack(each)
-                if not bool(rows.any()) or (name and not heads and name not in parts[layer]):
-                    continue
-                if roads != "states":
-                    edits += [cut_convolution(sources, later, rows={index: rows}) for index in states]
-                if roads == "convolution":
-                    continue
-                if name != ATTENTION:
-                    recurrences = [parts[layer].index(name)] if name and not hybrid else None
-                    edits += [
-                        cut_edges(sources, targets, rows={index: rows}, recurrences=recurrences, level=level)
-                        for index in states
-                    ]
-                if name != STATES:
-                    edits += [cut_attention(sources, targets, rows={index: rows}) for index in attending]
-            yield chosen, edits
+class CutRuns:
+    """Runs of texts with edges cut from some tokens to others, a row for each cut."""
 
+    def __init__(self, model: Model, batch: Batch, by: str, window: int, level: str, roads: str) -> None:
+        self.model, self.batch, self.level, self.roads = model, batch, level, roads
+        self.layers, self.hybrid = roads_of(model), bool(attention_layers(model.module))
+        self.cuts = list(cuts_of(model, batch, by, window))
+        self.parts = parts_of(model, batch) if by == "part" else {}
+        self.heads: dict[tuple[int, str], int] = {}
+        """Numbers of heads of the layers' parts whose heads are cut."""
+        for cut in self.cuts:
+            if cut.head is not None:
+                self.heads[cut.first, cut.part] = max(self.heads.get((cut.first, cut.part), 0), cut.head + 1)
 
-def last_logits(model: Model, batch: Batch) -> torch.Tensor:
-    """Return the logits at the end of every text of a batch, run at once under the edits in force."""
-    with torch.no_grad(), model.running(mask=batch.mask):
-        return model.forward(batch, last_only=True)
+    def answers(
+        self, text: int, sources: Sequence[int], targets: Sequence[int], answer: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the answer's probability and logit with nothing cut, (2,), and with each cut, (2, cuts)."""
+        one, found = self.batch.rows([text]), np.empty((2, len(self.cuts)))
+        at_once = max(1, TOKENS_AT_ONCE // len(one.tokens[0]))
+        for name in dict.fromkeys(cut.part for cut in self.cuts):
+            own = [number for number, cut in enumerate(self.cuts) if cut.part == name]
+            for chosen in (own[start : start + at_once] for start in range(0, len(own), at_once)):
+                edits = self._edits(name, chosen, sources, targets)
+                found[:, chosen] = self._run(one.rows([0] * len(chosen)), edits, answer)
+        return self._run(one, [], answer)[:, 0], found
+
+    def _run(self, batch: Batch, edits: Sequence[Edit], answer: int) -> np.ndarray:
+        with edited(self.model, edits), torch.no_grad(), self.model.running(mask=batch.mask):
+            logits = self.model.forward(batch, last_only=True)
+        return torch.stack(probability_and_logit(self.model, logits, answer)).cpu().numpy()
+
+    def _edits(self, name: str, chosen: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> list[Edit]:
+        """Return the edits that make these cuts, of the part `name`, in a row each."""
+        edits, later = [], range(min(sources) + 1, max(targets) + 1)
+        for layer, (states, attending) in self.layers.items():
+            rows = torch.tensor([self.cuts[number].first <= layer <= self.cuts[number].last for number in chosen])
+            if (count := self.heads.get((layer, name))) is not None:
+                every = torch.arange(count)
+                which = [self.cuts[number].head for number in chosen]
+                rows = rows.unsqueeze(-1) & torch.stack(
+                    [every == head if head is not None else every >= 0 for head in which]
+                )
+            if not bool(rows.any()) or (name and not self.heads and name not in self.parts[layer]):
+                continue
+            if self.roads != "states":
+                edits += [cut_convolution(sources, later, rows={index: rows}) for index in states]
+            if self.roads == "convolution":
+                continue
+            if name != ATTENTION:
+                recurrences = [self.parts[layer].index(name)] if name and not self.hybrid else None
+                own: dict[str, Any] = {"recurrences": recurrences, "level": self.level}
+                edits += [cut_edges(sources, targets, rows={index: rows}, **own) for index in states]
+            if name != STATES:
+                edits += [cut_attention(sources, targets, rows={index: rows}) for index in attending]
+        return edits

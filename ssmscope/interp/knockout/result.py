@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
@@ -15,13 +15,8 @@ from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.table import Cell, Line, Table, in_percent, table
 from ssmscope.render.tokens import shorten, visible
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 NAMED_HEADS = 12
-"""Number of heads that are named."""
 NAMED_ANSWERS = 3
-"""Number of texts whose answers are named."""
 
 
 @dataclass(frozen=True)
@@ -68,24 +63,19 @@ class Knockout(Result, kind="knockout"):
 
     @property
     def knocked_out(self) -> str:
-        """Name of what was cut."""
-        names = {"states": "edges", "convolution": "the convolution", "both": "edges and the convolution"}
-        return names[self.roads]
+        return {"states": "edges", "convolution": "the convolution", "both": "edges and the convolution"}[self.roads]
 
     @property
     def headline(self) -> str:
-        model = self.model_name
         texts = f"“{visible(self.answers[0])}”" if len(self.answers) == 1 else f"{len(self.answers)} texts"
-        return f"Knockout of {self.knocked_out} to “{shorten(self.target, 30)}” on {model}: {texts}"
+        return f"Knockout of {self.knocked_out} to “{shorten(self.target, 30)}” on {self.model_name}: {texts}"
 
     def verdict(self, at: int = 0) -> str:
         found = []
         for number, source in enumerate(self.sources):
-            every, worst = self.change(number, 0), self._largest(number)
-            found.append(
-                f"“{shorten(source, 20)}” {in_percent(every)} in all layers, most in {self.cuts[worst].name} "
-                f"({in_percent(self.change(number, worst), interval=False)})"
-            )
+            every, worst = in_percent(self.change(number, 0)), self._largest(number)
+            most = in_percent(self.change(number, worst), interval=False)
+            found.append(f"“{shorten(source, 20)}” {every} in all layers, most in {self.cuts[worst].name} ({most})")
         before = f"of {self.probability[0]:.3g}" if len(self.probability) == 1 else "of each text"
         return f"relative change of the answer's probability {before}: {'; '.join(found)}"
 
@@ -100,26 +90,19 @@ class Knockout(Result, kind="knockout"):
 
     def _largest(self, source: int) -> int:
         """Return the number of the cut with the largest change, apart from the one in all layers."""
-        inner = [at for at, cut in enumerate(self.cuts) if at and not (cut.part and self._whole(cut))]
-        return max(inner, key=lambda at: abs(self.changes[source, at, 0]))
+        ends = [(cut.first, cut.last) for cut in self.cuts]
+        whole = [bool(cut.part) and own == ends[0] and len(ends) > 2 for cut, own in zip(self.cuts, ends)]
+        return max((at for at in range(1, len(ends)) if not whole[at]), key=lambda at: abs(self.changes[source, at, 0]))
 
-    def _whole(self, cut: Cut) -> bool:
-        return (cut.first, cut.last) == (self.cuts[0].first, self.cuts[0].last) and len(self.cuts) > 2
-
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per text, source and cut: the layers from first to last, head and part; the answer's probability
         and logit before and after."""
-        import pandas as pd
-
         rows = []
         for (text, source, at), after in np.ndenumerate(self.probabilities):
-            cut = self.cuts[at]
-            before = float(self.probability[text])
+            cut, before = self.cuts[at], float(self.probability[text])
+            where = (text, self.answers[text], self.sources[source], cut.first, cut.last, cut.head, cut.part)
             logits = float(self.logit[text]), float(self.logits[text, source, at])
-            rows.append(
-                (text, self.answers[text], self.sources[source], cut.first, cut.last, cut.head, cut.part)
-                + (before, float(after), float(after) / before - 1, *logits)
-            )
+            rows.append((*where, before, float(after), float(after) / before - 1, *logits))
         columns = ["text", "answer", "source", "first", "last", "head", "part"]
         columns += ["probability", "probability_cut", "change", "logit", "logit_cut"]
         return pd.DataFrame(rows, columns=columns)
@@ -130,11 +113,9 @@ class Knockout(Result, kind="knockout"):
         for result, (label,) in zip(results, labels):
             for number, source in enumerate(result.sources):
                 worst = result._largest(number)
-                cells = {
-                    "all layers": _percent(result.change(number, 0)),
-                    "most in": Cell(text=result.cuts[worst].name),
-                }
-                lines.append(Line((label, source), {**cells, "there": _percent(result.change(number, worst))}))
+                every, most = (_percent(result.change(number, cut)) for cut in (0, worst))
+                cells = {"all layers": every, "most in": Cell(text=result.cuts[worst].name), "there": most}
+                lines.append(Line((label, source), cells))
         return table(("model", "from"), lines)
 
     def blocks(self) -> Iterable[Block]:
@@ -149,11 +130,8 @@ class Knockout(Result, kind="knockout"):
             Line((self.cuts[at].name,), {s: _percent(self.change(n, at)) for n, s in enumerate(self.sources)})
             for at in rows
         ]
-        note = (
-            f"Relative change of the probability p with {self.knocked_out} to “{self.target}” cut, p′ / p − 1; −100 %: "
-            "nothing is left."
-        )
-        yield table(("cut in",), lines, note=note)
+        change = f"Relative change of the probability p with {self.knocked_out} to “{self.target}” cut, p′ / p − 1"
+        yield table(("cut in",), lines, note=f"{change}; −100 %: nothing is left.")
         if self.attends:
             yield Prose("Other parts of the model also read earlier tokens; these are not cut.", "note")
 

@@ -20,39 +20,32 @@ if TYPE_CHECKING:
     from ssmscope.core.model import Model
     from ssmscope.interp.explain.result import Method, Scores
 
-
 METHOD_FUNCTIONS = {
     "ig": "integrated:ig",
     "gradxinput": "gradients:gradxinput",
     "smoothgrad": "gradients:smoothgrad",
     "gradcam": "gradients:gradcam",
     "lrp": "lrp:lrp",
-    "occlusion": "occlusion:occlusion",
+    "occlusion": "memory:occlusion",
     "attention-rollout": "attention:attention_rollout",
     "attention-gradient": "attention:attention_gradient",
-    "survival": "selection:survival",
-    "self-retention": "selection:self_retention",
-    "self-write": "selection:self_write",
-    "random": "random:random",
+    "survival": "memory:survival",
+    "self-retention": "memory:self_retention",
+    "self-write": "memory:self_write",
+    "random": "memory:random",
 }
 """Modules and functions of the built-in methods."""
 METHODS = tuple(METHOD_FUNCTIONS)
 """Names of the built-in methods."""
-
 DEFAULT_METHODS = ("lrp", "gradxinput", "survival")
 """Methods used by default, except those that a model refuses."""
-
 CAPTUM_PREFIX = "captum:"
 NAMES = (*METHODS, *(f"{CAPTUM_PREFIX}{each}" for each in CAPTUM))
 """Names of all methods, captum's included."""
 
 
 def method_function(name: str) -> Callable[..., Scores]:
-    """Import the function of a method.
-
-    Raises:
-        InputError: for an unknown method.
-    """
+    """Import the function of a method."""
     if name not in NAMES:
         raise InputError(f"unknown method {name!r}; allowed are {', '.join(NAMES)}{did_you_mean(str(name), NAMES)}")
     if name.startswith(CAPTUM_PREFIX):
@@ -64,25 +57,14 @@ def method_function(name: str) -> Callable[..., Scores]:
 
 
 def bind_method(name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> Method:
-    """Return a method with its options bound.
-
-    Args:
-        options: options of the method, by name.
-        seed: seed of methods that draw, unless it is among the options.
-
-    Raises:
-        InputError: for an unknown method or option.
-    """
+    """Return a method with its options bound; one that draws gets the seed unless it is among the options."""
     function = method_function(name)
     known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    given = dict(options or {})
-    for option in given:
+    for option in options or {}:
         if option not in known:
             allowed = f"allowed are {', '.join(known)}" if known else "it has none"
             raise InputError(f"{name} has no option {option!r}; {allowed}{did_you_mean(str(option), known)}")
-    if "seed" in known:
-        given.setdefault("seed", seed)
-    return partial(function, **given)
+    return partial(function, **{**({"seed": seed} if "seed" in known else {}), **(options or {})})
 
 
 # ---- the options of the analyses that explain
@@ -112,11 +94,7 @@ def check_methods(*, methods: Any, option: Any, **_: Any) -> None:
 
 
 def method_names(methods: str | Sequence[str] | Mapping[str, Any] | None) -> list[str]:
-    """Return the names of methods; None stands for `DEFAULT_METHODS`.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Return the names of methods; None stands for `DEFAULT_METHODS`."""
     names = [methods] if isinstance(methods, str) else list(DEFAULT_METHODS if methods is None else methods)
     if not names:
         raise InputError(f"no method was given; allowed are {', '.join(METHODS)}, or functions of your own by name")
@@ -156,8 +134,8 @@ def bind_methods(
     None stands for those of `DEFAULT_METHODS` that fit the model; stderr names those left out, and why.
     """
     given = option or {}
-    if methods is None:
-        methods = [name for name in DEFAULT_METHODS if not _refused(name, model)]
     if isinstance(methods, Mapping):
         return {name: _own(each, given.get(name, {}), seed) for name, each in methods.items()}
+    if methods is None:
+        methods = [name for name in DEFAULT_METHODS if not _refused(name, model)]
     return {name: bind_method(name, given.get(name), seed=seed) for name in method_names(methods)}

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
-from ssmscope.interp.attention.softmax import exceeds_map_limit
+from ssmscope.interp.attention.measure import exceeds_map_limit
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.gradients import output_gradients
-
-if TYPE_CHECKING:
-    from ssmscope.core.linearized import LinearizedLayer
-    from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective
 
 
 def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
@@ -56,11 +52,9 @@ def attention_gradient(objective: Objective) -> Scores:
     embeddings = objective.embeddings()
     model = objective.model
     scores = torch.zeros_like(embeddings[..., 0], dtype=torch.promote_types(embeddings.dtype, torch.float32))
-    longest = max(objective.lengths)
-    if exceeds_map_limit(model, 1, longest):
+    if exceeds_map_limit(model, 1, longest := max(objective.lengths)):
         raise InputError(f"a text has {longest:,} tokens, too many for whole maps of the layers of attention")
-    for chosen in objective.batches(range(len(objective)), gradients=True):
-        longest = max(objective.lengths[text] for text in chosen)
+    for chosen, longest in objective.parts():
         found = output_gradients(objective, embeddings[chosen, :longest], chosen, model.mixers, attention=True)
         trace = model.trace(objective.batch.rows(chosen))
         for linearized, (_, gradient) in zip(trace.linearized, found):

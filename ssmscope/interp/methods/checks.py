@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 import zlib
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ssmscope.errors import InputError
-
-if TYPE_CHECKING:
-    from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective
 
 
 def check_whole(name: str, value: int, least: int) -> None:
@@ -29,11 +26,7 @@ def check_number(name: str, value: float, least: float) -> None:
 
 def text_generator(objective: Objective, text: int, seed: int) -> np.random.Generator:
     """Return a generator that depends on the seed and on the text's tokens or pixels only, not on the rest of the
-    batch.
-
-    Raises:
-        InputError: for a negative seed.
-    """
+    batch."""
     check_whole("seed", seed, 0)
     batch = objective.batch
     if batch.values is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,25 +21,11 @@ from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_nam
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.captum_names import CAPTUM
 from ssmscope.interp.methods.checks import text_generator
-
-if TYPE_CHECKING:
-    from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective
 
 ADAPTER_PARAMETERS = {
-    "self",
-    "inputs",
-    "target",
-    "additional_forward_args",
-    "forward_func",
-    "model",
-    "baselines",
-    "feature_mask",
-} | {
-    "return_convergence_delta",
-    "return_input_shape",
-    "show_progress",
-    "kwargs",
-    "args",
+    *("self", "inputs", "target", "additional_forward_args", "forward_func", "model", "baselines", "feature_mask"),
+    *("return_convergence_delta", "return_input_shape", "show_progress", "kwargs", "args"),
 }
 """Parameters of captum's that the adapter sets itself."""
 
@@ -79,9 +66,8 @@ def attributed(
         InputError: for what captum refuses, in its words.
     """
     embeddings, lengths = objective.embeddings(), objective.lengths
-    start = torch.where(
-        ordinary_tokens(objective).unsqueeze(-1), baseline_embeddings(objective, baseline).to(embeddings), embeddings
-    )
+    neutral, ordinary = baseline_embeddings(objective, baseline).to(embeddings), ordinary_tokens(objective)
+    start = torch.where(ordinary.unsqueeze(-1), neutral, embeddings)
     scores = torch.zeros_like(embeddings[..., 0], dtype=torch.promote_types(embeddings.dtype, torch.float32))
     delta, adds_up, compared = torch.full(scores.shape[:1], float("nan"), dtype=torch.float32), False, False
     for text, length in enumerate(lengths):
@@ -115,14 +101,12 @@ def attributed(
 DEEPLIFT_NOTE = "DeepLift's rules need modules with hooks: here it is gradient × (input − baseline)"
 
 
-def _class(name: str) -> type:
-    import captum.attr
-
-    return getattr(captum.attr, name)
+def _class(name: str) -> Any:
+    return getattr(importlib.import_module("captum.attr"), name)
 
 
 def _options(name: str) -> list[str]:
-    kind: Any = _class(name)
+    kind = _class(name)
     known = [*inspect.signature(kind.__init__).parameters, *inspect.signature(kind.attribute).parameters]
     more = ["baseline"] if "baselines" in known else []
     if name == "NoiseTunnel":  # It also takes the options of what it repeats.
@@ -142,15 +126,12 @@ def _made(which: Any, f: nn.Module, options: dict[str, Any]) -> Any:
             if hasattr(made, each):
                 setattr(made, each, f)
         return made
-    kind: Any = _class(which)
+    kind = _class(which)
     if which == "NoiseTunnel":
-        repeated = options.get("attribution", "InputXGradient")
-        if repeated not in CAPTUM or repeated == which:
-            allowed = [each for each in CAPTUM if each != which]
-            raise InputError(
-                f"NoiseTunnel's attribution is {repeated!r}; allowed are {', '.join(allowed)}"
-                f"{did_you_mean(str(repeated), allowed)}"
-            )
+        repeated, allowed = options.get("attribution", "InputXGradient"), [name for name in CAPTUM if name != which]
+        if repeated not in allowed:
+            names = f"{', '.join(allowed)}{did_you_mean(str(repeated), allowed)}"
+            raise InputError(f"NoiseTunnel's attribution is {repeated!r}; allowed are {names}")
         return kind(_made(repeated, f, options))
     known = set(inspect.signature(kind.__init__).parameters) - ADAPTER_PARAMETERS
     return kind(f, **{name: value for name, value in options.items() if name in known})
@@ -158,22 +139,17 @@ def _made(which: Any, f: nn.Module, options: dict[str, Any]) -> Any:
 
 def _arguments(method: Any, inputs: Tensor, zero: Tensor, options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of `attribute`: the options that it takes, the baseline, features and batch sizes."""
-    inner = getattr(method, "attribution_method", None)
-    known = set(inspect.signature(method.attribute).parameters)
-    built = set(inspect.signature(type(method).__init__).parameters) | (
-        set() if inner is None else set(inspect.signature(type(inner).__init__).parameters)
-    )
-    takes = known | (set() if inner is None else set(inspect.signature(inner.attribute).parameters))
+    both = [each for each in (method, getattr(method, "attribution_method", None)) if each is not None]
+    built = {name for each in both for name in inspect.signature(type(each).__init__).parameters}
+    takes = {name for each in both for name in inspect.signature(each.attribute).parameters}
     length, most = inputs.shape[1], max(1, tokens_at_once(inputs.device) // inputs.shape[1])
     given = {name: value for name, value in options.items() if name in takes or name not in built}
     if "baselines" in takes:
         given["baselines"] = zero
     if "feature_mask" in takes:
         given["feature_mask"] = torch.arange(length, device=inputs.device).view(1, length, 1)
-    if "perturbations_per_eval" in takes:
-        given.setdefault("perturbations_per_eval", most)
-    if "internal_batch_size" in takes:
-        given.setdefault("internal_batch_size", most)
+    for size in {"perturbations_per_eval", "internal_batch_size"} & takes:
+        given.setdefault(size, most)
     if "sliding_window_shapes" in takes:
         window = given.get("sliding_window_shapes", 1)
         given["sliding_window_shapes"] = (window, inputs.shape[2]) if isinstance(window, int) else window

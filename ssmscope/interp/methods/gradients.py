@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,7 @@ from ssmscope.core.mixers import weights_constant
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.checks import check_number, check_whole, text_generator
-
-if TYPE_CHECKING:
-    from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective
 
 
 def gradxinput(objective: Objective) -> Scores:
@@ -29,8 +27,7 @@ def gradxinput(objective: Objective) -> Scores:
     """
     embeddings = objective.embeddings()
     scores = torch.zeros_like(embeddings[..., 0])
-    for chosen in objective.batches(range(len(objective)), gradients=True):
-        longest = max(objective.lengths[text] for text in chosen)
+    for chosen, longest in objective.parts():
         inputs = embeddings[chosen, :longest]
         scores[chosen, :longest] = (objective.gradient(inputs, chosen) * inputs).sum(-1)
     return Scores(scores)
@@ -84,8 +81,7 @@ def gradcam(objective: Objective, *, layer: int = -1) -> Scores:
         raise InputError(f"there is no layer {layer!r}; allowed are 0 to {len(mixers) - 1}, or -1 for the last")
     embeddings = objective.embeddings()
     scores = torch.zeros_like(embeddings[..., 0])
-    for chosen in objective.batches(range(len(objective)), gradients=True):
-        longest = max(objective.lengths[text] for text in chosen)
+    for chosen, longest in objective.parts():
         ((a, gradient),) = output_gradients(objective, embeddings[chosen, :longest], chosen, [mixers[layer]])
         mask = objective.batch.mask[chosen, :longest].unsqueeze(-1).to(a.device)
         a, gradient = a[:, :longest], gradient[:, :longest]  # A continuation's tokens follow.
@@ -106,8 +102,8 @@ def output_gradients(
     `attention` also the weights of every layer of softmax attention, (runs, heads, queries, keys)."""
     kept: dict[int, Tensor] = {}
     weights: dict[int, Tensor] = {}
-    module = objective.model.module
-    see = attending(module, see=weights.__setitem__) if attention else nullcontext()
+    module, mask = objective.model.module, objective.batch.mask[texts, : embeddings.shape[1]]
+    see = attending(module, mask=mask, see=weights.__setitem__) if attention else nullcontext()
     with weights_constant(module), torch.enable_grad(), keep_outputs(layers, kept), see:
         values = objective(embeddings.detach().requires_grad_(), texts)
         outputs = [*(kept[index] for index in range(len(layers))), *weights.values()]

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,9 +16,16 @@ from ssmscope.errors import InputError
 from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary_tokens, singularity_note
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.checks import check_number, check_whole
+from ssmscope.interp.objective import Objective
 
-if TYPE_CHECKING:
-    from ssmscope.interp.objective import Objective
+SMALLEST_DIVISOR = 1e-30
+MAX_FRUITLESS_HALVINGS = 3
+"""Halvings in a row without a lower error after which a text is left."""
+ROUNDING_MARGIN = 4
+"""Factor by which what counts as rounding may exceed its expected size."""
+MAX_LIKELY_ROUNDING = 0.1
+"""Largest rounding, as a share of an integrand, that needs no further evidence. More may be what no quadrature resolves
+yet, as long as halving lowers it."""
 
 
 def ig(
@@ -81,25 +87,23 @@ def ig(
     texts = range(len(objective))
     once = path.integrated([_Piece(text, 0.0, 1.0, lowest[text], highest[text]) for text in texts])
     if not checked:
-        errors = [math.inf if path.difference[text].any() else 0.0 for text in texts]
-        found = [_Sum.of(once[text].scores, errors[text], lowest[text], highest[text]) for text in texts]
+        unknown = [math.inf if path.difference[text].any() else 0.0 for text in texts]
+        found = [_summed(once[text].scores, unknown[text], lowest[text], highest[text]) for text in texts]
         used, rounded = [steps] * len(objective), [False] * len(objective)
     else:
         found, used, rounded = _refined(path, once, steps, tolerance, cap)
     dtype, kind = torch.promote_types(end.dtype, torch.float32), str(end.dtype).removeprefix("torch.")
+    scores, errors, deltas = zip(*found)
     return Scores(
-        torch.stack([each.scores for each in found]).to(end.device, dtype),
-        delta=torch.tensor([each.delta for each in found], dtype=torch.float64),
+        torch.stack(scores).to(end.device, dtype),
+        delta=torch.tensor(deltas, dtype=torch.float64),
         steps=torch.tensor(used),
-        converged=torch.tensor([each.error <= tolerance for each in found]),
-        error=torch.tensor([each.error for each in found], dtype=torch.float64),
-        rounding=tuple(kind if left and each.error > tolerance else "" for left, each in zip(rounded, found)),
+        converged=torch.tensor([error <= tolerance for error in errors]),
+        error=torch.tensor(errors, dtype=torch.float64),
+        rounding=tuple(kind if left and error > tolerance else "" for left, error in zip(rounded, errors)),
         baseline=baseline_name(objective, baseline),
         note=singularity_note(objective, start),
     )
-
-
-SMALLEST_DIVISOR = 1e-30
 
 
 @dataclass(eq=False)
@@ -140,20 +144,15 @@ class _Halved:
         self.scale = (self.whole.last - self.whole.first) * self.whole.size
 
 
-@dataclass(eq=False)
-class _Sum:
-    """Sum over the pieces of a text: the scores, their largest error and the missing change of f, as shares."""
+_Sum = tuple[Tensor, float, float]
+"""Scores of a text, their largest error and the missing change of f, as shares."""
 
-    scores: Tensor
-    error: float
-    delta: float
 
-    @classmethod
-    def of(cls, scores: Tensor, error: float, before: float, after: float) -> _Sum:
-        """Sum a text up; `error` is in units of the scores. Where nothing has moved, nothing is missing."""
-        missed, largest = abs(float(scores.sum()) - (after - before)), float(scores.abs().max())
-        share = 0.0 if error == 0 else error / max(largest, SMALLEST_DIVISOR)
-        return cls(scores, share, 0.0 if missed == 0 else missed / max(abs(after - before), SMALLEST_DIVISOR))
+def _summed(scores: Tensor, error: float, before: float, after: float) -> _Sum:
+    """Sum a text up; `error` is in units of the scores. Where nothing has moved, nothing is missing."""
+    missed, largest = abs(float(scores.sum()) - (after - before)), float(scores.abs().max())
+    share = 0.0 if error == 0 else error / max(largest, SMALLEST_DIVISOR)
+    return scores, share, 0.0 if missed == 0 else missed / max(abs(after - before), SMALLEST_DIVISOR)
 
 
 def _refined(
@@ -199,43 +198,21 @@ def _refined(
             since[text] = 0 if error < least[text][0] else since[text] + 1
             if error <= least[text][0] or not half:
                 least[text] = error, pieces[text]
-    found = []
-    for text, whole_path in enumerate(once):
-        error, each = least[text]
-        found.append(_Sum.of(_total(each), error, whole_path.before, whole_path.after))
-    return found, used, rounded
-
-
-MAX_FRUITLESS_HALVINGS = 3
-"""Halvings in a row without a lower error after which a text is left."""
-ROUNDING_MARGIN = 4
-"""Factor by which what counts as rounding may exceed its expected size."""
-
-
-MAX_LIKELY_ROUNDING = 0.1
-"""Largest rounding, as a share of an integrand, that needs no further evidence. More may be what no quadrature resolves
-yet, as long as halving lowers it."""
+    ends = [(least[text], piece.before, piece.after) for text, piece in enumerate(once)]
+    return [_summed(_total(pieces), error, *change) for (error, pieces), *change in ends], used, rounded
 
 
 def _rounding(pieces: list[_Halved]) -> float:
-    """Estimate the rounding of a text's integrand, as a share of it.
-
-    The coefficients of an integrand by Legendre polynomials fall with their degree where a quadrature resolves it, but
-    not those of rounding. What the highest ones say of it is about the same share everywhere on a path; what is not
-    resolved yet is in some places. So it is that of the halves with small ones.
-    """
+    """Estimate the rounding of a text's integrand, as a share of it, by its highest coefficients by Legendre
+    polynomials, which fall with their degree where a quadrature resolves it, in the halves with small ones."""
     shares = sorted(half.rough / max(half.size, SMALLEST_DIVISOR) for piece in pieces for half in piece.halves)
     return shares[(len(shares) - 1) // 4]
 
 
 def _at_rounding(pieces: list[_Halved], noise: float) -> list[_Halved]:
     """Return the pieces of a text whose errors are explained by its rounding alone: the whole is as far from its halves
-    as expected, or nearer than the change of f that they miss. That is the rounding of f, alike in all such pieces; a
-    peak between the nodes is in one.
-
-    Args:
-        noise: expected distance of a whole from its halves, as a share of the integrand.
-    """
+    as expected, which is `noise` as a share of the integrand, or nearer than the change of f that they miss. That is
+    the rounding of f, alike in all such pieces; a peak between the nodes is in one."""
     expected = ROUNDING_MARGIN * noise
     found = [
         each
@@ -248,7 +225,6 @@ def _at_rounding(pieces: list[_Halved], noise: float) -> list[_Halved]:
 
 
 def _total(pieces: Sequence[_Halved]) -> Tensor:
-    """Return the scores of a text, summed over its pieces."""
     return torch.stack([piece.scores for piece in pieces]).sum(0)
 
 
@@ -259,8 +235,8 @@ def _error(pieces: Sequence[_Halved]) -> float:
 
 
 def _worst(pieces: list[_Halved], tolerance: float) -> list[_Halved]:
-    """Return the pieces that have to be halved again, the worst first: as many as leave others whose errors together
-    are below half of the allowed error; none where all errors together are within it."""
+    """Return the pieces that have to be halved again, the worst first: as many as leave others with less than half of
+    the allowed error; none where all errors together are within it."""
     bearable = tolerance * float(_total(pieces).abs().max())
     if _error(pieces) <= bearable:
         return []
@@ -314,8 +290,7 @@ class _Path:
         return pieces
 
     def _parts(self, texts: list[int]) -> Iterator[list[int]]:
-        """Yield places in batches. The very first is a single run, so that a meter knows early how long a gradient
-        takes."""
+        """Yield places in batches, the very first a single run: a meter knows early how long a gradient takes."""
         for part in self.objective.batches(texts, gradients=True):
             if not self._timed and len(part) > 1:
                 yield part[:1]
@@ -343,9 +318,8 @@ class _Path:
 
 @lru_cache(maxsize=16)
 def _quadrature(steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return nodes in (0, 1), weights that sum to 1 (Gauss–Legendre), and weights of each node in the highest quarter
-    of the coefficients by Legendre polynomials, (degrees, nodes), scaled so that numbers of variance 1 give variance
-    1."""
+    """Return nodes in (0, 1), weights that sum to 1 (Gauss–Legendre), and weights (degrees, nodes) of the highest
+    quarter of the coefficients by Legendre polynomials, scaled so that numbers of variance 1 give variance 1."""
     nodes, weights = np.polynomial.legendre.leggauss(steps)
     degrees = range(max(3, 3 * steps // 4), steps)
     highest = [weights * np.polynomial.legendre.Legendre.basis(k)(nodes) for k in degrees]

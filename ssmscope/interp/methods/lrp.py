@@ -30,7 +30,7 @@ import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear, silu
+from torch.nn.functional import gelu, silu
 from torch.nn.utils.parametrize import type_before_parametrizations
 from transformers import PreTrainedModel
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaBlock, FalconMambaRMSNorm
@@ -45,7 +45,7 @@ from ssmscope.architectures.read.mamba2attn import Mamba2AttnBlock
 from ssmscope.architectures.read.parts import at_least_float32, rms_factor
 from ssmscope.architectures.read.rotary_attention import RotaryAttention, softmax_attention
 from ssmscope.architectures.read.rwkv7 import RWKV7Block
-from ssmscope.core.affine import NormTerms, innermost, is_linear, is_plain, norm_terms, offset
+from ssmscope.core.affine import NormTerms, innermost, is_linear, norm_terms, offset
 from ssmscope.core.batching import by_length
 from ssmscope.core.intercept import evaluating, override_forward, twin, unhooked
 from ssmscope.core.linearized import LinearizedLayer, Path, as_diagonal
@@ -129,21 +129,14 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
 
 
 def bias_relevance(objective: Objective, *, half: bool = True) -> Float[Tensor, " texts"]:
-    """Return the summed relevance of all constants in `lrp`'s network: of every bias of a convolution, projection, norm
-    or head, and of learnt initial states, gradient × value. (A continuation's own tokens are not included.)
-
-    Raises:
-        InputError: as `lrp`.
-    """
+    """Return the summed relevance of all constants in `lrp`'s network, biases and learnt initial states: gradient ×
+    value. (A continuation's own tokens are not included.)"""
     return _propagated(objective, half)[1]
 
 
 def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts length"], Float[Tensor, " texts"]]:
-    """Return the tokens' relevance and the constants'.
-
-    Every constant is multiplied by a 1 that the text has of its own: the derivative of f by it is the sum of
-    gradient × value over the constants.
-    """
+    """Return the tokens' relevance and the constants': each is multiplied by a 1 that the text has of its own, and the
+    derivative of f by it is the sum of gradient × value over the constants."""
     embeddings = objective.embeddings()
     wide = at_least_float32(embeddings)
     scores, constants = wide.new_zeros(wide.shape[:2]), wide.new_zeros(len(wide))
@@ -167,8 +160,8 @@ def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts 
 
 
 def _fits(objective: Objective, x: Tensor) -> bool:
-    """Return True if there is room for what the backward pass keeps: the layers' intermediate values of all tokens, and
-    copies of the weights that are not in float32."""
+    """Return True if there is room for what the backward pass keeps: intermediate values of all tokens, and copies of
+    the weights that are not in float32."""
     weights, tokens = objective.model.module.parameters(), x.shape[0] * x.shape[1]
     copies = sum(weight.numel() for weight in weights if at_least_float32(weight[:0]).dtype != weight.dtype)
     return tokens * kept_bytes_per_token(objective.model) + 4 * copies <= min(
@@ -233,14 +226,8 @@ def through_norm(norm: NormTerms, x: Tensor, one: Tensor, *, centred: bool) -> T
     return y if norm.bias is None else y + _beside(one, y) * norm.bias
 
 
-def through_linear(layer: nn.Linear, x: Tensor, one: Tensor) -> Tensor:
-    """Apply a plain linear layer, its bias multiplied by `one`."""
-    y = linear(x, layer.weight)
-    return y if layer.bias is None else y + _beside(one, y) * layer.bias
-
-
 def through_affine(layer: nn.Module, constant: Tensor | None, x: Tensor, one: Tensor) -> Tensor:
-    """Apply any other linear layer; its `constant`, its output for zeros, is multiplied by `one`."""
+    """Apply a linear layer; its `constant`, its output for zeros, is multiplied by `one`."""
     y = layer(x)
     return y if constant is None else y + (_beside(one, y) - 1) * constant.to(y)
 
@@ -284,11 +271,7 @@ def _beside(one: Tensor, y: Tensor) -> Tensor:
 @contextmanager
 def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bool = True) -> Iterator[None]:
     """Within the context `module` computes what it always does, and its derivatives are relevance: by the input's
-    embeddings, and by `one` (a 1 per row), by which every constant is multiplied. On leaving it is as before.
-
-    Raises:
-        InputError: for a module whose rule is not known.
-    """
+    embeddings, and by `one` (a 1 per row), by which every constant is multiplied. On leaving it is as before."""
     found = mixers(module)
     if any(parameter.is_meta for parameter in module.parameters()):
         raise InputError("lrp needs every weight of a layer in memory, and some are offloaded: load the whole model")
@@ -299,7 +282,7 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
     rules = _rules(module, handled, one, half, _around_backbone(module))
     handlers = [(mixer, _through_mixer(mixer, one, half)) for mixer in found]
     handlers += [(part, partial(through_attention, part, one)) for part in attention]
-    handlers += [(part, partial(_apply, rule)) for part, rule in rules]
+    handlers += [(part, lambda below, x, rule=rule: rule(x)) for part, rule in rules]
     handlers += others
     with ExitStack() as around:
         for reader in dict.fromkeys(map(adapter_for, found)):
@@ -310,10 +293,6 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
         around.enter_context(freeze_soft_caps(module))
         around.enter_context(override_forward(handlers, kept=True))  # `fast_scan` leaves the mixers alone.
         yield
-
-
-def _apply(rule: Callable[[Tensor], Tensor], below: Callable[..., Any], x: Tensor) -> Tensor:
-    return rule(x)
 
 
 def _blocks(module: nn.Module, read: set[int]) -> Iterator[nn.Module]:
@@ -355,34 +334,25 @@ def _rules(
     module: nn.Module, read: set[int], one: Tensor, half: bool, passing: Set[int] = frozenset()
 ) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
     """Return the parts with a rule, and the rule, outside those in `read` (mixers, embeddings); parts in `passing` only
-    pass on what their parts give, and need none.
-
-    Raises:
-        InputError: for a part whose rule is not known, and for one that is not what its class says.
-    """
+    pass on what their parts give, and need none."""
     if id(module) in read:
         return []
     kind, what = type_before_parametrizations(module), f"lrp's {type(module).__name__}"
     rules: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
-    norm = next((each for each in (nn.LayerNorm, *RMS_NORMS) if isinstance(innermost(module), each)), None)
-    if kind is nn.Linear and is_plain(module, nn.Linear):
-        return [(module, lambda x: through_linear(module, x, one))]
+    inner = innermost(module)
+    norm = next((each for each in (nn.LayerNorm, *RMS_NORMS) if isinstance(inner, each)), None)
     if is_linear(module):
         layer = twin(module)
         constant = offset(layer, what)
         return [(module, lambda x: through_affine(layer, constant, x, one))]
-    if norm is not None:
-        terms, centred = norm_terms(twin(module), norm, what), norm is nn.LayerNorm
-        return [(module, lambda x: through_norm(terms, x, one, centred=centred))]
-    if is_family_norm(innermost(module)):
-        measured = norm_terms(twin(module), (), what)
-        return [(module, lambda x: through_norm(measured, x, one, centred=False))]
+    if norm is not None or is_family_norm(inner):
+        terms = norm_terms(twin(module), () if norm is None else norm, what)
+        return [(module, partial(through_norm, terms, one=one, centred=norm is nn.LayerNorm))]
     if issubclass(kind, FeedForward):
         rules.append((module, lambda x: through_feed_forward(module, x, half)))
     elif not (kind in LINEAR_MODULES or is_family_block(module) or _is_model(kind) or id(module) in passing):
-        known = ", ".join(
-            sorted(cls.__name__ for cls in (nn.Linear, nn.LayerNorm, *RMS_NORMS, FeedForward, *LINEAR_MODULES))
-        )
+        kinds = (nn.Linear, nn.LayerNorm, *RMS_NORMS, FeedForward, *LINEAR_MODULES)
+        known = ", ".join(sorted(each.__name__ for each in kinds))
         raise InputError(f"lrp has no rule for {kind.__name__}, which may not be linear; it has rules for {known}")
     for part in module.children():
         rules += _rules(part, read, one, half, passing)

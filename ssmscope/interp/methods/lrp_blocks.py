@@ -22,14 +22,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from ssmscope.architectures import LAZY_FAMILIES
 from ssmscope.core.intercept import observe, override_forward
 from ssmscope.core.linearized import as_diagonal
+from ssmscope.core.readable import THEIRS
 from ssmscope.errors import InputError
 
 Handler = Callable[..., Any]
 
-FAMILIES = tuple(f"transformers.models.{name}." for name in LAZY_FAMILIES)
+ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv")
+"""Families whose blocks are a mixer, for which `lrp` has the rules."""
+FAMILIES = tuple(f"transformers.models.{name}." for name in THEIRS if name not in ALONE)
 LINEAR_CLASSES = re.compile(
     r"(Layer|Block|MLP|Mlp|FeedForward|MoE|Moe|Experts|Attention|Attention2|RotaryEmbedding|Router|Gating|Model|"
     r"ForCausalLM|ForSequenceClassification)$"
@@ -43,9 +45,7 @@ ACTIVATION_NAMES = ("act_fn", "activation")
 GATE_NAMES = ("gate_proj", "gate_up_proj", "input_linear", "w1", "proj_up_gate")
 OUTPUT_NAMES = ("down_proj", "output_linear", "w2", "proj_down")
 WRITTEN_OUT = {
-    "Lfm2MLP": ("w1", "w3", "w2"),
-    "Lfm2MoeMLP": ("w1", "w3", "w2"),
-    "Lfm3MLP": ("w1", "w3", "w2"),
+    **dict.fromkeys(("Lfm2MLP", "Lfm2MoeMLP", "Lfm3MLP"), ("w1", "w3", "w2")),
     "RecurrentGemmaMlp": ("gate_proj", "up_proj", "down_proj"),
 }
 """Feed-forward parts W₃ (act(g) ⊙ h) whose activation is a function, or that have a bias after their product, by class,
@@ -66,11 +66,7 @@ def is_family_norm(module: nn.Module) -> bool:
 
 
 def part_handlers(module: nn.Module, half: bool) -> list[tuple[nn.Module, Handler]]:
-    """Return the parts of such a block, itself included, that need a handler, with their handlers.
-
-    Raises:
-        InputError: for a gated feed-forward part with a bias after its product, and for latent attention with biases.
-    """
+    """Return the parts of such a block, itself included, that need a handler, with their handlers."""
     parts = dict(module.named_children())
     found: list[tuple[nn.Module, Handler]] = _latent(module, parts) if "kv_b_proj" in parts else []
     found += [(parts[name], _constant) for name in FROZEN_OUTPUTS if name in parts]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL
@@ -30,10 +30,7 @@ def check_method(*, method: str, metric: str, **_: object) -> None:
 def patch(
     model: Model,
     *,
-    clean: Annotated[
-        str | list[int],
-        "Text with the answer; token ids for a model without a tokenizer.",
-    ],
+    clean: Annotated[str | list[int], "Text with the answer; token ids for a model without a tokenizer."],
     corrupted: Annotated[str | list[int], "Text of as many tokens with another answer."],
     site: Annotated[
         Literal["state", "output", "residual", "convolution", "head"],
@@ -41,8 +38,7 @@ def patch(
         "convolution's input, or single heads' outputs.",
     ] = "state",
     direction: Annotated[
-        Literal["denoise", "noise"],
-        "Put clean values into the corrupted run, or corrupted values into the clean run.",
+        Literal["denoise", "noise"], "Put clean values into the corrupted run, or corrupted values into the clean run."
     ] = "denoise",
     metric: Annotated[
         Literal["normalised", "difference", "probability"],
@@ -78,10 +74,6 @@ def patch(
     continue from it; all layers together are the whole memory, and the run is that of the other text's tokens followed
     by this one's. Heads are patched at all chosen tokens at once.
 
-    Runs begin after what they share: at the states before the first token that is patched, where the model can
-    continue from states, and at the layer that is patched, where layers read only the residual stream; all layers
-    of a token are one batch. Before the first token that differs nothing is run.
-
     The method "gradient" is for large models: two forward passes and a backward one give (a_other − a_base) · ∂m/∂a of
     every cell, m the difference of the logits (attribution patching, Nanda 2023; Syed et al. 2023, Eq. 2). It is
     patching to first order and misses what saturates: "both" has its correlation with the exact grid, over all cells
@@ -95,55 +87,51 @@ def patch(
     import numpy as np
 
     from ssmscope.api.inputs import one_text
-    from ssmscope.api.results import record_provenance
-    from ssmscope.interp.patch.attribution import agreement, attributed
-    from ssmscope.interp.patch.measure import PatchRuns, answer_pair, first_difference, measure
+    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.core.progress import progress_bar
+    from ssmscope.interp.patch import measure as patching
     from ssmscope.interp.patch.result import Patching
     from ssmscope.interp.spans import positions_of, span_name
 
     pair = one_text(model, clean), one_text(model, corrupted)
-    first = first_difference(*pair)
+    first = patching.first_difference(*pair)
     length = pair[0].input_ids.shape[1]
     chosen = list(range(length)) if positions is None else list(positions_of(positions, pair[0]))
     if site == "state":
         chosen = [place for place in chosen if place < length - 1]
         if not chosen:
             raise InputError("after the last token no state is read; give positions before it")
-    ids, names = answer_pair(model, pair, answer, contrast)
-    runs = PatchRuns(model, *(pair[::-1] if direction == "denoise" else pair))
-    plain = np.array(
-        [measure(model, model.run(batch, last_only=True).logits, ids)[0] for batch in (runs.base, runs.source)]
-    )
+    ids, names = patching.answer_pair(model, pair, answer, contrast)
+    runs = patching.PatchRuns(model, *(pair[::-1] if direction == "denoise" else pair))
+    both = (model.run(batch, last_only=True).logits for batch in (runs.base, runs.source))
+    plain = np.array([patching.measure(model, logits, ids)[0] for logits in both])
     later = [place for place in chosen if place >= first]
-    if site == "head":
-        shape = (model.num_layers, runs.heads())
-        found, columns = runs.of_heads(later), list(range(shape[1]))
-    else:
-        shape = (model.num_layers + 1, len(chosen))
-        found, columns = runs.of_states(later) if site == "state" else runs.of_positions(site, later), chosen
+    columns, layers = list(range(runs.heads())) if site == "head" else chosen, model.num_layers
     # Before the first difference both runs are the same.
-    values = np.broadcast_to(plain[0], (*shape, 2)).copy()
+    values = np.broadcast_to(plain[0], (layers + (site != "head"), len(columns), 2)).copy()
     column = {place: number for number, place in enumerate(columns)}
-    exact = method != "gradient"
-    for cells, logits in found if exact else ():
-        rows = [model.num_layers if layer is None else layer for layer, _ in cells]
-        values[rows, [column[place] for _, place in cells]] = measure(model, logits, ids)
+    if method != "gradient":
+        found = runs.of_states(later) if site == "state" else runs.of_values(site, later)
+        with progress_bar() as bar:
+            task = bar.add_task("patched cells", total=len(values) * len(columns if site == "head" else later))
+            for cells, logits in found:
+                rows = [layers if layer is None else layer for layer, _ in cells]
+                values[rows, [column[place] for _, place in cells]] = patching.measure(model, logits, ids)
+                bar.advance(task, len(cells))
     approximate, agree = np.zeros((0, 0)), (np.nan, np.nan)
     if method != "exact":
-        approximate = np.zeros((model.num_layers, len(columns)))
+        approximate = np.zeros((layers, len(columns)))
         own = slice(None) if site == "head" else [column[place] for place in later]
         if later:
-            approximate[:, own] = attributed(runs, site, later, ids)
-        if exact and later:
-            agree = agreement(approximate[:, own], values[: model.num_layers, own, 1] - plain[0, 1])
-        elif not exact:
+            approximate[:, own] = patching.attributed(runs, site, later, ids)
+        if method == "gradient":
             values[...] = np.nan
-            values[: model.num_layers, :, 1] = plain[0, 1] + approximate
+            values[:layers, :, 1] = plain[0, 1] + approximate
+        elif later:
+            agree = patching.agreement(approximate[:, own], values[:layers, own, 1] - plain[0, 1])
     texts = [text if isinstance(text, str) else list(text) for text in (clean, corrupted)]
-    options: dict[str, Any] = {"clean": texts[0], "corrupted": texts[1]}
-    options |= {"site": site, "direction": direction, "metric": metric}
-    options |= {"positions": None if positions is None else span_name(positions)}
-    options |= {"method": method, "answer": answer, "contrast": contrast}
+    where = None if positions is None else span_name(positions)
+    options = call_options(clean=texts[0], corrupted=texts[1], positions=where)
     return Patching(
         provenance=record_provenance(model.source, options=options),
         clean=pair[0].tokens[0],

@@ -37,15 +37,19 @@ def draw(result: Patching, approximated: bool = False) -> Figure:
     lined = not heads and not approximated and result.is_exact
     above = LINE + GAP if lined else 0.0
     source, into = ("clean", "corrupted") if result.direction == "denoise" else ("corrupted", "clean")
-    below = f"{result.metric_name}; {source} patched into {into}"
+    below = "" if approximated else f"{result.flipped}; "
+    below += f"{result.metric_name}; {source} patched into {into}"
     below += "; approximated by a gradient" if approximated or not result.is_exact else ""
     names = (
         []
         if heads or columns > MAX_LABELLED_TOKENS
         else [drawable(result.token(column, 9)) for column in range(columns)]
     )
+    before, model, _ = title(result)
     labels = 0.55 if not names else 0.2 + LETTER * max(map(len, names))
-    sheet = Sheet(LEFT + wide + RIGHT, Sheet.TOP + above + high + labels, title(result), below, left=LEFT)
+    sheet = Sheet(
+        LEFT + wide + RIGHT, Sheet.TOP + above + high + labels, (before, model, f": {result.asked}"), below, left=LEFT
+    )
     low, most = _ends(result, found)
     if lined:
         axes = sheet.panel(LEFT, sheet.top, wide, LINE)

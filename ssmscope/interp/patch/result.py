@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.render.blocks import Block, Picture, Prose
 from ssmscope.render.numbers import number
 from ssmscope.render.table import Cell, Line, Table, short, table
 from ssmscope.render.tokens import short_token, shorten, visible
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 SITES = {
     "state": "states after a token",
@@ -31,7 +28,6 @@ METRICS = {
 }
 """Sites and metrics by name, with their names in the views."""
 NAMED_CELLS = 10
-"""Number of cells that are named."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +58,25 @@ class Patching(Result, kind="patch"):
 
     @property
     def headline(self) -> str:
-        model = self.model_name
-        return f"Patching {SITES[self.site]} on {model}: {self._asked}"
+        return f"Patching {SITES[self.site]} on {self.model_name}: {self.asked}, {self.flipped}"
 
     @property
-    def _asked(self) -> str:
+    def flipped(self) -> str:
+        """Say which token, or head, is the first that flips the answer: of which the run answers as the other one."""
+        heads = self.site == "head"
+        rows = self.values[-1:] if self.is_exact and not heads else self.values[: self.layers]
+        cells = np.argwhere((np.sign(rows[..., 1]) == -np.sign(self.base[1])).T)
+        if not len(cells):
+            return f"flipped by no {'head' if heads else 'token'}"
+        column, row = cells[0]
+        return f"flipped first {f'by {self._name(row, column)}' if heads else f'at token {self._place(column)}'}"
+
+    @property
+    def asked(self) -> str:
         return f"“{shorten(visible(self.answer), 20)}” or “{shorten(visible(self.contrast), 20)}”"
 
     @property
     def metric_name(self) -> str:
-        """Name of the metric in the views."""
         return METRICS[self.metric]
 
     @property
@@ -105,16 +110,17 @@ class Patching(Result, kind="patch"):
         """Return the cells of single layers that change the most."""
         plain = {"probability": self.base[0], "difference": self.base[1], "normalised": 0.0}[self.metric]
         found = self.effects()[: self.layers]
-        size = np.abs(found - plain)
-        size = np.where(np.isnan(size), -1, size)
-        order = np.argsort(-size, axis=None, kind="stable")[:count]
+        order = np.argsort(-np.nan_to_num(np.abs(found - plain), nan=-1), axis=None, kind="stable")[:count]
         places = zip(*np.unravel_index(order, found.shape))
         return [((int(row), int(column)), float(found[row, column])) for row, column in places]
 
     def _name(self, row: int, column: int) -> str:
         if self.site == "head":
             return f"layer {row}, head {column}"
-        return f"layer {row}, {self.positions[column]} “{self.token(column, 20)}”"
+        return f"layer {row}, {self._place(column)}"
+
+    def _place(self, column: int) -> str:
+        return f"{self.positions[column]} “{self.token(column, 20)}”"
 
     def token(self, column: int, width: int) -> str:
         """Return the token of a column, both where the texts differ."""
@@ -122,20 +128,16 @@ class Patching(Result, kind="patch"):
         own = [short_token(tokens[place], width) for tokens in (self.clean, self.corrupted)]
         return own[0] if self.clean[place] == self.corrupted[place] else "/".join(own)
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per cell; layer is empty where all are patched together. `attributed` is the gradient's
         approximation of the change of the difference of logits."""
-        import pandas as pd
-
         shares = self.effects("normalised")
         rows = []
-        for row, column in np.ndindex(*shares.shape):
-            layer = row if row < self.layers else None
-            of_head = self.site == "head"
+        for (row, column), share in np.ndenumerate(shares):
+            layer, of_head = row if row < self.layers else None, self.site == "head"
             where = (None, column, "") if of_head else (self.positions[column], None, self.token(column, 40))
             near = self.attributed[row, column] if len(self.attributed) and layer is not None else np.nan
-            numbers = (*self.values[row, column], shares[row, column], near)
-            rows.append((layer, *where, *map(float, numbers)))
+            rows.append((layer, *where, *map(float, (*self.values[row, column], share, near))))
         columns = ["layer", "position", "head", "token", "probability", "difference", "normalised", "attributed"]
         frame = pd.DataFrame(rows, columns=columns)
         return frame.astype({"layer": "Int64", "position": "Int64", "head": "Int64"})
@@ -151,14 +153,12 @@ class Patching(Result, kind="patch"):
 
     def blocks(self) -> Iterable[Block]:
         names = ("corrupted", "clean") if self.direction == "denoise" else ("clean", "corrupted")
-        ends = (
+        ends = "; ".join(
             f"{name}: probability {value[0]:.3f}, difference of logits {number(value[1])}"
             for name, value in zip(names, (self.base, self.other))
         )
-        said = [f"{self._asked}; {'; '.join(ends)}."]
-        if not self.is_exact:
-            said.append("Approximated by a gradient, to first order: attribution patching.")
-        yield from self.opening(*said)
+        near = "Approximated by a gradient, to first order: attribution patching."
+        yield from self.opening(f"{self.asked}; {ends}.", *([] if self.is_exact else [near]))
         if self.is_exact and len(self.attributed):
             from ssmscope.interp.patch.figure import draw
 

@@ -60,7 +60,7 @@ def plausibility(
     Args:
         model: a classifier of texts.
         data: texts with rationales; those without one are left out. A file has them in its column "rationale", see
-            `ssmscope.data.rationales`.
+            `ssmscope.data.rows`.
         methods: those of `explain`, or functions of your own by name: each gets the objective of a batch of texts and
             gives their `Scores`.
         batch_size: number of texts that run together; by default as many as suit the device.
@@ -73,7 +73,7 @@ def plausibility(
 
     import numpy as np
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.api.sharding.parts import over
     from ssmscope.core.batching import by_length, tokens_at_once
     from ssmscope.interp.labelled import check_classifier, read_texts, token_scores
@@ -101,8 +101,8 @@ def plausibility(
         return {"scores": np.stack([np.concatenate(own) for own in every])}
 
     size = int(top) if top is not None and top >= 1 else top
-    options = {"methods": list(ready), "top": size, "limit": limit, "max_tokens": max_tokens, "option": option or {}}
-    provenance = record_provenance(model.source, options={**options, "batch_size": batch_size}, seed=seed, data=data)
+    options = call_options(methods=list(ready), top=size, option=option or {})
+    provenance = record_provenance(model.source, options=options, seed=seed, data=data)
     found = {name: [np.empty(0)] * len(data) for name in ready}
     batches = by_length(lengths, tokens_at_once(model.device), rows=marked, size=batch_size, longest_first=True)
     for rows, part in over(model, batches, measure, provenance=provenance):

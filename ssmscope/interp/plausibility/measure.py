@@ -1,8 +1,4 @@
-"""Agreement of explanations with what people marked as the reason (DeYoung et al. 2020, ERASER), text by text and on
-average.
-
-Agreement with people says whether an explanation convinces, not whether it is what the model does: that is fidelity.
-"""
+"""Agreement of explanations with what people marked as the reason (ERASER, DeYoung et al. 2020), by text and in all."""
 
 from __future__ import annotations
 
@@ -32,11 +28,8 @@ def token_f1(chosen: Bool[np.ndarray, " n"], marked: Bool[np.ndarray, " n"]) -> 
 
 
 def iou_f1(chosen: Bool[np.ndarray, " n"], marked: Bool[np.ndarray, " n"], threshold: float = MIN_OVERLAP) -> float:
-    """Return F1 of the chosen spans as a guess of the marked ones; a span is a run of tokens (DeYoung et al. 2020, sec.
-    4.1).
-
-    Two spans match when their intersection has at least `threshold` of the tokens of their union.
-    """
+    """Return F1 of the chosen spans as a guess of the marked ones; a span is a run of tokens, and two match when their
+    intersection has at least `threshold` of the tokens of their union (DeYoung et al. 2020, sec. 4.1)."""
     guesses, truths = _runs(chosen), _runs(marked)
     if not guesses or not truths:
         return 0.0
@@ -84,8 +77,7 @@ def agreement(scores: Float[np.ndarray, " n"], marked: Bool[np.ndarray, " n"], t
 
 
 def rationale_size(n: int, top: int | float) -> int:
-    """Return the number of tokens, out of n, in a rationale: `top`, or that share of them, rounded; at least 1 and at
-    most n."""
+    """Return the number of tokens, out of n, in a rationale: `top`, or that share of them, rounded; 1 to n."""
     return min(n, max(1, round(top * n) if isinstance(top, float) else top))
 
 
@@ -146,12 +138,11 @@ def plausibility_of(
                 raise InputError(f"the scores that {method} gives text {row} are not {len(mask)} finite numbers")
             values[number, line] = agreement(own, mask, rationale_size(len(own), share if top is None else top))
     rows = resampled_means(values.transpose(1, 0, 2).reshape(len(used), -1), seed=seed)
-    found = tuple(estimate(rows[:, column]) for column in range(rows.shape[1]))
     return Plausibility(
         provenance=record_provenance(source, options={"top": top}, seed=seed),
         methods=tuple(by_method),
         values=values,
-        estimates=found,
+        estimates=tuple(map(estimate, rows.T)),
         texts=tuple(used),
         share=share,
         chance=float(np.mean([chance_precision(len(m), int(m.sum())) for m in masks if m is not None])),
@@ -160,9 +151,7 @@ def plausibility_of(
     )
 
 
-def _scores(
-    explained: Any,
-) -> tuple[dict[str, Sequence[np.ndarray]], list[np.ndarray] | None, dict[str, Any]]:
+def _scores(explained: Any) -> tuple[dict[str, Sequence[np.ndarray]], list[np.ndarray] | None, dict[str, Any]]:
     """Return each method's scores of the non-special tokens, masks of these tokens, and their provenance."""
     if isinstance(explained, Mapping):
         if not explained:

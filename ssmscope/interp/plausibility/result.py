@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.plausibility.measures import MEASURES
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.table import Cell, Line, Table, table, written
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -59,16 +56,13 @@ class Plausibility(Result, kind="plausibility"):
         return table(("model", "method"), lines, more=MEASURES.values())
 
     def _lines(self) -> list[Line]:
-        """Return a line of the table per method."""
         numbers, peers = iter(self.estimates), object()
         return [
             Line((method,), {name: Cell(next(numbers)) for name in MEASURES.values()}, peers) for method in self.methods
         ]
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per method and measure: columns method, measure, value, low, high (its 95 % interval), texts."""
-        import pandas as pd
-
         names = [(method, measure) for method in self.methods for measure in MEASURES]
         rows = [(*name, e.value, e.low, e.high, len(self.texts)) for name, e in zip(names, self.estimates)]
         return pd.DataFrame(rows, columns=["method", "measure", "value", "low", "high", "texts"])

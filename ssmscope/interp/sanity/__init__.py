@@ -1,12 +1,9 @@
-"""Sanity check of explanations: a model's parts are randomised one after another (Adebayo et al. 2018).
-
-Scores that stay what they were when the weights are gone describe the input or the architecture, not the model.
-"""
+"""Sanity check of explanations: a model's parts are randomised one after another (Adebayo et al. 2018)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import Texts
@@ -67,9 +64,10 @@ def cascading_randomisation(
 
     import numpy as np
 
-    from ssmscope.api.results import record_provenance
-    from ssmscope.core.bootstrap import RESAMPLES, estimate, resampled_means
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.model import Model, as_batch
+    from ssmscope.core.progress import progress_bar
+    from ssmscope.interp.interventions import means_with_intervals
     from ssmscope.interp.methods import bind_methods
     from ssmscope.interp.objective import Objective, objective
     from ssmscope.interp.sanity.measure import parts_of, randomise, scores_of_words, similarities
@@ -89,27 +87,19 @@ def cascading_randomisation(
     values = np.empty((len(ready), len(stages) + 1, len(goal), len(MEASURES)))
     for number, scores in enumerate(trained.values()):
         values[number, 0] = [similarities(row, row) for row in scores]
-    for stage, tensors in enumerate(stages.values(), 1):
-        randomise(tensors, seed)
-        again = replace(goal, model=changed)
-        for number, (name, method) in enumerate(ready.items()):
-            found = scores_of_words(method(again), own)
-            values[number, stage] = [similarities(*pair) for pair in zip(trained[name], found, strict=True)]
-    columns = values.transpose(2, 0, 1, 3)
-    resamples = RESAMPLES if len(goal) > 1 else 0  # One text gives no interval.
-    rows = resampled_means(columns.reshape(len(goal), -1), resamples=resamples, seed=seed)
-    ends = [estimate(rows[:, column]) for column in range(rows.shape[1])]
-    shape = (len(ready), len(stages) + 1, len(MEASURES), 3)
-    options: dict[str, Any] = {
-        "methods": list(ready),
-        "option": option or {},
-        "layers": layers if isinstance(layers, str) else list(layers),
-    }
+    with progress_bar() as bar:
+        for stage, tensors in enumerate(bar.track([*stages.values()], description="randomised parts"), 1):
+            randomise(tensors, seed)
+            again = replace(goal, model=changed)
+            for number, (name, method) in enumerate(ready.items()):
+                found = scores_of_words(method(again), own)
+                values[number, stage] = [similarities(*pair) for pair in zip(trained[name], found, strict=True)]
+    options = call_options(methods=list(ready), option=option or {})
     return SanityCheck(
         provenance=record_provenance(model.source, options=options, seed=seed),
         methods=tuple(ready),
         parts=(TRAINED, *stages),
         texts=len(goal),
         values=values,
-        estimates=np.array([[e.value, e.low, e.high] for e in ends]).reshape(shape),
+        estimates=means_with_intervals(values.transpose(2, 0, 1, 3), seed),
     )

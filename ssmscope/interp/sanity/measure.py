@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -18,38 +20,20 @@ from ssmscope.core.model import Model
 
 def parts_of(model: Model, layers: str | Sequence[int] = "all") -> dict[str, dict[str, nn.Parameter]]:
     """Return the weights of every part by name, from the head down: "head", "norm" (between the layers and the head),
-    "layer 3" …, "embeddings". A part without weights is left out; a head's that are the embeddings' count as these.
-
-    Raises:
-        InputError: for layers that the model does not have, or given twice.
-    """
-    numbers = model.layer_numbers
+    "layer 3" …, "embeddings". A part without weights is left out; a head's that are the embeddings' count as these."""
+    numbers, module = model.layer_numbers, model.module
     chosen = chosen_layers(layers, numbers)
-    module = model.module
     place = {id(mixer): number for number, mixer in zip(numbers, model.mixers)}
-    blocks: dict[str, int] = {}
-    for name, part in module.named_modules():
-        if id(part) in place:
-            blocks[_block(name)] = place[id(part)]
+    blocks = {_block(name): place[id(part)] for name, part in module.named_modules() if id(part) in place}
     inputs = {id(parameter) for parameter in module.get_input_embeddings().parameters()}
-    base = {id(parameter) for parameter in module.base_model.parameters()} if hasattr(module, "base_model") else set()
-    if getattr(module, "base_model", None) is module:
-        base = set()
-    found: dict[str, dict[str, nn.Parameter]] = {
-        "head": {},
-        "norm": {},
-        **{f"layer {number}": {} for number in reversed(numbers)},
-        "embeddings": {},
-    }
+    below = getattr(module, "base_model", module)
+    base = {id(parameter) for parameter in below.parameters()} if below is not module else set()
+    names = ("head", "norm", *(f"layer {number}" for number in reversed(numbers)), "embeddings")
+    found: dict[str, dict[str, nn.Parameter]] = {name: {} for name in names}
     for name, parameter in module.named_parameters():
-        block = next((index for prefix, index in blocks.items() if name.startswith(prefix + ".")), None)
-        if id(parameter) in inputs:
-            part_name = "embeddings"
-        elif block is not None:
-            part_name = f"layer {block}"
-        else:
-            part_name = "norm" if id(parameter) in base else "head"
-        found[part_name][name] = parameter
+        rest = "norm" if id(parameter) in base else "head"
+        own = next((f"layer {number}" for block, number in blocks.items() if name.startswith(f"{block}.")), rest)
+        found["embeddings" if id(parameter) in inputs else own][name] = parameter
     kept = {"head", "norm", *(f"layer {numbers[index]}" for index in chosen)}
     kept |= {"embeddings"} if isinstance(layers, str) else set()
     return {name: tensors for name, tensors in found.items() if tensors and name in kept}
@@ -57,16 +41,13 @@ def parts_of(model: Model, layers: str | Sequence[int] = "all") -> dict[str, dic
 
 def _block(name: str) -> str:
     """Name the module of a mixer's layer: the innermost numbered one that holds it, or the mixer itself."""
-    parts = name.split(".")
-    numbered = [at for at, part in enumerate(parts) if part.isdigit()]
-    return ".".join(parts[: numbered[-1] + 1]) if numbered else name
+    numbered = re.match(r"(.*\.)?\d+(?=\.|$)", name)
+    return numbered[0] if numbered else name
 
 
 def randomise(tensors: Mapping[str, Tensor], seed: int) -> None:
-    """Draw every tensor anew, in place, from a normal distribution of its own mean and standard deviation.
-
-    What a tensor becomes depends on its name and the seed alone, not on what else is randomised.
-    """
+    """Draw every tensor anew, in place, from a normal distribution of its own mean and standard deviation. What it
+    becomes depends on its name and the seed alone, not on what else is randomised."""
     with torch.no_grad():
         for name, tensor in tensors.items():
             random = np.random.default_rng([seed, zlib.crc32(name.encode())])
@@ -80,19 +61,12 @@ def spearman(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> float:
     or a number that is not finite."""
     if len(a) < 2 or not (np.isfinite(a).all() and np.isfinite(b).all()):
         return math.nan
-    ranks = [_ranks(numbers) - (len(numbers) - 1) / 2 for numbers in (a, b)]
+    ranks = [pd.Series(numbers).rank().to_numpy() - (len(numbers) + 1) / 2 for numbers in (a, b)]
     size = math.sqrt(float(ranks[0] @ ranks[0]) * float(ranks[1] @ ranks[1]))
     return float(ranks[0] @ ranks[1]) / size if size else math.nan
 
 
-def _ranks(numbers: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    _, inverse, times = np.unique(numbers, return_inverse=True, return_counts=True)
-    ends = np.cumsum(times)
-    return (ends - (times + 1) / 2)[inverse]
-
-
 def similarities(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> tuple[float, float]:
-    """Return the correlation of signed scores, and that of their absolute values."""
     return spearman(a, b), spearman(np.abs(a), np.abs(b))
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted
-from ssmscope.render.table import Cell, Line, Table, table, written
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
+from ssmscope.render.table import Cell, Line, Table, bare, table, written
 
 MEASURES = {"signed": "signed scores", "absolute": "absolute scores"}
 """Measures of similarity, with their names in the views."""
@@ -41,38 +37,26 @@ class SanityCheck(Result, kind="sanity"):
 
     @property
     def headline(self) -> str:
-        model = self.model_name
-        return f"Sanity check of {len(self.methods)} methods on {model}: {len(self.parts) - 1} parts randomised in turn"
+        about = f"Sanity check of {len(self.methods)} methods on {self.model_name}"
+        return f"{about}: {len(self.parts) - 1} parts randomised in turn"
 
     def verdict(self, at: int = 0) -> str:
         ends = [f"{name} {written(self.estimate(name, self.parts[-1]))}" for name in self.methods]
         return f"correlation with all parts randomised: {', '.join(ends)}"
 
     def estimate(self, method: str, part: str, measure: str = "signed") -> Estimate:
-        """Return the mean correlation once this part and those above it are randomised.
-
-        Raises:
-            InputError: when there is no such method, part or measure.
-        """
-        places = []
-        for what, name, known in (
-            ("method", method, self.methods),
-            ("part", part, self.parts),
-            ("measure", measure, tuple(MEASURES)),
-        ):
+        """Return the mean correlation once this part and those above it are randomised."""
+        asked = {"method": (method, self.methods), "part": (part, self.parts), "measure": (measure, tuple(MEASURES))}
+        for what, (name, known) in asked.items():
             if name not in known:
-                raise InputError(
-                    f"there is no {what} {name!r}; allowed are {', '.join(known)}{did_you_mean(str(name), known)}"
-                )
-            places.append(known.index(name))
-        return Estimate(*self.estimates[tuple(places)].tolist())
+                near = did_you_mean(str(name), known)
+                raise InputError(f"there is no {what} {name!r}; allowed are {', '.join(known)}{near}")
+        return Estimate(*self.estimates[tuple(known.index(name) for name, known in asked.values())].tolist())
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per method, part and measure: columns method, randomised (how many parts), part (the newest of
         them), measure ("signed" or "absolute"), correlation, low, high (its 95 % interval), texts (where it is
         defined)."""
-        import pandas as pd
-
         rows = [
             (method, stage, part, measure, *self.estimates[a, stage, c].tolist(), int(defined[a, stage, c]))
             for defined in [(~np.isnan(self.values)).sum(2)]
@@ -99,12 +83,9 @@ class SanityCheck(Result, kind="sanity"):
         )
 
     def _table(self, measure: str = "signed", *, intervals: bool = True) -> Table:
-        """Return the mean correlations of a measure, a row per part and a column per method."""
-        lines = []
-        for part in self.parts[1:]:
-            found = {method: self.estimate(method, part, measure) for method in self.methods}
-            cells = {
-                name: Cell(one if intervals else Estimate(one.value, math.nan, math.nan)) for name, one in found.items()
-            }
-            lines.append(Line((part,), cells))
+        cell = Cell if intervals else bare
+        lines = [
+            Line((part,), {method: cell(self.estimate(method, part, measure)) for method in self.methods})
+            for part in self.parts[1:]
+        ]
         return replace(table(("randomised down to",), lines), title=MEASURES[measure])

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ssmscope.interp.steer.result import Steering
 
 
+STRENGTHS = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
+
+
 def check_strengths(*, strengths: Sequence[float], **_: object) -> None:
     """Raise InputError if a strength is given twice."""
     if len(set(strengths)) < len(strengths):
@@ -49,15 +52,7 @@ def steer(
         "memory after a text's first token.",
     ] = "residual",
     layer: Annotated[int | None, "State-space layer; default the one in the middle.", Range(0)] = None,
-    strengths: Annotated[Sequence[float], "Factors of the direction.", Range(-1000, 1000), Metavar("X,…")] = (
-        -2.0,
-        -1.0,
-        -0.5,
-        0.0,
-        0.5,
-        1.0,
-        2.0,
-    ),
+    strengths: Annotated[Sequence[float], "Factors of the direction.", Range(-1000, 1000), Metavar("X,…")] = STRENGTHS,
     answer: Annotated[
         int | str | None, "Class or next token in question; default the predicted one.", Metavar("NAME")
     ] = None,
@@ -96,18 +91,11 @@ def steer(
     import numpy as np
     import torch
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.model import as_batch
     from ssmscope.interp.interventions import answer_ids
     from ssmscope.interp.scoring import MEASURES, scored_examples
-    from ssmscope.interp.steer.measure import (
-        SteeredRuns,
-        draw_like,
-        held_out_examples,
-        mean_difference,
-        norm,
-        summarise,
-    )
+    from ssmscope.interp.steer import measure
     from ssmscope.interp.steer.result import Steering
 
     batch, strengths = as_batch(model, texts), tuple(map(float, strengths))
@@ -118,30 +106,27 @@ def steer(
         model.check_recurrent_state("a state")
     if site == "state" and min(batch.lengths) < 2:
         raise InputError("a text has one token, after which no state is read; give longer texts, or another site")
-    direction = mean_difference(model, toward, away, site, layer)
+    direction = measure.mean_difference(model, toward, away, site, layer)
     generator = torch.Generator().manual_seed(seed)
-    directions = [direction, *(draw_like(direction, generator) for _ in range(random))]
+    directions = [direction, *(measure.draw_like(direction, generator) for _ in range(random))]
     ids, names = answer_ids(model, batch, answer)
-    held_out = held_out_examples(model, data, split, length, limit, seed)
-    runs = SteeredRuns(model, site, layer, directions, strengths)
+    held_out = measure.held_out_examples(model, data, split, length, limit, seed)
+    runs = measure.SteeredRuns(model, site, layer, directions, strengths)
     found = runs.probabilities(batch, ids)
     costs = np.empty((len(directions), len(strengths), 0, len(MEASURES)))
     if held_out is not None:
         costs = runs.costs(scored_examples(model, held_out))
-    options = {
-        **{"toward": list(toward), "away": list(away), "site": site, "layer": layer, "strengths": list(strengths)},
-        **{"answer": answer, "split": split, "length": length, "limit": limit, "random": random},
-    }
+    options = call_options(layer=layer, strengths=list(strengths))
     return Steering(
         provenance=record_provenance(model.source, options=options, seed=seed, data=held_out),
         site=site,
         layer=layer,
-        strengths=tuple(strengths),
+        strengths=strengths,
         answers=tuple(names),
-        norm=float(norm(direction)),
+        norm=float(measure.norm(direction)),
         direction=tuple(part.double().cpu().numpy() for part in direction),
-        probability=summarise(found[..., None], seed)[..., 0, :],
+        probability=measure.summarise(found[..., None], seed)[..., 0, :],
         by_direction=found.mean(-1),
-        costs=summarise(costs, seed) if costs.size else np.empty((3, len(strengths), 0, 3)),
+        costs=measure.summarise(costs, seed) if costs.size else np.empty((3, len(strengths), 0, 3)),
         classifies=model.is_classifier,
     )

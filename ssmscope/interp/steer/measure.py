@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -49,11 +49,7 @@ def held_out_examples(
 
 def mean_difference(model: Model, toward: Sequence[Any], away: Sequence[Any], site: str, layer: int) -> Direction:
     """Return the mean over the texts of one side minus that over the other: of the block's input at their last tokens,
-    or of the states after them.
-
-    Raises:
-        InputError: both means are the same.
-    """
+    or of the states after them."""
     means = []
     for texts in (toward, away):
         if not texts:
@@ -62,9 +58,8 @@ def mean_difference(model: Model, toward: Sequence[Any], away: Sequence[Any], si
         means.append([torch.stack(parts).mean(0) for parts in zip(*every)])
     found = tuple(first - second for first, second in zip(*means))
     if not norm(found) > 0:
-        raise InputError(
-            "the texts to steer to and from have the same mean there; give texts that differ, or a later layer"
-        )
+        advice = "give texts that differ, or a later layer"
+        raise InputError(f"the texts to steer to and from have the same mean there; {advice}")
     return found
 
 
@@ -113,10 +108,9 @@ class SteeredRuns:
         self.model, self.layer = model, layer
         self.shape = len(directions), len(strengths)
         self.edits = {
-            (which, number): steering_edit(site, layer, direction, strength)
-            for which, direction in enumerate(directions)
-            for number, strength in enumerate(strengths)
-            if strength
+            (which, number): steering_edit(site, layer, directions[which], strengths[number])
+            for which, number in np.ndindex(self.shape)
+            if strengths[number]
         }
 
     def probabilities(self, batch: Batch, ids: Sequence[int]) -> np.ndarray:
@@ -124,8 +118,8 @@ class SteeredRuns:
         found = np.empty((*self.shape, len(ids)))
         room_here = tokens_that_fit(self.model, every_position=not self.model.is_classifier)
         for which, rows, logits in self._every(batch, list(by_length(batch.lengths, room_here))):
-            for run, text in enumerate(rows):
-                last = logits[run] if logits.ndim == 2 else logits[run, batch.lengths[text] - 1]
+            for own, text in zip(logits, rows):
+                last = own if own.ndim == 1 else own[batch.lengths[text] - 1]
                 found[(*which, text)] = float(probability_and_logit(self.model, last.unsqueeze(0), ids[text])[0])
         return found
 
@@ -150,12 +144,8 @@ class SteeredRuns:
                     bar.advance(task)
 
     def _run(self, batch: Batch, base: PlainRun, edit: Edit, resumed: bool) -> Tensor:
-        with ExitStack() as around:
-            around.enter_context(edited(self.model, edit))
-            if resumed:
-                around.enter_context(base.below(self.layer, range(len(batch.tokens))))
-            around.enter_context(torch.no_grad())
-            around.enter_context(self.model.running(mask=batch.mask))
+        below = base.below(self.layer, range(len(batch.tokens))) if resumed else nullcontext()
+        with edited(self.model, edit), below, torch.no_grad(), self.model.running(mask=batch.mask):
             return self.model.forward(batch)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
@@ -15,9 +15,6 @@ from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell, Line, Table, as_share, digits_of, table, written
 from ssmscope.render.tokens import shorten, visible
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 SITES = {"residual": "the residual stream before", "state": "the state of"}
 ROWS = ("direction", "random", "difference")
@@ -32,9 +29,7 @@ class Steering(Result, kind="steer"):
     layer: int
     strengths: tuple[float, ...]
     answers: tuple[str, ...]
-    """One per text."""
     norm: float
-    """Norm of the direction."""
     direction: tuple[np.ndarray, ...]
     """(width,) for the residual stream; (heads, width, state) for every recurrence's state."""
     probability: np.ndarray
@@ -64,7 +59,6 @@ class Steering(Result, kind="steer"):
         return [Estimate(*ends) for ends in self.probability[row].tolist()]
 
     def held_out(self, row: int = 0, metric: str | None = None) -> list[Estimate]:
-        """Return a measure on the held-out data by strength."""
         return [Estimate(*ends) for ends in self.costs[row, :, MEASURES.index(metric or self.metric)].tolist()]
 
     @property
@@ -90,19 +84,13 @@ class Steering(Result, kind="steer"):
     def verdict(self, at: int = 0) -> str:
         most = self.strongest
         own, drawn = self.means()[most], self.means(1)[most]
-        line = (
-            f"at strength {self.strengths[most]:g} the probability of {self.asked} is {written(own)}, with random "
-            f"directions {written(drawn)}"
-        )
-        if self.has_costs:
-            line += f"; {self.metric} on other data {written(self.held_out()[most])}"
-        return line
+        told = f"probability of {self.asked} is {written(own)}, with random directions {written(drawn)}"
+        costs = f"; {self.metric} on other data {written(self.held_out()[most])}" if self.has_costs else ""
+        return f"at strength {self.strengths[most]:g} the {told}{costs}"
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per strength and one of `ROWS`: the probability and every measure on held-out data, with
         intervals."""
-        import pandas as pd
-
         rows = []
         for row, name in enumerate(ROWS):
             for place, strength in enumerate(self.strengths):
@@ -117,11 +105,8 @@ class Steering(Result, kind="steer"):
         lines = []
         for result, (label,) in zip(results, labels):
             most = result.strongest
-            cells = {
-                "strength": Cell(text=f"{result.strengths[most]:g}"),
-                "probability": Cell(result.means()[most]),
-                "random": Cell(result.means(1)[most]),
-            }
+            cells = {"strength": Cell(text=f"{result.strengths[most]:g}"), "probability": Cell(result.means()[most])}
+            cells["random"] = Cell(result.means(1)[most])
             if result.has_costs:
                 cells[f"held-out {result.metric}"] = Cell(result.held_out()[most])
             lines.append(Line((label, result.site), cells))

@@ -1,7 +1,5 @@
-"""Generalisation bound of a selective SSM, computed from its weights.
-
-Generalization Error Analysis for Selective State-Space Models (Honarpisheh et al.): Theorem 3.3, Proposition 3.4 and
-Theorem 4.1.
+"""Generalisation bound of a selective SSM, computed from its weights (Generalization Error Analysis for Selective
+State-Space Models, Honarpisheh et al., Theorem 3.3, Proposition 3.4 and Theorem 4.1).
 """
 
 from __future__ import annotations
@@ -74,8 +72,8 @@ def generalization_bound(
     from ssmscope.architectures.loading.load import trained_examples
     from ssmscope.core.mixers import check_causal
     from ssmscope.probes.bound.measure import measured_terms, theorem_bound
-    from ssmscope.probes.bound.norms import theorem_model
-    from ssmscope.probes.stability.inputs import DEFAULT_LENGTH
+    from ssmscope.probes.bound.terms import theorem_model
+    from ssmscope.probes.stability.measure import DEFAULT_LENGTH
 
     parts = theorem_model(model)
     check_causal(model.module, "the bound")
@@ -85,8 +83,7 @@ def generalization_bound(
     setting: dict[str, Any] = {"length": length, "examples": examples}
     setting |= {"delta": delta, "loss_bound": loss_bound, "lipschitz": lipschitz}
     if parts is None:
-        provenance = record_provenance(model.source, options=setting, seed=seed)
-        return measured_terms(model, texts, lengths, seed, provenance, setting)
+        return measured_terms(model, texts, lengths, setting, seed)
     if texts is not None:
         raise InputError(f"the bound of {model.name} holds for all texts: leave them out")
     if examples is None:

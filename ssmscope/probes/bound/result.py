@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.probes.bound.terms import CURVES, LINEAR_P, Capacity, Gap, LayerTerms, Norms, log_sums, softplus
 from ssmscope.render.blocks import Block
+from ssmscope.render.numbers import number, tokens
 from ssmscope.render.table import Cell, Line, Table, plain, table
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
+NORM_MEANINGS = {
+    "B_u": "the largest norm of an embedding",
+    "B_B": "spectral norm of W_B",
+    "B_C": "spectral norm of W_C",
+    "B_w": "norm of w",
+    "B_q": "norm of q",
+    "B_A": "the largest |A|",
+    **{f"M_{name}": f"sum of |{weight}|" for name, weight in zip("BCwqA", ("W_B", "W_C", "w", "q", "A"))},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +52,6 @@ class GeneralizationBound(Result, kind="bound"):
     layers: tuple[LayerTerms, ...] = ()
     """Measured terms of a model outside the theorem."""
     inputs: str = ""
-    """Description of the inputs that these were measured on."""
     lengths: np.ndarray
     """(lengths,) T of the curves."""
     curves: np.ndarray
@@ -53,7 +60,6 @@ class GeneralizationBound(Result, kind="bound"):
 
     @property
     def applies(self) -> bool:
-        """Return True if the theorem covers the model."""
         return self.norms is not None
 
     @property
@@ -69,14 +75,11 @@ class GeneralizationBound(Result, kind="bound"):
 
     @property
     def headline(self) -> str:
-        model = self.model_name
+        start = f"Generalisation bound of {self.model_name}: "
         if self.capacity is None or self.gap is None:
-            return f"Generalisation bound of {model}: outside the theorem's assumptions"
-        if self.gap.vacuous:
-            said = f"vacuous at m = {self.examples:,}"
-        else:
-            said = f"losses differ by at most {self.gap.bound:.3g} at m = {self.examples:,}"
-        return f"Generalisation bound of {model}: {said}, ln C = {self.capacity.log:.2f} at T = {self.length:,}"
+            return f"{start}outside the theorem's assumptions"
+        said = "vacuous" if self.gap.vacuous else f"losses differ by at most {self.gap.bound:.3g}"
+        return f"{start}{said} at m = {self.examples:,}, ln C = {self.capacity.log:.2f} at T = {self.length:,}"
 
     @classmethod
     def compare(cls, results: Sequence[GeneralizationBound], labels: Sequence[Sequence[str]]) -> Table:
@@ -95,7 +98,7 @@ class GeneralizationBound(Result, kind="bound"):
         """Return (layer, symbol, value, meaning) of every term. Symbols that begin with ln are natural logarithms."""
         if self.norms is None or self.capacity is None or self.gap is None:
             return [
-                (one.layer, symbol, value, meaning if one.parts == 1 else f"{meaning} of recurrence {one.part}")
+                (one.layer, symbol, value, meaning + f" of recurrence {one.part}" * (one.parts > 1))
                 for one in self.layers
                 for symbol, value, meaning in self._layer_terms(one)
             ]
@@ -106,7 +109,7 @@ class GeneralizationBound(Result, kind="bound"):
             ("p", n.p, "bias of the step"),
             ("N", n.state, "states per channel"),
             ("d", n.channels, "channels"),
-            *((name, getattr(n, name), meaning) for name, meaning in _NORMS.items()),
+            *((name, getattr(n, name), meaning) for name, meaning in NORM_MEANINGS.items()),
             ("Δ_min", n.delta_min, "softplus(p − B_q B_u): no step is smaller"),
             ("M_Δ", n.M_delta, "softplus(p + B_q B_u): no step is larger"),
             ("ln ρ", n.log_rho, "the largest growth of a state in a step: s_A Δ_min, for s_A > 0 s_A M_Δ"),
@@ -146,35 +149,24 @@ class GeneralizationBound(Result, kind="bound"):
             ("ln C printed", one.log_capacity(self.length), "Eq. 14 with these terms and ‖w‖ = 1; no bound follows"),
         ]
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per term: columns layer (missing for terms of the whole model), symbol, value and meaning.
 
         Symbols that begin with ln are natural logarithms. For a model outside the theorem the terms are those of its
         layers, the largest on the inputs.
         """
-        import pandas as pd
-
         frame = pd.DataFrame(self.terms(), columns=["layer", "symbol", "value", "meaning"])
         return frame.astype({"layer": "Int64"})
 
-    def curve(self) -> DataFrame:
+    def curve(self) -> pd.DataFrame:
         """Return ln C against T: columns length, curve (one of `CURVES`) and log_capacity; for a model outside the
         theorem length, layer, part and log_output, ln of the largest output."""
-        import pandas as pd
-
-        if self.applies:
-            rows = [(int(T), name, y) for name, row in zip(CURVES, self.curves) for T, y in zip(self.lengths, row)]
-            return pd.DataFrame(rows, columns=["length", "curve", "log_capacity"])
-        found = [
-            (int(T), one.layer, one.part, y)
-            for one, row in zip(self.layers, self.curves)
-            for T, y in zip(self.lengths, row)
-        ]
-        return pd.DataFrame(found, columns=["length", "layer", "part", "log_output"])
+        labels = [(name,) for name in CURVES] if self.applies else [(one.layer, one.part) for one in self.layers]
+        rows = [(int(T), *label, y) for label, row in zip(labels, self.curves) for T, y in zip(self.lengths, row)]
+        names = ["curve", "log_capacity"] if self.applies else ["layer", "part", "log_output"]
+        return pd.DataFrame(rows, columns=["length", *names])
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.probes.bound.words import sentences
-
         yield from self.opening(*sentences(self), notes=self.notes)
         if self.applies:
             rows = tuple(((symbol,), (plain(value), Cell(text=says))) for _, symbol, value, says in self.terms())
@@ -184,7 +176,6 @@ class GeneralizationBound(Result, kind="bound"):
             yield self._layer_table(slice(10, None))
 
     def _layer_table(self, chosen: slice) -> Table:
-        """Return a table with a row per recurrence and a column for each of the terms."""
         terms = [self._layer_terms(one)[chosen] for one in self.layers]
         known = [at for at in range(len(terms[0])) if not all(math.isnan(row[at][1]) for row in terms)]
         symbols, _, meanings = zip(*(terms[0][at] for at in known))
@@ -193,16 +184,73 @@ class GeneralizationBound(Result, kind="bound"):
         return Table(("layer",), symbols, rows, f"{note}.")
 
 
-_NORMS = {
-    "B_u": "the largest norm of an embedding",
-    "B_B": "spectral norm of W_B",
-    "B_C": "spectral norm of W_C",
-    "B_w": "norm of w",
-    "B_q": "norm of q",
-    "B_A": "the largest |A|",
-    "M_B": "sum of |W_B|",
-    "M_C": "sum of |W_C|",
-    "M_w": "sum of |w|",
-    "M_q": "sum of |q|",
-    "M_A": "sum of |A|",
-}
+def sentences(result: GeneralizationBound) -> Iterator[str]:
+    n, c = result.norms, result.capacity
+    if n is None or c is None or result.gap is None:
+        yield (
+            "Outside the theorem's assumptions: Theorem 3.3 covers one selective SSM on bounded inputs, with nothing "
+            f"between its output and the answer. These are the largest terms on {result.inputs}, at T = "
+            f"{result.length:,}; no bound on the loss follows from them."
+        )
+        yield (
+            "‖H‖ and ‖y‖ bound the states and outputs of the layer's recurrence on inputs of these norms and gains "
+            "(Lemma E.4). C is the right side of Eq. 14 for a readout of norm 1."
+        )
+        return
+    yield (
+        f"ln C at T = {result.length:,}: {c.log:.2f} with all constants, {c.log_printed:.2f} by Eq. 14, "
+        f"{result.log_linear:.2f} as linear attention. {_largest(c)}"
+    )
+    yield _loss(result, result.gap)
+    yield from _growth(n, result)
+    yield _linear(n, result)
+    if result.rows > 1:
+        yield f"w is row {result.row} of the {result.rows} rows of W, the one with the largest C."
+
+
+def _largest(c: Capacity) -> str:
+    name = max(c.shares, key=lambda part: c.shares[part])
+    return f"The largest part is the cover of {name}, {100 * c.shares[name]:.0f} %."
+
+
+def _loss(result: GeneralizationBound, gap: Gap) -> str:
+    level = f"with probability {100 * (1 - result.delta):g} %"
+    if gap.vacuous:
+        power = gap.log_examples / math.log(10)
+        needed = f"10^{power:.1f}" if gap.log_examples > 14 else f"{math.exp(gap.log_examples):,.0f}"
+        return (
+            f"The bound is vacuous: 3 l C / √m exceeds c_l = {result.loss_bound:g} at m = {result.examples:,}, so "
+            f"losses are only known to differ by at most c_l. It begins to hold at m = {needed}."
+        )
+    says = f"Expected and training loss differ by at most {gap.bound:.3g} {level}, m = {result.examples:,} (Eq. 13)"
+    if gap.bound >= result.loss_bound:
+        return f"{says}, which is no less than c_l = {result.loss_bound:g}, the largest possible difference."
+    return f"{says}."
+
+
+def _growth(n: Norms, result: GeneralizationBound) -> Iterator[str]:
+    if n.abscissa < 0:
+        yield (
+            f"s_A < 0: no state can grow, ln ρ = {number(n.log_rho)}, and C is bounded at every length; it grows up to "
+            f"about {tokens(-1 / n.log_rho)} tokens."
+        )
+    elif n.abscissa == 0:
+        yield "s_A = 0: no state grows, and C grows as T²."
+    else:
+        yield (
+            f"s_A > 0: a state may grow by ln ρ = {number(n.log_rho)} a token, and C by as much. (Eq. 15 prints "
+            f"{number(n.log_rho_printed)}, which is no upper bound for s_A > 0.)"
+        )
+    if not math.isnan(result.log_lower):
+        equation = "19" if n.abscissa > 0 else "20"
+        yield f"Lower bound on the Rademacher complexity, as printed (Eq. {equation}): e^{result.log_lower:.2f}."
+
+
+def _linear(n: Norms, result: GeneralizationBound) -> str:
+    if result.is_linear_attention:
+        return "A = 0, q = 0 and Δ = 1: the model is linear attention, which Proposition 3.4 covers."
+    return (
+        "It is not linear attention (Proposition 3.4), which requires A = 0, q = 0 and softplus(p) = 1, "
+        f"p = {LINEAR_P:.3f} (the paper prints p = e); here |A| ≤ {n.B_A:.3g}, ‖q‖ = {n.B_q:.3g}, "
+        f"softplus(p) = {softplus(n.p):.3g}."
+    )

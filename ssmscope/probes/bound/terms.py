@@ -1,4 +1,5 @@
-"""Terms of the generalisation bound of selective SSMs, in logarithms, so that no length overflows.
+"""Norms of a selective SSM's weights and the terms of its generalisation bound, in logarithms, so that no length
+overflows.
 
 Generalization Error Analysis for Selective State-Space Models (Honarpisheh et al.), Theorem 3.3 and its proof. Where a
 check refutes the printed formula, the docstring says so: the growth rate ρ for s_A > 0, the sign in S₂ (Eq. 15), and
@@ -10,8 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from ssmscope.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ssmscope.architectures.own.selective import SelectiveSSM
+    from ssmscope.core.model import Model
+
 
 LINEAR_P = math.log(math.e - 1)
 """The p with softplus(p) = 1, which Proposition 3.4 requires; it prints p = e, which gives a step of 2.78."""
@@ -214,19 +225,19 @@ def largest_pairs(first: np.ndarray, second: np.ndarray) -> list[int]:
 
 @dataclass(frozen=True)
 class LayerTerms:
-    """Terms of the bound in one recurrence of a layer outside the theorem, the largest on the inputs."""
+    """Terms of the bound in one recurrence of a layer outside the theorem, the largest on the inputs; without a
+    continuous A, s_A and |A| are NaN, without a Δ its half range is, and Δ is 1."""
 
     layer: int
     part: int
-    """Index among the layer's recurrences."""
     parts: int
     channels: int
     """Heads × their width."""
     state: int
     abscissa: float
-    """s_A, the largest entry of A; NaN without a continuous A."""
+    """s_A, the largest entry of A."""
     B_A: float
-    """The largest |A|; NaN without a continuous A."""
+    """The largest |A|."""
     B_x: float
     """The largest norm of a step's input, ‖x_t‖₂ over all channels: B_u."""
     B_b: float
@@ -234,16 +245,14 @@ class LayerTerms:
     B_c: float
     """The largest ‖c_t‖₂ of a group: B_C B_u."""
     delta_min: float
-    """The smallest Δ (a delta rule's β); 1 without a Δ."""
+    """The smallest Δ (a delta rule's β)."""
     M_delta: float
-    """The largest Δ."""
     half_range: float
-    """Half the range of softplus⁻¹(Δ), the largest of all heads: B_q B_u; NaN without a Δ."""
+    """Half the range of softplus⁻¹(Δ), the largest of all heads: B_q B_u."""
     log_rho: float
     """ln ρ, the largest log-gain of a step."""
 
     def sums(self, length: int) -> tuple[float, float]:
-        """Return ln S₁ and ln S₂."""
         return log_sums(self.log_rho, length)
 
     def log_state(self, length: int) -> float:
@@ -267,3 +276,65 @@ class LayerTerms:
     def name(self) -> str:
         """Layer number, "3", or "3.1" for the second of several recurrences."""
         return str(self.layer) if self.parts == 1 else f"{self.layer}.{self.part}"
+
+
+class TheoremModel(NamedTuple):
+    """Model that the theorem covers: one selective SSM between embeddings (tokens, channels) and a head (rows,
+    channels)."""
+
+    mixer: SelectiveSSM
+    embeddings: Tensor
+    head: Tensor
+    bias: bool
+    """True if the head has a bias, unlike the theorem's output wᵀy[T]."""
+
+
+def theorem_model(model: Model) -> TheoremModel | None:
+    """Return the parts of a model that the theorem covers; None for several layers, another layer or pixel inputs."""
+    from ssmscope.architectures.own.selective import SelectiveSSM
+    from ssmscope.core.affine import embedding_table, matrix, offset
+    from ssmscope.core.heads import linear_head
+
+    mixers, head = model.mixers, linear_head(model.module)
+    if len(mixers) != 1 or not isinstance(mixers[0], SelectiveSSM) or model.channels is not None or head is None:
+        return None
+    constant = offset(head, "the head")
+    bias = constant is not None and bool(constant.any())
+    return TheoremModel(mixers[0], embedding_table(model.module), matrix(head, "the head"), bias)
+
+
+def norms_of(parts: TheoremModel, row: int) -> Norms:
+    """Compute the norms (Assumptions 3.1, 3.2 and 3.4) with w = row `row` of the head, in float64."""
+    from torch.linalg import matrix_norm
+
+    one = parts.mixer
+    given = {"A": one.A, "W_B": one.W_B, "W_C": one.W_C, "q": one.q_delta, "p": one.p_delta}
+    given |= {"the head": parts.head[row], "the embedding": parts.embeddings}
+    A, W_B, W_C, q, p, w, table = (tensor.detach().cpu().double() for tensor in given.values())
+    broken = next((name for name, tensor in given.items() if not bool(tensor.isfinite().all())), None)
+    if broken is not None:
+        raise InputError(f"{broken} of the selective SSM has numbers that are not finite; the model is damaged")
+    return Norms(
+        channels=A.shape[0],
+        state=A.shape[1],
+        abscissa=A.max().item(),
+        p=p.item(),
+        B_u=table.norm(dim=1).max().item(),
+        B_B=matrix_norm(W_B, 2).item(),
+        B_C=matrix_norm(W_C, 2).item(),
+        B_w=w.norm().item(),
+        B_q=q.norm().item(),
+        B_A=A.abs().max().item(),
+        **{f"M_{name}": t.abs().sum().item() for name, t in zip("BCwqA", (W_B, W_C, w, q, A))},
+    )
+
+
+def worst_row(parts: TheoremModel, length: int) -> int:
+    """Return the row of the head with the largest capacity at `length`; the theorem is for scalar outputs."""
+    W = parts.head.detach().cpu().double()
+    candidates = largest_pairs(W.norm(dim=1).numpy(), W.abs().sum(1).numpy())
+    return (
+        max(candidates, key=lambda row: capacity(norms_of(parts, row), length).log)
+        if len(candidates) > 1
+        else candidates[0]
+    )

@@ -1,7 +1,6 @@
-"""Comparison of many checkpoints: stability, norms, and the capacity in the generalisation bound.
+"""Comparison of the checkpoints of a sweep: stability, norms, and the capacity in the generalisation bound.
 
-Generalization Error Analysis for Selective State-Space Models (Honarpisheh et al.), Experiments 1 and 2, for the
-checkpoints of a sweep.
+Generalization Error Analysis for Selective State-Space Models (Honarpisheh et al.), Experiments 1 and 2.
 """
 
 from __future__ import annotations
@@ -20,12 +19,7 @@ if TYPE_CHECKING:
     from ssmscope.probes.checkpoints.result import StabilityTable
 
 
-@analysis(
-    "checkpoints",
-    question="Which of many checkpoints are stable?",
-    several=True,
-    loads=False,
-)
+@analysis("checkpoints", question="Which of many checkpoints are stable?", several=True, loads=False)
 def stability_table(
     checkpoints: str | os.PathLike[str] | Model | Sequence[str | os.PathLike[str] | Model],
     *,
@@ -56,36 +50,30 @@ def stability_table(
     """
     import numpy as np
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.core.progress import progress_bar
     from ssmscope.probes.bound.measure import curve_lengths
-    from ssmscope.probes.checkpoints.measure import (
-        expand_directories,
-        length_of_each,
-        measure_checkpoint,
-        name_of,
-        sources_of,
-    )
+    from ssmscope.probes.checkpoints import measure
     from ssmscope.probes.checkpoints.result import StabilityTable
 
-    given = sources_of(checkpoints)
-    sources = expand_directories(given)
-    each = length_of_each(length, len(sources))
+    given = measure.sources_of(checkpoints)
+    sources = measure.expand_directories(given)
+    each = measure.length_of_each(length, len(sources))
     grid = curve_lengths(lengths, max((T for T in each if T is not None), default=1))
     setting: dict[str, Any] = dict(delta=delta, loss_bound=loss_bound, lipschitz=lipschitz)
-    rows, curves = [], []
-    for source, T in zip(sources, each):
-        row, curve = measure_checkpoint(source, T, examples, setting, grid, seed)
-        rows.append(row)
-        curves.append(curve)
+    with progress_bar() as bar:
+        every = bar.track([*zip(sources, each)], description="checkpoints")
+        found = [measure.measure_checkpoint(source, T, examples, setting, grid, seed) for source, T in every]
+    rows, curves = zip(*found)
     if all(row.reason for row in rows):
         what = "the checkpoint" if len(rows) == 1 else f"none of the {len(rows)} checkpoints"
         raise InputError(f"{what} can{'not' if len(rows) == 1 else ''} be read: {rows[0].reason}")
-    options = {"length": each[0] if len(set(each)) == 1 else each, "examples": examples, **setting}
+    options = call_options(length=each[0] if len(set(each)) == 1 else each)
     name = {"model": f"{len(rows)} checkpoint{'s' if len(rows) > 1 else ''}"}
     provenance = record_provenance(name, options=options, seed=seed)
     return StabilityTable(
-        provenance={**provenance, "given": list(map(name_of, given))},
-        rows=tuple(rows),
+        provenance={**provenance, "given": list(map(measure.name_of, given))},
+        rows=rows,
         lengths=grid,
         curves=np.array(curves),
     )

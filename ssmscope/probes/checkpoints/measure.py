@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,10 @@ from ssmscope.architectures.loading.load import load
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
-from ssmscope.probes.bound.norms import theorem_model
-from ssmscope.probes.bound.result import GeneralizationBound
-from ssmscope.probes.bound.terms import CURVES
+from ssmscope.probes.bound.terms import CURVES, theorem_model
 from ssmscope.probes.checkpoints.result import Checkpoint
 from ssmscope.probes.stability import stability
-from ssmscope.probes.stability.inputs import DEFAULT_LENGTH
+from ssmscope.probes.stability.measure import DEFAULT_LENGTH
 
 SUFFIXES = (".pth", ".pt")
 """Suffixes of weight files that a directory of checkpoints is searched for."""
@@ -29,11 +28,10 @@ Source = str | os.PathLike[str] | Model
 
 def sources_of(checkpoints: Source | Iterable[Source]) -> list[Source]:
     """Return one or several checkpoints as a list; raise InputError if there are none."""
-    one = isinstance(checkpoints, str | os.PathLike | Model)
-    sources = [checkpoints] if one else list(checkpoints)  # type: ignore[arg-type]
+    sources = [checkpoints] if isinstance(checkpoints, str | os.PathLike | Model) else list(checkpoints)
     if not sources:
         raise InputError("no checkpoint was given; give files, directories, names or models")
-    return sources  # type: ignore[return-value]
+    return sources
 
 
 def name_of(source: Source) -> str:
@@ -41,11 +39,7 @@ def name_of(source: Source) -> str:
 
 
 def expand_directories(sources: Sequence[Source]) -> list[Source]:
-    """Replace every directory that is not a checkpoint itself by the checkpoints in it, sorted by name.
-
-    Raises:
-        InputError: a directory that cannot be read.
-    """
+    """Replace every directory that is not a checkpoint itself by the checkpoints in it, sorted by name."""
     found: list[Source] = []
     for source in sources:
         inside: list[Path] = []
@@ -64,7 +58,7 @@ def measure_checkpoint(
 ) -> tuple[Checkpoint, np.ndarray]:
     """Return a row of the table (with the reason if the checkpoint cannot be read), and ln C at the lengths of `grid`,
     NaN without one."""
-    curve, bounded = np.full(len(grid), math.nan), {}
+    curve, bounded = np.full(len(grid), math.nan), dict[str, Any]()
     try:
         model = source if isinstance(source, Model) else load(source)
         probe = None if model.channels is not None else min(max(length or DEFAULT_LENGTH, 2), DEFAULT_LENGTH)
@@ -73,39 +67,19 @@ def measure_checkpoint(
             at = length or int(grid[-1])
             bound = generalization_bound(model, length=at, examples=examples or 1, **setting, lengths=grid.tolist())
             curve = bound.curves[CURVES.index("with constants")]
-            bounded = _bounded(bound, length is not None, examples is not None)
+            bounded = {"norms": bound.norms}
+            if length is not None and bound.capacity is not None:
+                bounded |= {"length": bound.length, "log_capacity": bound.capacity.log}
+                bounded["log_capacity_printed"] = bound.capacity.log_printed
+            if length is not None and examples is not None and bound.gap is not None:
+                bounded |= {"bound": bound.gap.bound, "vacuous": bound.gap.vacuous}
     except InputError as error:
         return Checkpoint(name_of(source), str(error)), curve
-    row = Checkpoint(
-        name=model.name,
-        reason="",
-        architecture=model.architecture,
-        fingerprint=str(found.provenance["fingerprint"]),
-        behaviour=found.behaviour,
-        abscissa=_largest(layer.spectral_abscissa for layer in found.layers),
-        largest_gain=_largest(layer.largest_gain for layer in found.layers),
-        possible_gain=_largest(layer.possible_gain for layer in found.layers),
-        growth=_largest(layer.growth.value for layer in found.layers),
-        **bounded,
-    )
-    return row, curve
-
-
-def _bounded(bound: GeneralizationBound, at_length: bool, at_examples: bool) -> dict[str, Any]:
-    """Return the fields that the bound gives, as far as a length and a number of examples are known."""
-    assert bound.capacity is not None and bound.gap is not None
-    found: dict[str, Any] = {"norms": bound.norms}
-    if at_length:
-        found |= {"length": bound.length, "log_capacity": bound.capacity.log}
-        found["log_capacity_printed"] = bound.capacity.log_printed
-        if at_examples:
-            found |= {"bound": bound.gap.bound, "vacuous": bound.gap.vacuous}
-    return found
-
-
-def _largest(values: Iterable[float]) -> float:
-    """Return the largest value that is a number; NaN if there is none."""
-    return max((value for value in values if not math.isnan(value)), default=math.nan)
+    names = ["spectral_abscissa", "largest_gain", "possible_gain", "growth"]
+    largest = found.to_frame()[names].max().tolist()  # Of those that are numbers.
+    fingerprint = str(found.provenance["fingerprint"])
+    about = Checkpoint(model.name, "", model.architecture, fingerprint, found.behaviour, *largest)
+    return replace(about, **bounded), curve
 
 
 def length_of_each(length: int | Sequence[int] | None, number: int) -> list[int | None]:

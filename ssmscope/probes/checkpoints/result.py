@@ -6,11 +6,13 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import TABLE_ROWS, Result
+from ssmscope.probes.bound.result import NORM_MEANINGS
 from ssmscope.probes.bound.terms import Norms
 from ssmscope.probes.stability.result import BEHAVIOURS
 from ssmscope.render.blocks import Block, Prose
@@ -18,10 +20,7 @@ from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell, Line, Table, folded, short, table
 from ssmscope.render.tokens import shorten, visible
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-NORMS = ("p", "B_u", "B_B", "B_C", "B_w", "B_q", "B_A", "M_B", "M_C", "M_w", "M_q", "M_A")
+NORMS = ("p", *NORM_MEANINGS)
 """Columns of the norms of a model that the theorem covers."""
 
 
@@ -37,15 +36,12 @@ class Checkpoint:
     behaviour: str = ""
     """One of `BEHAVIOURS`; empty if it could not be read."""
     abscissa: float = math.nan
-    """s_A, the largest of all layers."""
+    """s_A, the largest of all layers, as are the next three (see `to_frame`)."""
     largest_gain: float = math.nan
-    """The largest log-gain of a step on random tokens."""
     possible_gain: float = math.nan
-    """The largest log-gain of a step over all inputs; for a selective SSM, ln ρ of the bound."""
+    """ln ρ of the bound for a selective SSM."""
     growth: float = math.nan
-    """The mean log-gain of the fastest-growing state, on random tokens."""
     norms: Norms | None = None
-    """None if the theorem does not cover the model."""
     length: int | None = None
     log_capacity: float = math.nan
     log_capacity_printed: float = math.nan
@@ -80,7 +76,6 @@ class StabilityTable(Result, kind="stability-table"):
 
     @property
     def read(self) -> list[Checkpoint]:
-        """Checkpoints that could be read."""
         return [row for row in self.rows if not row.reason]
 
     def verdict(self, at: int = 0) -> str:
@@ -99,7 +94,7 @@ class StabilityTable(Result, kind="stability-table"):
         listed = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
         return f"Stability of {self.provenance.get('model', 'checkpoints')}: {listed}"
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per checkpoint, in the order given.
 
         Columns: model, reason (why it could not be read, else empty), architecture, behaviour, spectral_abscissa,
@@ -107,45 +102,23 @@ class StabilityTable(Result, kind="stability-table"):
         log_capacity (ln C with all constants), log_capacity_printed (Eq. 14), bound (Eq. 13; c_l if vacuous) and
         vacuous; p, states (N), channels (d), the norms B_u to M_A; fingerprint. Unknown values are missing.
         """
-        import pandas as pd
-
+        named = {"spectral_abscissa": "abscissa", "log_rho": "possible_gain", "largest_gain": "largest_gain"}
+        same = ("growth", "length", "log_capacity", "log_capacity_printed", "bound", "vacuous")
         rows = []
         for row in self.rows:
-            norms = {name: math.nan if row.norms is None else getattr(row.norms, name) for name in NORMS}
-            rows.append(
-                {
-                    "model": row.name,
-                    "reason": row.reason,
-                    "architecture": row.architecture,
-                    "behaviour": row.behaviour,
-                    "spectral_abscissa": row.abscissa,
-                    "log_rho": row.possible_gain,
-                    "largest_gain": row.largest_gain,
-                    "growth": row.growth,
-                    "length": row.length,
-                    "log_capacity": row.log_capacity,
-                    "log_capacity_printed": row.log_capacity_printed,
-                    "bound": row.bound,
-                    "vacuous": row.vacuous,
-                    "states": None if row.norms is None else row.norms.state,
-                    "channels": None if row.norms is None else row.norms.channels,
-                    **norms,
-                    "fingerprint": row.fingerprint,
-                }
-            )
+            columns: dict[str, Any] = {"model": row.name, "reason": row.reason, "architecture": row.architecture}
+            columns["behaviour"] = row.behaviour
+            columns |= {column: getattr(row, name) for column, name in (*named.items(), *zip(same, same))}
+            columns |= {"states": getattr(row.norms, "state", None), "channels": getattr(row.norms, "channels", None)}
+            columns |= {name: getattr(row.norms, name, math.nan) for name in NORMS}
+            rows.append({**columns, "fingerprint": row.fingerprint})
         types = {"length": "Int64", "vacuous": "boolean", "states": "Int64", "channels": "Int64"}
         return pd.DataFrame(rows).astype(types)
 
-    def curve(self) -> DataFrame:
+    def curve(self) -> pd.DataFrame:
         """Return a row per checkpoint and length: columns model, length, log_capacity (with all constants)."""
-        import pandas as pd
-
-        found = [
-            (row.name, int(T), value)
-            for row, curve in zip(self.rows, self.curves)
-            for T, value in zip(self.lengths, curve.tolist())
-            if row.norms is not None
-        ]
+        known = [(row.name, curve.tolist()) for row, curve in zip(self.rows, self.curves) if row.norms is not None]
+        found = [(name, int(T), value) for name, curve in known for T, value in zip(self.lengths, curve)]
         return pd.DataFrame(found, columns=["model", "length", "log_capacity"])
 
     def blocks(self) -> Iterable[Block]:
@@ -160,11 +133,9 @@ class StabilityTable(Result, kind="stability-table"):
         yield replace(folded(frame, heads=["model"], limit=TABLE_ROWS), wide=True, note=note)
 
     def _table(self) -> Table:
-        """Return the main table, a row per checkpoint, with a note on its columns."""
         lines = []
         bounded = any(row.length is not None for row in self.rows)
         continuous = not all(math.isnan(row.abscissa) for row in self.rows)
-        theirs = any(row.norms is not None for row in self.rows)
         for name, row in zip(self.names, self.rows):
             cells = {"behaviour": Cell(text=row.behaviour or "unreadable")}
             if continuous:
@@ -176,20 +147,18 @@ class StabilityTable(Result, kind="stability-table"):
                     cells[column] = short(capacity, number(capacity, 2))
                 cells["bound"] = short(math.nan if row.vacuous is None else row.bound, "vacuous" if row.vacuous else "")
             lines.append(Line((shorten(visible(name), 34),), cells))
-        note = (
-            "s_A: the spectral abscissa, the largest entry of the continuous A; "
-            * continuous
-            + "ln ρ: the largest log-gain of a step over all inputs; growth: the mean log-gain of the fastest-growing "
-            "state, on random tokens"
+        note = "s_A: the spectral abscissa, the largest entry of the continuous A; " * continuous
+        note += (
+            "ln ρ: the largest log-gain of a step over all inputs; growth: the mean log-gain of the fastest-growing "
         )
+        note += "state, on random tokens"
         if bounded:
             note += "; ln C: the capacity with all constants, and by Eq. 14"
-        elif theirs:
+        elif any(row.norms is not None for row in self.rows):
             note += ". The bound requires a length"
         return table(("checkpoint",), lines, note=f"{note}.")
 
     def _remarks(self) -> Iterable[str]:
-        """Yield remarks on checkpoints that could not be read or have no bound."""
         outside = sum(row.norms is None for row in self.read)
         if outside:
             which = "any checkpoint" if outside == len(self.rows) else counted(outside, "checkpoint")

@@ -1,8 +1,4 @@
-"""Scores of a language model on standard benchmarks, through EleutherAI's lm-evaluation-harness.
-
-Tasks, prompts and measures are the harness's (Gao et al. 2024), so that numbers compare with published ones; the model
-runs in `ssmscope.probes.evaluate.harness`.
-"""
+"""Scores of a language model on standard benchmarks, through EleutherAI's lm-evaluation-harness (Gao et al. 2024)."""
 
 from __future__ import annotations
 
@@ -53,13 +49,8 @@ def evaluate(
     from ssmscope.probes.long_rows import language_models
 
     language_models(model)
-    options: dict[str, Any] = {
-        "tasks": list(tasks),
-        "include": None if include is None else str(include),
-        "shots": shots,
-        "limit": limit,
-        "batch_size": batch_size,
-    }
+    options: dict[str, Any] = {"tasks": list(tasks), "include": None if include is None else str(include)}
+    options |= {"shots": shots, "limit": limit, "batch_size": batch_size}
     scores, versions = measure(model, **options, seed=seed, progress=progress)
     provenance = record_provenance(model.source, options=options, seed=seed)
     provenance["versions"] |= {"lm-eval": versions.pop("lm-eval")}

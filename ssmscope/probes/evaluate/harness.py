@@ -32,9 +32,8 @@ class HarnessModel(HFLM):
         self.loaded = pretrained if isinstance(pretrained, Model) else load(pretrained)
         tokenizer = self.loaded.tokenizer
         if tokenizer is None or tokenizer.eos_token_id is None:
-            raise InputError(
-                f"{self.loaded.name} has no tokenizer with an end token, which the harness puts before texts"
-            )
+            lacks = "no tokenizer with an end token, which the harness puts before texts"
+            raise InputError(f"{self.loaded.name} has {lacks}")
         options |= {"tokenizer": tokenizer, "backend": "causal", "batch_size": batch_size}
         super().__init__(pretrained=self.loaded.module, **options)
 

@@ -34,20 +34,15 @@ STANDARD_ERRORS_95 = 1.96
 
 def measure(
     model: Model,
-    tasks: Sequence[str],
     *,
+    tasks: Sequence[str],
     include: str | None,
-    shots: int | None,
-    limit: int | None,
     batch_size: int,
     seed: int,
     progress: bool,
+    **few: int | None,
 ) -> tuple[list[Score], dict[str, str]]:
-    """Return the scores of every task, and the versions of the harness and of the tasks.
-
-    Raises:
-        InputError: as `evaluate`.
-    """
+    """Return the scores of every task, and the versions of the harness and of the tasks."""
     try:
         from lm_eval import simple_evaluate
 
@@ -71,19 +66,13 @@ def measure(
             else:
                 specs.append(task)
         try:
-            found = simple_evaluate(
-                harness,
-                tasks=specs,
-                num_fewshot=shots,
-                limit=limit,
-                task_manager=manager,
-                log_samples=False,
-                **dict.fromkeys(("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), seed),
-            )
+            seeds = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
+            setting = {"num_fewshot": few["shots"], "limit": few["limit"], "log_samples": False}
+            setting |= dict.fromkeys(seeds, seed)
+            found = simple_evaluate(harness, tasks=specs, task_manager=manager, **setting)
         except DATA_ERRORS as error:
-            raise InputError(
-                f"{', '.join(tasks)}: the data cannot be read ({reason(error.__cause__ or error)})"
-            ) from error
+            told = reason(error.__cause__ or error)
+            raise InputError(f"{', '.join(tasks)}: the data cannot be read ({told})") from error
     assert found is not None
     versions = {task: str(version) for task, version in found["versions"].items()}
     return scores_of(found), {"lm-eval": importlib.metadata.version("lm-eval"), **versions}
@@ -97,7 +86,6 @@ def task_manager(include: str | None = None) -> Any:
 
 
 own_tasks = cache(task_manager)
-"""Cached index of the harness' own tasks, whose files do not change."""
 
 
 def local_files(task: str) -> dict[str, Any]:
@@ -119,16 +107,11 @@ def scores_of(found: Mapping[str, Any]) -> list[Score]:
                 continue
             error = numbers.get(f"{measure}_stderr,{kind}")
             half = STANDARD_ERRORS_95 * error if isinstance(error, (int, float)) else math.nan
-            scores.append(
-                Score(
-                    task=task,
-                    measure=measure if kind == "none" else f"{measure} ({kind})",
-                    estimate=Estimate(float(value), float(value) - half, float(value) + half),
-                    higher=bool(found["higher_is_better"].get(task, {}).get(measure, True)),
-                    shots=int(found["n-shot"].get(task) or 0),
-                    examples=int(found["n-samples"].get(task, {}).get("effective", 0)),
-                )
-            )
+            estimate = Estimate(float(value), float(value) - half, float(value) + half)
+            higher = bool(found["higher_is_better"].get(task, {}).get(measure, True))
+            counts = int(found["n-shot"].get(task) or 0), int(found["n-samples"].get(task, {}).get("effective", 0))
+            named = measure if kind == "none" else f"{measure} ({kind})"
+            scores.append(Score(task, named, estimate, higher, *counts))
     return scores
 
 

@@ -5,27 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.table import Cell, Line, Table, short, table
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 
 @dataclass(frozen=True)
 class Score:
-    """One measure of a task."""
-
     task: str
     measure: str
     estimate: Estimate
     """Value ± 1.96 of the harness's standard errors; NaN ends if it gives none."""
     higher: bool
-    """True if higher is better."""
     shots: int
     examples: int
     """Number of examples; 0 for a group."""
@@ -51,11 +46,10 @@ class Benchmarks(Result, kind="evaluate"):
         return f"Benchmarks of {self.model_name}: {', '.join(told)}"
 
     def verdict(self, at: int = 0) -> str:
-        told = ((one.measure, one.cell, one.task) for one in self._firsts())
-        return ", ".join(" ".join(filter(None, (name, it.value, it.interval, "on", task))) for name, it, task in told)
+        told = ((one.measure, one.cell.value, one.cell.interval, "on", one.task) for one in self._firsts())
+        return ", ".join(" ".join(filter(None, words)) for words in told)
 
     def _firsts(self) -> list[Score]:
-        """Return the first measure of every task."""
         return list({score.task: score for score in reversed(self.scores)}.values())[::-1]
 
     @classmethod
@@ -76,10 +70,8 @@ class Benchmarks(Result, kind="evaluate"):
             for one in self.scores
         ]
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per score: columns task, measure, value, low, high (95 %), higher_is_better, shots, examples."""
-        import pandas as pd
-
         names = ["task", "measure", "value", "low", "high", "higher_is_better", "shots", "examples"]
         rows = [
             (s.task, s.measure, s.estimate.value, s.estimate.low, s.estimate.high, s.higher, s.shots, s.examples)
@@ -91,9 +83,6 @@ class Benchmarks(Result, kind="evaluate"):
         yield from self.opening()
         yield table(("task", "measure"), self._lines())
         version = self.provenance["versions"].get("lm-eval", "")
-        without = " A score without a standard error has no interval." * any(
-            math.isnan(one.estimate.low) for one in self.scores
-        )
-        yield Prose(
-            f"Prompts, measures and standard errors of lm-eval {version}; 95 % intervals over examples.{without}"
-        )
+        said = f"Prompts, measures and standard errors of lm-eval {version}; 95 % intervals over examples."
+        without = any(math.isnan(one.estimate.low) for one in self.scores)
+        yield Prose(said + " A score without a standard error has no interval." * without)

@@ -2,8 +2,7 @@
 
 State-space models forget: if every state decays, |∂y_t/∂x_s| falls exponentially in t − s, and if states hardly decay,
 all tokens become similar (Wang et al., Understanding and mitigating bottlenecks of state space models through the lens
-of recency and over-smoothing, arXiv 2501.00658). Both are measured on the trained model itself, with no linearisation
-beyond the derivative.
+of recency and over-smoothing, arXiv 2501.00658). Both are measured on the trained model itself.
 """
 
 from __future__ import annotations
@@ -78,46 +77,37 @@ def influence(
     """
     import numpy as np
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.limits import refuse_reading
     from ssmscope.core.mixers import check_causal
+    from ssmscope.core.progress import progress_bar
     from ssmscope.interp.objective import MAX_BACKWARD_NUMBERS
-    from ssmscope.probes.influence.jacobian import Dependence, Probes, of_layer, of_output
-    from ssmscope.probes.influence.measure import inputs_of, measure_reach, notes_on, positions_of
-    from ssmscope.probes.influence.reach import Reach
+    from ssmscope.probes.influence import measure
     from ssmscope.probes.influence.result import Influence
     from ssmscope.probes.influence.similarity import similarity_of
 
-    batch = inputs_of(model, texts, length, sequences, seed)
+    batch = measure.inputs_of(model, texts, length, sequences, seed)
     check_causal(model.module, "influence")
     if of == "logits" and model.is_classifier and positions != "last":
         raise InputError(f"{model.name} is a classifier, with logits at the last position only: give positions 'last'")
     refuse_reading(probes * batch.mask.numel(), f"{probes:,} probes", "ask for fewer")
-    chosen = positions_of(positions, batch.lengths)
-    drawn = Probes(probes, vectors, seed)
-
-    def reach(place: str, dependence: Dependence) -> Reach:
-        setting: dict[str, Any] = {"exact": exact, "probes": drawn, "fit": (fit_from, fit_to), "chunk": chunk}
-        return measure_reach(model, batch, dependence, chosen, place=place, **setting)
-
-    reaches = [reach("output", of_output(model, batch, of))]
-    if at == "layers":
-        size = batch.mask.numel() * model.width
-        together = max(1, MAX_BACKWARD_NUMBERS // (4 * size))  # A GroupMamba has inputs of several modules.
-        for start in range(0, model.num_layers, together):
-            group = range(start, min(start + together, model.num_layers))
+    run: dict[str, Any] = {"model": model, "batch": batch, "chunk": chunk}
+    run |= {"positions": measure.positions_of(positions, batch.lengths), "exact": exact}
+    run |= {"probes": measure.Probes(probes, vectors, seed), "fit": {"fit_from": fit_from, "fit_to": fit_to}}
+    layers = model.num_layers if at == "layers" else 0
+    together = max(1, MAX_BACKWARD_NUMBERS // (4 * batch.mask.numel() * model.width))  # GroupMamba has several inputs.
+    with progress_bar() as bar:
+        task = bar.add_task("outputs and layers", total=1 + layers)
+        reaches = [measure.measure_reach(measure.of_output(model, batch, of), place="output", **run)]
+        bar.advance(task)
+        for start in range(0, layers, together):
+            group = range(start, min(start + together, layers))
             trace = model.trace(batch, keep_inputs=group)
             for index in group:
-                found = of_layer(model, batch, index, trace.layers[index].u)
-                reaches.append(reach(str(trace.layer_numbers[index]), found))
-
-    similarity = similarity_of(model, batch, at_once=chunk, seed=seed)
-    options: dict[str, Any] = {
-        **{"length": length, "sequences": sequences if length is not None else None},
-        **{"positions": positions if isinstance(positions, str) else list(positions)},
-        **{"at": at, "of": of, "exact": exact, "probes": probes, "vectors": vectors},
-        **{"fit_from": fit_from, "fit_to": fit_to, "recent": recent, "chunk": chunk},
-    }
+                found = measure.of_layer(model, batch, index, trace.layers[index].u)
+                reaches.append(measure.measure_reach(found, place=str(trace.layer_numbers[index]), **run))
+                bar.advance(task)
+    options = call_options(sequences=sequences if length is not None else None)
     return Influence(
         provenance=record_provenance(model.source, options=options, seed=seed),
         of=of,
@@ -126,6 +116,6 @@ def influence(
         lengths=np.array(batch.lengths),
         recent=recent,
         reaches=tuple(reaches),
-        similarity=similarity,
-        notes=tuple(notes_on(reaches, batch)),
+        similarity=similarity_of(model, batch, at_once=chunk, seed=seed),
+        notes=tuple(measure.notes_on(reaches, batch)),
     )

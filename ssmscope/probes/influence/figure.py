@@ -12,8 +12,8 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.ticker import MaxNLocator
 
 from ssmscope.probes.influence.reach import SHARES, Reach
+from ssmscope.probes.influence.result import norms_in_words
 from ssmscope.probes.influence.similarity import MEASURES
-from ssmscope.probes.influence.words import norms_in_words
 from ssmscope.render.figure import COLOURS, DASHED, INK, SOFT, Sheet, interval, title
 from ssmscope.render.numbers import number
 from ssmscope.render.tokens import CIVIDIS, ramp

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.core.bootstrap import Estimate, estimates, ratio, resampled_sums
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
-    from ssmscope.probes.influence.jacobian import Blocks
+    from ssmscope.probes.influence.measure import Blocks
 
 SHARES = (0.5, 0.9, 0.95)
 """Shares of the influence for which the effective context is measured."""
@@ -63,7 +63,6 @@ class Reach:
     place: str
     """"output", or a layer's number."""
     exact: bool
-    """True if the norms are exact, False if estimated with random vectors."""
     pairs: np.ndarray
     """(distances,) int64: number of (text, t) with this distance."""
     log_norm: np.ndarray
@@ -95,27 +94,15 @@ class Reach:
         return bool(some.any() and np.isnan(self.context[some, 0]).all())
 
     def recent(self, tokens: int) -> Estimate:
-        """Return the mean share of the influence on the last position that comes from the last `tokens` tokens.
-
-        Raises:
-            InputError: when `tokens` is not a whole number from 1 on.
-        """
+        """Return the mean share of the influence on the last position that comes from the last `tokens` tokens."""
         if isinstance(tokens, bool) or not isinstance(tokens, int | np.integer) or tokens < 1:
             raise InputError(f"tokens is {tokens!r}; allowed is a whole number from 1 on")
         return Estimate(*self.within[min(tokens, len(self.within)) - 1].tolist())
 
     def effective_context(self, share: float = 0.9, quantile: float = 0.5, *, within: bool = False) -> float:
         """Return a quantile over texts of the effective context in tokens, by default the median, not interpolated;
-        infinite if that text does not reach it.
-
-        Args:
-            share: of the influence; one of `SHARES`.
-            quantile: from 0 to 1.
-            within: count only the influence of the texts' own tokens.
-
-        Raises:
-            InputError: for a share that is not measured, or a quantile outside 0 to 1.
-        """
+        infinite if that text does not reach it. `share` is one of `SHARES`; with `within` only the influence of the
+        texts' own tokens counts."""
         if share not in SHARES or not 0 <= quantile <= 1:
             known = ", ".join(map(str, SHARES))
             raise InputError(f"share {share!r}, quantile {quantile!r}; allowed are {known}, and quantiles from 0 to 1")
@@ -139,13 +126,8 @@ def reach_of(
     fit_to: int | None = None,
     seed: int = 0,
 ) -> Reach:
-    """Compute all numbers from the block norms of every text.
-
-    Args:
-        noise: level below which norms are rounding, next to norms up to 1; it scales with larger ones (`noise_of`).
-        fit_from, fit_to: range of distances of the fit, where they are measured and above the noise.
-        seed: seed of the resamples.
-    """
+    """Compute all numbers from the block norms of every text, `noise` being the level below which norms are rounding,
+    next to norms up to 1; it scales with larger ones."""
     table = _Table(blocks, noise)
     decay = _decay(table, fit_from, fit_to, seed)
     return Reach(
@@ -166,11 +148,9 @@ def reach_of(
 
 
 def noise_of(dtype: torch.dtype) -> float:
-    """Return the level at which norms of gradients of this dtype lose precision, next to norms of 1.
-
-    A backward pass multiplies by decays, so that small gradients are as precise as large ones until they underflow: on
-    random models of every architecture, float32 agrees with float64 within 1e-4 down to this level, 1e-31.
-    """
+    """Return the level at which norms of gradients lose precision, next to norms of 1. A backward pass multiplies by
+    decays, so that small gradients are as precise as large ones until they underflow: on random models of every
+    architecture, float32 agrees with float64 within 1e-4 down to this level, 1e-31."""
     return torch.finfo(dtype).tiny / torch.finfo(dtype).eps
 
 
@@ -197,24 +177,20 @@ class _Table:
 
     @property
     def last_rows(self) -> Int[np.ndarray, " texts"]:
-        """Row of each text's last measured position."""
-        return np.array(
-            [max(np.flatnonzero(self.text == text), key=lambda row: self.t[row]) for text in range(self.texts)]
-        )
+        rows = (np.flatnonzero(self.text == text) for text in range(self.texts))
+        return np.array([own[self.t[own].argmax()] for own in rows])
 
     def by_text(self, values: Float[np.ndarray, "rows columns"]) -> Float[np.ndarray, "texts columns"]:
-        """Return sums over each text's rows."""
         found = np.zeros((self.texts, values.shape[1]))
         np.add.at(found, self.text, values)
         return found
 
     def means(self, values: Float[np.ndarray, "rows distances"], seed: int) -> Float[np.ndarray, "distances 3"]:
         """Return the mean over the rows in which it is defined by distance, with its interval over texts."""
-        known = ~np.isnan(values)
-        sums, counts = self.by_text(np.where(known, values, 0.0)), self.by_text(known.astype(np.float64))
         parts = []
         for start in range(0, values.shape[1], RESAMPLED_COLUMNS):
-            both = np.concatenate([part[:, start : start + RESAMPLED_COLUMNS] for part in (sums, counts)], axis=1)
+            own = values[:, start : start + RESAMPLED_COLUMNS]
+            both = self.by_text(np.concatenate([np.nan_to_num(own, nan=0.0), ~np.isnan(own)], axis=1))
             parts.append(intervals(ratio(*np.split(resampled_sums(both, seed=seed), 2, axis=1)), self.texts))
         return np.concatenate(parts)
 
@@ -222,8 +198,7 @@ class _Table:
         """Return, in each text's last row, the share of the last 1 + distance tokens (1 beyond its first); else NaN."""
         found = np.full_like(self.norm, np.nan)
         rows = self.last_rows
-        total = np.minimum(np.nancumsum(self.share[rows], axis=1), 1.0)
-        found[rows] = np.where(self.alive[rows], total, np.nan)
+        found[rows] = np.where(self.alive[rows], np.minimum(np.nancumsum(self.share[rows], axis=1), 1.0), np.nan)
         return found
 
     def noisy(self) -> Float[np.ndarray, " distances"]:
@@ -231,8 +206,7 @@ class _Table:
 
     def relative_error(self) -> Float[np.ndarray, " distances"]:
         square = ratio(self.error, self.norm) ** 2  # A norm that is 0 or missing gives NaN.
-        known = ~np.isnan(square)
-        return np.sqrt(ratio(np.where(known, square, 0.0).sum(0), known.sum(0)))
+        return np.sqrt(ratio(np.nansum(square, axis=0), (~np.isnan(square)).sum(0)))
 
 
 def intervals(rows: Float[np.ndarray, "rows columns"], examples: int) -> Float[np.ndarray, "columns 3"]:
@@ -243,9 +217,7 @@ def intervals(rows: Float[np.ndarray, "rows columns"], examples: int) -> Float[n
     whole = ~np.isnan(rows).any(0)
     found = np.full((rows.shape[1], 3), np.nan)
     found[whole] = np.stack([value[whole], *np.quantile(spread[:, whole], [0.025, 0.975], axis=0)], axis=1)
-    for column in np.flatnonzero(~whole):
-        one = estimate(rows[:, column])
-        found[column] = one.value, one.low, one.high
+    found[~whole] = estimates(rows[:, ~whole])
     return found
 
 
@@ -258,8 +230,8 @@ def _decay(table: _Table, fit_from: int, fit_to: int | None, seed: int) -> Decay
     last = (bad[0] if bad else (asked[-1] + 1 if len(asked) else fit_from)) - 1
     ended = "noise" if bad else "asked" if fit_to is not None and fit_to < len(usable) - 1 else "text"
     chosen = distances[fit_from : last + 1]
-    nothing = Estimate(math.nan, math.nan, math.nan)
     if len(chosen) < MIN_FIT_DISTANCES:
+        nothing = Estimate(math.nan, math.nan, math.nan)
         return Decay(nothing, nothing, math.nan, math.nan, fit_from, int(last), ended)
 
     logs = table.log[:, chosen]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,14 +13,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ssmscope.core.batching import by_length
-from ssmscope.core.bootstrap import Estimate, resampled_means
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.edits import blocks_of
 from ssmscope.core.encoding import Batch
-from ssmscope.core.intercept import After, observe
+from ssmscope.core.intercept import observe
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.probes.influence.jacobian import hidden
-from ssmscope.probes.influence.reach import intervals
+from ssmscope.interp.interventions import means_with_intervals
+from ssmscope.probes.influence.measure import hidden
 
 MEASURES = ("cosine", "centred", "spread")
 PARTS = ("stream", "mixer")
@@ -47,27 +48,19 @@ class Similarity:
         places = self.places if part == "stream" else self.places[1:-1]
         for what, name, known in (("part", part, PARTS), ("place", str(place), places), ("measure", measure, MEASURES)):
             if name not in known:
-                raise InputError(
-                    f"there is no {what} {name!r}; allowed are {', '.join(known)}{did_you_mean(str(name), known)}"
-                )
+                near = did_you_mean(str(name), known)
+                raise InputError(f"there is no {what} {name!r}; allowed are {', '.join(known)}{near}")
         values = self.stream if part == "stream" else self.mixer
         return Estimate(*values[places.index(str(place)), MEASURES.index(measure)].tolist())
 
 
 def similarity_of(model: Model, batch: Batch, *, at_once: int | None, seed: int = 0) -> Similarity:
-    """Compute all measures at all places over the real tokens of every text, in two runs, the first for the means.
-
-    Args:
-        at_once: tokens that run together.
-        seed: seed of the resamples.
-    """
-    layers = model.num_layers
-    texts = len(batch.tokens)
-    totals: dict[tuple[str, int], Tensor] = {}
+    """Compute all measures at all places over the real tokens of every text, in two runs, the first for the means."""
+    layers, texts = model.num_layers, len(batch.tokens)
+    totals: dict[tuple[str, int], Any] = {}
 
     def add(place: tuple[str, int], x: Tensor, mask: Tensor, chosen: list[int]) -> None:
-        summed = (x * mask.unsqueeze(-1)).sum((0, 1))
-        totals[place] = totals[place] + summed if place in totals else summed
+        totals[place] = totals.get(place, 0) + (x * mask.unsqueeze(-1)).sum((0, 1))
 
     _visit(model, batch, at_once, add)
     means = {place: total / sum(batch.lengths) for place, total in totals.items()}
@@ -79,7 +72,7 @@ def similarity_of(model: Model, batch: Batch, *, at_once: int | None, seed: int 
 
     _visit(model, batch, at_once, measure)
     places = ("embeddings", *map(str, model.layer_numbers), "output")
-    return Similarity(places, *(_estimates(values[part], seed) for part in PARTS))
+    return Similarity(places, *(means_with_intervals(values[part].transpose(1, 0, 2), seed) for part in PARTS))
 
 
 def mean_cosine(x: Float[Tensor, "texts length width"], mask: Bool[Tensor, "texts length"]) -> Float[Tensor, " texts"]:
@@ -98,20 +91,15 @@ def mean_cosine(x: Float[Tensor, "texts length width"], mask: Bool[Tensor, "text
 
 def spread(x: Float[Tensor, "texts length width"], mask: Bool[Tensor, "texts length"]) -> Float[Tensor, " texts"]:
     """Return ‖X − 1 x̄ᵀ‖_F / ‖X‖_F of the real tokens; NaN for a single token or zeros."""
-    real = mask.unsqueeze(-1)
+    real, n = mask.unsqueeze(-1), mask.sum(1)
     x = x * real
-    n = mask.sum(1)
     middle = x.sum(1, keepdim=True) / n.view(-1, 1, 1)
     above, below = ((each * real).square().sum((1, 2)).sqrt() for each in (x - middle, x))
     return (above / below).where((n > 1) & (below > 0), torch.nan)
 
 
-Reader = Callable[[tuple[str, int], Tensor, Tensor, "list[int]"], None]
-
-
-def _visit(model: Model, batch: Batch, at_once: int | None, read: Reader) -> None:
+def _visit(model: Model, batch: Batch, at_once: int | None, read: Callable[..., None]) -> None:
     """Run the texts, and call `read` with the vectors at every place, (texts, length, width), and their mask."""
-    layers = model.num_layers
     for chosen in by_length(batch.lengths, at_once):
         part = batch.rows(chosen)
         mask = part.mask
@@ -119,29 +107,14 @@ def _visit(model: Model, batch: Batch, at_once: int | None, read: Reader) -> Non
         def show(place: tuple[str, int], x: Tensor) -> None:
             read(place, x.to(mask.device, torch.promote_types(x.dtype, torch.float32)), mask, chosen)  # noqa: B023
 
+        def shown(place: tuple[str, int], module: nn.Module, output: Any) -> None:
+            show(place, output[0] if isinstance(output, tuple) else output)  # noqa: B023
+
         with torch.no_grad(), model.running(mask=mask):
             embeddings = model.embed(part)
             show(("stream", 0), embeddings)
-            with (
-                _outputs_shown(blocks_of(model.module), lambda index, x: show(("stream", 1 + index), x)),  # noqa: B023
-                _outputs_shown(model.mixers, lambda index, x: show(("mixer", index), x)),  # noqa: B023
-            ):
+            parts = [(("stream", 1 + index), block) for index, block in enumerate(blocks_of(model.module))]
+            parts += [(("mixer", index), mixer) for index, mixer in enumerate(model.mixers)]
+            with observe(after=[(part, partial(shown, place)) for place, part in parts]):
                 found = hidden(model, embeddings, mask)
-            show(("stream", layers + 1), found)
-
-
-@contextmanager
-def _outputs_shown(modules: list[nn.Module], show: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Call `show` with each module's index and output when it runs; no output is kept."""
-
-    def shown(index: int) -> After:
-        return lambda module, output: show(index, output[0] if isinstance(output, tuple) else output)
-
-    with observe(after=[(module, shown(index)) for index, module in enumerate(modules)]):
-        yield
-
-
-def _estimates(values: Float[np.ndarray, "places texts measures"], seed: int) -> Float[np.ndarray, "places measures 3"]:
-    places, texts, measures = values.shape
-    rows = resampled_means(values.transpose(1, 0, 2).reshape(texts, -1), seed=seed)
-    return intervals(rows, texts).reshape(places, measures, 3)
+            show(("stream", model.num_layers + 1), found)

@@ -1,27 +1,59 @@
-"""Answers of a model at earlier layers: fit a tuned lens, or show the answers of a lens.
-
-A lens reads the residual stream on its way to the model's own answer (`ssmscope.probes.lens.lenses`): the logit lens
-directly, a tuned lens after an affine translation fitted for each layer (Belrose et al., Eliciting latent predictions
-from transformers with the tuned lens, 2023).
+"""Answers of a model at earlier layers: fit a tuned lens, or show the answers of a lens (Belrose et al., Eliciting
+latent predictions from transformers with the tuned lens, 2023; see `ssmscope.probes.lens.lenses`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
-from ssmscope.api.inputs import Texts
-from ssmscope.api.options import NO_EFFECT, Metavar, Progress, Range, Reads, Seed
+from ssmscope.api.inputs import Examples, Texts, load_examples
+from ssmscope.api.options import NO_EFFECT, Metavar, Option, Progress, Range, Reads, Seed
+from ssmscope.api.signatures import options_of
 from ssmscope.core.limits import refuse_reading
 from ssmscope.errors import InputError
-from ssmscope.probes.lens.reads import FitData
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model, TextsLike
     from ssmscope.probes.lens.data import LensData
     from ssmscope.probes.lens.lenses import Lens
     from ssmscope.probes.lens.result import LensFit, Trajectory
+
+
+SPLITS = ("validation", "test", "train")
+"""Splits in order of preference: as in the paper, a lens is not fitted on training text if possible."""
+
+
+def _options(
+    *,
+    split: Annotated[str | None, "Split of a known data set (default: validation, else test).", Metavar("NAME")] = None,
+    validation: Annotated[
+        str | None, "Held-out data (default: a share of DATA).", Reads("data"), Metavar("FILE")
+    ] = None,
+) -> None: ...
+
+
+@dataclass(frozen=True)
+class FitData(Examples):
+    """Text of a language model in rows of tokens, or a classifier's labelled texts or images; and held-out data."""
+
+    prefer: tuple[str, ...] = SPLITS
+
+    @property
+    def options(self) -> Mapping[str, Option]:  # type: ignore[override]
+        found = {**super().options, **options_of(_options)}
+        return {name: found[name] for name in ("data", "split", "validation", "length", "max_tokens")}
+
+    def read_besides(
+        self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]
+    ) -> Mapping[str, Any]:
+        given, most = values["validation"], values["max_tokens"]
+        if given is None:
+            return {"validation": None}
+        return {"validation": load_examples(models[0], given, None, values["length"], self.prefer, max_tokens=most)}
 
 
 def check_steps(*, steps: int, batch_tokens: int, **others: Any) -> None:
@@ -94,29 +126,15 @@ def fit_lens(
     """
     from ssmscope.probes.lens.training import fit
 
-    options = {
-        "positions": positions or ("last" if model.is_classifier else "every"),
-        "optimizer": optimizer,
-        "learning_rate": {"sgd": 1.0, "adam": 1e-3}[optimizer] if learning_rate is None else learning_rate,
-        "steps": steps,
-        "batch_tokens": batch_tokens,
-        "weight_decay": weight_decay,
-        "clip": clip,
-        "patience": patience,
-        "look_every": look_every,
-        "held_out": held_out if validation is None else None,
+    options: dict[str, Any] = {
+        **{"positions": positions or ("last" if model.is_classifier else "every"), "optimizer": optimizer},
+        **{"learning_rate": {"sgd": 1.0, "adam": 1e-3}[optimizer] if learning_rate is None else learning_rate},
+        **{"steps": steps, "batch_tokens": batch_tokens, "weight_decay": weight_decay, "clip": clip},
+        **{"patience": patience, "look_every": look_every, "held_out": held_out if validation is None else None},
     }
+    running: dict[str, Any] = {"seed": seed, "checkpoint_minutes": checkpoint_minutes, "progress": progress}
     try:
-        return fit(
-            model,
-            data,
-            Path(out),
-            validation,
-            options=options,
-            seed=seed,
-            checkpoint_minutes=checkpoint_minutes,
-            progress=progress,
-        )
+        return fit(model, data, Path(out), validation, options=options, **running)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command continues from the last checkpoint") from None
 
@@ -164,18 +182,16 @@ def trajectory(
         raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
     if statistic == "cross_entropy" and model.is_classifier:
         raise InputError(f"{model.name} is a classifier: there is no next token, and no cross-entropy to it")
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.model import as_batch
-    from ssmscope.probes.lens.answers import answers_of
-    from ssmscope.probes.lens.lenses import lens_of
+    from ssmscope.probes.lens.lenses import answers_of, lens_of
     from ssmscope.probes.lens.result import Trajectory
 
     batch = as_batch(model, texts)
     found = lens_of(lens, model)
     where = positions or found.positions
-    options = {"lens": found.name, "positions": where, "statistic": statistic}
     return Trajectory(
-        provenance=record_provenance(model.source, options=options),
+        provenance=record_provenance(model.source, options=call_options(lens=found.name, positions=where)),
         lens=found.title,
         positions=where,
         statistic=statistic,

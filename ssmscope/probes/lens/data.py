@@ -6,19 +6,17 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ssmscope.core.encoding import Batch
+from ssmscope.core.model import Model
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import TextData
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
-
-if TYPE_CHECKING:
-    from ssmscope.core.encoding import Batch
-    from ssmscope.core.model import Model
 
 LensData = TokenData | TextData | SequenceData | PixelData | Sequence[str] | Sequence[Sequence[int]]
 """Data that `rows_of` accepts."""
@@ -26,18 +24,13 @@ LensData = TokenData | TextData | SequenceData | PixelData | Sequence[str] | Seq
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows that a model reads.
-
-    Attributes:
-        name, split: name and split of the data.
-        ids: token ids of every row, not padded; empty for images.
-        pixels: (images, length, channels) uint8, or None.
-    """
+    """Rows that a model reads: token ids, not padded, or images."""
 
     name: str
     split: str
     ids: tuple[tuple[int, ...], ...] = ()
     pixels: np.ndarray | None = None
+    """(images, length, channels) uint8."""
 
     def __len__(self) -> int:
         return len(self.ids) if self.pixels is None else len(self.pixels)
@@ -69,17 +62,12 @@ class Rows:
         return model.encode(ids=[list(self.ids[row]) for row in chosen])
 
     def described(self) -> dict[str, Any]:
-        """Describe the rows for a record."""
         about = {"name": self.name, "split": self.split, "fingerprint": self.fingerprint}
         return {**about, "rows": len(self), "tokens": sum(self.lengths)}
 
 
 def rows_of(model: Model, data: LensData) -> Rows:
-    """Return the rows that the model reads: rows of tokens as they are, texts by its own tokenizer.
-
-    Raises:
-        InputError: for data that the model cannot read, no data, or a text that cannot be encoded.
-    """
+    """Return the rows that the model reads: rows of tokens as they are, texts by its own tokenizer."""
     if isinstance(data, PixelData):
         rows = Rows(data.name, data.split, pixels=data.pixels)
     elif isinstance(data, TokenData | SequenceData):
@@ -136,15 +124,10 @@ def shuffled_batches(lengths: Sequence[int], tokens: int, seed: int, epoch: int)
 
 
 def split_rows(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
-    """Split rows into those to fit on and a held-out share drawn by the seed, each in the order of the rows.
-
-    Raises:
-        InputError: for too few rows to hold out two of them.
-    """
+    """Split rows into those to fit on and a held-out share drawn by the seed, each in the order of the rows."""
     held = max(round(share * len(rows)), 2)
     if len(rows) - held < 1:
-        raise InputError(
-            f"{rows.name} ({rows.split}) has {len(rows)} rows; a lens needs at least 3, of which 2 held out"
-        )
+        needed = "a lens needs at least 3, of which 2 held out"
+        raise InputError(f"{rows.name} ({rows.split}) has {len(rows)} rows; {needed}")
     order = np.random.default_rng([seed, len(rows)]).permutation(len(rows))
     return rows.take(np.sort(order[held:]).tolist()), rows.take(np.sort(order[:held]).tolist())

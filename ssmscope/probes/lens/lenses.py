@@ -18,12 +18,12 @@ import copy
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from tuned_lens.nn.lenses import TunedLens, TunedLensConfig
 from tuned_lens.nn.unembed import Unembed
 
 from ssmscope.architectures.loading.stored import check_finished
+from ssmscope.core import batching
 from ssmscope.core.affine import matrix, offset
 from ssmscope.core.encoding import Batch
 from ssmscope.core.heads import linear_head
@@ -40,7 +41,7 @@ from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
 from ssmscope.core.reading import parse_json
 from ssmscope.errors import UNPICKLABLE, InputError, Unanswerable
-from ssmscope.probes.lens.result import LensFit
+from ssmscope.probes.lens.result import STATISTICS, LensedText, LensFit
 
 if TYPE_CHECKING:
     from tuned_lens.plotting import PredictionTrajectory
@@ -52,17 +53,17 @@ RECORD = "lens.json"
 """File of the `LensFit`, which is written last and marks a finished fit."""
 
 LOGIT = "logit lens"
+FIT_ONE = "fit one to this model with fit_lens (analyze lens fit)"
 
 MAX_LOGITS = {"cpu": 2**22, "cuda": 2**27}
 """Maximum number of logits in memory; on a CPU more would no longer fit the cache."""
 
+MAX_STREAM_VALUES = 2**28
+"""Maximum number of values of the residual stream in memory."""
+
 
 def stream_blocks(model: Model) -> list[nn.Module]:
-    """Return the blocks along the residual stream in order; for a model of one layer, that layer.
-
-    Raises:
-        InputError: when the layers are in several lists.
-    """
+    """Return the blocks along the residual stream in order; for a model of one layer, that layer."""
     backbone = model.module.base_model
     stacks = [part for part in backbone.children() if isinstance(part, nn.ModuleList) and mixers(part)]
     if len(stacks) > 1:
@@ -71,19 +72,11 @@ def stream_blocks(model: Model) -> list[nn.Module]:
 
 
 def final_norm_of(model: Model) -> nn.Module | None:
-    """Return the module of the backbone that runs between its last block and the head; None if there is none.
-
-    Raises:
-        InputError: when there are several.
-    """
+    """Return the module of the backbone that runs between its last block and the head; None if there is none."""
     last, head = stream_blocks(model)[-1], head_of(model)
     ran: list[nn.Module] = []
-    others = [
-        part
-        for part in model.module.base_model.children()
-        if part is not last and part is not head and not isinstance(part, nn.ModuleList)
-    ]
-    noted = [(part, lambda module, output: ran.append(module)) for part in others]
+    parts = (part for part in model.module.base_model.children() if not isinstance(part, nn.ModuleList))
+    noted = [(part, lambda module, output: ran.append(module)) for part in parts if part not in (last, head)]
     with observe(after=[(last, lambda module, output: ran.clear()), *noted]):
         model.logits(_few_tokens(model))
     if len(ran) > 1:
@@ -93,11 +86,7 @@ def final_norm_of(model: Model) -> nn.Module | None:
 
 
 def head_of(model: Model) -> nn.Module:
-    """Return the linear map from the width to the vocabulary, or to a classifier's classes.
-
-    Raises:
-        InputError: for a model without one, and for a classifier that gives no classes.
-    """
+    """Return the linear map from the width to the vocabulary, or to a classifier's classes."""
     model.check_classes("a lens")
     head = linear_head(model.module)
     if head is None:
@@ -108,21 +97,15 @@ def head_of(model: Model) -> nn.Module:
 def _few_tokens(model: Model) -> Batch:
     if model.channels is not None:
         tokens = math.prod(model.config.image_size or (2,))  # Learnt positions allow no other number.
-        return model.encode(
-            values=torch.linspace(0, 1, tokens * model.channels, dtype=torch.float32).view(tokens, model.channels)
-        )
+        values = torch.linspace(0, 1, tokens * model.channels, dtype=torch.float32)
+        return model.encode(values=values.view(tokens, model.channels))
     return model.encode(ids=list(range(min(4, model.vocabulary))))
 
 
 class SSMUnembed(Unembed):
-    """Unembedding of a state-space model for tuned-lens: frozen copies of its final norm and head in float32.
-
-    A head of one row, the log-odds of class 1, becomes two rows with the same softmax, and a multiplier of the logits
-    after the head (Falcon-H1, Granite) is merged into its weight.
-
-    Raises:
-        InputError: when norm and head, applied to the output of the last block, do not give the model's own logits.
-    """
+    """Unembedding of a state-space model for tuned-lens: frozen copies of its final norm and head in float32. A head of
+    one row, the log-odds of class 1, becomes two rows with the same softmax, and a multiplier of the logits after the
+    head (Falcon-H1, Granite) is merged into its weight."""
 
     def __init__(self, model: Model) -> None:
         nn.Module.__init__(self)  # The constructor of `Unembed` only knows the norms of transformers.
@@ -161,34 +144,13 @@ def _plain_linear(head: nn.Module) -> nn.Linear:
         bias = None if bias is None else torch.cat([torch.zeros_like(bias), bias])
     kind: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
     plain = skip_init(nn.Linear, weight.shape[1], len(weight), bias=bias is not None, **kind)
-    with torch.no_grad():
-        plain.weight.copy_(weight)
-        if bias is not None:
-            plain.bias.copy_(bias)
+    plain.load_state_dict({"weight": weight} if bias is None else {"weight": weight, "bias": bias})
     return plain
-
-
-@contextmanager
-def _stream_kept(
-    blocks: list[nn.Module], kept: list[Tensor], chosen: Callable[[Tensor], Tensor] = lambda stream: stream
-) -> Iterator[None]:
-    """Append what `chosen` selects of every block's input, and of the last one's output, to `kept`."""
-
-    def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        kept.append(chosen(args[0] if args else kwargs["hidden_states"]).float())
-
-    def leaving(module: nn.Module, output: Any) -> None:
-        kept.append(chosen(output[0] if isinstance(output, tuple) else output).float())
-
-    with observe(before=[(block, entering) for block in blocks], after=[(blocks[-1], leaving)]):
-        yield
 
 
 def hidden_states(model: Model, batch: Batch) -> Float[Tensor, "streams batch length width"]:
     """Return the residual stream at the input of each block, the embeddings first, and at the output of the last one,
-    not normed, in float32.
-
-    The `hidden_states` of transformers' Mambas differ: they lack the embeddings, and end with the normed stream.
+    not normed, in float32. (transformers' `hidden_states` of Mambas lack the embeddings, and end with the normed one.)
     """
     return _streams(model, batch, lambda stream: stream)
 
@@ -203,34 +165,36 @@ def chosen_states(model: Model, batch: Batch, positions: str) -> Float[Tensor, "
 
 def _streams(model: Model, batch: Batch, chosen: Callable[[Tensor], Tensor]) -> Tensor:
     kept: list[Tensor] = []
-    around = model.running(mask=batch.mask)
-    here = model.device  # The batch's device; a model over several devices has blocks elsewhere.
-    with torch.no_grad(), around, _stream_kept(stream_blocks(model), kept, lambda stream: chosen(stream.to(here))):
+    blocks, here = stream_blocks(model), model.device  # A model over several devices has blocks elsewhere.
+
+    def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kept.append(chosen((args[0] if args else kwargs["hidden_states"]).to(here)).float())
+
+    def leaving(module: nn.Module, output: Any) -> None:
+        kept.append(chosen((output[0] if isinstance(output, tuple) else output).to(here)).float())
+
+    observed = observe(before=[(block, entering) for block in blocks], after=[(blocks[-1], leaving)])
+    with torch.no_grad(), model.running(mask=batch.mask), observed:
         model.forward(batch, last_only=True)
     return torch.stack(kept)
 
 
 @dataclass(frozen=True, eq=False)
 class Lens:
-    """Logit lens or tuned lens of one model.
-
-    Attributes:
-        tuned: object of tuned-lens: a translator per block and the unembedding, on the model's device.
-        fingerprint: fingerprint of the model.
-        positions: positions at which it was fitted, `every` or `last`.
-        fit: record of the fit and its KL on held-out text; None for a logit lens, and for a lens fitted by the package
-            tuned-lens.
-        name: "logit lens", or the directory that it was read from.
-    """
+    """Logit lens or tuned lens of one model."""
 
     tuned: TunedLens
+    """Object of tuned-lens: a translator per block and the unembedding, on the model's device."""
     fingerprint: str
+    """Fingerprint of the model."""
     positions: str
+    """Positions at which it was fitted, `every` or `last`."""
     fit: LensFit | None = None
+    """Record of the fit; None for a logit lens, and for a lens fitted by the package tuned-lens."""
     name: str = LOGIT
+    """"logit lens", or the directory that it was read from."""
 
     def __len__(self) -> int:
-        """Number of translators, one per block."""
         return len(self.tuned)
 
     @property
@@ -243,18 +207,12 @@ class Lens:
         layers = list(self.tuned)
         return torch.stack([part.weight for part in layers]), torch.stack([part.bias for part in layers])
 
-    def normed(self, hidden: Float[Tensor, "streams chosen width"]) -> Float[Tensor, "streams chosen width"]:
-        """Return the head's input: every layer's stream translated, the last one as it is, and all normed."""
-        with torch.no_grad():
-            return self.tuned.unembed.final_norm(translated(hidden, *self._stacked))
-
     def log_probs(self, hidden: Float[Tensor, "streams chosen width"]) -> Float[Tensor, "streams chosen classes"]:
-        """Return the lens's log-probabilities at every layer; the last row is the model's own answer.
-
-        `hidden` comes from `chosen_states`; `slices` bounds the memory of the result.
-        """
+        """Return the lens's log-probabilities at every layer, the last row being the model's own answer. `hidden` comes
+        from `chosen_states`; `slices` bounds the memory of the result."""
+        unembed = self.tuned.unembed
         with torch.no_grad():
-            return self.tuned.unembed.unembedding(self.normed(hidden)).log_softmax(-1)
+            return unembed.unembedding(unembed.final_norm(translated(hidden, *self._stacked))).log_softmax(-1)
 
     def slices(self, chosen: int) -> Iterator[slice]:
         """Yield slices of positions whose log-probabilities at all layers fit into memory."""
@@ -285,12 +243,9 @@ class Lens:
         )
 
 
-def translated(
-    hidden: Float[Tensor, "streams chosen width"],
-    weight: Float[Tensor, "layers width width"],
-    bias: Float[Tensor, "layers width"],
-) -> Float[Tensor, "streams chosen width"]:
-    """Return h_i + W_i h_i + b_i for every layer, in one product, and the last stream as it is."""
+def translated(hidden: Tensor, weight: Tensor, bias: Tensor) -> Float[Tensor, "streams chosen width"]:
+    """Return h_i + W_i h_i + b_i for every layer, in one product, and the last stream as it is; weights are (layers,
+    width, width), biases (layers, width)."""
     added = torch.baddbmm(bias.unsqueeze(1), hidden[:-1], weight.mT)
     return torch.cat([hidden[:-1] + added, hidden[-1:]])
 
@@ -334,7 +289,12 @@ def load_lens(path: str | Path, model: Model) -> Lens:
     if missing:
         raise InputError(f"{path} has no lens: {missing[0]} is missing; fit one with fit_lens (analyze lens fit)")
     lens = untrained_lens(model)
-    config = _config(path / CONFIG)
+    try:
+        config = parse_json((path / CONFIG).read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path / CONFIG} is not JSON ({error}); fit the lens again") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{path / CONFIG} is not a JSON object; fit the lens again")
     for field, what in (("d_model", "width"), ("num_hidden_layers", "number of layers")):
         mine, found = getattr(lens.config, field), config.get(field)
         if found != mine:
@@ -344,10 +304,8 @@ def load_lens(path: str | Path, model: Model) -> Lens:
     own_head = config.get("unembed_hash") in (None, lens.config.unembed_hash)
     if fingerprint != model.fingerprint or not own_head:
         asked = fit.provenance if fit is not None else {"model": config.get("base_model_name_or_path"), "dtype": "?"}
-        raise InputError(
-            f"{path} was fitted to another model ({asked.get('model')}, {asked.get('dtype')}) than {model.name} "
-            f"({model.source['dtype']}), with other weights; fit one to this model with fit_lens (analyze lens fit)"
-        )
+        other, own = f"{asked.get('model')}, {asked.get('dtype')}", f"{model.name} ({model.source['dtype']})"
+        raise InputError(f"{path} was fitted to another model ({other}) than {own}, with other weights; {FIT_ONE}")
     try:
         state = torch.load(path / WEIGHTS, map_location=model.device, weights_only=True)
         lens.layer_translators.load_state_dict(state)
@@ -358,22 +316,11 @@ def load_lens(path: str | Path, model: Model) -> Lens:
     return Lens(lens, model.fingerprint, positions, fit, str(path))
 
 
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        config = parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not JSON ({error}); fit the lens again") from error
-    if not isinstance(config, dict):
-        raise InputError(f"{path} is not a JSON object; fit the lens again")
-    return config
-
-
 def check_lens(lens: Lens, model: Model) -> None:
     """Raise InputError if the lens belongs to another model."""
     if lens.fingerprint != model.fingerprint:
         raise InputError(
-            f"the {lens.title} belongs to another model than {model.name}; "
-            "fit one to this model with fit_lens (analyze lens fit), or use its logit lens"
+            f"the {lens.title} belongs to another model than {model.name}; {FIT_ONE}, or use its logit lens"
         )
 
 
@@ -385,3 +332,59 @@ def lens_of(lens: Lens | str | Path | None, model: Model) -> Lens:
         check_lens(lens, model)
         return lens
     return load_lens(lens, model)
+
+
+def tokens_at_once(model: Model, layers: int) -> int:
+    """Return the number of tokens that run together while the stream of all layers is kept."""
+    return max(1, min(batching.tokens_at_once(model.device), MAX_STREAM_VALUES // ((layers + 1) * model.width)))
+
+
+def answers_of(model: Model, lens: Lens, batch: Batch, positions: str) -> list[LensedText]:
+    """Read every text of the batch; texts of similar length run together."""
+    texts: dict[int, LensedText] = {}
+
+    @cache
+    def name(answer: int) -> str:
+        if model.labels is not None:
+            return model.labels[answer]
+        return model.tokenizer.decode([answer]) if model.tokenizer is not None else str(answer)
+
+    for chosen in batching.by_length(batch.lengths, tokens_at_once(model, len(lens))):
+        part = batch.rows(chosen)
+        hidden = chosen_states(model, part, positions)
+        read = _statistics(lens, hidden, _next_tokens(part, positions, asked=not model.is_classifier))
+        if not all(np.isfinite(read[name]).all() for name in STATISTICS if name != "cross_entropy"):
+            raise InputError(f"{model.name} gives answers that are not finite; its weights are damaged")
+        counts = part.lengths if positions == "every" else [1] * len(chosen)
+        for row, start, count in zip(chosen, np.cumsum([0, *counts]), counts):
+            own = {name: array[:, start : start + count] for name, array in read.items()}
+            length = len(batch.tokens[row])
+            places = np.arange(length) if positions == "every" else np.array([length - 1])
+            answers = tuple(tuple(map(name, layer)) for layer in own["top"].tolist())
+            texts[row] = LensedText(batch.tokens[row], batch.words[row], places, **own, answers=answers)
+    return [texts[row] for row in sorted(texts)]
+
+
+def _next_tokens(batch: Batch, positions: str, *, asked: bool) -> Tensor:
+    """Return the token that follows each chosen position, −1 where none does."""
+    following = torch.full_like(batch.input_ids, -1)
+    if asked:
+        following[:, :-1] = torch.where(batch.mask[:, 1:], batch.input_ids[:, 1:], -1)
+    return following[batch.mask] if positions == "every" else following.gather(1, batch.last.unsqueeze(1)).squeeze(1)
+
+
+def _statistics(lens: Lens, hidden: Tensor, following: Tensor) -> dict[str, np.ndarray]:
+    """Compute all statistics and the index `top` of the leading answer, (layers + 1, positions) each."""
+    pieces = []
+    for part in lens.slices(hidden.shape[1]):
+        logs = lens.log_probs(hidden[:, part])
+        probabilities = logs.exp()
+        best = probabilities.max(-1)
+        answer = best.indices[-1].expand(len(logs), -1).unsqueeze(-1)
+        after = following[part].expand(len(logs), -1).unsqueeze(-1)
+        cross = -logs.gather(-1, after.clamp(min=0)).masked_fill(after < 0, torch.nan)
+        found = [probabilities.gather(-1, answer).squeeze(-1), best.values, -(probabilities * logs).sum(-1)]
+        found += [cross.squeeze(-1), ((logs[-1] - logs) * probabilities[-1]).sum(-1), best.indices]
+        pieces.append(found)
+    names = [*STATISTICS, "top"]
+    return {name: torch.cat(each, dim=1).cpu().numpy() for name, each in zip(names, zip(*pieces))}

@@ -5,20 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
-from ssmscope.probes.lens.lensed_text import Column, LensedText
-from ssmscope.render.blocks import Block, Custom, Picture, Prose
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.render.blocks import Block, Picture, Prose
 from ssmscope.render.pictures import sized
 from ssmscope.render.table import Cell, Line, Table, table, written
+from ssmscope.render.word_grid import WordGrid, WordGrids
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import DataFrame
+
+
+STATISTICS = {
+    "answer_probability": "probability of the final answer",
+    "top_probability": "probability of the layer's own answer",
+    "entropy": "entropy, nats",
+    "cross_entropy": "cross-entropy to the next token, nats",
+    "kl": "KL(model ‖ lens), nats",
+}
+"""Statistics of every layer and position, with their names in the views."""
 
 
 @dataclass(frozen=True)
@@ -72,17 +84,12 @@ class LensFit(Result, kind="lens-fit"):
 
     @property
     def headline(self) -> str:
-        model = self.model_name
-        return (
-            f"Tuned lens of {model}: KL to its own answers {self.tuned.value:.3f} nats, mean of {len(self.layers)} "
-            f"layers; logit lens {self.logit.value:.3f}"
-        )
+        mean = f"{self.tuned.value:.3f} nats, mean of {len(self.layers)} layers; logit lens {self.logit.value:.3f}"
+        return f"Tuned lens of {self.model_name}: KL to its own answers {mean}"
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per layer: columns layer (i: the input of block i), tuned, logit, gained (logit − tuned), in
         nats, each with the ends of its 95 % interval in columns ending in _low and _high."""
-        import pandas as pd
-
         return pd.DataFrame(
             {"layer": one.layer, **with_intervals(tuned=one.tuned, logit=one.logit, gained=one.gained)}
             for one in self.layers
@@ -96,7 +103,6 @@ class LensFit(Result, kind="lens-fit"):
 
     @property
     def measured_on(self) -> str:
-        """Description of the held-out rows."""
         data = self.provenance["data"]["measured"]
         where = "positions" if self.positions == "every" else "last positions"
         rows = f"{self.rows:,} rows of {data['name']} ({data['split']})"
@@ -104,16 +110,74 @@ class LensFit(Result, kind="lens-fit"):
 
     def blocks(self) -> Iterable[Block]:
         yield from self.opening()
-        lines = []
-        for one in self.layers:
-            cells = {"tuned lens": Cell(one.tuned), "logit lens": Cell(one.logit), "gained": Cell(one.gained)}
-            lines.append(Line((str(one.layer),), cells))
-        lines.append(Line(("mean",), {"tuned lens": Cell(self.tuned), "logit lens": Cell(self.logit)}))
+        means = {"tuned lens": Cell(self.tuned), "logit lens": Cell(self.logit)}
+        lines = [
+            Line((str(i),), {"tuned lens": Cell(one.tuned), "logit lens": Cell(one.logit), "gained": Cell(one.gained)})
+            for i, one in enumerate(self.layers)
+        ]
         note = (
             f"KL(model ‖ lens) in nats over {self.measured_on}; 95 % bootstrap intervals over rows. Layer i reads the "
             f"input of block i, 0 the embeddings. Weights of step {self.best_step}."
         )
-        yield table(("layer",), lines, note=note)
+        yield table(("layer",), [*lines, Line(("mean",), means)], note=note)
+
+
+@dataclass(frozen=True)
+class LensedText:
+    """Readings of one text; arrays are (layers + 1, positions), the last row being the model itself."""
+
+    tokens: tuple[str, ...]
+    words: tuple[int | None, ...]
+    positions: np.ndarray
+    """Positions that were read, (positions,)."""
+    answer_probability: np.ndarray
+    """q_i of the final answer."""
+    top_probability: np.ndarray
+    """q_i of the layer's own answer."""
+    entropy: np.ndarray
+    cross_entropy: np.ndarray
+    """Cross-entropy to the next token; NaN at the last one, and everywhere for a classifier."""
+    kl: np.ndarray
+    """KL(p ‖ q_i)."""
+    top: np.ndarray
+    """The layer's own answer, the id of a token or class."""
+    answers: tuple[tuple[str, ...], ...]
+    """Names of these answers."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def final(self) -> tuple[str, ...]:
+        return self.answers[-1]
+
+    @cached_property
+    def agrees(self) -> np.ndarray:
+        """True where a layer's answer is the final one, (layers + 1, positions)."""
+        return self.top == self.top[-1]
+
+    @cached_property
+    def settled(self) -> np.ndarray:
+        """The first layer from which on the final answer leads, (positions,)."""
+        stays = np.logical_and.accumulate(self.agrees[::-1])[::-1]
+        return stays.argmax(0)
+
+    def grid(self, label: str, numbers: np.ndarray) -> WordGrid:
+        tokens = [self.tokens[position] for position in self.positions]
+        scores = {name: getattr(self, name) for name in STATISTICS}
+        return WordGrid(label, numbers, tokens, self.answers, scores, self.agrees, self.settled)
+
+
+def joined(texts: Sequence[LensedText]) -> LensedText:
+    """Return the readings of several texts as those of one, whose tokens are the ones that were read."""
+    names = [*STATISTICS, "top"]
+    return LensedText(
+        tuple(text.tokens[position] for text in texts for position in text.positions),
+        (),
+        np.arange(sum(len(text.positions) for text in texts)),
+        **{name: np.concatenate([getattr(text, name) for text in texts], axis=1) for name in names},
+        answers=tuple(tuple(chain(*layer)) for layer in zip(*(text.answers for text in texts))),
+    )
 
 
 @dataclass(frozen=True)
@@ -124,7 +188,6 @@ class Trajectory(Result, kind="trajectory"):
     """Title of the lens: "logit lens", or "tuned lens" with its directory."""
     positions: str
     statistic: str
-    """Statistic that the views show in colour."""
     classes: bool
     """True if answers are classes rather than tokens."""
     texts: tuple[LensedText, ...]
@@ -135,13 +198,15 @@ class Trajectory(Result, kind="trajectory"):
         return len(self.texts[0].top) - 1
 
     @cached_property
-    def panels(self) -> tuple[tuple[Column, ...], ...]:
-        """Columns of each panel of the views: the positions of one text, or the last positions of all texts."""
-        every = [
-            tuple(Column(text, number, at) for at in range(len(text.positions)))
-            for number, text in enumerate(self.texts)
-        ]
-        return tuple(every) if self.positions == "every" else (tuple(panel[0] for panel in every),)
+    def grids(self) -> tuple[WordGrid, ...]:
+        """Grids of the views: one per text, or one of all texts' last positions."""
+        if self.positions == "every":
+            return tuple(text.grid(f"text {number}", text.positions) for number, text in enumerate(self.texts))
+        return (joined(self.texts).grid("", np.arange(len(self.texts))),)
+
+    def _views(self, statistic: str) -> WordGrids:
+        column: Literal["token", "text"] = "token" if self.positions == "every" else "text"
+        return WordGrids(self.grids, column, self.lens, STATISTICS, statistic)
 
     def verdict(self, at: int = 0) -> str:
         settled = np.concatenate([text.settled for text in self.texts])
@@ -154,56 +219,59 @@ class Trajectory(Result, kind="trajectory"):
     def headline(self) -> str:
         return f"Answers by layer of {self.model_name}: {self.verdict()}"
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per text, position and layer.
 
         Columns: text and position (from 0), token, layer (0 the embeddings, the last one the model), answer (the
         layer's own), top_probability (its), final (the model's answer), answer_probability (its), agrees, settled (the
         layer from which on the final answer leads), entropy, kl and, of a language model, cross_entropy (nats).
         """
-        import pandas as pd
-
-        columns: dict[str, list[Any]] = {}
+        parts = []
         for number, text in enumerate(self.texts):
-            shape = text.top.T.shape
-            every = {
-                "text": np.full(shape, number),
-                "position": np.broadcast_to(text.positions[:, None], shape),
-                "token": np.broadcast_to(np.array([text.tokens[p] for p in text.positions])[:, None], shape),
-                "layer": np.broadcast_to(np.arange(shape[1]), shape),
-                "answer": np.array(text.answers).T,
-                "top_probability": text.top_probability.T,
-                "final": np.broadcast_to(np.array(text.final)[:, None], shape),
-                "answer_probability": text.answer_probability.T,
-                "agrees": text.agrees.T,
-                "settled": np.broadcast_to(text.settled[:, None], shape),
-                "entropy": text.entropy.T,
-                "kl": text.kl.T,
-                "cross_entropy": text.cross_entropy.T,
+            layers, read = text.top.shape
+            columns = {
+                "text": number,
+                "position": text.positions.repeat(layers),
+                "token": np.array([text.tokens[position] for position in text.positions]).repeat(layers),
+                "layer": np.tile(np.arange(layers), read),
+                "answer": np.array(text.answers).T.ravel(),
+                "top_probability": text.top_probability.T.ravel(),
+                "final": np.array(text.final).repeat(layers),
+                "answer_probability": text.answer_probability.T.ravel(),
+                "agrees": text.agrees.T.ravel(),
+                "settled": text.settled.repeat(layers),
             }
-            for name, array in every.items():
-                columns.setdefault(name, []).append(array.ravel())
-        frame = pd.DataFrame({name: np.concatenate(arrays) for name, arrays in columns.items()})
+            parts.append(
+                pd.DataFrame(
+                    columns | {name: getattr(text, name).T.ravel() for name in ("entropy", "kl", "cross_entropy")}
+                )
+            )
+        frame = pd.concat(parts, ignore_index=True)
         return frame.drop(columns="cross_entropy") if self.classes else frame
 
     def figure(
         self, *, statistic: str | None = None, start: int = 0, size: tuple[float, float] | None = None
     ) -> Figure:
         """Draw layers × tokens of up to 4 texts with the layer's own answer in every cell, the embeddings at the bottom
-        and the model at the top: 24 tokens, from number `start` on, and 24 layers.
+        and the model at the top: 24 tokens, from number `start` on, and 24 layers; raise InputError for an unknown
+        statistic, or a `start` that no text has."""
+        from ssmscope.render.word_grid_figure import draw
 
-        Raises:
-            InputError: an unknown statistic, or no text has a token number `start`.
-        """
-        from ssmscope.probes.lens.show_figure import draw
-
-        return sized(draw(self, statistic or self.statistic, start=start), size)
+        statistic = statistic or self.statistic
+        allowed = [name for name in STATISTICS if not (name == "cross_entropy" and self.classes)]
+        if statistic not in allowed:
+            near = did_you_mean(str(statistic), allowed)
+            raise InputError(f"unknown statistic {statistic!r}; allowed are {', '.join(allowed)}{near}")
+        views = self._views(statistic)
+        most = max(len(grid.tokens) for grid in self.grids)
+        if not 0 <= start < most:
+            raise InputError(
+                f"there is no {views.column} {start!r} to start the figure at; allowed are 0 to {most - 1}"
+            )
+        return sized(draw(views, "Answers by layer of ", self.model_name, start=start), size)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.probes.lens.show_page import STYLE, fragment
-        from ssmscope.probes.lens.show_terminal import TerminalView
-
         yield Prose(self.headline, "title")
         yield Prose(f"Layer i reads the input of block i, 0 the embeddings; {self.layers} is the model itself.", "note")
         yield Picture(self.figure, self.headline, vector=False, folded=True)
-        yield Custom(lambda colours: [TerminalView(self)], lambda: fragment(self), STYLE, on_request=True)
+        yield self._views(self.statistic).block()

@@ -77,24 +77,20 @@ def token_loss(
 
     import numpy as np
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.progress import on_stderr
     from ssmscope.probes.long_rows import distinct_names, language_models
-    from ssmscope.probes.loss.measure import UNITS_PER_NAT, all_losses, notes_on, positions_of, summarise
+    from ssmscope.probes.loss import measure
     from ssmscope.probes.loss.result import TokenLoss
-    from ssmscope.probes.loss.windows import documents, shared_windows
 
     every = language_models(models)
-    texts, name = documents(data, split)
-    windows, left_out = shared_windows(every, texts, length)
+    texts, name = measure.documents(data, split)
+    windows, left_out = measure.shared_windows(every, texts, length)
     found = len(windows)
     if limit is not None and limit < found:
         windows = windows[np.sort(np.random.default_rng(seed).permutation(found)[:limit])]
-    names, places = distinct_names(model.name for model in every), positions_of(length)
-    options: dict[str, Any] = {
-        **{"data": name, "split": split, "length": length, "limit": limit},
-        **{"smooth": smooth, "unit": unit, "piece": piece},
-    }
+    names, places = distinct_names(model.name for model in every), measure.positions_of(length)
+    options = call_options(data=name)
     digest = hashlib.sha256(np.ascontiguousarray(windows, dtype="<i8").tobytes()).hexdigest()[:16]
     losses = np.zeros((len(every), len(windows), length), dtype=np.float32)
     say = on_stderr(progress).print
@@ -102,8 +98,8 @@ def token_loss(
         began = time.perf_counter()
         say(f"{names[number]}: {len(windows):,} windows of {length:,} tokens")
         provenance = record_provenance(model.source, options={**options, "windows": digest}, seed=seed)
-        nats = all_losses(model, windows, piece=piece, provenance=provenance, shown=progress)
-        losses[number] = nats * UNITS_PER_NAT[unit]
+        nats = measure.all_losses(model, windows, piece=piece, provenance=provenance, shown=progress)
+        losses[number] = nats * measure.UNITS_PER_NAT[unit]
         if not np.isfinite(losses[number]).all():
             at = int((~np.isfinite(losses[number]).all(0)).argmax()) + 1
             raise InputError(
@@ -115,13 +111,13 @@ def token_loss(
         provenance={
             **record_provenance({"model": " and ".join(names)}, options=options, seed=seed),
             "models": [{**model.source, "model": name} for model, name in zip(every, names)],
-            "data": {"name": name, "windows": len(windows), "of": found, "fingerprint": digest},
+            "data": {"name": options["data"], "windows": len(windows), "of": found, "fingerprint": digest},
         },
         models=names,
         unit=unit,
         smooth=smooth,
         positions=places,
         losses=losses.astype(np.float64).mean(1),
-        **summarise(losses, places, smooth, seed),
-        notes=tuple(notes_on(len(windows), left_out)),
+        **measure.summarise(losses, places, smooth, seed),
+        notes=tuple(measure.notes_on(len(windows), left_out)),
     )

@@ -34,7 +34,10 @@ def draw(result: TokenLoss) -> Figure:
         (_handle(at), shorten(f"{visible(name)}: {one.mean.value:.3f} {result.unit} a token", 100))
         for at, (name, one) in enumerate(zip(result.models, result.summaries))
     ]
-    what, below = ("Loss of the next token by its position", "", ""), f"{result.counted}; {smooth}{intervals}"
+    what, below = (
+        ("Loss of the next token by its position", "", ""),
+        "; ".join(filter(None, [f"{result.counted}; {smooth}{intervals}", result.outside])),
+    )
     sheet = Sheet(WIDTH, Sheet.TOP + panels + FOOTER, what, below, legend, left=LEFT)
     wide = WIDTH - LEFT - 0.25
     upper = sheet.panel(LEFT, sheet.top, wide, CURVES_HEIGHT)
@@ -59,10 +62,7 @@ def _curves(axes: Axes, result: TokenLoss) -> None:
         colour = COLOURS[number % len(COLOURS)]
         axes.fill_between(positions, low, high, color=colour, alpha=0.18, linewidth=0)
         axes.plot(positions, value, color=colour, linewidth=1.6, linestyle=STYLES[number % len(STYLES)])
-    settled = result.curves[:, positions >= min(16, result.length)]
-    bounds = settled[np.isfinite(settled)]
-    spread = max(float(bounds.max() - bounds.min()), 1e-3)
-    axes.set_ylim(float(bounds.min()) - 0.06 * spread, float(bounds.max()) + 0.1 * spread)
+    axes.set_ylim(*result.shown)
     axes.set_ylabel(f"loss, {result.unit}", color=SOFT, size=9)
 
 

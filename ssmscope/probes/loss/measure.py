@@ -1,9 +1,10 @@
-"""Loss of every token in windows, and its summary: bins, slopes and smoothed curves."""
+"""Long texts cut into windows of tokens, the loss of every token in them, and its summary: bins, slopes and curves."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,14 @@ import torch
 from jaxtyping import Float, Int
 
 from ssmscope.api.sharding.parts import Columns, over
-from ssmscope.core.bootstrap import estimate, resampled_sums
+from ssmscope.core.bootstrap import Estimate, estimates, resampled_sums
 from ssmscope.core.model import Model
+from ssmscope.core.tokenizing import tokenize
+from ssmscope.data.language import load_lines, token_names
+from ssmscope.data.rows import SUFFIXES, checked_column, checked_path, checked_string, read_rows
+from ssmscope.data.text import LINE_SOURCES
+from ssmscope.errors import InputError
+from ssmscope.evaluation.encoded import check_vocabulary
 from ssmscope.evaluation.forking import Rows
 from ssmscope.evaluation.running import max_batch_tokens
 from ssmscope.probes.long_rows import PIECE_TOKENS, head_logits, pieces_of
@@ -29,13 +36,78 @@ MAX_LOGITS = 2**24
 """Maximum number of logits in memory: 64 MiB of float32."""
 
 
+def documents(data: str | Path | Sequence[str], split: str | None) -> tuple[list[Sequence[str]], str]:
+    """Return the lines of every document, and a name for them."""
+    if isinstance(data, str | Path):
+        path = Path(data)
+        if str(data) in LINE_SOURCES or path.suffix.lower() not in SUFFIXES:
+            return [load_lines(data, split)], str(data)
+        checked_path(path, LINE_SOURCES, split)
+        rows = [checked_column(row, "text", number, path) for number, row in enumerate(read_rows(path), 1)]
+        wrong = next((number for number, text in enumerate(rows, 1) if not isinstance(text, str)), None)
+        if wrong is not None:
+            raise InputError(f"row {wrong} of {path} has no text; every row needs a document")
+        for number, text in enumerate(rows, 1):
+            checked_string(text, "text", number, path)
+        return [text.split("\n") for text in rows], str(data)
+    if split is not None:
+        raise InputError(f"split '{split}' has no meaning for texts; leave it out")
+    texts = list(data)
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise InputError("data holds no text, or something that is not a text; give a name, a file, or texts")
+    return [text.split("\n") for text in texts], "texts"
+
+
+def shared_windows(
+    models: Sequence[Model], documents: Sequence[Sequence[str]], length: int
+) -> tuple[Int[np.ndarray, "windows length+1"], int]:
+    """Return `windows_of` several models; raise InputError if they do not share a tokenizer."""
+    first = models[0]
+    windows, left_out = windows_of(first, documents, length)
+    for other in models[1:]:
+        same = token_names(other.tokenizer) == token_names(first.tokenizer)
+        if not same or not np.array_equal(windows_of(other, documents, length)[0], windows):
+            raise InputError(
+                f"{first.name} and {other.name} do not share a tokenizer, so a token of one is no token of the other; "
+                "measure them one at a time"
+            )
+    return windows, left_out
+
+
+def windows_of(
+    model: Model, documents: Sequence[Sequence[str]], length: int
+) -> tuple[Int[np.ndarray, "windows length+1"], int]:
+    """Return windows of `length` + 1 tokens, the last of which is only predicted, and the number of documents without
+    one. A line ends with a newline if the tokenizer has a token for it, else with its end-of-text token."""
+    tokenizer = model.tokenizer
+    try:
+        newline = bool(tokenize(tokenizer, "\n", add_special_tokens=False)["input_ids"])
+    except InputError:  # The tokenizer has no token for a newline.
+        newline = False
+    tail = [] if newline or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    windows, longest, left_out = [], 0, 0
+    for lines in documents:
+        texts = [line + "\n" for line in lines] if newline else list(lines)
+        rows = tokenize(tokenizer, texts, add_special_tokens=False)["input_ids"] if texts else []
+        stream = np.array([i for row in rows for i in (*row, *tail)], dtype=np.int64)
+        number = (len(stream) - 1) // length if len(stream) else 0
+        longest, left_out = max(longest, len(stream)), left_out + (number == 0)
+        if number:
+            windows.append(stream[np.arange(number)[:, None] * length + np.arange(length + 1)])
+    if not windows:
+        raise InputError(
+            f"no document is long enough for a window of {length:,} tokens and one more: the longest has {longest:,}; "
+            "give a smaller length, or longer texts"
+        )
+    found = np.concatenate(windows)
+    check_vocabulary(model, found.max())
+    return found, left_out
+
+
 def window_losses(
     model: Model, windows: Int[np.ndarray, "windows length+1"], *, piece: int = PIECE_TOKENS
 ) -> Float[np.ndarray, "windows length"]:
-    """Compute −ln p of every token of a window but the first given those before it, float32.
-
-    At most `MAX_LOGITS` logits are in memory, and the hidden states of one batch of pieces.
-    """
+    """Compute −ln p of every token of a window but the first given those before it, float32."""
     number, length = windows.shape[0], windows.shape[1] - 1
     found = np.zeros((number, length), dtype=np.float32)
     rows = Rows(windows[:, :-1].ravel(), np.arange(number + 1) * length)
@@ -62,12 +134,6 @@ def all_losses(
     provenance: Mapping[str, Any],
     shown: bool,
 ) -> Float[np.ndarray, "windows length"]:
-    """Compute `window_losses` batch by batch.
-
-    Args:
-        provenance: everything that the losses depend on.
-        shown: show progress.
-    """
 
     def measure(rows: range) -> Columns:
         return {"losses": window_losses(model, windows[rows.start : rows.stop], piece=piece)}
@@ -131,26 +197,19 @@ def summarise(
     curves = [smoothed(each, positions, smooth) for each in losses]
     wide = np.concatenate([*columns, *differences, *curves], axis=1)
     rows = resampled_sums(wide, seed=seed) / windows
-    if windows == 1:
-        rows = rows[:1]  # A single window has no interval.
-    summaries = [estimate(column) for column in rows.T]
-    size = len(bins) + 2
-
-    def summary(number: int) -> Summary:
-        mean, slope, *parts = summaries[number * size : (number + 1) * size]
-        return Summary(mean, slope, tuple(parts))
-
-    curve = np.array([(one.value, one.low, one.high) for one in summaries[(2 * models - 1) * size :]])
+    ends = estimates(rows if windows > 1 else rows[:1])  # A single window has no interval.
+    columns_of_curves = models * len(positions)
+    found = [
+        [Estimate(*each) for each in own] for own in ends[:-columns_of_curves].reshape(2 * models - 1, -1, 3).tolist()
+    ]
+    every = [Summary(mean, slope, tuple(parts)) for mean, slope, *parts in found]
     return {
-        "bins": tuple(bins),
-        "summaries": tuple(summary(number) for number in range(models)),
-        "differences": tuple(summary(number) for number in range(models, 2 * models - 1)),
-        "curves": curve.reshape(models, len(positions), 3),
+        **{"bins": tuple(bins), "summaries": tuple(every[:models]), "differences": tuple(every[models:])},
+        "curves": ends[-columns_of_curves:].reshape(models, len(positions), 3),
     }
 
 
 def notes_on(windows: int, left_out: int) -> Iterable[str]:
-    """Yield notes on the windows."""
     if windows == 1:
         yield "one window: no number has an interval"
     if left_out:

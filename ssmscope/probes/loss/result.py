@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block
-from ssmscope.render.numbers import counted
+from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell, Line, Table, shown_names, table, written
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
+SETTLED_FROM = 16
+"""Position from which on the figure's axis holds the curves, which are steep before."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,7 @@ class TokenLoss(Result, kind="loss"):
 
     models: tuple[str, ...]
     unit: str
-    """"nats" or "bits"."""
     smooth: int
-    """Number of positions in the moving average."""
     positions: tuple[int, ...]
     """Positions of the curves: the number of tokens read."""
     losses: np.ndarray
@@ -47,12 +45,30 @@ class TokenLoss(Result, kind="loss"):
     bins: tuple[tuple[int, int], ...]
     """(after, up to) positions."""
     summaries: tuple[Summary, ...]
-    """Summary of each model."""
     differences: tuple[Summary, ...]
     """Paired differences of the first model minus each of the others."""
     curves: np.ndarray
     """(models, positions, 3): the smoothed loss and its interval."""
     notes: tuple[str, ...]
+
+    @property
+    def shown(self) -> tuple[float, float]:
+        """Ends of the figure's axis: the range of the curves from position 16 on, with some room."""
+        curves = self.curves[:, np.array(self.positions) >= min(SETTLED_FROM, self.length)]
+        low, high = float(np.nanmin(curves)), float(np.nanmax(curves))
+        spread = max(high - low, 1e-3)
+        return low - 0.06 * spread, high + 0.1 * spread
+
+    @property
+    def outside(self) -> str:
+        """Say what lies outside the figure's axes; empty if nothing does."""
+        means, (low, high) = self.curves[..., 0], self.shown
+        beyond = np.flatnonzero(((means < low) | (means > high)).any(0))
+        if not len(beyond):
+            return ""
+        first, last = (self.positions[beyond[end]] for end in (0, -1))
+        most = number(float(np.nanmax(means[:, beyond])))
+        return f"outside the axes: up to {most} {self.unit} at positions {first} to {last}"
 
     @property
     def length(self) -> int:
@@ -85,11 +101,9 @@ class TokenLoss(Result, kind="loss"):
         data = self.provenance["data"]
         return f"{counted(data['windows'], 'window')} of {self.length:,} tokens of {data['name']}"
 
-    def summary(self) -> DataFrame:
+    def summary(self) -> pd.DataFrame:
         """Return a row per quantity of each model and difference: columns name, quantity (mean, slope, or a bin such as
         "129–512"), value, low and high."""
-        import pandas as pd
-
         names = [*self.models, *(f"{self.models[0]} − {other}" for other in self.models[1:])]
         quantities = ["mean", "slope", *map(bin_name, self.bins)]
         rows = [
@@ -99,12 +113,10 @@ class TokenLoss(Result, kind="loss"):
         ]
         return pd.DataFrame(rows, columns=["name", "quantity", "value", "low", "high"])
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per model and position of its curve: columns model, position, loss (smoothed) with its 95 %
         interval in loss_low and loss_high, and raw, the mean over windows at this position alone. `summary()` has the
         bins."""
-        import pandas as pd
-
         rows = [
             (name, position, *found, losses[position - 1])
             for name, curve, losses in zip(self.models, self.curves, self.losses)
@@ -113,11 +125,11 @@ class TokenLoss(Result, kind="loss"):
         return pd.DataFrame(rows, columns=["model", "position", "loss", "loss_low", "loss_high", "raw"])
 
     def blocks(self) -> Iterable[Block]:
-        yield from self.opening(f"{self.counted}; {self.unit} a token.", notes=self.notes)
+        said = f"In the picture, {self.outside}." if self.outside else ""
+        yield from self.opening(f"{self.counted}; {self.unit} a token.", *filter(None, [said]), notes=self.notes)
         yield self._table()
 
     def _table(self) -> Table:
-        """Return a table of the bins, the mean and the slope, with a column for every model and difference."""
         every = (*self.summaries, *self.differences)
         names = (*self.models, *(f"minus {other}" for other in self.models[1:]))
         found = [(bin_name(edges), [one.bins[at] for one in every]) for at, edges in enumerate(self.bins)]

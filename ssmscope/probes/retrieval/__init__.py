@@ -1,6 +1,6 @@
 """Retrieval from long contexts: accuracy by task and length, of one or several models.
 
-Facts are spread in filler text (`ssmscope.data.babi`, BABILong's recipe; RULER's needles in `ssmscope.data.needles`).
+Facts are spread in filler text (`ssmscope.data.babi`, BABILong's recipe; RULER's needles).
 Differential Mamba (section 4.5) compares models on such questions: Figure 8 shows their accuracy, Figure 4 the ratio.
 """
 
@@ -32,7 +32,7 @@ def retrieval(
     tasks: Annotated[
         Sequence[str],
         "Tasks among qa1 to qa5, needle, multi-key, multi-value, variables, common-words.",
-        OneOf("data.needles:TASKS"),
+        OneOf("data.stories:TASKS"),
     ] = ("qa1", "qa2", "qa3", "qa4", "qa5"),
     lengths: Annotated[
         Sequence[int], "Maximum context lengths, in tokens of the first tokenizer; 0 for the facts alone.", Range(0)
@@ -75,14 +75,14 @@ def retrieval(
 
     import numpy as np
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.limits import MAX_ITEMS_HELD, refuse_above, refuse_reading
-    from ssmscope.core.progress import on_stderr
+    from ssmscope.core.progress import on_stderr, progress_bar
     from ssmscope.data.babi import questions, refuse_contexts
     from ssmscope.data.filler import load_filler
-    from ssmscope.data.needles import TASKS
+    from ssmscope.data.stories import TASKS
     from ssmscope.probes.long_rows import distinct_names, language_models, token_counter
-    from ssmscope.probes.retrieval.measure import answers, compare_models, first_tokens, notes_on
+    from ssmscope.probes.retrieval import measure
     from ssmscope.probes.retrieval.result import Retrieval
 
     every = language_models(models)
@@ -99,34 +99,30 @@ def retrieval(
     for task in chosen:  # Tasks that a model cannot read are refused before anything runs.
         first = questions(task, length=0, examples=1, split=split, seed=seed, spaced=spaced)
         for model in every:
-            first_tokens(model, first, template)
+            measure.first_tokens(model, first, template)
     names, digest = distinct_names(model.name for model in every), hashlib.sha256()
     shape = (len(every), len(chosen), len(steps))
-    right = np.zeros((*shape, examples), dtype=bool)
-    among = np.zeros_like(right)
+    right, among = np.zeros((2, *shape, examples), dtype=bool)
     log_probability = np.zeros(right.shape, dtype=np.float32)
     tokens, unknown = np.zeros(shape), np.zeros(shape)
-    say = on_stderr(progress).print
-    for row, task in enumerate(chosen):
-        for column, length in enumerate(steps):
-            began = time.perf_counter()
+    console = on_stderr(progress)
+    with progress_bar(console) as bar:
+        for row, column in bar.track([*np.ndindex(*shape[1:])], description="tasks and lengths"):
+            began, length = time.perf_counter(), steps[column]
             given: dict[str, Any] = {"split": split, "filler": hay, "seed": seed, "count": count, "spaced": spaced}
-            data = questions(task, length=length, examples=examples, **given)
+            data = questions(chosen[row], length=length, examples=examples, **given)
             digest.update(data.fingerprint.encode())
-            say(f"{task}, {length:,} tokens: {examples:,} questions in {time.perf_counter() - began:.1f} s")
+            took = time.perf_counter() - began
+            console.print(f"{chosen[row]}, {length:,} tokens: {examples:,} questions in {took:.1f} s")
             for number, model in enumerate(every):
-                began = time.perf_counter()
-                at = (number, row, column)
-                found = answers(model, data, template=template, piece=piece)
+                began, at = time.perf_counter(), (number, row, column)
+                found = measure.answers(model, data, template=template, piece=piece)
                 right[at], among[at], log_probability[at] = found.right, found.among, found.log_probability
                 tokens[at], unknown[at] = found.tokens.mean(), found.unknown
                 took = time.perf_counter() - began
-                say(f"  {names[number]}: accuracy {found.right.mean():.3f} in {took:.1f} s")
-    cells, ratios = compare_models(right, among, log_probability, tokens, seed)
-    options: dict[str, Any] = {
-        **{"tasks": list(chosen), "lengths": list(steps), "examples": examples, "filler": name},
-        **{"template": template, "spaced": spaced, "split": split, "piece": piece},
-    }
+                console.print(f"  {names[number]}: accuracy {found.right.mean():.3f} in {took:.1f} s")
+    cells, ratios = measure.compare_models(right, among, log_probability, tokens, seed)
+    options = call_options(tasks=list(chosen), lengths=list(steps), filler=name)
     return Retrieval(
         provenance={
             **record_provenance({"model": " and ".join(names)}, options=options, seed=seed),
@@ -141,5 +137,5 @@ def retrieval(
         ratios=ratios,
         right=right,
         log_probability=log_probability,
-        notes=tuple(notes_on(names, steps, tokens, unknown, log_probability)),
+        notes=tuple(measure.notes_on(names, steps, tokens, unknown, log_probability)),
     )

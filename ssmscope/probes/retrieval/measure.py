@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from ssmscope.core.bootstrap import Estimate, estimate, resampled_sums
+from ssmscope.core.bootstrap import Estimate, estimate, resampled_sums, wilson_interval
 from ssmscope.core.model import Model
 from ssmscope.data.babi import PROMPT, QuestionData, question_tokens
 from ssmscope.evaluation.encoded import check_vocabulary
 from ssmscope.evaluation.forking import Rows
 from ssmscope.probes.long_rows import PIECE_TOKENS, head_logits, pieces_of
 from ssmscope.probes.retrieval.result import Cell, Ratio
-from ssmscope.training.card import wilson_interval
 
 NOTED_UNKNOWN_SHARE = 0.01
 """Share of unknown tokens above which a note says so."""
@@ -24,29 +23,20 @@ NOTED_UNKNOWN_SHARE = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Answers of a model to questions.
-
-    Attributes:
-        right: (examples,) True if the answer's first token is the likeliest of the vocabulary.
-        among: (examples,) True if it is the likeliest of the candidates' first tokens.
-        log_probability: (examples,) log-probability of the answer's first token, in nats.
-        tokens: (examples,) number of tokens of the prompts.
-        unknown: share of these that the tokenizer does not know.
-    """
+    """Answers of a model to questions."""
 
     right: Bool[np.ndarray, " examples"]
+    """True if the answer's first token is the likeliest of the vocabulary."""
     among: Bool[np.ndarray, " examples"]
+    """True if it is the likeliest of the candidates' first tokens."""
     log_probability: Float[np.ndarray, " examples"]
+    """Log-probability of the answer's first token, in nats."""
     tokens: Int[np.ndarray, " examples"]
     unknown: float
+    """Share of the prompts' tokens that the tokenizer does not know."""
 
 
 def answers(model: Model, data: QuestionData, *, template: str = PROMPT, piece: int = PIECE_TOKENS) -> Answers:
-    """Ask a language model the questions.
-
-    Raises:
-        InputError: as `question_tokens`, and if two candidates of the task begin with the same token.
-    """
     rows, targets = prompts(model, data, template)
     choices = first_tokens(model, data, template)
     right, among = np.zeros(len(data), dtype=bool), np.zeros(len(data), dtype=bool)
@@ -56,12 +46,12 @@ def answers(model: Model, data: QuestionData, *, template: str = PROMPT, piece: 
         if not len(ended):
             continue
         at, last = part.rows[ended], part.lengths[ended] - 1
-        logits = head_logits(model, part.hidden[ended.tolist(), last.tolist()]).cpu().numpy()
-        wanted = targets[at]
+        given = head_logits(model, part.hidden[ended.tolist(), last.tolist()]).cpu()
+        logits, wanted = given.numpy(), targets[at]
         sound = (logits < np.inf).all(1)  # This excludes NaN; −inf may rule out a token.
         right[at] = sound & (logits.argmax(1) == wanted)
         among[at] = sound & (choices[logits[:, choices].argmax(1)] == wanted)
-        log_probability[at] = log_softmax(logits, wanted)
+        log_probability[at] = given.double().log_softmax(-1).numpy()[np.arange(len(at)), wanted]
     unknown = model.tokenizer.unk_token_id
     share = float((rows.ids == unknown).mean()) if unknown is not None else 0.0
     return Answers(right, among, log_probability, rows.lengths, share)
@@ -83,16 +73,6 @@ def first_tokens(model: Model, data: QuestionData, template: str) -> Int[np.ndar
     short = replace(first, context=" ".join(fact.text for fact in first.facts))
     each = replace(data, examples=tuple(replace(short, answer=word) for word in data.candidates))
     return prompts(model, each, template)[1]
-
-
-def log_softmax(
-    logits: Float[np.ndarray, "rows vocabulary"], at: Int[np.ndarray, " rows"]
-) -> Float[np.ndarray, " rows"]:
-    """Return the log-probability of one token per row, in float64; NaN if a logit is NaN or infinite."""
-    wide = logits.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        wide -= wide.max(1, keepdims=True)
-        return wide[np.arange(len(at)), at] - np.log(np.exp(wide).sum(1))
 
 
 def wilson(successes: int, trials: int) -> Estimate:
@@ -131,25 +111,18 @@ def compare_models(
 ) -> tuple[tuple[tuple[tuple[Cell, ...], ...], ...], tuple[tuple[tuple[Ratio, ...], ...], ...]]:
     """Return the cells of every model, and the ratios of the first to each of the others, [model][task][length]."""
     models, rows, columns, examples = right.shape
-    cells: list[list[list[Cell]]] = [[[] for _ in range(rows)] for _ in range(models)]
-    ratios: list[list[list[Ratio]]] = [[[] for _ in range(rows)] for _ in range(models - 1)]
-    for row in range(rows):
-        for column in range(columns):
-            hits = right[:, row, column]
-            measured = np.concatenate([hits, log_probability[:, row, column]]).T.astype(np.float64)
-            sums = resampled_sums(measured, seed=seed)
-            for number in range(models):
-                cells[number][row].append(
-                    Cell(
-                        tokens=float(tokens[number, row, column]),
-                        accuracy=wilson(int(hits[number].sum()), examples),
-                        constrained=wilson(int(among[number, row, column].sum()), examples),
-                        log_probability=estimate(sums[:, models + number] / examples),
-                    )
-                )
-            for other in range(1, models):
-                value = quotient(sums[:, 0], sums[:, other])
-                ratios[other - 1][row].append(Ratio(value, sign_test(hits[0], hits[other])))
+    cells, ratios = np.empty((models, rows, columns), object), np.empty((models - 1, rows, columns), object)
+    for row, column in np.ndindex(rows, columns):
+        hits = right[:, row, column]
+        measured = np.concatenate([hits, log_probability[:, row, column]]).T.astype(np.float64)
+        sums = resampled_sums(measured, seed=seed)
+        for number in range(models):
+            at = number, row, column
+            free, constrained = (wilson(int(each[at].sum()), examples) for each in (right, among))
+            cells[at] = Cell(float(tokens[at]), free, constrained, estimate(sums[:, models + number] / examples))
+        for other in range(1, models):
+            value = quotient(sums[:, 0], sums[:, other])
+            ratios[other - 1, row, column] = Ratio(value, sign_test(hits[0], hits[other]))
     return tuple(tuple(map(tuple, each)) for each in cells), tuple(tuple(map(tuple, each)) for each in ratios)
 
 
@@ -160,7 +133,6 @@ def notes_on(
     unknown: Float[np.ndarray, "models tasks lengths"],
     log_probability: Float[np.ndarray, "models tasks lengths examples"],
 ) -> Iterable[str]:
-    """Yield notes on logits that are not finite, and on tokenizers that do not know the words."""
     for number, name in enumerate(names):
         broken = np.isnan(log_probability[number]).any((0, 2))
         if broken.any():

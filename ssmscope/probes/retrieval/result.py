@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
@@ -15,9 +16,6 @@ from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell as Number
 from ssmscope.render.table import Line, Table, folded, plain, shown_names, table
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 SIGNIFICANCE = 0.05
 """Two models differ in a cell if the interval of their ratio excludes 1 and the sign test's p is below this."""
@@ -59,6 +57,9 @@ class Ratio:
         return (self.value.low > 1 or self.value.high < 1) and self.p < SIGNIFICANCE
 
 
+NO_RATIO = Ratio(Estimate(math.nan, math.nan, math.nan), math.nan)
+
+
 @dataclass(frozen=True)
 class Retrieval(Result, kind="retrieval"):
     """Accuracy by task and context length, of one or several models on the same questions."""
@@ -80,12 +81,10 @@ class Retrieval(Result, kind="retrieval"):
 
     @property
     def examples(self) -> int:
-        """Number of questions per cell."""
         return self.right.shape[-1]
 
     @property
     def counted(self) -> str:
-        """Description of the questions."""
         split, filler = self.provenance["data"]["split"], self.provenance["options"]["filler"]
         return f"{counted(self.examples, 'question')} per cell, {split}; filler {filler}"
 
@@ -121,30 +120,25 @@ class Retrieval(Result, kind="retrieval"):
         tasks = self.tasks[0] if len(self.tasks) == 1 else f"{len(self.tasks)} tasks"
         return f"Retrieval, accuracy on {tasks} by context tokens: {'; '.join(found)}"
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per model, task and length.
 
         Columns: model, task, length, tokens, examples, accuracy, constrained, log_probability, chance, and in the rows
         of the other models ratio (the first model's accuracy / theirs), p (of the sign test) and differs; the 95 %
         interval of each is in columns ending in _low and _high.
         """
-        import pandas as pd
-
         rows = []
         for model, name in enumerate(self.models):
             for row, task in enumerate(self.tasks):
                 for column, length in enumerate(self.lengths):
                     cell = self.cells[model][row][column]
-                    ratio = self.ratios[model - 1][row][column] if model else None
-                    nothing = Estimate(math.nan, math.nan, math.nan)
+                    ratio = self.ratios[model - 1][row][column] if model else NO_RATIO
                     line: dict[str, Any] = {"model": name, "task": task, "length": length}
                     line |= {"tokens": cell.tokens, "examples": self.examples}
                     shown = {"accuracy": cell.accuracy, "constrained": cell.constrained}
                     line |= with_intervals(**shown, log_probability=cell.log_probability)
                     if self.ratios:
-                        line |= with_intervals(ratio=nothing if ratio is None else ratio.value)
-                        line |= {"p": math.nan if ratio is None else ratio.p}
-                        line |= {"differs": ratio is not None and ratio.differs}
+                        line |= {**with_intervals(ratio=ratio.value), "p": ratio.p, "differs": ratio.differs}
                     rows.append({**line, "chance": self.chance[row]})
         return pd.DataFrame(rows)
 

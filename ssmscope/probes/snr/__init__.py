@@ -1,14 +1,15 @@
 """Probability of the answer in every layer, read through a lens: how early a model knows it.
 
 Differential Mamba, section 4.6, appendix A.6 and Figure 6: facts are hidden in other text, a question about them
-follows, and a lens (`ssmscope.load_lens`) reads the residual stream at the question's last token, layer by layer. The
-probability of the needle, the answer's first token, is what the paper calls the signal-to-noise ratio. Distractors,
-words of the context that could be taken for the answer, show how much of it goes beyond knowing the kind of word.
+follows, and a lens reads the residual stream at its last token. The probability of the needle, the answer's first
+token, is what the paper calls the signal-to-noise ratio. Distractors, words of the context that could be taken for the
+answer, show how much of it goes beyond knowing the kind of word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ssmscope.core.model import Model
     from ssmscope.data.babi import QuestionData
     from ssmscope.probes.lens.lenses import Lens
-    from ssmscope.probes.snr.reading import Needles
     from ssmscope.probes.snr.result import NeedleSNR
 
 NO_LENS = "logit"
@@ -34,13 +34,9 @@ def check_asked(
 ) -> None:
     """Raise InputError if the numbers of lenses, names and models differ, or if options of generated questions are
     given with the user's own."""
-    for given, what, advice in (
-        (lens, "lenses", f"give one for each, in their order ({NO_LENS} is the logit lens)"),
-        (names, "names", "give one for each"),
-    ):
-        if given is None:
-            continue
-        number = len(given) if isinstance(given, list | tuple) else 1
+    in_order = f"give one for each, in their order ({NO_LENS} is the logit lens)"
+    for given, what, advice in ((lens, "lenses", in_order), (names, "names", "give one for each")):
+        number = models if given is None else len(given) if isinstance(given, list | tuple) else 1
         if number != models:
             raise InputError(f"{number} {what} were given for {models} models; {advice}")
     for name, value in (("tasks", tasks), ("lengths", lengths), ("filler", filler)):
@@ -131,16 +127,7 @@ def needle_snr(
     from ssmscope.core.progress import progress_bar
     from ssmscope.probes.lens.lenses import lens_of
     from ssmscope.probes.long_rows import distinct_names
-    from ssmscope.probes.snr.measure import SNRCurve, SNRDifference, measure
-    from ssmscope.probes.snr.questions import (
-        asked_questions,
-        by_task,
-        data_record,
-        filler_record,
-        lens_notes,
-        unknown_notes,
-    )
-    from ssmscope.probes.snr.reading import check_readable, prompts_of, read_needles
+    from ssmscope.probes.snr import measure, reading
     from ssmscope.probes.snr.result import LensedModel, NeedleSNR
 
     every = list(models) if isinstance(models, Sequence) else [models]
@@ -148,42 +135,29 @@ def needle_snr(
         raise InputError("no model was given; give at least one language model")
     shown = distinct_names(names or [model.name for model in every])
     for model in every:
-        check_readable(model)
+        reading.check_readable(model)
     given = [None] * len(every) if lens is None else list(lens) if isinstance(lens, list | tuple) else [lens]
     lenses = [lens_of(None if each == NO_LENS else each, model) for each, model in zip(given, every)]
-    asked = asked_questions(
-        every[0],
-        questions,
-        tasks=tasks,
-        lengths=lengths,
-        unit=unit,
-        examples=examples,
-        filler=filler,
-        spaced=spaced,
-        split=split,
-        seed=seed,
-    )
-    curves: list[SNRCurve] = []
-    differences: list[SNRDifference] = []
-    notes = lens_notes(lenses, shown)
+    drawing: dict[str, Any] = {"tasks": tasks, "lengths": lengths, "unit": unit, "examples": examples}
+    drawing |= {"filler": filler, "spaced": spaced, "split": split, "seed": seed}
+    asked = reading.asked_questions(every[0], questions, **drawing)
+    curves: list[measure.SNRCurve] = []
+    differences: list[measure.SNRDifference] = []
+    notes = reading.lens_notes(lenses, shown)
     with progress_bar() as bar:
         for length, parts in asked.items():
-            prompts = [[prompts_of(model, part, template) for part in parts] for model in every]
+            prompts = [[reading.prompts_of(model, part, template) for part in parts] for model in every]
             if not curves:
-                notes += unknown_notes(prompts, shown)
-            read: list[list[Needles]] = []
+                notes += reading.unknown_notes(prompts, shown)
+            read: list[list[reading.Needles]] = []
             for model, one, mine, name in zip(every, lenses, prompts, shown):
                 label = name if length is None else f"{name}, {length:,} {unit}"
                 line = bar.add_task(label[-40:], total=sum(map(len, parts)))
-
-                def done(number: int, line: Any = line) -> None:
-                    bar.advance(line, number)
-
-                read.append([read_needles(model, one, part, done) for part in mine])
-            for task, numbers in by_task([part.name for part in parts], read):
-                found, apart = measure(shown, numbers, seed)
-                curves += [SNRCurve(name, task, length, **one) for name, one in zip(shown, found)]
-                differences += [SNRDifference(*pair, task, length, **one) for pair, one in apart]
+                read.append([reading.read_needles(model, one, part, partial(bar.advance, line)) for part in mine])
+            for task, numbers in reading.by_task([part.name for part in parts], read):
+                found, apart = measure.measure(shown, numbers, seed)
+                curves += [measure.SNRCurve(name, task, length, **one) for name, one in zip(shown, found)]
+                differences += [measure.SNRDifference(*pair, task, length, **one) for pair, one in apart]
     if not any(part.distractors for parts in asked.values() for data in parts for part in data.examples):
         notes.append("no question has distractors to compare the needle with")
     options: dict[str, Any] = {
@@ -191,13 +165,13 @@ def needle_snr(
         **{"lengths": [n for n in asked if n is not None], "unit": unit, "examples": examples, "template": template},
     }
     if questions is None:
-        options |= {"filler": filler_record(filler), "spaced": spaced, "split": split}
+        options |= {"filler": reading.filler_record(filler), "spaced": spaced, "split": split}
     first = every[0].source if len(every) == 1 else {"model": ", ".join(shown)}
     return NeedleSNR(
         provenance={
             **record_provenance(first, options=options, seed=seed),
             "models": {name: model.source for name, model in zip(shown, every)},
-            "data": data_record(asked),
+            "data": reading.data_record(asked),
         },
         models=tuple(LensedModel(name, one.title, len(one)) for name, one in zip(shown, lenses)),
         unit=unit,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,7 +58,6 @@ class SNRCurve:
     """None for the user's own questions."""
     examples: int
     tokens: float
-    """Mean number of tokens of a prompt."""
     chance: float
     """Value of `candidate` if all candidates are equally likely."""
     layers: tuple[LayerSNR, ...]
@@ -120,49 +120,28 @@ def measure(
         layers = mean.shape[1] - 1
         ratios = ratio(mean[..., -1], mean[..., place["distractor"]])
         found = [
-            LayerSNR(
-                layer=i,
-                depth=i / layers,
-                **{name: estimate(mean[:, i, at]) for name, at in place.items()},
-                ratio=estimate(ratios[:, i]),
-            )
+            LayerSNR(i, i / layers, ratio=estimate(ratios[:, i]), **dict(zip(METRICS, map(estimate, mean[:, i].T))))
             for i in range(layers + 1)
         ]
         sizes = one.choices[one.choices > 1]
-        curves.append(
-            {
-                "examples": len(one),
-                "tokens": float(one.tokens.mean()),
-                "chance": float((1 / sizes).mean()) if len(sizes) else float("nan"),
-                "layers": tuple(found),
-                "average": estimate(mean[:, :-1, place["needle"]].mean(1)),
-            }
-        )
-    pairs = [(a, b) for a in range(len(read)) for b in range(a + 1, len(read))]
-    return curves, [
-        ((names[a], names[b]), _difference(means[a], means[b], [place["needle"], place["log_ratio"]])) for a, b in pairs
-    ]
+        curve: dict[str, Any] = {"examples": len(one), "tokens": float(one.tokens.mean()), "layers": tuple(found)}
+        curve["chance"] = float((1 / sizes).mean()) if len(sizes) else float("nan")
+        curves.append({**curve, "average": estimate(mean[:, :-1, place["needle"]].mean(1))})
+    wanted = [place["needle"], place["log_ratio"]]
+    pairs = combinations(range(len(read)), 2)
+    return curves, [((names[a], names[b]), _difference(means[a], means[b], wanted)) for a, b in pairs]
 
 
-def _difference(
-    first: Float[np.ndarray, "rows streams columns"],
-    second: Float[np.ndarray, "rows other columns"],
-    wanted: Sequence[int],
-) -> dict[str, Any]:
-    """Return the difference first minus second, at the layers of the model with fewer."""
+def _difference(first: np.ndarray, second: np.ndarray, wanted: Sequence[int]) -> dict[str, Any]:
+    """Return first minus second, (rows, streams, columns) each, at the layers of the model with fewer."""
     layers = min(first.shape[1], second.shape[1]) - 1
     one, other = (
         np.einsum("rsc,gs->rgc", mean[..., wanted], interpolation(mean.shape[1] - 1, layers))
         for mean in (first, second)
     )
     apart = one - other
-    return {
-        "layers": tuple(
-            LayerDifference(i, i / layers, estimate(apart[:, i, 0]), estimate(apart[:, i, 1]))
-            for i in range(layers + 1)
-        ),
-        "average": estimate(apart[:, :-1, 0].mean(1)),
-    }
+    found = [LayerDifference(i, i / layers, *map(estimate, apart[:, i].T)) for i in range(layers + 1)]
+    return {"layers": tuple(found), "average": estimate(apart[:, :-1, 0].mean(1))}
 
 
 def interpolation(layers: int, onto: int) -> Float[np.ndarray, "grid streams"]:

@@ -1,68 +1,155 @@
-"""Probabilities of an answer and its distractors in every layer, read by a lens at the last token of a prompt."""
+"""Questions about needles, and the probabilities of their answers and distractors in every layer, read by a lens."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 
 from ssmscope.core.batching import by_length
+from ssmscope.core.limits import refuse_reading
+from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
+from ssmscope.data.babi import Question, QuestionData, count_words, load_questions
+from ssmscope.data.babi import questions as generated_questions
+from ssmscope.data.filler import GENERATED, load_filler
 from ssmscope.errors import InputError
-from ssmscope.probes.lens.fitting import tokens_at_once
-from ssmscope.probes.lens.lenses import chosen_states
+from ssmscope.probes.lens.lenses import LOGIT, Lens, chosen_states, tokens_at_once
+from ssmscope.probes.long_rows import token_counter
 
-if TYPE_CHECKING:
-    from ssmscope.core.model import Model
-    from ssmscope.data.babi import Question, QuestionData
-    from ssmscope.probes.lens.lenses import Lens
+TASKS = ("qa1", "qa2", "qa3", "qa4", "qa5")
+DEFAULT_LENGTH = 1000
+EXAMPLES_PER_TASK = 200
+"""Default number of examples, as in the paper, whose contexts have 1,000 to 2,000 tokens."""
+ALL = "all"
+"""Name for the examples of all tasks together."""
+NOTED_UNKNOWN_SHARE = 0.01
+"""Share of unknown words in the prompts from which on a note says so."""
+
+Source = str | Path | QuestionData
+
 
 NO_TOKEN = -1
-TAIL_LETTERS = 200
-"""Maximum length of the end of a prompt that is tokenized again with each distractor after it."""
+
+
+def asked_questions(
+    model: Model,
+    questions: Source | Sequence[Source] | None,
+    *,
+    tasks: Sequence[str] | None,
+    lengths: int | Sequence[int] | None,
+    unit: str,
+    examples: int | None,
+    filler: str | Path | Sequence[str] | None,
+    spaced: bool,
+    split: str,
+    seed: int,
+) -> dict[int | None, list[QuestionData]]:
+    """Return the questions of every task by length of the contexts; a user's own questions have the length None."""
+    if questions is not None:
+        return {None: _own_questions(questions, examples, seed)}
+    count = count_words if unit == "words" else token_counter(model.tokenizer)
+    wanted = [DEFAULT_LENGTH] if lengths is None else [lengths] if isinstance(lengths, int) else list(lengths)
+    chosen, examples = tuple(dict.fromkeys(tasks or TASKS)), examples or EXAMPLES_PER_TASK
+    tokens = len(chosen) * sum(wanted) * examples
+    refuse_reading(tokens, f"{examples:,} questions of each task and length", "ask for fewer or shorter ones")
+    hay = load_filler(filler, split) if filler is None or isinstance(filler, str | Path) else filler
+    options: dict[str, Any] = dict(split=split, filler=hay, seed=seed, count=count, spaced=spaced)
+    return {
+        n: [generated_questions(task, length=n, examples=examples, **options) for task in chosen]
+        for n in dict.fromkeys(wanted)
+    }
+
+
+def _own_questions(questions: Source | Sequence[Source], examples: int | None, seed: int) -> list[QuestionData]:
+    parts = []
+    for given in [questions] if isinstance(questions, str | Path | QuestionData) else questions:
+        data = given if isinstance(given, QuestionData) else load_questions(given)
+        if not len(data):
+            raise InputError(f"{data.name} ({data.split}) has no questions; give at least one")
+        if examples is not None and examples < len(data):
+            data = data.take(np.sort(np.random.default_rng(seed).permutation(len(data))[:examples]))
+        parts.append(data)
+    if not parts:
+        raise InputError("no questions were given; give at least one file of them")
+    names = [part.name for part in parts]
+    if twice := [name for name in names if len(parts) > 1 and [*names, ALL].count(name) > 1]:
+        advice = f"give each another ({ALL!r} is all of them)"
+        raise InputError(f"the name {twice[0]!r} of a set of questions is taken; {advice}")
+    return parts
+
+
+def data_record(asked: Mapping[int | None, Sequence[QuestionData]]) -> dict[str, Any]:
+    parts = [(length, part) for length, every in asked.items() for part in every]
+    return {
+        "name": ", ".join(dict.fromkeys(part.name for _, part in parts)),
+        "split": parts[0][1].split,
+        "examples": sum(len(part) for _, part in parts) // len(asked),
+        "parts": [
+            {"name": one.name, "length": length, "examples": len(one), "fingerprint": one.fingerprint}
+            for length, one in parts
+        ],
+    }
+
+
+def filler_record(filler: str | Path | Sequence[str] | None) -> str:
+    return (
+        str(filler or GENERATED) if filler is None or isinstance(filler, str | Path) else f"{len(filler):,} sentences"
+    )
+
+
+def lens_notes(lenses: Sequence[Lens], names: Sequence[str]) -> list[str]:
+    """Return a note if some models, but not all, are read by the logit lens."""
+    logit = [name for name, lens in zip(names, lenses) if lens.name == LOGIT]
+    if not logit or len(logit) == len(lenses):
+        return []
+    return [f"{', '.join(logit)}: read by the logit lens; below the last layer it is no match for a tuned lens"]
+
+
+def unknown_notes(prompts: Sequence[Sequence[Any]], names: Sequence[str]) -> list[str]:
+    """Return a note for every model whose tokenizer does not know many words of the prompts."""
+    notes = []
+    for name, parts in zip(names, prompts):
+        share = sum(part.unknown for part in parts) / sum(len(row) for part in parts for row in part.rows)
+        if share >= NOTED_UNKNOWN_SHARE:
+            notes.append(f"{100 * share:.0f} % of the prompts' tokens are words that {name}'s tokenizer does not know")
+    return notes
+
+
+def by_task(names: Sequence[str], read: Sequence[Sequence[Needles]]) -> Iterator[tuple[str, list[Needles]]]:
+    """Yield all tasks together if there are several, then each task, with the models' needles on the same examples."""
+    if len(names) > 1:
+        yield ALL, [type(parts[0]).joined(parts) for parts in read]
+    for at, name in enumerate(names):
+        yield name, [parts[at] for parts in read]
 
 
 class Prompts(NamedTuple):
-    """Questions as tokens of one model.
-
-    Attributes:
-        rows: the token ids of every prompt, not padded.
-        needles: (examples,) first token of every answer.
-        distractors: (examples, most) distinct first tokens of every example's distractors, then `NO_TOKEN`.
-        unknown: number of tokens in all rows that stand for words unknown to the tokenizer.
-    """
+    """Questions as tokens of one model."""
 
     rows: tuple[tuple[int, ...], ...]
     needles: Int[np.ndarray, " examples"]
+    """First token of every answer."""
     distractors: Int[np.ndarray, "examples most"]
+    """Distinct first tokens of every example's distractors, then `NO_TOKEN`."""
     unknown: int
+    """Number of tokens in all rows that stand for words unknown to the tokenizer."""
 
 
 def prompts_of(model: Model, data: QuestionData, template: str) -> Prompts:
     """Tokenize the prompts without special tokens, and find the first token of the answer, and of each distractor in
-    its place, in the tokenizer's segmentation of prompt and word together.
-
-    Raises:
-        InputError: a word of a fact, question, answer or distractor that the tokenizer does not know, or an answer that
-            begins with the same token as one of its distractors.
-    """
+    its place, in the tokenizer's segmentation of prompt and word together."""
     reader = _Reader(model.name, model.tokenizer)
-    found = [reader.read(example, prompt) for example, prompt in zip(data.examples, data.prompts(template))]
-    distractors = np.full((len(found), max((len(one.distractors) for one in found), default=0)), NO_TOKEN)
-    for line, one in zip(distractors, found):
-        line[: len(one.distractors)] = one.distractors
-    return Prompts(
-        tuple(one.row for one in found),
-        np.array([one.needle for one in found], dtype=np.int64),
-        distractors,
-        sum(one.unknown for one in found),
-    )
+    rows, needles, others, unknown = zip(*map(reader.read, data.examples, data.prompts(template)))
+    distractors = np.full((len(rows), max(map(len, others))), NO_TOKEN)
+    for line, own in zip(distractors, others):
+        line[: len(own)] = own
+    return Prompts(rows, np.array(needles, dtype=np.int64), distractors, sum(unknown))
 
 
 def check_readable(model: Model) -> None:
@@ -75,13 +162,6 @@ def check_readable(model: Model) -> None:
         raise InputError(f"{model.name} needs a fast tokenizer, whose offsets say where an answer begins")
 
 
-class _Read(NamedTuple):
-    row: tuple[int, ...]
-    needle: int
-    distractors: list[int]
-    unknown: int
-
-
 class _Encoded(NamedTuple):
     """Tokens of a text that ends in a word: ids, spans of characters, and the index of the word's first token."""
 
@@ -92,27 +172,21 @@ class _Encoded(NamedTuple):
 
 
 class _Reader:
-    """Reader of prompts with one tokenizer; it caches the ends of prompts, which are few."""
+    """Reader of prompts with one tokenizer."""
 
     def __init__(self, name: str, tokenizer: Any) -> None:
         self.name, self.tokenizer = name, tokenizer
-        self.known: dict[tuple[str, str], _Encoded] = {}
 
-    def read(self, example: Question, prompt: str) -> _Read:
+    def read(self, example: Question, prompt: str) -> tuple[tuple[int, ...], int, list[int], int]:
+        """Return the tokens of the prompt, the needle, the distractors, and the number of unknown tokens."""
         whole = self._encode(prompt, example.answer)
         self._check_known(" ".join((*(fact.text for fact in example.facts), example.question)))
         needle = self._token(whole, example.answer)
-        tail = prompt[-TAIL_LETTERS:]
-        space = re.search(r"\s", tail)
-        tail = tail[space.end() :] if space and space.end() < len(tail) else tail
-        mine = self._at_end(tail, example.answer)
-        if self._token(mine, example.answer) != needle:  # Some tokenizers look further back.
-            tail, mine = prompt, whole
         named: dict[int, str] = {}
         for word in example.distractors:
-            other = self._at_end(tail, word)
+            other = self._encode(prompt, word)
             token = self._token(other, word)
-            if other.ids[: other.first] != mine.ids[: mine.first]:
+            if other.ids[: other.first] != whole.ids[: whole.first]:
                 raise InputError(
                     f"{self.name}'s tokenizer reads the end of a prompt differently before {word!r:.40} than before "
                     f"{example.answer!r:.40}; give a template with another end"
@@ -123,13 +197,7 @@ class _Reader:
                 f"for {self.name}'s tokenizer the answer {example.answer!r:.40} and its distractor "
                 f"{named[needle]!r:.40} begin with the same token; use a tokenizer or words that tell them apart"
             )
-        row = whole.ids[: whole.first]
-        return _Read(tuple(row), needle, list(named), self._unknown(whole))
-
-    def _at_end(self, tail: str, word: str) -> _Encoded:
-        if (tail, word) not in self.known:
-            self.known[tail, word] = self._encode(tail, word)
-        return self.known[tail, word]
+        return tuple(whole.ids[: whole.first]), needle, list(named), self._unknown(whole)
 
     def _encode(self, prompt: str, word: str) -> _Encoded:
         text = prompt + ("" if prompt[-1].isspace() else " ") + word
@@ -168,40 +236,30 @@ class _Reader:
 
 @dataclass(frozen=True)
 class Needles:
-    """Readings of the lens for every example and layer, (examples, layers + 1), the model itself last.
-
-    Attributes:
-        needle: log-probability of the needle.
-        distractor: the largest log-probability of a distractor; NaN without one.
-        candidate: the needle's share of the probability of itself and all distractors; NaN without one.
-        rank: the needle's rank in the vocabulary, 1 the best; ties share their mean rank.
-        tokens: (examples,) tokens of the prompts.
-        choices: (examples,) number of candidates, needle and distractors.
-    """
+    """Readings of the lens for every example and layer, the model itself last; NaN without distractors."""
 
     needle: Float[np.ndarray, "examples streams"]
+    """Log-probability of the needle."""
     distractor: Float[np.ndarray, "examples streams"]
+    """The largest log-probability of a distractor."""
     candidate: Float[np.ndarray, "examples streams"]
+    """The needle's share of the probability of itself and all distractors."""
     rank: Float[np.ndarray, "examples streams"]
+    """The needle's rank in the vocabulary, 1 the best; ties share their mean rank."""
     tokens: Int[np.ndarray, " examples"]
     choices: Int[np.ndarray, " examples"]
+    """Number of candidates, needle and distractors."""
 
     @staticmethod
     def joined(parts: Sequence[Needles]) -> Needles:
-        """Concatenate the examples of several tasks."""
-        names = [field.name for field in dataclasses.fields(Needles)]
-        return Needles(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+        return Needles(*map(np.concatenate, zip(*(vars(part).values() for part in parts))))
 
     def __len__(self) -> int:
         return len(self.needle)
 
 
 def read_needles(model: Model, lens: Lens, prompts: Prompts, done: Callable[[int], object]) -> Needles:
-    """Run the prompts, those of similar length together, and read their last positions in all layers.
-
-    Raises:
-        InputError: an id outside the vocabulary, or probabilities that are not finite.
-    """
+    """Run the prompts, those of similar length together, and read their last positions in all layers."""
     number, layers = len(prompts.rows), len(lens) + 1
     found = {name: np.full((number, layers), np.nan) for name in ("needle", "distractor", "candidate", "rank")}
     lengths = [len(row) for row in prompts.rows]

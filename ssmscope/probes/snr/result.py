@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import Any
+
+import pandas as pd
 
 from ssmscope.api.results import Result
-from ssmscope.core.bootstrap import with_intervals
+from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.errors import InputError
 from ssmscope.probes.snr.measure import METRICS, LayerDifference, LayerSNR, SNRCurve, SNRDifference
-from ssmscope.render.blocks import Block
-from ssmscope.render.table import Cell, Line, Table, as_share, table, written
+from ssmscope.render.blocks import Block, Picture, Prose
+from ssmscope.render.numbers import counted
+from ssmscope.render.table import Cell, Line, Table, as_share, digits_of, table, written
+from ssmscope.render.tokens import evenly_apart, shorten, visible
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
+MAX_LAYERS = 24
+"""Maximum number of layers in a table, without the model's own answer."""
+MODELS_PER_TABLE = 3
+MAX_NAME_LETTERS = 20
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,6 @@ class NeedleSNR(Result, kind="snr"):
 
     models: tuple[LensedModel, ...]
     unit: str
-    """Unit of lengths, "words" or "tokens"."""
     curves: tuple[SNRCurve, ...]
     """Curves by length, then task ("all" first if there are several), then model."""
     differences: tuple[SNRDifference, ...]
@@ -88,15 +95,13 @@ class NeedleSNR(Result, kind="snr"):
         at = f" at {self.lengths[0]:,} {self.unit}" if len(self.lengths) > 1 else ""
         return f"{as_share(needles[-1])}{at}, half of it from layer {late[-1] + 1 if late else 0} of {model.layers} on"
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per model, task, length and layer, followed by those of the differences of two models.
 
         Columns: part (curve or difference), model ("first − second" of a difference), lens, task, length, examples,
         layer, depth, then needle, distractor, ratio, log_ratio, candidate, beats, rank and leads, each with the ends of
         its 95 % interval in columns ending in _low and _high. A difference has needle and log_ratio.
         """
-        import pandas as pd
-
         lenses = {one.name: one.lens for one in self.models}
         rows: list[dict[str, Any]] = []
         for curve in self.curves:
@@ -111,11 +116,61 @@ class NeedleSNR(Result, kind="snr"):
         return pd.DataFrame(rows).astype({"length": "Int64"})
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.probes.snr.views import blocks
-
-        return blocks(self)
+        yield Prose(self.headline, "title")
+        for model in self.models:
+            yield Prose(f"{model.name}: {model.lens}, {model.layers} layers", "note")
+        yield Picture(self.figure, self.headline)
+        for length in self.lengths:
+            curves = [self.curve(model.name, self.tasks[0], length) for model in self.models]
+            both = [one for one in self.differences if (one.task, one.length) == (self.tasks[0], length)]
+            title = f"Needle probability{'' if length is None else f', contexts of {length:,} {self.unit}'}"
+            continued = f"{title} (continued)"
+            for _, alike in groupby(curves, key=lambda curve: len(curve.layers)):
+                deep = list(alike)
+                apart = both if len(self.models) == len(deep) == 2 else []
+                for start in range(0, len(deep), MODELS_PER_TABLE):
+                    yield _layers(title, deep[start : start + MODELS_PER_TABLE], apart)
+                    title = continued
+            yield _answers(self, length)
+        yield Prose(
+            f"Means over {counted(self.curves[0].examples, 'question')}"
+            f"{' of all tasks' if len(self.tasks) > 1 else ''}; 95 % bootstrap intervals over "
+            "questions. Layer i reads the input of block i, 0 the embeddings; the last line is the model itself."
+        )
+        for one in self.differences:
+            if (one.task, one.length) == (self.tasks[0], self.lengths[0]):
+                two = f"{one.first} − {one.second}"
+                mean = Cell(one.average, digits=digits_of([one.average]))
+                yield Prose(
+                    f"Needle probability, mean over the layers below: {two} {mean.value} {mean.interval}", "note"
+                )
+        for note in self.notes:
+            yield Prose(f"Note: {note}.", "note")
 
 
 def _cells(layer: LayerSNR | LayerDifference, names: Sequence[str]) -> Mapping[str, Any]:
     found = with_intervals(**{name: getattr(layer, name) for name in names})
     return {"layer": layer.layer, "depth": layer.depth, **found}
+
+
+def _layers(title: str, curves: Sequence[SNRCurve], apart: Sequence[SNRDifference]) -> Table:
+    layers = len(curves[0].layers) - 1
+    digits = digits_of(layer.needle for one in curves for layer in one.layers)
+    rows = []
+    for layer in (*evenly_apart(layers, MAX_LAYERS), layers):
+        needles = [*(one.layers[layer].needle for one in curves), *(one.layers[layer].needle for one in apart)]
+        rows.append((("model" if layer == layers else str(layer),), tuple(Cell(one, digits=digits) for one in needles)))
+    columns = (*(shorten(visible(curve.model), MAX_NAME_LETTERS) for curve in curves), *("difference" for _ in apart))
+    return Table(("layer",), columns, tuple(rows), title=title)
+
+
+def _answers(result: NeedleSNR, length: int | None) -> Table:
+    curves = [curve for curve in result.curves if curve.length == length]
+    columns = {"accuracy": [Cell(curve.accuracy) for curve in curves]}
+    if not all(math.isnan(curve.chance) for curve in curves):
+        columns["ln(needle / distractor)"] = [Cell(curve.layers[-1].log_ratio) for curve in curves]
+        columns["among candidates"] = [Cell(curve.layers[-1].candidate) for curve in curves]
+        columns["chance"] = [Cell(Estimate(curve.chance, math.nan, math.nan)) for curve in curves]
+    labels = [(shorten(visible(curve.task), 12), shorten(visible(curve.model), MAX_NAME_LETTERS)) for curve in curves]
+    title = "The models' own answers" if len(result.models) > 1 else "The model's own answer"
+    return Table(("task", "model"), tuple(columns), tuple(zip(labels, zip(*columns.values()))), title=title)

@@ -1,7 +1,5 @@
-"""Stability of a trained model: growth of its states in a step, half-lives and norms.
-
-Generalization Error Analysis for Selective State-Space Models (Honarpisheh et al.), section 4 and Experiment 1, as
-measurements for every architecture.
+"""Stability of a trained model: growth of its states in a step, half-lives and norms (Generalization Error Analysis for
+Selective State-Space Models, Honarpisheh et al., section 4 and Experiment 1), measured for every architecture.
 """
 
 from __future__ import annotations
@@ -64,29 +62,23 @@ def stability(
     """
     import numpy as np
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.mixers import check_causal
-    from ssmscope.probes.stability.inputs import inputs_of
-    from ssmscope.probes.stability.layers import record_layers
-    from ssmscope.probes.stability.measure import layer_stability, mean_norms, norm_positions, notes_on
+    from ssmscope.probes.stability import measure
     from ssmscope.probes.stability.result import BEHAVIOURS, Stability
 
-    inputs = inputs_of(model, texts, length=length, samples=samples, seed=seed)
+    inputs = measure.inputs_of(model, texts, length=length, samples=samples, seed=seed)
     check_causal(model.module, "stability")
     model.check_recurrent_state("stability")
-    chosen = norm_positions(positions, inputs.longest)
-    found = record_layers(model, inputs.batch, chosen)
+    chosen = measure.norm_positions(positions, inputs.longest)
+    found = measure.record_layers(model, inputs.batch, chosen)
+    own: dict[str, Any] = {"longest": inputs.longest, "tolerance": tolerance, "seed": seed}
     layers = tuple(
-        layer_stability(number, part, len(parts), one, inputs.longest, tolerance, seed, bool(norms.isinf().any()))
+        measure.layer_stability(number, part, len(parts), one, overflows=bool(norms.isinf().any()), **own)
         for number, parts, norms in zip(model.layer_numbers, found.layers, found.norms)
         for part, one in enumerate(parts)
     )
-    options: dict[str, Any] = {
-        "length": length,
-        "samples": samples if texts is None else None,
-        "positions": positions if isinstance(positions, int) else list(positions),
-        "tolerance": tolerance,
-    }
+    options = call_options(samples=samples if texts is None else None)
     return Stability(
         provenance=record_provenance(model.source, options=options, seed=seed),
         inputs=inputs.name,
@@ -96,6 +88,6 @@ def stability(
         behaviour=max((layer.behaviour for layer in layers), key=BEHAVIOURS.index),
         layers=layers,
         positions=np.array(chosen),
-        norms=np.stack([mean_norms(each.numpy(), seed) for each in found.norms]),
-        notes=notes_on([one for parts in found.layers for one in parts]),
+        norms=np.stack([measure.means_of(each.numpy(), seed) for each in found.norms]),
+        notes=measure.notes_on([one for parts in found.layers for one in parts]),
     )

@@ -1,36 +1,275 @@
-"""Half-lives, growth and stability of a layer from the log-gains of its steps."""
+"""Inputs, gains of single steps, norms of the states, and the half-lives, growth and stability that follow from them,
+each layer measured within the forward pass that computes it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
-from ssmscope.core.bootstrap import RESAMPLES, Estimate, estimate, resampled_means
-from ssmscope.errors import InputError
+from ssmscope import ops
+from ssmscope.architectures.read.delta import DeltaMixer
+from ssmscope.architectures.read.linear_layers import GatedLinearAttention, Retention
+from ssmscope.core.batching import by_length
+from ssmscope.core.bootstrap import RESAMPLES, Estimate, estimates, resampled_means
+from ssmscope.core.encoding import Batch
+from ssmscope.core.limits import MAX_TOKENS_PER_ROW, MAX_TOKENS_TOGETHER, refuse_above, refuse_held
+from ssmscope.core.model import Model, TextsLike, as_batch
+from ssmscope.core.progress import progress_bar
+from ssmscope.core.trace import LayerTrace
+from ssmscope.errors import InputError, Unanswerable
+from ssmscope.probes.bound.terms import Norms, norms_of, theorem_model
 from ssmscope.probes.stability.result import QUANTILES, LayerStability
+from ssmscope.render.numbers import counted
 
-if TYPE_CHECKING:
-    from ssmscope.probes.stability.layers import Recorded
+DEFAULT_LENGTH = 512
+"""Default length of random sequences in tokens."""
+
+
+MAX_DECAYS = 2**22
+"""Maximum number of decays in memory."""
+MIN_LOG_GAIN = -80.0
+"""Log-gain of a direction that a delta rule erases; the scans floor decays at the same value."""
+GATED: tuple[type[nn.Module], ...] = (GatedLinearAttention, Retention, DeltaMixer)
+"""Mixers without Δ and A whose transitions are at most 1 by construction; RWKV's are recognised by their extras."""
+
+
+class Inputs(NamedTuple):
+    """Batch with a description, such as "4 random sequences of 512 tokens (seed 0)"."""
+
+    batch: Batch
+    name: str
+
+    @property
+    def longest(self) -> int:
+        return max(self.batch.lengths)
+
+
+def inputs_of(model: Model, texts: TextsLike | None, *, length: int | None, samples: int, seed: int) -> Inputs:
+    """Return texts, or random sequences (of 512 tokens by default, or the size of a pixel model's images)."""
+    if texts is not None:
+        if length is not None:
+            advice = "give texts, or a length of random sequences"
+            raise InputError(f"both texts and length {length!r} were given; {advice}")
+        batch = as_batch(model, texts)
+        short = next((at for at, n in enumerate(batch.lengths) if n < 2), None)
+        if short is not None:
+            raise InputError(f"text {short} has one token; give two or more: a state is kept from one to the next")
+        low, high = min(batch.lengths), max(batch.lengths)
+        span = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        return Inputs(batch, f"{counted(len(batch.tokens), 'text')} of {span} tokens")
+    if length is None:
+        size = getattr(model.config, "image_size", None) if model.channels is not None else None
+        length = size[0] * size[1] + 1 if size else DEFAULT_LENGTH
+    batch = random_batch(model, samples, length, np.random.default_rng(seed))
+    return Inputs(batch, f"{counted(samples, 'random sequence')} of {length:,} tokens (seed {seed})")
+
+
+def random_batch(model: Model, number: int, length: int, random: np.random.Generator) -> Batch:
+    """Draw random sequences, in which every token that is not special, or pixel value in [0, 1], is equally likely."""
+    refuse_above(MAX_TOKENS_PER_ROW, length=length)
+    what = f"{number:,} sequences of {length:,} tokens"
+    refuse_held(number * length, what, "ask for fewer or shorter ones", most=MAX_TOKENS_TOGETHER)
+    if model.channels is not None:
+        if length < 2:
+            raise InputError(f"length is {length}; allowed is a whole number from 2 on: the last is the class token")
+        return model.encode(values=random.random((number, length - 1, model.channels), dtype=np.float32))
+    special = set(model.tokenizer.all_special_ids) if model.tokenizer is not None else set()
+    ordinary = [token for token in range(model.vocabulary) if token not in special] or list(range(model.vocabulary))
+    return model.encode(ids=random.choice(ordinary, (number, length)).tolist())
+
+
+class StepGains(NamedTuple):
+    """Log-gains of a recurrence's steps on a batch: `sums` (heads, states) over the counted steps, the `largest` of any
+    step (heads,), and each text's `growth` (rows,), the mean log-gain of the fastest-growing state."""
+
+    sums: Tensor
+    largest: Tensor
+    growth: Tensor
+
+
+@dataclass
+class Recorded:
+    """Measurements of one recurrence of a layer, summed over batches; float64."""
+
+    abscissa: Tensor | None
+    possible: Tensor | None
+    bounded_by: str
+    sums: Any = 0.0
+    largest: Any = -math.inf
+    steps: int = 0
+    growth: list[float] = field(default_factory=list)
+    mixes: bool = False
+    """True if its transition is a matrix, a delta rule's."""
+    bare: Tensor | None = None
+    """Decays of an RWKV's numerator and denominator on their own, (channels,)."""
+
+    def add(self, gains: StepGains, counted: Tensor) -> None:
+        self.sums = self.sums + gains.sums
+        self.largest = gains.largest.clamp(min=self.largest)
+        self.steps += int(counted.sum())
+        self.growth += gains.growth.tolist()
+
+
+class Run(NamedTuple):
+    """Recurrences of every layer, and the states' norms (layers, texts, positions), NaN after a text's end."""
+
+    layers: list[list[Recorded]]
+    norms: Tensor
+
+
+def record_layers(model: Model, batch: Batch, positions: Sequence[int]) -> Run:
+    """Run the model and record its layers; `positions` are 0-based and ascending."""
+    layers: list[list[Recorded]] = [[] for _ in range(model.num_layers)]
+    norms = torch.full((model.num_layers, len(batch.tokens), len(positions)), math.nan, dtype=torch.float64)
+    mixers, parts = model.mixers, theorem_model(model)
+    known = None if parts is None else norms_of(parts, 0)
+
+    def see(rows: list[int], index: int, layer: LayerTrace) -> None:
+        norms[index, rows] = state_norms(layer, positions).cpu()
+        for place, recurrence in enumerate(layer.recurrences):
+            if len(layers[index]) == place:
+                layers[index].append(recorded_limits(mixers[index], layer, recurrence, known))
+            counted, stepping = step_masks(layer, place)
+            layers[index][place].add(step_gains(recurrence, counted, stepping), counted)
+
+    visit_layers(model, batch, see)
+    for index, recorded in enumerate(layers):
+        if any(bool(one.sums.isnan().any() | one.largest.isnan().any()) for one in recorded):
+            raise InputError(f"the decays of layer {index} are not finite; the model is damaged")
+    return Run(layers, norms)
+
+
+def visit_layers(model: Model, batch: Batch, see: Callable[[list[int], int, LayerTrace], None]) -> None:
+    """Run a batch, and call `see` with the rows that run together, and the number and the trace of each layer."""
+    with progress_bar() as bar, torch.no_grad():
+        for rows in bar.track([*by_length(batch.lengths)], description="batches of texts"):
+            part = batch.rows(rows)
+            with model.running(mask=part.mask, visit=lambda index, layer, scans: see(rows, index, layer)):  # noqa: B023
+                model.forward(part, last_only=True, checked=False)
+
+
+def step_masks(layer: LayerTrace, place: int) -> tuple[Tensor, Tensor]:
+    """Return two masks (batch, length): the steps of a layer's recurrence that count, and those that are its own.
+
+    All real positions count. If recurrences take turns, positions at which one holds its state are not its own steps.
+    The first token of an RWKV fills an empty memory with a fixed gate of 0, which does not count.
+    """
+    shape, device = layer.u.shape[:2], layer.u.device
+    counted = torch.ones(shape, dtype=torch.bool, device=device) if layer.mask is None else layer.mask.clone()
+    if "log_weight" in layer.extras and layer.initial is None:
+        counted[:, 0] = False
+    return counted, counted if layer.turn is None else counted & (layer.turn == place)
+
+
+def step_gains(recurrence: ops.Recurrence, counted: Tensor, stepping: Tensor) -> StepGains:
+    """Compute the log-gains of a recurrence's steps, with means over the steps `counted` and maxima over `stepping`.
+
+    A diagonal transition's gains are its decays, log a_t. The delta rule's a (I − β b bᵀ) is symmetric; its eigenvalues
+    are a (state − 1 of them) and a (1 − β ‖b‖²), its largest singular value is the largest of these in size, and one
+    mean stands for all of a head's directions, log a + log|1 − β ‖b‖²| / state: their mean Lyapunov exponent exactly.
+    """
+    steps = counted.sum(1).double().unsqueeze(-1)
+    if isinstance(recurrence, ops.DeltaRecurrence):
+        assert recurrence.log_a is not None and recurrence.beta is not None
+        if recurrence.log_a.shape[-1] > 1 or recurrence.e is not None:
+            raise Unanswerable("the largest gain of a step is not known for a delta rule with a decay per state")
+        b, _ = recurrence.by_head()
+        log_a, state = recurrence.log_a.squeeze(-1).double(), b.shape[-1]
+        along = (1 - recurrence.beta.double() * b.double().square().sum(-1)).abs().log().clamp(min=MIN_LOG_GAIN)
+        mean = (log_a + along / state).masked_fill(~counted.unsqueeze(-1), 0).sum(1)
+        top = log_a + (along.clamp(min=0) if state > 1 else along)
+        largest = top.masked_fill(~stepping.unsqueeze(-1), -torch.inf).amax((0, 1))
+        return StepGains(mean.sum(0).unsqueeze(-1), largest, (mean / steps).amax(-1))
+    if recurrence.A is not None and not recurrence.expected:  # With log a = Δ A, sums and maxima of Δ suffice.
+        assert recurrence.delta is not None
+        A, delta, own = recurrence.A.double(), recurrence.delta.double(), stepping.unsqueeze(-1)
+        mean, top = delta.masked_fill(~counted.unsqueeze(-1), 0).sum(1), A.amax(-1)
+        longest = delta.masked_fill(~own, -torch.inf).amax((0, 1))
+        shortest = delta.masked_fill(~own, torch.inf).amin((0, 1))
+        largest = torch.where(top > 0, top * longest, top * shortest)
+        if not bool(stepping.any()):
+            largest = torch.full_like(top, -torch.inf)
+        return StepGains(mean.sum(0).unsqueeze(-1) * A, largest, (mean / steps * top).amax(-1))
+    batch, length, heads, _, state = recurrence.shape
+    span = max(1, MAX_DECAYS // max(1, batch * heads * state))
+    sums, tops = [], []
+    for start in range(0, length, span):
+        log_a = recurrence.log_decay(start, start + span).double()
+        sums.append(log_a.masked_fill(~counted[:, start : start + span, None, None], 0).sum(1))
+        tops.append(log_a.masked_fill(~stepping[:, start : start + span, None, None], -torch.inf).amax((0, 1, 3)))
+    each = torch.stack(sums).sum(0)
+    return StepGains(each.sum(0), torch.stack(tops).amax(0), (each / steps.unsqueeze(-1)).amax((1, 2)))
+
+
+def state_norms(layer: LayerTrace, positions: Sequence[int]) -> Tensor:
+    """Compute ‖H_t‖ (Frobenius) of all of a layer's states together at the positions, (batch, positions) float64: NaN
+    after a text's last token, ∞ if the state overflows."""
+    batch, length = layer.u.shape[:2]
+    inside = [at for at in positions if at < length]
+    squares = torch.zeros(batch, len(positions), dtype=torch.float64, device=layer.u.device)
+    squares[:, len(inside) :] = torch.nan
+    starts = layer.initial or (None,) * len(layer.recurrences)
+    for recurrence, H in zip(layer.recurrences, starts):
+        before = 0
+        for place, at in enumerate(inside):
+            H = ops.scan(recurrence.between(before, at + 1), H).state
+            size = torch.linalg.vector_norm(H.flatten(1), dim=1, dtype=torch.float64)
+            squares[:, place] += size.square().nan_to_num(torch.inf, posinf=torch.inf)
+            before = at + 1
+    if layer.mask is not None:
+        real = layer.mask[:, torch.tensor(inside, device=layer.mask.device)]
+        squares[:, : len(inside)].masked_fill_(~real, torch.nan)
+    return squares.sqrt()
+
+
+def recorded_limits(mixer: nn.Module, layer: LayerTrace, recurrence: ops.Recurrence, norms: Norms | None) -> Recorded:
+    """Return what follows from a recurrence's weights alone: each head's spectral abscissa s, and its largest possible
+    growth in a step: s Δ at the lower end of Δ for s ≤ 0, and at its upper end for s > 0. Δ is a softplus, from 0 to ∞,
+    unless it is clamped, or bounded by the embeddings' norm, as in a model that the generalisation theorem covers."""
+    if recurrence.A is None:
+        if isinstance(mixer, Retention):
+            assert recurrence.log_a is not None
+            return Recorded(None, recurrence.log_a[0, 0].double().amax(-1), "decays are constant")
+        if isinstance(mixer, GATED) or "log_weight" in layer.extras:
+            none = torch.zeros(recurrence.shape[2], dtype=torch.float64, device=recurrence.x.device)
+            bare = layer.extras["decay"].double() if "log_weight" in layer.extras else None
+            mixes = isinstance(recurrence, ops.DeltaRecurrence)
+            return Recorded(None, none, "gates are at most 1", mixes=mixes, bare=bare)
+        return Recorded(None, None, "no bound is known")
+    s = recurrence.A.double().amax(-1)
+    if norms is not None:
+        low, high, how = norms.delta_min, norms.M_delta, "ρ of the generalisation bound"
+    else:
+        low, high = step_limits(mixer)
+        how = "steps Δ of any size" if low == 0 and high > 1e6 else f"steps Δ from {low:g} to {high:g}"
+    least = s * low
+    most = torch.where(s > 0, s * high, -torch.log1p(-least) if recurrence.expected else least)
+    return Recorded(s, most + 0.0, how)
+
+
+def step_limits(mixer: nn.Module) -> tuple[float, float]:
+    """Return the limits to which a mixer clamps its Δ; (0, ∞) if it does not."""
+    for part in (mixer, getattr(mixer, "m1", None), getattr(mixer, "sizes", None)):
+        limits = getattr(part, "time_step_limit", None)
+        if limits is not None:
+            return float(limits[0]), float(limits[1])
+    return 0.0, math.inf
 
 
 def layer_stability(
     layer: int, part: int, parts: int, found: Recorded, longest: int, tolerance: float, seed: int, overflows: bool
 ) -> LayerStability:
-    """Return the report on a recurrence of a layer.
-
-    Args:
-        found: its log-gains, summed over the inputs.
-        overflows: True if the layer's states overflow on the inputs.
-    """
-    assert found.sums is not None and found.largest is not None
     mean = found.sums.cpu().numpy() / found.steps
-    half = half_lives(mean)
-    largest = found.largest.cpu().numpy()
+    half, largest = half_lives(mean), found.largest.cpu().numpy()
     possible = None if found.possible is None else found.possible.cpu().numpy()
-    growth = _mean(np.array(found.growth)[:, None], seed)[0]
+    growth = Estimate(*means_of(np.array(found.growth)[:, None], seed)[0].tolist())
     never = int((half > longest).sum())
     behaviour, why = behaviour_of(largest, possible, growth.value, never, half.size, longest, tolerance, overflows)
     return LayerStability(
@@ -53,7 +292,6 @@ def layer_stability(
 
 
 def notes_on(found: Sequence[Recorded]) -> tuple[str, ...]:
-    """Return notes on delta rules and RWKVs."""
     notes = []
     if any(one.mixes for one in found):
         notes.append("a delta rule's half-lives are means over the directions of its memory")
@@ -69,13 +307,12 @@ def notes_on(found: Sequence[Recorded]) -> tuple[str, ...]:
 
 def half_lives(mean: np.ndarray) -> np.ndarray:
     """Return ln 2 / −E[log a] in tokens, any shape; infinite where the mean log-gain is not negative."""
-    fading = mean < 0
-    return np.where(fading, math.log(2) / -np.where(fading, mean, -1.0), math.inf)
+    return np.divide(math.log(2), -mean, out=np.full(mean.shape, math.inf), where=mean < 0)
 
 
 def _quantile(values: np.ndarray, q: float) -> float:
     """Return the quantile q without interpolation, so that infinite values are allowed."""
-    return float(np.sort(values)[max(math.ceil(q * len(values)) - 1, 0)])
+    return float(np.quantile(values, q, method="inverted_cdf"))
 
 
 def behaviour_of(
@@ -113,11 +350,7 @@ def _gain(log_gain: float) -> str:
 
 
 def norm_positions(positions: int | Sequence[int], longest: int) -> list[int]:
-    """Return the positions of the norms: a number of evenly spaced ones from 0 to `longest` − 1, or those given.
-
-    Raises:
-        InputError: no position, or one beyond the longest text.
-    """
+    """Return the positions of the norms: a number of evenly spaced ones from 0 to `longest` − 1, or those given."""
     if isinstance(positions, int):
         if positions < 1:
             raise InputError(f"positions is {positions}; allowed is a number of positions from 1 on, or a list of them")
@@ -129,18 +362,13 @@ def norm_positions(positions: int | Sequence[int], longest: int) -> list[int]:
     return sorted(set(positions))
 
 
-def mean_norms(norms: np.ndarray, seed: int) -> np.ndarray:
-    """Return mean norms with intervals, (positions, 3), from those of every text, (texts, positions)."""
-    return np.array([(e.value, e.low, e.high) for e in _mean(norms, seed)])
-
-
-def _mean(columns: np.ndarray, seed: int) -> list[Estimate]:
-    """Return the mean of each column (texts, columns) over the texts that have one, with an interval from two on."""
+def means_of(columns: np.ndarray, seed: int) -> np.ndarray:
+    """Return the mean of each column (texts, columns) over the texts that have one, with an interval from two on:
+    (columns, 3); infinite if one of its numbers is."""
     finite = np.where(np.isinf(columns), math.nan, columns)
     texts = (~np.isnan(finite)).sum(0)
     rows = resampled_means(finite, resamples=RESAMPLES if texts.max(initial=0) > 1 else 0, seed=seed)
-    means = []
-    for row, number, beyond in zip(rows.T, texts, np.isinf(columns).any(0)):
-        one = Estimate(float(row[0]), math.nan, math.nan)
-        means.append(Estimate(math.inf, math.inf, math.inf) if beyond else estimate(row) if number > 1 else one)
-    return means
+    rows[1:, texts < 2] = math.nan
+    found = estimates(rows)
+    found[np.isinf(columns).any(0)] = math.inf
+    return found

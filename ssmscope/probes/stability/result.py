@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
@@ -15,12 +16,7 @@ from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import portion, tokens
 from ssmscope.render.table import Cell, Line, Table, plain, short, table
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-
 BEHAVIOURS = ("stable", "marginal", "unstable")
-"""Behaviours from best to worst."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles of the half-lives of a layer's states."""
 
@@ -37,7 +33,6 @@ class LayerStability:
     states: int
     """Number of decays of a head, each with its half-life: the number of states, or 1 if all states share a decay."""
     behaviour: str
-    """One of `BEHAVIOURS`."""
     why: str
     """The reason in words, with its number."""
     abscissa: np.ndarray | None
@@ -47,7 +42,6 @@ class LayerStability:
     possible: np.ndarray | None
     """(heads,) the largest log-gain of a step over all inputs; None if no bound is known."""
     bounded_by: str
-    """The reason for this bound."""
     mean: np.ndarray
     """(heads,) the mean log-gain of each head's slowest state."""
     half_life: np.ndarray
@@ -93,14 +87,11 @@ class Stability(Result, kind="stability"):
     """Stability of every layer and of the model. `len`, iteration and `[i]` are over `layers`."""
 
     inputs: str
-    """Description of the inputs."""
     given: bool
     """True for the user's texts, False for random tokens."""
     texts: int
     longest: int
-    """Tokens of the longest text."""
     behaviour: str
-    """Behaviour of the worst layer."""
     layers: tuple[LayerStability, ...]
     positions: np.ndarray
     """(positions,) positions of the norms, from 0."""
@@ -120,17 +111,15 @@ class Stability(Result, kind="stability"):
         return tuple(dict.fromkeys(one.layer for one in self.layers))
 
     def last_norm(self, layer: int) -> float:
-        """Return the mean norm of a layer's states at the last position."""
         return float(self.norms[self.numbers.index(layer), -1, 0])
 
     def counts(self) -> dict[str, int]:
-        """Count the recurrences of each behaviour."""
         return {name: sum(layer.behaviour == name for layer in self.layers) for name in BEHAVIOURS}
 
     def verdict(self, at: int = 0) -> str:
-        listed = [f"{number} {name}" for name, number in self.counts().items() if number]
-        if len(listed) > 1:
-            return f"{self.behaviour}: {', '.join(listed)} of {len(self)} {self.unit}"
+        found = listed(self.counts())
+        if "," in found:
+            return f"{self.behaviour}: {found} of {len(self)} {self.unit}"
         return f"{self.behaviour} in {self._every if len(self) > 1 else 'its one layer'}"
 
     @classmethod
@@ -138,8 +127,7 @@ class Stability(Result, kind="stability"):
         lines = []
         for result, (label,) in zip(results, labels):
             frame = result.to_frame()
-            counts = ", ".join(f"{number} {name}" for name, number in result.counts().items() if number)
-            cells = {"behaviour": Cell(text=result.behaviour), result.unit: Cell(text=counts)}
+            cells = {"behaviour": Cell(text=result.behaviour), result.unit: Cell(text=listed(result.counts()))}
             for column in ("spectral_abscissa", "largest_gain", "possible_gain", "growth"):
                 cells[f"largest {column.removeprefix('largest_').replace('_', ' ')}"] = plain(frame[column].max())
             lines.append(Line((label,), cells))
@@ -165,53 +153,33 @@ class Stability(Result, kind="stability"):
         """Noun for `layers`: "layers", or "recurrences" if some layer has several."""
         return "recurrences" if any(layer.parts > 1 for layer in self.layers) else "layers"
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per layer, or per recurrence of it.
 
         Columns: layer, part (index among the layer's recurrences), heads, states (decays per head), behaviour,
-        spectral_abscissa, largest_gain (of a step on the inputs), possible_gain (over all inputs), growth with its 95 %
-        interval growth_low and growth_high: these are natural logarithms per token, spectral_abscissa per unit of Δ;
-        half_life_5 … half_life_95 in tokens; never (states with a half-life longer than the longest text) and
-        never_share; last_norm, at the last position.
+        spectral_abscissa (per unit of Δ), largest_gain (of a step on the inputs), possible_gain (over all inputs),
+        growth with its 95 % interval, all natural logarithms per token; half_life_5 … half_life_95 in tokens; never
+        (states with a half-life longer than the longest text) and never_share; last_norm, at the last position.
         """
-        import pandas as pd
-
         rows = []
+        names = ("layer", "part", "heads", "states", "behaviour", "spectral_abscissa", "largest_gain", "possible_gain")
         for one in self.layers:
-            row = {
-                "layer": one.layer,
-                "part": one.part,
-                "heads": one.heads,
-                "states": one.states,
-                "behaviour": one.behaviour,
-                "spectral_abscissa": one.spectral_abscissa,
-                "largest_gain": one.largest_gain,
-                "possible_gain": one.possible_gain,
-                **with_intervals(growth=one.growth),
-            }
+            row = {name: getattr(one, name) for name in names} | with_intervals(growth=one.growth)
             row |= {f"half_life_{round(100 * q)}": value for q, value in zip(QUANTILES, one.quantiles)}
             share = one.never / (one.heads * one.states)
             rows.append({**row, "never": one.never, "never_share": share, "last_norm": self.last_norm(one.layer)})
         return pd.DataFrame(rows)
 
-    def heads(self) -> DataFrame:
+    def heads(self) -> pd.DataFrame:
         """Return a row per head: columns layer, part, head, spectral_abscissa, largest_gain, possible_gain, mean_gain
         (of its slowest state) and half_life (the median of its states), as in `to_frame`."""
-        import pandas as pd
-
         parts = []
         for one in self.layers:
-            columns = {
-                "layer": one.layer,
-                "part": one.part,
-                "head": range(one.heads),
-                "spectral_abscissa": math.nan if one.abscissa is None else one.abscissa,
-                "largest_gain": one.largest,
-                "possible_gain": math.nan if one.possible is None else one.possible,
-                "mean_gain": one.mean,
-                "half_life": one.half_life,
-            }
-            parts.append(pd.DataFrame(columns))
+            columns: dict[str, Any] = {"layer": one.layer, "part": one.part, "head": range(one.heads)}
+            columns["spectral_abscissa"] = math.nan if one.abscissa is None else one.abscissa
+            columns["largest_gain"] = one.largest
+            columns["possible_gain"] = math.nan if one.possible is None else one.possible
+            parts.append(pd.DataFrame({**columns, "mean_gain": one.mean, "half_life": one.half_life}))
         return pd.concat(parts, ignore_index=True)
 
     def blocks(self) -> Iterable[Block]:
@@ -220,22 +188,16 @@ class Stability(Result, kind="stability"):
         yield self._memory()
 
     def in_words(self) -> str:
-        """Return sentences on the model's behaviour."""
-        counts = {name: number for name, number in self.counts().items() if number}
-        if len(self.layers) == 1:
-            return f"The model is {self.behaviour}: {self.layers[0].why}."
-        listed = ", ".join(f"{number} {name}" for name, number in counts.items())
         worst = next(layer for layer in self.layers if layer.behaviour == self.behaviour)
-        if len(counts) == 1:
-            return f"The model is {self.behaviour} in {self._every}: {worst.why}."
-        alone = counts[self.behaviour] == 1
-        some = (
-            f"The {self.behaviour} {self.unit.removesuffix('s')}" if alone else f"Of the {self.behaviour} {self.unit}"
-        )
-        return f"The model is {self.behaviour} ({listed}). {some}, {worst.name}: {worst.why}."
+        found = listed(self.counts())
+        if "," not in found:
+            where = f" in {self._every}" if len(self.layers) > 1 else ""
+            return f"The model is {self.behaviour}{where}: {worst.why}."
+        one = f"The {self.behaviour} {self.unit.removesuffix('s')}"
+        some = one if self.counts()[self.behaviour] == 1 else f"Of the {self.behaviour} {self.unit}"
+        return f"The model is {self.behaviour} ({found}). {some}, {worst.name}: {worst.why}."
 
     def _gains(self) -> Table:
-        """Return the table of gains, a row per recurrence."""
         continuous = any(layer.abscissa is not None for layer in self.layers)
         lines = []
         for one in self.layers:
@@ -256,14 +218,12 @@ class Stability(Result, kind="stability"):
         return table(("layer",), lines, note=note)
 
     def _memory(self) -> Table:
-        """Return the table of half-lives, a row per recurrence."""
         lines = []
         for one in self.layers:
-            q5, q25, median, q75, q95 = one.quantiles
-            cells = {"heads": short(one.heads), "states": short(one.states)}
-            cells["half-life"] = short(median, tokens(median))
-            for name, low, high in (("25 % to 75 %", q25, q75), ("5 % to 95 %", q5, q95)):
-                cells[name] = short(median, f"{tokens(low)} to {tokens(high)}")
+            q5, q25, q50, q75, q95 = map(tokens, one.quantiles)
+            median = one.quantiles[2]
+            cells = {"heads": short(one.heads), "states": short(one.states), "half-life": short(median, q50)}
+            cells |= {"25 % to 75 %": short(median, f"{q25} to {q75}"), "5 % to 95 %": short(median, f"{q5} to {q95}")}
             cells["never"] = short(one.never, one.outlasting)
             lines.append(Line((one.name,), {**cells, "norm": plain(self.last_norm(one.layer))}))
         note = (
@@ -272,3 +232,7 @@ class Stability(Result, kind="stability"):
             "layer's states at the last token."
         )
         return table(("layer",), lines, note=note)
+
+
+def listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in counts.items() if number)

@@ -1,0 +1,176 @@
+"""Store of what a run has computed, in an SQLite file from which a later process continues."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import traceback
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ssmscope.errors import InputError
+
+APPLICATION_ID = 0x73736D65
+"""SQLite `application_id` of our files, "ssme"."""
+LOCK_TIMEOUT_SECONDS = 10.0
+"""Time for which another process may lock the file."""
+MAX_NAME_BYTES = 255
+"""Maximum length of a file name."""
+KEYS_PER_QUERY = 500
+"""Number of keys that one query looks up."""
+
+
+class Store:
+    """Bytes by key in a file; without a file nothing is stored.
+
+    `add` writes all values of a call or none before it returns, so that they survive a kill; several processes may
+    share the file. It is created by the first `add`.
+
+    Raises:
+        InputError: when the file cannot be opened or created, is not one of ours, is damaged, or stays locked.
+    """
+
+    def __init__(self, file: str | Path | None) -> None:
+        self.file = None if file is None else Path(file)
+        self._connection: sqlite3.Connection | None = None
+        if self.file is not None:
+            _check_file(self.file)
+            self._opened(make=False)
+
+    def _opened(self, *, make: bool) -> sqlite3.Connection | None:
+        """Connect to the file; create it only with `make`. Another process may have created it."""
+        if self._connection is None and self.file is not None and (make or os.path.exists(self.file)):
+            self._connection = _connect(self.file)
+            weakref.finalize(self, self._connection.close)
+        return self._connection
+
+    def _rows(self, columns: str, keys: Sequence[bytes]) -> Iterator[tuple[bytes, ...]]:
+        connection = self._opened(make=False)
+        for first in range(0, len(keys) if connection is not None else 0, KEYS_PER_QUERY):
+            part = keys[first : first + KEYS_PER_QUERY]
+            with errors_told(self.file):
+                assert connection is not None
+                query = f"SELECT {columns} FROM kept WHERE key IN ({','.join('?' * len(part))})"
+                yield from connection.execute(query, part).fetchall()
+
+    def known(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Return those of the keys that have a value."""
+        return {key for (key,) in self._rows("key", keys)}
+
+    def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return the values of those keys that have one."""
+        return dict(self._rows("key, value", keys))  # type: ignore[arg-type]
+
+    def add(self, values: Mapping[bytes, bytes]) -> None:
+        """Store values; those that are stored already stay."""
+        if (connection := self._opened(make=True)) is not None:
+            with errors_told(self.file), _transaction(connection):
+                connection.executemany("INSERT OR IGNORE INTO kept VALUES (?, ?)", values.items())
+
+    def drop(self, keys: Iterable[bytes]) -> None:
+        """Remove values, and the file when none are left."""
+        if (connection := self._opened(make=False)) is not None:
+            with errors_told(self.file), _transaction(connection):
+                connection.executemany("DELETE FROM kept WHERE key = ?", [(key,) for key in keys])
+                (left,) = connection.execute("SELECT count(*) FROM kept").fetchone()
+            if not left:
+                connection.close()
+                self._connection = None
+                assert self.file is not None
+                _remove(self.file)
+
+
+@contextmanager
+def removed_if_refused(file: Path) -> Iterator[None]:
+    """Remove a file of a `Store` that the body made, with the directories for it, if the body refuses its input.
+
+    It stays if the process is killed, or if a disk or workers fail.
+    """
+    known = os.path.exists(file)
+    new = [place for place in file.parents if not os.path.lexists(place)]
+    try:
+        yield
+    except InputError as error:
+        if not known and isinstance(error.__cause__, None | ValueError | LookupError | TypeError):
+            traceback.clear_frames(error.__traceback__)  # They hold the file open, and Windows deletes no open file.
+            _remove(file)
+            for place in new:
+                with suppress(OSError):
+                    place.rmdir()
+        raise
+
+
+def _remove(file: Path) -> None:
+    for tail in ("", "-wal", "-shm", "-journal"):
+        file.with_name(file.name + tail).unlink(missing_ok=True)
+
+
+def _check_file(file: Path) -> None:
+    """Raise InputError for a directory, or a file that cannot be created, before anything runs."""
+    if os.path.isdir(file):
+        raise InputError(f"the cache {file} could not be used (it is a directory): give another file")
+    if os.path.exists(file):
+        return
+    above = next(place for place in file.absolute().parents if os.path.lexists(place))
+    if not os.path.isdir(above):
+        raise InputError(f"the cache {file} cannot be created: {above} is not a directory")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise InputError(f"the cache {file} cannot be created: {above} cannot be written to")
+    if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in file.parts):
+        raise InputError(f"the cache {str(file)[:60]}… cannot be created: its name is too long")
+
+
+def _connect(file: Path) -> sqlite3.Connection:
+    new = not os.path.exists(file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"the cache {file} cannot be created: {error.strerror or error}") from error
+    with errors_told(file):
+        connection = sqlite3.connect(file, timeout=LOCK_TIMEOUT_SECONDS, isolation_level=None)
+        try:
+            (mark,) = connection.execute("PRAGMA application_id").fetchone()
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if mark != APPLICATION_ID and (mark or tables):
+                raise InputError(f"{file} is a database of another program; give a new file, or a cache of scores")
+            # With these pragmas commits survive a kill of the process without waiting for the disk.
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            with _transaction(connection):
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(
+                    "CREATE TABLE IF NOT EXISTS kept (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID"
+                )
+        except BaseException:
+            connection.close()
+            if new:
+                _remove(file)
+            raise
+    return connection
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+@contextmanager
+def errors_told(file: Path | None) -> Iterator[None]:
+    """Raise errors of the database as an InputError of one line."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        reason = str(error)
+        if "locked" in reason or "busy" in reason:
+            raise InputError(f"the cache {file} is in use by another process: wait, or give another file") from error
+        if "not a database" in reason or "malformed" in reason or "no such column" in reason:
+            raise InputError(f"{file} is not a cache of scores ({reason}): give another file, or delete it") from error
+        raise InputError(f"the cache {file} could not be used ({reason}): give another file") from error

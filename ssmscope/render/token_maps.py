@@ -1,0 +1,204 @@
+"""Maps of weights between the tokens of texts as HTML: a text whose tokens show their weights, next to the map.
+
+The page opens on a text's first map and last query, on its own scale. The script fetches nothing and starts every
+fragment that it has not started before, so that a page can hold several blocks, or one twice. Without scripts there is
+the picture.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from ssmscope.render import html, token_rows
+from ssmscope.render.blocks import TokenMaps, TokenRows, TokenText
+from ssmscope.render.signed import SIGNED, SIGNED_ON_DARK, STEPS, shades
+from ssmscope.render.token_rows import cut
+from ssmscope.render.tokens import visible, written
+
+MAX_PAGE_TOKENS = 1500
+"""Largest number of tokens of a text that is written out with its maps; longer ones are in the picture only."""
+MAX_PAGE_WEIGHTS = 8_000_000
+"""Largest number of weights in a block, of some 4/3 bytes each; texts share them map by map."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenMap:
+    """Weights of queries on keys: tokens, or cells of neighbouring tokens.
+
+    Attributes:
+        name: label of the map.
+        values: (queries, keys).
+        state: (queries,), weight of everything before the first token; None without any.
+        end, largest: end of the map's colours, and its largest |weight|.
+        ends: (queries,), end of each row's colours on a scale of its own.
+        strongest: per query its strongest keys with their weights; the key −1 is the state.
+    """
+
+    name: str
+    values: np.ndarray
+    state: np.ndarray | None
+    end: float
+    largest: float
+    ends: np.ndarray
+    strongest: Sequence[Sequence[tuple[int, float]]]
+
+
+@dataclass(frozen=True, eq=False)
+class MappedText:
+    """A text and its maps.
+
+    Attributes:
+        queries: (queries,), position of each row of the maps.
+        edges: first positions of the cells, and the length; None where keys are tokens.
+        seen: (queries, keys) bool, the keys that each query can read.
+        maps: number of its maps.
+        map: returns the map of that number.
+    """
+
+    text: TokenText
+    queries: np.ndarray
+    edges: np.ndarray | None
+    seen: np.ndarray
+    maps: int
+    map: Callable[[int], TokenMap]
+
+    @property
+    def fits(self) -> bool:
+        """True if a page has room for the text token by token."""
+        return self.maps > 0 and len(self.queries) > 0 and len(self.text.tokens) <= MAX_PAGE_TOKENS
+
+    @cached_property
+    def asked(self) -> set[int]:
+        """Tokens that have a row: the queries, or all tokens where keys are cells."""
+        return set(self.queries.tolist()) if self.edges is None else set(range(len(self.text.tokens)))
+
+
+def token_maps(texts: Sequence[MappedText], rows: TokenRows, name: str, legend: str) -> TokenMaps:
+    """Return the block of texts with maps: `rows` in a terminal, the maps on a page.
+
+    Args:
+        name: name of the weights.
+        legend: how they are made, for the legend.
+    """
+    return TokenMaps(
+        lambda colours: token_rows.terminal(rows, colours),
+        lambda: fragment(texts, legend),
+        token_rows.style() + _file("token_maps.css"),
+        _file("token_maps.js"),
+        tokens=[each.text.tokens for each in texts],
+        name=name,
+    )
+
+
+@lru_cache
+def _file(name: str) -> str:
+    return resources.files("ssmscope.render").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def fragment(texts: Sequence[MappedText], legend: str) -> str:
+    """Return the HTML of texts with as many of their maps as fit, as data."""
+    data = [_data(text, count) if count else None for text, count in zip(texts, _maps_that_fit(texts))]
+    packed = json.dumps({"steps": STEPS, "light": shades(SIGNED), "dark": shades(SIGNED_ON_DARK), "texts": data})
+    sections = [_section(at, text, own) for at, (text, own) in enumerate(zip(texts, data))]
+    # A "<" in the data could close the element that holds it.
+    island = Markup(packed.replace("<", "\\u003c"))
+    return html.template("token_maps.html").render(legend=legend, texts=sections, data=island)
+
+
+def _maps_that_fit(texts: Sequence[MappedText]) -> list[int]:
+    """Return the number of maps shown of each text: in turns, so that every text has a map before one has two."""
+    counts, room = [0] * len(texts), MAX_PAGE_WEIGHTS
+    for turn in range(max((text.maps for text in texts), default=0)):
+        for at, text in enumerate(texts):
+            size = int(text.seen.sum())
+            if text.fits and turn == counts[at] < text.maps and size <= room:
+                counts[at], room = turn + 1, room - size
+    return counts
+
+
+def _section(at: int, text: MappedText, data: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a text as the template has it."""
+    given, maps = text.text, data["maps"] if data else []
+    found: dict[str, Any] = {
+        "answer": token_rows.answer(at, given.answer, given.probability, given.about),
+        "maps": [each["name"] for each in maps],
+        "sunk": any(each["sink"] for each in maps),
+        "flow": "tokens" if len(text.asked) == len(given.tokens) else "tokens few",  # Few are underlined.
+        "tokens": list(_tokens(text)) if maps else [],
+        "image": None,
+        "rest": cut(len(maps), text.maps, "maps"),
+    }
+    if len(given.tokens) > MAX_PAGE_TOKENS:
+        found["rest"] = (
+            f"A text of {len(given.tokens)} tokens is too long to be shown token by token; the files hold its maps"
+        )
+    if given.pixels is not None:
+        tall, wide = given.pixels.shape[:2]
+        side = max(4, min(16, 300 // max(tall, wide, 1)))
+        found |= {"image": _image(given.pixels), "tall": tall, "wide": wide, "side": side}
+    return found
+
+
+def _tokens(text: MappedText) -> Iterator[dict[str, Any]]:
+    span = text.text.span or (0, 0)
+    for at, (gap, token) in enumerate(written(text.text.tokens, text.text.words)):
+        asked, special = at in text.asked, text.text.words[at] is None
+        names = ["asked"] * asked + ["special"] * special + ["marked"] * (span[0] <= at < span[1])
+        shown = visible(text.text.tokens[at]) if text.text.pixels is not None else token
+        yield {"at": at, "gap": gap, "text": shown, "asked": asked, "special": special, "names": " ".join(names)}
+
+
+def _data(text: MappedText, count: int) -> dict[str, Any]:
+    """Return the script's data of a text with so many maps."""
+    edges = None if text.edges is None else text.edges.tolist()
+    maps = [_packed(text.map(number), text.seen) for number in range(count)]
+    return {"length": len(text.text.tokens), "queries": text.queries.tolist(), "edges": edges, "maps": maps}
+
+
+def _packed(map_: TokenMap, seen: np.ndarray) -> dict[str, Any]:
+    """Encode one map for display: every row in 8 bits on its own scale, without the keys after the query; and the
+    strongest keys of every row (−1 for the state, −2 where there are fewer) with their exact weights.
+
+    A shown weight is off by at most 1/254 of the largest in its row; the result's other files hold the weights.
+    """
+    values = np.where(seen, map_.values, 0).astype(np.float64)
+    scale = np.abs(values).max(axis=1, keepdims=True, initial=0.0)
+    whole = np.rint(np.divide(values * 127, scale, out=np.zeros_like(values), where=scale > 0)).astype(np.int8)
+    keys = np.full((len(values), max(map(len, map_.strongest), default=0)), -2, dtype="<i4")
+    weights = np.zeros(keys.shape, dtype="<f4")
+    for row, found in enumerate(map_.strongest):
+        keys[row, : len(found)], weights[row, : len(found)] = zip(*found)
+    return {
+        "name": map_.name,
+        "end": map_.end,
+        "largest": map_.largest,
+        "rows": _base64(whole[seen]),
+        "scale": _base64(scale[:, 0].astype("<f4")),
+        "ends": _base64(map_.ends.astype("<f4")),
+        "sink": None if map_.state is None else _base64(map_.state.astype("<f4")),
+        "keys": _base64(keys),
+        "weights": _base64(weights),
+    }
+
+
+def _base64(values: np.ndarray) -> str:
+    return base64.b64encode(values.tobytes()).decode()
+
+
+def _image(pixels: np.ndarray) -> str:
+    from matplotlib.image import imsave
+
+    buffer = io.BytesIO()
+    shown = pixels if pixels.shape[2] == 3 else pixels.mean(-1, keepdims=True).repeat(3, axis=-1)
+    imsave(buffer, shown.clip(0, 1), format="png")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
