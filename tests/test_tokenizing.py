@@ -15,7 +15,8 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
-from ssmscope.attacks.parts import protect, textattack
+from ssmscope.attacks.offline import textattack
+from ssmscope.attacks.parts import protect
 from ssmscope.attacks.words.hotflip import read
 from ssmscope.core.encoding import Batch, encode_texts
 from ssmscope.core.model import Model

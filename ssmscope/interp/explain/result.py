@@ -151,10 +151,10 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         return f"Explanation of {self.model_name}: {', '.join(self.methods)}"
 
     def verdict(self, at: int = 0) -> str:
-        every = [each for text in self for each in text.attributions]
-        failed = sum(each.converged is False for each in every)  # None counts as neither.
+        converged = self.summary()["converged"]
+        failed = int((converged == False).sum())  # noqa: E712  # missing counts as neither
         line = f"{', '.join(self.methods)} on {len(self)} text{'s' * (len(self) > 1)}"
-        return f"{line}; {failed} of {len(every)} attributions incomplete" if failed else line
+        return f"{line}; {failed} of {len(converged)} attributions incomplete" if failed else line
 
     @classmethod
     def compare(cls, results: Sequence[Explanation], labels: Sequence[Sequence[str]]) -> Table:
