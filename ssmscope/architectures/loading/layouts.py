@@ -152,8 +152,8 @@ def plan_vim(tensors: Mapping[str, Tensor], what: str) -> Plan:
         time_step_rank=shapes[FIRST_MIXER + "dt_proj.weight"][-1],
         positions=grid**2 + 1,
     )
-    sizes = {"channels": 3 * size**2, "image_size": (grid, grid), "patch": (size, step)}
-    config = SSMClassifierConfig(backbone=backbone, **sizes, num_labels=shapes["head.weight"][0])
+    form: dict[str, Any] = {"channels": 3 * size**2, "image_size": (grid, grid), "patch": (size, step)}
+    config = SSMClassifierConfig(backbone=backbone, **form, num_labels=shapes["head.weight"][0])
     return Plan(partial(SSMForSequenceClassification, config), _from_vim)
 
 
