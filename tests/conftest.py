@@ -27,7 +27,7 @@ CHECKED = (
     # Not what takes sequences of recurrences: beartype draws the item that it checks from the global generator, and
     # every run of a model comes by. Nor what a compiled model may call: torch.compile cannot follow the checks.
     *(f"ops.{name}" for name in ("ssd", "implicit_attention")),
-    *("models.classifier", "attacks.position.measure"),
+    *("architectures.own.classifier", "attacks.position.measure"),
 )
 if "SSMSCOPE_FUZZ" not in os.environ:  # what a user has checks nothing, and `train --compile` cannot compile the checks
     shapes.check([f"ssmscope.{name}" for name in CHECKED])
