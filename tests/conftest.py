@@ -98,7 +98,7 @@ def unpainted() -> Iterator[Any]:
             seen.add(alike)
         return _empty(suffix)
 
-    own = pictures.drawn
+    own = pictures.encode_figure
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pictures, "drawn", drawn)
         yield own

@@ -12,10 +12,9 @@ from matplotlib.colors import to_hex
 
 from ssmscope.render import token_rows
 from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
+from ssmscope.render.colours import BLUES, CIVIDIS, SIGNED
 from ssmscope.render.figure import EMPTY, MARK, Frame
-from ssmscope.render.signed import SIGNED
 from ssmscope.render.token_figure import draw_rows
-from ssmscope.render.tokens import BLUES, CIVIDIS
 
 TOKENS = ("<s>", *(f" {letter}" for letter in "abcde"))
 SCORES = np.array([0.0, 8, -8, 4, -2, 1])

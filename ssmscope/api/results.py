@@ -169,9 +169,9 @@ class Result(ABC):
         Args:
             labels: names of the models of each result.
         """
-        from ssmscope.render.table import of_frames
+        from ssmscope.render.table import frames_table
 
-        return of_frames([result.to_frame() for result in results], [", ".join(names) for names in labels])
+        return frames_table([result.to_frame() for result in results], [", ".join(names) for names in labels])
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.headline}>"
@@ -189,10 +189,10 @@ class Result(ABC):
 
     def blocks(self) -> Iterable[Block]:
         """Yield the blocks that a terminal, a notebook and a page show: by default picture and head of the table."""
-        from ssmscope.render.table import folded
+        from ssmscope.render.table import frame_table
 
         yield from self.opening()
-        yield dataclasses.replace(folded(self.to_frame(), limit=REPORT_ROWS), brief=TABLE_ROWS)
+        yield dataclasses.replace(frame_table(self.to_frame(), limit=REPORT_ROWS), brief=TABLE_ROWS)
 
     def opening(self, *said: str, notes: Iterable[str] = ()) -> Iterable[Block]:
         """Yield the first blocks: the title, paragraphs, notes, and the picture."""
@@ -322,9 +322,9 @@ class Result(ABC):
             raise InputError(f"a damaged result of kind {kind!r}: {told}") from error
 
     def _drawn(self, suffix: str) -> bytes:
-        from ssmscope.render.pictures import drawn
+        from ssmscope.render.pictures import encode_figure
 
-        return drawn(self.figure(), suffix)
+        return encode_figure(self.figure(), suffix)
 
     def _written(self, suffix: str) -> bytes:
         """Return the result in one of `FORMATS`."""

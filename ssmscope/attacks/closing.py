@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted
-from ssmscope.render.table import folded
+from ssmscope.render.table import frame_table
 
 
 def closing(result: Result, notes: Iterable[str]) -> Iterator[Block]:
@@ -21,6 +21,8 @@ def closing(result: Result, notes: Iterable[str]) -> Iterator[Block]:
     def whole() -> str:
         from ssmscope.render.html import grid
 
-        return f"<details><summary>All numbers</summary>{grid(folded(result.to_frame(), limit=TABLE_ROWS))}</details>"
+        return (
+            f"<details><summary>All numbers</summary>{grid(frame_table(result.to_frame(), limit=TABLE_ROWS))}</details>"
+        )
 
     yield Custom(html=whole)

@@ -12,11 +12,11 @@ import numpy as np
 
 from ssmscope.errors import InputError
 from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
-from ssmscope.render.numbers import number
+from ssmscope.render.numbers import format_probability, number
 from ssmscope.render.table import Cell, Line, Table, table
 from ssmscope.render.token_figure import draw_rows
 from ssmscope.render.token_rows import MAX_COLOURED_ROWS
-from ssmscope.render.tokens import chance, named, written
+from ssmscope.render.tokens import name_scores, spell_tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,7 +63,7 @@ def _text(number: int, first: TokenText, other: TokenText, names: Sequence[str],
             found.append(replace(row, name=f"{name}{about}", ends=row.ends if flat else (low, high)))
         end = high if mine.signed else high - low
         found.append(_difference(mine, theirs, f"{DIFFERENCE}{about}", end, first.special))
-    answer = f"{names[1]}: “{other.answer}”" + (f" ({said})" if (said := chance(other.probability)) else "")
+    answer = f"{names[1]}: “{other.answer}”" + (f" ({said})" if (said := format_probability(other.probability)) else "")
     return replace(first, rows=found, about=answer)
 
 
@@ -155,7 +155,7 @@ def _words(text: TokenText) -> list[tuple[int, int, str]]:
 def _pieces(text: TokenText, cuts: Sequence[int]) -> tuple[str, ...]:
     """Return the text between the cuts, with a space in front where it has one."""
     found = {start: "" for start in cuts[:-1]}
-    shown = written(text.tokens, text.words)
+    shown = spell_tokens(text.tokens, text.words)
     for (start, _, piece), (gap, _) in zip(_spans(text), shown):
         begin = max((cut for cut in cuts[:-1] if cut <= start), default=0)
         if piece:
@@ -189,8 +189,8 @@ def differences(block: TokenRows, names: Sequence[str]) -> Table:
         for row in text.rows:
             of, _, about = row.name.partition("\n")
             if of == DIFFERENCE:
-                more = named(text.tokens, row.scores, row.marked)
-                less = named(text.tokens, -row.scores, row.against)
+                more = name_scores(text.tokens, row.scores, row.marked)
+                less = name_scores(text.tokens, -row.scores, row.against)
                 cells = {f"more in {names[0]}": Cell(text=more or "–"), f"more in {names[1]}": Cell(text=less or "–")}
                 seen = ~text.special if row.outside is None else ~(text.special | row.outside)
                 cells["largest difference"] = Cell(text=number(float(np.abs(row.scores[seen]).max(initial=0))))

@@ -22,10 +22,11 @@ from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, MaxNLocat
 
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
+from ssmscope.render.colours import ink, ramp
 from ssmscope.render.letters import MAX_NAME_LETTERS, drawable, families, short_name
 from ssmscope.render.numbers import counted
-from ssmscope.render.table import written
-from ssmscope.render.tokens import ink, ramp, shorten, visible
+from ssmscope.render.table import with_interval
+from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -365,7 +366,7 @@ def points(
                 face = "white" if at in hollow else own
                 style: dict[str, Any] = dict(markersize=4.5, markerfacecolor=face, clip_on=False, zorder=3)
                 axes.plot(one.value, row + shift, marker, color=own, **style)
-    for row, note in enumerate(map(written, filter(None, series[0])) if notes is None else notes):
+    for row, note in enumerate(map(with_interval, filter(None, series[0])) if notes is None else notes):
         beside(axes, row, note)
     axes.set_yticks(range(len(names)), [short_name(name, letters) for name in names])
     axes.set_ylim(max(len(names), 1) - 0.4, -0.6)

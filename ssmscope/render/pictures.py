@@ -18,7 +18,7 @@ DOTS_PER_INCH = 150
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
 
-def drawn(figure: Figure, suffix: str) -> bytes:
+def encode_figure(figure: Figure, suffix: str) -> bytes:
     """Return the figure as "png", "svg" (with letters as outlines, so that it looks the same everywhere) or "pdf"."""
     import matplotlib
 
@@ -35,7 +35,7 @@ def data_uri(figure: Figure, *, vector: bool = True) -> str:
     The ids of an SVG within an image cannot clash with those of other figures or of the page.
     """
     if vector:
-        svg = drawn(figure, "svg")
+        svg = encode_figure(figure, "svg")
         if len(svg) <= MAX_SVG_BYTES:
             return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
-    return f"data:image/png;base64,{base64.b64encode(drawn(figure, 'png')).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(encode_figure(figure, 'png')).decode()}"

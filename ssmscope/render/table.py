@@ -63,7 +63,7 @@ class Cell:
         return "" if self.found is None else brackets(self.found, self.digits, significant=4).strip()
 
 
-def written(found: Estimate) -> str:
+def with_interval(found: Estimate) -> str:
     """Format a number with its interval."""
     return "not defined" if math.isnan(found.value) else number(found.value, 3) + brackets(found, 3)
 
@@ -87,17 +87,17 @@ def digits_of(shares: Iterable[Estimate]) -> int | None:
     return 3 if any(abs(found.value) >= SMALL_SHARE for found in shares) else None
 
 
-def plain(value: float) -> Cell:
+def number_cell(value: float) -> Cell:
     """Return a cell of a number without an interval."""
     return Cell(Estimate(float(value), math.nan, math.nan), digits=None)
 
 
-def short(value: float, text: str = "") -> Cell:
+def short_cell(value: float, text: str = "") -> Cell:
     """Return a cell of a number without an interval, in three significant digits or written as `text`."""
     return Cell(Estimate(float(value), math.nan, math.nan), text or number(value))
 
 
-def bare(found: Estimate, digits: int | None = 3) -> Cell:
+def value_cell(found: Estimate, digits: int | None = 3) -> Cell:
     """Return a cell of an estimate without its interval, for which there is no room."""
     return Cell(Estimate(found.value, math.nan, math.nan), digits=digits)
 
@@ -200,7 +200,7 @@ def table(
     return Table(tuple(heads), shown, tuple(rows), " ".join(notes), every=every)
 
 
-def folded(frame: DataFrame, *, heads: Sequence[str] = (), limit: int | None = None) -> Table:
+def frame_table(frame: DataFrame, *, heads: Sequence[str] = (), limit: int | None = None) -> Table:
     """Make a table of a tidy data frame, with NAME, NAME_low, NAME_high (or value, low, high) as one column.
 
     A column `model` with only one value is left out, as are columns without values. Numbers have four significant
@@ -263,13 +263,13 @@ def shown_names(label: Sequence[str], own: Sequence[str]) -> list[str]:
     return list(label if len(label) == len(own) else own)
 
 
-def of_frames(frames: Sequence[DataFrame], labels: Sequence[str]) -> Table:
+def frames_table(frames: Sequence[DataFrame], labels: Sequence[str]) -> Table:
     """Combine the tidy tables of several results in one, with a column of their labels."""
     if len(frames) == 1:
-        return folded(frames[0], limit=MAX_COMPARED_ROWS)
+        return frame_table(frames[0], limit=MAX_COMPARED_ROWS)
     import pandas as pd
 
     share = max(MAX_COMPARED_ROWS // len(frames), 10)
     parts = [_of_one_model(frame).head(share).assign(of=label) for frame, label in zip(frames, labels)]
-    made = folded(pd.concat(parts, ignore_index=True), heads=["of"])
+    made = frame_table(pd.concat(parts, ignore_index=True), heads=["of"])
     return replace(made, heads=("model",), every=sum(map(len, frames)))

@@ -19,6 +19,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
 from ssmscope.errors import InputError
+from ssmscope.render.colours import BLUES, SHADES, SIGNED, STEPS, ink, ramp
 from ssmscope.render.figure import (
     AXIS_INCHES,
     EMPTY,
@@ -34,10 +35,9 @@ from ssmscope.render.figure import (
     styled,
 )
 from ssmscope.render.letters import drawable, families, letters
-from ssmscope.render.numbers import number
-from ssmscope.render.signed import SIGNED, STEPS
-from ssmscope.render.token_rows import ends_of, kinds
-from ssmscope.render.tokens import BLUES, SHADES, chance, ink, ramp, short_token, shorten, visible, written
+from ssmscope.render.numbers import format_probability, number
+from ssmscope.render.token_rows import row_kinds, scale_ends
+from ssmscope.render.tokens import short_token, shorten, spell_tokens, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,7 +122,7 @@ def lay_out(text: TokenText, columns: float, most: int = MAX_BOXES) -> list[list
     """Return the first tokens as boxes, in lines of at most so many characters."""
     lines: list[list[Box]] = []
     end = float(columns)
-    for position, (gap, token) in enumerate(written(text.tokens, text.words)[:most]):
+    for position, (gap, token) in enumerate(spell_tokens(text.tokens, text.words)[:most]):
         token = drawable(shorten(token, min(MAX_TOKEN, int(columns) - 1)))
         width, left = max(letters(token), 1) + 0.9, end + (0.9 if gap else 0.15)
         if not lines or left + width > columns:
@@ -218,7 +218,7 @@ def text_parts(at: int, text: TokenText, columns: Columns) -> Iterator[Part]:
 def heading(at: int, text: TokenText, columns: Columns) -> Part:
     """Return the line above a text: its number, the model's answer, and further text."""
     answer = f"{at}   answer “{shorten(visible(text.answer), 24)}”"
-    answer += f", {said}" if (said := chance(text.probability)) else ""
+    answer += f", {said}" if (said := format_probability(text.probability)) else ""
     about = [drawable(line) for line in textwrap.wrap(visible(text.about), max(columns.total, 12), max_lines=3)]
     first = len(answer) + 4
     in_line = len(about) == 1 and first + len(about[0]) <= columns.total
@@ -406,10 +406,10 @@ def _bars(part: SubFigure, bars: Sequence[Bar], width: float) -> None:
 def bars_of(block: TokenRows) -> list[Bar]:
     """Return the colour bars of a block: with numbers where all rows of a kind share their ends."""
     made: list[Bar] = []
-    for signed in kinds(block):
+    for signed in row_kinds(block):
         ends = {row.ends for text in block.texts for row in text.rows if row.signed == signed}
         shared = ends.pop() if len(ends) == 1 else None
-        made.append((SIGNED if signed else BLUES, shared, ends_of(block, signed), block.score))
+        made.append((SIGNED if signed else BLUES, shared, scale_ends(block, signed), block.score))
     return made
 
 

@@ -28,10 +28,10 @@ from ssmscope.interp.heatmap import selection_heatmap, views
 from ssmscope.interp.heatmap.result import SelectionHeatmap
 from ssmscope.render import numbers
 from ssmscope.render.blocks import Block, Prose
+from ssmscope.render.colours import SIGNED, SIGNED_ON_DARK, STEPS, ink, signed_levels, signed_shades
 from ssmscope.render.html import fragment
-from ssmscope.render.signed import SIGNED, SIGNED_ON_DARK, STEPS, levels, shades
 from ssmscope.render.table import table
-from ssmscope.render.tokens import ink, shorten, visible, written
+from ssmscope.render.tokens import shorten, spell_tokens, visible
 from ssmscope.render.worddiff import html_diff
 from ssmscope.reports import forms
 
@@ -273,8 +273,8 @@ def _row(model: Model, trace: Trace, position: str, layer: int, options: Mapping
 def _of_map(text: AttendedText, map_: AttentionMap, at: int, level: str) -> str:
     """Format the only row of a map, that of the token `at`: scale, coloured tokens and strongest keys."""
     end = max(float(np.abs(map_.values[0]).max()), 0.0 if map_.sink is None else abs(float(map_.sink[0])))
-    shade = levels(map_.values[0], end)
-    tokens = written(text.tokens, text.words)
+    shade = signed_levels(map_.values[0], end)
+    tokens = spell_tokens(text.tokens, text.words)
     pieces = [] if map_.sink is None else [_token("state", "state", float(map_.sink[0]), end, "")]
     for key, (gap, token) in enumerate(tokens):
         space = " " if gap else ""
@@ -295,7 +295,7 @@ def _of_map(text: AttendedText, map_: AttentionMap, at: int, level: str) -> str:
 
 
 def _token(token: str, where: str, weight: float, end: float, name: str, shade: int | None = None) -> str:
-    shade = int(levels(np.array([weight]), end)[0]) if shade is None else shade
+    shade = int(signed_levels(np.array([weight]), end)[0]) if shade is None else shade
     names = f' class="{name}"' if name else ""
     return (
         f'<span data-l="{shade}"{names} title="{where}&#10;weight {numbers.number(weight)}">{escape(token)}</span><wbr>'
@@ -324,7 +324,7 @@ def _shade_rules(stops: tuple[str, ...]) -> str:
     prefix = ".ssmscope-live"
     rules = [
         f'{prefix} [data-l="{level}"] {{ background: {colour}; color: {ink(colour)} }}'
-        for level, colour in enumerate(shades(stops), start=-STEPS)
+        for level, colour in enumerate(signed_shades(stops), start=-STEPS)
     ]
     return "\n".join([*rules, f"{prefix} .scale i {{ background: linear-gradient(90deg, {', '.join(stops)}) }}"])
 

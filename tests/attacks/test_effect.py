@@ -25,8 +25,8 @@ from ssmscope.attacks.effect.result import AttackEffect
 from ssmscope.attacks.effect.views import attended, token_rows
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
+from ssmscope.render.colours import BLUES, ramp
 from ssmscope.render.token_figure import MAX_BOXES
-from ssmscope.render.tokens import BLUES, ramp
 
 DECAY = 0.25
 WEIGHTS = {"good": 2.0, "bad": -2.0, "film": 0.25, "a": 0.0, "b": 0.5}

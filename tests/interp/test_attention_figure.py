@@ -15,11 +15,10 @@ from ssmscope.errors import InputError
 from ssmscope.interp.attention import views
 from ssmscope.interp.attention.maps import causal, limit, row_limits
 from ssmscope.interp.attention.triangles import strongest_of_blocks
+from ssmscope.render.colours import SIGNED, STEPS, ramp, signed_levels, signed_shades
 from ssmscope.render.figure import EMPTY
 from ssmscope.render.numbers import number
-from ssmscope.render.signed import SIGNED, STEPS, levels, shades
 from ssmscope.render.token_figure import PIXEL_SHADES
-from ssmscope.render.tokens import ramp
 
 LAYOUTS = {
     **{f"{n} tokens": lambda n=n: make_text(n, sink=True, span=(0, 1)) for n in (1, 2, 8, 59, 60, 61, 1024)},
@@ -169,8 +168,10 @@ def test_chosen_queries_of_long_texts_are_strips():
     for row, strip in enumerate(strips):
         query = int(text.queries[row])
         end = row_limits(text.maps[0], text)[row]
-        found = shades()
-        wanted = [found[level + STEPS] for level in levels(text.maps[0].values[row, : query + 1].astype(float), end)]
+        found = signed_shades()
+        wanted = [
+            found[level + STEPS] for level in signed_levels(text.maps[0].values[row, : query + 1].astype(float), end)
+        ]
         assert [to_hex(colour) for colour in strip[: query + 1]] == wanted
         assert len({to_hex(colour) for colour in strip[query + 1 :]}) <= 1  # what comes after is blank
     shown = labels(figure)

@@ -17,10 +17,11 @@ from ssmscope.api.results import Result, record_provenance
 from ssmscope.errors import InputError
 from ssmscope.interp.explain import views
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
-from ssmscope.render import signed, token_figure
+from ssmscope.render import colours as signed
+from ssmscope.render import token_figure
+from ssmscope.render.colours import BLUES, SHADES, ramp
 from ssmscope.render.numbers import number
 from ssmscope.render.token_figure import PIXEL_SHADES
-from ssmscope.render.tokens import BLUES, SHADES, ramp
 
 WORDS = (
     "I went into this film expecting very little , and for twenty minutes that is what I got : a slow drama .".split()
@@ -227,7 +228,7 @@ def test_nothing_overlaps_in_the_figure(length, methods):
 
 
 def test_boxes_and_strips_have_the_colours_of_the_scores():
-    around, upward = signed.shades(), ramp(BLUES)
+    around, upward = signed.signed_shades(), ramp(BLUES)
     short = make((6,), ("ig", "gradcam"))
     text = short[0]
     expected = [around[shade] for shade in views._row(text.attributions[0], text, 3).shades()]

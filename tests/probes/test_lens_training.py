@@ -32,7 +32,7 @@ from ssmscope.probes.lens.data import Rows, rows_of, shuffled_batches, split_row
 from ssmscope.probes.lens.fitting import divergences, measure  # noqa: E402
 from ssmscope.probes.lens.lenses import chosen_states, load_lens, logit_lens  # noqa: E402
 from ssmscope.probes.lens.result import LensFit  # noqa: E402
-from ssmscope.render.table import written  # noqa: E402
+from ssmscope.render.table import with_interval  # noqa
 
 SCRIPT = """
 import json, sys
@@ -443,7 +443,7 @@ class TestResult:
     def test_terminal(self, result):
         shown = str(result)
         for one in result.layers:
-            assert written(one.tuned) in shown and written(one.gained) in shown
+            assert with_interval(one.tuned) in shown and with_interval(one.gained) in shown
         assert "384 positions of 24 rows of rows (all)" in shown and f"step {result.best_step}." in shown
         assert max(map(len, shown.splitlines())) <= 100 and "…" not in shown
 

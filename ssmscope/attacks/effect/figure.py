@@ -11,9 +11,11 @@ from matplotlib.figure import Figure, SubFigure
 from ssmscope.attacks.effect.result import AttackEffect
 from ssmscope.attacks.effect.views import token_rows
 from ssmscope.render import figure as plot
+from ssmscope.render.colours import BLUES, ramp
 from ssmscope.render.letters import drawable
+from ssmscope.render.numbers import evenly_spaced
 from ssmscope.render.token_figure import Part, draw_rows
-from ssmscope.render.tokens import BLUES, evenly_apart, ramp, short_token
+from ssmscope.render.tokens import short_token
 
 MAX_LEGEND_LAYERS, CURVES_INCHES = 6, 3.0
 DISTANCE = "relative distance of the vectors at the tokens of both texts"
@@ -43,7 +45,7 @@ def _curves(axes: Axes, result: AttackEffect) -> None:
     for between in _deletions(result):
         axes.axvline(between, color=plot.MARK, linewidth=1, linestyle=(0, (1, 1.5)))
     depth = ramp(BLUES[2:], max(len(result.layers), 2))[-len(result.layers) :]
-    kept = evenly_apart(len(result.layers), MAX_LEGEND_LAYERS)
+    kept = evenly_spaced(len(result.layers), MAX_LEGEND_LAYERS)
     positions = result.pairs[:, 1]
     shared: dict[str, Any] = dict(marker="." if number <= plot.MAX_NAMED else "", markersize=4)
     for row, (layer, colour) in enumerate(zip(result.layers, depth)):

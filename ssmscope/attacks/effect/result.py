@@ -12,7 +12,7 @@ import numpy as np
 
 from ssmscope.api.results import Result
 from ssmscope.interp.heatmap.result import ScoredText
-from ssmscope.render.table import Cell, Line, Table, folded, plain, table
+from ssmscope.render.table import Cell, Line, Table, frame_table, number_cell, table
 from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
@@ -165,11 +165,11 @@ class AttackEffect(Result, kind="effect"):
         lines = []
         for result, (label,) in zip(results, labels):
             cells = {"answer": Cell(text=result.answer_name), "change": Cell(text=result.changed_name)}
-            cells["p kept"] = plain(result.kept)
+            cells["p kept"] = number_cell(result.kept)
             for layer, cosine in zip(result.layers, result.state_cosine.tolist()):
                 if math.isnan(cosine):
                     continue
-                cells[f"final states alike, layer {layer}"] = plain(cosine)
+                cells[f"final states alike, layer {layer}"] = number_cell(cosine)
             lines.append(Line((label,), cells))
         return table(("model",), lines, note="Alike: the cosine of the states before and after the change.")
 
@@ -259,4 +259,4 @@ class AttackEffect(Result, kind="effect"):
         yield views.layer_table(self)
         yield from (Prose(remark, "note") for remark in views.remarks(self))
         summary = "<details><summary>All numbers of the layers</summary>{}</details>"
-        yield Custom(html=lambda: summary.format(grid(folded(self.summary()))))
+        yield Custom(html=lambda: summary.format(grid(frame_table(self.summary()))))

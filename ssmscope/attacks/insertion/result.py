@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import closing
 from ssmscope.core.bootstrap import Estimate, interval_columns, with_intervals
-from ssmscope.render.numbers import told_apart
-from ssmscope.render.table import Cell, Line, Table, bare, table, written
+from ssmscope.render.numbers import with_ties
+from ssmscope.render.table import Cell, Line, Table, table, value_cell, with_interval
 from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class InsertionCurve:
 
     def named(self, places: Sequence[int]) -> str:
         """Name the first of some places and how many are indistinguishable from it; "" if none stands out."""
-        return told_apart([self.places[at].name for at in places], len(self.places))
+        return with_ties([self.places[at].name for at in places], len(self.places))
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class InsertionSweep(Result, kind="insertion"):
         return tuple(curve for curve in self.curves if any(curve is one for one in kept))
 
     def verdict(self, at: int = 0) -> str:
-        worst = written(self.worst)
+        worst = with_interval(self.worst)
         return f"accuracy {self.clean.value:.3f}, {worst} with a phrase at each example’s worst place"
 
     @classmethod
@@ -167,7 +167,7 @@ def curve_table(curve: InsertionCurve, clean: Estimate) -> Table:
     names = ("accuracy", "drop in %", "flipped", "change of log-odds")
     lines = [Line(("clean",), {names[0]: Cell(clean)})]
     for one in curve.places:
-        found = (Cell(one.accuracy), Cell(one.drop.times(100), digits=1), bare(one.flipped))
+        found = (Cell(one.accuracy), Cell(one.drop.times(100), digits=1), value_cell(one.flipped))
         change = () if one.log_odds_change is None else (Cell(one.log_odds_change),)
         lines.append(Line((one.name,), dict(zip(names, (*found, *change)))))
     worst = (Cell(curve.worst), Cell(curve.worst_drop.times(100), digits=1))

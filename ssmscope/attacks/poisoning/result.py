@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.render.numbers import counted
-from ssmscope.render.table import Cell, Line, Table, bare, table, written
+from ssmscope.render.table import Cell, Line, Table, table, value_cell, with_interval
 from ssmscope.render.tokens import visible
 
 if TYPE_CHECKING:
@@ -113,8 +113,9 @@ class StatePoisoning(Result, kind="poison"):
         own = self.victims[0]
         found, random = own.attack(FOUND), own.attack("random")
         return (
-            f"survival {own.survival.value:.3f}, {written(found.survival)} after “{visible(found.trigger or '')}”, "
-            f"{random.survival.value:.3f} after random triggers; accuracy {own.accuracy.value:.3f}, "
+            f"survival {own.survival.value:.3f}, {with_interval(found.survival)} after "
+            f"“{visible(found.trigger or '')}”, {random.survival.value:.3f} after random triggers; "
+            f"accuracy {own.accuracy.value:.3f}, "
             f"{found.accuracy.value:.3f} and {random.accuracy.value:.3f}"
         )
 
@@ -187,11 +188,11 @@ class StatePoisoning(Result, kind="poison"):
 
     def _seen(self, one: Victim) -> Table:
         """Return a table of each attack's AUROC and detection rate by detector."""
-        lines = [Line(("clean",), {f"{n}: caught": bare(e) for n, e in zip(self.detectors, one.false_alarms)})]
+        lines = [Line(("clean",), {f"{n}: caught": value_cell(e) for n, e in zip(self.detectors, one.false_alarms)})]
         for each in one.attacks:
             cells: dict[str, Cell] = {}
             for name, alarm in zip(self.detectors, each.alarms):
-                cells |= {f"{name}: AUROC": Cell(alarm.auroc), f"{name}: caught": bare(alarm.caught)}
+                cells |= {f"{name}: AUROC": Cell(alarm.auroc), f"{name}: caught": value_cell(alarm.caught)}
             lines.append(Line((NAMES[each.name],), cells))
         first, *others = lines
         note = (

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from ssmscope.attacks.position.result import PositionBias
 from ssmscope.render import figure as plot
+from ssmscope.render.colours import BLUES
 from ssmscope.render.table import in_percent
-from ssmscope.render.tokens import BLUES
 
 
 def draw(result: PositionBias, frame: plot.Frame) -> Figure:

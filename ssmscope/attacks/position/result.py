@@ -12,8 +12,8 @@ import numpy as np
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import closing
 from ssmscope.core.bootstrap import Estimate, interval_columns, with_intervals
-from ssmscope.render.numbers import counted, told_apart
-from ssmscope.render.table import Cell, Line, Table, as_share, bare, in_percent, table, written
+from ssmscope.render.numbers import counted, with_ties
+from ssmscope.render.table import Cell, Line, Table, as_share, in_percent, table, value_cell, with_interval
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -81,7 +81,7 @@ class PositionBias(Result, kind="position"):
 
     def verdict(self, at: int = 0) -> str:
         if not self.worst_regions:
-            return f"accuracy {written(self.clean)}, no drop defined"
+            return f"accuracy {with_interval(self.clean)}, no drop defined"
         average = f"average drop {in_percent(self.average_drop)}"
         return average + _worst(self, lambda one: in_percent(one.drop, interval=False))
 
@@ -152,7 +152,7 @@ class PositionBias(Result, kind="position"):
             drops = [one.drop for one in self.windows]
             most, mean = drops[self.worst_windows[0]], 100 * np.nanmean([drop.value for drop in drops])
             every = sum(not math.isnan(drop.value) for drop in drops)
-            where = told_apart([self.windows[at].region for at in self.worst_windows], every)
+            where = with_ties([self.windows[at].region for at in self.worst_windows], every)
             yield Prose(
                 f"{counted(len(drops), 'window')}: the largest drop is {in_percent(most)}"
                 f"{f' at {where}' if where else ', and no window stands out'}, the mean {mean:.1f} %."
@@ -167,8 +167,8 @@ class PositionBias(Result, kind="position"):
         rows = [("clean", {"accuracy": Cell(self.clean), "examples": Cell(text=f"{examples:,}")})]
         for one in self.regions:
             cells = {"accuracy": Cell(one.accuracy), "drop in %": Cell(one.drop.times(100), digits=1)}
-            cells |= {"flipped": bare(one.flipped), "examples": Cell(text=f"{one.examples:,}")}
-            cells |= {"success": bare(one.success)} if one.success is not None else {}
+            cells |= {"flipped": value_cell(one.flipped), "examples": Cell(text=f"{one.examples:,}")}
+            cells |= {"success": value_cell(one.success)} if one.success is not None else {}
             rows.append((one.region, cells))
         drop = Cell(self.average_drop.times(100), digits=1)
         rows.append(("average", {"accuracy": Cell(self.average), "drop in %": drop}))
@@ -188,7 +188,7 @@ class PositionBias(Result, kind="position"):
 def _worst(result: PositionBias, shown: Callable[[Attacked], str]) -> str:
     """Name the region with the largest drop and its number, if it stands out from the others."""
     every = sum(not math.isnan(one.drop.value) for one in result.regions)
-    where = told_apart([result.regions[at].region for at in result.worst_regions], every)
+    where = with_ties([result.regions[at].region for at in result.worst_regions], every)
     if not where or every == 1:
         return ""
     return f", at worst {shown(result.regions[result.worst_regions[0]])} at {where}"

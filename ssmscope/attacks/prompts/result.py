@@ -12,8 +12,8 @@ import numpy as np
 from ssmscope.api.results import Result
 from ssmscope.attacks.parts import Recipe
 from ssmscope.core.bootstrap import Estimate, estimate, interval_columns, lowest, ratio, resampled_sums, with_intervals
-from ssmscope.render.numbers import counted, told_apart
-from ssmscope.render.table import Cell, Line, Table, in_percent, table, written
+from ssmscope.render.numbers import counted, with_ties
+from ssmscope.render.table import Cell, Line, Table, in_percent, table, with_interval
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -96,7 +96,7 @@ class PromptAttack(Result, kind="prompts"):
     def verdict(self, at: int = 0) -> str:
         defined = [one for one in self.attacks if not math.isnan(one.drop.value)]
         if not defined:
-            return f"accuracy {written(self.average_clean)}, no PDR defined"
+            return f"accuracy {with_interval(self.average_clean)}, no PDR defined"
         worst, *others = sorted(defined, key=lambda one: -one.drop.value)
         way = " as PromptBench measures it" if self.as_promptbench else ""
         most = f"PDR{way} {in_percent(worst.drop)} under {worst.name}"
@@ -127,7 +127,7 @@ class PromptAttack(Result, kind="prompts"):
         if not self.worst:
             return f"{start}, no drop defined"
         accuracies = [one.accuracy.value for one in self.attacks if not math.isnan(one.drop.value)]
-        if where := told_apart([self.attacks[at].name for at in self.worst], len(accuracies)):
+        if where := with_ties([self.attacks[at].name for at in self.worst], len(accuracies)):
             accuracy = self.attacks[self.worst[0]].accuracy.value
             return f"{start}, {accuracy:.3f} under {where}" + ", the worst on average" * (len(accuracies) > 1)
         ends = dict.fromkeys(f"{end:.3f}" for end in (min(accuracies), max(accuracies)))

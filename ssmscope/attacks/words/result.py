@@ -13,7 +13,7 @@ from jaxtyping import Float
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
 from ssmscope.render.numbers import counted
-from ssmscope.render.table import Cell, Line, Table, table, written
+from ssmscope.render.table import Cell, Line, Table, table, with_interval
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -121,7 +121,7 @@ class WordAttack(Result, kind="words"):
         return tuple(sorted(found, key=lambda example: (example.changed, example.row)))
 
     def verdict(self, at: int = 0) -> str:
-        return f"accuracy {self.accuracy.value:.3f}, {written(self.attacked)} under {self.recipe}"
+        return f"accuracy {self.accuracy.value:.3f}, {with_interval(self.attacked)} under {self.recipe}"
 
     @classmethod
     def compare(cls, results: Sequence[WordAttack], labels: Sequence[Sequence[str]]) -> Table:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from ssmscope.interp.ablate.result import Ablation
 from ssmscope.render import figure as plot
-from ssmscope.render.signed import SIGNED
+from ssmscope.render.colours import SIGNED
 
 MAX_ROWS = 24
 """Largest number of parts in rows, the most important ones."""

@@ -33,8 +33,8 @@ from ssmscope.interp.attention.maps import (
 from ssmscope.interp.attention.views import NAMED_KEYS, query_rows
 from ssmscope.render import token_rows
 from ssmscope.render.blocks import Block, Picture, TokenMaps
-from ssmscope.render.signed import SIGNED, SIGNED_ON_DARK, STEPS, shades
-from ssmscope.render.tokens import visible, written
+from ssmscope.render.colours import SIGNED, SIGNED_ON_DARK, STEPS, signed_shades
+from ssmscope.render.tokens import spell_tokens, visible
 
 if TYPE_CHECKING:
     from ssmscope.interp.attention.result import AttendedText, AttentionMap, ImplicitAttention
@@ -81,7 +81,9 @@ def fragment(result: ImplicitAttention) -> Markup:
         for section in sections:
             room -= section.add(turn, room)
     data = [section.data() for section in sections]
-    packed = json.dumps({"steps": STEPS, "light": shades(SIGNED), "dark": shades(SIGNED_ON_DARK), "texts": data})
+    packed = json.dumps(
+        {"steps": STEPS, "light": signed_shades(SIGNED), "dark": signed_shades(SIGNED_ON_DARK), "texts": data}
+    )
     # A "<" in the data could close the element that holds it.
     island = Markup('<script type="application/json">{}</script>').format(Markup(packed.replace("<", "\\u003c")))
     inner = Markup("").join(section.html() for section in sections)
@@ -207,7 +209,7 @@ def _tokens(text: AttendedText) -> Markup:
     """Return the running text, every token a span with its position."""
     asked = _asked(text)
     pieces = [_state(text)]
-    for at, (gap, token) in enumerate(written(text.tokens, text.words)):
+    for at, (gap, token) in enumerate(spell_tokens(text.tokens, text.words)):
         pieces.append(Markup("{}<span {}>{}</span><wbr>").format(" " if gap else "", _names(text, at, asked), token))
     return Markup('<p class="{}">{}</p>').format(_flow(text), Markup("").join(pieces))
 

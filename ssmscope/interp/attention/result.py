@@ -25,8 +25,8 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.attention.maps import causal
 from ssmscope.interp.attention.readouts import Readouts
 from ssmscope.render.blocks import Block, Prose, TokenRows
-from ssmscope.render.table import MAX_COMPARED_ROWS, Table, folded
-from ssmscope.render.tokens import numbers
+from ssmscope.render.numbers import number_runs
+from ssmscope.render.table import MAX_COMPARED_ROWS, Table, frame_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -125,7 +125,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
     def headline(self) -> str:
         names = list(dict.fromkeys(each.layer for text in self.texts for each in text.maps))
         whole = [int(name) for name in names if name.isdigit()]
-        parts = [f"layer{'s' if len(whole) > 1 else ''} {numbers(whole)}"] if whole else []
+        parts = [f"layer{'s' if len(whole) > 1 else ''} {number_runs(whole)}"] if whole else []
         parts += [name for name in names if not name.isdigit()]
         return f"Implicit attention of {self.model_name}: {self.level_name}, {', '.join(parts) or 'no maps'}"
 
@@ -154,7 +154,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         empty = [
             name for name in ("part", "outside") if not every[name].map(lambda cell: cell == cell and cell != "").any()
         ]
-        return folded(every.drop(columns=empty), heads=["model"], limit=MAX_COMPARED_ROWS)
+        return frame_table(every.drop(columns=empty), heads=["model"], limit=MAX_COMPARED_ROWS)
 
     def map(
         self, text: int = 0, *, layer: int | str | None = None, head: int | str | None = None, part: str = ""

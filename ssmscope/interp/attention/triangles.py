@@ -15,11 +15,11 @@ from matplotlib.ticker import MaxNLocator
 from ssmscope.interp.attention.maps import causal, limit, title
 from ssmscope.render import figure as plot
 from ssmscope.render.blocks import TokenText
+from ssmscope.render.colours import SIGNED, ramp
 from ssmscope.render.letters import drawable
 from ssmscope.render.numbers import number
-from ssmscope.render.signed import SIGNED
 from ssmscope.render.token_figure import Columns, Part, name_tokens, rows_part
-from ssmscope.render.tokens import ramp, short_token, shorten
+from ssmscope.render.tokens import short_token, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

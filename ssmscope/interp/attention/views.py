@@ -21,9 +21,9 @@ from ssmscope.interp.attention.maps import (
 )
 from ssmscope.interp.attention.triangles import Triangles
 from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
+from ssmscope.render.colours import SIGNED
 from ssmscope.render.numbers import number
-from ssmscope.render.signed import SIGNED
-from ssmscope.render.table import Cell, Line, Table, bare, table
+from ssmscope.render.table import Cell, Line, Table, table, value_cell
 from ssmscope.render.token_figure import (
     MIN_INCHES,
     Bar,
@@ -117,8 +117,8 @@ def readouts(result: ImplicitAttention) -> Table:
             shares |= {"off the mark": found.outside} if text.span is not None else {}
             cells = {}
             if not text.bidirectional:  # Distances back are undefined for layers that look ahead.
-                cells["tokens back"] = bare(_estimate(found.distance), 1)
-                cells |= {name: bare(_estimate(share)) for name, share in shares.items()}
+                cells["tokens back"] = value_cell(_estimate(found.distance), 1)
+                cells |= {name: value_cell(_estimate(share)) for name, share in shares.items()}
             keys = strongest(each, -1, text, NAMED_KEYS) if len(text.queries) else []
             named = " · ".join(f"{key_name(key, text)} {number(weight)}" for key, weight in keys)
             cells["strongest for the last query"] = Cell(text=named)

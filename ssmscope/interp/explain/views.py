@@ -10,9 +10,9 @@ import numpy as np
 
 from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import number
-from ssmscope.render.table import Cell, Line, plain
+from ssmscope.render.table import Cell, Line, number_cell
 from ssmscope.render.token_figure import draw_rows
-from ssmscope.render.tokens import named, shorten, visible
+from ssmscope.render.tokens import name_scores, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,14 +97,16 @@ def strongest(result: Explanation, label: str = "") -> Iterator[Line]:
     is explained."""
     for at, text in enumerate(result):
         for each in text.attributions:
-            cells = {"of": Cell(text=text.target), "f": plain(text.value)} if label else {}
+            cells = {"of": Cell(text=text.target), "f": number_cell(text.value)} if label else {}
             sides = {"highest scores": text.top} | ({"strongest against": text.against} if each.signed else {})
             for name, places in sides.items():
-                cells[name] = Cell(text=named(text.tokens, each.scores, places(each, result.top)[:NAMED]) or "none")
+                cells[name] = Cell(
+                    text=name_scores(text.tokens, each.scores, places(each, result.top)[:NAMED]) or "none"
+                )
             if text.special.any():
                 cells["special tokens"] = Cell(text=_special(each, text))
             if label:
-                cells["relative error of the sum"] = plain(math.nan if each.delta is None else each.delta)
+                cells["relative error of the sum"] = number_cell(math.nan if each.delta is None else each.delta)
             elif said := doubt(each):
                 of = " of f(x) − f(baseline)" if each.error is None else " of the largest score"
                 cells["error"] = Cell(text=said + of * (said[-1] in "%×"))
@@ -116,7 +118,7 @@ def _special(each: Attribution, text: ExplainedText) -> str:
     places, sizes = np.flatnonzero(text.special), np.abs(each.scores.astype(np.float64))
     strongest = places[np.argsort(-sizes[places], kind="stable")][:NAMED].tolist()
     share = 100 * float(sizes[places].sum() / sizes.sum()) if sizes.any() else 0.0
-    return f"{named(text.tokens, each.scores, strongest)} ({share:.0f} % of all)"
+    return f"{name_scores(text.tokens, each.scores, strongest)} ({share:.0f} % of all)"
 
 
 def draw(result: Explanation, frame: Frame, *, start: int = 0) -> Figure:

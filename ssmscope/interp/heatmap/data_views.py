@@ -13,9 +13,9 @@ from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, SHOWN_LOWEST, format_ha
 from ssmscope.render import figure as plot
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.figure import line
-from ssmscope.render.numbers import counted
-from ssmscope.render.table import Cell, Line, Table, bare, table
-from ssmscope.render.tokens import evenly_apart, visible
+from ssmscope.render.numbers import counted, evenly_spaced
+from ssmscope.render.table import Cell, Line, Table, table, value_cell
+from ssmscope.render.tokens import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +69,7 @@ def group_cells(group: KeptGroup) -> dict[str, Cell]:
     """Return the cells of a group of texts."""
     cells = {"number": Cell(text=f"{group.texts:,}"), "highest word": Cell(group.strongest, digits=2)}
     cells |= {"punctuation": Cell(group.punctuation, digits=2), "last quarter": Cell(group.end, digits=2)}
-    cells["spread"] = bare(group.spread, 2)
+    cells["spread"] = value_cell(group.spread, 2)
     return {**cells, "its highest words": Cell(text=" · ".join(map(visible, group.words[:NAMED_WORDS])) or "–")}
 
 
@@ -118,7 +118,7 @@ def draw(result: DataHeatmap, frame: plot.Frame) -> Figure:
     """Draw words on the left, parts of a text and half-lives on the right."""
     curves = [("mean", result.tenths)]
     chosen = result.by_layer if len(result.by_layer) > 1 else ()
-    step = evenly_apart(len(chosen), MAX_LAYER_CURVES) if chosen else []
+    step = evenly_spaced(len(chosen), MAX_LAYER_CURVES) if chosen else []
     curves += [(f"layer {chosen[at].number}", chosen[at].tenths) for at in step]
     legend = [(plot.handle(number), name) for number, (name, _) in enumerate(curves)]
     shown = result.shown_words

@@ -20,9 +20,9 @@ from ssmscope.interp.heatmap.words import (
     word_groups,
     word_text,
 )
-from ssmscope.render.numbers import counted
-from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, written
-from ssmscope.render.tokens import numbers, visible
+from ssmscope.render.numbers import counted, number_runs
+from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, with_interval
+from ssmscope.render.tokens import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -172,7 +172,7 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
     @property
     def layers_name(self) -> str:
         """Names of the averaged layers."""
-        return f"layer {self.layers[0]}" if len(self.layers) == 1 else f"mean of layers {numbers(self.layers)}"
+        return f"layer {self.layers[0]}" if len(self.layers) == 1 else f"mean of layers {number_runs(self.layers)}"
 
     def written(self, score: float) -> str:
         """Format a score: shares in percent."""
@@ -341,7 +341,7 @@ class DataHeatmap(Result, kind="heatmap-data"):
 
     @property
     def headline(self) -> str:
-        where = f"layer {self.layers[0]}" if len(self.layers) == 1 else f"mean of layers {numbers(self.layers)}"
+        where = f"layer {self.layers[0]}" if len(self.layers) == 1 else f"mean of layers {number_runs(self.layers)}"
         data = self.provenance["data"]
         return f"Memory of {self.model_name} over {data['name']} ({data['split']}): {self.score}, {where}"
 
@@ -352,8 +352,8 @@ class DataHeatmap(Result, kind="heatmap-data"):
         words = self.shown_words
         first, last = words[0], words[-1]
         most = ", ".join(f"“{visible(each.word)}”" for each in words[1:3])
-        said = f"highest: “{visible(first.word)}” {written(first.kept)}{unit}" + f", then {most}" * bool(most)
-        said += f"; lowest: “{visible(last.word)}” {written(last.kept)}" * (len(words) > 1)
+        said = f"highest: “{visible(first.word)}” {with_interval(first.kept)}{unit}" + f", then {most}" * bool(most)
+        said += f"; lowest: “{visible(last.word)}” {with_interval(last.kept)}" * (len(words) > 1)
         known = [each.half_life for each in self.by_layer if not math.isnan(each.half_life)]
         if known and len(known) <= 4:
             said += f"; half of what is written is left after {', '.join(map(format_half_life, known))} tokens"

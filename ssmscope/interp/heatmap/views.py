@@ -11,9 +11,9 @@ import numpy as np
 from ssmscope.api.results import TABLE_ROWS
 from ssmscope.interp.heatmap.words import median_half_life
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
+from ssmscope.render.numbers import score_range
 from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, table
 from ssmscope.render.token_figure import draw_rows
-from ssmscope.render.tokens import bounds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -165,7 +165,7 @@ def _words(
 
 def _range(text: ScoredText, row: np.ndarray, result: SelectionHeatmap) -> dict[str, Cell]:
     seen = slice(None) if result.at is None else slice(result.at + 1)
-    return {"tokens from – to": Cell(text=bounds(row[seen], text.special[seen]))}
+    return {"tokens from – to": Cell(text=score_range(row[seen], text.special[seen]))}
 
 
 def notes(result: SelectionHeatmap) -> list[str]:

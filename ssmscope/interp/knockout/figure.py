@@ -9,9 +9,9 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from ssmscope.interp.knockout.result import Knockout
 from ssmscope.render import figure as plot
+from ssmscope.render.colours import SIGNED
 from ssmscope.render.letters import short_name
 from ssmscope.render.numbers import counted
-from ssmscope.render.signed import SIGNED
 
 CHANGE = "relative change of probability"
 

@@ -8,9 +8,8 @@ from matplotlib.figure import Figure
 
 from ssmscope.interp.patch.result import Patching
 from ssmscope.render import figure as plot
+from ssmscope.render.colours import BLUES, SIGNED
 from ssmscope.render.letters import drawable
-from ssmscope.render.signed import SIGNED
-from ssmscope.render.tokens import BLUES
 
 
 def draw(result: Patching, frame: plot.Frame, *, approximated: bool = False) -> Figure:

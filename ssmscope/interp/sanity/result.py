@@ -14,7 +14,7 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted
-from ssmscope.render.table import Cell, Line, Table, table, written
+from ssmscope.render.table import Cell, Line, Table, table, with_interval
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -45,7 +45,7 @@ class SanityCheck(Result, kind="sanity"):
         return f"Sanity check of {len(self.methods)} methods on {model}: {len(self.parts) - 1} parts randomised in turn"
 
     def verdict(self, at: int = 0) -> str:
-        ends = [f"{name} {written(self.estimate(name, self.parts[-1]))}" for name in self.methods]
+        ends = [f"{name} {with_interval(self.estimate(name, self.parts[-1]))}" for name in self.methods]
         return f"correlation with all parts randomised: {', '.join(ends)}"
 
     def estimate(self, method: str, part: str, measure: str = "signed") -> Estimate:

@@ -13,7 +13,7 @@ from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.interp.scoring import MEASURES
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import counted, number
-from ssmscope.render.table import Cell, Line, Table, as_share, digits_of, table, written
+from ssmscope.render.table import Cell, Line, Table, as_share, digits_of, table, with_interval
 from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
@@ -91,11 +91,11 @@ class Steering(Result, kind="steer"):
         most = self.strongest
         own, drawn = self.means()[most], self.means(1)[most]
         line = (
-            f"at strength {self.strengths[most]:g} the probability of {self.asked} is {written(own)}, with random "
-            f"directions {written(drawn)}"
+            f"at strength {self.strengths[most]:g} the probability of {self.asked} is {with_interval(own)}, with "
+            f"random directions {with_interval(drawn)}"
         )
         if self.has_costs:
-            line += f"; {self.metric} on other data {written(self.held_out()[most])}"
+            line += f"; {self.metric} on other data {with_interval(self.held_out()[most])}"
         return line
 
     def to_frame(self) -> DataFrame:

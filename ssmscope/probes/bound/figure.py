@@ -12,8 +12,8 @@ from matplotlib.lines import Line2D
 from ssmscope.probes.bound.result import GeneralizationBound
 from ssmscope.probes.bound.terms import CURVES
 from ssmscope.render import figure as plot
+from ssmscope.render.colours import BLUES, ramp
 from ssmscope.render.numbers import number
-from ssmscope.render.tokens import BLUES, ramp
 
 CURVE_STYLES = (("#08306b", "-"), ("#4f97cb", "--"), ("#d1540a", ":"))
 """Colour and dashes of the curves, two of which lie close together."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ssmscope.probes.bound.terms import LINEAR_P, softplus
-from ssmscope.render.numbers import number, tokens
+from ssmscope.render.numbers import number, token_count
 
 if TYPE_CHECKING:
     from ssmscope.probes.bound.result import GeneralizationBound
@@ -64,7 +64,7 @@ def _growth(n: Norms, result: GeneralizationBound) -> Iterator[str]:
     if n.abscissa < 0:
         yield (
             f"s_A < 0: no state can grow, ln ρ = {number(n.log_rho)}, and C is bounded at every length; it grows up to "
-            f"about {tokens(-1 / n.log_rho)} tokens."
+            f"about {token_count(-1 / n.log_rho)} tokens."
         )
     elif n.abscissa == 0:
         yield "s_A = 0: no state grows, and C grows as T²."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
-from ssmscope.render.table import Cell, Line, Table, short, table
+from ssmscope.render.table import Cell, Line, Table, short_cell, table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -71,7 +71,7 @@ class Benchmarks(Result, kind="evaluate"):
         return [
             Line(
                 (one.task, one.measure),
-                {"value": one.cell, "shots": short(one.shots), "examples": short(one.examples or math.nan)},
+                {"value": one.cell, "shots": short_cell(one.shots), "examples": short_cell(one.examples or math.nan)},
             )
             for one in self.scores
         ]

@@ -15,8 +15,8 @@ from ssmscope.probes.influence.result import Influence
 from ssmscope.probes.influence.similarity import MEASURES
 from ssmscope.probes.influence.words import norms_in_words
 from ssmscope.render import figure as plot
+from ssmscope.render.colours import CIVIDIS
 from ssmscope.render.numbers import number
-from ssmscope.render.tokens import CIVIDIS
 
 SHARE_COLOURS = ("#8fc0e0", "#2065a8", "#08306b")
 """Colours of 50, 90 and 95 %: one hue, darker for more."""

@@ -15,7 +15,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.probes.influence.reach import QUANTILES, SHARES, Reach
 from ssmscope.probes.influence.similarity import MEASURES, PARTS, Similarity
 from ssmscope.render.blocks import Block
-from ssmscope.render.table import Cell, Line, Table, folded, plain, short, table
+from ssmscope.render.table import Cell, Line, Table, frame_table, number_cell, short_cell, table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -99,7 +99,7 @@ class Influence(Result, kind="influence"):
             cells = {"rate λ": Cell(reach.decay.rate, digits=None)}
             cells["decay length"] = Cell(reach.decay.length, digits=None)
             cells[f"share of the last {result.recent}"] = Cell(reach.recent(result.recent))
-            cells["90 % held within"] = plain(reach.effective_context(0.9, within=own))
+            cells["90 % held within"] = number_cell(reach.effective_context(0.9, within=own))
             lines.append(Line((label, reach.place), cells))
         note = "Decay length and context are in tokens, the rate is per token."
         return table(("model", "of"), lines, note=note + " Held: of the influence of the text's own tokens." * own)
@@ -166,7 +166,7 @@ class Influence(Result, kind="influence"):
 
         yield from self.opening(*sentences(self), notes=self.notes)
         yield self._table()
-        yield replace(folded(self.to_frame(), limit=TABLE_ROWS), wide=True)
+        yield replace(frame_table(self.to_frame(), limit=TABLE_ROWS), wide=True)
 
     def _table(self) -> Table:
         """Return a table of decay, recency, effective context and similarity of the output and the layers."""
@@ -178,11 +178,11 @@ class Influence(Result, kind="influence"):
             )
             if place in reaches:
                 reach = reaches[place]
-                cells |= {"decay length": short(reach.decay.length.value), "R²": _three_decimals(reach.decay.r2)}
+                cells |= {"decay length": short_cell(reach.decay.length.value), "R²": _three_decimals(reach.decay.r2)}
                 cells[f"last {self.recent}"] = _three_decimals(reach.recent(self.recent).value)
                 for share in SHARES:
                     context = reach.effective_context(share, within=own)
-                    cells[f"{100 * share:.0f} %"] = short(np.rint(context), ">" if math.isinf(context) else "")
+                    cells[f"{100 * share:.0f} %"] = short_cell(np.rint(context), ">" if math.isinf(context) else "")
             cells |= {name: _three_decimals(self.similarity.estimate(place, name).value) for name in MEASURES}
             if place.isdigit():
                 cells["mixer's cosine"] = _three_decimals(self.similarity.estimate(place, part="mixer").value)

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ssmscope.render.tokens import SHADES
+from ssmscope.render.colours import SHADES
 
 STATISTICS = {
     "answer_probability": "probability of the final answer",

@@ -13,7 +13,7 @@ from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.probes.lens.lensed_text import Column, LensedText
 from ssmscope.render.blocks import Block, Custom, Picture, Prose
-from ssmscope.render.table import Cell, Line, Table, table, written
+from ssmscope.render.table import Cell, Line, Table, table, with_interval
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -60,7 +60,9 @@ class LensFit(Result, kind="lens-fit"):
     history: tuple[Evaluation, ...]
 
     def verdict(self, at: int = 0) -> str:
-        return f"KL {written(self.tuned)} nats with the tuned lens, {written(self.logit)} with the logit lens"
+        return (
+            f"KL {with_interval(self.tuned)} nats with the tuned lens, {with_interval(self.logit)} with the logit lens"
+        )
 
     @classmethod
     def compare(cls, results: Sequence[LensFit], labels: Sequence[Sequence[str]]) -> Table:

@@ -15,8 +15,10 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.probes.lens.lensed_text import STATISTICS, Column, highest
 from ssmscope.probes.lens.result import Trajectory
 from ssmscope.render import figure as plot
+from ssmscope.render.colours import BLUES, SHADES
 from ssmscope.render.letters import drawable
-from ssmscope.render.tokens import BLUES, SHADES, evenly_apart, short_token
+from ssmscope.render.numbers import evenly_spaced
+from ssmscope.render.tokens import short_token
 
 MAX_TEXTS, MAX_TOKENS, MAX_LAYERS = 4, 24, 24
 """Maximum numbers of texts, tokens of each, and layers (without the model) in one figure."""
@@ -45,7 +47,7 @@ def draw(result: Trajectory, frame: plot.Frame, *, statistic: str | None = None,
     wide = frame.sides[0]
     fitting = MAX_TOKENS if wide is None else int(np.clip((wide - SIDES) / MIN_CELL_WIDTH, 1, MAX_TOKENS))
     panels = [each for panel in result.panels if (each := panel[start : start + fitting])][:MAX_TEXTS]
-    layers = [*evenly_apart(result.layers, MAX_LAYERS), result.layers]
+    layers = [*evenly_spaced(result.layers, MAX_LAYERS), result.layers]
     notes = [result.lens, "outlined: the layer from which on the final answer leads"]
     if start or most > fitting:
         last = min(start + fitting, most) - 1

@@ -9,7 +9,8 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ssmscope.probes.lens.lensed_text import STATISTICS, highest, shade
-from ssmscope.render.tokens import REST, shade_style, shorten, visible
+from ssmscope.render.colours import shade_style
+from ssmscope.render.tokens import REST, shorten, visible
 
 if TYPE_CHECKING:
     from ssmscope.probes.lens.lensed_text import Column

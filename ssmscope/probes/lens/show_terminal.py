@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from ssmscope.render.tokens import evenly_apart, short_token
+from ssmscope.render.numbers import evenly_spaced
+from ssmscope.render.tokens import short_token
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -32,7 +33,7 @@ class TerminalView:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         every = self.result.positions == "every"
-        layers = evenly_apart(self.result.layers, max((options.max_width - FIXED_WIDTH) // LAYER_WIDTH, 2))
+        layers = evenly_spaced(self.result.layers, max((options.max_width - FIXED_WIDTH) // LAYER_WIDTH, 2))
         settled = "Settled: the layer from which on the final answer leads; bold, the layers that give it."
         yield Text(settled, style="dim")
         if len(layers) < self.result.layers:

@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.probes.retrieval.result import Ratio, Retrieval
+from ssmscope.render.colours import BLUES
 from ssmscope.render.figure import Frame, Sheet, cells, colours_of
 from ssmscope.render.letters import short_name
 from ssmscope.render.numbers import brackets, number
-from ssmscope.render.tokens import BLUES
 
 RATIO_COLOURS = ("#8c3b00", "#d1540a", "#f0b284", "#f7f7f7", "#8fc0e0", "#2065a8", "#08306b")
 """Colours from the other model, orange, to the first, blue; distinct in every kind of colour vision."""

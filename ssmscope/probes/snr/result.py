@@ -11,7 +11,7 @@ from ssmscope.core.bootstrap import with_intervals
 from ssmscope.errors import InputError
 from ssmscope.probes.snr.measure import METRICS, LayerDifference, LayerSNR, SNRCurve, SNRDifference
 from ssmscope.render.blocks import Block
-from ssmscope.render.table import Cell, Line, Table, as_share, table, written
+from ssmscope.render.table import Cell, Line, Table, as_share, table, with_interval
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -41,7 +41,7 @@ class NeedleSNR(Result, kind="snr"):
     def verdict(self, at: int = 0) -> str:
         curve = self.curve(self.models[at].name)
         length = "" if curve.length is None else f" at {curve.length:,} {self.unit}"
-        average, accuracy = written(curve.average), written(curve.accuracy)
+        average, accuracy = with_interval(curve.average), with_interval(curve.accuracy)
         return f"needle probability {average}, mean of layers; accuracy {accuracy}{length}"
 
     @classmethod

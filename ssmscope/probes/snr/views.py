@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Picture, Prose
-from ssmscope.render.numbers import counted
+from ssmscope.render.numbers import counted, evenly_spaced
 from ssmscope.render.table import Cell, Table, digits_of
-from ssmscope.render.tokens import evenly_apart, shorten, visible
+from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from ssmscope.probes.snr.measure import SNRCurve, SNRDifference
@@ -60,7 +60,7 @@ def _layers(title: str, curves: Sequence[SNRCurve], apart: Sequence[SNRDifferenc
     layers = len(curves[0].layers) - 1
     digits = digits_of(layer.needle for one in curves for layer in one.layers)
     rows = []
-    for layer in (*evenly_apart(layers, MAX_LAYERS), layers):
+    for layer in (*evenly_spaced(layers, MAX_LAYERS), layers):
         needles = [*(one.layers[layer].needle for one in curves), *(one.layers[layer].needle for one in apart)]
         rows.append((("model" if layer == layers else str(layer),), tuple(Cell(one, digits=digits) for one in needles)))
     columns = (*(shorten(visible(curve.model), MAX_NAME_LETTERS) for curve in curves), *("difference" for _ in apart))

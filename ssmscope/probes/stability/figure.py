@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from ssmscope.probes.stability.result import Stability
 from ssmscope.render import figure as plot
-from ssmscope.render.tokens import BLUES, ramp
+from ssmscope.render.colours import BLUES, ramp
 
 COLOURS = {"stable": "#4f97cb", "marginal": "#e69f00", "unstable": "#a50026"}
 MIN_INCHES, MAX_INCHES = 2.3, 9.0
