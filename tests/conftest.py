@@ -107,7 +107,7 @@ def unpainted() -> Iterator[Any]:
 @pytest.fixture
 def painted(unpainted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test that looks at the files of figures."""
-    monkeypatch.setattr("ssmscope.render.pictures.drawn", unpainted)
+    monkeypatch.setattr("ssmscope.render.pictures.encode_figure", unpainted)
 
 
 @functools.cache
