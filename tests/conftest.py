@@ -100,7 +100,7 @@ def unpainted() -> Iterator[Any]:
 
     own = pictures.encode_figure
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pictures, "drawn", drawn)
+        patch.setattr(pictures, "encode_figure", drawn)
         yield own
 
 
