@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from drawn import drawn, outside, overlapping
+from drawn import drawn, labels, outside, overlapping
 
 import ssmscope
 from ssmscope.attacks.prompts.result import UNDEFINED, AttackedPrompt, Cost, PromptAttack, PromptAttacker
@@ -155,8 +155,8 @@ class TestFrame:
         assert ("promptbench" in paths["csv"].read_text()) == given
         assert found.measured in " ".join(str(found).split())
         assert found.measured in html.unescape(found.to_html())
-        drawn = [text.get_text() for text in found.figure().texts]
-        assert any(f"measured {'' if given else 'not '}as PromptBench" in text for text in drawn)
+        shown = labels(found.figure())
+        assert any(f"measured {'' if given else 'not '}as PromptBench" in text for text in shown)
         note = PromptAttack.compare([found, attacked(2)], [["a"], ["b"]]).note
         assert said in note and "Measured as ssmscope does" in note
 
