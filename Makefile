@@ -67,7 +67,7 @@ test-kernels: $(VENV)-triton/.dev
 # Which share of plausible one-line mistakes the tests notice: a seeded sample of SAMPLE of each area. Under two hours on
 # two cores; with AREAS=measures of that one.
 mutants: $(VENV)/.dev
-	$(THREADS) $(VENV)/bin/python tools/mutants.py $(AREAS) --sample $(SAMPLE) --seeds $(SEED)
+	$(THREADS) $(VENV)/bin/python tools/mutants.py $(AREAS) --sample $(SAMPLE) --seeds $(SEED) --workers $(WORKERS)
 
 # What has to do with transformers' own code, on the release that .venv has, a 4, and once more all of it on the newest 5.
 test-transformers: test-transformers4 test-transformers5

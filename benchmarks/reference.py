@@ -2,12 +2,13 @@
 and what came out.
 
     python benchmarks/reference.py train cifar10 mad wikitext2 instruct babi --out runs/reference --gpus 4 --minutes 10
-    python benchmarks/reference.py table --out runs/reference
+    python benchmarks/reference.py table
     python benchmarks/reference.py position --out runs/reference --limit 2000
 
-Every run is one `analyze train` command, printed as it starts. Runs are divided among the GPUs, two (--each) at a time
-on each (with --gpus 0 as many at a time on the CPU, where cifar10 takes days). What is finished is left as it is, and
-what the minutes cut short goes on the next time, so the first line may be given again until nothing is left. A run that
+Every run is one `analyze train` command, printed as it starts. What came out is a line of
+benchmarks/results/reference.jsonl, from which docs/ has its tables; a run that has one is left out. Runs are divided
+among the GPUs, two (--each) at a time on each (with --gpus 0 as many at a time on the CPU, where cifar10 takes days).
+What the minutes cut short goes on the next time, so the first line may be given again until nothing is left. A run that
 starts from another one's weights waits for that one.
 """
 
@@ -16,9 +17,9 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import running
@@ -47,6 +48,7 @@ MAD = {
 TASKS = ("fuzzy-recall", "compression", "associative-recall", "noisy-recall", "selective-copying", "memorization")
 """MAD's; what is ablated is trained on the first two."""
 SEEDS = (0, 1, 2)
+RESULTS = Path(__file__).parent / "results" / "reference.jsonl"
 BASE = "instruct-base-0"
 
 
@@ -86,43 +88,63 @@ def runs(sets: list[str], compiled: bool, out: Path) -> dict[str, str]:
 
 
 def train(arguments: argparse.Namespace) -> None:
-    jobs = []
+    known, jobs = {record["run"] for record in running.read(RESULTS)}, []
     for name, command in runs(arguments.sets, arguments.gpus > 0, arguments.out).items():
         out = arguments.out / name
         words = ["-m", "ssmscope", "train", *shlex.split(command), "--out", str(out)]
         needs = frozenset({BASE} if "--init-from" in command else ())
-        jobs.append(running.Job(name, [words], out.with_suffix(".log"), (out / "training.json").exists, needs))
+        done = partial(known.__contains__, name) if name != BASE else (out / "training.json").exists
+        ended = partial(record, name, out)
+        jobs.append(running.Job(name, [words], out.with_suffix(".log"), done, needs, ended))
     gpus = [str(i) for i in range(arguments.gpus)] * arguments.each or [""] * arguments.each
     running.run(jobs, gpus, arguments.minutes)
 
 
-def finished(out: Path) -> dict[str, dict]:
-    return {path.parent.name: json.loads(path.read_text()) for path in sorted(out.glob("*/training.json"))}
+def record(name: str, out: Path, seconds: float) -> None:
+    """Add what came out of a run to the results."""
+    found = json.loads((out / "training.json").read_text())
+    command = found["command"].rpartition(" --out ")[0]
+    kept = {"run": name, "command": command, "seconds": round(seconds), "torch": found["versions"]["torch"]}
+    kept |= {"parameters": found["parameters"], "epochs": found["epochs_run"]}
+    running.add(RESULTS, kept | {field: found["test"][field] for field in ("accuracy", "interval", "cross_entropy")})
+
+
+def groups() -> dict[str, list[dict]]:
+    """Return the records of each run's seeds, by the run's name without its seed."""
+    found: dict[str, list[dict]] = {}
+    for each in sorted(running.read(RESULTS), key=lambda each: each["run"]):
+        found.setdefault(each["run"].rpartition("-")[0], []).append(each)
+    return found
 
 
 def table(arguments: argparse.Namespace) -> None:
-    """Test accuracy, and perplexity of language models: each seed, and mean ± sample standard deviation."""
-    groups: dict[str, list[dict]] = {}
-    for name, record in finished(arguments.out).items():
-        groups.setdefault(name.rpartition("-")[0], []).append(record)
-    print("| run | parameters | epochs | test accuracy of each seed | mean ± sd | test cross-entropy, mean ± sd |")
+    """Test accuracy and cross-entropy: each seed, and the mean with its 95 % t interval over seeds."""
+    print("| run | parameters | epochs | test accuracy of each seed | mean | test cross-entropy |")
     print("|---|---|---|---|---|---|")
-    for name, records in groups.items():
-        accuracies = [r["test"]["accuracy"] for r in records]
-        losses = [r["test"]["cross_entropy"] for r in records]
+    for name, records in groups().items():
+        accuracies, losses = ([each[field] for each in records] for field in ("accuracy", "cross_entropy"))
         each = ", ".join(f"{a:.4f}" for a in accuracies)
-        size, epochs = records[0]["parameters"], records[0]["epochs_run"]
-        print(f"| {name} | {size:,} | {epochs} | {each} | {spread(accuracies)} | {spread(losses)} |")
+        size, epochs = records[0]["parameters"], records[0]["epochs"]
+        print(f"| {name} | {size:,} | {epochs} | {each} | {running.told(accuracies)} | {running.told(losses)} |")
+    print()
+    print(*mad_table(), sep="\n")
 
 
-def spread(values: list[float]) -> str:
-    mean = statistics.mean(values)
-    return f"{mean:.4f} ± {statistics.stdev(values):.4f}" if len(values) > 1 else f"{mean:.4f}"
+def mad_table() -> list[str]:
+    """Return the table of MAD's tasks in docs/differential-mamba.md: accuracy, mean ± 95 % t interval over seeds."""
+    found, names = groups(), [*COMPARED, *ABLATED]
+    rows = [f"| model | {' | '.join(TASKS)} |", "|---" * (1 + len(TASKS)) + "|"]
+    for name in names:
+        cells = [[each["accuracy"] for each in found.get(f"{task}-{name}", [])] for task in TASKS]
+        told = [running.told(cell) if len(cell) == len(SEEDS) else "" for cell in cells]
+        if any(told):
+            rows.append(f"| {name} | {' | '.join(told)} |")
+    return rows
 
 
 def position(arguments: argparse.Namespace) -> None:
     """`analyze position` on every CIFAR-10 run."""
-    for name in finished(arguments.out):
+    for name in sorted(path.parent.name for path in arguments.out.glob("*/training.json")):
         if name.startswith("cifar10-"):
             model, into = str(arguments.out / name), str(arguments.out / name / "position")
             limit = ["--limit", str(arguments.limit)] if arguments.limit else []
@@ -137,7 +159,8 @@ def main() -> None:
     for verb in (train, table, position):
         sub = verbs.add_parser(verb.__name__)
         sub.set_defaults(run=verb)
-        sub.add_argument("--out", type=Path, required=True)
+        if verb is not table:
+            sub.add_argument("--out", type=Path, required=True)
         if verb is train:
             sub.add_argument("sets", nargs="+", choices=["cifar10", "mad", "wikitext2", "instruct", "babi"])
             sub.add_argument("--gpus", type=int, default=1)

@@ -231,6 +231,16 @@ def run(root: Path, code: str, *arguments: str) -> str:
     return done.stdout
 
 
+def test_the_table_of_mads_tasks_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    spec = importlib.util.spec_from_file_location("benchmarked", ROOT / "benchmarks" / "reference.py")
+    assert spec and spec.loader
+    spec.loader.exec_module(benchmarked := importlib.util.module_from_spec(spec))
+    rows = benchmarked.mad_table()
+    assert "\n".join(rows) in (ROOT / "docs" / "differential-mamba.md").read_text()
+    assert rows[2].startswith("| mamba2 | 0.887 ± 0.070 |")
+
+
 def test_extras_are_installed_from_the_checkout() -> None:
     """There is no package index that has this project: the project's name with an extra would find nothing."""
     folders = ("ssmscope", "docs", "notebooks", "tests", "benchmarks")

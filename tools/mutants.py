@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -20,7 +21,9 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +83,7 @@ class Run:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.session = session
-        self.place = Path(session.config.option.basetemp)
+        self.place = self.options.place
         self.by_file: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in session.items:
             self.by_file[item.nodeid.partition("::")[0]].append(item)
@@ -92,46 +95,75 @@ class Run:
                 self.measure(area, seed)
         return True
 
-    def forked(self, work: Callable[[], Any], cpu: float) -> Any:
-        """Return what `work` returns in a fork of this process, or None where it ended or took too long."""
+    def in_forks(self, works: Iterable[tuple[Callable[[], Any], float]]) -> Iterator[Any]:
+        """Yield in order what each work returns in a fork of this process, or None where it ended or took too long.
+
+        A work comes with the CPU seconds that it may take; as many run at once as there are workers.
+        """
+        waiting, running, answers = enumerate(works), {}, {}
+        try:
+            for place in itertools.count():
+                while place not in answers:
+                    for number, (work, cpu) in itertools.islice(waiting, self.options.workers - len(running)):
+                        pipe, child = self.fork(work, cpu)
+                        running[pipe] = number, child, time.monotonic() + 8 * cpu  # for what waits; cores may be shared
+                    if not running:
+                        return
+                    for pipe in wait(running, timeout=1):
+                        number, child, _ = running.pop(pipe)
+                        with os.fdopen(pipe) as read:
+                            answer = read.read()
+                        answers[number] = json.loads(answer) if answer else None
+                        os.waitpid(child, 0)
+                        shutil.rmtree(self.place / str(child), ignore_errors=True)
+                    for _, child, end in running.values():
+                        if time.monotonic() > end:
+                            os.killpg(child, signal.SIGKILL)
+                yield answers.pop(place)
+        finally:
+            for _, child, _ in running.values():
+                os.killpg(child, signal.SIGKILL)
+
+    def fork(self, work: Callable[[], Any], cpu: float) -> tuple[int, int]:
+        """Start a work and return the pipe on which its answer comes, and its process."""
         read, write = os.pipe()
         child = os.fork()
-        if not child:
-            os.setpgid(0, 0)
-            resource.setrlimit(resource.RLIMIT_CPU, (int(cpu), int(cpu) + 5))
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-            self.session.config.pluginmanager.unregister(name="terminalreporter")
-            try:
-                answer = json.dumps(work())
-                with os.fdopen(write, "w") as pipe:
-                    pipe.write(answer)
-            finally:
-                os._exit(0)
-        os.close(write)
-        signal.signal(signal.SIGALRM, lambda *_: os.killpg(child, signal.SIGKILL))
-        signal.alarm(int(8 * cpu))  # for what waits; cores may be shared
-        with os.fdopen(read) as pipe:
-            answer = pipe.read()
-        signal.alarm(0)
-        os.waitpid(child, 0)
-        for left in self.place.iterdir() if self.place.exists() else ():
-            shutil.rmtree(left, ignore_errors=True)
-        return json.loads(answer) if answer else None
+        if child:
+            os.close(write)
+            return read, child
+        os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(cpu), int(cpu) + 5))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        self.session.config.pluginmanager.unregister(name="terminalreporter")
+        own = self.place / str(os.getpid())
+        own.mkdir()
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = str(own)
+        try:
+            answer = json.dumps(work())
+            with os.fdopen(write, "w") as pipe:
+                pipe.write(answer)
+        finally:
+            os._exit(0)
 
     def reach(self) -> None:
         """Fill `self.tests`: by file and line, the tests that reach it, and `self.seconds` of each that passes."""
         self.tests: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         self.seconds: dict[str, float] = {}
+        stale = []
         sources = b"" if self.options.reuse else b"".join(p.read_bytes() for p in sorted(PACKAGE.rglob("*.py")))
-        for file, items in self.by_file.items():
-            kept = STORE / (file.replace("/", ".") + ".json")
+        for file in self.by_file:
+            kept = kept_for(file)
             digest = hashlib.sha256(sources + (ROOT / file).read_bytes()).hexdigest()
             known = json.loads(kept.read_text()) if kept.exists() else {}
             if known.get("digest") != digest and not (known and self.options.reuse == "all"):
-                began = time.monotonic()
-                known = self.forked(lambda items=items: covered(items, self), 3600) or {"seconds": {}, "lines": {}}
-                kept.write_text(json.dumps({"digest": digest, **known}))
-                print(f"{file}: {len(known['seconds'])} tests, {time.monotonic() - began:.0f} s", file=self.screen)
+                stale.append((file, kept, digest))
+        works = ((partial(covered, self.by_file[file], self), 3600.0) for file, *_ in stale)
+        for (file, kept, digest), found in zip(stale, self.in_forks(works)):
+            found = found or {"seconds": {}, "lines": {}}
+            kept.write_text(json.dumps({"digest": digest, **found}))
+            print(f"{file}: {len(found['seconds'])} tests", file=self.screen)
+        for file in self.by_file:
+            known = json.loads(kept_for(file).read_text())
             self.seconds |= known["seconds"]
             for source, lines in known["lines"].items():
                 for line, names in lines.items():
@@ -146,27 +178,31 @@ class Run:
         reached = [mutant for mutant in everything if any(self.tests[mutant.file].get(n) for n in mutant.lines)]
         random.Random(seed).shuffle(reached)
         noticed, survived, taken = 0, 0, set()
-        for mutant in reached:
-            if noticed + survived == self.options.sample:
-                break
-            if (place := (mutant.file, mutant.lines.start)) in taken or mutant.name in excused:
-                continue
-            answer = self.judge(mutant)
-            if answer == "impossible":
+        candidates = (m for m in reached if m.name not in excused and (m.file, m.lines.start) not in taken)
+        judged, following = itertools.tee(candidates)
+        for mutant, answer in zip(judged, self.in_forks(map(self.judge, following))):
+            # Of a place one mutant is taken; another may have begun before the first was judged.
+            if answer == "impossible" or (place := (mutant.file, mutant.lines.start)) in taken:
                 continue
             taken.add(place)
+            answer = answer or "time limit"
             noticed, survived = noticed + (answer != "survived"), survived + (answer == "survived")
             if answer == "survived" or self.options.verbose:
                 at = getattr(mutant.node, "lineno", mutant.lines.start)  # a slice has no place of its own
                 print(f"{noticed}/{noticed + survived} {answer}: {at}: {mutant.name}", file=self.screen)
+            if noticed + survived == self.options.sample:
+                break
         print(
             f"{area}, seed {seed}: {noticed} of {noticed + survived} noticed ({len(reached)} mutants are reached "
             f"of {len(everything)}, in {len(chosen)} files)",
             file=self.screen,
         )
 
-    def judge(self, mutant: Mutant) -> str:
-        """Return the test that notices, "survived", or "impossible" for a mutant that cannot be put in place."""
+    def judge(self, mutant: Mutant) -> tuple[Callable[[], str], float]:
+        """Return a work and its CPU seconds.
+
+        The work returns the test that notices, "survived", or "impossible" for a mutant that cannot be put in place.
+        """
         names = {name: None for line in mutant.lines for name in self.tests[mutant.file].get(line, ())}
         groups: dict[str, list[str]] = defaultdict(list)
         for name in sorted(names, key=self.seconds.__getitem__):
@@ -186,13 +222,18 @@ class Run:
                 return "impossible"
             return next((item.nodeid for item in self.run(chosen) if self.failed), "survived")
 
-        return self.forked(run, 3 * total + 20) or "time limit"
+        return run, 3 * total + 20
 
     def run(self, items: list[pytest.Item]) -> Iterator[pytest.Item]:
         for item, following in zip(items, [*items[1:], None]):
             self.failed = False
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             yield item
+
+
+def kept_for(file: str) -> Path:
+    """Return where the map of a file of tests is kept."""
+    return STORE / (file.replace("/", ".") + ".json")
 
 
 def covered(items: list[pytest.Item], run: Run) -> dict[str, Any]:
@@ -226,6 +267,7 @@ def main() -> None:
     parser.add_argument("--tests", nargs="+", default=["tests"], help="tests that may notice")
     kept = "keep the map of lines to tests though the package changed; all: though tests changed too"
     parser.add_argument("--reuse", nargs="?", const="tests", choices=["tests", "all"], help=kept)
+    parser.add_argument("--workers", type=int, default=2, help="mutants that are tried at once")
     parser.add_argument("--verbose", action="store_true", help="name what noticed each mutant too")
     options = parser.parse_args()
     os.chdir(ROOT)
@@ -233,7 +275,8 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     with tempfile.TemporaryDirectory() as place:
         ignored = [f"--ignore={each}" for each in NEVER]
-        wanted = ["-q", "-p", "no:cacheprovider", f"--basetemp={place}/tests", *ignored, *options.tests]
+        options.place = Path(place)
+        wanted = ["-q", "-p", "no:cacheprovider", *ignored, *options.tests]
         sys.exit(pytest.main(wanted, plugins=[Run(options)]))
 
 

@@ -49,6 +49,8 @@ LOOKS = set(
 )
 """Keywords whose values are a matter of looks."""
 
+LARGEST_TOLERANCE = 1e-6
+"""Twice a number below it is as good."""
 
 SIZE = re.compile(r"(MAX|STEPS|POSITIONS)_[A-Z_]+")
 """Constants that say how much is computed at once. What is computed from one is a size too, and changes no number."""
@@ -117,7 +119,8 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
         if isinstance(node.value, bool):
             yield other(value=not node.value)
         elif isinstance(node.value, int | float):
-            yield other(value=node.value + 1 if isinstance(node.value, int) or not node.value else node.value * 2)
+            if isinstance(node.value, int) or not 0 < abs(node.value) < LARGEST_TOLERANCE:
+                yield other(value=node.value + 1 if isinstance(node.value, int) or not node.value else node.value * 2)
             if node.value:
                 yield other(value=node.value - 1 if isinstance(node.value, int) else 0.0)
     elif isinstance(node, ast.Slice):
@@ -131,7 +134,7 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
 
 def calls(node: ast.Call, other: Any) -> Iterator[ast.AST]:
     name = called(node.func)
-    if name in EXCHANGED:
+    if name in EXCHANGED and not (name in ("split", "rsplit") and len(node.args) + len(node.keywords) < 2):
         function = copy.copy(node.func)
         setattr(function, "id" if isinstance(function, ast.Name) else "attr", EXCHANGED[name])
         yield other(func=function)

@@ -1,6 +1,6 @@
 """Record the output of every verb and of every small model, and compare two recordings.
 
-    python tools/record_outputs.py record DIR [--only VERB ...]
+    python tools/record_outputs.py record DIR [--only VERB ...] [--small]
     python tools/record_outputs.py compare OLD NEW [--tolerance 1e-4]
 
 A safety net for refactorings: record before and after, then compare. `record` runs each line of `record_cases.txt`
@@ -8,7 +8,8 @@ through the command's entry point, in this process and on one thread, and writes
 `stdout.txt` and `exit` (and `stderr.txt` where the exit code is not 0). The case `architectures` holds what no verb
 prints: for each model of every architecture's `examples()` its logits, states, maps, survival and gradients, one JSON
 per model. Data sets are read from the folder that SSMSCOPE_DATA names. The package is the one that Python imports:
-PYTHONPATH chooses it.
+PYTHONPATH chooses it. With `--small`, what tests/test_recorded.py compares with is made anew: the cases that DIR has,
+each with the words of its pages and without files of more than 20 kB.
 
 `compare` prints what differs and exits with 1 if anything does, see `compare_outputs.py`.
 """
@@ -19,6 +20,7 @@ import argparse
 import base64
 import contextlib
 import io
+import itertools
 import json
 import os
 import random
@@ -30,6 +32,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +47,17 @@ TESTS = Path(__file__).resolve().parents[1] / "tests"
 ARCHITECTURES = "architectures"
 WITHOUT_OUT = ("models", "serve")
 WITHOUT_FORMATS = (*WITHOUT_OUT, "train", "report", "lens")
+MAX_BYTES = 20_000
 SHORT = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9], [90, 1, 2, 3, 4, 5]]
 LONG = [[(7 * i * i + 3 * i) % 97 for i in range(length)] for length in (300, 170)]
 """Token ids for the small models: a padded batch, and texts longer than the pieces in which scans and sums run."""
 
 
-def read_cases() -> dict[str, list[str]]:
-    """Return the command line of every case."""
+def read_cases(pages: bool = False) -> dict[str, list[str]]:
+    """Return the command line of every case, with pages of its results or without.
+
+    Without figures, which take most of the time.
+    """
     definitions: dict[str, str] = {}
     cases: dict[str, list[str]] = {}
     for line in CASES.read_text().splitlines():
@@ -59,51 +66,102 @@ def read_cases() -> dict[str, list[str]]:
         elif match := re.match(r"([a-z0-9-]+): (.*)", line):
             verb, *more = shlex.split(match[2].format(**definitions))
             out = [] if verb in WITHOUT_OUT else ["--out", match[1]]
-            formats = [] if verb in WITHOUT_FORMATS else ["--formats", "csv"]  # pictures take most of the time
+            formats = (
+                [] if verb in WITHOUT_FORMATS else ["--formats", "csv,html" if pages else "csv"]
+            )  # pictures take most of the time
             cases[match[1]] = [verb, *more, *out, *formats]
     return {**cases, ARCHITECTURES: [ARCHITECTURES]}
 
 
-def record(folder: Path, only: list[str]) -> None:
+def record(folder: Path, only: list[str], small: bool) -> None:
     """Run the cases of these verbs, by default all, and write what they give to `folder`."""
     if not os.environ.get("SSMSCOPE_DATA"):
         sys.exit("set SSMSCOPE_DATA to the folder that holds the data sets (sst2, books, wikitext2, cifar10, …)")
-    import torch
-
     import ssmscope
-    from ssmscope.cli import main
 
     print(f"recording {ssmscope.__file__}", file=sys.stderr)
     os.environ["SSMSCOPE_DATA"] = os.path.abspath(os.environ["SSMSCOPE_DATA"])
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)  # so that no output names the folder
+    present = {place.name for place in Path().iterdir()}
     write_inputs(Path("inputs"))
-    cases = read_cases()
+    cases = {name: line for name, line in read_cases(small).items() if not small or not present or name in present}
     if unknown := set(only) - {line[0] for line in cases.values()}:
         sys.exit(f"no case is of {', '.join(sorted(unknown))}")
     chosen = {name for name, line in cases.items() if not only or line[0] in only}
     chosen |= {word for name in chosen for word in cases[name] if word in cases}  # the models that they read
     for name in (name for name in cases if name in chosen):
-        shutil.rmtree(name, ignore_errors=True)
-        code, start, stdout, stderr = 0, time.perf_counter(), io.StringIO(), io.StringIO()
-        torch.manual_seed(0)
-        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-            try:
-                if name == ARCHITECTURES:
-                    record_architectures(Path(name))
-                else:
-                    sys.argv = ["analyze", *cases[name]]
-                    main()
-            except SystemExit as end:
-                code = end.code
-            except Exception as error:  # a fault of the package is an output too
-                code = f"{type(error).__name__}: {error}"
-        Path(name).mkdir(exist_ok=True)
-        Path(name, "exit").write_text(f"{code}\n")
-        Path(name, "stdout.txt").write_text(stdout.getvalue())
-        if code:
-            Path(name, "stderr.txt").write_text(stderr.getvalue())
+        start = time.perf_counter()
+        code = run(name, cases[name])
+        if small:
+            write_words(Path(name))
+            drop_large(Path(name))
         print(f"{time.perf_counter() - start:6.1f} s  {name}  exit {code}", file=sys.stderr)
+    if small:
+        shutil.rmtree("inputs")
+
+
+def run(name: str, line: list[str]) -> int | str:
+    """Run a case in the current folder, write what it gives to the folder NAME, and return its exit code."""
+    import torch
+
+    from ssmscope.cli import main
+
+    shutil.rmtree(name, ignore_errors=True)
+    code, stdout, stderr = 0, io.StringIO(), io.StringIO()
+    torch.manual_seed(0)
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        try:
+            if name == ARCHITECTURES:
+                record_architectures(Path(name))
+            else:
+                sys.argv = ["analyze", *line]
+                main()
+        except SystemExit as end:
+            code = end.code
+        except Exception as error:  # a fault of the package is an output too
+            code = f"{type(error).__name__}: {error}"
+    Path(name).mkdir(exist_ok=True)
+    Path(name, "exit").write_text(f"{code}\n")
+    Path(name, "stdout.txt").write_text(stdout.getvalue())
+    if code:
+        Path(name, "stderr.txt").write_text(stderr.getvalue())
+    return code
+
+
+def write_words(folder: Path) -> None:
+    """Write the words of each page in a case's folder beside it, as far as its provenance."""
+    for page in folder.rglob("*.html"):
+        words = Words()
+        words.feed(page.read_text())
+        lines = itertools.takewhile(lambda line: line != "Provenance", words.lines)
+        page.with_suffix(".page.txt").write_text("".join(f"{line}\n" for line in lines))
+
+
+def drop_large(folder: Path) -> None:
+    """Remove large files from a case's folder, and those that are not compared."""
+    for file in folder.rglob("*"):
+        if file.is_file() and (file.stat().st_size > MAX_BYTES or file.suffix not in (".json", ".csv", ".txt", "")):
+            file.unlink()
+
+
+class Words(HTMLParser):
+    """Parser that collects the words of a page in `lines`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.hidden = False
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.hidden = tag in ("script", "style")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.hidden = False
+
+    def handle_data(self, data: str) -> None:
+        if data.strip() and not self.hidden:
+            self.lines.append(" ".join(data.split()))
 
 
 def write_inputs(folder: Path) -> None:
@@ -203,13 +261,14 @@ def main() -> None:
     recording = commands.add_parser("record")
     recording.add_argument("folder", type=Path)
     recording.add_argument("--only", nargs="+", metavar="VERB", default=[])
+    recording.add_argument("--small", action="store_true", help="make tests/recorded anew")
     comparing = commands.add_parser("compare")
     comparing.add_argument("old", type=Path)
     comparing.add_argument("new", type=Path)
     comparing.add_argument("--tolerance", type=float, default=1e-4)
     given = parser.parse_args()
     if given.command == "record":
-        record(given.folder, given.only)
+        record(given.folder, given.only, given.small)
     else:
         lines = list(compare(given.old, given.new, given.tolerance))
         print(*(lines or ["no differences"]), sep="\n")
