@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from drawn import parts_of
+from drawn import labels, parts_of
 from examples import HALVES, TEXTS, random_example
 from loud import loud
 from transformers import MambaConfig, MambaForCausalLM
@@ -281,13 +281,7 @@ class TestResult:
             assert "not reached" not in shown and ("a text's own tokens" in shown) == own
             half = "half of it in the last 4 of 6 tokens, 90 % in the last 6" if own else "90 % of it within 16 tokens"
             assert half in result.headline
-            legend = [
-                text.get_text()
-                for axes in result.figure().axes
-                if (box := axes.get_legend())
-                for text in box.get_texts()
-            ]
-            assert ("90 %: 6" if own else "90 %: 16") in legend
+            assert ("90 %, within the text: 6" if own else "90 %, effective context: 16") in labels(result.figure())
             table = Influence.compare([result], [("a",)])
             assert dict(zip(table.columns, table.rows[0][1]))["90 % held within"].value == ("6" if own else "16")
 
