@@ -119,7 +119,7 @@ def _variables(given: Sequence[str], data: str | None) -> dict[str, str]:
 
 def _engine(engine: str, *, address: str | None, workers: int | None, by_batch: bool) -> Engine:
     check_engine(engine, address=address, workers=workers, by_batch=by_batch or None)
-    from ssmscope.reports.engines import batches_on_ray, ray_engine, run_locally
+    from ssmscope.reports.running import batches_on_ray, ray_engine, run_locally
 
     if engine == "local":
         return run_locally

@@ -15,7 +15,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 
 from ssmscope import ops
 from ssmscope.architectures.own import groupmamba, state_attention
-from ssmscope.architectures.own.state_attention import all_states
+from ssmscope.architectures.own.groupmamba import all_states
 from ssmscope.architectures.read import mamba, mamba2
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model

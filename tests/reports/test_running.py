@@ -26,8 +26,9 @@ from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import scored
 from ssmscope.render import pictures
 from ssmscope.reports import fingerprints as code
-from ssmscope.reports import page_items, running
-from ssmscope.reports.sources import kind_of
+from ssmscope.reports import page as report_page
+from ssmscope.reports import running
+from ssmscope.reports.jobs import kind_of
 from ssmscope.reports.store import Store
 
 
@@ -47,16 +48,14 @@ def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The verbs of the jobs that were run, in order, with their models."""
-    import ssmscope.reports.engines as engines
-
     found: list[str] = []
 
     def counted(job: Any, folder: Path) -> Any:
         found.append(" ".join([job.verb, *job.models]))
         return execute(job, folder)
 
-    execute = engines.execute
-    monkeypatch.setattr(engines, "execute", counted)
+    execute = running.execute
+    monkeypatch.setattr(running, "execute", counted)
     return found
 
 
@@ -444,7 +443,7 @@ class TestKilled:
         root, again = tmp_path / "unbroken", tmp_path / "killed"
         unpainted(monkeypatch)  # nor are pictures looked at that stand in the page and beside it
         monkeypatch.setattr(pictures, "drawn", lambda figure, suffix: b"a picture")
-        monkeypatch.setattr(page_items, "image_html", lambda picture: "")
+        monkeypatch.setattr(report_page, "image_html", lambda picture: "")
         started = time.perf_counter()
         with monkeypatch.context() as patch:
             patch.setattr(running, "_write", lambda report, root: None)

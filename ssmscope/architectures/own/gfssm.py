@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-from ssmscope.architectures.own.base import base_of, variant
+from ssmscope.architectures.own.generation import base_of, variant
 from ssmscope.architectures.read.parts import (
     ReadMixer,
     at_least_float32,
@@ -44,7 +44,7 @@ class Grouping(nn.Module):
     """Parameters that a GFSSM layer adds to its base: the filter's taps `fir` (1, taps), k_0 first, and the states
     before the first token, `prompt` (groups, heads, width, state), None without prompts."""
 
-    def __init__(self, config: Any, mixer: nn.Module) -> None:
+    def __init__(self, config: Any, mixer: Any) -> None:
         super().__init__()
         self.groups = config.state_groups
         heads, width = (mixer.intermediate_size, 1)
@@ -100,9 +100,7 @@ def grouped(recurrence: Recurrence, turn: Int[Tensor, "batch length"], groups: i
     )
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the base model's terms with the filtered input and one recurrence per group.
 
     `extras` has the filter's taps `k`, its input `x` (batch, length, channels) and, in a run that continues, `x_tail`,
@@ -130,14 +128,14 @@ def compute_terms(
     return replace(layer, recurrences=recurrences, initial=initial, turn=turn, reach=reach, extras=extras)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the base model's output (batch, length, width) for the sum of the groups' outputs."""
     scans = layer.scan() if scans is None else scans
     y = torch.stack([s.y for s in scans]).sum(0)
     return base_of(mixer).output(mixer, layer, (Scan(y, scans[0].state, None),))
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map: a path per group of states, after the filter, with the prompts as its sink."""
     base, u = base_of(mixer), at_least_float32(layer.u)
     input_map = base.input_map(mixer, layer)
@@ -158,7 +156,7 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     return LinearizedLayer(u, paths, rest=constant(mixer, "out_proj", u))
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> GroupedState:
+def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> GroupedState:
     """Return the state from which a run continues, every row's by its own number of real positions."""
     base = replace(layer, reach=mixer.conv_kernel_size).state_after(scans)
     states = torch.stack(base.ssm, dim=1)

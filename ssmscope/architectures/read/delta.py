@@ -72,9 +72,7 @@ class DeltaMixer(ReadMixer, nn.Module):
         nn.init.uniform_(self.dt_bias, math.log(math.expm1(1e-3)), math.log(math.expm1(1e-1)))
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms. At padding keys are zero, so that such a token exchanges nothing, whatever its β."""
     mask = as_mask(mask)
     qkv = mixer.qkv_proj(u)
@@ -94,7 +92,7 @@ def compute_terms(
     return LayerTrace(u, (recurrence,), mask=mask, z=z, **around)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ SiLU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
     norm = mixer.head_norm
@@ -103,7 +101,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return mixer.out_proj(o if layer.z is None else o * silu(layer.z))
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
     norm, (scanned,) = mixer.head_norm, layer.scan()
     factor = rms_factor(scanned.y, norm.eps) * at_least_float32(norm.weight)

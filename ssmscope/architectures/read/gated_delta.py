@@ -14,11 +14,11 @@ OLMo-hybrid one for every term; its β is up to 2, which makes eigenvalues of th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from ssmscope.architectures.read.parts import (
@@ -54,7 +54,7 @@ class Projected(NamedTuple):
     beta: Tensor
 
 
-def _projected(mixer: nn.Module, u: Tensor) -> Projected:
+def _projected(mixer: Any, u: Tensor) -> Projected:
     if hasattr(mixer, "in_proj_qkvz"):  # Qwen3-Next
         q, k, v, z, b, a = mixer.fix_query_key_value_ordering(mixer.in_proj_qkvz(u), mixer.in_proj_ba(u))
         return Projected(torch.cat([t.flatten(2) for t in (q, k, v)], dim=-1), z.flatten(2), a, b.sigmoid())
@@ -65,7 +65,7 @@ def _projected(mixer: nn.Module, u: Tensor) -> Projected:
     return Projected(qkv, mixer.g_proj(u), mixer.a_proj(u), beta)
 
 
-def _entering(mixer: nn.Module) -> list[Callable[[Tensor, bool], Tensor]]:
+def _entering(mixer: Any) -> list[Callable[[Tensor, bool], Tensor]]:
     """Return the maps of the layer's input to v and to z."""
     if hasattr(mixer, "in_proj_qkvz"):
         each = mixer.num_v_heads // mixer.num_k_heads * mixer.head_v_dim
@@ -78,14 +78,12 @@ def _entering(mixer: nn.Module) -> list[Callable[[Tensor, bool], Tensor]]:
     return [projection(mixer, "v_proj"), projection(mixer, "g_proj")]
 
 
-def _named(mixer: nn.Module) -> tuple[str, str]:
+def _named(mixer: Any) -> tuple[str, str]:
     """Return the names of a mixer's norm and output projection."""
     return ("o_norm", "o_proj") if hasattr(mixer, "o_norm") else ("norm", "out_proj")
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms. At padding nothing is exchanged."""
     mask, projected = as_mask(mask), _projected(mixer, u)
     qkv, act = projected.qkv, activation(mixer, silu)
@@ -109,7 +107,7 @@ def unit(t: Tensor, eps: float = UNIT_EPSILON) -> Tensor:
     return t * torch.rsqrt(t.square().sum(-1, keepdim=True) + eps)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ SiLU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
     norm, out = _named(mixer)
@@ -118,7 +116,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return getattr(mixer, out)(rearrange(normed, "b t h p -> b t (h p)"))
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
     (norm, out), (enter, enter_gate), (scanned,) = _named(mixer), _entering(mixer), layer.scan()
     z, kind = at_least_float32(layer.gate), type(innermost(getattr(mixer, norm)))

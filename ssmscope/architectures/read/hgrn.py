@@ -158,9 +158,7 @@ class SlotState(LayerState):
     keys: Tensor
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms. A GSA layer's `extras` have the slots' `keys` after the last position."""
     mask = as_mask(mask)
     log_f = mask_padding(mixer.log_f(u), mask)
@@ -171,7 +169,7 @@ def compute_terms(
     return LayerTrace(u, (recurrence,), mask=mask, z=z, extras=extras)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms."""
     (scanned,) = layer.scan() if scans is None else scans
     o, norm = mixer.activated(rearrange(scanned.y, "b t h p -> b t (h p)")), mixer.norm
@@ -179,7 +177,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return mixer.out_proj(o if layer.z is None else o * silu(layer.z))
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map of its values with f, what reads, SiLU, the gate and the norm frozen."""
     value, (scanned,) = projection(mixer, "i_proj"), layer.scan()
     y = rearrange(scanned.y, "b t h p -> b t (h p)")
@@ -191,7 +189,7 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     return one_path(mixer, layer, input_map, **gated_by(mixer, layer, factor))
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
     """Return the state from which a run continues after this layer."""
     found, keys = layer.state_after(scans), layer.extras.get("keys")
     return found if keys is None else SlotState(**vars(found), keys=keys)

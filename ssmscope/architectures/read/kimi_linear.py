@@ -10,9 +10,11 @@ experts are run by the model itself.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import softplus
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearRMSNormGated
 
@@ -36,9 +38,7 @@ from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import DeltaRecurrence
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms."""
     mask, gate = as_mask(mask), mixer.forget_gate
     qkv = torch.cat([mixer.q_proj(u), mixer.k_proj(u), mixer.v_proj(u)], dim=-1)
@@ -56,7 +56,7 @@ def compute_terms(
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.g_b_proj(mixer.g_a_proj(u)), **around)
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map of v with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
     (scanned,) = layer.scan()
     factor = rms_factor(scanned.y, mixer.o_norm.variance_epsilon) * norm_weight(mixer, "o_norm", KimiLinearRMSNormGated)

@@ -9,8 +9,10 @@ ask about. Attention, which in LFM3 has windows and a gate, feed-forward parts a
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ssmscope.architectures.read.parts import (
     as_mask,
@@ -30,9 +32,7 @@ from ssmscope.ops.recurrence import smallest_exponent
 HAS_RECURRENT_STATE = False
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms."""
     mask = as_mask(mask) if mask is None or mask.ndim == 2 else None  # transformers 4.57 passes the mask of attention.
     B, C, x = mixer.in_proj(u).chunk(3, dim=-1)
@@ -44,17 +44,17 @@ def compute_terms(
     return LayerTrace(u, (recurrence,), mask=mask, z=C, extras={"B": B}, **around)
 
 
-def _convolution(mixer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+def _convolution(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor | None]:
     return convolution(mixer, x, "conv", mixer.config.conv_L_cache)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: W_O (C ⊙ y)."""
     (scanned,) = layer.scan() if scans is None else scans
     return mixer.out_proj(scanned.y.squeeze(-1).to(layer.gate.dtype) * layer.gate)
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with B and C frozen; C opens, B is frozen for relevance too."""
     assert layer.conv_input is not None
     B, width = at_least_float32(layer.extras["B"]), layer.gate.shape[-1]

@@ -239,9 +239,7 @@ class RetentionState(LayerState):
     position: Tensor
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms. A rotated layer's `extras` have every token's `position` (batch, length)."""
     mask = as_mask(mask)
     q, k, v = (mixer.heads(project(u)) for project in (mixer.q_proj, mixer.k_proj, mixer.v_proj))
@@ -252,13 +250,13 @@ def compute_terms(
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.z_proj(u), extras=extras)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms."""
     (scanned,) = layer.scan() if scans is None else scans
     return mixer.finish(scanned.y, layer.gate)
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, decays, the gate and the norms of its heads frozen."""
     norm, (scanned,) = mixer.head_norm, layer.scan()
     z, weight, centred = at_least_float32(layer.gate), at_least_float32(norm.weight), isinstance(norm, nn.GroupNorm)
@@ -280,7 +278,7 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     )
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
     """Return the state from which a run continues after this layer."""
     found, position = layer.state_after(scans), layer.extras.get("position")
     return found if position is None else RetentionState(**vars(found), position=position[:, -1] + 1)

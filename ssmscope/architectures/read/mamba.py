@@ -9,8 +9,10 @@ layers are run by the model itself.
 
 from __future__ import annotations
 
+from typing import Any
+
 from einops import einsum, rearrange
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import rms_norm, softplus
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
 
@@ -33,9 +35,7 @@ from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms (Mamba, Algorithm 2)."""
     mask, projected, rows = as_mask(mask), mixer.in_proj(u), _rows(mixer)
     conv_input, z = projected[..., rows[0]], projected[..., rows[1]]
@@ -52,18 +52,18 @@ def compute_terms(
     return LayerTrace(u, (recurrence,), mask=mask, z=z, **around)
 
 
-def _rows(mixer: nn.Module) -> tuple[slice, slice]:
+def _rows(mixer: Any) -> tuple[slice, slice]:
     """Return the outputs of `in_proj` that are the recurrence's input, and its gate."""
     if hasattr(mixer, "x_proj_weight"):
         return slice(0, None, 2), slice(1, None, 2)
     return slice(0, mixer.intermediate_size), slice(mixer.intermediate_size, None)
 
 
-def _sizes(mixer: nn.Module) -> list[int]:
+def _sizes(mixer: Any) -> list[int]:
     return [mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size]
 
 
-def _channel_terms(mixer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _channel_terms(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return Δ before its softplus (batch, length, channels), and B and C (batch, length, 1, state)."""
     step, B, C = mixer.x_proj(x).split(_sizes(mixer), dim=-1)
     if hasattr(mixer, "dt_layernorm"):  # Jamba has these and, in transformers 5, Falcon-Mamba.
@@ -73,7 +73,7 @@ def _channel_terms(mixer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return step_projection(mixer, step), B.unsqueeze(2), C.unsqueeze(2)
 
 
-def _head_terms(mixer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _head_terms(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the same, B and C (batch, length, heads, state), for a mixer with weights per head."""
     by_head = rearrange(x, "b t (h p) -> b t h p", h=mixer.n_mamba_heads)
     made = einsum(by_head, mixer.x_proj_weight, "b t h p, h n p -> b t h n")
@@ -82,25 +82,25 @@ def _head_terms(mixer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return rearrange(delta, "b t h p -> b t (h p)"), B, C
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: out_proj(y ⊙ SiLU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
     return mixer.out_proj(scanned.y.squeeze(-1).to(layer.gate.dtype) * gate_activation(mixer)(layer.gate))
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, B, C, SiLU and the gate frozen; see `input_map` and `output_map`."""
     u = at_least_float32(layer.u)
     path = Path(layer.recurrence, input_map(mixer, layer), output_map(mixer, layer))
     return LinearizedLayer(u, (path,), rest=constant(mixer, "out_proj", u))
 
 
-def input_map(mixer: nn.Module, layer: LayerTrace) -> InputMap:
+def input_map(mixer: Any, layer: LayerTrace) -> InputMap:
     """Return the map from the layer's input to its recurrence's."""
     return convolved_input_map(mixer, layer, activation(mixer), projection(mixer, "in_proj", _rows(mixer)[0]))
 
 
-def output_map(mixer: nn.Module, layer: LayerTrace, y: Tensor | None = None) -> OutputMap:
+def output_map(mixer: Any, layer: LayerTrace, y: Tensor | None = None) -> OutputMap:
     """Return the map from the recurrence's output to the layer's, which does not depend on `y`."""
     project, z = projection(mixer, "out_proj"), at_least_float32(layer.gate)
     enter, act = projection(mixer, "in_proj", _rows(mixer)[1]), gate_activation(mixer)

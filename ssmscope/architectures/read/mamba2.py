@@ -14,9 +14,10 @@ than on a GPU, or than release 5 and we give them.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from ssmscope.architectures.read.parts import (
@@ -38,9 +39,7 @@ from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms (Mamba-2, section 7)."""
     unbounded = any(kind.__name__ == "Zamba2MambaMixer" for kind in type(mixer).__mro__)
     limits = (mixer.config.time_step_min, math.inf) if unbounded else mixer.time_step_limit
@@ -48,7 +47,7 @@ def compute_terms(
 
 
 def terms(
-    mixer: nn.Module,
+    mixer: Any,
     u: Tensor,
     projected: Tensor,
     limits: tuple[float, float],
@@ -66,7 +65,7 @@ def terms(
     return LayerTrace(u, (recurrence,), mask=mask, z=z, **around)
 
 
-def recurrence_of(mixer: nn.Module, xBC: Tensor, delta: Tensor) -> Recurrence:
+def recurrence_of(mixer: Any, xBC: Tensor, delta: Tensor) -> Recurrence:
     """Return the layer's recurrence from x, B and C, (batch, length, channels), and Δ, (batch, length, heads)."""
     per_group = mixer.n_groups * mixer.ssm_state_size
     x, B, C = xBC.split([mixer.intermediate_size, per_group, per_group], dim=-1)
@@ -80,14 +79,14 @@ def recurrence_of(mixer: nn.Module, xBC: Tensor, delta: Tensor) -> Recurrence:
     )
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: out_proj(RMSNorm(y ⊙ SiLU(z)))."""
     (scanned,) = layer.scan() if scans is None else scans
     y = rearrange(scanned.y, "b t h p -> b t (h p)")
     return mixer.out_proj(mixer.norm(y, layer.gate).to(layer.gate.dtype))
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, B, C, SiLU, the gate and the norm frozen."""
     u = at_least_float32(layer.u)
     (scanned,) = layer.scan()
@@ -95,14 +94,14 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     return LinearizedLayer(u, (path,), rest=constant(mixer, "out_proj", u))
 
 
-def input_map(mixer: nn.Module, layer: LayerTrace) -> InputMap:
+def input_map(mixer: Any, layer: LayerTrace) -> InputMap:
     """Return the map from the layer's input to its recurrence's."""
     inner = mixer.intermediate_size
     enter = projection(mixer, "in_proj", slice(inner, 2 * inner))
     return convolved_input_map(mixer, layer, activation(mixer), enter, slice(0, inner))
 
 
-def output_map(mixer: nn.Module, layer: LayerTrace, y: Tensor) -> OutputMap:
+def output_map(mixer: Any, layer: LayerTrace, y: Tensor) -> OutputMap:
     """Return the map from the recurrence's output to the layer's, with the norm's factor frozen at `y` (batch, length,
     heads, width)."""
     norm, project = mixer.norm, projection(mixer, "out_proj")

@@ -108,9 +108,7 @@ class Mamba3State(LayerState):
     angle: Tensor
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms as two recurrences, "now" and "before"; `extras` has the `angle` of every pair of the
     state's dimensions, (batch, length, heads, pairs) in float64."""
     assert state is None or isinstance(state, Mamba3State)
@@ -135,13 +133,13 @@ def compute_terms(
     return LayerTrace(u, (now, before), mask=mask, z=z, initial=initial, reach=2, extras={"angle": angle})
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms."""
     now, before = layer.scan() if scans is None else scans
     return mixer.finish(now.y + before.y, layer.gate)
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, λ, A, b, c, the gate and the norm frozen: a path for each recurrence,
     that of "before" after a shift by one token."""
     now, before = layer.recurrences
@@ -176,7 +174,7 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     return LinearizedLayer(u, paths, rest=constant(mixer, "out_proj", u))
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> Mamba3State:
+def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> Mamba3State:
     """Return the state from which a run continues after this layer."""
     now, before = layer.recurrences
     x, b = (

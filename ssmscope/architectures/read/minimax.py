@@ -6,9 +6,11 @@ activation on q, k and v, a norm over all heads, and a sigmoid gate. Attention a
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.minimax.modeling_minimax import MiniMaxRMSNorm
 
 from ssmscope.architectures.read.parts import (
@@ -25,9 +27,7 @@ from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms."""
     mask = as_mask(mask)
     qkv = at_least_float32(mask_padding(mixer.act_fn(mixer.qkv_proj(u)), mask))
@@ -38,7 +38,7 @@ def compute_terms(
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.output_gate(u))
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: W_O (σ(z) ⊙ RMSNorm(y))."""
     (scanned,) = layer.scan() if scans is None else scans
     normed = mixer.norm(rearrange(scanned.y, "b t h p -> b t (h p)").to(layer.u.dtype))
@@ -50,7 +50,7 @@ def returned(output: Tensor) -> tuple[Tensor, None]:
     return output, None
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, the activation of v, the norm and the gate frozen."""
     places = torch.arange(mixer.qkv_proj.out_features).view(mixer.num_attention_heads, -1)
     value = projection(mixer, "qkv_proj", places[:, 2 * mixer.head_dim :].flatten())

@@ -34,7 +34,7 @@ class ReadMixer:
         return reader.output(self, reader.compute_terms(self, hidden_states, attention_mask))
 
 
-def refuse_caches(mixer: nn.Module, *caches: Any) -> None:
+def refuse_caches(mixer: Any, *caches: Any) -> None:
     """Raise ValueError if a cache is given to a mixer that fills none."""
     if any(cache is not None for cache in caches):
         raise ValueError(
@@ -85,7 +85,7 @@ def _activated(act: Activation, *terms: Any) -> Tensor:
 
 
 def convolve(
-    mixer: nn.Module,
+    mixer: Any,
     x: Float[Tensor, "batch length channels"],
     kernel: tuple[Tensor, Tensor | None],
     mask: Bool[Tensor, "batch length"] | None,
@@ -105,7 +105,7 @@ def convolve(
     return mask_padding(y, mask), {"conv_input": x, "conv_tail": tail, "taps": taps, "reach": weight.shape[-1]}
 
 
-def projection(mixer: nn.Module, name: str, rows: slice | Tensor | None = None) -> Callable[[Tensor, bool], Tensor]:
+def projection(mixer: Any, name: str, rows: slice | Tensor | None = None) -> Callable[[Tensor, bool], Tensor]:
     """Return a linear layer of a mixer, or the `rows` of its outputs, as a map (x, biased): without its bias if
     `biased` is False.
 
@@ -116,7 +116,7 @@ def projection(mixer: nn.Module, name: str, rows: slice | Tensor | None = None) 
 
 
 def convolution(
-    mixer: nn.Module, x: Float[Tensor, "batch length channels"], name: str = "conv1d", taps: int | None = None
+    mixer: Any, x: Float[Tensor, "batch length channels"], name: str = "conv1d", taps: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Return the weight (channels, 1, taps) and bias (channels,) of a mixer's convolution, which reads `x`.
 
@@ -138,7 +138,7 @@ GATED_NORMS = (
 """Norms in transformers that compute RMSNorm(y ⊙ SiLU(z))."""
 
 
-def step_projection(mixer: nn.Module, step: Tensor) -> Tensor:
+def step_projection(mixer: Any, step: Tensor) -> Tensor:
     """Return Δ before its softplus for a Mamba's mixer.
 
     Raises:
@@ -148,23 +148,23 @@ def step_projection(mixer: nn.Module, step: Tensor) -> Tensor:
     return mixer.dt_proj(step)
 
 
-def activation(mixer: nn.Module, otherwise: Activation | None = None) -> Activation:
+def activation(mixer: Any, otherwise: Activation | None = None) -> Activation:
     """Return the activation after a mixer's convolution, by default its `act`; transformers 5 looks it up by name."""
     return ACT2FN[mixer.activation] if _by_weight(mixer) else otherwise or mixer.act
 
 
-def gate_activation(mixer: nn.Module) -> Activation:
+def gate_activation(mixer: Any) -> Activation:
     """Return the activation of a Mamba mixer's gate."""
     return silu if _by_weight(mixer) else mixer.act
 
 
-def _by_weight(mixer: nn.Module) -> bool:
+def _by_weight(mixer: Any) -> bool:
     """Return True if a mixer uses the weights and names of parts that others call."""
     theirs = any(kind.__module__.startswith("transformers.") for kind in type(mixer).__mro__)
     return BY_WEIGHT and theirs and not isinstance(mixer, ReadMixer)
 
 
-def _check_weight_is_all(mixer: nn.Module, name: str) -> None:
+def _check_weight_is_all(mixer: Any, name: str) -> None:
     """Raise InputError if transformers' mixer uses a part's weight alone and the part computes something else."""
     if _by_weight(mixer) and not agrees_with_weight(getattr(mixer, name)):
         raise InputError(
@@ -173,12 +173,12 @@ def _check_weight_is_all(mixer: nn.Module, name: str) -> None:
         )
 
 
-def _named(mixer: nn.Module, name: str) -> str:
+def _named(mixer: Any, name: str) -> str:
     layer = getattr(mixer, "layer_idx", getattr(mixer, "layer_id", None))
     return f"{type(mixer).__name__}.{name}" + ("" if layer is None else f" of layer {layer}")
 
 
-def norm_weight(mixer: nn.Module, name: str, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> Tensor:
+def norm_weight(mixer: Any, name: str, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> Tensor:
     """Return the weight of a mixer's norm, a `kind`, in at least float32.
 
     Raises:
@@ -189,7 +189,7 @@ def norm_weight(mixer: nn.Module, name: str, kind: type[nn.Module] | tuple[type[
     return at_least_float32(weight)
 
 
-def gated_norm_weight(mixer: nn.Module) -> Tensor:
+def gated_norm_weight(mixer: Any) -> Tensor:
     """Return the weight of a mixer's gated norm, one of `GATED_NORMS`, in at least float32.
 
     Raises:
@@ -201,7 +201,7 @@ def gated_norm_weight(mixer: nn.Module) -> Tensor:
 
 
 def convolved_input_map(
-    mixer: nn.Module,
+    mixer: Any,
     layer: LayerTrace,
     act: Callable[[Tensor], Tensor] | None,
     enter: Callable[[Tensor, bool], Tensor],
@@ -233,7 +233,7 @@ def convolved_input_map(
 
 
 def one_path(
-    mixer: nn.Module,
+    mixer: Any,
     layer: LayerTrace,
     input_map: InputMap,
     gate: Tensor,
@@ -249,7 +249,7 @@ def one_path(
     return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=rest)
 
 
-def gated_by(mixer: nn.Module, layer: LayerTrace, factor: Tensor) -> dict[str, Any]:
+def gated_by(mixer: Any, layer: LayerTrace, factor: Tensor) -> dict[str, Any]:
     """Return the fields of an `OutputMap` for values times `factor` and, if the layer has a gate, SiLU(z_proj(u))."""
     if layer.z is None:
         return {"gate": factor}
@@ -264,7 +264,7 @@ def opened_by(
     return lambda u, biased: enter(u, biased) * as_diagonal(act, z)
 
 
-def constant(mixer: nn.Module, name: str, u: Tensor) -> Tensor | None:
+def constant(mixer: Any, name: str, u: Tensor) -> Tensor | None:
     """Return a linear layer's bias at every position of `u` (batch, length, …); None without one."""
     bias = offset(getattr(mixer, name), _named(mixer, name))
     return None if bias is None else bias.to(u).expand(*u.shape[:2], -1)

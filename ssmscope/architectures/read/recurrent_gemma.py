@@ -8,9 +8,11 @@ out of reach, so that runs do not continue from states there.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from einops import einsum, rearrange
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import softplus
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import (
     SqrtBoundDerivative,
@@ -33,9 +35,7 @@ from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms."""
     mask = as_mask(mask) if mask is None or mask.ndim == 2 else None  # transformers 4.57 passes the mask of attention.
     conv_input = mixer.linear_x(u)
@@ -52,7 +52,7 @@ def compute_terms(
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.linear_y(u), **around)
 
 
-def _gate(mixer: nn.Module, x: Tensor, name: str) -> Tensor:
+def _gate(mixer: Any, x: Tensor, name: str) -> Tensor:
     """Return σ(W x + b) of each head's own channels, (batch, length, channels)."""
     weight, bias = (at_least_float32(getattr(mixer.rg_lru, f"{name}_{each}")) for each in ("weight", "bias"))
     by_head = rearrange(x, "b t (h p) -> b t h p", h=len(weight))
@@ -60,11 +60,11 @@ def _gate(mixer: nn.Module, x: Tensor, name: str) -> Tensor:
     return torch.sigmoid(rearrange(made, "b t h q -> b t (h q)"))
 
 
-def _convolution(mixer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+def _convolution(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor | None]:
     return depthwise(mixer.conv_1d, x.shape[-1], mixer.conv1d_width, f"{type(mixer).__name__}.conv_1d")
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: W_O (h ⊙ GELU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
     return mixer.linear_out(scanned.y.squeeze(-1).to(layer.gate.dtype) * mixer.act_fn(layer.gate))
@@ -75,7 +75,7 @@ def returned(output: Tensor) -> Tensor | tuple[Tensor, None]:
     return (output, None) if BY_WEIGHT else output
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with a, i and the output gate frozen."""
     assert layer.conv_input is not None
     z, enter = at_least_float32(layer.gate), projection(mixer, "linear_x")

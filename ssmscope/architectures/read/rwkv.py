@@ -88,9 +88,7 @@ def log_weights(
     return grown.logcumsumexp(1) - rearrange(past, "b t -> b t 1") * w
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the block's terms.
 
     `extras` has the mean's
@@ -136,19 +134,19 @@ def compute_terms(
     return LayerTrace(u, (recurrence,), mask, reach=2, **around)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the block's output (batch, length, width) from its terms: x + W_o (σ(z) ⊙ wkv), then the channel
     mixing."""
     x = _after_time_mixing(mixer, layer, layer.scan() if scans is None else scans)
     return x + _channel_mixing(mixer, layer, x)
 
 
-def without(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...], part: Any) -> tuple[Scan, ...]:
+def without(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...], part: Any) -> tuple[Scan, ...]:
     """Return the scan without the `part` of its recurrence: a token reads the memory that the token before it left."""
     return (scans[0]._replace(y=scans[0].y - part(0, layer.recurrence, late=1)),)
 
 
-def _channel_mixing(mixer: nn.Module, layer: LayerTrace, x: Tensor) -> Tensor:
+def _channel_mixing(mixer: Any, layer: LayerTrace, x: Tensor) -> Tensor:
     mixing = mixer.feed_forward
     shown = mask_padding(mixer.ln2(x), layer.mask)
     before = token_before(shown, layer.extras.get("channel_tail"), layer.taps)
@@ -157,7 +155,7 @@ def _channel_mixing(mixer: nn.Module, layer: LayerTrace, x: Tensor) -> Tensor:
     return r * mixing.value(k) * _rescaling(mixer)
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the time mixing as a linear map with keys, receptance and the norms' scales frozen; the residual stream
     and the channel mixing are in the rest.
 
@@ -185,9 +183,7 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     return LinearizedLayer(u, paths, rest=rest, beside=_beside(mixer, layer, at_least_float32(mixed), added))
 
 
-def _beside(
-    mixer: nn.Module, layer: LayerTrace, x: Tensor, added: Tensor | None
-) -> Callable[[Tensor, Tensor, bool], Tensor]:
+def _beside(mixer: Any, layer: LayerTrace, x: Tensor, added: Tensor | None) -> Callable[[Tensor, Tensor, bool], Tensor]:
     """Return the residual stream and the channel mixing as a map of the block's input and the time mixing's output
     without its bias `added`, with the norms' scales, the receptance and ReLU frozen at `x`, the stream after the time
     mixing: relu(k)² is k [relu(k)]."""
@@ -213,7 +209,7 @@ def _beside(
     return beside
 
 
-def _values(mixer: nn.Module, layer: LayerTrace) -> Callable[[Tensor, bool], Tensor]:
+def _values(mixer: Any, layer: LayerTrace) -> Callable[[Tensor, bool], Tensor]:
     """Return the values v of the time mixing as a map of the block's input, with the norms' scales at `layer.u`."""
     norms = (["pre_ln"] if mixer.layer_id == 0 else []) + ["ln1"]
     value, mix = projection(mixer.attention, "value"), at_least_float32(mixer.attention.time_mix_value)
@@ -221,7 +217,7 @@ def _values(mixer: nn.Module, layer: LayerTrace) -> Callable[[Tensor, bool], Ten
 
 
 def shifted_map(
-    mixer: nn.Module,
+    mixer: Any,
     norms: Sequence[str],
     x: Tensor,
     layer: LayerTrace,
@@ -264,14 +260,14 @@ def returned(output: Tensor) -> tuple[Tensor, None, None]:
     return output, None, None
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> RwkvState:
+def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> RwkvState:
     """Return the state from which a run continues after this block."""
     shown = mask_padding(mixer.ln2(_after_time_mixing(mixer, layer, scans)), layer.mask)
     channel = last_inputs(shown, 2, layer.extras.get("channel_tail"), layer.mask)
     return RwkvState(**vars(layer.state_after(scans)), channel=channel, log_weight=layer.extras["log_weight"][:, -1])
 
 
-def _stream(mixer: nn.Module, u: Tensor) -> Tensor:
+def _stream(mixer: Any, u: Tensor) -> Tensor:
     return mixer.pre_ln(u) if mixer.layer_id == 0 else u
 
 
@@ -286,7 +282,7 @@ def mixed_with_before(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:
     return x * mix + before * (1 - mix)
 
 
-def _after_time_mixing(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> Tensor:
+def _after_time_mixing(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> Tensor:
     (scanned,) = scans
     p, v = scanned.y.squeeze(-1), layer.recurrence.x.squeeze(-1)
     first = None if layer.initial is None else rearrange(layer.initial[0], "b c 1 1 -> b 1 c")

@@ -189,9 +189,7 @@ def _shifted(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:
     return mixed_with_before(x, before, 1 - mix)
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the block's terms from its input `u` (batch, length, width or 2 · width).
 
     `extras` has the `gate`
@@ -239,7 +237,7 @@ def compute_terms(
     return LayerTrace(u, (recurrence,), mask=mask, conv_input=x, conv_tail=tail, taps=taps, reach=2, extras=extras)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the block's output (batch, length, width) from its terms: x + W_o (gate ⊙ (norm(o) + bonus v)), then the
     channel mixing."""
     x = _after_time_mixing(mixer, layer, layer.scan() if scans is None else scans)
@@ -257,7 +255,7 @@ def _after_time_mixing(mixer: RWKV7Mixer, layer: LayerTrace, scans: tuple[Scan, 
     return _stream(mixer, _inputs(mixer, layer.u).own) + mixer.attn.o_proj(mixed.to(gate.dtype) * gate)
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the time mixing as a linear map with all of the transition, r, k̃, ν, the gate and the norms' scales
     frozen: the memory, and the bonus of the token's own value. The residual stream and the channel mixing are in the
     rest."""
@@ -332,7 +330,7 @@ def _projected(
     return shifted_map(mixer, norms, x, layer, tail, mix, value)
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> RWKV7State:
+def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> RWKV7State:
     """Return the state from which a run continues after this block."""
     shown = mask_padding(mixer.ffn_norm(_after_time_mixing(mixer, layer, scans)), layer.mask)
     first = layer.extras.get("first_input")

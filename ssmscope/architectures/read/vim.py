@@ -84,9 +84,7 @@ class VimMixer(ReadMixer, nn.Module):
         return Direction(*own, order), Direction(*back, order.flip(0))
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms, two recurrences with an order; `extras` has `values`, the convolutions' input.
 
     Raises:
@@ -121,14 +119,14 @@ def _taps(mixer: VimMixer, direction: Direction) -> tuple[Tensor, Tensor | None]
     return depthwise(direction.conv1d, mixer.out_proj.in_features, mixer.taps, "VimMixer.conv1d")
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms."""
     forward, backward = layer.scan() if scans is None else scans
     y = (forward.y + backward.y).squeeze(-1) / 2
     return mixer.out_proj(y.to(layer.gate.dtype) * mixer.act(layer.gate))
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, B, C, SiLU and the gate frozen: a path for each direction."""
     u, z, inner = at_least_float32(layer.u), at_least_float32(layer.gate), mixer.out_proj.in_features
     enter, project = projection(mixer, "in_proj", slice(0, inner)), projection(mixer, "out_proj")

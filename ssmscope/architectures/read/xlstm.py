@@ -74,9 +74,7 @@ def stabilizers(
     return kept + entered.cummax(1).values
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms.
 
     `extras` has the `normalizer` (batch, length, heads) by which q is divided, and the final `n` (batch, heads, 1,
@@ -112,7 +110,7 @@ def compute_terms(
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.ogate_preact(u), extras=extras)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: W_O (σ(z) ⊙ norm(h))."""
     (scanned,) = layer.scan() if scans is None else scans
     return mixer.out_proj(mixer.ogate_act_fn(layer.gate) * mixer.multihead_norm(scanned.y.to(layer.gate.dtype)))
@@ -123,12 +121,12 @@ def returned(output: Tensor) -> tuple[Tensor, None]:
     return output, None
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> MLSTMState:
+def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> MLSTMState:
     """Return the state from which a run continues after this layer."""
     return MLSTMState(**vars(layer.state_after(scans)), normalizer=layer.extras["n"], stabilizer=layer.extras["m"])
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, gates, the normaliser and the norms of its heads frozen."""
     (scanned,) = layer.scan()
     weight, bias, eps = norm_terms(mixer.multihead_norm, xLSTMMultiHeadLayerNorm, "the norm of an xLSTM's heads")
