@@ -17,7 +17,7 @@ THEIRS: Mapping[str, tuple[str, str]] = {
     "falcon_h1": ("FalconH1Mixer", "read.falcon_h1"),
     "granitemoehybrid": ("GraniteMoeHybridMambaLayer", "read.mamba2"),
     "jamba": ("JambaMambaMixer", "read.mamba"),
-    "kimi_linear": ("KimiLinearDeltaAttention", "read.kimi_linear"),
+    "kimi_linear": ("KimiLinearDeltaAttention", "read.gated_delta"),
     "lfm2": ("Lfm2ShortConv", "read.lfm2"),
     "lfm2_moe": ("Lfm2MoeShortConv", "read.lfm2"),
     "lfm3": ("Lfm3ShortConv", "read.lfm2"),

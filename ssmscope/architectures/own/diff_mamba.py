@@ -24,21 +24,7 @@ from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, Mamba2RMSNorm
 
 from ssmscope.architectures.own.generation import base_of, variant
-from ssmscope.architectures.read.parts import (
-    ReadMixer,
-    as_mask,
-    at_least_float32,
-    constant,
-    convolution,
-    convolve,
-    convolved_input_map,
-    mask_padding,
-    norm_weight,
-    opened_by,
-    projection,
-    refuse_caches,
-    rms_factor,
-)
+from ssmscope.architectures.read import parts
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError, did_you_mean
@@ -96,9 +82,11 @@ class Subtraction(nn.Module):
     def current_lambda(self) -> Tensor:
         """Return λ, a number in at least float32, with its gradient."""
         if self.lambda_form == "exponential":
-            q1, k1, q2, k2 = map(at_least_float32, (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2))
+            q1, k1, q2, k2 = map(
+                parts.at_least_float32, (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2)
+            )
             return torch.exp(torch.dot(q1, k1)) - torch.exp(torch.dot(q2, k2)) + self.lambda_init
-        return torch.sigmoid(at_least_float32(self.lambda_bar).sum()) + self.lambda_init
+        return torch.sigmoid(parts.at_least_float32(self.lambda_bar).sum()) + self.lambda_init
 
     def difference(self, first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
         """Return N(first − λ second), all (batch, length, channels)."""
@@ -120,12 +108,12 @@ class DiffMambaMixer(Subtraction):
         self.m1.sizes = self.m2.sizes = half
 
     def forward(self, hidden_states, cache_params=None, *args, cache=None, attention_mask=None, **kwargs):
-        refuse_caches(self, cache_params, cache)
+        parts.refuse_caches(self, cache_params, cache)
         first, second = (m(hidden_states, attention_mask=attention_mask) for m in (self.m1, self.m2))
         return (1 - self.lambda_init) * self.difference(first, second, self.current_lambda())
 
 
-class DiffS6Mixer(ReadMixer, Subtraction):
+class DiffS6Mixer(parts.ReadMixer, Subtraction):
     """A Mamba-2 block with two recurrences over the same x and gate z, subtracted before the gate (Eqs. 13 and 16).
 
     (1 − λ_i) · out_proj(RMSNorm(N(S6₁(x) − λ S6₂(x)) ⊙ SiLU(z))); B, C, Δ, A and D are the recurrences' own. The factor
@@ -169,10 +157,10 @@ class DiffS6Mixer(ReadMixer, Subtraction):
         nn.init.kaiming_uniform_(self.conv1d.weight, a=math.sqrt(5))
         if self.conv1d.bias is not None:
             nn.init.zeros_(self.conv1d.bias)
-        projection = torch.empty_like(self.out_proj.weight)
-        nn.init.kaiming_uniform_(projection, a=math.sqrt(5))  # It returns None while transformers 4 opens a checkpoint.
+        drawn = torch.empty_like(self.out_proj.weight)
+        nn.init.kaiming_uniform_(drawn, a=math.sqrt(5))  # It returns None while transformers 4 opens a checkpoint.
         depth = self.sizes.num_hidden_layers if self.sizes.rescale_prenorm_residual else 1
-        _start(self.out_proj.weight, projection / math.sqrt(depth))
+        _start(self.out_proj.weight, drawn / math.sqrt(depth))
 
 
 def _start(parameter: Tensor, value: Tensor) -> None:
@@ -202,7 +190,7 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     """
     extras = {"lambda": mixer.current_lambda()}
     if isinstance(mixer, DiffS6Mixer):
-        return _s6_terms(mixer, u, as_mask(mask), state, extras)
+        return _s6_terms(mixer, u, parts.as_mask(mask), state, extras)
     first, second = (
         base_of(m).compute_terms(m, u, mask, part) for m, part in zip((mixer.m1, mixer.m2), _state_of_each(state))
     )
@@ -222,14 +210,14 @@ def _s6_terms(
 ) -> LayerTrace:
     inner, heads = mixer.intermediate_size, mixer.num_heads
     z, conv_input, *steps = mixer.in_proj(u).split([inner, mixer.conv_dim, heads, heads], dim=-1)
-    convolved, around = convolve(mixer, conv_input, convolution(mixer, conv_input), mask, state, mixer.act)
-    x, *rest = at_least_float32(convolved).split([inner, *[mixer.n_groups * mixer.ssm_state_size] * 4], dim=-1)
+    convolved, around = parts.convolve(mixer, conv_input, parts.convolution(mixer, conv_input), mask, state, mixer.act)
+    x, *rest = parts.at_least_float32(convolved).split([inner, *[mixer.n_groups * mixer.ssm_state_size] * 4], dim=-1)
     x = rearrange(x, "b t (h p) -> b t h p", h=heads)
     B1, C1, B2, C2 = (rearrange(t, "b t (g n) -> b t g n", g=mixer.n_groups) for t in rest)
-    bias, A_log, D = (at_least_float32(t) for t in (mixer.dt_bias, mixer.A_log, mixer.D))
-    deltas = (softplus(at_least_float32(t) + b).clamp(*mixer.sizes.time_step_limit) for t, b in zip(steps, bias))
+    bias, A_log, D = (parts.at_least_float32(t) for t in (mixer.dt_bias, mixer.A_log, mixer.D))
+    deltas = (softplus(parts.at_least_float32(t) + b).clamp(*mixer.sizes.time_step_limit) for t, b in zip(steps, bias))
     recurrences = tuple(
-        Recurrence(x=x, b=B, c=C, delta=mask_padding(delta, mask), A=-A_log[i].exp().unsqueeze(-1), D=D[i])
+        Recurrence(x=x, b=B, c=C, delta=parts.mask_padding(delta, mask), A=-A_log[i].exp().unsqueeze(-1), D=D[i])
         for i, (B, C, delta) in enumerate(zip((B1, B2), (C1, C2), deltas))
     )
     return LayerTrace(u, recurrences, mask=mask, z=z, extras=extras, **around)
@@ -257,7 +245,7 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     With two whole mixers the norm follows their projections: maps have its factor 1 / rms, without the weights of
     single channels.
     """
-    u, weight = at_least_float32(layer.u), -layer.extras["lambda"]
+    u, weight = parts.at_least_float32(layer.u), -layer.extras["lambda"]
     outside = 1 - mixer.lambda_init
     if isinstance(mixer, DiffS6Mixer):
         return _s6_linearized(mixer, layer, u, weight, outside)
@@ -292,20 +280,20 @@ def _sub_norm(mixer: Subtraction, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return the factor of the norm after the subtraction, (batch, length), and with its weights, shaped as `y`."""
     if mixer.sub_norm is None:
         return torch.ones_like(y[..., 0]), torch.ones_like(y)
-    factor = rms_factor(y, mixer.sub_norm.variance_epsilon)
-    return factor[..., 0], factor * norm_weight(mixer, "sub_norm", Mamba2RMSNorm)
+    factor = parts.rms_factor(y, mixer.sub_norm.variance_epsilon)
+    return factor[..., 0], factor * parts.norm_weight(mixer, "sub_norm", Mamba2RMSNorm)
 
 
 def _s6_linearized(mixer: DiffS6Mixer, layer: LayerTrace, u: Tensor, weight: Tensor, outside: float) -> LinearizedLayer:
-    inner, project = mixer.intermediate_size, projection(mixer, "out_proj")
-    enter = projection(mixer, "in_proj", slice(inner, 2 * inner))
-    input_map = convolved_input_map(mixer, layer, mixer.act, enter, slice(0, inner))
+    inner, project = mixer.intermediate_size, parts.projection(mixer, "out_proj")
+    enter = parts.projection(mixer, "in_proj", slice(inner, 2 * inner))
+    input_map = parts.convolved_input_map(mixer, layer, mixer.act, enter, slice(0, inner))
     first, second = (s.y.flatten(2) for s in layer.scan())
     _, subtracted = _sub_norm(mixer, first + weight * second)
-    z = at_least_float32(layer.gate)
-    opened, opening = mixer.act(z), opened_by(projection(mixer, "in_proj", slice(0, inner)), mixer.act, z)
-    norm = rms_factor((first + weight * second) * subtracted * opened, mixer.norm.variance_epsilon)
-    factor = subtracted * norm * norm_weight(mixer, "norm", Mamba2RMSNorm)
+    z = parts.at_least_float32(layer.gate)
+    opened, opening = mixer.act(z), parts.opened_by(parts.projection(mixer, "in_proj", slice(0, inner)), mixer.act, z)
+    norm = parts.rms_factor((first + weight * second) * subtracted * opened, mixer.norm.variance_epsilon)
+    factor = subtracted * norm * parts.norm_weight(mixer, "norm", Mamba2RMSNorm)
     output_map = OutputMap(
         lambda v: outside * project(v, False), gate=opened * factor, behind=outside, opening=opening, factor=factor
     )
@@ -314,7 +302,7 @@ def _s6_linearized(mixer: DiffS6Mixer, layer: LayerTrace, u: Tensor, weight: Ten
         Path(kept, input_map, output_map, "kept"),
         Path(removed, input_map, output_map, "subtracted", weight=weight),
     )
-    rest = constant(mixer, "out_proj", u)
+    rest = parts.constant(mixer, "out_proj", u)
     return LinearizedLayer(u, paths, rest=None if rest is None else outside * rest)
 
 

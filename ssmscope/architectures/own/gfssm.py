@@ -26,12 +26,7 @@ from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from ssmscope.architectures.own.generation import base_of, variant
-from ssmscope.architectures.read.parts import (
-    ReadMixer,
-    at_least_float32,
-    causal_convolution,
-    constant,
-)
+from ssmscope.architectures.read import parts
 from ssmscope.core.linearized import LinearizedLayer, Path
 from ssmscope.core.trace import LayerState, LayerTrace, last_inputs
 from ssmscope.errors import InputError
@@ -63,11 +58,11 @@ class Grouping(nn.Module):
             nn.init.zeros_(self.prompt)
 
 
-class GFSSMMambaMixer(ReadMixer, MambaMixer):
+class GFSSMMambaMixer(parts.ReadMixer, MambaMixer):
     """Mamba's mixer with grouped states."""
 
 
-class GFSSMMixer(ReadMixer, Mamba2Mixer):
+class GFSSMMixer(parts.ReadMixer, Mamba2Mixer):
     """Mamba-2's mixer with grouped states."""
 
 
@@ -110,18 +105,18 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     recurrence, grouping = layer.recurrence, mixer.grouping
     batch, length, heads, width, _ = recurrence.shape
 
-    k = at_least_float32(grouping.fir).squeeze(0)
+    k = parts.at_least_float32(grouping.fir).squeeze(0)
     x = rearrange(recurrence.x, "b t h p -> b t (h p)")
     extras = {"k": k, "x": x}
     if state is not None:
         assert isinstance(state, GroupedState)
         extras["x_tail"] = state.fir
-    s = causal_convolution(x, rearrange(k.flip(0), "j -> 1 1 j"), None, extras.get("x_tail"))
+    s = parts.causal_convolution(x, rearrange(k.flip(0), "j -> 1 1 j"), None, extras.get("x_tail"))
     recurrence = replace(recurrence, x=rearrange(s, "b t (h p) -> b t h p", h=heads))
 
     initial = state.ssm if state is not None else None
     if state is None and grouping.prompt is not None:
-        initial = tuple(h.expand(batch, *h.shape) for h in at_least_float32(grouping.prompt))
+        initial = tuple(h.expand(batch, *h.shape) for h in parts.at_least_float32(grouping.prompt))
     turn = turns(layer.mask, batch, length, grouping.groups).to(u.device)
     recurrences = grouped(recurrence, turn, grouping.groups)
     reach = layer.reach + len(k) - 1
@@ -137,7 +132,7 @@ def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None)
 
 def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map: a path per group of states, after the filter, with the prompts as its sink."""
-    base, u = base_of(mixer), at_least_float32(layer.u)
+    base, u = base_of(mixer), parts.at_least_float32(layer.u)
     input_map = base.input_map(mixer, layer)
     output_map = base.output_map(mixer, layer, torch.stack([s.y for s in layer.scan()]).sum(0))
     initial = layer.initial or (None,) * len(layer.recurrences)
@@ -153,7 +148,7 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
         )
         for group, (recurrence, H) in enumerate(zip(layer.recurrences, initial))
     )
-    return LinearizedLayer(u, paths, rest=constant(mixer, "out_proj", u))
+    return LinearizedLayer(u, paths, rest=parts.constant(mixer, "out_proj", u))
 
 
 def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> GroupedState:

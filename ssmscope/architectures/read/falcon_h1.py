@@ -13,17 +13,8 @@ from torch import Tensor
 from torch.nn.functional import silu
 from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1RMSNormGated
 
+from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.mamba2 import terms
-from ssmscope.architectures.read.parts import (
-    activation,
-    at_least_float32,
-    convolved_input_map,
-    norm_weight,
-    one_path,
-    opened_by,
-    projection,
-    rms_factor,
-)
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Scan
@@ -39,7 +30,7 @@ def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None)
     """Return the mixer's output (batch, length, width) from its terms: out_proj of RMSNorm(y ⊙ SiLU(z)), RMSNorm(y) ⊙
     SiLU(z) or y ⊙ SiLU(z)."""
     (scanned,) = layer.scan() if scans is None else scans
-    y, z = rearrange(scanned.y, "b t h p -> b t (h p)"), at_least_float32(layer.gate)
+    y, z = rearrange(scanned.y, "b t h p -> b t (h p)"), parts.at_least_float32(layer.gate)
     factor = _norm_factor(mixer, y, z)
     return mixer.out_proj((y * silu(z) if factor is None else y * silu(z) * factor).to(layer.u.dtype))
 
@@ -47,11 +38,11 @@ def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None)
 def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, B, C, SiLU, the gate and the norm frozen."""
     inner, (scanned,) = mixer.intermediate_size, layer.scan()
-    y, z = rearrange(scanned.y, "b t h p -> b t (h p)"), at_least_float32(layer.gate)
-    factor, opening = _norm_factor(mixer, y, z), opened_by(_entering(mixer, slice(0, inner)), silu, z)
+    y, z = rearrange(scanned.y, "b t h p -> b t (h p)"), parts.at_least_float32(layer.gate)
+    factor, opening = _norm_factor(mixer, y, z), parts.opened_by(_entering(mixer, slice(0, inner)), silu, z)
     gate, enter = silu(z) if factor is None else silu(z) * factor, _entering(mixer, slice(inner, 2 * inner))
-    input_map = convolved_input_map(mixer, layer, activation(mixer), enter, slice(0, inner))
-    return one_path(mixer, layer, input_map, gate, opening=opening, factor=factor)
+    input_map = parts.convolved_input_map(mixer, layer, parts.activation(mixer), enter, slice(0, inner))
+    return parts.one_path(mixer, layer, input_map, gate, opening=opening, factor=factor)
 
 
 def _norm_factor(mixer: Any, y: Tensor, z: Tensor) -> Tensor | None:
@@ -60,11 +51,11 @@ def _norm_factor(mixer: Any, y: Tensor, z: Tensor) -> Tensor | None:
         return None
     norm = mixer.norm
     normed = y if norm.norm_before_gate else y * silu(z)
-    factor = rms_factor(normed, norm.variance_epsilon, y.shape[-1] // norm.n_groups)
-    return factor * norm_weight(mixer, "norm", FalconH1RMSNormGated)
+    factor = parts.rms_factor(normed, norm.variance_epsilon, y.shape[-1] // norm.n_groups)
+    return factor * parts.norm_weight(mixer, "norm", FalconH1RMSNormGated)
 
 
 def _entering(mixer: Any, rows: slice):
     """Return a map of the layer's input to `rows` of `in_proj`'s outputs with their multipliers."""
-    enter, multipliers = projection(mixer, "in_proj", rows), mixer.mup_vector[..., rows]
+    enter, multipliers = parts.projection(mixer, "in_proj", rows), mixer.mup_vector[..., rows]
     return lambda u, biased: enter(u * mixer.ssm_in_multiplier, biased) * multipliers

@@ -31,16 +31,8 @@ from torch.nn.functional import gelu, silu
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 
 from ssmscope.architectures.own.generation import MAMBA2_TIED, BlocksInTurn, HeadOnBackbone
+from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.linear_layers import GatedLinearAttention, Retention
-from ssmscope.architectures.read.parts import (
-    as_mask,
-    at_least_float32,
-    mask_padding,
-    one_path,
-    opened_by,
-    projection,
-    rms_factor,
-)
 from ssmscope.architectures.read.rotary_attention import RotaryAttention, score_mask
 from ssmscope.core.linearized import InputMap, LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -241,11 +233,11 @@ class RetentionState(LayerState):
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms. A rotated layer's `extras` have every token's `position` (batch, length)."""
-    mask = as_mask(mask)
+    mask = parts.as_mask(mask)
     q, k, v = (mixer.heads(project(u)) for project in (mixer.q_proj, mixer.k_proj, mixer.v_proj))
     position = mixer.position(u, mask, state.position if isinstance(state, RetentionState) else None)
-    q, k = mixer.rotate(q * mixer.scale, position), mixer.rotate(mask_padding(k, mask), position)
-    recurrence = Recurrence(x=v, b=k, c=q, log_a=mask_padding(mixer.log_decay(u), mask))
+    q, k = mixer.rotate(q * mixer.scale, position), mixer.rotate(parts.mask_padding(k, mask), position)
+    recurrence = Recurrence(x=v, b=k, c=q, log_a=parts.mask_padding(mixer.log_decay(u), mask))
     extras = {} if position is None else {"position": position}
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.z_proj(u), extras=extras)
 
@@ -259,20 +251,24 @@ def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None)
 def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, decays, the gate and the norms of its heads frozen."""
     norm, (scanned,) = mixer.head_norm, layer.scan()
-    z, weight, centred = at_least_float32(layer.gate), at_least_float32(norm.weight), isinstance(norm, nn.GroupNorm)
+    z, weight, centred = (
+        parts.at_least_float32(layer.gate),
+        parts.at_least_float32(norm.weight),
+        isinstance(norm, nn.GroupNorm),
+    )
     y = scanned.y - scanned.y.mean(-1, keepdim=True) if centred else scanned.y
     weight = weight if centred else weight.repeat(mixer.num_heads)
-    factor = rearrange(rms_factor(y, norm.eps), "b t h p -> b t (h p)") * weight
-    opened, shift = silu(z), at_least_float32(norm.bias) if centred else None
+    factor = rearrange(parts.rms_factor(y, norm.eps), "b t h p -> b t (h p)") * weight
+    opened, shift = silu(z), parts.at_least_float32(norm.bias) if centred else None
     source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
-    return one_path(
+    return parts.one_path(
         mixer,
         layer,
-        InputMap(source=source, enter=projection(mixer, "v_proj")),
+        InputMap(source=source, enter=parts.projection(mixer, "v_proj")),
         opened * factor,
         added=None if shift is None else opened * shift,
         centred=centred,
-        opening=opened_by(projection(mixer, "z_proj"), silu, z),
+        opening=parts.opened_by(parts.projection(mixer, "z_proj"), silu, z),
         factor=factor,
         shift=shift,
     )
@@ -375,7 +371,7 @@ class LinearAttentionModel(BlocksInTurn, _LinearAttentionPreTrainedModel):
         attention = getattr(self.config, "attention", ())
         if not attention:
             return (attention_mask,)
-        mask, steps = as_mask(attention_mask), torch.arange(x.shape[1], device=x.device)
+        mask, steps = parts.as_mask(attention_mask), torch.arange(x.shape[1], device=x.device)
         windows = {options.get("window_size") for options in attention}
         hidden = {window: score_mask(x, mask, window) for window in windows}
         return attention_mask, hidden, steps.expand(len(x), -1) if position_ids is None else position_ids

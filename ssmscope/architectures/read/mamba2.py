@@ -20,20 +20,7 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from ssmscope.architectures.read.parts import (
-    activation,
-    as_mask,
-    at_least_float32,
-    constant,
-    convolution,
-    convolve,
-    convolved_input_map,
-    gated_norm_weight,
-    mask_padding,
-    opened_by,
-    projection,
-    rms_factor,
-)
+from ssmscope.architectures.read import parts
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
@@ -56,12 +43,14 @@ def terms(
 ) -> LayerTrace:
     """Return the layer's terms from `in_proj`'s output, z, x, B, C and Δ before its softplus, and perhaps more after
     these; Δ is clamped from limits[0] to limits[1]."""
-    mask = as_mask(mask)
+    mask = parts.as_mask(mask)
     sizes = [mixer.intermediate_size, mixer.conv_dim, mixer.num_heads]
     z, conv_input, step, _ = projected.split([*sizes, projected.shape[-1] - sum(sizes)], dim=-1)
-    xBC, around = convolve(mixer, conv_input, convolution(mixer, conv_input), mask, state, activation(mixer))
-    delta = softplus(at_least_float32(step) + at_least_float32(mixer.dt_bias)).clamp(*limits)
-    recurrence = recurrence_of(mixer, at_least_float32(xBC), mask_padding(delta, mask))
+    xBC, around = parts.convolve(
+        mixer, conv_input, parts.convolution(mixer, conv_input), mask, state, parts.activation(mixer)
+    )
+    delta = softplus(parts.at_least_float32(step) + parts.at_least_float32(mixer.dt_bias)).clamp(*limits)
+    recurrence = recurrence_of(mixer, parts.at_least_float32(xBC), parts.mask_padding(delta, mask))
     return LayerTrace(u, (recurrence,), mask=mask, z=z, **around)
 
 
@@ -74,8 +63,8 @@ def recurrence_of(mixer: Any, xBC: Tensor, delta: Tensor) -> Recurrence:
         b=rearrange(B, "b t (g n) -> b t g n", g=mixer.n_groups),
         c=rearrange(C, "b t (g n) -> b t g n", g=mixer.n_groups),
         delta=delta,
-        A=-at_least_float32(mixer.A_log).exp().unsqueeze(-1),
-        D=at_least_float32(mixer.D),
+        A=-parts.at_least_float32(mixer.A_log).exp().unsqueeze(-1),
+        D=parts.at_least_float32(mixer.D),
     )
 
 
@@ -88,26 +77,29 @@ def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None)
 
 def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, B, C, SiLU, the gate and the norm frozen."""
-    u = at_least_float32(layer.u)
+    u = parts.at_least_float32(layer.u)
     (scanned,) = layer.scan()
     path = Path(layer.recurrence, input_map(mixer, layer), output_map(mixer, layer, scanned.y))
-    return LinearizedLayer(u, (path,), rest=constant(mixer, "out_proj", u))
+    return LinearizedLayer(u, (path,), rest=parts.constant(mixer, "out_proj", u))
 
 
 def input_map(mixer: Any, layer: LayerTrace) -> InputMap:
     """Return the map from the layer's input to its recurrence's."""
     inner = mixer.intermediate_size
-    enter = projection(mixer, "in_proj", slice(inner, 2 * inner))
-    return convolved_input_map(mixer, layer, activation(mixer), enter, slice(0, inner))
+    enter = parts.projection(mixer, "in_proj", slice(inner, 2 * inner))
+    return parts.convolved_input_map(mixer, layer, parts.activation(mixer), enter, slice(0, inner))
 
 
 def output_map(mixer: Any, layer: LayerTrace, y: Tensor) -> OutputMap:
     """Return the map from the recurrence's output to the layer's, with the norm's factor frozen at `y` (batch, length,
     heads, width)."""
-    norm, project = mixer.norm, projection(mixer, "out_proj")
-    z = at_least_float32(layer.gate)
-    opened, opening = silu(z), opened_by(projection(mixer, "in_proj", slice(0, mixer.intermediate_size)), silu, z)
+    norm, project = mixer.norm, parts.projection(mixer, "out_proj")
+    z = parts.at_least_float32(layer.gate)
+    opened, opening = (
+        silu(z),
+        parts.opened_by(parts.projection(mixer, "in_proj", slice(0, mixer.intermediate_size)), silu, z),
+    )
     size = getattr(norm, "group_size", None)  # transformers before 5 has one group.
-    factor = rms_factor(rearrange(y, "b t h p -> b t (h p)") * opened, norm.variance_epsilon, size)
-    factor = factor * gated_norm_weight(mixer)
+    factor = parts.rms_factor(rearrange(y, "b t h p -> b t (h p)") * opened, norm.variance_epsilon, size)
+    factor = factor * parts.gated_norm_weight(mixer)
     return OutputMap(lambda v: project(v, False), gate=opened * factor, opening=opening, factor=factor)

@@ -18,17 +18,7 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import (
     SqrtBoundDerivative,
 )
 
-from ssmscope.architectures.read.parts import (
-    BY_WEIGHT,
-    as_mask,
-    at_least_float32,
-    convolve,
-    convolved_input_map,
-    mask_padding,
-    one_path,
-    opened_by,
-    projection,
-)
+from ssmscope.architectures.read import parts
 from ssmscope.core.affine import depthwise
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -37,24 +27,25 @@ from ssmscope.ops import Recurrence, Scan
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms."""
-    mask = as_mask(mask) if mask is None or mask.ndim == 2 else None  # transformers 4.57 passes the mask of attention.
+    # Transformers 4.57 passes the mask of attention.
+    mask = parts.as_mask(mask) if mask is None or mask.ndim == 2 else None
     conv_input = mixer.linear_x(u)
-    convolved, around = convolve(mixer, conv_input, _convolution(mixer, conv_input), mask, state)
-    x = at_least_float32(convolved)
-    log_a = -8.0 * _gate(mixer, x, "recurrent_gate") * softplus(at_least_float32(mixer.rg_lru.recurrent_param))
+    convolved, around = parts.convolve(mixer, conv_input, _convolution(mixer, conv_input), mask, state)
+    x = parts.at_least_float32(convolved)
+    log_a = -8.0 * _gate(mixer, x, "recurrent_gate") * softplus(parts.at_least_float32(mixer.rg_lru.recurrent_param))
     root = SqrtBoundDerivative.apply(1 - torch.exp(2 * log_a))  # The library's own is not expm1 either.
     if state is None:
         real = torch.ones(u.shape[:2], dtype=torch.bool, device=u.device) if mask is None else mask
         root = torch.where((real & (real.cumsum(1) == 1)).unsqueeze(-1), 1.0, root)
-    b = mask_padding(_gate(mixer, x, "input_gate") * root, mask).unsqueeze(-1)
-    log_a = mask_padding(log_a, mask).unsqueeze(-1)
+    b = parts.mask_padding(_gate(mixer, x, "input_gate") * root, mask).unsqueeze(-1)
+    log_a = parts.mask_padding(log_a, mask).unsqueeze(-1)
     recurrence = Recurrence(x=x.unsqueeze(-1), b=b, c=torch.ones_like(b), log_a=log_a)
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.linear_y(u), **around)
 
 
 def _gate(mixer: Any, x: Tensor, name: str) -> Tensor:
     """Return σ(W x + b) of each head's own channels, (batch, length, channels)."""
-    weight, bias = (at_least_float32(getattr(mixer.rg_lru, f"{name}_{each}")) for each in ("weight", "bias"))
+    weight, bias = (parts.at_least_float32(getattr(mixer.rg_lru, f"{name}_{each}")) for each in ("weight", "bias"))
     by_head = rearrange(x, "b t (h p) -> b t h p", h=len(weight))
     made = einsum(by_head, weight, "b t h p, h p q -> b t h q") + bias
     return torch.sigmoid(rearrange(made, "b t h q -> b t (h q)"))
@@ -72,13 +63,13 @@ def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None)
 
 def returned(output: Tensor) -> Tensor | tuple[Tensor, None]:
     """Return the output in the form of the mixer's own forward pass."""
-    return (output, None) if BY_WEIGHT else output
+    return (output, None) if parts.BY_WEIGHT else output
 
 
 def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with a, i and the output gate frozen."""
     assert layer.conv_input is not None
-    z, enter = at_least_float32(layer.gate), projection(mixer, "linear_x")
-    input_map = convolved_input_map(mixer, layer, None, enter, kernel=_convolution(mixer, layer.conv_input))
-    opening = opened_by(projection(mixer, "linear_y"), mixer.act_fn, z)
-    return one_path(mixer, layer, input_map, mixer.act_fn(z), "linear_out", opening=opening)
+    z, enter = parts.at_least_float32(layer.gate), parts.projection(mixer, "linear_x")
+    input_map = parts.convolved_input_map(mixer, layer, None, enter, kernel=_convolution(mixer, layer.conv_input))
+    opening = parts.opened_by(parts.projection(mixer, "linear_y"), mixer.act_fn, z)
+    return parts.one_path(mixer, layer, input_map, mixer.act_fn(z), "linear_out", opening=opening)

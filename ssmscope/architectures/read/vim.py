@@ -16,17 +16,8 @@ from torch.nn.functional import softplus
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ssmscope.architectures.own.generation import BlocksInTurn
+from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.linear_attention import Block
-from ssmscope.architectures.read.parts import (
-    ReadMixer,
-    as_mask,
-    at_least_float32,
-    causal_convolution,
-    constant,
-    mask_padding,
-    opened_by,
-    projection,
-)
 from ssmscope.core.affine import depthwise
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -49,7 +40,7 @@ class Direction(NamedTuple):
     order: Tensor
 
 
-class VimMixer(ReadMixer, nn.Module):
+class VimMixer(parts.ReadMixer, nn.Module):
     """Vim's mixer; its parameters have the names of the published code, with _b for the backward direction."""
 
     def __init__(self, config: Any) -> None:
@@ -92,22 +83,22 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     """
     if state is not None:
         raise InputError("Vim reads whole images in both directions: no run continues from its states")
-    mask = as_mask(mask)
+    mask = parts.as_mask(mask)
     values, z = mixer.in_proj(u).chunk(2, dim=-1)
-    values, recurrences = mask_padding(values, mask), []
+    values, recurrences = parts.mask_padding(values, mask), []
     for direction in mixer.directions(u, mask):
         weight, bias = _taps(mixer, direction)
-        x = along(direction.order, lambda t: causal_convolution(t, weight, bias, act=mixer.act), values)  # noqa: B023
-        x = mask_padding(x, mask)
+        x = along(direction.order, lambda t: parts.causal_convolution(t, weight, bias, act=mixer.act), values)  # noqa: B023
+        x = parts.mask_padding(x, mask)
         step, B, C = direction.x_proj(x).split([mixer.rank, mixer.state, mixer.state], dim=-1)
         recurrences.append(
             Recurrence(
-                x=at_least_float32(x).unsqueeze(-1),
-                b=at_least_float32(B).unsqueeze(2),
-                c=at_least_float32(C).unsqueeze(2),
-                delta=mask_padding(softplus(at_least_float32(direction.dt_proj(step))), mask),
-                A=-at_least_float32(direction.A_log).exp(),
-                D=at_least_float32(direction.D),
+                x=parts.at_least_float32(x).unsqueeze(-1),
+                b=parts.at_least_float32(B).unsqueeze(2),
+                c=parts.at_least_float32(C).unsqueeze(2),
+                delta=parts.mask_padding(softplus(parts.at_least_float32(direction.dt_proj(step))), mask),
+                A=-parts.at_least_float32(direction.A_log).exp(),
+                D=parts.at_least_float32(direction.D),
                 order=direction.order,
             )
         )
@@ -128,24 +119,24 @@ def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None)
 
 def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, B, C, SiLU and the gate frozen: a path for each direction."""
-    u, z, inner = at_least_float32(layer.u), at_least_float32(layer.gate), mixer.out_proj.in_features
-    enter, project = projection(mixer, "in_proj", slice(0, inner)), projection(mixer, "out_proj")
-    opening = opened_by(projection(mixer, "in_proj", slice(inner, None)), mixer.act, z)
+    u, z, inner = parts.at_least_float32(layer.u), parts.at_least_float32(layer.gate), mixer.out_proj.in_features
+    enter, project = parts.projection(mixer, "in_proj", slice(0, inner)), parts.projection(mixer, "out_proj")
+    opening = parts.opened_by(parts.projection(mixer, "in_proj", slice(inner, None)), mixer.act, z)
     output_map = OutputMap(lambda v: project(v, False), gate=mixer.act(z), opening=opening)
-    source, paths = at_least_float32(layer.extras["values"]), []
+    source, paths = parts.at_least_float32(layer.extras["values"]), []
     for name, direction, recurrence in zip(DIRECTIONS, mixer.directions(layer.u, layer.mask), layer.recurrences):
         weight, bias = _taps(mixer, direction)
-        y = along(direction.order, lambda t: causal_convolution(t, weight, bias), source)  # noqa: B023
+        y = along(direction.order, lambda t: parts.causal_convolution(t, weight, bias), source)  # noqa: B023
         input_map = InputMap(
             source=source,
-            enter=lambda u, biased: mask_padding(enter(u, biased), layer.mask),
-            kernel=at_least_float32(weight[:, 0].flip(-1)),
-            bias=None if bias is None else at_least_float32(bias),
-            activation=mask_padding(as_diagonal(mixer.act, y), layer.mask),
+            enter=lambda u, biased: parts.mask_padding(enter(u, biased), layer.mask),
+            kernel=parts.at_least_float32(weight[:, 0].flip(-1)),
+            bias=None if bias is None else parts.at_least_float32(bias),
+            activation=parts.mask_padding(as_diagonal(mixer.act, y), layer.mask),
             order=direction.order,
         )
         paths.append(Path(recurrence, input_map, output_map, name=name, weight=0.5))
-    return LinearizedLayer(u, tuple(paths), rest=constant(mixer, "out_proj", u))
+    return LinearizedLayer(u, tuple(paths), rest=parts.constant(mixer, "out_proj", u))
 
 
 # ---- the models

@@ -33,14 +33,7 @@ from transformers.models.xlstm.modeling_xlstm import (
 )
 
 from ssmscope import ops
-from ssmscope.architectures.read.parts import (
-    as_mask,
-    at_least_float32,
-    mask_padding,
-    one_path,
-    projection,
-    rms_factor,
-)
+from ssmscope.architectures.read import parts
 from ssmscope.core.affine import norm_terms
 from ssmscope.core.intercept import override_forward
 from ssmscope.core.linearized import InputMap, LinearizedLayer
@@ -94,12 +87,12 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
         raise InputError(
             f"weight_mode is {mixer.config.weight_mode!r}: an xLSTM can be read with 'single' weights alone"
         )
-    mask = as_mask(mask)
+    mask = parts.as_mask(mask)
     i, f = (cap * torch.tanh(project(u) / cap) for project in (mixer.igate_preact, mixer.fgate_preact))
     q, k, v = (rearrange(project(u), "b t (h p) -> b t h p", h=heads) for project in (mixer.q, mixer.k, mixer.v))
-    q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(mask_padding(v, mask))
-    log_f, log_i = mask_padding(logsigmoid(at_least_float32(f)), mask), at_least_float32(i)
-    b, q = mask_padding(log_i.exp().unsqueeze(-1) * k, mask), q * q.shape[-1] ** -0.5
+    q, k, v = parts.at_least_float32(q), parts.at_least_float32(k), parts.at_least_float32(parts.mask_padding(v, mask))
+    log_f, log_i = parts.mask_padding(logsigmoid(parts.at_least_float32(f)), mask), parts.at_least_float32(i)
+    b, q = parts.mask_padding(log_i.exp().unsqueeze(-1) * k, mask), q * q.shape[-1] ** -0.5
     real = log_i if mask is None else log_i.masked_fill(~mask.unsqueeze(-1), -torch.inf)
     m = stabilizers(log_f, real, None if state is None else state.stabilizer)
     counted = Recurrence(x=torch.ones_like(v[..., :1]), b=b, c=q, log_a=log_f.unsqueeze(-1))
@@ -131,13 +124,13 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     (scanned,) = layer.scan()
     weight, bias, eps = norm_terms(mixer.multihead_norm, xLSTMMultiHeadLayerNorm, "the norm of an xLSTM's heads")
     assert weight is not None and eps is not None
-    factor = rms_factor(scanned.y - scanned.y.mean(-1, keepdim=True), eps)
-    factor = rearrange(factor, "b t h p -> b t (h p)") * at_least_float32(weight)
-    opened, value = mixer.ogate_act_fn(at_least_float32(layer.gate)), projection(mixer, "v")
+    factor = parts.rms_factor(scanned.y - scanned.y.mean(-1, keepdim=True), eps)
+    factor = rearrange(factor, "b t h p -> b t (h p)") * parts.at_least_float32(weight)
+    opened, value = mixer.ogate_act_fn(parts.at_least_float32(layer.gate)), parts.projection(mixer, "v")
     source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
-    input_map = InputMap(source=source, enter=lambda u, biased: mask_padding(value(u, biased), layer.mask))
-    added = None if bias is None else opened * at_least_float32(bias)
-    return one_path(mixer, layer, input_map, opened * factor, added=added, centred=True)
+    input_map = InputMap(source=source, enter=lambda u, biased: parts.mask_padding(value(u, biased), layer.mask))
+    added = None if bias is None else opened * parts.at_least_float32(bias)
+    return parts.one_path(mixer, layer, input_map, opened * factor, added=added, centred=True)
 
 
 # ---- the whole model while it is read
