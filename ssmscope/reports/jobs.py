@@ -4,10 +4,13 @@ files can be read."""
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,6 @@ from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIE
 from ssmscope.api.options import Option, plain
 from ssmscope.core.shipped import data_set_of, training_data
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.reports.fingerprints import Fingerprints, code_of
 from ssmscope.reports.plan import Plan, PlannedCall, PlannedModel
 
 
@@ -327,3 +329,103 @@ def kind_of(where: Path, *, tokenizer: bool = False) -> str | None:
             return PIXEL_CLASSIFIER
         return TEXT_CLASSIFIER if tokenizer else TOKEN_CLASSIFIER
     return LANGUAGE_MODEL if tokenizer else TOKEN_MODEL
+
+
+# ---- fingerprints of code and files
+# The code that a job depends on is all source files in the folder of the verb's function and in the folders that these
+# import, directly or indirectly. It is read, not run, and does not depend on machine or installation.
+
+DESCRIPTIVE_SUFFIXES = (".md", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf")
+"""Suffixes of files that only describe a model, such as its card and pictures."""
+ROOT = Path(ssmscope.__file__).parent
+SUFFIXES = (".py", ".c", ".h", ".cu", ".json", ".txt")
+IMPORT = re.compile(r"^ *(?:from|import) ssmscope\.([\w.]+)(?: import (\w+))?", re.MULTILINE)
+BY_NAME = ("api", "architectures/own", "architectures/read", "backends", "backends/c", "backends/triton")
+"""Folders that every call uses, some of whose modules are imported by name."""
+UNUSED = ("api/analyses.py", "__init__.py", "__main__.py")
+"""Files that change no number: the table of analyses and the package's own names."""
+
+
+@cache
+def code_of(function: Callable[..., Any]) -> str:
+    """Return 16 hex digits of the SHA-256 of all code that a function may run."""
+    home = Path(inspect.getfile(inspect.unwrap(function))).parent
+    installed = Path(ssmscope.__file__).parent
+    home = ROOT / home.relative_to(installed) if home.is_relative_to(installed) else home
+    found, left = {home}, [home, *(ROOT / name for name in BY_NAME)]
+    while left:
+        folder = left.pop()
+        left += imported(folder) - found
+        found |= {folder, *left}
+    digests = [f"{os.path.relpath(folder, ROOT)}\0{digest(folder)}" for folder in found - {home}]
+    return hashlib.sha256("\0".join([digest(home), *sorted(digests)]).encode()).hexdigest()[:16]
+
+
+def _sources(folder: Path) -> list[Path]:
+    unused = [ROOT / name for name in UNUSED]
+    return sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES and file not in unused)
+
+
+@cache
+def digest(folder: Path) -> str:
+    """Return a hash of the names and texts of a folder's source files."""
+    texts = [f"{file.name}\0{file.read_text(encoding='utf-8')}" for file in _sources(folder)]
+    return hashlib.sha256("\0".join(texts).encode(errors="surrogateescape")).hexdigest()
+
+
+@cache
+def imported(folder: Path) -> frozenset[Path]:
+    """Return the folders of the package from which a folder's modules import."""
+    found = set()
+    for file in _sources(folder):
+        for module, name in IMPORT.findall(file.read_text(encoding="utf-8") if file.suffix == ".py" else ""):
+            place = ROOT.joinpath(*module.split("."), name)
+            while not place.is_dir():
+                place = place.parent
+            found.add(place)
+    return frozenset(found)
+
+
+class Fingerprints:
+    """Hashes of files, each computed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, str] = {}
+
+    def of_model(self, where: Path) -> str:
+        """Return the fingerprint of a weights file, of a model's directory, or of a directory of checkpoints."""
+        if where.is_file():
+            return self._of_file(where)
+        inside = where.glob("*") if (where / "config.json").is_file() else where.rglob("*")
+        return self._of_files(where, (file for file in inside if file.suffix not in DESCRIPTIVE_SUFFIXES))
+
+    def of_data(self, name: str) -> str | None:
+        """Return the fingerprint of a file, a directory, or a known data set in `$SSMSCOPE_DATA`; None for others."""
+        if not name.strip():
+            return None
+        if os.path.isfile(name):
+            return self._of_file(Path(name))
+        if os.path.isdir(name):
+            return self._of_files(Path(name), Path(name).rglob("*"))
+        root = os.environ.get("SSMSCOPE_DATA")
+        if root and Path(name).name == name and os.path.isdir(os.path.join(root, name)):
+            return self._of_files(Path(root, name), Path(root, name).glob("*.parquet"))
+        return None
+
+    def _of_files(self, root: Path, files: Iterable[Path]) -> str:
+        digest = hashlib.sha256()
+        for file in sorted(files):
+            inside = file.relative_to(root)
+            if file.is_file() and not any(part.startswith(".") for part in inside.parts):
+                digest.update(f"{inside.as_posix()}\0{self._of_file(file)}\0".encode(errors="surrogateescape"))
+        return digest.hexdigest()[:16]
+
+    def _of_file(self, file: Path) -> str:
+        place = file.resolve()
+        if place not in self._known:
+            digest = hashlib.sha256()
+            with place.open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+            self._known[place] = digest.hexdigest()[:16]
+        return self._known[place]

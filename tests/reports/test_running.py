@@ -25,7 +25,7 @@ from ssmscope.architectures.loading.load import ModelCache, cache_models, load
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import scored
 from ssmscope.render import pictures
-from ssmscope.reports import fingerprints as code
+from ssmscope.reports import jobs as code
 from ssmscope.reports import page as report_page
 from ssmscope.reports import running
 from ssmscope.reports.jobs import kind_of
