@@ -148,11 +148,7 @@ class Texts(Input):
             )
 
     def _of_data(self, values: Mapping[str, Any]) -> bool:
-        """Return True if labelled texts are asked for.
-
-        Raises:
-            InputError: texts are given too, or `--split` without `--data`.
-        """
+        """Return True if labelled texts are asked for; refuse texts beside them, or `--split` without `--data`."""
         given = self.data is not None and values["data"] is not None
         if given and self._any(values):
             raise InputError("--data cannot be combined with --text, --file, --ids or --image; give one of them")
@@ -350,11 +346,8 @@ def load_examples(
 
 
 def texts_of(texts: Sequence[str] | None, file: str | None) -> list[str]:
-    """Return the texts of `--text` or of `--file`.
-
-    Raises:
-        InputError: both or neither are given, a text is not valid UTF-8, or the file cannot be used.
-    """
+    """Return the texts of `--text` or of `--file`. Raise InputError if both or neither are given, a text is not valid
+    UTF-8, or the file cannot be used."""
     if texts and file is not None:
         raise InputError("--text cannot be combined with --file; give one of them")
     if file is not None:
@@ -371,12 +364,8 @@ def texts_of(texts: Sequence[str] | None, file: str | None) -> list[str]:
 
 
 def lines_of(file: str) -> list[str]:
-    """Return the lines of a UTF-8 file; `-` is stdin.
-
-    Raises:
-        InputError: the file cannot be read, is a table, is not UTF-8 text, is empty, or has an empty line between
-            others, so that texts would be numbered unlike lines.
-    """
+    """Return the lines of a UTF-8 file; `-` is stdin. Raise InputError if it cannot be read, is a table, is not UTF-8
+    text, is empty, or has an empty line between others, so that texts would be numbered unlike lines."""
     suffix = Path(file).suffix.lower()
     if suffix in TABLES:
         raise InputError(f"--file {file} is a table, and --file takes lines: save its texts one a line in a .txt file")
@@ -397,11 +386,7 @@ def lines_of(file: str) -> list[str]:
 
 
 def whole_numbers(value: str, option: str, example: str) -> list[int]:
-    """Return the whole numbers of a list such as "5,17,3".
-
-    Raises:
-        InputError: a part is not a whole number of at most 18 digits.
-    """
+    """Return the whole numbers of a list such as "5,17,3". Raise InputError for any other part, or above 18 digits."""
     parts = [part.strip() for part in value.split(",")]
     wrong = next((part for part in parts if not WHOLE_NUMBER.fullmatch(part)), None)
     if wrong is not None:

@@ -31,11 +31,7 @@ DTYPE = re.compile(r"bool|(?:int|uint|float)\d{1,3}|U\d{1,9}", re.ASCII)
 
 
 def encode(value: Any) -> Any:
-    """Convert a value to JSON values.
-
-    Raises:
-        TypeError: no result can hold the value.
-    """
+    """Convert a value to JSON values. Raise TypeError if no result can hold it."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biufU":
             raise TypeError(f"a result cannot hold an array of {value.dtype}")

@@ -144,11 +144,8 @@ def _contents(call: Call, prints: Fingerprints) -> dict[str, list[str | None]]:
 
 
 def key_of(call: Call, models: Iterable[Mapping[str, Any]], prints: Fingerprints) -> str:
-    """Return the key of a call's job: a hash of all options with an effect and of the content of all that it reads.
-
-    Args:
-        models: for each model its id as "model" and its files' fingerprint as "files".
-    """
+    """Return the key of a call's job: a hash of all options with an effect and of the content of all that it reads;
+    `models` have their id as "model" and their files' fingerprint as "files"."""
     without = {option.name for option, _ in call.option_values() if option.no_effect}
     essence = {
         "analysis": call.name,
@@ -309,12 +306,8 @@ def _check_split(data: str, split: str, splits: Sequence[str]) -> None:
 
 
 def kind_of(where: Path, *, tokenizer: bool = False) -> str | None:
-    """Return the kind of the model in a directory or file; None if unknown, as for a directory of checkpoints.
-
-    Args:
-        where: the directory or file.
-        tokenizer: True if a tokenizer is given separately.
-    """
+    """Return the kind of the model in a directory or file, with a separate `tokenizer` or without; None if unknown, as
+    for a directory of checkpoints."""
     if where.is_file():  # A single file is a selective SSM, a classifier.
         return TEXT_CLASSIFIER if tokenizer else TOKEN_CLASSIFIER
     try:

@@ -99,12 +99,9 @@ class Live:
         heatmap: Mapping[str, Any] | None = None,
         effect: Mapping[str, Any] | None = None,
     ) -> Answer:
-        """Return all pieces for a text, and for its edited version if given, by the model with that index.
-
-        Args:
-            layer: layer of the heatmaps, or "mean" for the average of all layers.
-            heatmap, effect: options of these analyses as a form has them (`ssmscope.reports.forms`).
-        """
+        """Return all pieces for a text, and for its edited version if given, by the model with that index; `layer` is
+        that of the heatmaps, or "mean" for the average, `heatmap` and `effect` are options of these analyses as a form
+        has them."""
         with self._lock:
             try:
                 given, other = self._both(number, text, edited)

@@ -290,11 +290,9 @@ class Section(NamedTuple):
 
 
 def render(report: Report) -> str:
-    """Render the report as a complete HTML page.
-
-    It begins with a table of verdicts and failures (models × analyses); then follows each analysis: comparison of its
-    models, interactive heatmaps, and each entry's figure, table, command and provenance.
-    """
+    """Render the report as a complete HTML page: a table of verdicts and failures (models × analyses), then for each
+    analysis the comparison of its models, interactive heatmaps, and each entry's figure, table, command and
+    provenance."""
     parts = groups(report)
     listed = [items(group) for group in parts]
     links = _links(parts, listed)

@@ -393,12 +393,9 @@ _SCALARS = {_PLAIN + name for name in ("str", "int", "float", "bool", "null", "t
 
 
 def read_yaml(text: str) -> Any:
-    """Parse a YAML text to None, a str, a bool, a list, or a dict from str to values.
-
-    Raises:
-        InputError: if it is not valid YAML, a key is repeated, a tag asks for anything but plain values, aliases make
-            it too large, or a text has characters that no command line can hold.
-    """
+    """Parse a YAML text to None, a str, a bool, a list, or a dict from str to values. Raise InputError if it is not
+    valid YAML, a key is repeated, a tag asks for anything but plain values, aliases make it too large, or a text has
+    characters that no command line can hold."""
     if len(text) > MAX_CHARACTERS:
         raise InputError(f"the plan has {len(text):,} characters; at most {MAX_CHARACTERS:,} are allowed")
     try:

@@ -192,15 +192,8 @@ def ray_engine(address: str | None = None, workers: int | None = None) -> Engine
     """Return an engine whose jobs are tasks of a Ray cluster, restarted elsewhere when their worker or node dies.
 
     Only this process writes to the report's directory: workers send the files of their jobs. They need the package, and
-    the models and data under the names in the plan.
-
-    Args:
-        address: address of a running cluster; by default one is started on this machine and stopped after the run.
-        workers: number of CPUs of a started cluster, by default all.
-
-    Raises:
-        InputError: if Ray is not installed.
-    """
+    the models and data under the names in the plan. Without an `address` a cluster with `workers` CPUs, by default all,
+    is started on this machine and stopped after the run. Raise InputError if Ray is not installed."""
     check_installed()
 
     def run(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Job, Outcome]]:

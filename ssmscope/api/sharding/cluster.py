@@ -95,11 +95,7 @@ def gpu_given() -> int | None:
 
 @contextmanager
 def connected(address: str | None, workers: int | None, *, prepared: bool = False) -> Iterator[Any]:
-    """Connect to Ray or start it, and disconnect afterwards unless it was connected before.
-
-    Args:
-        prepared: start Ray with `RAY_VARIABLES`.
-    """
+    """Connect to Ray or start it (`prepared`: with `RAY_VARIABLES`), and disconnect what was not connected before."""
     import ray
 
     if ray.is_initialized():

@@ -138,11 +138,8 @@ def _measured(key: str, what: Sequence[Any], setting: Setting, batch: Any) -> tu
 
 
 def packed(model: Model, measure: Measure) -> bytes:
-    """Pickle a measure, with names in place of the model, its modules and its parameters, and tensors on the CPU.
-
-    Raises:
-        InputError: the model is edited.
-    """
+    """Pickle a measure, with names in place of the model, its modules and its parameters, and tensors on the CPU. Raise
+    InputError if the model is edited."""
     import torch
     from ray import cloudpickle
     from torch import nn
@@ -177,15 +174,9 @@ def packed(model: Model, measure: Measure) -> bytes:
 
 
 def unpacked(payload: bytes, models: int, gpu: int | None = None) -> Measure:
-    """Unpickle what `packed` made, with the model as this process loads it.
-
-    Args:
-        models: number of models that stay loaded.
-        gpu: number of the GPU to use for a model that was on one.
-
-    Raises:
-        InputError: the model cannot be loaded, or is not the one that was packed.
-    """
+    """Unpickle what `packed` made, with the model as this process loads it, of which `models` stay loaded; `gpu` is the
+    number of the GPU for a model that was on one. Raise InputError if it cannot be loaded, or is not the one that was
+    packed."""
     import pickle
 
     from ssmscope.architectures.loading.load import ModelCache, cache_models, load

@@ -341,11 +341,9 @@ AUTO = (BaleenMambaModel, BaleenMambaForCausalLM, BaleenMamba2Model, BaleenMamba
 
 
 def information_loss(module: nn.Module) -> Tensor | None:
-    """Return, and clear, the mean over layers of the last training pass's KL; None if no layer left one.
-
-    The KL of a layer is a mean over states and heads, so β means the same at every size of the model; over positions it
-    is a mean too, or with `kl_over` "sum" a sum.
-    """
+    """Return, and clear, the mean over layers of the last training pass's KL; None if no layer left one. A layer's KL
+    is a mean over states and heads, so β means the same at every size, and a mean or, with `kl_over` "sum", a sum over
+    positions."""
     found = [m.__dict__.pop("kl") for m in module.modules() if isinstance(m.__dict__.get("kl"), Tensor)]
     return torch.stack(found).mean() if found else None
 

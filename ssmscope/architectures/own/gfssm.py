@@ -82,11 +82,9 @@ def turns(mask: Tensor | None, batch: int, length: int, groups: int) -> Int[Tens
 
 
 def grouped(recurrence: Recurrence, turn: Int[Tensor, "batch length"], groups: int) -> tuple[Recurrence, ...]:
-    """Return one recurrence per group on the whole time axis.
-
-    Each is `recurrence` (given by Δ and A) where `turn` is the group's number, and holds its state elsewhere. The first
-    one has the skip D, so that the outputs sum to the layer's.
-    """
+    """Return one recurrence per group on the whole time axis: `recurrence`, given by Δ and A, where `turn` is the
+    group's number, and holding its state elsewhere. The first one has the skip D, so that the outputs sum to the
+    layer's."""
     delta = recurrence.delta
     assert delta is not None
     own = (delta * (turn == group).to(delta).unsqueeze(-1) for group in range(groups))
@@ -96,11 +94,8 @@ def grouped(recurrence: Recurrence, turn: Int[Tensor, "batch length"], groups: i
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
-    """Return the base model's terms with the filtered input and one recurrence per group.
-
-    `extras` has the filter's taps `k`, its input `x` (batch, length, channels) and, in a run that continues, `x_tail`,
-    the inputs before that.
-    """
+    """Return the base model's terms with the filtered input and one recurrence per group. `extras` has the filter's
+    taps `k`, its input `x` (batch, length, channels) and, in a run that continues, `x_tail`, the inputs before that."""
     layer = base_of(mixer).compute_terms(mixer, u, mask, state)
     recurrence, grouping = layer.recurrence, mixer.grouping
     batch, length, heads, width, _ = recurrence.shape

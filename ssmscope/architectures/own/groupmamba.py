@@ -84,11 +84,8 @@ def _attend_chunk(recurrences: tuple[Recurrence, ...], initial: tuple[Tensor, ..
 
 
 def attend(mixer: Any, layer: GroupTrace) -> Attended:
-    """Return a layer's attention to its own and the borrowed states (GroupMamba, Eq. 7), differentiable.
-
-    States are computed in chunks of time, and again for the backward pass: those of a long text are never all in
-    memory.
-    """
+    """Return a layer's attention to its own and the borrowed states (GroupMamba, Eq. 7), differentiable. States are
+    computed in chunks of time, and again for the backward pass: those of a long text are never all in memory."""
     W_Q, W_K = (at_least_float32(W) for W in (mixer.attention.W_Q, mixer.attention.W_K))
     metric = einsum(W_Q, W_K, "i m, i n -> m n") / W_Q.shape[0] ** 0.5  # qᵀ W_K h / √N = h^lᵀ metric h
     recurrences = (layer.recurrence, *layer.borrowed)
@@ -131,13 +128,10 @@ class StateAttention(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class GroupTrace(LayerTrace):
-    """Trace of a layer that also reads the states of the modules before it.
-
-    `u` (batch, length, modules · width) are the inputs of those modules and, last, its own. `recurrence` is the layer's
-    own, and so is its retention; the `borrowed` recurrences are those of the modules before it, in their order, with
-    their states before the first position (None for zero) and their own traces in `before`. All are read by this
-    layer's W_Vᵀ C.
-    """
+    """Trace of a layer that also reads the states of the modules before it, by its own W_Vᵀ C. `u` (batch, length,
+    modules · width) are the inputs of those modules and, last, its own. `recurrence` is its own, and so is its
+    retention; `borrowed` are those of the modules before it, in their order, with their states before the first
+    position (None for zero) and their own traces in `before`."""
 
     borrowed: tuple[Recurrence, ...] = ()
     borrowed_initial: tuple[Tensor | None, ...] = ()
@@ -312,11 +306,8 @@ class Memory:
         return _inputs.get().get(id(self))
 
     def group(self, u: Tensor, k: int) -> Tensor:
-        """Store a module's input, and return the last k inputs, concatenated.
-
-        Raises:
-            InputError: outside a forward pass, where earlier inputs are unknown, and on several devices.
-        """
+        """Store a module's input, and return the last k inputs, concatenated. Raise InputError outside a forward pass,
+        where earlier inputs are unknown, and on several devices."""
         inputs = self.inputs
         if inputs is None:
             raise InputError("a GroupMamba's block reads the modules before it: call the model, not the block alone")

@@ -92,12 +92,8 @@ def convolve(
     state: LayerState | None,
     act: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Float[Tensor, "batch length channels"], dict[str, Any]]:
-    """Return act(conv1d(x)) with zeros at padding, and the convolution's fields of a `LayerTrace`.
-
-    Args:
-        kernel: the weight (channels, 1, taps) and bias (channels,), see `convolution`.
-        state: where the run continues from.
-    """
+    """Return act(conv1d(x)) with zeros at padding, continued from `state`, and the convolution's fields of a
+    `LayerTrace`; `kernel` is the weight (channels, 1, taps) and bias (channels,), see `convolution`."""
     weight, bias = kernel
     x = edit_conv_input(mixer, mask_padding(x, mask))
     tail, taps = None if state is None else state.conv, conv_tap_mask(mixer, x, weight.shape[-1])
@@ -106,23 +102,16 @@ def convolve(
 
 
 def projection(mixer: Any, name: str, rows: slice | Tensor | None = None) -> Callable[[Tensor, bool], Tensor]:
-    """Return a linear layer of a mixer, or the `rows` of its outputs, as a map (x, biased): without its bias if
-    `biased` is False.
-
-    Raises:
-        InputError: if the layer is not linear, see `ssmscope.core.affine`.
-    """
+    """Return a linear layer of a mixer, or the `rows` of its outputs, as a map (x, biased), without its bias if
+    `biased` is False. Raise InputError if the layer is not linear, see `ssmscope.core.affine`."""
     return linear_map(getattr(mixer, name), _named(mixer, name), rows)
 
 
 def convolution(
     mixer: Any, x: Float[Tensor, "batch length channels"], name: str = "conv1d", taps: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the weight (channels, 1, taps) and bias (channels,) of a mixer's convolution, which reads `x`.
-
-    Raises:
-        InputError: if it is no depthwise convolution, or the library's mixer ignores its adapter.
-    """
+    """Return the weight (channels, 1, taps) and bias (channels,) of a mixer's convolution, which reads `x`. Raise
+    InputError if it is no depthwise convolution, or the library's mixer ignores its adapter."""
     _check_weight_is_all(mixer, name)
     taps = taps or (mixer.taps if hasattr(mixer, "taps") else mixer.conv_kernel_size)
     return depthwise(getattr(mixer, name), x.shape[-1], taps, _named(mixer, name))
@@ -139,11 +128,7 @@ GATED_NORMS = (
 
 
 def step_projection(mixer: Any, step: Tensor) -> Tensor:
-    """Return Δ before its softplus for a Mamba's mixer.
-
-    Raises:
-        InputError: if the library's mixer ignores an adapter of `dt_proj`.
-    """
+    """Return Δ before its softplus for a Mamba's mixer. Raise InputError if that ignores an adapter of `dt_proj`."""
     _check_weight_is_all(mixer, "dt_proj")
     return mixer.dt_proj(step)
 
@@ -179,22 +164,14 @@ def _named(mixer: Any, name: str) -> str:
 
 
 def norm_weight(mixer: Any, name: str, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> Tensor:
-    """Return the weight of a mixer's norm, a `kind`, in at least float32.
-
-    Raises:
-        InputError: if it is no such norm.
-    """
+    """Return the weight of a mixer's norm, in at least float32. Raise InputError if it is no norm of this `kind`."""
     weight = norm_terms(getattr(mixer, name), kind, _named(mixer, name)).weight
     assert weight is not None
     return at_least_float32(weight)
 
 
 def gated_norm_weight(mixer: Any) -> Tensor:
-    """Return the weight of a mixer's gated norm, one of `GATED_NORMS`, in at least float32.
-
-    Raises:
-        InputError: if it is no such norm.
-    """
+    """Return the weight of a mixer's gated norm in at least float32; raise InputError if not of `GATED_NORMS`."""
     kind = type(innermost(mixer.norm))
     known = kind.__name__ in GATED_NORMS and kind.__module__.startswith("transformers.")
     return norm_weight(mixer, "norm", kind if known else ())

@@ -81,13 +81,9 @@ def log_weights(
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
-    """Return the block's terms.
-
-    `extras` has the mean's
-    log-weights `log_weight` (batch, length + 1, channels), from ℓ_0; `bonus`, the log-odds ℓ_{t−1} − u − k_t of reading
-    the memory (batch, length, channels); the bare decays `decay` (channels,), e^{−w}; and in a run that continues
-    `channel_tail`, the last input of the channel mixing.
-    """
+    """Return the block's terms. `extras` has the mean's log-weights `log_weight` (batch, length + 1, channels), from
+    ℓ_0; `bonus`, the log-odds ℓ_{t−1} − u − k_t of reading the memory (batch, length, channels); the bare decays
+    `decay` (channels,), e^{−w}; and in a run that continues `channel_tail`, the last input of the channel mixing."""
     if state is not None and not isinstance(state, RwkvState):
         raise TypeError("an RWKV block continues from an RwkvState, which state_after gives: it holds log-weights too")
     attention = mixer.attention
@@ -327,14 +323,12 @@ def _remember(module: nn.Module) -> list[RwkvModel]:
 @contextmanager
 def reading(module: nn.Module) -> Iterator[None]:
     """Have the backbones of `module` pass the padding mask to their blocks and rescale nothing, in this thread and
-    within the context; rescaled weights are read as stored.
-
-    Outputs change by no more than the ε of the norms, and no weight changes.
+    within the context; rescaled weights are read as stored. Outputs change by no more than the ε of the norms, and no
+    weight changes.
 
     Raises:
         InputError: if a float16 model relies on rescaling, one with adapters would be rescaled, or the model's first
-            forward pass, in another thread, rescaled the weights meanwhile.
-    """
+            forward pass, in another thread, rescaled the weights meanwhile."""
     found = _remember(module)
     for part in found:
         every = part.config.rescale_every

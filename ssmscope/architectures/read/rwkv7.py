@@ -183,13 +183,10 @@ def _shifted(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
-    """Return the block's terms from its input `u` (batch, length, width or 2 · width).
-
-    `extras` has the `gate`
-    (batch, length, width), the `bonus` (batch, length, heads), the share `mixed_in` of the first layer's values
-    (batch, length, width), the last input of the first layer `first_input` and, in a run that continues,
-    `channel_tail` and `first_tail`, the inputs before it.
-    """
+    """Return the block's terms from its input `u` (batch, length, width or 2 · width). `extras` has the `gate` (batch,
+    length, width), the `bonus` (batch, length, heads), the share `mixed_in` of the first layer's values (batch, length,
+    width), the last input of the first layer `first_input` and, in a run that continues, `channel_tail` and
+    `first_tail`, the inputs before it."""
     if state is not None and not isinstance(state, RWKV7State):
         raise TypeError("an RWKV-7 block continues from an RWKV7State, which state_after gives")
     mask, part, (own, first) = parts.as_mask(mask), mixer.attn, _inputs(mixer, u)
@@ -356,11 +353,8 @@ class RWKV7Block(nn.Module):
         self.mixer = RWKV7Mixer(config, before)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None, first: list[Tensor]) -> Tensor:
-        """Run the block; `first` holds the first block's input, which that block stores.
-
-        Raises:
-            InputError: if blocks are on several devices.
-        """
+        """Run the block; `first` holds the first block's input, which that block stores. Raise InputError if blocks are
+        on several devices."""
         if not self.mixer.before:
             first[:] = [x]
             return self.mixer(x, attention_mask=attention_mask)

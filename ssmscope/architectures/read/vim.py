@@ -60,11 +60,8 @@ class VimMixer(parts.ReadMixer, nn.Module):
             setattr(self, f"D{back}", nn.Parameter(torch.ones(inner)))
 
     def directions(self, u: Tensor, mask: Tensor | None) -> tuple[Direction, Direction]:
-        """Return both directions, forward first, through an input (batch, length, width).
-
-        Raises:
-            InputError: if there is padding and the class token is in the middle.
-        """
+        """Return both directions, forward first, through an input (batch, length, width). Raise InputError if there is
+        padding and the class token is in the middle."""
         order = torch.arange(u.shape[1], device=u.device)
         if self.middle:
             if mask is not None:
@@ -76,11 +73,8 @@ class VimMixer(parts.ReadMixer, nn.Module):
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
-    """Return the layer's terms, two recurrences with an order; `extras` has `values`, the convolutions' input.
-
-    Raises:
-        InputError: if a state is given, as a layer that looks ahead cannot continue.
-    """
+    """Return the layer's terms, two recurrences with an order; `extras` has `values`, the convolutions' input. Raise
+    InputError if a state is given, as a layer that looks ahead cannot continue."""
     if state is not None:
         raise InputError("Vim reads whole images in both directions: no run continues from its states")
     mask = parts.as_mask(mask)
@@ -208,11 +202,7 @@ class VimModel(BlocksInTurn, PreTrainedModel):
                 nn.init.uniform_(dt_proj.bias, -5.0, -2.0)
 
     def add_positions(self, x: Tensor) -> Tensor:
-        """Return the embeddings with the positions' vectors added.
-
-        Raises:
-            InputError: if the number of tokens is not that of positions.
-        """
+        """Return the embeddings with the positions' vectors added. Raise InputError if their numbers differ."""
         if self.position is None:
             return x
         if x.shape[1] != self.config.positions:

@@ -68,14 +68,9 @@ def stabilizers(
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
-    """Return the layer's terms.
-
-    `extras` has the `normalizer` (batch, length, heads) by which q is divided, and the final `n` (batch, heads, 1,
-    state) and `m` (batch, heads).
-
-    Raises:
-        InputError: if gates have no cap or one above `MAX_GATE_CAP`, or projections share one matrix.
-    """
+    """Return the layer's terms. `extras` has the `normalizer` (batch, length, heads) by which q is divided, and the
+    final `n` (batch, heads, 1, state) and `m` (batch, heads). Raise InputError if gates have no cap or one above
+    `MAX_GATE_CAP`, or projections share one matrix."""
     if state is not None and not isinstance(state, MLSTMState):
         raise TypeError("an mLSTM continues from an MLSTMState, which state_after gives: it holds n and m too")
     cap, heads = mixer.config.gate_soft_cap, mixer.config.num_heads
@@ -138,13 +133,9 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
 
 @contextmanager
 def reading(module: nn.Module) -> Iterator[None]:
-    """Run texts longer than `max_inference_chunksize` in one piece, in this thread and within the context.
-
-    transformers cuts them, without gradients and with a cache.
-
-    Raises:
-        InputError: within, if gradients of such a text are asked for, which its head cuts off too.
-    """
+    """Run texts longer than `max_inference_chunksize`, which transformers cuts, without gradients and with a cache, in
+    one piece, in this thread and within the context. Within it, raise InputError if gradients of such a text are asked
+    for, which its head cuts off too."""
     with override_forward(
         [(part, partial(_backbone, part)) for part in module.modules() if isinstance(part, xLSTMModel)]
     ):
