@@ -57,8 +57,7 @@ def shipped(incomplete: str) -> list[str]:
 
 
 MODEL = Annotated[
-    str,
-    typer.Argument(metavar="MODEL", help="demo/NAME, a directory, a file, or a hub id.", autocompletion=shipped),
+    str, typer.Argument(metavar="MODEL", help="demo/NAME, a directory, a file, or a hub id.", autocompletion=shipped)
 ]
 OUT = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Directory for VERB.json, .csv, .png and .html.")

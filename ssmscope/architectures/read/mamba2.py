@@ -34,12 +34,7 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
 
 
 def terms(
-    mixer: Any,
-    u: Tensor,
-    projected: Tensor,
-    limits: tuple[float, float],
-    mask: Tensor | None,
-    state: LayerState | None,
+    mixer: Any, u: Tensor, projected: Tensor, limits: tuple[float, float], mask: Tensor | None, state: LayerState | None
 ) -> LayerTrace:
     """Return the layer's terms from `in_proj`'s output, z, x, B, C and Δ before its softplus, and perhaps more after
     these; Δ is clamped from limits[0] to limits[1]."""

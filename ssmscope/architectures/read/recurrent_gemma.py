@@ -14,9 +14,7 @@ import torch
 from einops import einsum, rearrange
 from torch import Tensor
 from torch.nn.functional import softplus
-from transformers.models.recurrent_gemma.modeling_recurrent_gemma import (
-    SqrtBoundDerivative,
-)
+from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBoundDerivative
 
 from ssmscope.architectures.read import parts
 from ssmscope.core.affine import depthwise

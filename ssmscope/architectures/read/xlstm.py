@@ -26,11 +26,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad
-from transformers.models.xlstm.modeling_xlstm import (
-    xLSTMModel,
-    xLSTMMultiHeadLayerNorm,
-    xLSTMOutput,
-)
+from transformers.models.xlstm.modeling_xlstm import xLSTMModel, xLSTMMultiHeadLayerNorm, xLSTMOutput
 
 from ssmscope import ops
 from ssmscope.architectures.read import parts
