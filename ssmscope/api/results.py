@@ -298,15 +298,12 @@ class Result(ABC):
             told = "nested too deeply" if isinstance(error, RecursionError) else error
             raise InputError(f"a damaged result of kind {kind!r}: {told}") from error
 
-    def _drawn(self, suffix: str) -> bytes:
-        from ssmscope.render.pictures import drawn
-
-        return drawn(self.figure(), suffix)
-
     def _written(self, suffix: str) -> bytes:
         """Return the result in one of `FORMATS`."""
         if suffix in ("png", "svg", "pdf"):
-            return self._drawn(suffix)
+            from ssmscope.render.pictures import drawn
+
+            return drawn(self.figure(), suffix)
         text = {
             "json": self.to_json,
             "csv": lambda: self.to_frame().to_csv(index=False, lineterminator="\n"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ssmscope.api.options import REPEATED, Metavar, Range
-from ssmscope.api.sharding.cluster import check_engine
+from ssmscope.api.sharding.workers import check_engine
 from ssmscope.api.writing import check_writable
 from ssmscope.cli.command import DEVICE, DTYPE, JSON, MODEL, TOKENIZER, show
 from ssmscope.errors import InputError, did_you_mean

@@ -14,11 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import ssmscope
 from ssmscope.api.analysis import Call
 from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
 from ssmscope.api.options import Option, plain
-from ssmscope.core.shipped import data_set_of, training_data
+from ssmscope.core.shipped import PACKAGE, data_set_of, training_data
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.reports.plan import Plan, PlannedCall, PlannedModel
 
@@ -178,8 +177,6 @@ MAX_BYTES_CHECKED = 64 * 2**20
 """Maximum size of data files that are read completely beforehand; larger ones only need to exist."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
-DEMO_ROOT = Path(ssmscope.__file__).parent
-"""Folder that contains `demo/NAME`."""
 
 
 def check_sources(plan: Plan) -> None:
@@ -217,7 +214,7 @@ def _check_data_of(model: PlannedModel, kind: str | None, call: Call, option: Op
 
 def _place(name: str) -> Path | None:
     """Return the location of a model's files on this machine; None for hub ids and missing files."""
-    place = DEMO_ROOT / name if name.startswith("demo/") else Path(name)
+    place = PACKAGE / name if name.startswith("demo/") else Path(name)
     return place if place.exists() else None
 
 
@@ -330,7 +327,7 @@ def kind_of(where: Path, *, tokenizer: bool = False) -> str | None:
 
 DESCRIPTIVE_SUFFIXES = (".md", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf")
 """Suffixes of files that only describe a model, such as its card and pictures."""
-ROOT = Path(ssmscope.__file__).parent
+ROOT = PACKAGE
 SUFFIXES = (".py", ".c", ".h", ".cu", ".json", ".txt")
 IMPORT = re.compile(r"^ *(?:from|import) ssmscope\.([\w.]+)(?: import (\w+))?", re.MULTILINE)
 BY_NAME = ("api", "architectures/own", "architectures/read", "backends", "backends/c", "backends/triton")
@@ -343,8 +340,7 @@ UNUSED = ("api/analyses.py", "__init__.py", "__main__.py")
 def code_of(function: Callable[..., Any]) -> str:
     """Return 16 hex digits of the SHA-256 of all code that a function may run."""
     home = Path(inspect.getfile(inspect.unwrap(function))).parent
-    installed = Path(ssmscope.__file__).parent
-    home = ROOT / home.relative_to(installed) if home.is_relative_to(installed) else home
+    home = ROOT / home.relative_to(PACKAGE) if home.is_relative_to(PACKAGE) else home
     found, left = {home}, [home, *(ROOT / name for name in BY_NAME)]
     while left:
         folder = left.pop()

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmscope.api.results import now, versions
-from ssmscope.api.sharding.cluster import MAX_RETRIES, Setting, check_installed, connected, finished, lacking
-from ssmscope.api.sharding.workers import on_engine
+from ssmscope.api.sharding.workers import MAX_RETRIES, Setting, check_installed, connected, finished, lacking, on_engine
 from ssmscope.api.writing import locked, write_whole
 from ssmscope.errors import InputError, Unanswerable, as_typed
 from ssmscope.reports.jobs import Job, Jobs

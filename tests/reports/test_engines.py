@@ -14,7 +14,7 @@ from planned import TEXT, jobs_of, numbers, run, tiny_model, unpainted
 
 import ssmscope.architectures.loading.load
 from ssmscope.api.sharding import parts
-from ssmscope.api.sharding.cluster import Setting, connected, lacking
+from ssmscope.api.sharding.workers import Setting, connected, lacking
 from ssmscope.errors import InputError
 from ssmscope.reports import running
 from ssmscope.reports.running import batches_on_ray, ray_engine
