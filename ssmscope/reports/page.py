@@ -21,11 +21,12 @@ from markupsafe import Markup
 
 from ssmscope.api.results import REPORT_ROWS, Result
 from ssmscope.render.blocks import Block, Custom, Picture, TokenMaps, TokenRows, TokenText
+from ssmscope.render.colours import SHADES, STEPS, shade_style, signed_style
 from ssmscope.render.html import block_html, grid, image_html, scripts_of, styles_of, stylesheet
-from ssmscope.render.signed import STEPS, signed_style
+from ssmscope.render.numbers import format_probability
 from ssmscope.render.table import Table
-from ssmscope.render.token_rows import ends_of, kinds
-from ssmscope.render.tokens import SHADES, chance, shade_style, shorten, visible, written
+from ssmscope.render.token_rows import row_kinds, scale_ends
+from ssmscope.render.tokens import shorten, spell_tokens, visible
 from ssmscope.reports.grouping import Group, LabelledResult, comparison, groups, model_names, verdict
 from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, MISSING, Entry, Report
 
@@ -202,7 +203,9 @@ def packed(every: Sequence[tuple[LabelledResult, TokenRows]], links: Links) -> l
                 "scoreName": block.name,
                 "of": block.of,
                 "marked": block.marked,
-                "scales": [[*ends_of(block, signed), "around" if signed else "upward"] for signed in kinds(block)],
+                "scales": [
+                    [*scale_ends(block, signed), "around" if signed else "upward"] for signed in row_kinds(block)
+                ],
                 "rows": [" · ".join(row.name.splitlines()) for row in shown[0].rows] if shown else [],
                 "texts": texts,
                 "every": len(shown),
@@ -235,7 +238,7 @@ def _text(text: TokenText, links: Sequence[AttentionLink]) -> dict[str, Any]:
     the underlined tokens, and `against` the strongest tokens against them.
     """
     shown, special = min(len(text.tokens), MAX_TOKENS_PER_TEXT), text.special
-    every = written(text.tokens, text.words)
+    every = spell_tokens(text.tokens, text.words)
     rows = np.stack([row.scores for row in text.rows]).astype("<f4")
     return {
         "name": name_of([one for one, word in zip(every, text.words) if word is not None] or every),
@@ -246,7 +249,7 @@ def _text(text: TokenText, links: Sequence[AttentionLink]) -> dict[str, Any]:
         "against": [[int(at) for at in row.against if at < shown] for row in text.rows],
         "out": [[] if row.outside is None else np.flatnonzero(row.outside[:shown]).tolist() for row in text.rows],
         "answer": shorten(visible(text.answer), MAX_TOKEN_CHARACTERS),
-        "p": chance(text.probability),
+        "p": format_probability(text.probability),
         "about": visible(text.about),
         "length": len(text.tokens),
         "scores": base64.b64encode(rows[:, :shown].tobytes()).decode(),

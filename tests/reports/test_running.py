@@ -123,14 +123,14 @@ class TestKeys:
         assert first == here, "the same code elsewhere is the same"
         assert changed("\nX = 1\n", "interp/heatmap/words.py") == {"heatmap"}
         assert changed("\nX = 1\n", "probes/stability/measure.py") == {"stability"}
-        assert changed("\nX = 1\n", "attacks/words/search.py") == {"words"}
+        assert changed("\nX = 1\n", "attacks/words/lockstep.py") == {"words"}
         every = set(asked)
         assert changed("\n/* x */\n", "backends/c/selective_scan.c") == every, "the kernels belong to it"
         assert changed("\n/* x */\n", "backends/c/vectors.h") == every
         assert changed("\nX = 1\n", "backends/triton/ssd_kernels.py") == every, "backends are imported by name"
         assert changed("\nX = 1\n", "architectures/read/mamba.py") == every, "architectures are imported by name"
         assert changed("\nX = 1\n", "api/inputs.py") == every, "how texts are read"
-        others = ("api/analyses.py", "reports/page.py", "cli/verbs.py", "training/run.py", "__init__.py")
+        others = ("api/analyses.py", "reports/page.py", "cli/command.py", "training/run.py", "__init__.py")
         assert changed("\nX = 1\n", *others) == set()
         line = "    return scored("
         file = root / "interp/heatmap/__init__.py"
@@ -442,7 +442,7 @@ class TestKilled:
     def test_nothing_is_lost(self, models, tmp_path, ran, monkeypatch) -> None:
         root, again = tmp_path / "unbroken", tmp_path / "killed"
         unpainted(monkeypatch)  # nor are pictures looked at that stand in the page and beside it
-        monkeypatch.setattr(pictures, "drawn", lambda figure, suffix: b"a picture")
+        monkeypatch.setattr(pictures, "encode_figure", lambda figure, suffix: b"a picture")
         monkeypatch.setattr(report_page, "image_html", lambda picture: "")
         started = time.perf_counter()
         with monkeypatch.context() as patch:

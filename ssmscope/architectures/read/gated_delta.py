@@ -127,5 +127,5 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     input_map = parts.convolved_input_map(mixer, layer, parts.activation(mixer, silu), enter, values)
     if _is_kimi(mixer):
         return parts.one_path(mixer, layer, input_map, torch.sigmoid(z) * factor, out)
-    opening = parts.opened_by(*enter_gate, silu, z)
-    return parts.one_path(mixer, layer, input_map, factor * silu(z), out, opening=opening, factor=factor)
+    gate_map = parts.opened_by(*enter_gate, silu, z)
+    return parts.one_path(mixer, layer, input_map, factor * silu(z), out, gate_map=gate_map, factor=factor)

@@ -55,4 +55,4 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     )
     kernel = _convolution(mixer, layer.conv_input)
     input_map = parts.convolved_input_map(mixer, layer, None, lambda u, biased: enter(u, biased) * B, kernel=kernel)
-    return parts.one_path(mixer, layer, input_map, parts.at_least_float32(layer.gate), opening=enter_gate)
+    return parts.one_path(mixer, layer, input_map, parts.at_least_float32(layer.gate), gate_map=enter_gate)

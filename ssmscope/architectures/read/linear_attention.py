@@ -268,7 +268,7 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
         opened * factor,
         added=None if shift is None else opened * shift,
         centred=centred,
-        opening=parts.opened_by(parts.projection(mixer, "z_proj"), silu, z),
+        gate_map=parts.opened_by(parts.projection(mixer, "z_proj"), silu, z),
         factor=factor,
         shift=shift,
     )

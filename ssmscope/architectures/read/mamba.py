@@ -95,7 +95,7 @@ def output_map(mixer: Any, layer: LayerTrace, y: Tensor | None = None) -> Output
     """Return the map from the recurrence's output to the layer's, which does not depend on `y`."""
     project, z = parts.projection(mixer, "out_proj"), parts.at_least_float32(layer.gate)
     enter, act = parts.projection(mixer, "in_proj", _rows(mixer)[1]), parts.gate_activation(mixer)
-    return OutputMap(lambda v: project(v, False), gate=act(z), opening=parts.opened_by(enter, act, z))
+    return OutputMap(lambda v: project(v, False), gate=act(z), gate_map=parts.opened_by(enter, act, z))
 
 
 def _unit_rms(t: Tensor, eps: float) -> Tensor:

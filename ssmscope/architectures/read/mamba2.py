@@ -90,11 +90,11 @@ def output_map(mixer: Any, layer: LayerTrace, y: Tensor) -> OutputMap:
     heads, width)."""
     norm, project = mixer.norm, parts.projection(mixer, "out_proj")
     z = parts.at_least_float32(layer.gate)
-    opened, opening = (
+    opened, gate_map = (
         silu(z),
         parts.opened_by(parts.projection(mixer, "in_proj", slice(0, mixer.intermediate_size)), silu, z),
     )
     size = getattr(norm, "group_size", None)  # transformers before 5 has one group.
     factor = parts.rms_factor(rearrange(y, "b t h p -> b t (h p)") * opened, norm.variance_epsilon, size)
     factor = factor * parts.gated_norm_weight(mixer)
-    return OutputMap(lambda v: project(v, False), gate=opened * factor, opening=opening, factor=factor)
+    return OutputMap(lambda v: project(v, False), gate=opened * factor, gate_map=gate_map, factor=factor)

@@ -69,5 +69,5 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     assert layer.conv_input is not None
     z, enter = parts.at_least_float32(layer.gate), parts.projection(mixer, "linear_x")
     input_map = parts.convolved_input_map(mixer, layer, None, enter, kernel=_convolution(mixer, layer.conv_input))
-    opening = parts.opened_by(parts.projection(mixer, "linear_y"), mixer.act_fn, z)
-    return parts.one_path(mixer, layer, input_map, mixer.act_fn(z), "linear_out", opening=opening)
+    gate_map = parts.opened_by(parts.projection(mixer, "linear_y"), mixer.act_fn, z)
+    return parts.one_path(mixer, layer, input_map, mixer.act_fn(z), "linear_out", gate_map=gate_map)
