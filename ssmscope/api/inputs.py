@@ -200,11 +200,8 @@ class Texts(Input):
 
 
 def one_text(model: Model, text: Any) -> Batch:
-    """Encode a text, or token ids, which are typed as "5,17,3" for a model without a tokenizer.
-
-    Raises:
-        InputError: as `Model.encode`; or the ids are not whole numbers, or several texts are given.
-    """
+    """Encode a text, or token ids, which are typed as "5,17,3" for a model without a tokenizer. Raise InputError as
+    `Model.encode`, for ids that are not whole numbers, and for several texts."""
     if isinstance(text, str) and model.tokenizer is None:
         return model.encode(ids=whole_numbers(text, "token ids", "5,17,3"))
     batch = model.encode(text)
@@ -313,17 +310,10 @@ def load_examples(
     *,
     max_tokens: int = DEFAULT_MAX_TOKENS,
 ) -> ExampleData:
-    """Load text in rows of `length` tokens for a language model, or labelled examples for a classifier.
-
-    Args:
-        data: a known name or a file.
-        split: a split of a known data set; None for the first of `prefer` that it has, else the test split.
-        max_tokens: maximum length of a classifier's text.
-
-    Raises:
-        InputError: the name or the split is unknown, the file cannot be read, a text is longer, or a language model
-            has no tokenizer.
-    """
+    """Load text in rows of `length` tokens for a language model, or labelled examples for a classifier, of at most
+    `max_tokens` tokens. `data` is a known name or a file; `split` is by default the first of `prefer` that a known data
+    set has, else its test split. Raise InputError if the name or the split is unknown, the file cannot be read, a text
+    is longer, or a language model has no tokenizer."""
     from ssmscope.data.language import language_data, load_lines
     from ssmscope.data.pixels import load_labelled
     from ssmscope.data.text import LINE_SOURCES, SOURCES

@@ -71,13 +71,9 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Reads:
-    """Mark of an option that names something to read, whose content decides the result.
-
-    Attributes:
-        kind: "file", "folder" (a lens), "data" and "lines" (a known name or a file, with labelled examples or with
-            text), "model" (a directory or hub id).
-        besides: words that read nothing, such as "-".
-    """
+    """Mark of an option that names something to read, whose content decides the result: a "file", a "folder" (a lens),
+    "data" and "lines" (a known name or a file, with labelled examples or with text), or a "model" (a directory or hub
+    id). `besides` are words that read nothing, such as "-"."""
 
     kind: Literal["file", "folder", "data", "lines", "model"]
     besides: tuple[str, ...] = ()

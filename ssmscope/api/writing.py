@@ -93,12 +93,8 @@ def publish(directory: Path, name: str, files: Mapping[str, bytes]) -> None:
     They are written to `.NAME.staged`; renaming this to `.NAME.pending` makes them valid. Then all old files are moved
     away, and only after that the new ones to their places. After a kill before the renaming the old set stays; after a
     later one `complete_set`, with which `publish` begins, finishes the work, and until then `read_current` returns the
-    new files.
-
-    Raises:
-        InputError: another process keeps publishing this set.
-        OSError: a file cannot be written; the old files are in their places.
-    """
+    new files. Raise InputError if another process keeps publishing this set, and OSError, with the old files in their
+    places, if a file cannot be written."""
     with created(directory), _publishing_alone(directory, name):
         complete_set(directory, name)
         staged = directory / f".{name}.staged"

@@ -24,14 +24,8 @@ from ssmscope.reports.plan import Plan, PlannedCall, PlannedModel
 
 @dataclass(frozen=True)
 class Job:
-    """One call to run.
-
-    Attributes:
-        key: 16 hex digits of the SHA-256 of everything the result depends on.
-        models: names that the report shows.
-        cpus, gpus: resources that it needs of a cluster.
-        threads: number of torch threads, None for torch's default.
-    """
+    """One call to run: its key (16 hex digits of the SHA-256 of everything the result depends on), the shown names of its
+    models, the CPUs and GPUs that it needs of a cluster, and torch's `threads`, None for the default."""
 
     key: str
     heading: str
@@ -69,12 +63,9 @@ class Jobs:
 
 
 def make_jobs(plan: Plan) -> Jobs:
-    """Make the jobs of a plan; models, data and files are checked, but nothing is loaded or run.
-
-    Raises:
-        InputError: for a model, data or file that cannot be found or read, a verb that does not support a model and is
-            not restricted by `for`, or a plan without any job.
-    """
+    """Make the jobs of a plan; models, data and files are checked, but nothing is loaded or run. Raise InputError for a
+    model, data or file that cannot be found or read, a verb that does not support a model and is not restricted by
+    `for`, or a plan without any job."""
     check_sources(plan)
 
     from ssmscope.architectures.loading.load import locate, trained_on
@@ -261,10 +252,8 @@ def check_files(call: Call) -> None:
 
 
 def check_data(data: str | None, split: str | None, kind: str | None, *, lines: bool = False) -> None:
-    """Refuse data, lines of text or labelled examples, that cannot be loaded for a model of the given kind.
-
-    Neither the files of a known data set in `$SSMSCOPE_DATA` are read, nor is the hub contacted.
-    """
+    """Refuse data, lines of text or labelled examples, that cannot be loaded for a model of the given kind. Neither the
+    files of a known data set in `$SSMSCOPE_DATA` are read, nor is the hub contacted."""
     from ssmscope.data import pixels
     from ssmscope.data.language import load_lines
     from ssmscope.data.rows import SUFFIXES, checked_path

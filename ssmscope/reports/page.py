@@ -49,14 +49,8 @@ MAX_BYTES = 40_000_000
 
 
 class Part(NamedTuple):
-    """A block as the page shows it.
-
-    Attributes:
-        anchor: id, by which scripts of the page find it.
-        html: HTML of the block; empty if the page shows it elsewhere.
-        summary: title of the fold that hides it; empty if it is not folded.
-        on_request: True if it is inserted into the page only when opened.
-    """
+    """A block as the page shows it: the `anchor` by which scripts find it, its `html`, empty if it is shown elsewhere, and
+    the `summary` of the fold that hides it, empty without one; `on_request` it is inserted only when opened."""
 
     block: Block
     anchor: str

@@ -28,9 +28,7 @@ from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, LOG, Report, Store
 @dataclass(frozen=True)
 class Outcome:
     """Outcome of a job. `error` and `traceback` are None if it succeeded; its files are then in its working folder.
-
-    `unanswerable` is True if the error says that the analysis has no answer for the model.
-    """
+    `unanswerable` is True if the error says that the analysis has no answer for the model."""
 
     seconds: float
     error: str | None = None
@@ -39,10 +37,8 @@ class Outcome:
 
 
 def execute(job: Job, folder: Path) -> Outcome:
-    """Run one job in this process and write its results to `folder`.
-
-    Its output goes to a file next to the folder, with the folder's name and ".log", and into the folder on success.
-    """
+    """Run one job in this process and write its results to `folder`. Its output goes to a file next to the folder, with
+    the folder's name and ".log", and into the folder on success."""
     started = time.perf_counter()
     log = folder.with_name(f"{folder.name}.log")
     try:
@@ -86,12 +82,9 @@ Engine = Callable[[Sequence[Job], Store], Iterator[tuple[Job, Outcome]]]
 
 
 def run_plan(plan: Plan, jobs: Jobs, root: Path, *, engine: Engine) -> Report:
-    """Run the unfinished jobs of a plan and write its report into `root`: `index.html` and tables of all results.
-
-    Raises:
-        InputError: if another process uses the directory, it cannot be written to, or the engine cannot start.
-        OSError: if the page or the tables cannot be written; finished results stay.
-    """
+    """Run the unfinished jobs of a plan and write its report into `root`: `index.html` and tables of all results. Raise
+    InputError if another process uses the directory, it cannot be written to, or the engine cannot start, and OSError
+    if the page or the tables cannot be written; finished results stay."""
     with locked(root):
         store = Store(root)
         missing = [job for job in jobs.to_run() if not store.is_done(job)]

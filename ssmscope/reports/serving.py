@@ -25,8 +25,7 @@ from ssmscope.core.encoding import MAX_CHARACTERS_PER_TOKEN
 from ssmscope.errors import InputError
 from ssmscope.render.html import stylesheet
 from ssmscope.render.tokens import visible
-from ssmscope.reports import forms
-from ssmscope.reports.live import Live
+from ssmscope.reports.live import EXCLUDED_OPTIONS, Live, choices, form_options, shown
 from ssmscope.reports.page import file, policy, template
 
 FIRST_PORT, PORTS_TRIED = 7860, 100
@@ -146,7 +145,7 @@ def checked_call(name: str, body: bytes, models: int) -> dict[str, Any]:
     for each, kind in wanted.items():
         if type(given[each]) is not kind:
             raise Refused(422, f"{each} is not {'an object' if kind is dict else f'of type {kind.__name__}'}")
-        if kind is dict and not given[each].keys() <= forms.options(each).keys():
+        if kind is dict and not given[each].keys() <= form_options(each).keys():
             raise Refused(422, f"{each} has options that the page does not have")
         if kind is dict and not all(isinstance(value, str | bool) for value in given[each].values()):
             raise Refused(422, f"an option of {each} is neither a text nor true or false")
@@ -192,9 +191,9 @@ def page(live: Live) -> str:
         models=live.models,
         visible=visible,
         example=EXAMPLE,
-        forms={verb: (analysis_of(verb).question, forms.options(verb)) for verb in forms.EXCLUDED_OPTIONS},
-        choices=forms.choices,
-        default=forms.shown,
+        forms={verb: (analysis_of(verb).question, form_options(verb)) for verb in EXCLUDED_OPTIONS},
+        choices=choices,
+        default=shown,
         style=Markup(stylesheet() + file("serve.css")),
         script=Markup(file("serve.js")),
     )

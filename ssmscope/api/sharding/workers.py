@@ -59,12 +59,8 @@ def check_engine(engine: str, **own: Any) -> None:
 
 
 class Setting:
-    """Settings with which a worker computes as this process would.
-
-    Attributes:
-        models: number of models that it keeps loaded.
-        threads: number of torch's threads, on which the last digit of a sum may depend.
-    """
+    """Settings with which a worker computes as this process would: the number of `models` that it keeps loaded, and of
+    torch's `threads`, on which the last digit of a sum may depend."""
 
     def __init__(self, models: int, threads: int | None = None) -> None:
         import torch
@@ -168,10 +164,8 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 def finished(
     ray: Any, submit: Callable[[T], Any], items: Iterable[T], most: int | None = None
 ) -> Iterator[tuple[T, Any]]:
-    """Submit a task for each item, at most `most` at once, and yield each with its reference as it finishes.
-
-    What still runs when the caller stops is cancelled.
-    """
+    """Submit a task for each item, at most `most` at once, and yield each with its reference as it finishes. What still
+    runs when the caller stops is cancelled."""
     running: dict[Any, T] = {}
     left = iter(items)
     try:

@@ -45,10 +45,8 @@ MAX_LOGIT = 100.0
 
 
 def mean_log_gate(logit: Tensor, tau: float) -> Tensor:
-    """Return log E[σ((ℓ + z) / τ)] of every ℓ in `logit`, without cancellation at either end; differentiable.
-
-    The noise is symmetric, so 1 − E at ℓ is E at −ℓ: one table of log E for ℓ ≤ 0 does for both.
-    """
+    """Return log E[σ((ℓ + z) / τ)] of every ℓ in `logit`, without cancellation at either end; differentiable. The noise
+    is symmetric, so 1 − E at ℓ is E at −ℓ: one table of log E for ℓ ≤ 0 does for both."""
     size = logit.abs().clamp(max=MAX_LOGIT)
     log_small = _interpolated(size, tau)
     return torch.where(logit > 0, torch.log1p(-log_small.exp()), log_small)

@@ -77,11 +77,9 @@ class BlocksInTurn:
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> BaseModelOutput | tuple[Tensor, ...]:
-        """Return the last hidden state (batch, length, width) from `input_ids` (batch, length) or `inputs_embeds`.
-
-        `hidden_states` are, as Mamba's, every layer's output and then the norm's. There is no cache; `use_cache` is
-        accepted as transformers' callers pass it to every model.
-        """
+        """Return the last hidden state (batch, length, width) from `input_ids` (batch, length) or `inputs_embeds`;
+        `hidden_states` are, as Mamba's, every layer's output and then the norm's. There is no cache; transformers'
+        callers pass `use_cache` to every model."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         x = self.add_positions(self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds)

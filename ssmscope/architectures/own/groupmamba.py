@@ -49,10 +49,8 @@ MAX_CPU_STATE_NUMBERS, MAX_STATE_NUMBERS = 2**18, 2**24
 def all_states(
     recurrence: Recurrence, initial: Float[Tensor, "batch heads width state"] | None = None
 ) -> Float[Tensor, "batch length heads width state"]:
-    """Compute H_t at every position by doubling: pass i makes every H_t the sum of the last 2ⁱ writes, decayed.
-
-    That takes log₂(length) passes over all of the states, and only multiplies decays, so that nothing overflows.
-    """
+    """Compute H_t at every position by doubling: pass i makes every H_t the sum of the last 2ⁱ writes, decayed. That
+    takes log₂(length) passes over all of the states, and only multiplies decays, so that nothing overflows."""
     b = recurrence.b.repeat_interleave(recurrence.shape[2] // recurrence.b.shape[2], dim=2)
     H = einsum(recurrence.written, b, "batch t head width, batch t head n -> batch t head width n")
     a = recurrence.log_decay().exp().unsqueeze(3)
@@ -166,10 +164,7 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
 
     `u` (batch, length, modules · width) has the inputs of the modules before this one, in their order, and its own
     last; with fewer than the group has (an own input alone), those nearest to this module, which attends to no others.
-
-    Raises:
-        InputError: if `u` does not consist of the inputs of 1 … k modules, or of as many as `state` has.
-    """
+    Raise InputError if it does not consist of the inputs of 1 … k modules, or of as many as `state` has."""
     base = base_of(mixer)
     number, rest = divmod(u.shape[-1], mixer.hidden_size)
     if rest or not 1 <= number <= len(mixer.before) + 1:

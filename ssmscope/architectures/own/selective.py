@@ -150,11 +150,7 @@ class SelectiveSSMModel(_EmbeddingAndSSM):
         return_dict: bool | None = None,
     ) -> BaseModelOutput | tuple[Tensor, ...]:
         """Return y (batch, length, channels) from `input_ids` (batch, length) or `inputs_embeds` (batch, length,
-        channels).
-
-        `hidden_states` is y alone, the one layer's. There is no cache; `use_cache` is accepted as transformers' callers
-        pass it to every model.
-        """
+        channels), and it alone as `hidden_states`. There is no cache; `use_cache` is passed by transformers."""
         y = self.outputs(input_ids, attention_mask, inputs_embeds)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
@@ -163,10 +159,8 @@ class SelectiveSSMModel(_EmbeddingAndSSM):
 
 
 class SelectiveSSMForSequenceClassification(_EmbeddingAndSSM):
-    """Classifier of an embedding, one selective SSM, and a head without bias on y at each row's last real position.
-
-    A binary model's logits are (0, wᵀy), whose softmax is the paper's sigmoid(wᵀy).
-    """
+    """Classifier of an embedding, one selective SSM, and a head without bias on y at each row's last real position. A
+    binary model's logits are (0, wᵀy), whose softmax is the paper's sigmoid(wᵀy)."""
 
     def __init__(self, config: SelectiveSSMConfig):
         super().__init__(config)

@@ -69,11 +69,8 @@ def causal_convolution(
     taps: Bool[Tensor, "batch length taps"] | None = None,
     act: Activation | None = None,
 ) -> Float[Tensor, "batch length channels"]:
-    """Compute a depthwise causal convolution, act(Σ_j weight_j x_{t − taps + 1 + j} + bias).
-
-    `tail` holds the taps − 1 inputs before the first position (default zeros), and `taps` says which inputs are read,
-    x_t first (default all).
-    """
+    """Compute a depthwise causal convolution, act(Σ_j weight_j x_{t − taps + 1 + j} + bias). `tail` holds the taps − 1
+    inputs before the first position (default zeros), and `taps` says which inputs are read, x_t first (default all)."""
     kernel = as_constant(weight)[:, 0].flip(-1).to(x.dtype)
     bias = None if bias is None else as_constant(bias).to(x.dtype)
     return convolved(x, kernel, tail, taps, bias) if act is None else _activated(act, x, kernel, tail, taps, bias)
@@ -185,10 +182,8 @@ def convolved_input_map(
     channels: slice = slice(None),
     kernel: tuple[Tensor, Tensor | None] | None = None,
 ) -> InputMap:
-    """Return the input map of values act(conv1d(source)), the source being `channels` of the layer's `conv_input`.
-
-    Without `act` there is no activation; `kernel` is the convolution's weight and bias, by default those of `conv1d`.
-    """
+    """Return the input map of values act(conv1d(source)), the source being `channels` of the layer's `conv_input`;
+    without `act` there is no activation; `kernel` is the convolution's weight and bias, by default `conv1d`'s."""
     assert layer.conv_input is not None
     source = at_least_float32(layer.conv_input[..., channels])
     weight, bias = kernel or convolution(mixer, layer.conv_input)

@@ -67,10 +67,8 @@ def log_weights(
     start: Float[Tensor, "batch channels"] | None = None,
 ) -> Float[Tensor, "batch length+1 channels"]:
     """Compute ℓ_0 … ℓ_length in float64: log Σ_{s≤t} e^{k_s − (t−s) w}, from ℓ_0 = `start` (default: an empty memory).
-
     Where `mask` (batch, length) is False ℓ holds. As e^{ℓ_t + t w} is a cumulative sum, all steps are computed at once;
-    t w becomes large, for which float64 has enough digits.
-    """
+    t w becomes large, for which float64 has enough digits."""
     batch, length, channels = k.shape
     real = torch.ones(batch, length, dtype=torch.bool, device=k.device) if mask is None else mask
     k, w = k.double().masked_fill(~real.unsqueeze(-1), EMPTY_LOG_WEIGHT), w.double()
@@ -290,11 +288,9 @@ _backbones: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakr
 
 
 def _rescaling(block: nn.Module) -> float:
-    """Return the factor that gives a block's projections the outputs of the stored weights.
-
-    When it first runs in evaluation, transformers' backbone divides the weights of later blocks by powers of two, in
-    place, and the residual stream with them, so that float16 does not overflow.
-    """
+    """Return the factor that gives a block's projections the outputs of the stored weights: when it first runs in
+    evaluation, transformers' backbone divides the weights of later blocks by powers of two, in place, and the residual
+    stream with them, so that float16 does not overflow."""
     found = _backbones.get(block)
     backbone = None if found is None else found()
     if backbone is None or not backbone.layers_are_rescaled or backbone.config.rescale_every <= 0:
