@@ -24,8 +24,8 @@ from ssmscope.reports.plan import Plan, PlannedCall, PlannedModel
 
 @dataclass(frozen=True)
 class Job:
-    """One call to run: its key (16 hex digits of the SHA-256 of everything the result depends on), the shown names of its
-    models, the CPUs and GPUs that it needs of a cluster, and torch's `threads`, None for the default."""
+    """One call to run: its key (16 hex digits of the SHA-256 of everything the result depends on), its models'
+    shown names, the CPUs and GPUs that it needs of a cluster, and torch's `threads`, None for the default."""
 
     key: str
     heading: str

@@ -49,7 +49,7 @@ MAX_BYTES = 40_000_000
 
 
 class Part(NamedTuple):
-    """A block as the page shows it: the `anchor` by which scripts find it, its `html`, empty if it is shown elsewhere, and
+    """A block as the page shows it: the `anchor` by which scripts find it, its `html`, empty if shown elsewhere, and
     the `summary` of the fold that hides it, empty without one; `on_request` it is inserted only when opened."""
 
     block: Block
