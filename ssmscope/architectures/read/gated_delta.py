@@ -120,12 +120,14 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
     (norm, out), (scanned,) = _named(mixer), layer.scan()
     z, kind = parts.at_least_float32(layer.gate), type(innermost(getattr(mixer, norm)))
-    factor = parts.rms_factor(scanned.y, getattr(mixer, norm).variance_epsilon) * parts.norm_weight(mixer, norm, kind)
+    known = not _is_kimi(mixer) or kind.__name__ == "KimiLinearRMSNormGated"
+    weight = parts.norm_weight(mixer, norm, kind if known else ())
+    factor = parts.rms_factor(scanned.y, getattr(mixer, norm).variance_epsilon) * weight
     factor = rearrange(factor, "b t h p -> b t (h p)")
     enter, *enter_gate = _entering(mixer)
     values = slice(-z.shape[-1], None)
     input_map = parts.convolved_input_map(mixer, layer, parts.activation(mixer, silu), enter, values)
     if _is_kimi(mixer):
         return parts.one_path(mixer, layer, input_map, torch.sigmoid(z) * factor, out)
-    gate_map = parts.opened_by(*enter_gate, silu, z)
+    gate_map = parts.opened_by(enter_gate[0], silu, z)
     return parts.one_path(mixer, layer, input_map, factor * silu(z), out, gate_map=gate_map, factor=factor)
