@@ -318,12 +318,15 @@ class Result(ABC):
             told = "nested too deeply" if isinstance(error, RecursionError) else error
             raise InputError(f"a damaged result of kind {kind!r}: {told}") from error
 
+    def _drawn(self, suffix: str) -> bytes:
+        from ssmscope.render.pictures import encode_figure
+
+        return encode_figure(self.figure(), suffix)
+
     def _written(self, suffix: str) -> bytes:
         """Return the result in one of `FORMATS`."""
         if suffix in ("png", "svg", "pdf"):
-            from ssmscope.render.pictures import encode_figure
-
-            return encode_figure(self.figure(), suffix)
+            return self._drawn(suffix)
         text = {
             "json": self.to_json,
             "csv": lambda: self.to_frame().to_csv(index=False, lineterminator="\n"),
