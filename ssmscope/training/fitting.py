@@ -17,7 +17,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from ssmscope.architectures.own.baleen import anneal_prior
-from ssmscope.architectures.own.diff_layers import Subtraction
+from ssmscope.architectures.own.diff_mamba import Subtraction
 from ssmscope.architectures.own.selective import SelectiveSSM
 from ssmscope.core.mixers import fast_scan
 from ssmscope.core.progress import progress_bar

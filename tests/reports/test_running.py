@@ -25,9 +25,10 @@ from ssmscope.architectures.loading.load import ModelCache, cache_models, load
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import scored
 from ssmscope.render import pictures
-from ssmscope.reports import fingerprints as code
-from ssmscope.reports import page_items, running
-from ssmscope.reports.sources import kind_of
+from ssmscope.reports import jobs as code
+from ssmscope.reports import page as report_page
+from ssmscope.reports import running
+from ssmscope.reports.jobs import kind_of
 from ssmscope.reports.store import Store
 
 
@@ -47,16 +48,14 @@ def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The verbs of the jobs that were run, in order, with their models."""
-    import ssmscope.reports.engines as engines
-
     found: list[str] = []
 
     def counted(job: Any, folder: Path) -> Any:
         found.append(" ".join([job.verb, *job.models]))
         return execute(job, folder)
 
-    execute = engines.execute
-    monkeypatch.setattr(engines, "execute", counted)
+    execute = running.execute
+    monkeypatch.setattr(running, "execute", counted)
     return found
 
 
@@ -131,7 +130,7 @@ class TestKeys:
         assert changed("\nX = 1\n", "backends/triton/ssd_kernels.py") == every, "backends are imported by name"
         assert changed("\nX = 1\n", "architectures/read/mamba.py") == every, "architectures are imported by name"
         assert changed("\nX = 1\n", "api/inputs.py") == every, "how texts are read"
-        others = ("api/analyses.py", "reports/page.py", "cli/verbs.py", "training/run.py", "__init__.py")
+        others = ("api/analyses.py", "reports/page.py", "cli/command.py", "training/run.py", "__init__.py")
         assert changed("\nX = 1\n", *others) == set()
         line = "    return scored("
         file = root / "interp/heatmap/__init__.py"
@@ -444,7 +443,7 @@ class TestKilled:
         root, again = tmp_path / "unbroken", tmp_path / "killed"
         unpainted(monkeypatch)  # nor are pictures looked at that stand in the page and beside it
         monkeypatch.setattr(pictures, "encode_figure", lambda figure, suffix: b"a picture")
-        monkeypatch.setattr(page_items, "image_html", lambda picture: "")
+        monkeypatch.setattr(report_page, "image_html", lambda picture: "")
         started = time.perf_counter()
         with monkeypatch.context() as patch:
             patch.setattr(running, "_write", lambda report, root: None)
