@@ -44,7 +44,6 @@ class Scores:
         `delta`.
         error: (texts,), the largest error of a token's score as a share of the largest |score|, estimated; infinite
             where nothing was checked, None for methods without one.
-        rounding: for every text the type whose rounding limits the error, where the method stopped for that; else "".
         baseline: description of what a text is compared with; "" for methods without a baseline.
         note: note on that baseline.
     """
@@ -54,7 +53,6 @@ class Scores:
     steps: Tensor | None = None
     converged: Tensor | None = None
     error: Float[Tensor, " texts"] | None = None
-    rounding: tuple[str, ...] = ()
     baseline: str = ""
     note: str = ""
 
@@ -76,7 +74,6 @@ class Attribution:
     converged: bool | None
     error: float | None = None
     """This and the following as in `Scores`."""
-    rounding: str = ""
     baseline: str = ""
     note: str = ""
 
@@ -88,8 +85,7 @@ class Attribution:
             raise InputError(f"the scores of {name} for text {row} are not finite: the model is damaged")
         measured = {"delta": found.delta, "steps": found.steps, "converged": found.converged, "error": found.error}
         own: dict[str, Any] = {key: None if each is None else each[row].item() for key, each in measured.items()}
-        rounding = found.rounding[row] if found.rounding else ""
-        return Attribution(name, scores, **own, rounding=rounding, baseline=found.baseline, note=found.note)
+        return Attribution(name, scores, **own, baseline=found.baseline, note=found.note)
 
     @property
     def signed(self) -> bool:
@@ -275,8 +271,6 @@ def doubt(each: Attribution) -> str:
     """Return a remark where scores have not converged, or do not add up; else ""."""
     if each.converged is None or each.converged:
         return ""
-    if each.rounding:
-        return f"stopped at the rounding of {each.rounding}, ±{each.error:.1%}"
     if each.error is not None:
         return f"not converged, ±{each.error:.1%}" if math.isfinite(each.error) else "convergence not checked"
     if each.delta is None:
