@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from ssmscope.api.sharding.parts import Columns, over
-from ssmscope.core.edits import Edit, Place, Site, blocks_of, edited
+from ssmscope.core.edits import Edit, Place, Site, blocks_of
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
@@ -162,7 +161,7 @@ class AblationRuns:
         layers = {unit.layer: [n for n, other in enumerate(units) if other.layer == unit.layer] for unit in units}
 
         def measure(rows: list[int]) -> Columns:
-            base = PlainRun(examples.model, examples.batch.rows(rows))
+            base = PlainRun(examples.model, examples.batch.rows(rows), resumed=self.resumes)
             own = np.empty((len(units), len(rows), len(MEASURES)))
             values = self._values(rows)
             for layer, numbers in layers.items():
@@ -206,15 +205,15 @@ class AblationRuns:
         layer: int = 0,
     ) -> np.ndarray:
         """Return (sets, rows, measures), from `layer` on starting from the plain run of these rows."""
-        model, copies = self.examples.model, len(sets)
-        batch = self.examples.batch.rows(list(rows) * copies)
+        copies = len(sets)
         values = {key: value.repeat(copies, *[1] * (value.ndim - 1)) for key, value in values.items()}
         own = {key: value for key, value in values.items() if base is None or key[0] == layer}
         edits = self.part.ablated(own or self.means, chosen_of(sets, len(rows), self.heads, self.parts))
-        resumed = base is not None and self.resumes
-        below = base.below(layer, list(range(len(rows))) * copies) if resumed else nullcontext()  # type: ignore[union-attr]
-        with edited(model, edits), below, torch.no_grad(), model.running(mask=batch.mask):
-            logits = model.forward(batch)
+        batch = self.examples.batch.rows(list(rows) * copies)
+        if base is None:
+            logits = self.examples.model.run(batch, edits=edits).logits
+        else:
+            logits = base.again(layer, edits, copies)
         return self.examples.measured(logits, list(rows) * copies).reshape(copies, len(rows), len(MEASURES))
 
     def _means(self) -> dict[Key, Tensor]:

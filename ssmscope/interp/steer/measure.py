@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from ssmscope.api.inputs import known_data, load_examples, one_text
 from ssmscope.core.batching import by_length
-from ssmscope.core.edits import Edit, Site, edited, new_state, recorded
+from ssmscope.core.edits import Edit, Site, new_state, recorded
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.core.progress import progress_bar
@@ -137,16 +136,11 @@ class SteeredRuns:
             task = bar.add_task("steered runs", total=self.shape[0] * self.shape[1] * len(batches))
             for rows in batches:
                 own = batch.rows(rows)
-                base = PlainRun(self.model, own)
+                base = PlainRun(self.model, own, resumed=resumed)
                 for which in np.ndindex(*self.shape):
                     edit = self.edits.get(which)
-                    yield which, rows, base.logits if edit is None else self._run(own, base, edit, resumed)
+                    yield which, rows, base.logits if edit is None else base.again(self.layer, edit)
                     bar.advance(task)
-
-    def _run(self, batch: Batch, base: PlainRun, edit: Edit, resumed: bool) -> Tensor:
-        below = base.below(self.layer, range(len(batch.tokens))) if resumed else nullcontext()
-        with edited(self.model, edit), below, torch.no_grad(), self.model.running(mask=batch.mask):
-            return self.model.forward(batch)
 
 
 def summarise(
