@@ -69,8 +69,7 @@ def backward_bytes(model: Model) -> int:
 
 
 def kept_bytes_per_token(model: Model) -> float:
-    """Return the number of bytes that a backward pass keeps per token: on a GPU as measured at the last gradient, if
-    any."""
+    """Return the number of bytes that a backward pass keeps per token; on a GPU as last measured."""
     return model.__dict__.get("_kept_of_each", 4 * KEPT_NUMBERS_PER_TOKEN * model.num_layers * model.width)
 
 
@@ -209,13 +208,11 @@ class Objective:
             yield
 
     def function(self, text: int = 0) -> nn.Module:
-        """Return f of one text alone, as a function from (runs, length, width) embeddings to (runs,): captum's
-        `forward_func`. Further arguments of a call are ignored."""
+        """Return f of one text alone, of embeddings (runs, length, width): captum's `forward_func`."""
         return _Function(self, text)
 
     def batches(self, texts: Sequence[int], *, gradients: bool = False) -> Iterator[list[int]]:
-        """Yield the places of `texts`, the text that each run is a copy of, in batches of similar length that suit the
-        device; with `gradients` in a backward pass."""
+        """Yield the places of `texts`, the text that each run copies, in batches that suit the device."""
         sizes = [length + len(ids) - 1 for length, ids in zip(self.lengths, self.targets, strict=True)]
         most = tokens_that_fit(self.model, gradients=gradients, every_position=self.continues)
         yield from by_length([sizes[text] for text in texts], most)
@@ -267,8 +264,7 @@ class Objective:
 
 @contextmanager
 def _in_float32(model: Model, ids: list[int]) -> Iterator[None]:
-    """Within the context the logits of these ids are float32 products of the head's input in a half-precision model:
-    rounded to 8 bits, f would be a staircase of steps of 1/256. An lrp rule for the head is kept."""
+    """Within the context a half-precision head gives these ids' logits in float32; an lrp rule for it is kept."""
     head: Any = None if model.is_classifier else model.module.get_output_embeddings()
     half = type(head) is nn.Linear and head.weight.dtype in (torch.bfloat16, torch.float16) and not is_kept(head)
     if not half or not is_own(head, head.forward):
@@ -395,8 +391,7 @@ def _tokenized(model: Model, target: str) -> tuple[int, ...]:
 
 
 def target_warning(model: Model, target: str) -> str:
-    """Return a warning about a target whose tokens are of another text, or which with a space before it, as words in a
-    text have one, is a token of its own; "" for any other."""
+    """Return a warning about a target of other text, or one that with a space before it is one token; else ""."""
     found = list(_tokenized(model, target))
     pieces = ", ".join(repr(model.tokenizer.decode([each])) for each in found)
     many = f"the {len(found)} tokens {pieces}" if len(found) > 1 else f"the token {pieces}"

@@ -31,8 +31,7 @@ HARM_SIGNS = (1.0, -1.0, -1.0)
 
 @dataclass(frozen=True, eq=False)
 class ScoredExamples:
-    """Encoded examples of a model and their answers: (examples,) classes, or (examples, length) next tokens, `IGNORED`
-    where nothing is asked. Made by `scored_examples`."""
+    """Encoded examples with their classes, or (examples, length) next tokens, `IGNORED` where none is asked."""
 
     model: Model
     batch: Batch
@@ -51,8 +50,7 @@ class ScoredExamples:
         yield from by_length(self.batch.lengths, self.room, rows=rows)
 
     def measured(self, logits: Tensor, rows: Sequence[int]) -> np.ndarray:
-        """Return (runs, measures) for runs' logits (runs, classes) or (runs, length, vocabulary); `rows` has the
-        example of each run."""
+        """Return (runs, measures) for logits of the last or of all positions; `rows` has each run's example."""
         targets = self.targets[list(rows)]
         if targets.ndim == 1:
             logits, targets = logits.unsqueeze(1), targets.unsqueeze(1)

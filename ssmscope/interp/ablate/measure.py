@@ -38,8 +38,7 @@ class Part:
     """Layers that are whole blocks, whose output has what entered them in it."""
 
     def edits(self, change: Callable[[Key, Tensor], Tensor], layers: Sequence[int] | None = None) -> list[Edit]:
-        """Return the edits that replace a part's value by what `change` returns for it: (runs, length, heads, width) of
-        a recurrence's output or its D x, else (runs, length, channels)."""
+        """Return the edits that replace a part's value, (runs, length, [heads,] width), by what `change` returns."""
         own = None if layers is None else tuple(layers)
         entered: dict[int, Tensor] = {}
 
@@ -120,8 +119,7 @@ def units_of(model: Model, batch: Batch, part: Part) -> list[Unit]:
 
 
 def chosen_of(sets: Sequence[Sequence[Unit]], copies: int, heads: int, parts: int) -> dict[int, Tensor]:
-    """Return `Part.ablated`'s choice for runs in which these sets of units are ablated, `copies` of each one after
-    another."""
+    """Return `Part.ablated`'s choice for runs that ablate these sets of units, `copies` of each in a row."""
     found = {unit.layer: torch.zeros(len(sets), parts, heads, dtype=torch.bool) for own in sets for unit in own}
     for run, own in enumerate(sets):
         for unit in own:
@@ -153,8 +151,7 @@ class AblationRuns:
         self.donors[cycle] = np.roll(cycle, 1)
 
     def single(self, units: Sequence[Unit]) -> tuple[np.ndarray, np.ndarray]:
-        """Return (examples, measures) with nothing ablated, (units, examples, measures) with each unit ablated
-        alone."""
+        """Return (examples, measures) of the plain run, and (units, examples, measures) of single ablations."""
         examples = self.examples
         plain = np.empty((len(examples), len(MEASURES)))
         found = np.empty((len(units), *plain.shape))

@@ -23,8 +23,7 @@ MIN_TOKENS_PER_TEXT = 128
 
 
 def check_fidelity(*, methods: Any, option: Any, **_: Any) -> None:
-    """Raise InputError if methods or options do not fit, as in `check_methods`, if "random" is the only method, or if a
-    function has that name."""
+    """Raise InputError as `check_methods`, for "random" alone, and for a function of that name."""
     if isinstance(methods, Mapping) and RANDOM in methods:
         raise InputError(f"the method {RANDOM!r} is always there, as random rankings; give your function another name")
     names = [name for name in method_names(methods) if name != RANDOM]

@@ -37,13 +37,7 @@ def measures(
     without: Float[np.ndarray, "... shares"],
     only: Float[np.ndarray, "... shares"],
 ) -> Float[np.ndarray, "... measures"]:
-    """Compute all measures, in the order of `MEASURES`.
-
-    Args:
-        curve: f along MoRF and along LeRF, from the clean text on.
-        without: f without the top tokens, for every share.
-        only: f of the top tokens alone.
-    """
+    """Return all `MEASURES` of f along MoRF and LeRF, and of f without the top tokens and of these alone, by share."""
     areas, clean = trapezoid(curve), curve[..., MORF, 0]
     morf, lerf = areas[..., MORF], areas[..., LERF]
     return np.stack([lerf - morf, morf, lerf, clean - without.mean(-1), clean - only.mean(-1)], axis=-1)
@@ -111,16 +105,7 @@ def summarise(
     notes: list[str],
     seed: int,
 ) -> Fidelity:
-    """Summarise the measurements of texts: means and paired differences with their intervals, and notes.
-
-    Args:
-        found: values (texts, rankings, measures), curves, targets, and tied and unconverged (texts, methods).
-        total: number of texts in the data.
-        used: the numbers of the texts that are measured.
-        long: number of texts left out for their length.
-        share: the mean share of tokens that people marked; None without rationales.
-        knocked: the names of the correlations with knockouts.
-    """
+    """Return means and paired differences of texts' measurements, with intervals, and notes."""
     every = (*MEASURES, *AGREEMENT, *knocked)
     places = [at for at, name in enumerate(every) if share is not None or name not in AGREEMENT]
     names, number = tuple(every[at] for at in places), len(methods)

@@ -58,10 +58,7 @@ class Hidden:
 
 
 def hidden_sets(places: Int[np.ndarray, "rankings n"], grid: Sequence[Fraction]) -> Hidden:
-    """Return the sets to hide in a text with these rankings, for the shares of `grid` and of `SHARES`.
-
-    Both orders are of one ranking: least relevant first begins at its end.
-    """
+    """Return the sets to hide for the shares of `grid` and `SHARES`; least relevant first begins at a ranking's end."""
     rankings, n = places.shape
     curve, bins = counts(grid, n), counts(SHARES, n)
     first = np.concatenate([curve, bins])[:, None]
@@ -75,8 +72,7 @@ def hidden_sets(places: Int[np.ndarray, "rankings n"], grid: Sequence[Fraction])
 
 
 def distinct(sets: Bool[np.ndarray, "asked n"]) -> tuple[list[int], Int[np.ndarray, " asked"]]:
-    """Return the rows of the distinct sets, in the order of their first occurrence, and for every row the number of its
-    set."""
+    """Return the rows of the distinct sets, in order, and for every row the number of its set."""
     packed = np.packbits(sets, axis=1)
     _, first, inverse = np.unique(packed, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first)
@@ -84,8 +80,7 @@ def distinct(sets: Bool[np.ndarray, "asked n"]) -> tuple[list[int], Int[np.ndarr
 
 
 def replacement_vector(model: Model, replacement: str) -> Float[Tensor, " width"]:
-    """Return the vector that replaces hidden tokens' embeddings: the mean of the embedding table, zeros, or the
-    embedding of the padding token or of any other."""
+    """Return the embedding that replaces hidden tokens': the table's mean, zeros, or a token's."""
     table = embedding_table(model.module)
     if replacement == "mean":
         return table.mean(0, dtype=torch.promote_types(table.dtype, torch.float32)).to(table)
@@ -126,11 +121,8 @@ def run_hidden(
 ) -> list[Float[np.ndarray, " _"]]:
     """Return the probability or logit of each text's target, a class, with each of its sets of tokens hidden.
 
-    Args:
-        hidden: per text its sets (sets, n) over the non-special tokens.
-        fill: embedding of hidden tokens, and of the only token of a text whose tokens are all deleted.
-        mode: "replace" keeps the length; with "delete" the tokens that are left close up.
-        batch_size: copies that run together; by default as many as suit the device.
+    `hidden` has per text its sets (sets, n) over the non-special tokens; `fill` is the embedding of hidden tokens, and
+    of the only token of a text whose tokens are all deleted. With "delete" the tokens that are left close up.
     """
     with torch.no_grad():
         embeddings = model.embed(batch)
@@ -188,14 +180,10 @@ def knockout_effects(
 ) -> list[Float[np.ndarray, "cuts _"]]:
     """Return f(x) − f(x with the edges from token i to all later tokens cut) for every non-special token of every text.
 
-    The cut covers everything that the token becomes after the convolution (level "block" of `cut_edges`): no later
-    position reads it in these layers' recurrences, nor in their softmax attention; where layers look ahead, no other
-    position does. The token's own position keeps it, so that the effect of a text's last token is 0 where a model
-    reads there.
-
-    Args:
-        targets: per text the class.
-        layers: layers of each cut, by the model's own number, or None for all layers at once.
+    The cut covers everything that the token becomes after the convolution (level "block" of `cut_edges`), in
+    recurrences and softmax attention of each of `layers`, by the model's own number, or, for None, of all at once;
+    where layers look ahead, no other position reads it. The token's own position keeps it: the effect of the last token is
+    0 where a model reads there.
     """
     own = [[at for at, word in enumerate(words) if word is not None] for words in batch.words]
     runs = [

@@ -8,9 +8,10 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
@@ -20,9 +21,6 @@ from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.markup import to_latex, to_markdown
 from ssmscope.render.numbers import counted, told_apart
 from ssmscope.render.table import Cell, Line, Table, table, written
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 STYLES = ("markdown", "latex", "csv")
 UNKNOWN = Estimate(math.nan, math.nan, math.nan)
@@ -91,8 +89,7 @@ class Fidelity(Result, kind="fidelity"):
         return f"ΔA {written(self.estimate(best[0]))} of {' and '.join(best)}, {clearly}the best of {len(self.methods)}"
 
     def _best_named(self) -> str:
-        """Name the method with the largest ΔA, with the methods that paired differences do not tell from it; "" where
-        too many."""
+        """Name the method of the largest ΔA with those not told from it; "" where there are too many."""
         first = max(self.methods, key=lambda name: self.estimate(name).value)
         alike = [name for name in self.methods if name != first and not self.difference(first, name).low > 0]
         return told_apart([first, *alike], len(self.methods))
@@ -136,11 +133,9 @@ class Fidelity(Result, kind="fidelity"):
         top = np.nanmax(means) if more_is_better(measure) else np.nanmin(means)
         return tuple(name for name, mean in zip(self.methods, means) if mean == top)
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per method (and "random") and measure: columns method, measure, value, low, high (the 95 %
         interval), texts, and, for the random rankings, spread: the standard deviation of their own means."""
-        import pandas as pd
-
         spread = self.rankings.std(0, ddof=1)
         rows = []
         for number, method in enumerate(self.rows):
@@ -150,10 +145,8 @@ class Fidelity(Result, kind="fidelity"):
                 rows.append((method, measure, *self.estimates[number, place].tolist(), texts, own))
         return pd.DataFrame(rows, columns=["method", "measure", "value", "low", "high", "texts", "spread"])
 
-    def curves(self) -> DataFrame:
+    def curves(self) -> pd.DataFrame:
         """Return a row per method, ranking ("MoRF", "LeRF") and share q of hidden tokens: mean f with its interval."""
-        import pandas as pd
-
         rows = [
             (method, order, share, *self.curve[number, at, point].tolist())
             for number, method in enumerate(self.rows)
@@ -162,11 +155,8 @@ class Fidelity(Result, kind="fidelity"):
         ]
         return pd.DataFrame(rows, columns=["method", "ranking", "q", "mean", "low", "high"])
 
-    def differences(self) -> DataFrame:
-        """Return a row per pair of methods ("random" is the second) and measure: the paired difference, first −
-        second."""
-        import pandas as pd
-
+    def differences(self) -> pd.DataFrame:
+        """Return a row per pair of methods ("random" is the second) and measure: the paired difference."""
         rows = [
             (*pair, measure, *self.paired[number, place].tolist())
             for number, pair in enumerate(self.pairs)
@@ -174,11 +164,9 @@ class Fidelity(Result, kind="fidelity"):
         ]
         return pd.DataFrame(rows, columns=["method", "other", "measure", "difference", "low", "high"])
 
-    def per_text(self) -> DataFrame:
+    def per_text(self) -> pd.DataFrame:
         """Return a row per text and method (and "random"): columns text (its number in the data), predicted, clean (f
         of it), method, and a column for every measure."""
-        import pandas as pd
-
         parts = []
         for method, values in zip(self.rows, [*self.values, self.random]):
             columns = dict(zip(self.measures, values.T))
@@ -310,8 +298,7 @@ def _average(own: dict[str, Fidelity], sets: Sequence[str], method: str, measure
 
 
 def _written(found: Table, style: str) -> str:
-    """Write a table in a style; as CSV plain numbers, each with the ends of its interval, and in the last column the
-    columns in which the row is best."""
+    """Write a table in a style; CSV has plain numbers with the ends of their intervals, and where a row is best."""
     if style not in STYLES:
         raise InputError(f"unknown style {style!r}; allowed are {', '.join(STYLES)}{did_you_mean(str(style), STYLES)}")
     if style != "csv":

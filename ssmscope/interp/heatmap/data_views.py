@@ -113,8 +113,7 @@ class SharedWord:
 
 
 def shared_words(results: Sequence[DataHeatmap]) -> list[SharedWord]:
-    """Return the words that both results name, by falling difference; if there are many, those whose intervals lie
-    furthest apart."""
+    """Return the words that both results name, by falling difference; of many, those furthest apart."""
     theirs = {each.word: each.kept for each in results[1].words}
     found = [SharedWord(each.word, (each.kept, theirs[each.word])) for each in results[0].words if each.word in theirs]
     apart = sorted(found, key=lambda each: -each.gap)[: SHOWN_HIGHEST + SHOWN_LOWEST]

@@ -63,8 +63,7 @@ class LayerScores:
             self._take_heads(index, chosen, layer)
 
     def of(self, trace: Trace) -> np.ndarray:
-        """Return the scores, (layers, batch, length) float64, NaN at padding; the layers of `trace`'s run were
-        visited."""
+        """Return the scores of a trace's run, whose layers were visited, (layers, batch, length); NaN at padding."""
         if self.survival is not None:
             return np.where(self.mask.cpu().numpy(), self.survival, np.nan)
         retention = _numpy(trace.retention)
@@ -134,9 +133,8 @@ def through_layers(trace: Trace, shares: np.ndarray) -> np.ndarray:
 class TokenAverages:
     """Average score of every token over a corpus, and the spread of tokens around theirs, layer by layer.
 
-    A token's average is shrunk towards that of all tokens, as by 5 occurrences of the latter, since rare tokens are
-    unreliable. Survival is compared as the logarithm of its share in units of an even spread over the text, since a
-    share depends on how many tokens there are.
+    A rare token's average is shrunk towards that of all tokens, as by 5 occurrences of the latter. Survival is compared
+    as the logarithm of its share in units of an even spread over the text.
     """
 
     def __init__(self, model: Model, texts: Sequence[str], score: Score) -> None:
@@ -158,8 +156,7 @@ class TokenAverages:
         self.spread = np.sqrt(within.sum(1) / max(self.count.sum(), 1))
 
     def compared(self, scores: np.ndarray, batch: Batch) -> np.ndarray:
-        """Return the quantity that is averaged for scores (layers, batch, length); NaN at special tokens and
-        padding."""
+        """Return what is averaged for scores (layers, batch, length); NaN at special tokens and padding."""
         ordinary = np.zeros(scores.shape[1:], dtype=bool)
         for row, words in enumerate(batch.words):
             ordinary[row, : len(words)] = [word is not None for word in words]

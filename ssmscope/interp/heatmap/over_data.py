@@ -101,8 +101,7 @@ def text_measures(tokens: Sequence[str], words: Sequence[int | None], scores: np
 
 
 def half_life_counts(model: Model, batch: Batch) -> dict[str, np.ndarray]:
-    """Return by layer (2, 1 + heads, `MAX_HALF_LIFE` + 1), the layer as a whole first: numbers of tokens that were
-    halved after d tokens, and of those observed for only d."""
+    """Return by layer (2, 1 + heads, `MAX_HALF_LIFE` + 1): tokens halved after d tokens, and seen for only d."""
     counts: dict[str, np.ndarray] = {}
 
     def visit(index: int, rows: Sequence[int], layer: LayerTrace) -> None:
@@ -140,13 +139,9 @@ def measure(
 ) -> tuple[dict[str, np.ndarray], WordSums, dict[int, np.ndarray], int]:
     """Run the texts in batches of similar length and measure each; with survival, run some again for half-lives.
 
-    Returns:
-        columns: of the texts, their rows in the data; answers, the class that a classifier predicts, else −1; measures
-            (texts, `MEASURES`); tenths (texts, 1 + layers, `TENTHS`) float32, the average first: mean scores of the
-            words in each part; sizes, numbers of words.
-        words: the sums of words.
-        lives: half-lives (1 + heads,) by layer.
-        timed: the number of texts that these are taken over.
+    Return columns of the texts: their rows in the data, answers (−1 without a classifier), measures, tenths (texts,
+    1 + layers, `TENTHS`) with the average first, sizes (numbers of words); the sums of words; half-lives (1 + heads,)
+    by layer; and the number of texts that these are taken over.
     """
     lengths, sizes, _ = read_texts(model, data)
     used = [row for row, size in enumerate(sizes) if size]
@@ -206,8 +201,7 @@ def summarise(
     punctuation: bool,
     seed: int,
 ) -> dict[str, Any]:
-    """Return the numerical fields of a `DataHeatmap`, with 95 % bootstrap intervals over texts from one set of
-    resamples."""
+    """Return the numerical fields of a `DataHeatmap`, with intervals from one set of resamples."""
     groups, notes = _groups(model, data, found)
     total = len(found["rows"])
     columns = [np.where(chosen[:, None], found["measures"], np.nan) for chosen in groups.values()]
@@ -306,8 +300,7 @@ def _with_intervals(
 
 
 def extremes(found: Mapping[str, np.ndarray]) -> list[tuple[int, str]]:
-    """Return example texts with a description: the two whose scores are spread most unevenly, and the two most even,
-    among those of few enough words."""
+    """Return the two example texts whose scores are spread most unevenly, and the two most even."""
     spread, sizes = found["measures"][:, MEASURES.index("spread")], found["sizes"]
     low, high = EXAMPLE_WORDS
     allowed = np.flatnonzero((sizes >= low) & (sizes <= high) & np.isfinite(spread))

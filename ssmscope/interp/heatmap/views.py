@@ -38,8 +38,7 @@ def blocks(result: SelectionHeatmap) -> Iterator[Block]:
 
 
 def rows(result: SelectionHeatmap, *, every: bool = True) -> TokenRows:
-    """Return every text with a row for the average and, with `every`, for each layer and each head; a terminal shows
-    those only where they were requested."""
+    """Return every text with a row for the average and, with `every`, for each layer and head."""
     shared = scale(result) if result.shared else None
     of_heads = _ends(result, [text.heads[:, ~text.special] for text in result if text.heads is not None])
     return TokenRows(
@@ -61,8 +60,7 @@ def scale(result: SelectionHeatmap) -> tuple[float, float]:
 
 
 def _ends(result: SelectionHeatmap, scores: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the ends of a colour scale: 0 to the largest share; lowest to highest of other scores; symmetric for
-    z-scores."""
+    """Return the ends of a colour scale: 0 to the largest share, lowest to highest, symmetric for z-scores."""
     every = np.concatenate([each.ravel() for each in scores]) if scores else np.zeros(0)
     if not every.size:
         return 0.0, 0.0
@@ -112,8 +110,7 @@ def _text(
 
 
 def strongest(result: SelectionHeatmap) -> Iterator[Line]:
-    """Yield a row per text and layer, the average first, then heads: what stands out, the half-life, the range of
-    scores."""
+    """Yield a row per text and layer, the average first, then heads."""
     single = len(result.layers) == 1
     names = [result.layers_name] if single else ["mean", *(f"layer {layer}" for layer in result.layers)]
     of_heads = [f"layer {head.layer} head {head.head}" for head in result.heads]

@@ -65,8 +65,7 @@ def cuts_of(model: Model, batch: Batch, by: str, window: int) -> Iterator[Cut]:
 
 
 def parts_of(model: Model, batch: Batch) -> dict[int, tuple[str, ...]]:
-    """Return the names of the recurrences of every layer, by its number, in order; none for a layer with one
-    recurrence. In a hybrid the names of the ways it reads."""
+    """Return the names of a layer's recurrences, where it has several, or a hybrid's ways to read, by number."""
     if attention_layers(model.module):
         roads = roads_of(model).items()
         return {at: (STATES,) * bool(states) + (ATTENTION,) * bool(reads) for at, (states, reads) in roads}

@@ -24,9 +24,6 @@ def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
 
     Args:
         residual: the share of the residual stream, from 0 to 1.
-
-    Raises:
-        InputError: for a share out of range, or a text that is too long.
     """
     scores = torch.zeros(objective.batch.mask.shape, dtype=torch.float32)
     for chosen in objective.batches(range(len(objective))):
@@ -42,10 +39,6 @@ def attention_gradient(objective: Objective) -> Scores:
     input and g the gradient of f at its output: the columns' sums of the maps of `ssmscope.attention_gradient` (after
     Chefer et al., 2021), with their signs. No map is made: a column's sum is x[s] (gᵀ M)[s]; but of softmax attention A
     the A ⊙ ∂f/∂A of its heads are.
-
-    Raises:
-        InputError: for a continuation, whose own tokens are in the maps too, and a text that is too long for maps of
-            layers of attention.
     """
     if objective.continues:
         raise InputError("attention-gradient explains one token: a continuation of several is in its maps itself")
@@ -67,8 +60,7 @@ def attention_gradient(objective: Objective) -> Scores:
 def column_sums(
     linearized: LinearizedLayer, gradient: Float[Tensor, "batch length width"]
 ) -> Float[Tensor, "batch length"]:
-    """Return the contribution of every position to Σ gradient ⊙ output through the layer: the sums over columns and
-    channels of the maps of `linearized.contributions(gradient)`, in the time of a backward pass."""
+    """Return the sums over columns and channels of the maps of `linearized.contributions(gradient)`, without them."""
     total = torch.zeros_like(gradient[..., 0])
     for path in linearized.paths:
         with torch.enable_grad():

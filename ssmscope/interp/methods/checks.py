@@ -25,8 +25,7 @@ def check_number(name: str, value: float, least: float) -> None:
 
 
 def text_generator(objective: Objective, text: int, seed: int) -> np.random.Generator:
-    """Return a generator that depends on the seed and on the text's tokens or pixels only, not on the rest of the
-    batch."""
+    """Return a generator that depends only on the seed and on the text's own tokens or pixels."""
     check_whole("seed", seed, 0)
     batch = objective.batch
     if batch.values is not None:

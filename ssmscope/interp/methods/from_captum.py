@@ -31,8 +31,7 @@ ADAPTER_PARAMETERS = {
 
 
 def captum_method(name: str) -> Callable[..., Scores]:
-    """Return captum's attribution of this name as a method; its options are those of its constructor and of
-    `attribute`."""
+    """Return captum's attribution of this name as a method with its constructor's and `attribute`'s options."""
 
     def attribute(objective: Objective, **options: Any) -> Scores:
         return attributed(objective, name, **options)

@@ -41,9 +41,6 @@ def smoothgrad(objective: Objective, *, samples: int = 25, noise: float = 0.15, 
         samples: n.
         noise: σ as a share of max − min over the embeddings of the text.
         seed: seed of the noise, which is drawn for each text by itself, in any batch.
-
-    Raises:
-        InputError: for options out of range.
     """
     check_whole("samples", samples, 1)
     check_number("noise", noise, 0)
@@ -72,9 +69,6 @@ def gradcam(objective: Objective, *, layer: int = -1) -> Scores:
 
     Args:
         layer: layer whose output is read; negative numbers count from the last.
-
-    Raises:
-        InputError: for a layer that the model does not have.
     """
     mixers = objective.model.mixers
     if isinstance(layer, bool) or not isinstance(layer, int | np.integer) or not -len(mixers) <= layer < len(mixers):
@@ -98,8 +92,7 @@ def output_gradients(
     *,
     attention: bool = False,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return the output of each of these layers and the gradient of f there, (runs, length, width) each; with
-    `attention` also the weights of every layer of softmax attention, (runs, heads, queries, keys)."""
+    """Return each layer's output and the gradient of f there; with `attention` also of all softmax weights."""
     kept: dict[int, Tensor] = {}
     weights: dict[int, Tensor] = {}
     module, mask = objective.model.module, objective.batch.mask[texts, : embeddings.shape[1]]

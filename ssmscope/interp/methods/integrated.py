@@ -54,9 +54,6 @@ def ig(
         steps: nodes of the quadrature of a piece.
         tolerance: a text has converged when both errors are within this share of its largest |score|.
         cap: the most evaluations of the gradient for a text. Below 3 · steps nothing is checked and nothing converges.
-
-    Raises:
-        InputError: for an unknown baseline, or options out of range.
     """
     check_whole("steps", steps, 1)
     check_number("tolerance", tolerance, 0)
@@ -96,8 +93,7 @@ def ig(
 
 @dataclass(eq=False)
 class _Piece:
-    """Piece from `first` to `last` (of 0 to 1) of a text's path, with f at both ends, and the tokens' scores there by
-    one quadrature, (length,) float64."""
+    """Piece of a text's path, with f at both ends, and its tokens' scores by one quadrature, (length,) float64."""
 
     text: int
     first: float
@@ -169,8 +165,7 @@ def _error(pieces: Sequence[_Halved]) -> float:
 
 
 def _worst(pieces: list[_Halved], tolerance: float) -> list[_Halved]:
-    """Return the pieces that have to be halved again, the worst first: as many as leave others with less than half of
-    the allowed error; none where all errors together are within it."""
+    """Return the pieces to be halved, the worst first, without which the others have half of the allowed error."""
     bearable = tolerance * float(_total(pieces).abs().max())
     if _error(pieces) <= bearable:
         return []

@@ -60,9 +60,6 @@ def occlusion(objective: Objective, *, baseline: str | int | float = "mean", win
         baseline: embedding of hidden tokens, see `baseline_embeddings`.
         window: number of neighbouring tokens hidden at a time; a token's score is the mean over the windows that it
             is in. A window is at most as long as the text.
-
-    Raises:
-        InputError: for an unknown baseline or a window below 1.
     """
     check_whole("window", window, 1)
     embeddings, lengths = objective.embeddings(), objective.lengths
@@ -89,11 +86,7 @@ def occlusion(objective: Objective, *, baseline: str | int | float = "mean", win
 
 
 def random(objective: Objective, *, seed: int = 0) -> Scores:
-    """Uniform scores from 0 to 1, the same for a text and a seed in any batch.
-
-    Raises:
-        InputError: for a negative seed.
-    """
+    """Uniform scores from 0 to 1, the same for a text and a seed in any batch."""
     scores = torch.zeros(objective.batch.mask.shape, dtype=torch.float32)
     for text, length in enumerate(objective.lengths):
         scores[text, :length] = torch.from_numpy(text_generator(objective, text, seed).random(length, dtype="float32"))

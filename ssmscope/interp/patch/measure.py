@@ -104,8 +104,7 @@ class PatchRuns:
                 yield [(layer, place) for place in places], logits
 
     def _after(self, positions: Sequence[int]) -> Iterator[tuple[Sequence[int], States]]:
-        """Yield positions whose cells run together, with the states after them: for each position the base run's, then
-        the source's, of one run whose rows have different ends."""
+        """Yield positions that run together and the states after them: for each the base run's, then the source's."""
         before: States | None = None
         at, most = 0, min(MAX_STATE_ENDS, self.at_once)
         for first in range(0, len(positions), most):
@@ -117,8 +116,7 @@ class PatchRuns:
             yield places, after
 
     def of_values(self, site: str, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
-        """Yield cells with their logits: a layer's value at `site` patched at a token, or a head's output at all of
-        these tokens."""
+        """Yield cells with their logits: a layer's value patched at a token, or a head's output at all of them."""
         heads, place = site == "head", PLACES[site]
         kept: dict[Any, Tensor] = {}
         self.model.run(self.source, edits=recorded(place, kept), last_only=True)

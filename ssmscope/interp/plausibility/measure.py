@@ -69,8 +69,7 @@ def _overlap(a: tuple[int, int], b: tuple[int, int]) -> float:
 
 
 def agreement(scores: Float[np.ndarray, " n"], marked: Bool[np.ndarray, " n"], top: int) -> tuple[float, ...]:
-    """Return the measures of one text, in the order of `MEASURES`; the rationale is the `top` tokens, ties by
-    position."""
+    """Return `MEASURES` of one text; the rationale is the `top` tokens, ties by position."""
     chosen = np.zeros(len(scores), dtype=bool)
     chosen[np.argsort(-scores, kind="stable")[:top]] = True
     return token_f1(chosen, marked), iou_f1(chosen, marked), average_precision(scores, marked)

@@ -46,8 +46,7 @@ def _block(name: str) -> str:
 
 
 def randomise(tensors: Mapping[str, Tensor], seed: int) -> None:
-    """Draw every tensor anew, in place, from a normal distribution of its own mean and standard deviation. What it
-    becomes depends on its name and the seed alone, not on what else is randomised."""
+    """Draw every tensor anew, in place, from N(its mean, its deviation²), by its name and the seed alone."""
     with torch.no_grad():
         for name, tensor in tensors.items():
             random = np.random.default_rng([seed, zlib.crc32(name.encode())])
@@ -57,8 +56,7 @@ def randomise(tensors: Mapping[str, Tensor], seed: int) -> None:
 
 
 def spearman(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> float:
-    """Return Spearman's rank correlation, equal numbers sharing their mean rank; NaN where one has equal numbers only,
-    or a number that is not finite."""
+    """Return Spearman's rank correlation, ties sharing their mean rank; NaN for constant or infinite numbers."""
     if len(a) < 2 or not (np.isfinite(a).all() and np.isfinite(b).all()):
         return math.nan
     ranks = [pd.Series(numbers).rank().to_numpy() - (len(numbers) + 1) / 2 for numbers in (a, b)]

@@ -47,8 +47,7 @@ def held_out_examples(
 
 
 def mean_difference(model: Model, toward: Sequence[Any], away: Sequence[Any], site: str, layer: int) -> Direction:
-    """Return the mean over the texts of one side minus that over the other: of the block's input at their last tokens,
-    or of the states after them."""
+    """Return the mean of one side's texts minus the other's: of the stream at their ends, or of the states."""
     means = []
     for texts in (toward, away):
         if not texts:
@@ -84,8 +83,7 @@ def draw_like(direction: Direction, generator: torch.Generator) -> Direction:
 
 
 def steering_edit(site: str, layer: int, direction: Direction, strength: float) -> Edit:
-    """Return the edit that adds strength · d: to the residual stream that a block reads, at every token, or to the
-    state after the first token."""
+    """Return the edit that adds strength · d to the residual stream, or to the state after the first token."""
 
     def stream(value: Tensor, _: Site) -> Tensor:
         return value + (strength * direction[0]).to(value)
@@ -146,8 +144,7 @@ class SteeredRuns:
 def summarise(
     values: Float[np.ndarray, "directions strengths examples measures"], seed: int
 ) -> Float[np.ndarray, "three strengths measures ends"]:
-    """Return means over the examples with their intervals: of the direction, of the mean of the random ones, and of the
-    first minus the second, all from one set of resamples; one example has no interval."""
+    """Return the means with intervals of the direction, of the random ones' mean, and of the difference."""
     first, drawn = values[0], values[1:].mean(0)
     columns = np.stack([first, drawn, first - drawn]).transpose(2, 0, 1, 3)
     return means_with_intervals(columns, seed)
