@@ -67,7 +67,9 @@ def read_texts(model: Model, data: TextData) -> tuple[list[int], list[int], list
     return lengths, sizes, masks
 
 
-def token_scores(name: str, scores: Any, batch: Batch) -> tuple[list[np.ndarray], np.ndarray | None]:
+def token_scores(
+    name: str, scores: Any, batch: Batch, *, finite: bool = True
+) -> tuple[list[np.ndarray], np.ndarray | None]:
     """Return a method's scores of the non-special tokens of every text, and the texts on which it converged."""
     values = scores.scores.detach().double().cpu().numpy()
     if values.shape != tuple(batch.mask.shape):
@@ -75,7 +77,7 @@ def token_scores(name: str, scores: Any, batch: Batch) -> tuple[list[np.ndarray]
     own = [
         row[: len(words)][[word is not None for word in words]] for row, words in zip(values, batch.words, strict=True)
     ]
-    if not all(np.isfinite(row).all() for row in own):
+    if finite and not all(np.isfinite(row).all() for row in own):
         raise InputError(f"the scores of the method {name} are not finite: the model is damaged, or overflows")
     return own, None if scores.converged is None else scores.converged.detach().cpu().numpy().astype(bool)
 

@@ -17,9 +17,8 @@ from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.ablate.result import Unit
-from ssmscope.interp.interventions import check_heads
 from ssmscope.interp.resuming import PlainRun, resumes
-from ssmscope.interp.scoring import MEASURES, ScoredExamples
+from ssmscope.interp.scoring import MEASURES, ScoredExamples, check_heads
 
 What = Literal["head", "layer", "recurrence", "convolution", "gate", "skip"]
 PLACES: dict[str, Place] = {"layer": "output", "convolution": "convolution", "gate": "terms"}

@@ -15,8 +15,8 @@ from ssmscope.core.edits import Edit, edited
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.interventions import check_heads, probability_and_logit
 from ssmscope.interp.knockout.result import Cut
+from ssmscope.interp.scoring import check_heads, probability_and_logit
 
 STATES, ATTENTION = "states", "attention"
 """Parts of a hybrid: reads of states, and reads by softmax attention."""

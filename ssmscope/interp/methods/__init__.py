@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ssmscope.api.options import REPEATED, Metavar, OneOf
 from ssmscope.core.progress import on_stderr
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.interp.methods.captum_names import CAPTUM
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
     from ssmscope.interp.explain.result import Method, Scores
+
+CAPTUM = (
+    *("DeepLift", "FeatureAblation", "GradientShap", "InputXGradient", "IntegratedGradients", "KernelShap", "Lime"),
+    *("NoiseTunnel", "Occlusion", "Saliency", "ShapleyValueSampling", "ShapleyValues"),
+)
+"""captum's attributions of inputs that work for any function."""
+
 
 METHOD_FUNCTIONS = {
     "ig": "integrated:ig",
@@ -27,8 +33,8 @@ METHOD_FUNCTIONS = {
     "gradcam": "gradients:gradcam",
     "lrp": "lrp:lrp",
     "occlusion": "memory:occlusion",
-    "attention-rollout": "attention:attention_rollout",
-    "attention-gradient": "attention:attention_gradient",
+    "attention-rollout": "memory:attention_rollout",
+    "attention-gradient": "memory:attention_gradient",
     "survival": "memory:survival",
     "self-retention": "memory:self_retention",
     "self-write": "memory:self_write",

@@ -19,7 +19,7 @@ from ssmscope.core.mixers import weights_constant
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary_tokens
 from ssmscope.interp.explain.result import Scores
-from ssmscope.interp.methods.captum_names import CAPTUM
+from ssmscope.interp.methods import CAPTUM
 from ssmscope.interp.methods.checks import text_generator
 from ssmscope.interp.objective import Objective
 
@@ -57,7 +57,6 @@ def attributed(
         which: a name in `captum.attr`, or an instance made with any function, which f replaces.
         baseline: embedding of hidden tokens and start of paths, see `baseline_embeddings`. Special tokens keep
             their own embedding.
-        seed: seed of methods that draw.
         options: options of captum's constructor and of its `attribute`, by name; for NoiseTunnel also `attribution`,
             the name of what it repeats, and the options of that.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ssmscope.core.attention_layers import attending
-from ssmscope.core.intercept import After, observe
+from ssmscope.core.intercept import observe
 from ssmscope.core.mixers import weights_constant
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
@@ -108,11 +109,8 @@ def output_gradients(
 def keep_outputs(layers: list[nn.Module], kept: dict[int, Tensor]) -> Iterator[None]:
     """Within the context `kept` receives the output of each of these layers, by its place, when it has run."""
 
-    def keep(index: int) -> After:
-        def kept_from(module: nn.Module, output: Any) -> None:
-            kept[index] = output[0] if isinstance(output, tuple) else output
+    def keep(index: int, _: nn.Module, output: Any) -> None:
+        kept[index] = output[0] if isinstance(output, tuple) else output
 
-        return kept_from
-
-    with observe(after=[(layer, keep(index)) for index, layer in enumerate(layers)]):
+    with observe(after=[(layer, partial(keep, index)) for index, layer in enumerate(layers)]):
         yield

@@ -45,10 +45,9 @@ def ig(
     nodes do not help against that.
 
     Args:
-        baseline: e', see `baseline_embeddings`: "neutral" (the token for unknown words where there is a trained one,
-            else the scaled mean), "scaled-mean", "mean", "zero", a token or a token's id; of pixels a grey. A path from
-            where norms are singular (zero; the mean of a small model) takes several times as many gradients, and its
-            scores depend on how near to that point it begins: the result says so.
+        baseline: e', see `baseline_embeddings`. A path from where norms are singular (zero; the mean of a small model)
+            takes several times as many gradients, and its scores depend on how near to that point it begins: the result
+            says so.
         special: special tokens move too. Otherwise they keep their own embedding on the whole path, and score 0: they
             say nothing of the text and would take the largest share.
         steps: nodes of the quadrature of a piece.

@@ -17,9 +17,9 @@ from ssmscope.core.mixers import weights_constant
 from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerState, States, gathered, mapped
 from ssmscope.errors import InputError
-from ssmscope.interp.interventions import answer_ids, check_heads, probability_and_logit
 from ssmscope.interp.resuming import PlainRun, resumes
 from ssmscope.interp.sanity.measure import spearman
+from ssmscope.interp.scoring import answer_ids, check_heads, probability_and_logit
 
 MAX_STATE_ENDS = 8
 """Number of tokens after which states are kept at once."""

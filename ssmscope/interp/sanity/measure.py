@@ -6,7 +6,6 @@ import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -66,9 +65,3 @@ def spearman(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> float:
 
 def similarities(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> tuple[float, float]:
     return spearman(a, b), spearman(np.abs(a), np.abs(b))
-
-
-def scores_of_words(found: Any, own: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Return a method's scores at the positions `own` of every text."""
-    values = found.scores.detach().double().cpu().numpy()
-    return [row[list(places)] for row, places in zip(values, own, strict=True)]

@@ -20,10 +20,9 @@ from ssmscope.core.model import Model
 from ssmscope.core.progress import progress_bar
 from ssmscope.core.trace import LayerState
 from ssmscope.errors import InputError
-from ssmscope.interp.interventions import means_with_intervals, probability_and_logit
 from ssmscope.interp.objective import tokens_that_fit
 from ssmscope.interp.resuming import PlainRun, resumes
-from ssmscope.interp.scoring import MEASURES, ScoredExamples
+from ssmscope.interp.scoring import MEASURES, ScoredExamples, means_with_intervals, probability_and_logit
 
 if TYPE_CHECKING:
     from ssmscope.api.inputs import ExampleData
