@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from ssmscope.interp.heatmap.data_views import shared_words
+from ssmscope.interp.heatmap.views import shared_words
 from ssmscope.interp.heatmap.words import SHOWN_HIGHEST
 from ssmscope.render.figure import (
     COLOURS,
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ssmscope.core.bootstrap import Estimate
-    from ssmscope.interp.heatmap.data_views import SharedWord
     from ssmscope.interp.heatmap.result import DataHeatmap
+    from ssmscope.interp.heatmap.views import SharedWord
 
 MAX_LAYER_CURVES = 5
 """Number of layers with a curve in the picture, in addition to the average."""

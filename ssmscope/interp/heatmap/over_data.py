@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ssmscope.api.options import chosen_layers
+from ssmscope.api.results import record_provenance
 from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import estimate, ratio, resampled_means, resampled_sums
@@ -19,8 +21,8 @@ from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerTrace
 from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
-from ssmscope.interp.heatmap.measure import Score, scored_batch
-from ssmscope.interp.heatmap.result import MEASURES, KeptGroup, KeptLayer, KeptWord
+from ssmscope.interp.heatmap.measure import Score, layers_record, scored, scored_batch
+from ssmscope.interp.heatmap.result import MEASURES, DataHeatmap, KeptGroup, KeptLayer, KeptWord
 from ssmscope.interp.heatmap.words import (
     MAX_HALF_LIFE,
     SHOWN_HIGHEST,
@@ -47,6 +49,36 @@ MAX_TIMED_TEXTS = 200
 """Largest number of texts, drawn by the seed, whose half-lives are measured."""
 EXAMPLE_WORDS = (8, 60)
 """Smallest and largest number of words in a text that is shown as an example."""
+
+
+def scored_data(
+    model: Model | None, data: TextData, options: Mapping[str, Any], *, limit: int | None, seed: int
+) -> DataHeatmap:
+    """Compute the heatmap of a data set, with the options of `selection_heatmap`."""
+    if model is None or model.tokenizer is None:
+        raise InputError("labelled texts need a model with a tokenizer; give one, or name one with tokenizer")
+    model.check_recurrent_state("a heatmap")
+    score, layers, punctuation = (options[name] for name in ("score", "layers", "punctuation"))
+    places = chosen_layers(layers, model.layer_numbers)
+    data = data if limit is None else data.sample(limit, seed=seed)
+    numbers = tuple(model.layer_numbers[place] for place in places)
+    recorded = {"score": score, "layers": layers_record(layers, numbers), "top": options["top"]}
+    recorded |= {"punctuation": punctuation, "limit": limit}
+    provenance = record_provenance(model.source, options=recorded, seed=seed, data=data)
+    found, words, lives, timed = measure(model, data, score, places, seed=seed, provenance=provenance)
+    summary = summarise(model, data, found, words, lives, places, numbers, punctuation=punctuation, seed=seed)
+    picked = extremes(found)
+    shown = [data.texts[found["rows"][at]] for at, _ in picked]
+    return DataHeatmap(
+        provenance=provenance,
+        score=score,
+        layers=numbers,
+        texts=len(found["rows"]),
+        timed=timed,
+        examples=(scored(model, shown, {**options, "half_lives": False}),) if shown else (),
+        picked=tuple(what for _, what in picked),
+        **summary,
+    )
 
 
 @dataclass(eq=False)

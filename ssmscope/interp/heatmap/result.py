@@ -12,6 +12,7 @@ import pandas as pd
 
 from ssmscope.api.results import OverTexts, Result
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.interp.heatmap import views
 from ssmscope.interp.heatmap.words import (
     SHOWN_HIGHEST,
     SHOWN_LOWEST,
@@ -137,9 +138,7 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         return any(text.pixels is not None for text in self)
 
     def token_rows(self) -> TokenRows:
-        from ssmscope.interp.heatmap.views import rows
-
-        return rows(self)
+        return views.rows(self)
 
     @property
     def summed(self) -> bool:
@@ -255,14 +254,10 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
     def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
         """Draw every text in the colours of its average, its layers and its heads; long texts as strips over positions,
         images as maps. One figure holds 8 texts, from number `start` on."""
-        from ssmscope.interp.heatmap.views import draw
-
-        return sized(draw(self, start), size)
+        return sized(views.draw(self, start), size)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.interp.heatmap.views import blocks
-
-        return blocks(self)
+        return views.blocks(self)
 
 
 @dataclass(frozen=True)
@@ -403,10 +398,8 @@ class DataHeatmap(Result, kind="heatmap-data"):
 
     @classmethod
     def compare(cls, results: Sequence[DataHeatmap], labels: Sequence[Sequence[str]]) -> Table:
-        from ssmscope.interp.heatmap.data_views import group_cells
-
         lines = [
-            Line((label, group.name), {"score": Cell(text=result.score), **group_cells(group)})
+            Line((label, group.name), {"score": Cell(text=result.score), **views.group_cells(group)})
             for result, (label,) in zip(results, labels)
             for group in result.groups
         ]
@@ -421,9 +414,7 @@ class DataHeatmap(Result, kind="heatmap-data"):
 
     @classmethod
     def differences(cls, results: Sequence[DataHeatmap], names: Sequence[str]) -> Table:
-        from ssmscope.interp.heatmap.data_views import differences
-
-        return differences(results, names)
+        return views.differences(results, names)
 
     def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
         """Draw the highest and the lowest words with their intervals, the parts of a text, and half-lives of heads."""
@@ -432,6 +423,4 @@ class DataHeatmap(Result, kind="heatmap-data"):
         return sized(draw(self), size)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.interp.heatmap.data_views import blocks
-
-        return blocks(self)
+        return views.data_blocks(self)
