@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -279,6 +281,30 @@ def _in_float32(model: Model, ids: list[int]) -> Iterator[None]:
 
     with override_forward([(head, partial(exact, active_override(head)))]):
         yield
+
+
+def check_whole(name: str, value: int, least: int) -> None:
+    """Raise InputError unless a method's option is a whole number from `least` on."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InputError(f"{name} is {value!r}; allowed is a whole number from {least} on")
+
+
+def check_number(name: str, value: float, least: float) -> None:
+    """Raise InputError unless a method's option is a finite number from `least` on."""
+    plain = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not plain or not math.isfinite(value) or value < least:
+        raise InputError(f"{name} is {value!r}; allowed is a number from {least} on")
+
+
+def text_generator(objective: Objective, text: int, seed: int) -> np.random.Generator:
+    """Return a generator that depends only on the seed and on the text's own tokens or pixels."""
+    check_whole("seed", seed, 0)
+    batch = objective.batch
+    if batch.values is not None:
+        content = [zlib.crc32(batch.values[text].cpu().double().numpy().tobytes())]
+    else:
+        content = batch.input_ids[text, : objective.lengths[text]].tolist()
+    return np.random.default_rng([int(seed), *content])
 
 
 class _Function(nn.Module):

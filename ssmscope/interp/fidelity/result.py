@@ -15,7 +15,7 @@ import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.errors import InputError, did_you_mean, index_of
 from ssmscope.interp.fidelity.measures import RANDOM, display_name, layer_of, more_is_better
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.markup import to_latex, to_markdown
@@ -110,7 +110,7 @@ class Fidelity(Result, kind="fidelity"):
         Raises:
             InputError: when there is no such method or measure.
         """
-        place = _place("method", method, self.rows), _place("measure", measure, self.measures)
+        place = index_of("method", method, self.rows), index_of("measure", measure, self.measures)
         return Estimate(*self.estimates[place].tolist())
 
     def difference(self, method: str, other: str = RANDOM, measure: str = "delta") -> Estimate:
@@ -119,8 +119,8 @@ class Fidelity(Result, kind="fidelity"):
         Raises:
             InputError: when there is no such method or measure.
         """
-        a, b = (_place("method", name, self.rows) for name in (method, other))
-        m = _place("measure", measure, self.measures)
+        a, b = (index_of("method", name, self.rows) for name in (method, other))
+        m = index_of("measure", measure, self.measures)
         if a == b:
             return Estimate(0.0, 0.0, 0.0)
         found = self.paired[self.pairs.index((self.rows[min(a, b)], self.rows[max(a, b)])), m].tolist()
@@ -128,7 +128,7 @@ class Fidelity(Result, kind="fidelity"):
 
     def best(self, measure: str) -> tuple[str, ...]:
         """Return the methods with the best mean, several where they are equal; never the random rankings."""
-        place = _place("measure", measure, self.measures)
+        place = index_of("measure", measure, self.measures)
         means = self.estimates[:-1, place, 0]
         top = np.nanmax(means) if more_is_better(measure) else np.nanmin(means)
         return tuple(name for name, mean in zip(self.methods, means) if mean == top)
@@ -234,12 +234,6 @@ def _directions(measures: Iterable[str]) -> dict[str, Any]:
 def _filled(replacement: str) -> str:
     names = {"mean": "the mean embedding", "zero": "a zero embedding", "pad": "the padding token"}
     return names.get(replacement, f"the token {replacement!r}")
-
-
-def _place(what: str, name: str, known: Sequence[str]) -> int:
-    if name not in known:
-        raise InputError(f"there is no {what} {name!r}; allowed are {', '.join(known)}{did_you_mean(str(name), known)}")
-    return known.index(name)
 
 
 def fidelity_table(results: Sequence[Fidelity], *, measure: str = "delta", style: str = "markdown") -> str:

@@ -14,17 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ssmscope.api.options import REPEATED, Metavar, OneOf
 from ssmscope.core.progress import on_stderr
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.interp.methods.captum_names import CAPTUM
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
     from ssmscope.interp.explain.result import Method, Scores
-
-CAPTUM = (
-    *("DeepLift", "FeatureAblation", "GradientShap", "InputXGradient", "IntegratedGradients", "KernelShap", "Lime"),
-    *("NoiseTunnel", "Occlusion", "Saliency", "ShapleyValueSampling", "ShapleyValues"),
-)
-"""captum's attributions of inputs that work for any function."""
-
 
 METHOD_FUNCTIONS = {
     "ig": "integrated:ig",

@@ -19,9 +19,8 @@ from ssmscope.core.mixers import weights_constant
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary_tokens
 from ssmscope.interp.explain.result import Scores
-from ssmscope.interp.methods import CAPTUM
-from ssmscope.interp.methods.checks import text_generator
-from ssmscope.interp.objective import Objective
+from ssmscope.interp.methods.captum_names import CAPTUM
+from ssmscope.interp.objective import Objective, text_generator
 
 ADAPTER_PARAMETERS = {
     *("self", "inputs", "target", "additional_forward_args", "forward_func", "model", "baselines", "feature_mask"),

@@ -17,8 +17,7 @@ from ssmscope.core.intercept import observe
 from ssmscope.core.mixers import weights_constant
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
-from ssmscope.interp.methods.checks import check_number, check_whole, text_generator
-from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective, check_number, check_whole, text_generator
 
 
 def gradxinput(objective: Objective) -> Scores:

@@ -14,8 +14,7 @@ from torch import Tensor
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary_tokens, singularity_note
 from ssmscope.interp.explain.result import Scores
-from ssmscope.interp.methods.checks import check_number, check_whole
-from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective, check_number, check_whole
 
 SMALLEST_DIVISOR = 1e-30
 

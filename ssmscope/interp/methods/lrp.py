@@ -319,10 +319,6 @@ def _around_backbone(module: nn.Module) -> set[int]:
     return {id(part) for part in module.modules() if next(part.children(), None) is not None} - inside
 
 
-def _is_model(kind: type[nn.Module]) -> bool:
-    return issubclass(kind, PreTrainedModel) and kind.__module__.startswith(MODEL_PACKAGES)
-
-
 def _rules(
     module: nn.Module, read: set[int], one: Tensor, half: bool, passing: Set[int] = frozenset()
 ) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
@@ -332,6 +328,7 @@ def _rules(
     kind, what = type_before_parametrizations(module), f"lrp's {type(module).__name__}"
     rules: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
     inner = innermost(module)
+    model = issubclass(kind, PreTrainedModel) and kind.__module__.startswith(MODEL_PACKAGES)
     norm = next((each for each in (nn.LayerNorm, *RMS_NORMS) if isinstance(inner, each)), None)
     if is_linear(module):
         layer = twin(module)
@@ -342,7 +339,7 @@ def _rules(
         return [(module, partial(through_norm, terms, one=one, centred=norm is nn.LayerNorm))]
     if issubclass(kind, FeedForward):
         rules.append((module, lambda x: through_feed_forward(module, x, half)))
-    elif not (kind in LINEAR_MODULES or is_family_block(module) or _is_model(kind) or id(module) in passing):
+    elif not (kind in LINEAR_MODULES or is_family_block(module) or model or id(module) in passing):
         kinds = (nn.Linear, nn.LayerNorm, *RMS_NORMS, FeedForward, *LINEAR_MODULES)
         known = ", ".join(sorted(each.__name__ for each in kinds))
         raise InputError(f"lrp has no rule for {kind.__name__}, which may not be linear; it has rules for {known}")

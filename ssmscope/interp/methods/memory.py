@@ -16,9 +16,8 @@ from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.measure import exceeds_map_limit
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain.result import Scores
-from ssmscope.interp.methods.checks import check_whole, text_generator
 from ssmscope.interp.methods.gradients import output_gradients
-from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective, check_whole, text_generator
 
 
 def check_survival(model: Model) -> None:
