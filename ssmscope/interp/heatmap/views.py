@@ -12,14 +12,15 @@ from ssmscope.api.results import TABLE_ROWS
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, SHOWN_LOWEST, format_half_life, median_half_life
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
-from ssmscope.render.numbers import counted
-from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, bare, table
-from ssmscope.render.tokens import bounds, visible
+from ssmscope.render.numbers import counted, score_range
+from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, value_cell
+from ssmscope.render.tokens import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup, KeptLayer, ScoredText, SelectionHeatmap
+    from ssmscope.render.figure import Frame
 
 FLAT_REMARK = "flat: noise"
 IMAGE_REMARK = "hardly selects"
@@ -125,11 +126,11 @@ def strongest(result: SelectionHeatmap) -> Iterator[Line]:
             if text.half_lives is not None and (at or single):
                 life = text.half_lives[max(at - 1, 0)]
                 cells["half-life in tokens"] = Cell(text=median_half_life(life[~text.special], len(text)))
-            ends = {"tokens from – to": Cell(text=bounds(row[seen], text.special[seen]))}
+            ends = {"tokens from – to": Cell(text=score_range(row[seen], text.special[seen]))}
             yield Line((str(number), name), cells | ends)
         for name, row in zip(of_heads, () if text.heads is None else text.heads):
             said = " · ".join(f"{token.strip()} {result.written(score)}" for _, token, score in text.top(3, row))
-            ends = {"tokens from – to": Cell(text=bounds(row[seen], text.special[seen]))}
+            ends = {"tokens from – to": Cell(text=score_range(row[seen], text.special[seen]))}
             yield Line((str(number), name), {"stands out": Cell(text=said), **ends})
 
 
@@ -170,12 +171,12 @@ def notes(result: SelectionHeatmap) -> list[str]:
     return found
 
 
-def draw(result: SelectionHeatmap, start: int) -> Figure:
-    """Draw rows of coloured tokens, strips of long texts, or maps of images."""
+def draw(result: SelectionHeatmap, frame: Frame, *, start: int = 0) -> Figure:
+    """Draw every text in the colours of its average, its layers and its heads; long texts as strips over positions,
+    images as maps. One figure holds 8 texts, from number `start` on."""
     from ssmscope.render.token_figure import draw_rows
 
-    before, model, after = result.headline.partition(result.model_name)
-    return draw_rows(rows(result), (before, model, after), start=start)
+    return draw_rows(rows(result), result.headline, frame, start=start)
 
 
 BRIEF_LAYERS = 6
@@ -241,7 +242,7 @@ def group_cells(group: KeptGroup) -> dict[str, Cell]:
     """Return the cells of a group of texts."""
     cells = {"number": Cell(text=f"{group.texts:,}"), "highest word": Cell(group.strongest, digits=2)}
     cells |= {"punctuation": Cell(group.punctuation, digits=2), "last quarter": Cell(group.end, digits=2)}
-    return {**cells, "spread": bare(group.spread, 2), "its highest words": _named(group.words)}
+    return {**cells, "spread": value_cell(group.spread, 2), "its highest words": _named(group.words)}
 
 
 def _named(words: Sequence[str], none: str = "–") -> Cell:
