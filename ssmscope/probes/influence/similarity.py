@@ -19,7 +19,7 @@ from ssmscope.core.encoding import Batch
 from ssmscope.core.intercept import observe
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.interp.interventions import means_with_intervals
+from ssmscope.interp.scoring import means_with_intervals
 from ssmscope.probes.influence.measure import hidden
 
 MEASURES = ("cosine", "centred", "spread")
