@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ssmscope.attacks.effect.views import token_rows
 from ssmscope.render.drawing import MARGIN, MARK, drawable, families, write
 from ssmscope.render.figure import INK, SOFT, Sheet, plain
 from ssmscope.render.token_figure import HEADING_HEIGHT, MIN_LABEL_WIDTH, RIGHT_WIDTH, Panel, panel, stack
@@ -29,7 +28,7 @@ CURVES_WIDTH, CURVES_HEIGHT, CHARACTER_WIDTH = 7.5, 2.1, 0.062
 
 def draw(result: AttackEffect) -> Figure:
     """Draw both texts, and below them the distances."""
-    block = token_rows(result)
+    block = result.token_rows()
     panels: list[Panel] = [panel(number, text) for number, text in enumerate(block.texts)]
     bars = [(BLUES, ("lowest", "highest"), block.score)]
     title = ("Effect of a change on ", result.model_name, "")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+from pandas import DataFrame
 
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import closing, percent, tidy
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.table import Cell, Line, Table, bare, table, written
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 @dataclass(frozen=True)

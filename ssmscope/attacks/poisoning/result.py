@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pandas import DataFrame
 
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import closing, tidy
@@ -13,9 +15,6 @@ from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import Cell, Line, Table, bare, table, written
 from ssmscope.render.tokens import visible
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 FOUND = "found"
 NAMES: Mapping[str, str] = {

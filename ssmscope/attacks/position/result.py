@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from pandas import DataFrame
 
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import closing, percent, tidy
@@ -15,9 +16,6 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import counted, told_apart
 from ssmscope.render.table import Cell, Line, Table, as_share, bare, in_percent, table, written
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 REPLACEMENTS = {"noise": "noise", "zeros": "zeros", "mean": "the mean", "other": "those of another class"}
 """Names of the replacements in views."""

@@ -136,7 +136,7 @@ def searched(
     """
     from textattack.shared import AttackedText
 
-    from ssmscope.attacks.goals import PromptAccuracy
+    from ssmscope.attacks.swaps import PromptAccuracy
 
     goal = PromptAccuracy(judge, as_promptbench=as_promptbench)
     with drawn_from(seed, template, each.name):
