@@ -44,7 +44,6 @@ LOOKALIKES: Mapping[str, str] = dict(
     )
 )
 """TextAttack's homoglyphs of small Latin letters, digits, hyphen and apostrophe."""
-
 MAX_CHANGED_NUMBER = 2**31
 """Numbers above it stay, because random integers are bounded."""
 UNBOUNDED_CALLS = 2
@@ -68,10 +67,8 @@ def plain_words(text: str) -> set[str]:
 
 
 class Protected(PreTransformationConstraint):
-    """Constraint that keeps the words of some texts in any case and punctuation, and a placeholder.
-
-    It also keeps parts of words, which arise because TextAttack ends a word at a combining mark or a joiner.
-    """
+    """Constraint that keeps the words of some texts in any case and punctuation, and a placeholder. It also keeps parts
+    of words, which arise because TextAttack ends a word at a combining mark or a joiner."""
 
     def __init__(self, words: Iterable[str], placeholder: str | None):
         self.words = set().union(*map(plain_words, words))
@@ -167,13 +164,11 @@ class WordNetSynonyms(WordSwap):
 
 
 class MaskedWords(WordSwap):
-    """Replacements by a masked language model that reads the unmasked text (Li et al. 2020, BERT-Attack).
-
-    A word of one token is replaced by the `candidates` likeliest tokens at its place. For a word of several tokens,
-    every combination of the likeliest tokens is a word, and the `candidates` of lowest perplexity are taken. They are
-    found exactly without listing all: the perplexity is exp of the mean negative log-likelihood, so every prefix of a
-    best combination is a best prefix. (TextAttack's version lists all and takes the first ones, unranked.)
-    """
+    """Replacements by a masked language model that reads the unmasked text (Li et al. 2020, BERT-Attack). A word of one
+    token is replaced by the `candidates` likeliest tokens at its place. For a word of several tokens, every combination
+    of the likeliest tokens is a word, and the `candidates` of lowest perplexity are taken. They are found exactly
+    without listing all: the perplexity is exp of the mean negative log-likelihood, so every prefix of a best
+    combination is a best prefix. (TextAttack's version lists all and takes the first ones, unranked.)"""
 
     def __init__(self, masked_lm: MaskedLM, candidates: int):
         super().__init__()

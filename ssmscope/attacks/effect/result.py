@@ -70,10 +70,8 @@ class Spread:
 
     @property
     def remains(self) -> float:
-        """Share of the largest distance that is left at the end.
-
-        It is 0 if the states meet again, 1 if they diverge until the end, and NaN if they never differ.
-        """
+        """Share of the largest distance that is left at the end. It is 0 if the states meet again, 1 if they diverge
+        until the end, and NaN if they never differ."""
         return self.last / self.peak if self.peak else math.nan
 
 
@@ -168,13 +166,10 @@ class AttackEffect(Result, kind="effect"):
         return f"Effect of a change on {self.model_name}: {self.verdict()}"
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per side, layer and token.
-
-        Columns: side ("before", "after"), layer ("mean" for the average; the layers follow if they were asked for, and
-        "head"), position, token, changed, partner (the position in the other text, missing for changed tokens),
-        retention, write, attention (the share of the last position's), distance (missing for changed tokens). Positions
-        count from 0. The head's input has a distance only.
-        """
+        """A row per side, layer and token. Columns: side ("before", "after"), layer ("mean" for the average; the layers
+        follow if they were asked for, and "head"), position, token, changed, partner (the position in the other text,
+        missing for changed tokens), retention, write, attention (the share of the last position's), distance (missing
+        for changed tokens). Positions count from 0. The head's input has a distance only."""
         frames = []
         means = np.concatenate([self.distance[:-1].mean(0, keepdims=True), self.distance])
         for number, (name, side) in enumerate(self.sides):
@@ -191,13 +186,10 @@ class AttackEffect(Result, kind="effect"):
         return pd.concat(frames, ignore_index=True)
 
     def summary(self) -> pd.DataFrame:
-        """A row per layer, and one for the head.
-
-        Columns: layer, hidden_cosine (of the vectors at the last position), state_cosine, on_removed and on_new (the
-        share of the last position's attention on the changed tokens before and after), retention_change and
-        attention_change (the mean absolute change at the tokens that both texts have), first, peak, peak_at, last (see
-        `Spread`) and remains. The head has no state, gate or attention.
-        """
+        """A row per layer, and one for the head. Columns: layer, hidden_cosine (of the vectors at the last position),
+        state_cosine, on_removed and on_new (the share of the last position's attention on the changed tokens before and
+        after), retention_change and attention_change (the mean absolute change at the tokens that both texts have),
+        first, peak, peak_at, last (see `Spread`) and remains. The head has no state, gate or attention."""
         columns: dict[str, Any] = {"state_cosine": self.state_cosine}
         columns |= {"on_removed": self.before.on_changed, "on_new": self.after.on_changed}
         (before, after), (here, there) = (self.before, self.after), self.pairs.T

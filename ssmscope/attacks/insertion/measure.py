@@ -50,9 +50,7 @@ def measure(
     seed: int,
 ) -> InsertionCurve:
     """Compute all estimates of a phrase from class ids and log-odds of the true class, those of the clean texts first.
-
-    Without log-odds (of generated answers) the curve has no numbers from them.
-    """
+    Without log-odds (of generated answers) the curve has no numbers from them."""
     hits = answers == labels
     clean, right = hits[0], hits[1:]
     columns = [clean[None], right.all(0, keepdims=True), right, (answers[1:] != answers[0]) & clean]

@@ -18,7 +18,6 @@ from ssmscope.render.tokens import shorten, visible
 
 FIRST, LAST = "before the template", "after the template"
 """Places outside the content, if there is a template."""
-
 MAX_SHOWN_PHRASES = 6
 """Phrases that figure and terminal show."""
 
@@ -116,13 +115,11 @@ class InsertionSweep(Result, kind="insertion"):
         )
 
     def to_frame(self) -> DataFrame:
-        """A row for the clean texts, and per phrase one for every place and one for the worst of each example.
-
-        Columns: part ("clean", "place", "worst"), phrase, place, share, accuracy, drop (relative, in percent), flipped
-        (of the examples right when clean), log_odds (the mean change; for clean texts the mean itself) and worst_here;
-        the 95 % interval of each is in columns ending in _low and _high. With several phrases the last row is the worst
-        phrase and place of each example.
-        """
+        """A row for the clean texts, and per phrase one for every place and one for the worst of each example. Columns:
+        part ("clean", "place", "worst"), phrase, place, share, accuracy, drop (relative, in percent), flipped (of the
+        examples right when clean), log_odds (the mean change; for clean texts the mean itself) and worst_here; the 95 %
+        interval of each is in columns ending in _low and _high. With several phrases the last row is the worst phrase
+        and place of each example."""
 
         def worst(phrase: str, one: InsertionCurve | InsertionSweep) -> dict[str, Any]:
             numbers = {"accuracy": one.worst, "drop": one.worst_drop.times(100)}

@@ -92,12 +92,9 @@ class StateOverflow(Result, kind="overflow"):
         )
 
     def to_frame(self) -> DataFrame:
-        """A row per place and length.
-
-        Columns: where, tokens, added, accuracy, drop (relative, in percent), log_odds, majority, entropy (bits), the
-        share of each class as "share CLASS", and with both places gap (accuracy before − after, in both places' rows);
-        the 95 % interval of each is in columns ending in _low and _high.
-        """
+        """A row per place and length. Columns: where, tokens, added, accuracy, drop (relative, in percent), log_odds,
+        majority, entropy (bits), the share of each class as "share CLASS", and with both places gap (accuracy before −
+        after, in both places' rows); the 95 % interval of each is in columns ending in _low and _high."""
         rows = []
         for curve in self.curves:
             for at, point in enumerate(curve.points):

@@ -91,9 +91,7 @@ class Vocabulary:
 @dataclass(frozen=True)
 class Slot:
     """A text (`row` of the questions) with a place for a trigger after so many words, and the token ids on either side.
-
-    `span` is True at the tokens before it whose memory is attacked.
-    """
+    `span` is True at the tokens before it whose memory is attacked."""
 
     row: int
     words: int
@@ -103,11 +101,9 @@ class Slot:
 
 
 def slots_of(model: Model, asked: Questions, filler: str, place: float, span: str | None) -> list[Slot]:
-    """Return the texts that have the span before the place, which is after the first ⌊place · n + ½⌋ of n words.
-
-    The filler has as many words, of one token each, as a trigger. The first occurrence of the span counts; without one,
-    all tokens before the place are attacked.
-    """
+    """Return the texts that have the span before the place, which is after the first ⌊place · n + ½⌋ of n words. The
+    filler has as many words, of one token each, as a trigger. The first occurrence of the span counts; without one, all
+    tokens before the place are attacked."""
     places = [math.floor(place * len(content.split()) + 0.5) for content in asked.contents]
     filled = [inserted(content, filler, words) for content, words in zip(asked.contents, places)]
     texts = [asked.before + content + asked.after for content in filled]
@@ -145,7 +141,6 @@ def attacked(asked: Questions, slot: Slot, trigger: str) -> str:
 DETECTORS = ("token", "window", "half-life")
 NO_TRIGGER: Int[np.ndarray, "1 0"] = np.empty((1, 0), dtype=np.int64)
 """Empty trigger of a clean text."""
-
 Terms = list[tuple[Recurrence, ...]]
 """Recurrences of every layer."""
 
@@ -190,10 +185,8 @@ def _quotient(above: Tensor, below: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Beginning:
-    """Text before a trigger after one run; its `states` are empty if the model cannot continue from them.
-
-    `least` is each detector's minimum so far.
-    """
+    """Text before a trigger after one run; its `states` are empty if the model cannot continue from them. `least` is
+    each detector's minimum so far."""
 
     slot: Slot
     terms: Terms
@@ -220,9 +213,7 @@ def _lowest(terms: Terms, detector: str, window: int, since: int) -> Float[Tenso
 @dataclass(frozen=True, eq=False)
 class Memory:
     """Survival of the span at the end (mean over layers), and detectors' suspicion, of a text with several triggers.
-
-    Suspicion is 1 minus the detector's minimum, 0 for texts that are too short for it.
-    """
+    Suspicion is 1 minus the detector's minimum, 0 for texts that are too short for it."""
 
     survival: Float[np.ndarray, " triggers"]
     suspicion: dict[str, Float[np.ndarray, " triggers"]]
@@ -325,10 +316,8 @@ def share_gradients(
     model: Model, slots: Sequence[Slot], triggers: Int[np.ndarray, "triggers length"]
 ) -> Float[Tensor, "triggers length width"]:
     """Compute the gradient of the spans' share of the final states at the triggers' embeddings, summed over texts.
-
     Norms are not differentiated position by position: with P the final state of a run that writes at the span alone,
-    and H the final state, the share is the mean over layers of ‖P‖ / (‖P‖ + ‖H − P‖), the norms summed over heads.
-    """
+    and H the final state, the share is the mean over layers of ‖P‖ / (‖P‖ + ‖H − P‖), the norms summed over heads."""
     total: Tensor | float = 0.0
     for slot in slots:
         rows = torch.from_numpy(_rows(slot.before, triggers, slot.after)).to(model.device)

@@ -145,12 +145,9 @@ class StatePoisoning(Result, kind="poison"):
         return table(("model", "trigger"), lines, more=("survival", "accuracy"), less=("flipped",))
 
     def to_frame(self) -> DataFrame:
-        """A row per model and attack, "clean" first.
-
-        Columns: model, attack, trigger, value (on the texts of the search), asked, survival, kept, accuracy, flipped,
-        planted, and for each detector "auroc NAME" and "caught NAME" (of clean texts the false positives); the 95 %
-        interval of each is in columns ending in _low and _high.
-        """
+        """A row per model and attack, "clean" first. Columns: model, attack, trigger, value (on the texts of the
+        search), asked, survival, kept, accuracy, flipped, planted, and for each detector "auroc NAME" and "caught NAME"
+        (of clean texts the false positives); the 95 % interval of each is in columns ending in _low and _high."""
         rows: list[dict[str, Any]] = []
         for one in self.victims:
             row = {"attack": "clean", "survival": one.survival, "accuracy": one.accuracy, "planted": one.planted}

@@ -107,10 +107,8 @@ class Goal:
         return 1 - shares[:, np.arange(len(self.slots)), self.labels]
 
     def gains(self, triggers: Sequence[Trigger], place: int) -> Float[Tensor, "triggers words"]:
-        """Estimate to first order how much each word at a place would add to the goal without its penalty.
-
-        This is HotFlip (Ebrahimi et al. 2018, Eq. 4), summed over texts as by Wallace et al. (2019).
-        """
+        """Estimate to first order how much each word at a place would add to the goal without its penalty. This is
+        HotFlip (Ebrahimi et al. 2018, Eq. 4), summed over texts as by Wallace et al. (2019)."""
         self.gradients += len(triggers) * len(self.slots)
         tokens = self.vocabulary.tokens(triggers)
         if self.objective == "forget":
@@ -170,10 +168,8 @@ def search(
     sweeps: int,
     known: dict[Trigger, float] | None = None,
 ) -> Found:
-    """Replace one token after the other, and keep the `beam` best of all evaluated triggers, from the best start on.
-
-    A sweep is over all places; one that finds nothing better ends the search. `known` holds values, also new ones.
-    """
+    """Replace one token after the other, and keep the `beam` best of all evaluated triggers, from the best start on. A
+    sweep is over all places; one that finds nothing better ends the search. `known` holds values, also new ones."""
     values = {} if known is None else known
     met = set(starts)
     kept = _best(value, starts, values, beam)

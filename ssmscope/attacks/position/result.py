@@ -108,12 +108,10 @@ class PositionBias(Result, kind="position"):
         return told + _worst(self, lambda one: as_share(one.accuracy.value))
 
     def to_frame(self) -> DataFrame:
-        """A row for the clean inputs, each region, their averages, and each window.
-
-        Columns: part, region, start, stop, unit ("pixels", "tokens" or "percent"), examples, left_out, accuracy, drop
-        (relative, in percent), flipped and, with "other", success (shares of the examples right when clean); the 95 %
-        interval of each is in columns ending in _low and _high.
-        """
+        """A row for the clean inputs, each region, their averages, and each window. Columns: part, region, start, stop,
+        unit ("pixels", "tokens" or "percent"), examples, left_out, accuracy, drop (relative, in percent), flipped and,
+        with "other", success (shares of the examples right when clean); the 95 % interval of each is in columns ending
+        in _low and _high."""
         examples = self.provenance["data"]["examples"]
         rows: list[dict[str, Any]] = [dict(part="clean", region="clean", examples=examples, accuracy=self.clean)]
         for part, attacked in (("region", self.regions), ("window", self.windows)):

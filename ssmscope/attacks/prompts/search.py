@@ -28,13 +28,10 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS_PER_CALL = 100_000_000
 """Characters of the filled prompts that are asked for together."""
-
 UNKNOWN = np.int8(-1)
 """Mark of an example that was not asked about, in place of right (1) or wrong (0)."""
-
 PROMPTBENCH = "promptbench"
 """Name of the rewritten prompts in the package promptbench."""
-
 MIN_EXAMPLES_PER_CALL = 8
 """Examples that are asked about together even if fewer may decide."""
 
@@ -51,11 +48,8 @@ class Judge:
         return self._asked(prompts, np.arange(len(self.labels)))
 
     def fewer(self, prompts: Sequence[str], than: int) -> Int[np.ndarray, " prompts"]:
-        """Count the examples that are right under each prompt, until there are `than` of them.
-
-        Examples that are right under most prompts come first, in batches of the smallest number that can settle a
-        prompt.
-        """
+        """Count the examples that are right under each prompt, until there are `than` of them. Examples that are right
+        under most prompts come first, in batches of the smallest number that can settle a prompt."""
         known = np.array(list(self._known.values())).reshape(-1, len(self.labels))
         order = np.argsort(-(known == 1).sum(0) / np.maximum(1, (known != UNKNOWN).sum(0)), kind="stable")
         found = dict.fromkeys(prompts, 0)
@@ -107,13 +101,11 @@ def tried_all(template: str, candidates: Sequence[str], judge: Judge) -> tuple[s
 
 
 def with_suffix(template: str, suffix: str, where: str) -> str:
-    """Add the suffix at the template's end, before its content, or where PromptBench puts it.
-
-    At the end there is a space before the suffix and none after it, because the answer begins with its own. Before the
-    content there is white space on both sides. PromptBench's place is after the template's last word as TextAttack
-    splits words, before the punctuation there, and the suffix keeps its own spaces; unlike in PromptBench, a
-    placeholder is not broken up but counts as a word.
-    """
+    """Add the suffix at the template's end, before its content, or where PromptBench puts it. At the end there is a
+    space before the suffix and none after it, because the answer begins with its own. Before the content there is white
+    space on both sides. PromptBench's place is after the template's last word as TextAttack splits words, before the
+    punctuation there, and the suffix keeps its own spaces; unlike in PromptBench, a placeholder is not broken up but
+    counts as a word."""
     if where == "end":
         return f"{template} {suffix}".rstrip()
     if where == PROMPTBENCH:
@@ -130,10 +122,8 @@ def with_suffix(template: str, suffix: str, where: str) -> str:
 def searched(
     each: Recipe, template: str, judge: Judge, *, words: Sequence[str], seed: int, as_promptbench: bool = False
 ) -> tuple[str, int]:
-    """Return the prompt at which the attack's search ends, and how many prompts other than the template it tried.
-
-    The placeholder and `words` do not change.
-    """
+    """Return the prompt at which the attack's search ends, and how many prompts other than the template it tried. The
+    placeholder and `words` do not change."""
     from textattack.shared import AttackedText
 
     from ssmscope.attacks.swaps import PromptAccuracy

@@ -34,10 +34,8 @@ STYLE = """
 
 
 def draw(result: PromptAttack) -> Figure:
-    """Draw a row for each attack and template: the clean accuracy (ring) and the attacked one (dot) with intervals.
-
-    The average drop stands next to each attack.
-    """
+    """Draw a row for each attack and template: the clean accuracy (ring) and the attacked one (dot) with intervals. The
+    average drop stands next to each attack."""
     number = len(result.templates)
     row = ROW if number > 1 else 1.5 * ROW
     panel = len(result.attacks) * (number * row + GAP)

@@ -163,7 +163,8 @@ def word_attack(
         if attack is None:
             ids = label_words(model, answers, after=prompt.fill(texts[0])).ids if answers and texts else None
             ends = hotflip(model, texts, true, scores, template=prompt, label_ids=ids, limits=limits, ended=ended)
-            outcomes = [Outcome(e.text, probabilities(e.scores[None])[0], e.queries, e.gradients) for e in ends]
+            shares = [probabilities(end.best.scores[None])[0] for end in ends]
+            outcomes = [Outcome(e.best.text, share, e.queries, e.gradients) for e, share in zip(ends, shares)]
         else:
             from ssmscope.attacks.swaps import search
 

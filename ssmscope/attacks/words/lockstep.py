@@ -20,7 +20,6 @@ from ssmscope.attacks.recipes import ACTIVE
 
 R = TypeVar("R")
 A = TypeVar("A")
-
 Ask = Callable[[Sequence[str]], list[A]]
 """Function that returns an answer for each of some texts."""
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
-
 SUCCESS, FAILED, SKIPPED = "success", "failed", "skipped"
 
 SUMMARY = {
@@ -161,12 +160,9 @@ class WordAttack(Result, kind="words"):
         return f"{sum(each.queries for each in self.examples):,} texts and {gradients:,} gradients"
 
     def to_frame(self) -> DataFrame:
-        """A row per example.
-
-        Columns: row (in the data, from 0), status, label, clean, answer (classes: the true one, those predicted on
-        the clean and on the attacked text), before, after (the probability of the true class), queries, gradients,
-        words, changed, share (of words changed), text, attacked.
-        """
+        """A row per example. Columns: row (in the data, from 0), status, label, clean, answer (classes: the true one,
+        those predicted on the clean and on the attacked text), before, after (the probability of the true class),
+        queries, gradients, words, changed, share (of words changed), text, attacked."""
         import pandas as pd
 
         frame = pd.DataFrame(map(vars, self.examples), columns=[field.name for field in fields(AttackedText)])

@@ -22,7 +22,6 @@ from ssmscope.probes.stability.measure import DEFAULT_LENGTH
 
 SUFFIXES = (".pth", ".pt")
 """Suffixes of weight files that a directory of checkpoints is searched for."""
-
 Source = str | os.PathLike[str] | Model
 
 

@@ -30,10 +30,7 @@ ALL = "all"
 """Name for the examples of all tasks together."""
 NOTED_UNKNOWN_SHARE = 0.01
 """Share of unknown words in the prompts from which on a note says so."""
-
 Source = str | Path | QuestionData
-
-
 NO_TOKEN = -1
 
 
