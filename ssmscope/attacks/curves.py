@@ -109,7 +109,6 @@ def own_prompts(data: TextData) -> TaskPrompts | None:
 def _prompt(
     model: Model, data: TextData, template: str | None, words: Sequence[str] | None
 ) -> tuple[str, tuple[str, ...]]:
-    """Return a language model's template and words."""
     if own := own_prompts(data):
         template, words = template or own.templates[0], own.words if words is None else words
     if template is None:

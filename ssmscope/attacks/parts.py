@@ -46,8 +46,7 @@ def protect(words: Iterable[str], placeholder: str | None) -> Any:
 
 
 def recipe(name: str, *, flavour: str, **resources: Any) -> Recipe:
-    """Return the attack of this name and flavour, "prompt" or "words". Resources are files or names of models:
-    embeddings, masked_lm, encoder, synonyms."""
+    """Return the attack of this name and flavour, "prompt" or "words"; resources are files or names of models."""
     if flavour == "prompt" and name in SUFFIXES:
         return Recipe(name, None, (), None, SUFFIX_PARTS[name], suffixes=SUFFIXES[name])
     textattack()

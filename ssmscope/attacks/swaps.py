@@ -164,11 +164,11 @@ class WordNetSynonyms(WordSwap):
 
 
 class MaskedWords(WordSwap):
-    """Replacements by a masked language model that reads the unmasked text (Li et al. 2020, BERT-Attack). A word of one
-    token is replaced by the `candidates` likeliest tokens at its place. For a word of several tokens, every combination
-    of the likeliest tokens is a word, and the `candidates` of lowest perplexity are taken. They are found exactly
-    without listing all: the perplexity is exp of the mean negative log-likelihood, so every prefix of a best
-    combination is a best prefix. (TextAttack's version lists all and takes the first ones, unranked.)"""
+    """Replacements by a masked language model that reads the unmasked text (Li et al. 2020, BERT-Attack): for a word of
+    one token the `candidates` likeliest tokens, for a word of several the combinations of likeliest tokens of lowest
+    perplexity. These are found exactly without listing all: the perplexity is exp of the mean negative log-likelihood,
+    so every prefix of a best combination is a best prefix. (TextAttack's version lists all and takes the first ones,
+    unranked.)"""
 
     def __init__(self, masked_lm: MaskedLM, candidates: int):
         super().__init__()
@@ -227,16 +227,12 @@ class Numbers(WordSwapChangeNumber):
 
 
 class PromptAccuracy(GoalFunction):
-    """Goal whose score is the lost accuracy, clean − attacked; it is reached at accuracy 0.
-
-    PromptBench scores the initial prompt as −1 − accuracy, so it always changes the first word, whether that costs
-    accuracy or not. Here the initial prompt scores 0 and only changes that cost accuracy are taken, unless
-    `as_promptbench` is set.
-
-    TextAttack's greedy search asks for the initial prompt, for those by which it ranks the words, and then for each
-    word's candidates, of which it takes the best if it improves on the current prompt. So a candidate is not measured
-    further once as many examples are right as under the best prompt so far.
-    """
+    """Goal whose score is the lost accuracy, clean − attacked; it is reached at accuracy 0. PromptBench scores the
+    initial prompt as −1 − accuracy, so it always changes the first word; here the initial prompt scores 0 and only
+    changes that cost accuracy are taken, unless `as_promptbench` is set. TextAttack's greedy search asks for the
+    initial prompt, for those by which it ranks the words, and then for each word's candidates, of which it takes the
+    best if it improves on the current prompt. So a candidate is not measured further once as many examples are right as
+    under the best prompt so far."""
 
     def __init__(self, judge: Judge, *, as_promptbench: bool = False):
         # The parent's __init__ is skipped, because it warns of goals and models that it does not know.

@@ -27,11 +27,7 @@ SAME = 1e-5
 
 
 def effect_of(
-    model: Model,
-    batch: Batch,
-    *,
-    layers: Literal["mean", "all"] | Sequence[int] = "mean",
-    top: int = 5,
+    model: Model, batch: Batch, *, layers: Literal["mean", "all"] | Sequence[int] = "mean", top: int = 5
 ) -> AttackEffect:
     """Compute the effect of the change from a batch's first row to its second, with options as in `attack_effect`."""
     trace = model.trace(batch)

@@ -99,7 +99,6 @@ class AttackEffect(Result, kind="effect"):
 
     @property
     def sides(self) -> tuple[tuple[str, Side], tuple[str, Side]]:
-        """Both texts with their names."""
         return ("before", self.before), ("after", self.after)
 
     @property
@@ -264,7 +263,6 @@ def retention_scale(result: AttackEffect) -> tuple[bool, tuple[float, float]]:
 
 
 def attended(name: str, side: Side, size: int) -> Table:
-    """The tokens to which the last position attends most."""
     lines = []
     for at in side.top(size):
         cells = {
@@ -277,7 +275,6 @@ def attended(name: str, side: Side, size: int) -> Table:
 
 
 def layer_table(result: AttackEffect) -> Table:
-    """A row for each layer, or for some of them, and one for the head."""
     frame, lines = result.summary(), []
     every = result.by_layer or len(result.layers) <= MAX_TABLE_LAYERS
     shown = range(len(result.layers)) if every else evenly_apart(len(result.layers), MAX_TABLE_LAYERS)

@@ -153,7 +153,6 @@ class InsertionSweep(Result, kind="insertion"):
 
 
 def curve_table(curve: InsertionCurve, clean: Estimate) -> Table:
-    """Return a table of the clean texts, the phrase at every place, and the worst place of each example."""
     lines = [Line(("clean",), {"accuracy": Cell(clean)})]
     for one in curve.places:
         cells = {"accuracy": Cell(one.accuracy), "drop in %": percent(one.drop), "flipped": bare(one.flipped)}

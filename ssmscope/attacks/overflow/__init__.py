@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ssmscope.core.model import Model
     from ssmscope.data.text import TextData
 
+LENGTHS = (0, 16, 32, 64, 128, 256, 512)
+
 
 def check_overflow(*, lengths: Sequence[int], filler: str | None, **others: Any) -> None:
     """Raise InputError if no length is above 0, the filler has no word, or `check_asked` does."""
@@ -44,15 +46,7 @@ def state_overflow(
     model: Model,
     data: TextData,
     *,
-    lengths: Annotated[Sequence[int], "Numbers of filler tokens; 0 is added.", Range(0)] = (
-        0,
-        16,
-        32,
-        64,
-        128,
-        256,
-        512,
-    ),
+    lengths: Annotated[Sequence[int], "Numbers of filler tokens; 0 is added.", Range(0)] = LENGTHS,
     filler: Annotated[
         str | None, "A text, a file or wikitext2; by default generated sentences.", Reads("lines"), Metavar("TEXT|FILE")
     ] = None,

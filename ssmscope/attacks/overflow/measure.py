@@ -147,12 +147,7 @@ def measure(
         points = tuple(point(place, at) for at in range(len(lengths)))
         curves.append(OverflowCurve(where, points, half_length(accuracy[:, place], chance, lengths)))
     gaps = tuple(map(estimate, (accuracy[:, 1] - accuracy[:, 0]).T)) if len(places) == 2 else ()
-    return {
-        "clean": estimate(accuracy[:, 0, 0]),
-        "chance": float(chance[0]),
-        "curves": tuple(curves),
-        "gaps": gaps,
-    }
+    return {"clean": estimate(accuracy[:, 0, 0]), "chance": float(chance[0]), "curves": tuple(curves), "gaps": gaps}
 
 
 def half_length(

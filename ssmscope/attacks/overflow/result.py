@@ -119,7 +119,6 @@ class StateOverflow(Result, kind="overflow"):
 
 
 def curve_table(curve: OverflowCurve, classes: Sequence[str]) -> Table:
-    """Return a table with a row for each length of filler."""
     lines = []
     for point in curve.points:
         share, name = max(zip([e.value for e in point.shares], classes))
@@ -136,7 +135,6 @@ def curve_table(curve: OverflowCurve, classes: Sequence[str]) -> Table:
 
 
 def half_name(curve: OverflowCurve) -> str:
-    """Describe a half-length and its interval."""
     longest = curve.points[-1].tokens
     if curve.half_length is None:
         return f"never within {longest:,} tokens"

@@ -84,7 +84,6 @@ class Vocabulary:
         return np.asarray(self.ids, dtype=np.int64)[np.asarray(triggers, dtype=np.int64)]
 
     def drawn(self, random: np.random.Generator, number: int, length: int) -> list[Trigger]:
-        """Draw random triggers."""
         return [tuple(row) for row in random.integers(0, len(self), (number, length)).tolist()]
 
 
@@ -153,15 +152,12 @@ def masses(recurrences: Sequence[Recurrence], at: int) -> Float[Tensor, "batch p
 def suspicion(
     recurrences: Sequence[Recurrence], detector: str, window: int, since: int = 1
 ) -> Float[Tensor, "batch positions"]:
-    """Compute a detector's statistic in one layer, smaller where more is forgotten.
+    """Compute a detector's statistic in one layer, smaller where more is forgotten, the first two from t = `since` on.
 
     token: Σ_{s<t} ‖R_s(t)‖ / Σ_{s<t} ‖R_s(t − 1)‖, the share of the earlier memory that token t leaves.
     window: Σ_{s≤t−w} ‖R_s(t)‖ / Σ_{s≤t} ‖R_s(t)‖, the share of the memory that is older than w tokens, divided by the
         share (t − w + 1) / (t + 1) of such tokens; from t = 2w on.
     half-life: 1 − the mean over s of 1 / half-life (without the last position), a single number.
-
-    Args:
-        since: the first t of the first two statistics.
     """
     length = recurrences[0].shape[1]
     found: list[Tensor] = []
@@ -212,8 +208,8 @@ def _lowest(terms: Terms, detector: str, window: int, since: int) -> Float[Tenso
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Survival of the span at the end (mean over layers), and detectors' suspicion, of a text with several triggers.
-    Suspicion is 1 minus the detector's minimum, 0 for texts that are too short for it."""
+    """Survival of the span at the end, mean over layers, and 1 − each detector's minimum (0 for texts too short for
+    it)."""
 
     survival: Float[np.ndarray, " triggers"]
     suspicion: dict[str, Float[np.ndarray, " triggers"]]
@@ -267,9 +263,8 @@ def _continued(model: Model, beginning: Beginning, rest: np.ndarray) -> Terms:
     """Return the terms of the rest alone, run from the states; of the whole texts if there are none."""
     if not beginning.states:
         return run(model, _rows(beginning.slot.before, rest, ()))[0]
-    return run(model, rest, gathered(beginning.states, torch.zeros(len(rest), dtype=torch.long, device=model.device)))[
-        0
-    ]
+    same = torch.zeros(len(rest), dtype=torch.long, device=model.device)
+    return run(model, rest, gathered(beginning.states, same))[0]
 
 
 def concatenated(first: Recurrence, second: Recurrence) -> Recurrence:

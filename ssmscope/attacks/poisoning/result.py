@@ -181,7 +181,6 @@ class StatePoisoning(Result, kind="poison"):
         yield from closing(self, self.notes)
 
     def _seen(self, one: Victim) -> Table:
-        """Return a table of each attack's AUROC and detection rate by detector."""
         lines = []
         for each in one.attacks:
             seen = [(f"{name}: ", alarm) for name, alarm in zip(self.detectors, each.alarms)]
@@ -196,7 +195,6 @@ class StatePoisoning(Result, kind="poison"):
 
 
 def _answers(one: Victim) -> Table:
-    """Return a table of the clean texts and each attack."""
     lines = []
     rows: list[tuple[str, Victim | Poisoned]] = [("clean", one), *((NAMES[each.name], each) for each in one.attacks)]
     for name, each in rows:

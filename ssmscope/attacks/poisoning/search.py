@@ -37,14 +37,10 @@ Proposals = Callable[[Sequence[Trigger], int], Sequence[Sequence[int]]]
 
 @dataclass(eq=False)
 class Goal:
-    """Mean over texts of a number from 0 to 1 that a trigger is to raise, minus a penalty on a detector's suspicion.
-
-    Attributes:
-        objective: "forget": 1 − the survival of the span at the end; "plant": the probability of the target class;
-            "flip": 1 − that of the true one.
-        penalty: weight of the detector's suspicion above `allowed`.
-        runs, gradients: number of texts run for values, and of gradients, one per text and trigger.
-    """
+    """Mean over texts of a number from 0 to 1 that a trigger is to raise, minus `penalty` times a detector's suspicion
+    above `allowed`. The number is, by `objective`, forget: 1 − the survival of the span at the end; plant: the
+    probability of the target class; flip: 1 − that of the true one. `runs` and `gradients` count the texts that were
+    run for values and for gradients, one per text and trigger."""
 
     model: Model
     asked: Questions
@@ -82,7 +78,6 @@ class Goal:
         return self.asked.labels[[slot.row for slot in self.slots]]
 
     def __call__(self, triggers: Sequence[Trigger]) -> Float[np.ndarray, " triggers"]:
-        """Compute the value of every trigger."""
         self.runs += len(triggers) * len(self.slots)
         found = np.zeros(len(triggers))
         if self.objective == "forget" or self.penalty:

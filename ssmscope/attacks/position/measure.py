@@ -95,11 +95,9 @@ class Inputs(ABC):
 
 
 class Pixels(Inputs):
-    """Images whose pixels are replaced; each run of a region continues from the clean run's states at its start.
-
-    noise: N(0, 1) in each channel, where pixels lie in [0, 1]; zeros: black; mean: the mean pixel of the data; other:
-    the same pixels of an image of another class.
-    """
+    """Images whose pixels are replaced; each run of a region continues from the clean run's states at its start. For
+    noise a pixel, in [0, 1], is N(0, 1) in each channel, for zeros black, for mean the data's mean pixel; other: an
+    image of another class."""
 
     unit = "pixels"
     what = "images"
@@ -153,13 +151,10 @@ class Pixels(Inputs):
 
 
 class Tokens(Inputs):
-    """Texts, or sequences of ids, whose tokens are replaced; special tokens are not part of a region.
-
-    The padding of ListOps counts as ordinary tokens, because its models read it.
-
-    noise: an embedding of N(0, 1) times the standard deviation of the embedding table; zeros: a zero embedding; mean:
-    the mean of the embedding table; other: the tokens of an example of another class at the same places.
-    """
+    """Texts, or sequences of ids, whose tokens are replaced; special tokens are not part of a region, but the padding
+    of ListOps is, because its models read it. For noise an embedding is N(0, 1) times the standard deviation of the
+    embedding table, for zeros 0, for mean the table's mean; other: the tokens of an example of another class at the
+    same places."""
 
     def __init__(self, model: Model, data: TextData | SequenceData, replacement: str, seed: int) -> None:
         super().__init__(model, replacement, seed)

@@ -141,7 +141,6 @@ class PositionBias(Result, kind="position"):
         yield from closing(self, self.notes)
 
     def _regions_table(self) -> Table:
-        """Return a table of the clean inputs, each region, and their averages."""
         names = ["accuracy", "drop in %", "flipped", *(["success"] if self.replacement == "other" else [])]
         names += ["examples"] if any(one.left_out for one in self.regions) else []
         examples = self.provenance["data"]["examples"]

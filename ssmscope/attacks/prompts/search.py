@@ -101,11 +101,10 @@ def tried_all(template: str, candidates: Sequence[str], judge: Judge) -> tuple[s
 
 
 def with_suffix(template: str, suffix: str, where: str) -> str:
-    """Add the suffix at the template's end, before its content, or where PromptBench puts it. At the end there is a
-    space before the suffix and none after it, because the answer begins with its own. Before the content there is white
-    space on both sides. PromptBench's place is after the template's last word as TextAttack splits words, before the
-    punctuation there, and the suffix keeps its own spaces; unlike in PromptBench, a placeholder is not broken up but
-    counts as a word."""
+    """Add the suffix at the template's end, before its content, or where PromptBench puts it. At the end no space
+    follows it, because the answer begins with its own. Before the content there is white space on both sides.
+    PromptBench's place is after the template's last word as TextAttack splits words, before the punctuation there, and
+    the suffix keeps its own spaces; unlike in PromptBench, a placeholder counts as a word."""
     if where == "end":
         return f"{template} {suffix}".rstrip()
     if where == PROMPTBENCH:
@@ -122,8 +121,7 @@ def with_suffix(template: str, suffix: str, where: str) -> str:
 def searched(
     each: Recipe, template: str, judge: Judge, *, words: Sequence[str], seed: int, as_promptbench: bool = False
 ) -> tuple[str, int]:
-    """Return the prompt at which the attack's search ends, and how many prompts other than the template it tried. The
-    placeholder and `words` do not change."""
+    """Return the prompt at which the attack's search ends, and how many others than the template it tried."""
     from textattack.shared import AttackedText
 
     from ssmscope.attacks.swaps import PromptAccuracy
@@ -142,11 +140,8 @@ def drawn_from(seed: int, template: str, attack: str) -> AbstractContextManager[
 
 
 def rewritten(source: str | Path, data_name: str) -> tuple[str, ...]:
-    """Read the prompts of the attack semantic: those of promptbench for a data set, or a text file's, one a line.
-
-    In a file \\n stands for a line break. Prompts of promptbench have no place for the text, so a question and an
-    answer are appended.
-    """
+    """Read the prompts of the attack semantic: those of promptbench for a data set, which have no place for the text
+    so that a question and an answer are appended, or a text file's, one a line with \\n for a line break."""
     if str(source) == PROMPTBENCH:
         return tuple(f"{prompt.rstrip()}\nQuestion: {CONTENT}\nAnswer:" for prompt in _of_promptbench(data_name))
     path = Path(source)

@@ -66,20 +66,13 @@ def hotflip(
     limits: Limits = Limits(),
     ended: Callable[[int], None] | None = None,
 ) -> list[Search]:
-    """Attack correctly classified texts together: gradients and scores are computed in common batches.
-
-    Each step replaces one more word, no place twice, and continues from the `beam` candidates of the highest loss
-    −log p(true), even if it is lower than before, because the first-order estimate is not exact. A search ends with the
-    text that changes the answer, or at a limit with the text of the highest loss.
-
-    Replaced words consist of letters and are one token. So are inserted words, and the rest of the text must keep its
-    tokens.
-
-    Args:
-        scores: function that computes the class scores of texts within the template.
-        label_ids: tokens of a language model's word for each class; None for a classifier.
-        ended: called after each step with the number of searches that it ended.
-    """
+    """Attack correctly classified texts together: gradients and scores (`scores` returns those of texts within the
+    template) are computed in common batches. Each step replaces one more word, no place twice, and continues from the
+    `beam` candidates of the highest loss −log p(true), even if it is lower than before, because the first-order
+    estimate is not exact. A search ends with the text that changes the answer, or at a limit with the text of the
+    highest loss. Replaced and inserted words consist of letters and are one token, and the rest of the text must keep
+    its tokens. `label_ids` are tokens of a language model's word for each class; `ended` receives the number of
+    searches that a step ended."""
     if not model.tokenizer.is_fast:
         raise InputError(f"hotflip needs the offsets of tokens in a text; the slow tokenizer of {model.name} has none")
     vocabulary = Vocabulary.of(model, limits.absent)

@@ -131,7 +131,6 @@ class WordAttack(Result, kind="words"):
         return {name: getattr(self, name) for name in SUMMARY}
 
     def cells(self) -> dict[str, Cell]:
-        """Return the totals as cells of a table."""
         return {SUMMARY[name]: Cell(one, digits=1 if name == "queries" else 3) for name, one in self.summary.items()}
 
     @property

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
 
 from ssmscope.errors import InputError
 
@@ -203,14 +201,6 @@ def log_lower_bound(abscissa: float, B_w: float, *, length: int, examples: int) 
     return log(B_w) + grown + math.log(2 / (math.pi * examples)) / 2
 
 
-def largest_pairs(first: np.ndarray, second: np.ndarray) -> list[int]:
-    """Return the indices of the pairs that no other pair exceeds in both numbers. The maximum of any function that
-    grows with both is among them."""
-    order = np.lexsort((-second, -first))
-    above = np.maximum.accumulate(second[order])
-    return [int(place) for at, place in enumerate(order) if at == 0 or second[place] > above[at - 1]]
-
-
 @dataclass(frozen=True)
 class LayerTerms:
     """Terms of the bound in one recurrence of a layer outside the theorem, the largest on the inputs; without a
@@ -267,8 +257,7 @@ class LayerTerms:
 
 
 class TheoremModel(NamedTuple):
-    """Model that the theorem covers: one selective SSM between embeddings (tokens, channels) and a head (rows,
-    channels)."""
+    """One selective SSM between embeddings (tokens, channels) and a head (rows, channels), which the theorem covers."""
 
     mixer: SelectiveSSM
     embeddings: Tensor
@@ -319,10 +308,7 @@ def norms_of(parts: TheoremModel, row: int) -> Norms:
 
 def worst_row(parts: TheoremModel, length: int) -> int:
     """Return the row of the head with the largest capacity at `length`; the theorem is for scalar outputs."""
-    W = parts.head.detach().cpu().double()
-    candidates = largest_pairs(W.norm(dim=1).numpy(), W.abs().sum(1).numpy())
-    return (
-        max(candidates, key=lambda row: capacity(norms_of(parts, row), length).log)
-        if len(candidates) > 1
-        else candidates[0]
-    )
+    W, norms = parts.head.detach().cpu().double(), norms_of(parts, 0)
+    sizes = zip(W.norm(dim=1).tolist(), W.abs().sum(1).tolist())
+    logs = [capacity(replace(norms, B_w=norm, M_w=total), length).log for norm, total in sizes]
+    return logs.index(max(logs))

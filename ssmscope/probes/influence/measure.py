@@ -30,8 +30,7 @@ MAX_EXACT_COMPONENTS = 64
 
 @dataclass(frozen=True)
 class Probes:
-    """Vectors v of the products vᵀJ: a random one depends only on the seed, the place, the text, the position and its
-    own number."""
+    """Vectors v of vᵀJ; a random one depends only on the seed, the place, the text, the position and its own number."""
 
     number: int | None
     """Number of random vectors; None for every unit vector, which is exact."""

@@ -214,8 +214,7 @@ class Lens:
 
 
 def translated(hidden: Tensor, weight: Tensor, bias: Tensor) -> Float[Tensor, "streams chosen width"]:
-    """Return h_i + W_i h_i + b_i for every layer, in one product, and the last stream as it is; weights are (layers,
-    width, width), biases (layers, width)."""
+    """Return h_i + W_i h_i + b_i for every layer, weights (layers, width, width), and the last stream as it is."""
     added = torch.baddbmm(bias.unsqueeze(1), hidden[:-1], weight.mT)
     return torch.cat([hidden[:-1] + added, hidden[-1:]])
 

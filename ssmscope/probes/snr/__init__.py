@@ -32,8 +32,7 @@ NO_LENS = "logit"
 def check_asked(
     *, models: int, names: Any, lens: Any, tasks: Any, lengths: Any, filler: Any, questions: Any, **others: Any
 ) -> None:
-    """Raise InputError if the numbers of lenses, names and models differ, or if options of generated questions are
-    given with the user's own."""
+    """Raise InputError if lenses or names are not one per model, or own questions have options of generated ones."""
     in_order = f"give one for each, in their order ({NO_LENS} is the logit lens)"
     for given, what, advice in ((lens, "lenses", in_order), (names, "names", "give one for each")):
         number = models if given is None else len(given) if isinstance(given, list | tuple) else 1

@@ -169,8 +169,6 @@ class _Encoded(NamedTuple):
 
 
 class _Reader:
-    """Reader of prompts with one tokenizer."""
-
     def __init__(self, name: str, tokenizer: Any) -> None:
         self.name, self.tokenizer = name, tokenizer
 
