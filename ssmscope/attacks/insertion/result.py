@@ -51,7 +51,6 @@ class InsertionCurve:
 
     phrase: str
     places: tuple[Place, ...]
-    """Places from first to last."""
     hardest_places: tuple[int, ...]
     """Place of the lowest accuracy, and those indistinguishable from it (`bootstrap.lowest`)."""
     lowest_odds: tuple[int, ...]

@@ -42,7 +42,6 @@ class OverflowCurve:
     where: str
     """"after" or "before" the text."""
     points: tuple[Filled, ...]
-    """Points from no filler to the longest."""
     half_length: Estimate | None
     """Shortest measured length at which half of the accuracy above chance is lost; None if it never is. The upper end
     of its interval can be infinite: beyond the measured lengths, or never."""

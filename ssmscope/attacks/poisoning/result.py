@@ -59,7 +59,6 @@ class Poisoned:
     planted: Estimate | None
     """Share of the texts of other classes that are answered with the planted one; None if none is planted."""
     alarms: tuple[Alarm, ...]
-    """Alarms by detector."""
 
 
 @dataclass(frozen=True)

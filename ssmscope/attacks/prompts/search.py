@@ -140,8 +140,8 @@ def drawn_from(seed: int, template: str, attack: str) -> AbstractContextManager[
 
 
 def rewritten(source: str | Path, data_name: str) -> tuple[str, ...]:
-    """Read the prompts of the attack semantic: those of promptbench for a data set, which have no place for the text
-    so that a question and an answer are appended, or a text file's, one a line with \\n for a line break."""
+    """Read the prompts of the attack semantic: promptbench's for a data set, with a question and an answer appended
+    because they have no place for the text, or a text file's, one a line with \\n for a line break."""
     if str(source) == PROMPTBENCH:
         return tuple(f"{prompt.rstrip()}\nQuestion: {CONTENT}\nAnswer:" for prompt in _of_promptbench(data_name))
     path = Path(source)

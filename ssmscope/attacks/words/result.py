@@ -64,7 +64,6 @@ class AttackedText:
     queries: int
     """Number of texts that the model evaluated, including the clean one."""
     gradients: int
-    """Number of gradients."""
     words: int
     """Number of words of the clean text."""
     changed: int

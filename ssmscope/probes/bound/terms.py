@@ -203,8 +203,9 @@ def log_lower_bound(abscissa: float, B_w: float, *, length: int, examples: int) 
 
 @dataclass(frozen=True)
 class LayerTerms:
-    """Terms of the bound in one recurrence of a layer outside the theorem, the largest on the inputs; without a
-    continuous A, s_A and |A| are NaN, without a Δ its half range is, and Δ is 1."""
+    """Terms of the bound in one recurrence of a layer outside the theorem, the largest on the inputs, as
+    `GeneralizationBound.terms` describes them; without a continuous A, s_A and |A| are NaN, without a Δ its half range
+    is, and Δ is 1."""
 
     layer: int
     part: int
@@ -213,22 +214,17 @@ class LayerTerms:
     """Heads × their width."""
     state: int
     abscissa: float
-    """s_A, the largest entry of A."""
     B_A: float
-    """The largest |A|."""
     B_x: float
-    """The largest norm of a step's input, ‖x_t‖₂ over all channels: B_u."""
     B_b: float
-    """The largest ‖b_t‖₂ of a group: B_B B_u."""
+    """The largest ‖b_t‖₂ of a group, as is that of c."""
     B_c: float
-    """The largest ‖c_t‖₂ of a group: B_C B_u."""
     delta_min: float
     """The smallest Δ (a delta rule's β)."""
     M_delta: float
     half_range: float
-    """Half the range of softplus⁻¹(Δ), the largest of all heads: B_q B_u."""
+    """The largest of all heads."""
     log_rho: float
-    """ln ρ, the largest log-gain of a step."""
 
     def sums(self, length: int) -> tuple[float, float]:
         return log_sums(self.log_rho, length)

@@ -164,7 +164,9 @@ def needle_snr(
         **{"lengths": [n for n in asked if n is not None], "unit": unit, "examples": examples, "template": template},
     }
     if questions is None:
-        options |= {"filler": reading.filler_record(filler), "spaced": spaced, "split": split}
+        named = filler is None or isinstance(filler, str | Path)
+        options["filler"] = str(filler or reading.GENERATED) if named else f"{len(filler):,} sentences"
+        options |= {"spaced": spaced, "split": split}
     first = every[0].source if len(every) == 1 else {"model": ", ".join(shown)}
     return NeedleSNR(
         provenance={

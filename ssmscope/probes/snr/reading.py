@@ -94,12 +94,6 @@ def data_record(asked: Mapping[int | None, Sequence[QuestionData]]) -> dict[str,
     }
 
 
-def filler_record(filler: str | Path | Sequence[str] | None) -> str:
-    return (
-        str(filler or GENERATED) if filler is None or isinstance(filler, str | Path) else f"{len(filler):,} sentences"
-    )
-
-
 def lens_notes(lenses: Sequence[Lens], names: Sequence[str]) -> list[str]:
     """Return a note if some models, but not all, are read by the logit lens."""
     logit = [name for name, lens in zip(names, lenses) if lens.name == LOGIT]
