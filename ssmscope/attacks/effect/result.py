@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from ssmscope.interp.heatmap.result import ScoredText
 from ssmscope.interp.heatmap.views import FLAT_REMARK
 from ssmscope.interp.heatmap.words import is_selective
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
-from ssmscope.render.table import Cell, Line, Table, folded, plain, table
-from ssmscope.render.tokens import evenly_apart, short_token, shorten, visible
+from ssmscope.render.numbers import evenly_spaced
+from ssmscope.render.table import Cell, Line, Table, frame_table, number_cell, table
+from ssmscope.render.tokens import short_token, shorten, visible
 
 HEAD = "head"
 """Name of the row for the head's input."""
@@ -152,11 +154,11 @@ class AttackEffect(Result, kind="effect"):
         lines = []
         for result, (label,) in zip(results, labels):
             cells = {"answer": Cell(text=result.answer_name), "change": Cell(text=result.changed_name)}
-            cells["p kept"] = plain(result.kept)
+            cells["p kept"] = number_cell(result.kept)
             for layer, cosine in zip(result.layers, result.state_cosine.tolist()):
                 if math.isnan(cosine):
                     continue
-                cells[f"final states alike, layer {layer}"] = plain(cosine)
+                cells[f"final states alike, layer {layer}"] = number_cell(cosine)
             lines.append(Line((label,), cells))
         return table(("model",), lines, note="Alike: the cosine of the states before and after the change.")
 
@@ -215,15 +217,14 @@ class AttackEffect(Result, kind="effect"):
         )
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.attacks.effect.figure import draw_distances
-
         yield Prose(self.headline, "title")
         yield self.token_rows()
-        yield Picture(lambda: draw_distances(self), "Relative distance of the vectors at the tokens of both texts")
+        distances = partial(self.figure, distances=True)
+        yield Picture(distances, "Relative distance of the vectors at the tokens of both texts")
         yield from (attended(name, side, self.size) for name, side in self.sides)
         yield layer_table(self)
         yield from (Prose(remark, "note") for remark in remarks(self))
-        yield folded_away("All numbers of the layers", lambda: folded(self.summary()))
+        yield folded_away("All numbers of the layers", lambda: frame_table(self.summary()))
 
 
 def _text(name: str, side: Side, result: AttackEffect) -> TokenText:
@@ -277,7 +278,7 @@ def attended(name: str, side: Side, size: int) -> Table:
 def layer_table(result: AttackEffect) -> Table:
     frame, lines = result.summary(), []
     every = result.by_layer or len(result.layers) <= MAX_TABLE_LAYERS
-    shown = range(len(result.layers)) if every else evenly_apart(len(result.layers), MAX_TABLE_LAYERS)
+    shown = range(len(result.layers)) if every else evenly_spaced(len(result.layers), MAX_TABLE_LAYERS)
     for at in (*shown, len(result.layers)):
         row = frame.iloc[at]
         cells = {
@@ -298,7 +299,7 @@ def layer_table(result: AttackEffect) -> Table:
 
 
 def number(value: float, digits: int = 3) -> Cell:
-    return replace(plain(value), digits=digits)
+    return replace(number_cell(value), digits=digits)
 
 
 def remarks(result: AttackEffect) -> Iterator[str]:

@@ -124,6 +124,7 @@ def needle_snr(
     """
     from ssmscope.api.results import record_provenance
     from ssmscope.core.progress import progress_bar
+    from ssmscope.data.filler import GENERATED
     from ssmscope.probes.lens.lenses import lens_of
     from ssmscope.probes.long_rows import distinct_names
     from ssmscope.probes.snr import measure, reading
@@ -164,8 +165,8 @@ def needle_snr(
         **{"lengths": [n for n in asked if n is not None], "unit": unit, "examples": examples, "template": template},
     }
     if questions is None:
-        named = filler is None or isinstance(filler, str | Path)
-        options["filler"] = str(filler or reading.GENERATED) if named else f"{len(filler):,} sentences"
+        told = f"{len(filler):,} sentences" if isinstance(filler, list | tuple) else str(filler or GENERATED)
+        options["filler"] = told
         options |= {"spaced": spaced, "split": split}
     first = every[0].source if len(every) == 1 else {"model": ", ".join(shown)}
     return NeedleSNR(

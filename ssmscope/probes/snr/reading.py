@@ -17,7 +17,7 @@ from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.babi import Question, QuestionData, count_words, load_questions
 from ssmscope.data.babi import questions as generated_questions
-from ssmscope.data.filler import GENERATED, load_filler
+from ssmscope.data.filler import load_filler
 from ssmscope.errors import InputError
 from ssmscope.probes.lens.lenses import LOGIT, Lens, chosen_states, tokens_at_once
 from ssmscope.probes.long_rows import token_counter
