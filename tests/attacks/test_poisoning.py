@@ -19,7 +19,7 @@ from transformers import Mamba2Config
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.attacks.curves import questions
 from ssmscope.attacks.poisoning import state_poisoning
-from ssmscope.attacks.poisoning.measure import Parts, Seen, Tried, auroc_counts, searched, victim
+from ssmscope.attacks.poisoning.measure import Seen, Tried, auroc_counts, divided, searched, victim
 from ssmscope.attacks.poisoning.memory import (
     DETECTORS,
     NO_TRIGGER,
@@ -359,10 +359,10 @@ class TestParts:
         ("texts", "train", "sizes"), [(20, 3, (3, 5, 12)), (20, 50, (5, 5, 10)), (4, 9, (1, 1, 2))]
     )
     def test_no_text_is_searched_on_and_reported_on(self, texts, train, sizes):
-        parts = Parts.of(range(texts), train, seed=1)
-        assert tuple(map(len, (parts.train, parts.threshold, parts.held_out))) == sizes
-        assert sorted([*parts.train, *parts.threshold, *parts.held_out]) == list(range(texts))
-        assert parts == Parts.of(range(texts), train, seed=1) != Parts.of(range(texts), train, seed=2)
+        parts = divided(range(texts), train, seed=1)
+        assert tuple(map(len, parts)) == sizes
+        assert sorted([row for part in parts for row in part]) == list(range(texts))
+        assert parts == divided(range(texts), train, seed=1) != divided(range(texts), train, seed=2)
 
     def test_all_values_are_of_the_first_goal(self, erasing, data):
         """A search for another goal may find another trigger, and what that does is measured as the first's is."""
@@ -377,7 +377,7 @@ class TestParts:
 
     def test_too_few_texts(self):
         with pytest.raises(InputError, match="3 texts can be attacked; give at least four"):
-            Parts.of(range(3), 1, seed=0)
+            divided(range(3), 1, seed=0)
 
 
 class TestTexts:

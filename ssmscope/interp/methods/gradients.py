@@ -13,8 +13,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ssmscope.core.attention_layers import attending
+from ssmscope.core.heads import hidden_vectors
 from ssmscope.core.intercept import observe
 from ssmscope.core.mixers import weights_constant
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.objective import Objective, check_number, check_whole, text_generator
@@ -113,3 +115,14 @@ def keep_outputs(layers: list[nn.Module], kept: dict[int, Tensor]) -> Iterator[N
 
     with observe(after=[(layer, partial(keep, index)) for index, layer in enumerate(layers)]):
         yield
+
+
+def head_input(model: Model, embeddings: Tensor, mask: Tensor) -> Float[Tensor, "texts length width"]:
+    """Return the vectors that the head reads at every position, in the caller's context."""
+    module = model.module
+    if module.base_model is not module:
+        return hidden_vectors(module, inputs_embeds=embeddings, attention_mask=mask.long())
+    kept: dict[int, Tensor] = {}  # A model that is its own base has one bare layer.
+    with keep_outputs(model.mixers[-1:], kept):
+        module(inputs_embeds=embeddings, attention_mask=mask.long())
+    return kept[0]

@@ -89,8 +89,7 @@ def sign_test(above: Bool[np.ndarray, " examples"], below: Bool[np.ndarray, " ex
 
 
 def quotient(above: Float[np.ndarray, " rows"], below: Float[np.ndarray, " rows"]) -> Estimate:
-    """Return above / below of the first row with an interval from the others, where x / 0 is infinite and 0 / 0 is left
-    out."""
+    """Return above / below of the first row with an interval from the others; x / 0 is infinite, 0 / 0 is left out."""
     if below[0] == 0:
         return Estimate(math.nan, math.nan, math.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
