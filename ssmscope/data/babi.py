@@ -286,14 +286,14 @@ def load_questions(path: str | Path) -> QuestionData:
             f"{', '.join(QUESTION_COLUMNS)}"
         )
     examples = []
-    for number, row in enumerate(read_rows(path), 1):
-        context, question, answer = (checked_text(row, (column,), number, path) for column in QUESTION_COLUMNS)
-        examples.append(Question(context, question, answer, (), _distractors(row, answer, f"row {number} of {path}")))
+    for row in read_rows(path):
+        context, question, answer = (checked_text(row, column) for column in QUESTION_COLUMNS)
+        examples.append(Question(context, question, answer, (), _distractors(row, answer)))
     words = {word for one in examples for word in (one.answer, *one.distractors)}
     return QuestionData(path.stem, "all", tuple(examples), tuple(sorted(words)))
 
 
-def _distractors(row: Row, answer: str, where: str) -> tuple[str, ...]:
+def _distractors(row: Row, answer: str) -> tuple[str, ...]:
     given = row.get("distractors")
     if isinstance(given, str) and given.strip().startswith("["):
         with suppress(ValueError):
@@ -303,10 +303,10 @@ def _distractors(row: Row, answer: str, where: str) -> tuple[str, ...]:
     if given is None or given != given:
         return ()
     if not isinstance(given, list) or not all(isinstance(word, str) and word.strip() for word in given):
-        raise InputError(f"{where} has the distractors {given!r:.60}; allowed is a list of words")
+        raise InputError(f"{row.where} has the distractors {given!r:.60}; allowed is a list of words")
     words = tuple(dict.fromkeys(word.strip() for word in given))
     if answer in words:
-        raise InputError(f"{where} has its answer {answer!r:.40} among the distractors; leave it out there")
+        raise InputError(f"{row.where} has its answer {answer!r:.40} among the distractors; leave it out there")
     return words
 
 

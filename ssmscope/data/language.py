@@ -16,7 +16,7 @@ import numpy as np
 from ssmscope.core.limits import MAX_TOKENS_PER_ROW, refuse_above
 from ssmscope.core.reading import read_text
 from ssmscope.core.tokenizing import tokenize
-from ssmscope.data.rows import SUFFIXES, checked_column, checked_path, read_rows, text_of
+from ssmscope.data.rows import SUFFIXES, Row, checked_column, checked_path, read_rows, text_of
 from ssmscope.data.text import LINE_SOURCES, known_rows
 from ssmscope.data.tokenizer import fast_tokenizer
 from ssmscope.data.tokens import IGNORED, TokenData
@@ -45,24 +45,23 @@ def load_lines(data: str | Path, split: str | None = None) -> tuple[str, ...]:
     """
     if isinstance(data, str) and data in LINE_SOURCES:
         source = LINE_SOURCES[data]
-        rows, place = known_rows(data, source, split or source.default_split)
-        texts = [_text(row, number, place) for number, row in enumerate(rows, 1)]
+        rows = known_rows(data, source, split or source.default_split)
+        texts = list(map(_text, rows))
         # The hub's files, cut at line ends, may leave an empty last row, which is no line.
-        return _lines(texts[:-1] if texts[-1] == "" else texts, place)
+        return _lines(texts[:-1] if texts[-1] == "" else texts, rows[0].place)
     path = Path(data)
     if os.path.isdir(path):
         raise InputError(f"{path} is a directory; give a file of text")
     checked_path(data, LINE_SOURCES, split, suffixes=(".txt", *SUFFIXES), what="text", one_of="")
     if path.suffix.lower() != ".txt":
-        return _lines([_text(row, number, path) for number, row in enumerate(read_rows(path), 1)], path)
+        return _lines(list(map(_text, read_rows(path))), path)
     return _lines([read_text(path, str(path)).replace("\r\n", "\n").replace("\r", "\n")], path)
 
 
-def _text(row: Any, number: int, place: str | Path) -> str:
-    value = checked_column(row, "text", number, place)
-    if value is None:
-        raise InputError(f"row {number} of {place} has no text; every row needs one, which may be blank")
-    return text_of(value, "text", number, place)
+def _text(row: Row) -> str:
+    if checked_column(row, "text") is None:
+        raise InputError(f"{row.where} has no text; every row needs one, which may be blank")
+    return text_of(row)
 
 
 def _lines(texts: Sequence[str], place: str | Path) -> tuple[str, ...]:
@@ -198,14 +197,12 @@ def load_documents(data: str, split: str | None = None) -> tuple[str, ...]:
     if data not in DOCUMENTS:
         raise InputError(f"unknown documents '{data}'; give {', '.join(DOCUMENTS)}{did_you_mean(data, DOCUMENTS)}")
     source = LINE_SOURCES[data]
-    rows, place = known_rows(data, source, split or source.default_split)
-    texts = []
-    for number, row in enumerate(rows, 1):
-        text = checked_column(row, "text", number, place)
+    rows = known_rows(data, source, split or source.default_split)
+    texts = tuple(checked_column(row, "text") for row in rows)
+    for row, text in zip(rows, texts):
         if not isinstance(text, str) or not text.strip():
-            raise InputError(f"row {number} of {place} has no text; every row needs one")
-        texts.append(text)
-    return tuple(texts)
+            raise InputError(f"{row.where} has no text; every row needs one")
+    return texts
 
 
 def characters_of_tokens(tokenizer: Any) -> np.ndarray:

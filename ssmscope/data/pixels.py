@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ssmscope.data.rows import check_split, checked_class_id, checked_label, checked_path, first_line
+from ssmscope.data.rows import Row, check_split, checked_class_id, checked_path, first_line
 from ssmscope.data.text import SOURCES, Source, TextData, known_rows, load_text
 from ssmscope.data.tokens import ArrayData
 from ssmscope.errors import InputError, did_you_mean
@@ -79,10 +79,9 @@ def load_pixels(data: str, split: str | None = None) -> PixelData:
     if data == "digits":
         train, test = digits()
         return train if split == "train" else test
-    rows, place = known_rows(data, CIFAR10, split)
-    numbered = list(enumerate(rows, 1))
-    labels = [checked_class_id(checked_label(row, at, place), CIFAR10.labels, at, place) for at, row in numbered]
-    pixels, shape = decoded([_image_of(row, at, place) for at, row in numbered], "RGB", place)
+    rows = known_rows(data, CIFAR10, split)
+    labels = [checked_class_id(row, CIFAR10.labels) for row in rows]
+    pixels, shape = decoded(list(map(_image_of, rows)), "RGB", str(rows[0].place) if rows else f"{data} ({split})")
     return PixelData(data, split, pixels, np.array(labels, dtype=np.int64), CIFAR10.labels, shape)
 
 
@@ -204,13 +203,13 @@ def decoded(
     return pixels, size
 
 
-def _image_of(row: Any, number: int, place: str) -> Any:
+def _image_of(row: Row) -> Any:
     """Return the image of a row: encoded bytes, or an image that `datasets` has opened."""
     column = next((name for name in CIFAR10.columns if name in row), None)
     if column is None:
-        raise InputError(f"row {number} of {place} has no column 'img' or 'image'; its columns are {', '.join(row)}")
+        raise InputError(f"{row.where} has no column 'img' or 'image'; its columns are {', '.join(row)}")
     image = row[column]
     image = image.get("bytes") if isinstance(image, dict) else image
     if image is None:
-        raise InputError(f"row {number} of {place} has an empty {column}; every row needs an image")
+        raise InputError(f"{row.where} has an empty {column}; every row needs an image")
     return image

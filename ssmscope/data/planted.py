@@ -16,8 +16,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
-from ssmscope.data.rows import Row
+Row = dict[str, Any]
 
 FILLER = (
     *("the a of to in on at by with from for and or as so then there here one two some any each this that").split(),

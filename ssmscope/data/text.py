@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from ssmscope.data.planted import SIZES, TASKS, planted
 from ssmscope.data.rows import (
@@ -28,6 +29,7 @@ from ssmscope.data.rows import (
     class_ids,
     first_line,
     label_column,
+    numbered,
     rationale_spans,
     read_rows,
     sorted_names,
@@ -197,9 +199,9 @@ def load_text(
         raise InputError(f"{data} has no labels: it is data for language models; give one of {', '.join(SOURCES)}")
     path = checked_path(data, SOURCES, split)
     rows = read_rows(path)
-    texts = [checked_text(row, ("text",), number, path) for number, row in enumerate(rows, 1)]
+    texts = [checked_text(row, "text") for row in rows]
     column = label_column(rows[0])
-    raw = [checked_label(row, number, path, column) for number, row in enumerate(rows, 1)]
+    raw = [checked_label(row, column) for row in rows]
     if label_names is None:
         raw = [whole(label) for label in raw]
         names = sorted_names(raw)
@@ -208,38 +210,29 @@ def load_text(
     else:
         names = tuple(label_names)
         ids = class_ids(raw, names, path, column, as_written=as_written)
-    rationales = [rationale_spans(row, number, path) for number, row in enumerate(rows, 1)]
-    return text_data(path.stem, "all", texts, ids, names, rationales)
+    return text_data(path.stem, "all", texts, ids, names, list(map(rationale_spans, rows)))
 
 
 def load_known(name: str, split: str | None) -> TextData:
     source = SOURCES[name]
     split = split or source.default_split
-    rows, place = known_rows(name, source, split)
-    texts: list[str] = []
-    labels: list[int] = []
-    rationales: list[Spans | None] = []
-    for number, row in enumerate(rows, 1):
-        label = checked_label(row, number, place)
-        if label == "-1" and source.unlabelled:
-            continue
-        labels.append(checked_class_id(label, source.labels, number, place))
-        texts.append(checked_text(row, source.columns, number, place, PAIR_SEPARATOR))
-        rationales.append(rationale_spans(row, number, place) if source.planted else None)
+    rows = [row for row in known_rows(name, source, split) if not source.unlabelled or checked_label(row) != "-1"]
+    labels = [checked_class_id(row, source.labels) for row in rows]
+    texts = [checked_text(row, *source.columns, separator=PAIR_SEPARATOR) for row in rows]
+    rationales = list(map(rationale_spans, rows)) if source.planted else None
     return text_data(name, split, texts, labels, source.labels, rationales)
 
 
-def known_rows(name: str, source: Source, split: str) -> tuple[list[Row], str]:
-    """Return the rows of a known data set from `$SSMSCOPE_DATA` or the hub, and the name of that place."""
+def known_rows(name: str, source: Source, split: str) -> list[Row]:
+    """Return the rows of a known data set from `$SSMSCOPE_DATA` or the hub."""
     root = os.environ.get("SSMSCOPE_DATA")
     if root and not source.planted:
-        file = split_file(Path(root, name), split)
-        return read_rows(file), str(file)
+        return read_rows(split_file(Path(root, name), split))
     if not source.repository and not source.planted:
         raise InputError(f"{name} is not on the hub; set SSMSCOPE_DATA to a folder with {name}/<split>.parquet")
     check_split(name, split, source.splits, "labelled " if source.labels else "")
     rows = planted(name, split) if source.planted else hub_rows(source, split)
-    return rows, f"{source.repository or name} ({split})"
+    return numbered(rows, f"{source.repository or name} ({split})")
 
 
 def split_file(folder: Path, split: str) -> Path:
@@ -253,7 +246,7 @@ def split_file(folder: Path, split: str) -> Path:
     return folder / f"{split}.parquet"
 
 
-def hub_rows(source: Source, split: str) -> list[Row]:
+def hub_rows(source: Source, split: str) -> list[dict[str, Any]]:
     try:
         import datasets
     except ModuleNotFoundError as error:

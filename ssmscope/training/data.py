@@ -133,13 +133,13 @@ def _listops(length: int, examples: int, seed: int) -> tuple[SequenceData, Seque
     if not root or not os.path.exists(files["train"]):
         return listops_expressions(length, examples=examples, seed=seed)
     for split, file in files.items():
-        rows = list(enumerate(read_rows(file), 1))
-        labels = [checked_label(row, number, file) for number, row in rows]
+        rows = read_rows(file)
+        labels = list(map(checked_label, rows))
         wrong = next((label for label in labels if len(label) != 1 or not label.isdecimal()), None)
         if wrong is not None:
             raise InputError(f"{file} has the label '{wrong:.40}'; allowed are 0 to 9")
-        texts = [checked_text(row, ("text",), number, file) for number, row in rows]
-        splits.append(listops(texts, [int(label) for label in labels], split=split))
+        texts = [checked_text(row, "text") for row in rows]
+        splits.append(listops(texts, list(map(int, labels)), split=split))
     return splits[0], splits[1]
 
 
