@@ -25,6 +25,7 @@ from ssmscope.core.limits import MAX_STORY_WORDS, refuse_held
 from ssmscope.core.reading import parse_json
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.filler import generated, spaced_out, without_world
+from ssmscope.data.instructions import answered
 from ssmscope.data.language import token_names
 from ssmscope.data.rows import SUFFIXES, Row, checked_text, read_rows
 from ssmscope.data.stories import NAMES, TASKS, Task, write
@@ -74,7 +75,6 @@ class Question:
 
     @property
     def needles(self) -> tuple[Fact, ...]:
-        """The supporting facts."""
         return tuple(fact for fact in self.facts if fact.supporting)
 
 
@@ -176,7 +176,7 @@ def questions(
     key = [seed, list(TASKS).index(task), list(SPLITS).index(split)]
     stories, places = (np.random.default_rng([*key, part]) for part in (0, 1))
     sentences = generated(places, GENERATED_SENTENCES, spaced) if filler is None else without_world(filler)
-    hay = Haystack(sentences, [max(count(f" {sentence}"), 1) for sentence in sentences])
+    hay = [(sentence, max(count(f" {sentence}"), 1)) for sentence in sentences]
     made: list[Question] = []
     while len(made) < examples:
         for at in stories.permutation(len(kind.answers))[: examples - len(made)]:
@@ -220,30 +220,23 @@ def draw_story(
             return WrittenStory(tuple(written), question, answer, story.supporting, distractors)
 
 
-class Haystack(NamedTuple):
-    """Filler sentences in order, and the length that each adds to a context."""
-
-    sentences: Sequence[str]
-    sizes: Sequence[int]
-
-    def fitting(self, room: int, start: int) -> list[str]:
-        """Return sentences from index `start` on, skipping those longer than the room that is left."""
-        shortest, found, at = min(self.sizes), list[str](), start
-        while room >= shortest:
-            at %= len(self.sentences)
-            if self.sizes[at] <= room:
-                found.append(self.sentences[at])
-                room -= self.sizes[at]
-            at += 1
-        return found
+Haystack = Sequence[tuple[str, int]]
+"""Filler sentences in order, each with the length that it adds to a context."""
 
 
 def hide_facts(
     story: WrittenStory, hay: Haystack, length: int, count: Callable[[str], int], random: np.random.Generator
 ) -> Question:
-    """Place the facts of a story between sentences of filler; several may share one gap."""
-    room = length - count(" ".join(story.facts))
-    found = hay.fitting(room, int(random.integers(len(hay.sentences))))
+    """Place the facts of a story between sentences of filler, from a random one on, without those longer than the room
+    that is left; several facts may share one gap."""
+    room, found = length - count(" ".join(story.facts)), list[str]()
+    shortest, at = min(size for _, size in hay), int(random.integers(len(hay)))
+    while room >= shortest:
+        sentence, size = hay[at % len(hay)]
+        if size <= room:
+            found.append(sentence)
+            room -= size
+        at += 1
     places = np.sort(random.random(len(story.facts)))
     while True:
         question = _placed(story, found, (places * (len(found) + 1)).astype(int).tolist())
@@ -273,11 +266,8 @@ def load_questions(path: str | Path) -> QuestionData:
     """Load the questions of a csv, tsv, jsonl or parquet file with the columns `context`, `question` and `answer`.
 
     An optional column `distractors` holds other words of the context that might be taken for the answer: a list, in a
-    csv or tsv file written as JSON or separated by commas. It may be empty.
-
-    Raises:
-        InputError: the file cannot be read, a column or a value is missing, or distractors are no words or include the
-            answer.
+    csv or tsv file written as JSON or separated by commas. It may be empty. Raise InputError if the file cannot be
+    read, a column or a value is missing, or distractors are no words or include the answer.
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES or not os.path.isfile(path):
@@ -350,16 +340,14 @@ def refuse_contexts(length: int, examples: int) -> None:
 def question_tokens(data: QuestionData, tokenizer: Any, *, template: str = PROMPT) -> QuestionTokens:
     """Encode questions for a language model, which predicts the answer's first token after the prompt's last token.
 
-    No other position has a target. Rows are padded on the right to the longest. No special tokens are added.
-
-    Raises:
-        InputError: the tokenizer gives no offsets, does not know a word of a fact, question or answer, or begins two
-            answers with the same token.
+    No other position has a target. Rows are padded on the right to the longest. No special tokens are added. Raise
+    InputError if the tokenizer gives no offsets, does not know a word of a fact, question or answer, or begins two
+    answers with the same token.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise InputError("question_tokens needs a fast tokenizer: where the answer begins is read from its offsets")
     prompts = data.prompts(template)
-    texts = [p + ("" if p[-1].isspace() else " ") + a for p, a in zip(prompts, data.answers)]
+    texts = list(map(answered, prompts, data.answers))
     _check_known(data, tokenizer)
     encoded = tokenize(tokenizer, texts, add_special_tokens=False, return_offsets_mapping=True)
     rows: list[list[int]] = []
@@ -369,31 +357,26 @@ def question_tokens(data: QuestionData, tokenizer: Any, *, template: str = PROMP
         first = next((at for at, (_, end) in enumerate(spans) if end > begin), None)
         if first is None:
             raise InputError(f"the tokenizer makes no token of the answer {answer!r}; use one that knows it")
-        if named.setdefault(row[first], answer) != answer:
-            other = named[row[first]]
+        if (other := named.setdefault(row[first], answer)) != answer:
             raise InputError(
                 f"'{other}' and '{answer}' begin with the same token; use a tokenizer that tells them apart"
             )
         rows.append(row[: first + 1])
-    padding = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    ids = np.full((len(rows), max(map(len, rows)) - 1), padding, dtype=np.int64)
+    lengths, tasks = np.array([len(row) - 1 for row in rows]), np.zeros(len(rows), dtype=np.int64)
+    ids = np.full((len(rows), lengths.max()), tokenizer.pad_token_id or 0, dtype=np.int64)
     targets = np.full_like(ids, IGNORED)
     for line, asked, row in zip(ids, targets, rows):
         line[: len(row) - 1] = row[:-1]
         asked[len(row) - 2] = row[-1]
-    lengths, tasks = np.array([len(row) - 1 for row in rows]), np.zeros(len(rows), dtype=np.int64)
     return QuestionTokens(data.name, data.split, ids, targets, token_names(tokenizer), lengths, tasks, (data.name,))
 
 
 def _check_known(data: QuestionData, tokenizer: Any) -> None:
-    unknown = tokenizer.unk_token_id
-    if unknown is None:
-        return
-    for example in data.examples:
+    for example in data.examples if tokenizer.unk_token_id is not None else ():
         needed = " ".join((*(fact.text for fact in example.facts), example.question, example.answer))
         encoded = tokenize(tokenizer, needed, add_special_tokens=False, return_offsets_mapping=True)
         for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"]):
-            if token == unknown:
+            if token == tokenizer.unk_token_id:
                 raise InputError(
                     f"the tokenizer does not know {needed[start:end]!r}, a word of a fact, question or answer; make it "
                     "of the texts of the training questions (QuestionData.texts)"

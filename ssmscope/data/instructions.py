@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ssmscope.core.tokenizing import tokenize
-from ssmscope.data.prompts import TASK_PROMPTS, content_of
+from ssmscope.data.prompts import CONTENT, TASK_PROMPTS, content_of
 from ssmscope.data.text import SOURCES, TextData, load_text
 from ssmscope.errors import InputError, did_you_mean
 
@@ -85,7 +85,7 @@ def instruction_data(parts: Sequence[TextData], split: str, *, unseen: bool = Fa
     """Put every text into each training template of its task, or into each held-out one (`unseen`)."""
     numbered = enumerate((part.name, *each) for part in parts for each in zip(part.texts, part.labels))
     rows = [
-        (TASK_PROMPTS[task].templates[at].replace("{content}", content_of(task, text)), label, task, at, number)
+        (TASK_PROMPTS[task].templates[at].replace(CONTENT, content_of(task, text)), label, task, at, number)
         for number, (task, text, label) in numbered
         for at in template_numbers(task, unseen=unseen)
     ]
@@ -158,36 +158,29 @@ def load_mixture(
 def label_tokens(tokenizer: Any, tasks: Collection[str]) -> dict[tuple[str, int], tuple[int, ...]]:
     """Return the token of every class's word as it follows a prompt after a space, by task and template index.
 
-    Raises:
-        InputError: if a word is not exactly one token there, or two words are the same token.
+    A word that is not exactly one token there, or two words of the same token, raise InputError.
     """
     found = {}
-    for task in tasks:
-        for at, template in enumerate(TASK_PROMPTS[task].templates):
-            prompt, words = template.replace("{content}", "a text"), list[int]()
-            before = _ids(tokenizer, prompt)
-            for word in TASK_PROMPTS[task].words:
-                whole = _ids(tokenizer, _answered(prompt, word))
-                if whole[:-1] != before:
-                    raise InputError(
-                        f"the label word '{word}' of {task} is not one token after prompt {at + 1}; use a tokenizer "
-                        "that knows it as a whole, or one of a larger vocabulary"
-                    )
-                words.append(whole[-1])
-            if len({*words}) < len(words):
-                raise InputError(f"two label words of {task} are the same token; use one that separates them")
-            found[task, at] = tuple(words)
+    for task, at, template in ((task, *each) for task in tasks for each in enumerate(TASK_PROMPTS[task].templates)):
+        prompt, words = template.replace(CONTENT, "a text"), TASK_PROMPTS[task].words
+        texts = [prompt, *(answered(prompt, word) for word in words)]
+        before, *longer = tokenize(tokenizer, texts, add_special_tokens=False)["input_ids"]
+        for word, whole in zip(words, longer):
+            if whole[:-1] != before:
+                raise InputError(
+                    f"the label word '{word}' of {task} is not one token after prompt {at + 1}; use a tokenizer that "
+                    "knows it as a whole, or one of a larger vocabulary"
+                )
+        found[task, at] = tuple(whole[-1] for whole in longer)
+        if len({*found[task, at]}) < len(words):
+            raise InputError(f"two label words of {task} are the same token; use one that separates them")
     return found
-
-
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    return tokenize(tokenizer, text, add_special_tokens=False)["input_ids"]
 
 
 def spoken(data: InstructionData) -> list[str]:
     """Return every prompt with its answer, as training text for a tokenizer."""
-    return list(map(_answered, data.texts, data.answers))
+    return list(map(answered, data.texts, data.answers))
 
 
-def _answered(prompt: str, word: str) -> str:
-    return prompt + ("" if prompt[-1].isspace() else " ") + word
+def answered(prompt: str, word: str) -> str:
+    return prompt + " " * (not prompt[-1].isspace()) + word

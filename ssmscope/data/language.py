@@ -146,10 +146,8 @@ def language_data(
 
     Every line is followed by the tokenizer's `eos_token`, or by a line end if it has none. The text is one stream: a
     row's last target is the first token of the next row, so all tokens but the first are predicted exactly once. The
-    rest of the last row is padding without targets.
-
-    Raises:
-        InputError: for a length below 1 or too large, fewer than two tokens, or a symbol unknown to the tokenizer.
+    rest of the last row is padding without targets. Raise InputError for a length below 1 or too large, fewer than two
+    tokens, or a symbol unknown to the tokenizer.
     """
     _check_length(length)
     refuse_above(MAX_TOKENS_PER_ROW, length=length)
@@ -189,10 +187,8 @@ def load_documents(data: str, split: str | None = None) -> tuple[str, ...]:
     """Load the documents of a known text, unchanged, by default of its split `test`.
 
     `books` (English novels in the public domain, in documents of about 10,000 characters) is read from
-    `$SSMSCOPE_DATA/books/<split>.parquet`.
-
-    Raises:
-        InputError: an unknown name or split, rows that cannot be read, or one without a text.
+    `$SSMSCOPE_DATA/books/<split>.parquet`. Raise InputError for an unknown name or split, rows that cannot be read, or
+    one without a text.
     """
     if data not in DOCUMENTS:
         raise InputError(f"unknown documents '{data}'; give {', '.join(DOCUMENTS)}{did_you_mean(data, DOCUMENTS)}")
@@ -234,10 +230,8 @@ def document_data(
     """Join documents into one stream and cut it into rows of `length` tokens with next-token targets.
 
     The stream begins with the tokenizer's end token and has one after each document, so every character is predicted
-    exactly once. The rest of the last row is padding without targets.
-
-    Raises:
-        InputError: for a length below 1, no document, or a tokenizer without an end token or not of bytes.
+    exactly once. The rest of the last row is padding without targets. Raise InputError for a length below 1, no
+    document, or a tokenizer without an end token or not of bytes.
     """
     _check_length(length)
     if not texts:

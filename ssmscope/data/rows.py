@@ -50,8 +50,7 @@ def checked_path(
 ) -> Path:
     """Return data as the path of a file.
 
-    Raises:
-        InputError: it is neither a known name nor a file, or a split is given.
+    Raise InputError if it is neither a known name nor a file, or a split is given.
     """
     path = Path(data)
     if path.suffix.lower() not in suffixes and not os.path.exists(path):
@@ -74,8 +73,7 @@ def check_split(name: str, split: str, splits: Sequence[str], kind: str = "") ->
 def read_rows(path: Path) -> list[Row]:
     """Read the rows of a csv, tsv, jsonl or parquet file.
 
-    Raises:
-        InputError: the file is absent, malformed or without rows, or has a column twice or an invalid character.
+    Raise InputError if the file is absent, malformed or without rows, or has a column twice or an invalid character.
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:

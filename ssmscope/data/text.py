@@ -170,11 +170,7 @@ def text_data(
 
 
 def load_text(
-    data: str | Path,
-    split: str | None = None,
-    *,
-    label_names: Sequence[str] | None = None,
-    as_written: bool = False,
+    data: str | Path, split: str | None = None, *, label_names: Sequence[str] | None = None, as_written: bool = False
 ) -> TextData:
     """Load the labelled texts of a known data set or of a csv, tsv, jsonl or parquet file.
 

@@ -1,13 +1,21 @@
-"""Rows that share prefixes as a tree, and the positions at which a run forks to continue from a state."""
+"""Rows of token ids: of texts, and as a tree of shared prefixes, with the positions at which a run forks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Int
+
+from ssmscope.core.reading import SURROGATE
+from ssmscope.core.tokenizing import tokenize
+from ssmscope.errors import InputError
+
+if TYPE_CHECKING:
+    from ssmscope.core.model import Model
 
 MIN_FORK_DISTANCE, MIN_TOKENS_SAVED = 8, 256
 """Minimum distance between two forks, because every further fork makes batches smaller, unless it saves so many tokens.
@@ -18,6 +26,49 @@ THRESHOLD_FACTORS = 0.5, 1, 2, 4, 16, 64
 """Factors on these thresholds, one for each candidate plan of forks."""
 MAX_TOKENS_COMPARED = 2**22
 """Tokens that are compared at a time."""
+
+
+def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> list[list[int]]:
+    """Return the token ids of every text as the model reads them, with the tokenizer's special tokens.
+
+    A language model's rows drop those at the end, which would come between the text and its continuation. Unless
+    `blank`, a text without a token of its own raises InputError.
+    """
+    model.check_tokenizer()
+    if not texts:
+        return []
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"text {number} is {text!r:.40} ({type(text).__name__}), not a text; give a list of texts")
+        half = SURROGATE.search(text)
+        if half is not None:
+            raise InputError(f"text {number} has U+{ord(half.group()):04X}, which is not a character: remove it")
+    found = tokenize(model.tokenizer, list(texts), return_attention_mask=False, return_token_type_ids=False)
+    rows: list[list[int]] = found["input_ids"]
+    longest = max(zip(map(len, rows), texts))[1]
+    # The tokenizer puts as many special tokens around every text.
+    special = tokenize(model.tokenizer, longest, return_special_tokens_mask=True)["special_tokens_mask"]
+    start = sum(1 for _ in takewhile(bool, special))
+    end = sum(1 for _ in takewhile(bool, reversed(special[start:])))
+    for number, row in enumerate(rows):
+        if len(row) <= start + end and not blank:
+            which = f"text {number}" if len(rows) > 1 else "the text"
+            raise InputError(
+                f"{which} ({texts[number][:40]!r}) has no token that the tokenizer of {model.name} knows: give at "
+                "least one word"
+            )
+    if end and not model.is_classifier:
+        rows = [row[:-end] for row in rows]
+    check_vocabulary(model, max((max(row) for row in rows if row), default=0))
+    return rows
+
+
+def check_vocabulary(model: Model, highest: int) -> None:
+    """Raise InputError if the highest of some token ids is outside the model's vocabulary."""
+    if highest >= model.vocabulary:
+        raise InputError(
+            f"the tokenizer gives id {highest}, outside the vocabulary 0…{model.vocabulary - 1} of {model.name}"
+        )
 
 
 @dataclass(frozen=True, eq=False)

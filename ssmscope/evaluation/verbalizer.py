@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ssmscope.data.prompts import CONTENT
 from ssmscope.errors import InputError, nearest
-from ssmscope.evaluation.encoded import token_rows
+from ssmscope.evaluation.forking import token_rows
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -32,11 +32,11 @@ class Template:
 
     def __post_init__(self) -> None:
         count = self.text.count(CONTENT)
-        if count == 1:
-            return
         shown = self.text if len(self.text) <= 60 else self.text[:60] + "…"
-        if count:
+        if count > 1:
             raise InputError(f"the template {shown!r} has {CONTENT} {count} times; it must have it once")
+        if count:
+            return
         fields = FIELD.findall(self.text)
         like = nearest(CONTENT, fields, n=1) or fields[:1]
         hint = f"; did you mean {CONTENT} by {like[0]!r}?" if like else ""
@@ -66,11 +66,9 @@ class LabelWords:
 def label_words(model: Model, words: Sequence[str], *, after: str) -> LabelWords:
     """Return the tokens that each class's word adds to a text: those of `after + " " + word` that follow `after`'s.
 
-    No space is added if `after`, the end of the text, ends in white space.
-
-    Raises:
-        InputError: the model is no language model with a tokenizer; a word is empty, has no token or an unknown one, or
-            merges with the text before it; or one class's tokens begin with another's.
+    No space is added if `after`, the end of the text, ends in white space. Raise InputError if the model is no language
+    model with a tokenizer; a word is empty, has no token or an unknown one, or merges with the text before it; or one
+    class's tokens begin with another's.
     """
     return label_words_after(model, words, [after])[0]
 
@@ -80,17 +78,13 @@ def label_words_after(model: Model, words: Sequence[str], ends: Sequence[str]) -
     words = checked_words(words)
     if model.is_classifier:
         raise InputError(f"{model.name} is a classifier with its own classes: label words are for language models")
-    texts = [end + what for end in ends for what in ("", *(_joint(end) + word for word in words))]
+    texts = [end + what for end in ends for what in ("", *(" " * (not end[-1:].isspace()) + word for word in words))]
     rows = token_rows(model, texts, blank=True)
     each = len(words) + 1
     return [
         LabelWords(words, _added(model, words, rows[at], rows[at + 1 : at + each], end))
         for at, end in zip(range(0, len(rows), each), ends)
     ]
-
-
-def _joint(end: str) -> str:
-    return "" if end[-1:].isspace() else " "
 
 
 def _added(

@@ -31,7 +31,6 @@ from ssmscope.training.objectives import (
     Sequences,
     Texts,
     Tokenized,
-    chosen,
     regularized,
 )
 
@@ -132,7 +131,7 @@ class Answers(Tokenized):
         groups = {}
         for task in data.sources:
             prompts = {
-                str(at + 1): chosen(rows, np.flatnonzero((tasks == task) & (templates == at)))
+                str(at + 1): rows.take((tasks == task) & (templates == at))
                 for at in np.unique(templates[tasks == task]).tolist()
             }
             groups[task] = _by_example(rows, examples, np.flatnonzero(tasks == task), prompts)

@@ -55,9 +55,8 @@ class Architecture:
 def named(name: str) -> Architecture:
     """Return the architecture of that name, or raise InputError if there is none."""
     if name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        hint = did_you_mean(str(name), ARCHITECTURES)
-        raise InputError(f"unknown architecture '{name}'; choose one of {known}{hint}")
+        known = f"{', '.join(ARCHITECTURES)}{did_you_mean(str(name), ARCHITECTURES)}"
+        raise InputError(f"unknown architecture '{name}'; choose one of {known}")
     return ARCHITECTURES[name]
 
 
@@ -76,14 +75,9 @@ def _shared(options: Mapping[str, Any], tokens: Tokens) -> dict[str, Any]:
 
 def _on_mamba(options: Mapping[str, Any], tokens: Tokens) -> dict[str, Any]:
     """Return the fields of a `MambaConfig` or a `Mamba2Config`."""
-    fields = _shared(options, tokens)
     low, high = options["steps"]
-    fields |= {
-        "state_size": options["state"],
-        "expand": options["expand"],
-        "time_step_min": low,
-        "time_step_max": high,
-    }
+    fields = {"state_size": options["state"], "expand": options["expand"], "time_step_min": low, "time_step_max": high}
+    fields |= _shared(options, tokens)
     if options["base"] == "mamba2":
         fields["head_dim"] = options["head_width"]
         fields["num_heads"] = options["width"] * options["expand"] // options["head_width"]

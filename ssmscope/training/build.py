@@ -39,10 +39,8 @@ def build(options: Mapping[str, Any], train: Any, tokenizer: Any) -> tuple[Any, 
         module = language_model(options, tokens, source)
     else:
         module = _classifier(options, train, tokens, source)
-    if source is None and options["architecture"] == "hybrid":
-        _mamba_steps(module, STEPS[options["decays"] or "standard"])
-    if source is None and options["decays"] == "spread":
-        _spread_decays(module)
+    if source is None:
+        _initialize(module, options)
     return tokenizer, module
 
 
@@ -83,8 +81,8 @@ def language_model(options: Mapping[str, Any], tokens: Tokens, source: Any) -> A
 
 def _classifier(options: Mapping[str, Any], train: Any, tokens: Tokens, source: Any) -> Any:
     names = train.label_names
-    numbers = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
-    labels: dict[str, Any] = {"num_labels": len(names), **numbers}
+    labels: dict[str, Any] = {"num_labels": len(names), "id2label": dict(enumerate(names))}
+    labels["label2id"] = {name: i for i, name in enumerate(names)}
     if options["architecture"] == "selective":
         return _selective(options, train, tokens, labels, source)
     if source is None:
@@ -155,18 +153,14 @@ def _converted(source: Any, module: Any, options: Mapping[str, Any]) -> Any:
     )
 
 
-def _mamba_steps(module: Any, steps: tuple[float, float]) -> None:
-    """Draw Δ of every head log-uniformly like Mamba-2; Bamba's start at softplus(1) and forget within a step."""
+def _initialize(module: Any, options: Mapping[str, Any]) -> None:
+    """Draw Δ of a hybrid's heads log-uniformly like Mamba-2, because Bamba's start at softplus(1) and forget within a
+    step; and with `spread`, put |A| of every layer in equal ratios between `RATES`, over states or heads."""
+    low, high = map(math.log, STEPS[options["decays"] or "standard"])
     for name, parameter in module.named_parameters():
-        if name.endswith("dt_bias"):
-            low, high = math.log(steps[0]), math.log(steps[1])
+        if name.endswith("dt_bias") and options["architecture"] == "hybrid":
             drawn = torch.exp(low + (high - low) * torch.rand_like(parameter))
             parameter.data.copy_(drawn + torch.log(-torch.expm1(-drawn)))  # This is the inverse of softplus.
-
-
-def _spread_decays(module: Any) -> None:
-    """Spread |A| of every layer from the smallest to the largest of `RATES` in equal ratios, over states or heads."""
-    for name, parameter in module.named_parameters():
-        if name.endswith("A_log"):
-            rates = torch.linspace(math.log(RATES[0]), math.log(RATES[1]), parameter.shape[-1])
+        elif name.endswith("A_log") and options["decays"] == "spread":
+            rates = torch.linspace(*map(math.log, RATES), parameter.shape[-1])
             parameter.data.copy_(rates.expand_as(parameter))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,8 @@ from ssmscope.training.objectives import Arrays, Objective
 UNDECAYED = ("A_log", "D", "dt_bias", "dt_proj.bias")
 MAX_GRADIENT_DIFFERENCE = 1e-3
 """Largest difference of a compiled or recorded step's gradients, relative to each parameter's norm."""
+PROGRESS = ("epoch", "step", "loss_sum", "best", "history")
+"""Attributes of a `Fit` that a checkpoint keeps as they are."""
 STEPS_BETWEEN_CHECKS = 50
 """Steps between checks of the loss on a GPU, because each check waits for all queued work."""
 
@@ -172,8 +173,7 @@ class Fit:
     def run(self) -> Outcome:
         """Train to the end, from the checkpoint if there is one.
 
-        Raises:
-            InputError: the loss is no longer finite, or the checkpoint cannot be read.
+        Raise InputError if the loss is no longer finite, or the checkpoint cannot be read.
         """
         if self.checkpoint.exists():
             self._restore(load_state(self.checkpoint))
@@ -203,15 +203,12 @@ class Fit:
             gradients.append(self._gradients())
         restore_random_states(states)
         self.optimizer.zero_grad(set_to_none=True)
-        return self._agree(
-            gradients[0], gradients[1], "compiled gradients are {} from those of plain torch", "not compiled"
-        )
+        return self._agree(*gradients, "compiled gradients are {} from those of plain torch", "not compiled")
 
     def _agree(self, expected: list[Tensor], found: list[Tensor], said: str, otherwise: str) -> bool:
         """Return True if gradients are close, relative to each parameter's norm, and print how close."""
-        # Unlike Python's maximum, torch's is NaN if one of the numbers is.
         each = [(a - b).norm() / b.norm().clamp(min=1e-12) for b, a in zip(expected, found)]
-        apart = torch.stack(each).max().item()
+        apart = torch.stack(each).max().item()  # Unlike Python's maximum, NaN if one of the numbers is.
         agrees = apart < MAX_GRADIENT_DIFFERENCE
         self.console.print(said.format(f"{apart:.1e}") + ("" if agrees else f": {otherwise}"))
         return agrees
@@ -253,11 +250,9 @@ class Fit:
         return prior
 
     def _run_epoch(self, bar: Progress) -> None:
-        prior = self._anneal()
-        if self.recording is not None and prior != self.recorded_prior:
+        if self._anneal() != self.recorded_prior and self.recording is not None:
             self._record()
-        order = self.objective.batches(self.epoch)
-        epochs = self.options["epochs"]
+        order, epochs = self.objective.batches(self.epoch), self.options["epochs"]
         task = bar.add_task(f"epoch {self.epoch + 1}/{epochs}", total=len(order), completed=self.step)
         saved = time.monotonic()
         self.module.train()
@@ -291,8 +286,7 @@ class Fit:
         self.optimizer.step()
 
     def _check_loss(self, loss: Tensor) -> None:
-        value = loss.item()
-        if not math.isfinite(value):
+        if not math.isfinite(value := loss.item()):
             raise InputError(
                 f"the loss is {value} in epoch {self.epoch + 1}, step {self.step + 1}; "
                 f"lower learning_rate ({self.options['learning_rate']}) or clip ({self.options['clip']})"
@@ -317,9 +311,8 @@ class Fit:
         self.history.append(entry)
         self.epoch, self.step, self.loss_sum = self.epoch + 1, 0, torch.zeros_like(self.loss_sum)
         if better:
-            extra = self.objective.extra
-            copies = {name: {} if m is None else _copied(m) for name, m in (("weights", self.module), ("extra", extra))}
-            self.best = {"epoch": self.epoch, "rank": list(rank), **copies}
+            extra = _copied(self.objective.extra) if self.objective.extra is not None else {}
+            self.best = {"epoch": self.epoch, "rank": list(rank), "weights": _copied(self.module), "extra": extra}
         save_state(self.checkpoint, self._state())
         self.console.print(told)
 
@@ -334,11 +327,7 @@ class Fit:
             "extra": {} if extra is None else extra.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "random": random_states(),
-            "epoch": self.epoch,
-            "step": self.step,
-            "loss_sum": self.loss_sum,
-            "best": self.best,
-            "history": copy.deepcopy(self.history),
+            **{name: getattr(self, name) for name in PROGRESS},
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
@@ -346,8 +335,9 @@ class Fit:
         if self.objective.extra is not None:
             self.objective.extra.load_state_dict(state["extra"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.epoch, self.step, self.loss_sum = state["epoch"], state["step"], state["loss_sum"].to(self.device)
-        self.best, self.history = state["best"], list(state["history"])
+        for name in PROGRESS:
+            setattr(self, name, state[name])
+        self.loss_sum = self.loss_sum.to(self.device)
         restore_random_states(state["random"])
 
 

@@ -14,7 +14,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.functional import dropout as drop
 
 from ssmscope.architectures.own.baleen import information_loss
-from ssmscope.data.batches import SubwordDropout, drop_tokens, encode, epoch_order, length_order, padded
+from ssmscope.core.batching import by_length
+from ssmscope.data.batches import SubwordDropout, drop_tokens, encode, epoch_order, padded
 from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
 
@@ -43,10 +44,8 @@ class Score:
     def cross_entropy(self) -> float:
         return float(self.loss.sum() / self.asked.sum())
 
-
-def chosen(score: Score, at: np.ndarray) -> Score:
-    """Return the score of the examples at these places."""
-    return Score(score.right[at], score.asked[at], score.loss[at])
+    def take(self, at: np.ndarray) -> Score:
+        return Score(self.right[at], self.asked[at], self.loss[at])
 
 
 class Objective(ABC):
@@ -96,7 +95,7 @@ class Objective(ABC):
         lengths = self.lengths(part)
         found = np.zeros((3, len(lengths)))
         at_once = MAX_TOKENS_PER_BATCH["cuda" if self.device.type == "cuda" else "cpu"]
-        for rows in length_order(lengths, max(at_once // max(lengths), 1)):
+        for rows in by_length(lengths, size=max(at_once // max(lengths), 1)):
             logits, targets = self.answers(module, part, rows)
             asked = targets != IGNORED
             losses = cross_entropy(logits.float().flatten(0, -2), targets.flatten(), reduction="none")
@@ -152,12 +151,12 @@ class Tokenized(Objective):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         options, tokenizer = self.options, self.tokenizer
-        dropped, skipped, self.unknown_id = options["token_dropout"], options["subword_dropout"], tokenizer.unk_token_id
+        dropped, self.unknown_id = options["token_dropout"], tokenizer.unk_token_id
         if dropped and self.unknown_id is None:
             raise InputError(f"token_dropout is {dropped}, but the tokenizer has no unknown token; set it to 0")
-        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.pad_id = tokenizer.pad_token_id or 0
         self.subwords = None
-        if skipped:
+        if skipped := options["subword_dropout"]:
             limit = options.get("max_length")
             self.subwords = SubwordDropout(self.parts["train"], tokenizer, limit, skipped, options["seed"])
 
@@ -316,7 +315,7 @@ class Questions(Arrays):
         rows, data = super().score(module, part), self.parts[part]
         if len(data.task_names) == 1:
             return rows
-        groups = {name: chosen(rows, np.flatnonzero(data.tasks == at)) for at, name in enumerate(data.task_names)}
+        groups = {name: rows.take(data.tasks == at) for at, name in enumerate(data.task_names)}
         return replace(rows, groups=groups)
 
     def taken(self, part: str, rows: Sequence[int]) -> dict[str, Tensor]:
@@ -332,13 +331,8 @@ class Decoder(nn.Module):
     def __init__(self, width: int, length: int, vocabulary: int) -> None:
         super().__init__()
         self.position = nn.Parameter(torch.randn(length, width) * width**-0.5)
-        self.network = nn.Sequential(
-            nn.Linear(2 * width, 4 * width),
-            nn.SiLU(),
-            nn.Linear(4 * width, width),
-            nn.SiLU(),
-            nn.Linear(width, vocabulary),
-        )
+        first, second, last = nn.Linear(2 * width, 4 * width), nn.Linear(4 * width, width), nn.Linear(width, vocabulary)
+        self.network = nn.Sequential(first, nn.SiLU(), second, nn.SiLU(), last)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Compute logits (batch, length, vocabulary) from `hidden` (batch, width)."""

@@ -19,8 +19,7 @@ from ssmscope.data.language import load_lines, token_names
 from ssmscope.data.rows import SUFFIXES, checked_column, checked_path, checked_string, read_rows
 from ssmscope.data.text import LINE_SOURCES
 from ssmscope.errors import InputError
-from ssmscope.evaluation.encoded import check_vocabulary
-from ssmscope.evaluation.forking import Rows
+from ssmscope.evaluation.forking import Rows, check_vocabulary
 from ssmscope.evaluation.running import max_batch_tokens
 from ssmscope.probes.long_rows import PIECE_TOKENS, head_logits, pieces_of
 from ssmscope.probes.loss.result import Summary
