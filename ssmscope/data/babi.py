@@ -1,9 +1,8 @@
 """Questions about facts hidden in long text: BABILong's recipe (Kuratov et al. 2024) over our own stories.
 
-The facts of a story (`ssmscope.data.stories`, tasks `qa1` to `qa5`, or its needles) keep their order and
-stand at random places between sentences of filler, which keep the order of their source (`ssmscope.data.filler`). The
-question comes last. Differential Mamba (section 4.5, appendix A.5) compares models on such questions, and its Figure 6
-shows the probability of the needle at each layer.
+The facts of a story (`ssmscope.data.stories`) stand at random places between sentences of filler
+(`ssmscope.data.filler`); both keep their order, and the question comes last. Differential Mamba (section 4.5, appendix
+A.5) compares models on such questions, and its Figure 6 shows the probability of the needle at each layer.
 """
 
 from __future__ import annotations
@@ -45,10 +44,8 @@ GENERATED_SENTENCES = 1000
 
 @dataclass(frozen=True)
 class Fact:
-    """One sentence of the story: `context[start:end]` or `context.split()[first_word:last_word]`.
-
-    `supporting` is True for the needles, the facts that give the answer.
-    """
+    """One sentence of the story: `context[start:end]` or `context.split()[first_word:last_word]`. `supporting` is True
+    for the needles, the facts that give the answer."""
 
     text: str
     start: int
@@ -60,12 +57,9 @@ class Fact:
 
 @dataclass(frozen=True)
 class Question:
-    """A context, a question about it and its one-word answer.
-
-    Attributes:
-        facts: the story's sentences in the order of the context; the rest is filler.
-        distractors: other words of the answer's kind in the context, in order of appearance.
-    """
+    """A context, a question about it and its one-word answer. `facts` are the story's sentences in the order of the
+    context, whose rest is filler, and `distractors` other words of the answer's kind in the context, in order of
+    appearance."""
 
     context: str
     question: str
@@ -149,12 +143,10 @@ def questions(
     Args:
         task: `qa1` (where is a person), `qa2` (where is an object), `qa3` (where was it before), `qa4` (which place
             lies north of …), `qa5` (who gave what to whom), or one of `NEEDLES`.
-        length: maximum length of a context without its question, as measured by `count`. Whole sentences of filler are
-            added while any fits. All facts are always present, so length 0 gives no filler (BABILong's 0k).
-        filler: sentences in their natural order, read from a random one on and from the first again after the last;
-            those that name something of the world are left out. By default sentences of a small grammar.
-        count: function that measures a text, by default in words; `lambda text: len(tokenizer.encode(text))` counts
-            tokens.
+        length: maximum length of a context without its question, as measured by `count`, by default in words. Whole
+            sentences of filler are added while any fits; length 0 gives the facts alone (BABILong's 0k).
+        filler: sentences in their natural order, read in a circle from a random one on; those that name something of
+            the world are left out. By default sentences of a small grammar.
         facts: minimum and maximum number of facts per story (default: `TASKS[task].facts`), drawn uniformly.
         spaced: put a space before the full stops and question marks of our sentences, as WikiText does, so that a word
             tokenizer reads the same word in the facts and as the answer. False suits subword tokenizers.
@@ -199,10 +191,7 @@ class WrittenStory(NamedTuple):
 def draw_story(
     task: Task, answer: str, facts: int, split: str, random: np.random.Generator, spaced: bool
 ) -> WrittenStory:
-    """Draw a story of the split whose answer is `answer`.
-
-    Stories are drawn without names and the names assigned afterwards, so any name can be the answer.
-    """
+    """Draw a story of the split with this answer: first without names, so that any name can be the answer."""
     while True:
         story = task.draw(random, facts)
         if story is None or answer not in NAMES[story.answer.kind]:
@@ -302,12 +291,8 @@ def _distractors(row: Row, answer: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class QuestionTokens(TokenData):
-    """Questions as rows of tokens, padded on the right.
-
-    Attributes:
-        lengths: (examples,), number of tokens of each prompt.
-        tasks: (examples,), index of each example's task in `task_names`.
-    """
+    """Questions as rows of tokens, padded on the right; `lengths` and `tasks` (examples,) are the number of tokens of
+    each prompt and the index of its task in `task_names`."""
 
     lengths: np.ndarray
     tasks: np.ndarray

@@ -30,16 +30,9 @@ UNSEEN_TEMPLATES = 2
 
 @dataclass(frozen=True)
 class InstructionData:
-    """Prompts and their classes; the prompts of one example are consecutive.
-
-    Attributes:
-        split: `train`, `validation`, `test` or `unseen` (test examples in held-out templates).
-        sources: split of each task's data set that the examples come from.
-        texts, tasks: the prompts and the task of each.
-        labels: class id of each prompt, an index into the words of its task.
-        templates: template of each prompt, an index into `TASK_PROMPTS[task].templates`.
-        examples: example number of each prompt: 0, 0, …, 1, …
-    """
+    """Prompts (`texts`), and for each its task, class (an index into the task's words), template (an index) and example
+    (0, 0, …, 1, …). `split` is `train`, `validation`, `test` or `unseen` (test examples in held-out templates), and
+    `sources` the split of each task's data set that the examples come from."""
 
     name: str
     split: str
@@ -105,11 +98,8 @@ def roles(task: str, splits: Collection[str]) -> tuple[str, str | None, str | No
 
 def splits_of(task: str) -> tuple[str, ...]:
     """Return the available splits of a data set: those in `$SSMSCOPE_DATA` if that is set, else the hub's."""
-    known = SOURCES[task].splits
-    folder = os.environ.get("SSMSCOPE_DATA")
-    if not folder:
-        return known
-    return tuple(split for split in known if Path(folder, task, f"{split}.parquet").exists())
+    folder, known = os.environ.get("SSMSCOPE_DATA"), SOURCES[task].splits
+    return tuple(split for split in known if not folder or Path(folder, task, f"{split}.parquet").exists())
 
 
 def chosen_tasks(mixture: str | None) -> tuple[str, ...]:
@@ -129,14 +119,9 @@ def chosen_tasks(mixture: str | None) -> tuple[str, ...]:
 def load_mixture(
     mixture: str | None = None, *, examples: int = 10_000, held_out: float = 0.1, share: float = 1.0, seed: int = 0
 ) -> dict[str, InstructionData | None]:
-    """Load the parts `train`, `validation`, `test` and `unseen` of a mixture of tasks; an empty part is None.
-
-    Args:
-        mixture: comma-separated tasks, by default all.
-        examples: maximum number of training examples per task; at most a tenth as many choose the epoch.
-        held_out: share of a task's training examples that chooses the epoch if the task has no split for it.
-        share: share of the training examples to use.
-    """
+    """Load the parts `train`, `validation`, `test` and `unseen` of a mixture of tasks; an empty part is None. At most
+    `examples` per task are for training, of which a `share` is used, and a tenth as many for choosing the epoch:
+    `held_out` from the training examples if the task has no split for it."""
     found: dict[str, list[TextData]] = {"train": [], "validation": [], "test": []}
     for task in chosen_tasks(mixture):
         trained, choosing, tested = roles(task, splits_of(task) or SOURCES[task].splits)
@@ -156,12 +141,10 @@ def load_mixture(
 
 
 def label_tokens(tokenizer: Any, tasks: Collection[str]) -> dict[tuple[str, int], tuple[int, ...]]:
-    """Return the token of every class's word as it follows a prompt after a space, by task and template index.
-
-    A word that is not exactly one token there, or two words of the same token, raise InputError.
-    """
+    """Return the token of every class's word as it follows a prompt after a space, by task and template index. A word
+    that is not exactly one token there, or two words of the same token, raise InputError."""
     found = {}
-    for task, at, template in ((task, *each) for task in tasks for each in enumerate(TASK_PROMPTS[task].templates)):
+    for task, at, template in ((name, *each) for name in tasks for each in enumerate(TASK_PROMPTS[name].templates)):
         prompt, words = template.replace(CONTENT, "a text"), TASK_PROMPTS[task].words
         texts = [prompt, *(answered(prompt, word) for word in words)]
         before, *longer = tokenize(tokenizer, texts, add_special_tokens=False)["input_ids"]

@@ -44,14 +44,8 @@ CIFAR10 = Source(
 
 @dataclass(frozen=True, eq=False)
 class PixelData(ArrayData):
-    """Images with their classes, one token per pixel: row by row, from the top left.
-
-    Attributes:
-        pixels: (examples, height · width, channels) uint8; a model reads `pixels` / 255.
-        labels: (examples,) int64 class ids.
-        label_names: names of the classes.
-        shape: (height, width).
-    """
+    """Images with their class ids `labels` (examples,), one token per pixel: row by row, from the top left. `pixels`
+    are (examples, height · width, channels) uint8, of which a model reads 1 / 255, and `shape` is (height, width)."""
 
     pixels: np.ndarray
     labels: np.ndarray
@@ -123,10 +117,8 @@ def read_images(
     files: Sequence[str | os.PathLike[str]], channels: int, shape: Sequence[int] | None = None
 ) -> np.ndarray:
     """Read image files as tokens (files, height · width, channels) uint8, in RGB for 3 channels and in grey for 1.
-
     Raise InputError if a file cannot be read, is no image, has more than 8 bits per channel, or another size than
-    `shape` (height, width), by default that of the first. No image is resized.
-    """
+    `shape` (height, width), by default that of the first. No image is resized."""
     modes, found = {1: "L", 3: "RGB"}, []
     if channels not in modes:
         raise InputError(f"an image file has 1 or 3 channels, the model reads {channels}: give it arrays from Python")
@@ -144,11 +136,8 @@ def decoded(
     images: Sequence[Any], mode: str, place: str, shape: Sequence[int] | None = None
 ) -> tuple[np.ndarray, tuple[int, int]]:
     """Decode images (PNG or JPEG bytes, or PIL images) to tokens (n, height · width, channels) uint8, and return their
-    size (height, width).
-
-    Raise InputError if there is no image, or one cannot be decoded, has more than 8 bits per channel or more than
-    `MAX_PIXELS` pixels, or another size than `shape` or the first.
-    """
+    size (height, width). Raise InputError if there is no image, or one cannot be decoded, has more than 8 bits per
+    channel or more than `MAX_PIXELS` pixels, or another size than `shape` or the first."""
     from PIL import Image, UnidentifiedImageError
 
     if not images:

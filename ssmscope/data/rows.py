@@ -48,10 +48,8 @@ def checked_path(
     what: str = "data",
     one_of: str = "one of ",
 ) -> Path:
-    """Return data as the path of a file.
-
-    Raise InputError if it is neither a known name nor a file, or a split is given.
-    """
+    """Return data as the path of a file. Raise InputError if it is neither a known name nor a file, or a split is
+    given."""
     path = Path(data)
     if path.suffix.lower() not in suffixes and not os.path.exists(path):
         raise InputError(
@@ -71,10 +69,8 @@ def check_split(name: str, split: str, splits: Sequence[str], kind: str = "") ->
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read the rows of a csv, tsv, jsonl or parquet file.
-
-    Raise InputError if the file is absent, malformed or without rows, or has a column twice or an invalid character.
-    """
+    """Read the rows of a csv, tsv, jsonl or parquet file. Raise InputError if the file is absent, malformed or without
+    rows, or has a column twice or an invalid character."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise InputError(f"{path} is not a data file; its name must end in {', '.join(SUFFIXES)}")
@@ -281,18 +277,15 @@ def class_ids(
     """
     by_name = {name: at for at, name in enumerate(names)}
     by_index = {str(at): at for at in range(len(names))}
-    allowed = ", ".join(names)
+    allowed = f"0 to {len(names) - 1}" if column == COLUMNS[2] else ", ".join(names)
     readings = dict(zip(COLUMNS, ([by_name, by_index], [by_name], [by_index])))[column]
     known = {label for reading in readings for label in reading}
     labels = [label if label in known else whole(label) for label in labels]
     distinct = dict.fromkeys(labels)
-    unknown = next((label for label in distinct if label not in known), None)
-    if unknown is not None:
-        if column == COLUMNS[2]:
-            allowed = f"0 to {len(names) - 1}"
-        raise InputError(
-            f"row {labels.index(unknown) + 1} of {place} has the label '{unknown:.60}'; allowed are {allowed}"
-        )
+    for label in distinct:
+        if label not in known:
+            where = f"row {labels.index(label) + 1} of {place}"
+            raise InputError(f"{where} has the label '{label:.60}'; allowed are {allowed}")
     fitting = [reading for reading in readings if all(label in reading for label in distinct)]
     if not fitting:
         name = next(label for label in distinct if label not in by_index)
@@ -366,10 +359,11 @@ def _parsed_rationale(given: str, words: int) -> Any:
 
 
 def _found(words: str, whole: str, which: str) -> tuple[int, int]:
-    if (times := whole.count(words) if words else 0) != 1:
-        hint = f"in its text {times} times; give spans [[start, end], …] instead"
-        hint = hint if times else "not in its text; rename the column if it holds something else"
-        raise InputError(f"{which}, {words!r:.60}, is {hint}")
+    times = whole.count(words) if words else 0
+    if not times:
+        raise InputError(f"{which}, {words!r:.60}, is not in its text; rename the column if it holds something else")
+    if times > 1:
+        raise InputError(f"{which}, {words!r:.60}, is in its text {times} times; give spans [[start, end], …] instead")
     start = whole.index(words)
     return start, start + len(words)
 

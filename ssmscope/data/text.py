@@ -43,12 +43,10 @@ PAIR_SEPARATOR = " ||| "
 
 @dataclass(frozen=True)
 class TextData:
-    """Texts with their classes, in the order of their source.
+    """Texts with their classes (`labels`, indices into `label_names`), in the order of their source.
 
     Attributes:
-        name: the data set's name, or the file's stem.
-        split: `train`, `validation`, `test`; `all` for a user's file.
-        labels: one class id per text, an index into `label_names`.
+        name: the data set's name, or the file's stem; the `split` of a user's file is `all`.
         fingerprint: first 16 hex digits of the SHA-256 of texts, labels, label names and any rationales.
         rationales: for each text the spans of characters (start, end) that people marked as the reason for its label,
             None for an unmarked text; None if no text is marked.
@@ -80,10 +78,8 @@ class TextData:
         return self.take(sorted(random.Random(seed).sample(range(len(self)), n)))
 
     def divide(self, share: float, *, seed: int = 0) -> tuple[TextData, TextData]:
-        """Split off about `share`, within (0, 1), of the examples; return the rest and the part.
-
-        Both have every class; raise InputError if one has a single example.
-        """
+        """Split off about `share`, within (0, 1), of the examples; return the rest and the part. Both have every class;
+        raise InputError if one has a single example."""
         if not 0 < share < 1:
             raise InputError(f"a share of {share} was asked for; it must lie between 0 and 1")
         draw, held = random.Random(seed), set[int]()
@@ -99,11 +95,9 @@ class TextData:
 
 @dataclass(frozen=True)
 class Source:
-    """Location of a known data set on the hub and format of its rows.
-
-    Without a repository, the data set is found only in `$SSMSCOPE_DATA`, or is `planted`: generated. Rows without a
-    gold label (-1), of which an `unlabelled` data set has some, are left out.
-    """
+    """Location of a known data set on the hub and format of its rows. Without a repository, the data set is found only
+    in `$SSMSCOPE_DATA`, or is `planted`: generated. Rows without a gold label (-1), of which an `unlabelled` data set
+    has some, are left out."""
 
     repository: str
     labels: tuple[str, ...]
@@ -175,9 +169,8 @@ def load_text(
     """Load the labelled texts of a known data set or of a csv, tsv, jsonl or parquet file.
 
     Args:
-        data: `sst2`, `imdb`, `rotten_tomatoes`, `snli`, `wnli`, or the path of a file with the columns `text` and
-            `label`. Pairs of sentences are joined to one text by `PAIR_SEPARATOR`. A file may have a column `rationale`
-            in one of the forms that `rationale_spans` reads.
+        data: one of `SOURCES`, or the path of a file with the columns `text` and `label`. Pairs of sentences are joined
+            to one text by `PAIR_SEPARATOR`. A file may have a column `rationale` that `rationale_spans` reads.
         split: split of a known data set, by default the one to evaluate on (`test`; `validation` for wnli, whose test
             split has no labels). A file has no splits.
         label_names: classes of a model or of another file. The file's labels are then all names of these or all

@@ -37,10 +37,8 @@ def train_tokenizer(
     texts: Sequence[str], *, vocabulary: int = 4000, lowercase: bool = True, max_length: int = 512
 ) -> PreTrainedTokenizerFast:
     """Train a byte-pair tokenizer of at most `vocabulary` tokens; the same texts give the same one in every process.
-
     With truncation, a text is cut to `max_length` tokens and keeps its end token. Raise InputError for no text, a
-    `max_length` below 2, or a `vocabulary` too small for the texts' characters.
-    """
+    `max_length` below 2, or a `vocabulary` too small for the texts' characters."""
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
     if max_length < 2:
@@ -62,9 +60,7 @@ def train_byte_pairs(
     texts: Sequence[str], *, vocabulary: int = 4000, lowercase: bool = True
 ) -> PreTrainedTokenizerFast:
     """Train a tokenizer of bytes of at most `vocabulary` tokens; the same texts give the same one in every process.
-
-    Raise InputError for no text, or a `vocabulary` without room for the bytes and the special tokens.
-    """
+    Raise InputError for no text, or a `vocabulary` without room for the bytes and the special tokens."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE())
@@ -113,10 +109,8 @@ def fast_tokenizer(tokenizer: Any, **options: Any) -> PreTrainedTokenizerFast:
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: str | Path) -> None:
     """Save a tokenizer like `save_pretrained`, but readable by transformers 4 and 5 and without indentation.
-
     transformers 5 names the class `TokenizersBackend`, which transformers 4 does not know; both know
-    `PreTrainedTokenizerFast`. Indentation, four lines per merge, would make tokenizer.json several times larger.
-    """
+    `PreTrainedTokenizerFast`. Indentation, four lines per merge, would make tokenizer.json several times larger."""
     directory = Path(directory)
     tokenizer.save_pretrained(str(directory))
     settings_file = directory / "tokenizer_config.json"

@@ -28,8 +28,7 @@ class ArrayData:
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         """All arrays by name."""
-        every = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
-        return {name: value for name, value in every if isinstance(value, np.ndarray)}
+        return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
 
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
@@ -37,11 +36,9 @@ class ArrayData:
     @property
     def fingerprint(self) -> str:
         """First 16 hexadecimal digits of the SHA-256 of everything but name and split."""
-        arrays = self.arrays
-        names = (f.name for f in dataclasses.fields(self) if f.name not in ("name", "split", *arrays))
-        plain = {name: getattr(self, name) for name in names}
+        plain = {name: value for name, value in vars(self).items() if name not in ("name", "split", *self.arrays)}
         digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
-        for key, array in arrays.items():
+        for key, array in self.arrays.items():
             digest.update(f"{key} {array.dtype.str} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()[:16]
@@ -62,13 +59,8 @@ class ArrayData:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenData(ArrayData):
-    """Sequences of token ids and the target at each position.
-
-    Attributes:
-        ids: (examples, length) token ids.
-        targets: (examples, length) token to predict after reading that position, `IGNORED` where there is none.
-        tokens: token of each id; their number is the vocabulary size.
-    """
+    """Token `ids` (examples, length) and the token to predict after each position, `targets` (examples, length),
+    `IGNORED` where there is none; `tokens` are the tokens by id."""
 
     ids: np.ndarray
     targets: np.ndarray

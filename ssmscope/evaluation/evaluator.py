@@ -52,8 +52,7 @@ class Evaluator:
 
     Texts with the same tokens are one row, and a row runs once. Each call sorts its new rows and cuts them into chunks;
     rows of a chunk that share a prefix continue from the state after it. With a cache, a chunk's scores are in the file
-    as soon as it is done. A process that is killed and started again finds them there and runs the remaining rows in
-    the same batches as an unbroken one, so that every bit is the same.
+    as soon as it is done, and a process that is killed and started again ends with the same bits as an unbroken one.
 
     Args:
         words: a language model's word for each class, in the order of the classes; see `label_words`.
@@ -116,11 +115,8 @@ class Evaluator:
         return self.forks and self._tried
 
     def scores(self, texts: Sequence[str]) -> Float[np.ndarray, "texts classes"]:
-        """Return the scores of every text, in the order of the call.
-
-        Raise InputError for a text without a token, label words that do not fit what a text ends with (see
-        `label_words`), or scores that are not finite.
-        """
+        """Return the scores of every text, in the order of the call. Raise InputError for a text without a token, label
+        words that do not fit what a text ends with (see `label_words`), or scores that are not finite."""
         if isinstance(texts, str):
             raise InputError("one text was given; give a list of texts")
         given = texts if isinstance(texts, list | tuple) else texts_or_ids(texts)[0]
@@ -180,10 +176,8 @@ class Evaluator:
         return found
 
     def _run_new_rows(self, keys: dict[tuple[bytes, int], bytes]) -> None:
-        """Run the rows that are not known yet, chunk by chunk, in the order of rows.
-
-        Where a chunk begins depends on no row before it, so that a restarted process cuts as the killed one did.
-        """
+        """Run the rows that are not known yet, chunk by chunk, in the order of rows. Where a chunk begins depends on no
+        row before it, so that a restarted process cuts as the killed one did."""
         self._recall([key for key in keys.values() if key not in self._known])
         new = sorted(row for row, key in keys.items() if key not in self._known)
         if not new:
@@ -200,7 +194,7 @@ class Evaluator:
     def _recall(self, keys: Sequence[bytes]) -> None:
         """Load the scores of rows from the cache, where they follow the seconds that the row took."""
         for key, value in self._store.get(keys).items():
-            whole = isinstance(value, bytes) and len(value) == 8 * (1 + self._width)
+            whole = isinstance(value, bytes) and len(value) == 8 + self._empty(1).nbytes
             numbers = np.frombuffer(value, dtype="<f8") if whole else np.array([np.nan])
             with errors_told(self._store.file):
                 if np.isnan(numbers).any():
@@ -303,11 +297,7 @@ class Evaluator:
         return scores
 
     def _empty(self, rows: int) -> Float[np.ndarray, "rows classes"]:
-        return np.full((rows, self._width), np.nan)
-
-    @property
-    def _width(self) -> int:
-        return len(self.words or self.model.labels or ())
+        return np.full((rows, len(self.words or self.model.labels or ())), np.nan)
 
     def _run_rows(self, rows: Rows, read: Read, *, states: bool = False) -> None:
         most = {"tokens_at_once": self._tokens_at_once, "states_at_once": self._states_at_once}

@@ -23,8 +23,7 @@ GPU_BATCH_FACTOR = 32
 """Factor by which a batch on a GPU is larger."""
 BATCH_COST = {"cpu": (24, 2**24), "cuda": (768, 2**36)}
 """Cost of one more batch by device, in tokens: a constant for reading the weights, and a number of weights to divide by
-those of a layer, for launching a layer's operations. On a GPU the latter takes half a millisecond, in which an H200
-multiplies a token by some 2³⁶ weights."""
+those of a layer, for launching a layer's operations: what the device multiplies a token by in that time."""
 MAX_BATCH_LOGITS = 2**26
 """Maximum number of logits in a batch: 256 MiB of float32."""
 MAX_STATE_BYTES = 2**29
@@ -92,11 +91,9 @@ def run_pieces(
     states_at_once: int,
     states: bool = False,
 ) -> None:
-    """Run every piece once, and `read` the logits, and with `states` the states, where rows end.
-
-    Pieces from whose states others start run level after level, then the others in full batches: of at most
-    `tokens_at_once` tokens with padding, and `states_at_once` rows that start from states or keep them.
-    """
+    """Run every piece once, and `read` the logits, and with `states` the states, where rows end. Pieces from whose
+    states others start run level after level, then the others in full batches: of at most `tokens_at_once` tokens with
+    padding, and `states_at_once` rows that start from states or keep them."""
     padding = max_batch_padding(model)
     places = np.zeros(len(pieces.row), dtype=np.int64)  # Indices of pieces among the states that others start from.
 
@@ -148,10 +145,8 @@ def run_batch(
     *,
     keep: bool = False,
 ) -> Run:
-    """Return the logits at each row's last token, (rows, …), and with `keep` the states after it.
-
-    Padding, which comes after the last token, needs a mask only where states are kept or layers are bidirectional.
-    """
+    """Return the logits at each row's last token, (rows, …), and with `keep` the states after it. Padding, which comes
+    after the last token, needs a mask only where states are kept or layers are bidirectional."""
     device = model.device
     batch = Batch(torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device), (), ())
     real = batch.mask if keep or is_bidirectional(model.module) else torch.ones_like(batch.mask)
@@ -162,10 +157,8 @@ def run_batch(
 
 
 def try_resuming(model: Model, rows: Rows) -> tuple[bool, int]:
-    """Test on a few rows, cut or repeated, whether a run in two parts equals a whole run.
-
-    Return also the bytes of a row's states, with keys and values of the longest row's.
-    """
+    """Test on a few rows, cut or repeated, whether a run in two parts equals a whole run. Return also the bytes of a
+    row's states, with keys and values of the longest row's."""
     if not model.continues:
         return False, 0
     ascending = np.argsort(rows.lengths, kind="stable")
@@ -188,11 +181,8 @@ def try_resuming(model: Model, rows: Rows) -> tuple[bool, int]:
 
 
 class GreedyDecoder:
-    """Greedy decoding of at most `new_tokens` tokens after a text.
-
-    An answer stops at the tokenizer's end token, or at a line break after its first word. Of equally likely tokens the
-    one with the lowest id is taken.
-    """
+    """Greedy decoding of at most `new_tokens` tokens after a text. An answer stops at the tokenizer's end token, or at
+    a line break after its first word. Of equally likely tokens the one with the lowest id is taken."""
 
     def __init__(self, model: Model, new_tokens: int) -> None:
         self.model, self.new_tokens = model, new_tokens

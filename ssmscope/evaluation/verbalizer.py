@@ -125,11 +125,9 @@ def checked_words(words: Sequence[str]) -> tuple[str, ...]:
 
 
 class WordMatcher:
-    """Matcher that finds the class an answer names: the one whose word comes first as a whole word, ignoring case.
-
-    Of two words that begin at the same position the longer one counts. Words that differ only in case and white space
-    raise InputError.
-    """
+    """Matcher that finds the class an answer names: the one whose word comes first as a whole word, ignoring case. Of
+    two words that begin at the same position the longer one counts. Words that differ only in case and white space
+    raise InputError."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = tuple(" ".join(word.split()).casefold() for word in checked_words(words))
@@ -147,11 +145,9 @@ class WordMatcher:
 
 
 class LabelTree(NamedTuple):
-    """Prefix tree of the tokens of every class's label word.
-
-    `prefixes` are those after which a next token is read, the empty one first, `next_tokens` the tokens that may come
-    after each. `steps` are, per class, the (prefix, index in `next_tokens`) of each of its tokens.
-    """
+    """Prefix tree of the tokens of every class's label word. `prefixes` are those after which a next token is read, the
+    empty one first, `next_tokens` the tokens that may come after each. `steps` are, per class, the (prefix, index in
+    `next_tokens`) of each of its tokens."""
 
     prefixes: tuple[tuple[int, ...], ...]
     next_tokens: tuple[tuple[int, ...], ...]

@@ -35,15 +35,9 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Architecture:
-    """Architecture that can be trained.
-
-    Attributes:
-        bases: keys of `SIZES` that it can be built on, the default first.
-        configure: function that makes its configuration from the options and the tokens.
-        kinds: model types from which its further training can start.
-        own: its own options.
-        gate: random gate to which a trained Mamba or Mamba-2 can be converted.
-    """
+    """Architecture that can be trained. It is built on one of its `bases`, keys of `SIZES`, the default first, and has
+    its `own` options. Its further training starts from a model of one of its `kinds`, or of a Mamba or Mamba-2
+    converted to its random `gate`."""
 
     bases: tuple[str, ...]
     configure: Callable[[Mapping[str, Any], Tokens], Any]
@@ -150,15 +144,11 @@ def _hybrid(options: Mapping[str, Any], tokens: Tokens) -> Any:
 def _selective(options: Mapping[str, Any], tokens: Tokens) -> Any:
     from ssmscope.architectures.own.selective import SelectiveSSMConfig
 
-    return SelectiveSSMConfig(
-        vocab_size=tokens.number,
-        hidden_size=options["width"],
-        state_size=options["state"],
-        spectral_abscissa=options["spectral_abscissa"],
-        pad_token_id=tokens.pad_id,
-        bos_token_id=tokens.end_id,
-        eos_token_id=tokens.end_id,
-    )
+    own = {"state_size": options["state"], "spectral_abscissa": options["spectral_abscissa"]}
+    shared = _shared(options, tokens)
+    for name in ("num_hidden_layers", "use_cache", "tie_word_embeddings"):
+        del shared[name]
+    return SelectiveSSMConfig(**own, **shared)
 
 
 PLAIN = "transformers:Mamba2Config,MambaConfig"

@@ -66,11 +66,9 @@ def bootstrap_interval(
 
 
 def score_record(score: Score, characters: np.ndarray | None = None, *, seed: int = 0) -> dict[str, Any]:
-    """Return accuracy with its 95 % interval, and the mean cross-entropy in nats, also of every group of the score.
-
-    The interval is Wilson's if every example has one answer, else a bootstrap over examples, because answers within one
-    are not independent. With `characters`, the number per example (examples,), bits per character are added.
-    """
+    """Return accuracy with its 95 % interval, and the mean cross-entropy in nats, also of every group of the score. The
+    interval is Wilson's if every example has one answer, else a bootstrap over examples, because answers within one are
+    not independent. With `characters`, the number per example (examples,), bits per character are added."""
     right, asked = int(score.right.sum()), int(score.asked.sum())
     once = asked == len(score.asked) and bool((score.asked == 1).all())
     interval = wilson_interval(right, asked) if once else bootstrap_interval(score.right, score.asked, seed=seed)

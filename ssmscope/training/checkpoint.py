@@ -24,11 +24,9 @@ PLAN, STATE = "plan.json", "state.pt"
 
 @contextmanager
 def continued(plan: Path) -> Iterator[None]:
-    """Lock the working directory of a run, which holds its plan, for this process.
-
-    A new run whose input is refused leaves nothing. A run that fails on a full disk leaves its last checkpoint, if any,
-    from which the same call continues. Another process there, and a failure to write, raise InputError.
-    """
+    """Lock the working directory of a run, which holds its plan, for this process. A new run whose input is refused
+    leaves nothing. A run that fails on a full disk leaves its last checkpoint, if any, from which the same call
+    continues. Another process there, and a failure to write, raise InputError."""
     folder = plan.parent
     begins = not os.path.exists(plan)
     with locked(folder):
@@ -64,10 +62,8 @@ def clear(plan: Path) -> None:
 
 def is_new(out: Path, folder: Path) -> bool:
     """Return True if `out` is absent, empty, or holds only the working directory of a run stopped before its plan."""
-    if not os.path.lexists(out):
-        return True
     if not out.is_dir():
-        return False
+        return not os.path.lexists(out)
     inside = [*folder.iterdir()] if folder.is_dir() else []
     begun = {LOCK, f".{PLAN}.unfinished"}
     return {*out.iterdir()} <= {folder} and {place.name for place in inside} <= begun

@@ -79,11 +79,9 @@ def task_options(data: str | Path) -> tuple[str, ...]:
 
 
 def parts_of(options: Mapping[str, Any]) -> tuple[Parts, Any]:
-    """Return training, validation and test examples, None for missing parts, and the tokenizer that made them.
-
-    There is a tokenizer if the data's tokens do not depend on a model: for generated tasks, questions and language.
-    Labelled texts and instructions are still texts, and pixels have none.
-    """
+    """Return training, validation and test examples, None for missing parts, and the tokenizer that made them. There is
+    a tokenizer if the data's tokens do not depend on a model: for generated tasks, questions and language. Labelled
+    texts and instructions are still texts, and pixels have none."""
     data, kind = options["data"], options["kind"]
     own_splits = kind != "text" and (kind != "language" or data in DOCUMENTS)
     why = "whose questions are generated" if data in QUESTIONS else "which has its own splits"
@@ -124,11 +122,9 @@ def _generated(options: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _listops(length: int, examples: int, seed: int) -> tuple[SequenceData, SequenceData]:
-    """Load ListOps expressions of about `length` tokens for training and test.
-
-    They are those of `$SSMSCOPE_DATA/listops/T<length>_<examples>_*.parquet` if there are such files, else random.
-    Expressions of a file are padded to its longest, random ones to `length` + 4; models read the padding too.
-    """
+    """Load ListOps expressions of about `length` tokens for training and test. They are those of
+    `$SSMSCOPE_DATA/listops/T<length>_<examples>_*.parquet` if there are such files, else random. Expressions of a file
+    are padded to its longest, random ones to `length` + 4; models read the padding too."""
     root, splits = os.environ.get("SSMSCOPE_DATA"), []
     files = {split: Path(root or "", "listops", f"T{length}_{examples}_{split}.parquet") for split in ("train", "test")}
     if not root or not os.path.exists(files["train"]):

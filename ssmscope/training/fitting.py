@@ -148,10 +148,8 @@ class Recording:
 
 
 class Fit:
-    """Run of training, which can be interrupted at any step and continued from its checkpoint, if that exists.
-
-    The console gets a progress bar and one line per epoch.
-    """
+    """Run of training, which can be interrupted at any step and continued from its checkpoint, if that exists. The
+    console gets a progress bar and one line per epoch."""
 
     def __init__(
         self, module: Any, objective: Objective, options: Mapping[str, Any], checkpoint: Path, console: Console
@@ -171,10 +169,8 @@ class Fit:
         self.recorded_prior: float | None = None
 
     def run(self) -> Outcome:
-        """Train to the end, from the checkpoint if there is one.
-
-        Raise InputError if the loss is no longer finite, or the checkpoint cannot be read.
-        """
+        """Train to the end, from the checkpoint if there is one. Raise InputError if the loss is no longer finite, or
+        the checkpoint cannot be read."""
         if self.checkpoint.exists():
             self._restore(load_state(self.checkpoint))
             self.console.print(f"continuing in epoch {self.epoch + 1} after {self.step} steps")

@@ -51,11 +51,9 @@ class Score:
 class Objective(ABC):
     """Objective on the parts of one data set.
 
-    Attributes:
-        extra: a module that is trained together with the model; None if there is none.
-        by_loss: True if the best epoch has the lowest loss rather than the highest accuracy.
-        settled: True if all batches are `taken` in tensors of the same shapes and `loss_of` never waits for the GPU, so
-            that steps can be recorded (`ssmscope.training.fitting`).
+    `extra` is a module that is trained together with the model, if any. With `by_loss` the best epoch has the lowest
+    loss rather than the highest accuracy. If `settled`, all batches are `taken` in tensors of the same shapes and
+    `loss_of` never waits for the GPU, so that steps can be recorded (`ssmscope.training.fitting`).
     """
 
     extra: nn.Module | None = None
@@ -113,6 +111,14 @@ class Objective(ABC):
             return {"input_ids": ids}
         return {"inputs_embeds": drop(module.get_input_embeddings()(ids), self.options["embedding_dropout"])}
 
+    def with_prompt(self, loss: Tensor, head: Any, hidden: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+        """Add `prompt_weight` times the mean cross-entropy of the prompts' own tokens, the first `lengths` of `ids`."""
+        if not self.options["prompt_weight"]:
+            return loss
+        inner = torch.arange(1, ids.shape[1], device=self.device) < lengths[:, None]
+        logits = head(hidden[:, :-1][inner]).float()
+        return loss + self.options["prompt_weight"] * cross_entropy(logits, ids[:, 1:][inner])
+
     def classified(self, module: Any, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute a classifier's loss: cross-entropy, a Baleen's KL, and the penalty on uniform answers."""
         logits = logits.float()
@@ -133,10 +139,8 @@ def regularized(module: Any, loss: Tensor) -> Tensor:
 
 def spread(logits: Tensor) -> Tensor:
     """Compute the standard deviation over the batch of the predicted probability, for more than two classes the mean.
-
     The selective SSM's authors keep that of two classes above 0.1, because a model can get stuck with one answer for
-    all (Generalization bounds, section 5); the mean is our choice for their tasks of ten classes.
-    """
+    all (Generalization bounds, section 5); the mean is our choice for their tasks of ten classes."""
     probabilities = logits.softmax(-1)
     if len(probabilities) < 2:
         return probabilities.new_tensor(MIN_SPREAD)
@@ -279,10 +283,8 @@ class NextTokens(Arrays):
 
 
 class Questions(Arrays):
-    """Prompts of different lengths, and the one token that a language model predicts after each.
-
-    With `prompt_weight` w, w times the mean cross-entropy of the prompts' own tokens is added.
-    """
+    """Prompts of different lengths, and the one token that a language model predicts after each. With `prompt_weight`
+    w, w times the mean cross-entropy of the prompts' own tokens is added."""
 
     def batches(self, epoch: int) -> list[list[int]]:
         return self.order(self.lengths("train"), epoch)
@@ -291,17 +293,12 @@ class Questions(Arrays):
         return self.parts[part].lengths.tolist()
 
     def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        weight = self.options["prompt_weight"]
         with self.autocast():
             hidden = module.base_model(**self.embedded(module, batch["ids"]), use_cache=False).last_hidden_state
             asked = batch["targets"] != IGNORED
             head = module.get_output_embeddings()
             loss = cross_entropy(head(hidden[asked]).float(), batch["targets"][asked])
-            if weight:
-                at = torch.arange(hidden.shape[1] - 1, device=self.device)
-                inner = at + 1 < batch["lengths"][:, None]  # Both a token and the next one are in the prompt.
-                logits = head(hidden[:, :-1][inner]).float()
-                loss = loss + weight * cross_entropy(logits, batch["ids"][:, 1:][inner])
+            loss = self.with_prompt(loss, head, hidden, batch["ids"], batch["lengths"])
         return regularized(module, loss)
 
     def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -245,10 +245,8 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def defaults(architecture: str, kind: str, recipe: str | None, data: str = "") -> dict[str, Any]:
-    """Return the defaults of all options for an architecture, a kind of data, a named recipe and the data's name.
-
-    Raise InputError if the recipe does not exist or belongs to another architecture.
-    """
+    """Return the defaults of all options for an architecture, a kind of data, a named recipe and the data's name. Raise
+    InputError if the recipe does not exist or belongs to another architecture."""
     found = {**PLAIN, **{name: row[KINDS.index(kind)] for name, row in BY_KIND.items()}, **DATA.get(data, {})}
     if architecture == "selective":
         found |= SELECTIVE
