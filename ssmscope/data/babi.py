@@ -8,8 +8,6 @@ A.5) compares models on such questions, and its Figure 6 shows the probability o
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import os
 import zlib
 from collections.abc import Callable, Sequence
@@ -28,7 +26,7 @@ from ssmscope.data.instructions import answered
 from ssmscope.data.language import token_names
 from ssmscope.data.rows import SUFFIXES, Row, checked_text, read_rows
 from ssmscope.data.stories import NAMES, TASKS, Task, write
-from ssmscope.data.tokens import IGNORED, TokenData
+from ssmscope.data.tokens import IGNORED, TokenData, fingerprint_of
 from ssmscope.errors import InputError, did_you_mean
 
 PROMPT = "{context} {question}"
@@ -105,7 +103,7 @@ class QuestionData:
     def fingerprint(self) -> str:
         """First 16 hexadecimal digits of the SHA-256 of everything but name and split."""
         content = [[dataclasses.asdict(example) for example in self.examples], self.candidates]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        return fingerprint_of(content, sort_keys=True)
 
     def take(self, indices: Sequence[int] | np.ndarray, *, split: str | None = None) -> QuestionData:
         """Return the questions at `indices`, in that order."""

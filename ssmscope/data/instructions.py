@@ -7,8 +7,6 @@ unseen prompts.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ import numpy as np
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.prompts import CONTENT, TASK_PROMPTS, content_of
 from ssmscope.data.text import SOURCES, TextData, load_text
+from ssmscope.data.tokens import fingerprint_of
 from ssmscope.errors import InputError, did_you_mean
 
 TASKS = ("sst2", "wnli", "snli")
@@ -59,8 +58,7 @@ class InstructionData:
     @property
     def fingerprint(self) -> str:
         """First 16 hexadecimal digits of the SHA-256 of prompts and answers."""
-        content = json.dumps([self.texts, self.answers], ensure_ascii=False).encode("utf-8", "surrogatepass")
-        return hashlib.sha256(content).hexdigest()[:16]
+        return fingerprint_of([self.texts, self.answers], ensure_ascii=False)
 
     def drawn(self, *seed: int) -> list[int]:
         """Draw one prompt of every example and return their indices; the same `seed` numbers give the same prompts."""

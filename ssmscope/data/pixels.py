@@ -105,12 +105,8 @@ def digits(*, seed: int = 0, test: float = 0.2) -> tuple[PixelData, PixelData]:
     bunch = load_digits()
     pixels = np.rint(np.asarray(bunch.data) * (255 / 16)).astype(np.uint8)[:, :, None]
     labels = np.asarray(bunch.target, dtype=np.int64)
-    held = round(test * len(labels))
-    if not 0 < held < len(labels):
-        raise InputError(f"a test share of {test} was asked for; it must leave both parts some of {len(labels)} images")
     everything = PixelData("digits", "all", pixels, labels, tuple("0123456789"), (8, 8))
-    order = np.random.default_rng(seed).permutation(len(labels))
-    return everything.take(np.sort(order[held:]), split="train"), everything.take(np.sort(order[:held]), split="test")
+    return everything.divide(test, seed=seed, what="a test share of", splits=("train", "test"))
 
 
 def read_images(

@@ -110,10 +110,9 @@ def _is_quoted(content: str) -> bool:
         )
     except csv.Error:
         return False
-    width = len(quoted[0])
-    if any(len(fields) != width for fields in quoted):
+    if {*map(len, quoted)} != {len(quoted[0])}:
         return False
-    if len(quoted) != len(plain) or any(len(fields) != width for fields in plain):
+    if len(quoted) != len(plain) or {*map(len, plain)} != {len(quoted[0])}:
         return True
     return any('""' in plain_field[1:-1] and plain_field != field
                for rows in zip(quoted, plain) for field, plain_field in zip(*rows))  # fmt: skip

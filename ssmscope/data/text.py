@@ -6,8 +6,6 @@ through `datasets`. Both have the hub's own columns, so a file of the hub can be
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import random
@@ -35,6 +33,7 @@ from ssmscope.data.rows import (
     sorted_names,
     whole,
 )
+from ssmscope.data.tokens import fingerprint_of
 from ssmscope.errors import InputError, did_you_mean
 
 PAIR_SEPARATOR = " ||| "
@@ -109,7 +108,8 @@ class Source:
     planted: bool = False
 
 
-SENTIMENT, SPLITS = ("negative", "positive"), ("train", "validation", "test")
+SENTIMENT, RELATIONS = ("negative", "positive"), ("entailment", "neutral", "contradiction")
+SPLITS = ("train", "validation", "test")
 SOURCES: Mapping[str, Source] = MappingProxyType(
     {
         # The papers use sentence-level SST-2; GLUE's has 67,349 phrases and an unlabelled test split.
@@ -117,13 +117,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
         "imdb": Source("stanfordnlp/imdb", SENTIMENT, ("train", "test")),
         "rotten_tomatoes": Source("cornell-movie-review-data/rotten_tomatoes", SENTIMENT, SPLITS),
         # SNLI has the label -1 where the annotators did not agree.
-        "snli": Source(
-            "stanfordnlp/snli",
-            ("entailment", "neutral", "contradiction"),
-            SPLITS,
-            columns=("premise", "hypothesis"),
-            unlabelled=True,
-        ),
+        "snli": Source("stanfordnlp/snli", RELATIONS, SPLITS, columns=("premise", "hypothesis"), unlabelled=True),
         # GLUE does not publish the labels of WNLI's test split.
         "wnli": Source(
             "nyu-mll/glue",
@@ -158,8 +152,7 @@ def text_data(
     """Make a `TextData` with its fingerprint from texts, class ids and optional rationales."""
     marked = None if rationales is None or not any(rationales) else tuple(spans or None for spans in rationales)
     parts = [list(texts), list(labels), list(label_names), *([marked] if marked is not None else [])]
-    content = json.dumps(parts, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    digest = hashlib.sha256(content).hexdigest()[:16]
+    digest = fingerprint_of(parts, ensure_ascii=False)
     return TextData(name, split, tuple(texts), tuple(labels), tuple(label_names), digest, marked)
 
 

@@ -18,6 +18,11 @@ IGNORED = -100
 """Target of positions without a target; torch's cross-entropy ignores it."""
 
 
+def fingerprint_of(content: Any, **options: Any) -> str:
+    """Return the first 16 hexadecimal digits of the SHA-256 of the content as JSON."""
+    return hashlib.sha256(json.dumps(content, **options).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ArrayData:
     """Data set with a name and a split, e.g. `majority` and `test`, whose arrays have one row per example."""
@@ -47,6 +52,17 @@ class ArrayData:
         """Return the examples at `indices`, in that order."""
         rows: dict[str, Any] = {key: array[np.asarray(indices)] for key, array in self.arrays.items()}
         return dataclasses.replace(self, split=split or self.split, **rows)
+
+    def divide(
+        self: D, share: float, *, seed: int = 0, what: str = "held_out", splits: Sequence[str | None] = (None, None)
+    ) -> tuple[D, D]:
+        """Split off a `share` of the examples; return the rest and the part, by default "(held out)" of this split."""
+        held = round(share * len(self))
+        if not 0 < held < len(self):
+            raise InputError(f"{what} {share} of {len(self)} examples leaves one of two parts empty")
+        order = np.random.default_rng(seed).permutation(len(self))
+        part = self.take(np.sort(order[:held]), split=splits[1] or f"{self.split} (held out)")
+        return self.take(np.sort(order[held:]), split=splits[0]), part
 
     def sample(self: D, n: int, *, seed: int = 0) -> D:
         """Draw at most `n` examples without replacement; they keep their order."""

@@ -155,18 +155,17 @@ class LabelTree(NamedTuple):
 
     @classmethod
     def of(cls, words: LabelWords) -> LabelTree:
-        tree: dict[tuple[int, ...], list[int]] = {}
+        tree: dict[tuple[int, ...], dict[int, int]] = {}  # Places of the next tokens after every prefix.
         for ids in words.ids:
             for at, token in enumerate(ids):
-                next_tokens = tree.setdefault(ids[:at], [])
-                if token not in next_tokens:
-                    next_tokens.append(token)
-        prefixes = list(tree)
+                places = tree.setdefault(ids[:at], {})
+                places.setdefault(token, len(places))
+        prefixes = tuple(tree)
         steps = tuple(
-            tuple((prefixes.index(ids[:at]), tree[ids[:at]].index(token)) for at, token in enumerate(ids))
+            tuple((prefixes.index(ids[:at]), tree[ids[:at]][token]) for at, token in enumerate(ids))
             for ids in words.ids
         )
-        return cls(tuple(prefixes), tuple(map(tuple, tree.values())), steps)
+        return cls(prefixes, tuple(map(tuple, tree.values())), steps)
 
     def scores(
         self, found: Float[np.ndarray, "rows prefixes next"], *, normalise: bool

@@ -58,9 +58,8 @@ def _text_tokenizer(options: Mapping[str, Any], train: Any, source: Any) -> Any:
 def _tokens(train: Any, tokenizer: Any) -> Tokens:
     if isinstance(train, PixelData):
         return Tokens(1)  # Only the class token is in the vocabulary.
-    pad = tokenizer.pad_token_id
     end = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.eos_token_id
-    return Tokens(len(tokenizer), 0 if pad is None else pad, 0 if end is None else end)
+    return Tokens(len(tokenizer), tokenizer.pad_token_id or 0, end or 0)
 
 
 def _configuration(options: Mapping[str, Any], tokens: Tokens) -> Any:
@@ -91,28 +90,25 @@ def _classifier(options: Mapping[str, Any], train: Any, tokens: Tokens, source: 
         _check_input(source, train, tokens)
         backbone = _converted(source, getattr(source.module, "backbone", None), options)
         configuration = backbone.config
-    pixels: dict[str, Any] = {}
-    if isinstance(train, PixelData):
-        pixels = {"channels": train.channels, "image_size": list(train.shape)}
+    of_pixels = isinstance(train, PixelData)
+    pixels: dict[str, Any] = {"channels": train.channels, "image_size": list(train.shape)} if of_pixels else {}
     dropout = options["dropout"] or 0.0
     module = SSMForSequenceClassification(SSMClassifierConfig(configuration, dropout=dropout, **pixels, **labels))
     if backbone is not None:
         module.backbone.load_state_dict(backbone.state_dict())
-        if source.is_classifier and source.labels == list(names):
-            module.head.load_state_dict(source.module.head.state_dict())
-            if pixels:
-                module.embed.load_state_dict(source.module.embed.state_dict())
+        same = source.is_classifier and source.labels == list(names)
+        for part in ("head", *["embed"] * of_pixels) if same else ():
+            getattr(module, part).load_state_dict(getattr(source.module, part).state_dict())
     return module
 
 
 def _check_input(source: Any, train: Any, tokens: Tokens) -> None:
     """Raise InputError if the source reads other input. Texts are read by the source's own tokenizer."""
-    if isinstance(train, PixelData):
-        if source.channels != train.channels:
-            raise InputError(
-                f"{source.name} reads no pixels of {train.channels} channels; init_from needs a classifier of them"
-            )
-    elif isinstance(train, SequenceData) and source.vocabulary != tokens.number:
+    if isinstance(train, PixelData) and source.channels != train.channels:
+        raise InputError(
+            f"{source.name} reads no pixels of {train.channels} channels; init_from needs a classifier of them"
+        )
+    if isinstance(train, SequenceData) and source.vocabulary != tokens.number:
         raise InputError(
             f"{source.name} knows {source.vocabulary} tokens, and {train.name} has {tokens.number}; init_from needs a "
             "model of the same tokens"

@@ -256,11 +256,6 @@ class Selectivity:
     `records` returns by head (by channel for Mamba): `variation`, standard deviation / mean of Δ over tokens;
     `half_life`, ln 2 / mean of −log a, in tokens; `selective`, the share of heads that vary by `FLAT` or more; for a
     Baleen `kl`, the divergence from its prior, a mean over tokens and heads in nats. Gates are those of evaluation.
-
-        watched = Selectivity(module)
-        with torch.no_grad(), fast_scan(module, visit=watched.visit):
-            module(**inputs)
-        watched.records()
     """
 
     def __init__(self, module: Any) -> None:
@@ -270,11 +265,10 @@ class Selectivity:
     def visit(self, index: int, layer: LayerTrace, _: Any) -> None:
         if len(layer.recurrences) != 1 or layer.recurrence.delta is None:
             return
-        recurrence, mixer = layer.recurrence, self.mixers[index]
-        delta = layer.recurrence.delta.double()
-        values = {"delta": delta, "squared": delta.square(), "log_a": recurrence.log_decay().double().mean(-1)}
-        if isinstance(mixer, MIXERS):
-            values["kl"] = _divergence(mixer, recurrence)
+        delta, log_a = layer.recurrence.delta.double(), layer.recurrence.log_decay().double().mean(-1)
+        values = {"delta": delta, "squared": delta.square(), "log_a": log_a}
+        if isinstance(self.mixers[index], MIXERS):
+            values["kl"] = _divergence(self.mixers[index], layer.recurrence)
         real = torch.ones_like(delta[..., 0], dtype=torch.bool) if layer.mask is None else layer.mask.bool()
         sums = self.sums.setdefault(index, dict.fromkeys(("tokens", *values), 0))
         sums["tokens"] += int(real.sum())

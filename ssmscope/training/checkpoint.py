@@ -16,6 +16,7 @@ import torch
 
 from ssmscope.api.writing import LOCK, locked, write_atomically, write_whole
 from ssmscope.core.reading import parse_json
+from ssmscope.data.rows import first_line
 from ssmscope.errors import UNPICKLABLE, InputError, ran_out_of_memory
 
 PLAN, STATE = "plan.json", "state.pt"
@@ -123,7 +124,5 @@ def load_state(path: Path) -> dict[str, Any]:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except UNPICKLABLE as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(
-            f"the checkpoint {path} cannot be read ({reason}); remove its directory to start again"
-        ) from error
+        again = "remove its directory to start again"
+        raise InputError(f"the checkpoint {path} cannot be read ({first_line(error)}); {again}") from error

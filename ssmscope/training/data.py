@@ -30,7 +30,7 @@ from ssmscope.data.sequences import SequenceData, listops, listops_expressions, 
 from ssmscope.data.stories import NEEDLES, STORIES
 from ssmscope.data.text import LINE_SOURCES, SOURCES, TextData, load_text
 from ssmscope.data.tokenizer import train_byte_pairs
-from ssmscope.data.tokens import ArrayData, TokenData
+from ssmscope.data.tokens import TokenData
 from ssmscope.errors import InputError
 
 Data = TextData | SequenceData | PixelData | TokenData | InstructionData
@@ -235,15 +235,7 @@ def _divided(parts: Sequence[Any], options: Mapping[str, Any]) -> Parts:
     """Return the parts; validation examples are held out from the training ones if there are none of their own."""
     (train, validation, test), seed, share = parts, options["seed"], options["held_out"]
     if validation is None and share:
-        if isinstance(train, ArrayData):
-            order = np.random.default_rng(seed).permutation(len(train))
-            held = round(share * len(train))
-            if not 0 < held < len(train):
-                raise InputError(f"held_out {share} of {len(train)} examples leaves one of two parts empty")
-            validation = train.take(np.sort(order[:held]), split=f"{train.split} (held out)")
-            train = train.take(np.sort(order[held:]))
-        else:
-            train, validation = train.divide(share, seed=seed)
+        train, validation = train.divide(share, seed=seed)
     if options["share"] < 1:
         train = balanced(train, options["share"], seed=seed)
     return {"train": train, "validation": validation, "test": test}

@@ -107,11 +107,10 @@ def recordable(module: nn.Module, device: torch.device) -> bool:
 class Recording:
     """Training step, from a batch on a GPU to the gradients, recorded as a CUDA graph and replayed.
 
-    A small model's step consists of hundreds of short kernels, whose launches dominate. A recording is launched as one.
-    It holds the kernels, not the Python code: shapes and Python numbers stay as they were, so only steps of fixed
-    shapes are recorded (`Objective.settled`), and a changed prior needs a new recording. Gradients are in the
-    parameters' `grad`, which must stay the same tensors: they are overwritten, never accumulated. Random numbers come
-    from the generators at each call, as without a recording.
+    A small model's step consists of hundreds of short kernels, whose launches dominate; a recording is launched as one.
+    Shapes and Python numbers stay as they were, so only steps of fixed shapes are recorded (`Objective.settled`), and a
+    changed prior needs a new recording. Gradients are in the parameters' `grad`, which must stay the same tensors: they
+    are overwritten, never accumulated. Random numbers come from the generators at each call.
     """
 
     def __init__(

@@ -253,9 +253,8 @@ def defaults(architecture: str, kind: str, recipe: str | None, data: str = "") -
     if recipe is None:
         return found
     if recipe not in RECIPES:
-        raise InputError(
-            f"unknown recipe '{recipe}'; choose one of {', '.join(RECIPES)}{did_you_mean(recipe, RECIPES)}"
-        )
+        known = f"{', '.join(RECIPES)}{did_you_mean(recipe, RECIPES)}"
+        raise InputError(f"unknown recipe '{recipe}'; choose one of {known}")
     if architecture != "selective":
         raise InputError(f"the recipe '{recipe}' is the selective SSM's; leave it out for {architecture}")
     return {**found, **RECIPES[recipe]}
