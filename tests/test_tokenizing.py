@@ -30,7 +30,7 @@ from ssmscope.evaluation.forking import token_rows
 from ssmscope.interp.heatmap.words import word_groups, word_text
 from ssmscope.interp.labelled import marked_tokens
 from ssmscope.interp.spans import find_piece, positions_of, words_at
-from ssmscope.render.tokens import REST, short_token, visible, written
+from ssmscope.render.tokens import REST, short_token, spell_tokens, visible
 
 made = functools.cache(lambda name: TOKENIZERS[name]())
 
@@ -68,7 +68,7 @@ class TestTokens:
     def test_a_character_of_several_tokens_is_shown_at_the_first(self):
         batch = batch_of("byte fallback", "Müller 10€")
         assert batch.tokens[0] == (*("", "M", "ü", "", "l", "l", "e", "r", " ", "1", "0", "€", "", ""),)
-        assert [token for _, token in written(batch.tokens[0], batch.words[0])][:4] == [REST, "M", "ü", REST]
+        assert [token for _, token in spell_tokens(batch.tokens[0], batch.words[0])][:4] == [REST, "M", "ü", REST]
         assert short_token("", 8) == REST and short_token(" ", 8) == "␣"
 
     def test_what_belongs_to_the_character_before_is_visible(self):
