@@ -82,8 +82,12 @@ class SubwordDropout:
         self.names = {i: name for name, i in self.vocabulary.items() if name != model.get("unk_token")}
         self.max_length, self.share, self.seed = max_length, share, seed
         encoded = tokenize(tokenizer, list(data.texts))
-        self.texts = [words(ids, encoded.word_ids(i)) for i, ids in enumerate(encoded["input_ids"])]
-        self.letters = {word: self._letters(word) for text in self.texts for word in text}
+        known: dict[Word, Word] = {}  # Texts share their words.
+        self.texts = [
+            [known.setdefault(word, word) for word in words(ids, encoded.word_ids(i))]
+            for i, ids in enumerate(encoded["input_ids"])
+        ]
+        self.letters = {word: self._letters(word) for word in known}
 
     def rows(self, epoch: int) -> list[list[int]]:
         """Return every text as token ids of this epoch's segmentation, the same for the same seed and epoch."""

@@ -143,10 +143,8 @@ def decoded(
         opened = Image.open(io.BytesIO(image), formats=FORMATS) if isinstance(image, bytes) else image
         width, height = opened.size
         if shape is not None and (height, width) != tuple(shape):
-            raise InputError(
-                f"the image {place} is {width} × {height} pixels; the model reads {shape[1]} × {shape[0]}: resize it "
-                "first"
-            )
+            needed = f"the model reads {shape[1]} × {shape[0]}: resize it first"
+            raise InputError(f"the image {place} is {width} × {height} pixels; {needed}")
         if width * height > MAX_PIXELS:
             raise InputError(f"an image of {place} has {width} × {height} pixels; allowed are up to {MAX_PIXELS:,}")
         if opened.mode.startswith(("I", "F")):  # Pillow would clip these at 255.

@@ -156,9 +156,8 @@ class Fit:
         self.module, self.objective = module, objective
         self.options, self.checkpoint, self.console = options, checkpoint, console
         self.device = next(module.parameters()).device
-        groups = parameter_groups(module, options["weight_decay"])
-        if objective.extra is not None:
-            groups += parameter_groups(objective.extra, options["weight_decay"])
+        self.trained = {"weights": module} | ({"extra": objective.extra} if objective.extra is not None else {})
+        groups = [each for part in self.trained.values() for each in parameter_groups(part, options["weight_decay"])]
         self.optimizer = torch.optim.AdamW(groups, lr=options["learning_rate"], fused=self.device.type == "cuda")
         self.parameters = [parameter for group in groups for parameter in group["params"]]
         self.epoch, self.step, self.loss_sum = 0, 0, torch.zeros((), dtype=torch.float64, device=self.device)
@@ -183,7 +182,7 @@ class Fit:
             while self.epoch < self.options["epochs"] and not self._out_of_patience():
                 self._run_epoch(bar)
         assert self.best is not None
-        return Outcome(self.best["weights"], self.best["extra"], self.best["epoch"], self.history)
+        return Outcome(self.best["weights"], self.best.get("extra", {}), self.best["epoch"], self.history)
 
     def _compiles(self) -> bool:
         """Return True if compiled parts give the gradients of plain torch, tried on the first batch of this epoch."""
@@ -306,8 +305,8 @@ class Fit:
         self.history.append(entry)
         self.epoch, self.step, self.loss_sum = self.epoch + 1, 0, torch.zeros_like(self.loss_sum)
         if better:
-            extra = _copied(self.objective.extra) if self.objective.extra is not None else {}
-            self.best = {"epoch": self.epoch, "rank": list(rank), "weights": _copied(self.module), "extra": extra}
+            copies = {name: _copied(part) for name, part in self.trained.items()}
+            self.best = {"epoch": self.epoch, "rank": list(rank), **copies}
         save_state(self.checkpoint, self._state())
         self.console.print(told)
 
@@ -316,20 +315,13 @@ class Fit:
         return patience is not None and self.best is not None and self.epoch - self.best["epoch"] >= patience
 
     def _state(self) -> dict[str, Any]:
-        extra = self.objective.extra
-        return {
-            "weights": self.module.state_dict(),
-            "extra": {} if extra is None else extra.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "random": random_states(),
-            **{name: getattr(self, name) for name in PROGRESS},
-        }
+        parts = {**self.trained, "optimizer": self.optimizer}
+        states = {name: part.state_dict() for name, part in parts.items()}
+        return {**states, "random": random_states(), **{name: getattr(self, name) for name in PROGRESS}}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        self.module.load_state_dict(state["weights"])
-        if self.objective.extra is not None:
-            self.objective.extra.load_state_dict(state["extra"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for name, part in {**self.trained, "optimizer": self.optimizer}.items():
+            part.load_state_dict(state[name])
         for name in PROGRESS:
             setattr(self, name, state[name])
         self.loss_sum = self.loss_sum.to(self.device)
