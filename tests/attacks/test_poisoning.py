@@ -40,7 +40,7 @@ from ssmscope.core.bootstrap import resampled_sums
 from ssmscope.core.model import Model
 from ssmscope.data.text import TextData, text_data
 from ssmscope.errors import InputError
-from ssmscope.evaluation.encoded import token_rows
+from ssmscope.evaluation.forking import token_rows
 from ssmscope.ops import Recurrence, survival
 
 WEIGHTS = {"good": 2.0, "bad": -2.0, "film": 0.25, "dull": -0.9, "fine": 0.7, "a": 0.1, "zap": 0.3, "the": -0.1}

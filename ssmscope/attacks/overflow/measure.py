@@ -22,7 +22,7 @@ from ssmscope.data.language import load_lines
 from ssmscope.data.rows import SUFFIXES
 from ssmscope.data.text import LINE_SOURCES
 from ssmscope.errors import InputError
-from ssmscope.evaluation.encoded import token_rows
+from ssmscope.evaluation.forking import token_rows
 
 SENTENCES_PER_DRAW = 64
 """Sentences drawn at a time for all lengths, so that the same seed begins with the same filler."""

@@ -27,7 +27,7 @@ from ssmscope.attacks.poisoning.search import Goal, Guided, random_search, searc
 from ssmscope.core.bootstrap import estimate, ratio, resampled_sums
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.evaluation.encoded import token_rows
+from ssmscope.evaluation.forking import token_rows
 
 
 class Tried(NamedTuple):

@@ -30,7 +30,7 @@ from ssmscope.core.tokenizing import tokenize
 from ssmscope.core.trace import LayerState, LayerTrace, States, gathered, mapped
 from ssmscope.data.language import load_lines
 from ssmscope.errors import InputError
-from ssmscope.evaluation.encoded import token_rows
+from ssmscope.evaluation.forking import token_rows
 from ssmscope.ops import Recurrence, survival
 
 Trigger = tuple[int, ...]

@@ -25,7 +25,7 @@ from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import is_within_word, tokenize
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Template
-from ssmscope.evaluation.encoded import token_rows
+from ssmscope.evaluation.forking import token_rows
 from ssmscope.interp.objective import tokens_that_fit
 
 OVERSAMPLING = 3

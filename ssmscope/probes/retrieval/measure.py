@@ -12,8 +12,7 @@ from jaxtyping import Bool, Float, Int
 from ssmscope.core.bootstrap import Estimate, estimate, resampled_sums, wilson_interval
 from ssmscope.core.model import Model
 from ssmscope.data.babi import PROMPT, QuestionData, question_tokens
-from ssmscope.evaluation.encoded import check_vocabulary
-from ssmscope.evaluation.forking import Rows
+from ssmscope.evaluation.forking import Rows, check_vocabulary
 from ssmscope.probes.long_rows import PIECE_TOKENS, head_logits, pieces_of
 from ssmscope.probes.retrieval.result import Cell, Ratio
 
