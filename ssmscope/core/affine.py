@@ -22,7 +22,6 @@ from ssmscope.core.intercept import evaluating, forward_without_transfer, has_ho
 from ssmscope.errors import InputError
 
 MAX_EMBEDDED_ROWS = 2**14
-"""Rows of an embedding table that are read together."""
 ROUNDING_UNITS = 64, 4
 """Units of the last place by which two ways of computing the same may differ, in single and in half precision."""
 REMEDY = "merge its adapter (peft's merge_and_unload()), or dequantise it"
@@ -268,7 +267,6 @@ def embedding_table(module: nn.Module) -> Float[Tensor, "tokens width"]:
 
 
 def _tried(module: nn.Module, x: Tensor, name: str) -> Tensor:
-    """Return `applied(module, x)`."""
     try:
         found = applied(module, x)
     except Exception as error:  # Hooks and replaced forward passes may raise anything.
@@ -290,7 +288,6 @@ def _same(found: Tensor, expected: Tensor, digits: float, module: nn.Module, nam
 
 
 def _apart(found: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, in units of the largest number."""
     wide = torch.promote_types(found.dtype, torch.float32)
     size = torch.maximum(found.abs().max(), expected.abs().max()).to(wide)
     return float((found.to(wide) - expected.to(wide)).abs().max() / size) if bool(size) else 0.0
@@ -331,7 +328,6 @@ def _device(module: nn.Module) -> torch.device:
 
 
 def _kind(module: nn.Module) -> str:
-    """Return the module's class in words, "a Linear of peft.tuners.lora.layer"."""
     return f"a {type(module).__name__} of {type(module).__module__}"
 
 

@@ -118,13 +118,8 @@ def attending(
     see: Callable[[int, Tensor], None] | None = None,
 ) -> Iterator[None]:
     """Continue a model's attention layers from `states`, one for each, and put those after the run into `keep`, within
-    the context and in this thread alone.
-
-    Args:
-        mask: (batch, length) bool, True at real positions; all by default.
-        see: called with a layer's number among `attention_layers` and its weights (batch, heads, queries, keys), which
-            are computed only for it.
-    """
+    the context and in this thread alone. `mask` (batch, length) bool is True at real positions, all by default;
+    `see` is called with a layer's number and its weights (batch, heads, queries, keys), computed only for it."""
     change = _changes.get().get(id(module))
     asked = any(each is not None for each in (states, keep, change, see))
     layers = list(attention_layers(module).values()) if asked else []

@@ -33,11 +33,10 @@ def by_length(
     padding: int | None = None,
     longest_first: bool = False,
 ) -> Iterator[list[int]]:
-    """Yield rows that run together: of similar length, and with at most `tokens` tokens including padding, by default
-    `TOKENS_AT_ONCE`, or a single one.
+    """Yield `rows` (by default all) that run together: of similar length, and with at most `tokens` tokens including
+    padding, by default `TOKENS_AT_ONCE`, or a single one.
 
     Args:
-        rows: numbers of the rows, whose lengths are in `lengths`; by default all.
         size: fixed number of rows per batch, in place of `tokens`.
         most: maximum number of rows per batch.
         padding: maximum tokens of padding per batch.

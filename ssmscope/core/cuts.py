@@ -123,7 +123,6 @@ def cut_attention(
 
 
 def _at(chosen: Positions, batch: int, length: int, device: torch.device) -> Tensor:
-    """Return positions as (batch, length) bool."""
     if isinstance(chosen, Tensor):
         return chosen.to(device)
     found = torch.zeros(batch, length, dtype=torch.bool, device=device)

@@ -59,10 +59,9 @@ class Site:
     """Place at which a function is asked to change something.
 
     Attributes:
-        layer: the number of the layer; for softmax attention, among the layers of attention.
-        mixer: its mixer, or its attention module.
-        start: the position of the value's first token; not 0 where states after tokens are edited.
-        part: the number of the convolution, in a layer that has several.
+        layer: number of the layer of the `mixer`; of an attention module, among the layers of attention.
+        start: position of the value's first token; not 0 where states after tokens are edited.
+        part: number of the convolution, in a layer that has several.
         trace: the layer's terms, for edits of "scans".
     """
 
@@ -75,11 +74,10 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """Intervention at one place of some layers.
+    """Intervention at one of `PLACES` in some layers.
 
     Attributes:
         name: description in a few words.
-        place: one of `PLACES`.
         change: function from the value at the place, and its site, to the value that the run goes on with; it changes
             no tensor in place.
         layers: the layers in which it acts; None for all.
@@ -112,7 +110,6 @@ class Edit:
         return described if self.after is None else {**described, "after": self.after}
 
     def acts_in(self, layer: int) -> bool:
-        """Return True if the edit acts in this layer."""
         return self.layers is None or layer in self.layers
 
 
@@ -201,11 +198,9 @@ class _Layer:
     edits: tuple[Edit, ...]
 
     def at(self, place: Place) -> list[Edit]:
-        """Return the edits of this place."""
         return [edit for edit in self.edits if edit.place == place]
 
     def changed(self, place: Place, value: Any, **more: Any) -> Any:
-        """Return the value with all edits of this place applied."""
         for edit in self.at(place):
             value = edit.change(value, Site(self.index, self.mixer, _starts.get(), **more))
         return value
@@ -290,13 +285,12 @@ def replaced(
     heads: Sequence[int] | None = None,
     rows: Mapping[int, Tensor] | None = None,
 ) -> Edit:
-    """Replace this run's values by another run's at some positions.
+    """Replace this run's values by another run's at some positions, by default at all.
 
     Args:
         place: "residual", "input", "convolution", "output", or "scans", of which the outputs y are replaced.
         values: (batch or 1, length, …) of one layer; or of several by their numbers, for convolutions by number and
             part, for scans by number and recurrence.
-        positions: positions to replace; all by default.
         heads: for "scans", the heads whose outputs are replaced.
         rows: mask by layer, (batch, length) or (batch, length, heads) bool, in place of layers, positions and heads.
     """

@@ -140,7 +140,6 @@ def texts_or_ids(given: Any) -> tuple[list[str] | None, list[list[int]] | None]:
 
 
 def _plain(given: Any) -> Any:
-    """Return an array, tensor, series or column as lists; anything else as it is."""
     if isinstance(given, str):
         return given
     for name in ("to_pylist", "tolist"):

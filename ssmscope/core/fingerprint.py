@@ -97,7 +97,6 @@ def _parts(value: Any, name: str) -> Iterator[Any]:
 
 
 def _bytes(value: Tensor, name: str) -> Tensor:
-    """Return the bytes of a tensor, on its device."""
     if value.device.type == "meta":
         raise InputError(f"the weights of {name} are not in memory (offloaded, or on the device meta): load them")
     value = value.detach()

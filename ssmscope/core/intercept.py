@@ -111,12 +111,8 @@ def _remove(module: nn.Module) -> None:
 def override_forward(handlers: Iterable[tuple[nn.Module, Handler]], *, kept: bool = False) -> Iterator[None]:
     """Run modules through their handlers instead of their forward passes within the context, in this thread alone.
 
-    The innermost context that names a module decides. On leaving, and after an error, the modules have their earlier
-    forward passes again.
-
-    Args:
-        handlers: modules with the `Handler` of each.
-        kept: True if inner contexts that ask `is_kept` leave these modules alone.
+    The innermost context that names a module decides, but those that ask `is_kept` leave the modules of a `kept` one
+    alone. On leaving, and after an error, the modules have their earlier forward passes again.
     """
     chosen = list(handlers)
     new = {id(module): _Override(module, handler, kept) for module, handler in chosen}
@@ -195,7 +191,6 @@ def _hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
 
 
 def _hooks_of_others(hooks: dict[int, Any]) -> dict[int, Any]:
-    """Return the hooks that are not a run's."""
     return {
         number: hook.hook if isinstance(hook, _Hook) else hook
         for number, hook in list(hooks.items())

@@ -35,7 +35,6 @@ __all__ = ["LEVELS", "InputMap", "LinearizedLayer", "OutputMap", "Path", "as_dia
 
 LEVELS = ("ssm", "block")
 MAX_MATRIX_NUMBERS = 2**24
-"""Entries of single channels' matrices that are held at once."""
 
 
 def check_level(level: str) -> None:
@@ -46,15 +45,14 @@ def check_level(level: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class LinearizedLayer:
-    """Layer's output as a linear map of its input u (batch, length, width).
+    """Layer's output as a linear map of its input u (batch, length, width), everything else frozen as it is at `u`.
 
     Attributes:
-        u: the input at which everything is frozen.
         paths: they are summed.
         rest: (batch, length, width), the part of the output that comes through no recurrence; None for none.
         joined: True if the paths share their channels, added before the gate; else each path has its own.
-        rest_map: (u, Σ of the paths' outputs) → `rest`, where that is no constant, as a linear map of both with
-            everything else frozen, without constants or, when its third argument is true, with them.
+        rest_map: (u, Σ of the paths' outputs) → `rest`, where that is no constant, as a linear map of both, without
+            constants or, when its third argument is true, with them.
     """
 
     u: Float[Tensor, "batch length width"]

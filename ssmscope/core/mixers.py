@@ -55,7 +55,6 @@ class Architecture(Protocol):
 Visit = Callable[[int, LayerTrace, tuple[ops.Scan, ...]], None]
 
 _ARCHITECTURES: dict[type[nn.Module], Architecture] = {}
-"""Architectures that were imported, by the classes of layers met so far."""
 
 
 def adapter_for(mixer: nn.Module) -> Architecture:
@@ -156,16 +155,11 @@ def fast_scan(
     """Run the model's mixers through `ops.scan` within the context, in this thread alone, in training too.
 
     A forward pass that was put on a mixer (accelerate's hooks) is called as before. Caches are off within the context
-    unless a call asks for one; such a call (as in generation) takes the model's own path.
-
-    Args:
-        mask: (batch, length) bool, True at real positions; by default the mask that the model hands to its mixers.
-        states: one per mixer, from which the run continues.
-        retention: sum the retention map inside the scans.
-        visit: called with each mixer's index, terms and scans as it runs.
-
-    Raises InputError if parts of the model were compiled in place, and, as it runs, if a forward pass put on a mixer
-    computes something else than the mixer.
+    unless a call asks for one; such a call (as in generation) takes the model's own path. The run continues from
+    `states`, one per mixer; with `retention` the map is summed inside the scans; `visit` is called with each mixer's
+    index, terms and scans. The `mask` (batch, length) bool, True at real positions, is by default the one that the
+    model hands to its mixers. Raises InputError if parts of the model were compiled in place, and, as it runs, if a
+    forward pass put on a mixer computes something else than the mixer.
     """
     parts = list(module.modules())
     check_plain(module, parts)
@@ -315,7 +309,7 @@ def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState
 
 
 Compute = Callable[..., Tensor]
-"""Function from (mixer, u, mask, state, retention, visit, whether its forward pass is its own) to the mixer's output.
+"""Function from (mixer, u, mask, state, retention, visit, True if its forward pass is its own) to the mixer's output.
 """
 
 

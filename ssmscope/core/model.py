@@ -42,14 +42,10 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """Trained model and its tokenizer.
+    """Trained transformers model `module` and its `tokenizer`, or None, under the user's `name` for it.
 
-    Attributes:
-        module: the transformers model. It runs in evaluation mode, and is in its earlier mode afterwards.
-        tokenizer: its tokenizer, or None.
-        name: the user's name for it.
-
-    Raises InputError if no layer can be read, or a weight is not in memory, NaN or infinite.
+    It runs in evaluation mode, and is in its earlier mode afterwards. Raises InputError if no layer can be read, or a
+    weight is not in memory, NaN or infinite.
     """
 
     module: Any

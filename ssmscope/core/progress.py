@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 SECONDS_BEFORE_FIRST_LINE = 2.0
-"""Seconds until the first line about work that goes on."""
 SECONDS_BETWEEN_LINES = 10.0
 """Seconds until the second line; each later pause is half as long again, up to `MAX_SECONDS_BETWEEN_LINES`."""
 MAX_SECONDS_BETWEEN_LINES = 120.0

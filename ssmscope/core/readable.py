@@ -32,7 +32,7 @@ THEIRS: Mapping[str, tuple[str, str]] = {
     "zamba": ("ZambaMambaMixer", "read.mamba"),
     "zamba2": ("Zamba2MambaMixer", "read.mamba2"),
 }
-"""Families of transformers by their folder: the class of the layers, and the architecture that reads them."""
+"""Class of layers of each of transformers' families, by folder, and the architecture that reads it."""
 TEXT_TYPES = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 """Model types of families that are not named as their folder."""
 OURS: Mapping[str, tuple[str, ...]] = {
@@ -56,8 +56,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "ssm-rwkv7": ("read.rwkv7", "read.rwkv7:RWKV7Mixer"),
     "ssm-vim": ("read.vim", "read.vim:VimMixer"),
 }
-"""Model types that transformers lacks: the module with their models and architecture, and the classes of layers that it
-adds."""
+"""Modules with models and architecture of the types that transformers lacks, and the classes of layers they add."""
 ROOT = "ssmscope.architectures."
 READERS: Mapping[tuple[str, str], str] = {
     (f"transformers.models.{family}.modeling_{family}", layer): ROOT + reader

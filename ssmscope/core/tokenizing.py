@@ -74,7 +74,6 @@ def _blame(tokenizer: Any, text: str, named: str, error: BaseException) -> str:
 
 
 def _unknown_word(tokenizer: Any, text: str) -> str | None:
-    """Return the first word that a tokenizer's model fails at."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None

@@ -22,7 +22,6 @@ Taps = Float[Tensor, "batch length reach heads #width"] | None
 MAX_DECAYS_HELD = 2**20
 """Decays held at once, so that they stay in the cache."""
 MAX_ROW_NUMBERS = 2**22
-"""Entries of single heads' rows that are held at once."""
 
 
 def attention_reference(recurrence: Recurrence) -> Float[Tensor, "batch heads length length"]:

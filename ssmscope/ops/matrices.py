@@ -27,7 +27,6 @@ from ssmscope.ops.terms import (
 MAX_FACTOR_COLUMNS = 1024
 """Heads × states whose factors, three matrices of length × columns, are held at once."""
 MAX_MATRIX_NUMBERS = 2**24
-"""Entries of single heads' matrices that are held at once."""
 
 
 def whole(

@@ -29,7 +29,6 @@ MAX_CELL_STATES_HELD = 2**20
 MAX_CELL_MATRIX_NUMBERS = 2**22
 """(head, cell, cell) triples whose matrices are held at once."""
 MAX_PAIRS_HELD = 2**18
-"""Pairs within cells held at once, so that they stay in the cache."""
 
 
 def edges(length: int, cells: int) -> Int[Tensor, " cells+1"]:
@@ -77,7 +76,6 @@ def _over_cells(t: Tensor, edge: Tensor, dim: int) -> Tensor:
 
 
 def _sums_of_skips(r: Recurrence, edge: Tensor, groups: int, around: GateAndTaps) -> Tensor:
-    """Return D's part of the sums over the pairs of each cell."""
     batch, length, _, width, _ = r.shape
     cells = len(edge) - 1
     cell = torch.repeat_interleave(torch.arange(cells), edge.diff()).to(r.b.device)

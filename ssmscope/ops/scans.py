@@ -141,7 +141,6 @@ def with_skip(y: Tensor, x: Tensor, D: Tensor | None) -> Tensor:
 
 
 def _start(recurrence: Recurrence, initial: Tensor | None) -> Tensor:
-    """Return H_0, zero when absent."""
     batch, _, heads, width, state = recurrence.shape
     return recurrence.x.new_zeros(batch, heads, width, state) if initial is None else initial
 

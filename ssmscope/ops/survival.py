@@ -65,7 +65,6 @@ def left_norms(recurrence: Recurrence) -> PerHead:
 
 
 def _written_norms(recurrence: Recurrence) -> PerHead:
-    """Return the size of the writing at each position: the length of the input times the step."""
     norms, step = torch.linalg.vector_norm(recurrence.x, dim=-1), recurrence.step
     return norms if step is None else norms * step.abs()
 

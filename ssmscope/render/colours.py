@@ -8,7 +8,6 @@ from functools import lru_cache
 import numpy as np
 
 SHADES = 32
-"""Number of shades for the range of a row's scores."""
 
 BLUES = ("#e9f0f7", "#c9dff0", "#8fc0e0", "#4f97cb", "#2065a8", "#08306b")
 """Colours on white from lowest to highest: one hue, which looks alike in print and to every kind of colour vision."""
@@ -25,7 +24,6 @@ tells apart and which differ from white equally."""
 SIGNED_ON_DARK = ("#ffd9b0", "#f09a48", "#a85512", "#56300f", "#1a2027", "#173a5c", "#2b6aa3", "#73b3e4", "#d6ebff")
 
 STEPS = 16
-"""Number of shades on either side of zero."""
 
 
 def ramp(stops: Sequence[str], count: int = SHADES) -> list[str]:

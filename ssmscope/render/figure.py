@@ -35,21 +35,14 @@ if TYPE_CHECKING:
 
 INK, SOFT, GRID, EDGE = "#1b1f24", "#57606a", "#e6e9ed", "#f3f4f6"
 COLOURS = ("#2065a8", "#d1540a", "#0f8a6c", "#b01e8a", "#7a6a00", "#57606a")
-"""Colours of curves in order; they differ in lightness too."""
 EMPTY, MARK = GRID, COLOURS[1]
-"""Colours of a cell without a value, and of marks on cells."""
 MARKERS = "osD^vP"
 DASHED, DOTTED = (0, (4, 3)), (0, (1, 2))
 LOG_SCALE_FROM = 300.0
-"""Value above which `scale_steep` makes an axis logarithmic."""
 FONT_SIZE, NARROW_FONT_SIZE, NARROW_INCHES = 9.0, 8.0, 5.0
-"""Size of letters in points, also in figures narrower than `NARROW_INCHES`."""
 MIN_SIDE_INCHES, MAX_SIDE_INCHES = 0.5, 100
-"""Minimum and maximum length of a figure's side in inches."""
 ROW_INCHES, AXIS_INCHES, MIN_PANEL_INCHES = 0.28, 0.6, 1.9
-"""Height of a row of points, room for the labels of an axis, and the smallest width of panels next to each other."""
 MAX_NAMED = 60
-"""Maximum number of columns or rows of a grid that are named."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +104,7 @@ def data_line(result: Any, *more: str) -> str:
 
 
 class Sheet:
-    """A figure with a title, a smaller line, and a legend above its panels; or the axes that a user gives.
-
-    Attributes:
-        figure: the figure.
-        body: the part of it below title and legend.
-        width: its width in inches.
-    """
+    """Figure `width` inches wide with title, smaller line and legend above its `body`; or axes that a user gives."""
 
     def __init__(
         self,
@@ -174,14 +161,9 @@ class Sheet:
         widths: Sequence[float] | None = None,
         **options: Any,
     ) -> list[Axes]:
-        """Return panels row by row.
-
-        Args:
-            heights: inches of each row, without the labels of its axes.
-            across: number of columns; in a narrow figure, panels of the same height stand in fewer columns.
-            count: number of panels, by default as many as fit.
-            options: of matplotlib's `subplots`.
-        """
+        """Return `count` panels row by row, by default as many as fit; in a narrow figure, panels of the same height
+        stand in fewer columns. `heights` are inches of each row, without the labels of its axes; `options`
+        matplotlib's `subplots`."""
         count = len(heights) * across if count is None else count
         if self.frame.ax is not None and count == 1:
             self.frame.ax.set_title(_wrapped(self.title, 60))
@@ -292,7 +274,6 @@ def look(number: int, **style: Any) -> dict[str, Any]:
 
 
 def handle(number: int, **style: Any) -> Line2D:
-    """Return the legend handle of a curve."""
     return Line2D([], [], **look(number, **style))
 
 
@@ -307,11 +288,8 @@ def as_array(found: Any) -> np.ndarray:
 
 
 def line(axes: Axes, at: Any, found: Any, number: int, **style: Any) -> None:
-    """Draw a curve over places with the band of its intervals, or a bar for a single point.
-
-    Args:
-        found: estimates, or an array (places, 3) of values, lower and upper ends.
-    """
+    """Draw a curve over places with the band of its intervals, or a bar for a single point; `found` are estimates, or
+    an array (places, 3) of values, lower and upper ends."""
     value, low, high = as_array(found).T
     how = look(number, **style)
     if len(at) == 1:
@@ -322,7 +300,6 @@ def line(axes: Axes, at: Any, found: Any, number: int, **style: Any) -> None:
 
 
 def interval(axes: Axes, at: float, found: Estimate, colour: str = INK, *, upright: bool = True) -> None:
-    """Draw an interval as a thin line."""
     ends, place = [found.low, found.high], [at, at]
     axes.plot(*((place, ends) if upright else (ends, place)), color=colour, linewidth=1.4)
 
@@ -345,7 +322,6 @@ def points(
         colours: a colour per series, or a list of colours with one per row.
         notes: texts at the right of the rows; None for the numbers of the first series.
         letters: maximum letters of a name.
-        zero: True for a line at zero.
         bars: colours of bars from zero to the first series' values, in place of its points.
         hollow: numbers of the series with hollow points.
     """
@@ -404,13 +380,13 @@ def cells(
     bold: np.ndarray | None = None,
     **options: Any,
 ) -> None:
-    """Draw values (rows, columns) as cells in their colours, the first row at the bottom, with a colour bar.
+    """Draw values (rows, columns) as cells in their colours, the first row at the bottom, with a colour bar named
+    `bar`.
 
     Args:
         rows, columns: names along the axes; None for numbers.
-        texts: texts in the cells; those of cells that are True in `bold` are bold.
+        texts: texts in the cells, bold where `bold` is True.
         labels: names of the vertical and of the horizontal axis.
-        bar: name of the colour bar; None to leave it out.
         options: of matplotlib's `colorbar`.
     """
     axes.grid(False)

@@ -36,7 +36,6 @@ def styles_of(blocks: Iterable[Block]) -> list[str]:
 
 
 def scripts_of(blocks: Iterable[Block]) -> list[str]:
-    """Return the scripts of blocks, each once."""
     return list(dict.fromkeys(block.script for block in blocks if isinstance(block, Custom) and block.script))
 
 
@@ -58,7 +57,6 @@ def block_html(block: Block, *, level: int = 2) -> Markup:
 
 
 def image_html(picture: Picture) -> Markup:
-    """Return a picture, folded or not, as an image."""
     source = Markup(data_uri(picture.draw(), vector=picture.vector))
     return Markup('<img class="figure" alt="{}" src="{}">').format(visible(picture.alt), source)
 

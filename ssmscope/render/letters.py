@@ -10,7 +10,6 @@ from matplotlib import font_manager
 from ssmscope.render.tokens import shorten, visible
 
 MAX_NAME_LETTERS = 20
-"""Maximum letters of the name of a row of points."""
 FALLBACK_FONTS = (
     *("DejaVu Sans Mono", "DejaVu Sans", "Noto Sans Mono CJK SC", "Noto Sans CJK SC", "Noto Sans CJK JP"),
     *("Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "IPAGothic", "PingFang SC"),

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 LINE_INCHES, STRIP_INCHES, PICTURE_INCHES = 0.24, 0.19, 1.5
 """Heights in inches of a line of tokens, of a strip, and of a picture without its caption."""
 MAX_LINE, MIN_LINE, MAX_NAME, MAX_TOKEN = 100, 16, 44, 48
-"""Maximum and minimum characters of a line of tokens, and maximum ones of a row's name and of a token."""
 SMALL_NAME = 0.66
 """Size of a name of two lines, as a share of the tokens' size."""
 MIN_INCHES = 7.4
@@ -58,11 +57,9 @@ MAX_WRITTEN_ROWS, MAX_WRITTEN_TOKENS = 12, 800
 MAX_BOXES = 1000
 """Maximum tokens of a long text that are written out; the strips show all."""
 PIXEL_SHADES = 257
-"""Number of colours in a map of pixels."""
 FRAME = "#b01e8a"
 """Colour of the frame of marked pixels: neither orange nor blue, which mean against and for."""
 MAX_TEXTS = 8
-"""Maximum texts in one figure."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +139,8 @@ def typewriter(part: SubFigure, lines: float) -> Axes:
 
 
 def draw_boxes(axes: Axes, boxes: Sequence[Box], left: float, y: float, text: TokenText, row: TokenRow | None) -> None:
-    """Draw one line of tokens in the colours of a row, or without colour.
-
-    Marked tokens are underlined and bold, the query is framed, and the text's span is underlined in colour.
+    """Draw one line of tokens in the colours of a row, or without colour: marked ones underlined and bold, the query
+    framed, the text's span underlined in colour.
     """
     fills = colours_of_row(row) if row is not None else ["#ffffff"] * len(text.tokens)
     kept, against = (set(row.marked), set(row.against)) if row is not None else (set(), set())
@@ -337,7 +333,6 @@ def name_tokens(axes: Axes, text: TokenText, *, both: bool = False) -> None:
 
 
 def _pictures(part: SubFigure, text: TokenText, across: int) -> None:
-    """Draw the image, with a map for each row next to it."""
     pixels = text.pixels
     assert pixels is not None
     high, wide, channels = pixels.shape
@@ -414,11 +409,8 @@ def bars_of(block: TokenRows) -> list[Bar]:
 
 
 def draw_rows(block: TokenRows, title: str, frame: Frame, *, start: int = 0, more: Sequence[Part] = ()) -> Figure:
-    """Draw a figure of up to MAX_TEXTS texts, from number `start` on, and further parts below them.
-
-    Raises:
-        InputError: there is no such text.
-    """
+    """Draw a figure of up to MAX_TEXTS texts, from number `start` on, and further parts below them. Raises InputError
+    if there is no such text."""
     chosen = chosen_texts(block.texts, start, MAX_TEXTS)
     below = [block.name, f"underlined or framed: {block.marked}", rest_of(len(block.texts), start, len(chosen))]
     columns = Columns.fitting(frame, chosen)
@@ -427,11 +419,7 @@ def draw_rows(block: TokenRows, title: str, frame: Frame, *, start: int = 0, mor
 
 
 def chosen_texts(texts: Sequence[Any], start: int, most: int) -> Sequence[Any]:
-    """Return the texts of a figure.
-
-    Raises:
-        InputError: there is no text `start`.
-    """
+    """Return the texts of a figure. Raises InputError if there is no text `start`."""
     if not 0 <= start < max(len(texts), 1):
         raise InputError(f"there is no text {start!r} to start the figure at; allowed are 0 to {len(texts) - 1}")
     return texts[start : start + most]

@@ -33,11 +33,9 @@ MAX_PAGE_WEIGHTS = 8_000_000
 
 @dataclass(frozen=True, eq=False)
 class TokenMap:
-    """Weights of queries on keys: tokens, or cells of neighbouring tokens.
+    """Weights (queries, keys) of queries on keys: tokens, or cells of neighbouring tokens.
 
     Attributes:
-        name: label of the map.
-        values: (queries, keys).
         state: (queries,), weight of everything before the first token; None without any.
         end, largest: end of the map's colours, and its largest |weight|.
         ends: (queries,), end of each row's colours on a scale of its own.
@@ -55,14 +53,12 @@ class TokenMap:
 
 @dataclass(frozen=True, eq=False)
 class MappedText:
-    """A text and its maps.
+    """Text and its `maps` maps, of which `map` returns the one of a number.
 
     Attributes:
         queries: (queries,), position of each row of the maps.
         edges: first positions of the cells, and the length; None where keys are tokens.
         seen: (queries, keys) bool, the keys that each query can read.
-        maps: number of its maps.
-        map: returns the map of that number.
     """
 
     text: TokenText
@@ -84,11 +80,8 @@ class MappedText:
 
 
 def token_maps(texts: Sequence[MappedText], rows: TokenRows, name: str, legend: str) -> TokenMaps:
-    """Return the block of texts with maps: `rows` in a terminal, the maps on a page.
-
-    Args:
-        name: name of the weights.
-        legend: how they are made, for the legend.
+    """Return the block of texts with maps of weights called `name`, whose `legend` says how they are made: `rows` in a
+    terminal, the maps on a page.
     """
     return TokenMaps(
         lambda colours: token_rows.terminal(rows, colours),
@@ -129,7 +122,6 @@ def _maps_that_fit(texts: Sequence[MappedText]) -> list[int]:
 
 
 def _section(at: int, text: MappedText, data: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a text as the template has it."""
     given, maps = text.text, data["maps"] if data else []
     found: dict[str, Any] = {
         "answer": token_rows.answer(at, given.answer, given.probability, given.about),
@@ -161,18 +153,15 @@ def _tokens(text: MappedText) -> Iterator[dict[str, Any]]:
 
 
 def _data(text: MappedText, count: int) -> dict[str, Any]:
-    """Return the script's data of a text with so many maps."""
     edges = None if text.edges is None else text.edges.tolist()
     maps = [_packed(text.map(number), text.seen) for number in range(count)]
     return {"length": len(text.text.tokens), "queries": text.queries.tolist(), "edges": edges, "maps": maps}
 
 
 def _packed(map_: TokenMap, seen: np.ndarray) -> dict[str, Any]:
-    """Encode one map for display: every row in 8 bits on its own scale, without the keys after the query; and the
-    strongest keys of every row (−1 for the state, −2 where there are fewer) with their exact weights.
-
-    A shown weight is off by at most 1/254 of the largest in its row; the result's other files hold the weights.
-    """
+    """Encode one map for display: every row in 8 bits on its own scale, without the keys after the query, off by at
+    most 1/254 of its largest weight; and the strongest keys of every row (−1 for the state, −2 where there are
+    fewer) with their exact weights."""
     values = np.where(seen, map_.values, 0).astype(np.float64)
     scale = np.abs(values).max(axis=1, keepdims=True, initial=0.0)
     whole = np.rint(np.divide(values * 127, scale, out=np.zeros_like(values), where=scale > 0)).astype(np.int8)

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
 
 MAX_TERMINAL_TEXTS, MAX_PAGE_TEXTS = 40, 200
-"""Maximum texts whose tokens a terminal and a page show; the files hold all."""
 MAX_COLOURED_TOKENS, MAX_COLOURED_ROWS = 400, 12
-"""Maximum tokens and rows of a text that a terminal shows in colour."""
 MAX_PAGE_TOKENS = 2000
-"""Maximum tokens of a text in a page."""
 
 
 def row_kinds(block: TokenRows) -> list[bool]:
@@ -203,6 +200,5 @@ def _titles(text: TokenText) -> list[Markup]:
 
 @lru_cache(maxsize=1)
 def style() -> str:
-    """Return the CSS of texts with coloured tokens."""
     own = resources.files("ssmscope.render").joinpath("templates", "tokens.css").read_text(encoding="utf-8")
     return f"{shade_style()}{signed_style()}{own}"

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MAX_PAGE_CELLS = 20_000
-"""Maximum number of cells of a text in a page; the files hold all."""
 MAX_TERMINAL_TOKENS = 40
-"""Maximum number of tokens of a text in a terminal."""
 FIXED_WIDTH, LAYER_WIDTH = 40, 12
 """Characters of all other columns of a terminal's table, and of a layer's column."""
 
@@ -34,7 +32,6 @@ class WordGrid:
     Attributes:
         label: heading of the grid, "text 2".
         numbers: position of each token, or number of its text.
-        words: the words of each layer.
         scores: numbers by name; NaN for none.
         same: True where a layer has the model's word.
         settled: (tokens,) the first layer from which on they are the same.
@@ -49,7 +46,6 @@ class WordGrid:
     settled: np.ndarray
 
     def part(self, chosen: slice) -> WordGrid:
-        """Return the grid of some of its tokens."""
         return replace(
             self,
             numbers=self.numbers[chosen],
@@ -63,13 +59,9 @@ class WordGrid:
 
 @dataclass(frozen=True, eq=False)
 class WordGrids:
-    """Grids of one or several texts.
+    """Grids with a `column` for each token of a text, or for each text; the cells are coloured by `score`.
 
-    Attributes:
-        column: a grid has a column for each token of a text, or for each text.
-        source: name of what reads the words.
-        names: names of the scores in the views.
-        score: the score that colours the cells.
+    `source` reads the words, and `names` are those of the scores in the views.
     """
 
     grids: Sequence[WordGrid]
@@ -80,7 +72,6 @@ class WordGrids:
 
     @property
     def layers(self) -> int:
-        """Number of layers below the model's own words."""
         return len(self.grids[0].words) - 1
 
     @property

@@ -17,7 +17,7 @@ MARKS = {"removed": ("[-", "-]"), "added": ("{+", "+}")}
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of one text or of both: `kind` is same, removed (only in the first text) or added (only in the second)."""
+    """Part of one text or of both: `kind` is same, removed (only in the first text) or added (only in the second)."""
 
     kind: str
     text: str
@@ -45,9 +45,8 @@ def _parts(text: str) -> list[str]:
 
 
 def rich_diff(before: str, after: str) -> Text:
-    """Return both texts in one line of a terminal: removals struck through and additions underlined, in brackets.
-
-    Line breaks are shown as ⏎.
+    """Return both texts in one line of a terminal, with ⏎ for line breaks: removals struck through and additions
+    underlined, in brackets.
     """
     from rich.text import Text
 

@@ -101,7 +101,6 @@ def check_words(
 
 
 def _words(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield every word in a JSON value, with the names of the fields around it."""
     if isinstance(value, str) and value:
         yield path, value
     elif isinstance(value, Mapping):

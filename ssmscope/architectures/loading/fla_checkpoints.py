@@ -55,7 +55,6 @@ COMMON_FIELDS: dict[str, Any] = dict(
 DELTA_TYPES = ("gated_deltanet", "delta_net")
 """Types whose q, k and v have one projection in our models."""
 GATED_TYPES = ("hgrn", "hgrn2", "gsa")
-"""Types of `ssmscope.architectures.read.hgrn`."""
 TYPE_DEFAULTS: dict[str, dict[str, Any]] = {
     "gated_deltanet": dict(num_hidden_layers=21, num_heads=6, head_dim=256, expand_v=2.0),
     "delta_net": dict(num_heads=16),
@@ -114,7 +113,6 @@ RWKV7_PART_NAMES = {
     r"_lora\.lora\.0\.": "_lora.into.",
     r"_lora\.lora\.2\.": "_lora.out.",
 }
-"""Patterns of names for RWKV-7."""
 RWKV7_SHIFTS = "rwkvag"
 """Token shifts of RWKV-7 in the order in which they were stored together before March 2025."""
 MAMBA2_FIELDS: dict[str, Any] = dict(
@@ -187,7 +185,6 @@ def _attention(given: Any, kind: str, what: str) -> list[dict[str, Any]]:
 
 
 def _size(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that all types share; a feed-forward part is 2/3 `hidden_ratio` widths wide."""
     width, inner = fields["hidden_size"], fields.get("intermediate_size")
     if inner is None:
         inner = 256 * -(-int(width * fields["hidden_ratio"] * 2 / 3) // 256)
@@ -264,14 +261,11 @@ _BUILDERS: dict[str, Callable[[Mapping[str, Any], str], PreTrainedModel]] = {
     **dict.fromkeys(GATED_TYPES, _gated),
     "rwkv7": _rwkv7,
 }
-"""Functions that build the model of each type."""
 
 
 def _translated(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], kind: str) -> dict[str, Tensor]:
-    """Return the tensors by our names and in our layout. q, k and v that share a projection are concatenated in this
-    order, a gate stored with its up-projection is split, rotated rows are put in our order, and a bias that only our
-    gates have is zero. RWKV-7's token shifts, stored as (1, 1, width) or, before March 2025, six of them together,
-    become (width,)."""
+    """Return the tensors by our names and in our layout, in which a bias that only our gates have is zero. RWKV-7's
+    token shifts, stored as (1, 1, width) or, before March 2025, six of them together, become (width,)."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         for pattern, ours in (RWKV7_PART_NAMES if kind == "rwkv7" else PART_NAMES).items():

@@ -126,15 +126,9 @@ TRIAL_LENGTHS = (7, 5)
 class OwnModel(nn.Module):
     """A user's module with the interface of transformers' models. Its own forward pass gives the logits.
 
-    Its head may treat padding in any way. For a padded batch the backbone runs once, and the rest of the module runs on
-    the backbone's output for the rows of each length separately, without their padding.
-
-    Attributes:
-        module: the user's module.
-        path: path of the backbone in it; empty if it is the backbone itself.
-        gives: the kind of answer that its logits give.
-
-    Raises InputError if the module cannot be run on token ids, or gives neither logits of a text nor of next tokens.
+    Its head may treat padding in any way. For a padded batch the backbone, at `path` in the module, runs once, and the
+    rest runs on the backbone's output for the rows of each length separately, without their padding. Raises InputError
+    if the module cannot be run on token ids, or gives neither logits of a text nor of next tokens.
     """
 
     def __init__(self, module: nn.Module, path: str) -> None:
@@ -150,7 +144,6 @@ class OwnModel(nn.Module):
 
     @property
     def base_model(self) -> Any:
-        """The backbone."""
         return self.module.get_submodule(self.path)
 
     def get_input_embeddings(self) -> Any:
@@ -235,7 +228,6 @@ class OwnModel(nn.Module):
         return self.module(inputs_embeds=given, **arguments)
 
     def _tried(self, length: int) -> tuple[Any, Tensor]:
-        """Return the module's output for two texts of so many tokens, and their ids."""
         backbone = self.base_model
         vocabulary = backbone.get_input_embeddings().weight.shape[0]
         ids = torch.arange(1, 2 * length + 1).view(2, length).to(backbone.get_input_embeddings().weight.device)
@@ -258,7 +250,6 @@ class OwnModel(nn.Module):
         return type(self.module).__name__
 
     def _find_embeddings(self) -> str:
-        """Return the path of the embedding that reads the ids."""
         read: list[tuple[str, Tensor]] = []
         names = {part: name for name, part in self.module.named_modules() if isinstance(part, nn.Embedding)}
 

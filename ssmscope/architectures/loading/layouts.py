@@ -109,9 +109,7 @@ TENSOR_DIMENSIONS = {
 """Tensors outside the layers, with their numbers of dimensions."""
 MIXER_TENSOR_DIMENSIONS = {"A_log": 2, "conv1d.weight": 3, "dt_proj.weight": 2}
 COLOR_MEANS, COLOR_DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""ImageNet's means and standard deviations, by which the published code normalises red, green and blue."""
 IMAGE_WIDTHS = (224, 384)
-"""Image widths of the published models, in pixels."""
 
 
 def is_vim(tensors: Mapping[str, Tensor]) -> bool:

@@ -244,7 +244,6 @@ def _short(name: str) -> str:
 
 
 def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any, classes: int | None = None) -> nn.Module:
-    """Return the model of a directory or file; `classes` is the number of an adapter's head for a classifier."""
     if where.is_file():
         check_other_layouts(where, name)
         _check_whole(device_map, name)

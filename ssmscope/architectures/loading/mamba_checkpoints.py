@@ -37,7 +37,6 @@ LAYER_KINDS = ("Mamba1", "Mamba2", "Mamba3")
 MAMBA3_FIELDS = dict(rope_fraction="rope_fraction", A_floor="decay_floor", is_outproj_norm="head_norm", decay="decay")
 """Fields of Mamba-3 alone, with our names; "decay" is ours alone, see `mamba3`."""
 MLP_MULTIPLE = 128
-"""Multiple to which the width of an MLP is rounded up."""
 
 
 def of_mamba_ssm(model: nn.Module) -> PreTrainedModel:

@@ -236,7 +236,6 @@ ALLOWED_WORDS = frozenset({
     "CAUSAL_LM", "FEATURE_EXTRACTION", CLASSIFIER_TASK, "all", "gaussian", "lora_only", "megatron.core", "none",
     "olora", "orthogonal", "pissa", "random", "road_1", "road_2", "road_4", "xavier_uniform", *PEFT_TYPES,
 })  # fmt: skip
-"""Allowed values of the other fields: types, tasks, biases, initialisations."""
 WEIGHT_CHANGING_INITS = ("olora", "pissa")
 """Initialisations that take the adapter's weights out of the model's."""
 REFUSED_FIELDS = frozenset({"layer_replication", "megatron_config"})
@@ -316,7 +315,6 @@ def with_adapter(base: nn.Module, where: Path, name: str) -> nn.Module:
 
 
 def _config(fields: Mapping[str, Any], name: str) -> Any:
-    """Return an adapter's configuration as peft's."""
     import peft
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 

@@ -13,7 +13,6 @@ from ssmscope.render import figure as plot
 from ssmscope.render.letters import short_name
 
 OUTSIDE_DISTANCE = 0.09
-"""Distance from the content's ends at which the places outside it are drawn."""
 
 
 def draw(result: InsertionSweep, frame: plot.Frame) -> Figure:

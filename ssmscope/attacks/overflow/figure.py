@@ -10,7 +10,6 @@ from ssmscope.attacks.overflow.result import StateOverflow
 from ssmscope.render import figure as plot
 
 COLOUR_NUMBERS = {"after": 1, "before": 0}
-"""Colour of each place, whichever are shown."""
 NAMES = {"accuracy": "accuracy", "log_odds": "log-odds of the true class", "majority": "share of largest class"}
 
 

@@ -13,7 +13,6 @@ from ssmscope.render import figure as plot
 from ssmscope.render.colours import SIGNED
 
 MAX_ROWS = 24
-"""Largest number of parts in rows, the most important ones."""
 
 
 def draw(result: Ablation, frame: plot.Frame) -> Figure:

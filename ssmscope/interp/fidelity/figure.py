@@ -21,7 +21,6 @@ ORDERS: tuple[tuple[int, dict[str, Any], str], ...] = (
 CHANCE: dict[str, Any] = {"color": plot.SOFT, "linestyle": plot.DOTTED}
 """Style of random rankings, whose two orders are alike."""
 ACROSS, CURVE_INCHES = 3, 1.6
-"""Curves in a row, and their height."""
 
 
 def draw(result: Fidelity, frame: plot.Frame) -> Figure:

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from ssmscope.interp.paired import Paired
 
 MAX_LAYER_CURVES = 5
-"""Number of layers with a curve in the picture, in addition to the average."""
 NAME_CHARACTERS = 18
-"""Number of characters of a word that are drawn."""
 
 
 def draw(result: DataHeatmap, frame: plot.Frame) -> Figure:
@@ -67,8 +65,7 @@ def draw_tenths(panels: dict[str, Axes], curves: Sequence[Sequence[Estimate]], r
 
 
 def _half_lives(axes: Axes, result: DataHeatmap) -> None:
-    """Draw a dot per head and layer, and a line for the layer as a whole; half-lives above the horizon lie at the
-    top."""
+    """Draw a dot per head, and a line for the layer as a whole; half-lives above the horizon lie at the top."""
     longest = 2.0 * max([value for each in result.by_layer for value in _finite([each.half_life, *each.heads])] or [8])
     random = np.random.default_rng(0)
     for at, each in enumerate(result.by_layer):

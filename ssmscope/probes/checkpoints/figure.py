@@ -22,7 +22,6 @@ ABSCISSA_COLOURS = ("#08306b", "#4f97cb", "#949ca5", "#e69f00", "#a50026")
 """Colours from s_A < 0 to s_A > 0; blue and red are distinct in every kind of colour vision."""
 MARKS = {"stable": "o", "marginal": "s", "unstable": "^"}
 MIN_INCHES, UNNAMED_INCHES, CAPACITY_INCHES = 0.8, 5.0, 2.8
-"""Smallest height of the upper panels, their height if too many to name, and that of the lower ones."""
 
 
 def draw(result: StabilityTable, frame: plot.Frame) -> Figure:

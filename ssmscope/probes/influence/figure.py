@@ -18,7 +18,6 @@ from ssmscope.render.colours import CIVIDIS
 from ssmscope.render.numbers import number
 
 SHARE_COLOURS = ("#8fc0e0", "#2065a8", "#08306b")
-"""Colours of 50, 90 and 95 %: one hue, darker for more."""
 NAMES = {"cosine": "mean cosine", "centred": "mean cosine, centred", "spread": "share of the norm that differs"}
 MIXER_STYLE: dict[str, Any] = dict(linewidth=1, linestyle=(0, (2, 1.5)), marker="x", markersize=4)
 
@@ -110,7 +109,6 @@ def _recency(axes: Axes, result: Influence) -> None:
 
 
 def _within(axes: Axes, result: Influence) -> None:
-    """Draw the share of the last k tokens, and the effective context on the axis."""
     reach, own = result.output, result.of_own_tokens
     curve = plot.as_array(reach.within)
     if len(result.lengths) == 1:

@@ -18,9 +18,7 @@ from ssmscope.render.numbers import brackets, number
 RATIO_COLOURS = ("#8c3b00", "#d1540a", "#f0b284", "#f7f7f7", "#8fc0e0", "#2065a8", "#08306b")
 """Colours from the other model, orange, to the first, blue; distinct in every kind of colour vision."""
 MIN_COLOUR_RATIO, MAX_COLOUR_RATIO = 4.0, 16.0
-"""Bounds of the ratio at which the colour scale ends."""
 CELL_WIDTH, CELL_HEIGHT, SIDES = 0.66, 0.42, 1.7
-"""Sizes in inches: a cell, and the room for names and the colour bar at the sides of a panel."""
 PANELS_PER_ROW, TITLE_LETTERS_PER_INCH = 3, 10.5
 
 

@@ -17,7 +17,6 @@ from ssmscope.render.numbers import counted
 
 MAX_LENGTHS, TASKS_PER_ROW, MAX_NAME_LETTERS = 4, 5, 60
 PANEL, SMALL = 2.3, 1.4
-"""Heights in inches of a length's panels, and of a task's with its title."""
 
 
 def draw(result: NeedleSNR, frame: plot.Frame) -> Figure:
@@ -78,7 +77,6 @@ def _panel(axes: Axes, curves: Sequence[SNRCurve], metric: str, name: str, **sty
 
 
 def _tasks(part: Any, tasks: Sequence[Sequence[SNRCurve]], across: int) -> None:
-    """Draw the tasks in rows of small panels with the same axes."""
     rows = math.ceil(len(tasks) / across)
     made = part.subplots(rows, across, squeeze=False, sharex=True, sharey=True).ravel().tolist()
     for number, axes in enumerate(made):
