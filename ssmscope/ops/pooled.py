@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ssmscope.errors import InputError
-from ssmscope.ops import delta_matrices, triangle
+from ssmscope.ops import delta_rule, triangle
 from ssmscope.ops.matrices import whole
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, smallest_exponent
 from ssmscope.ops.terms import GateAndTaps, decays, diagonals, mean_over_heads, shared_by_heads, shares_scores, skips
@@ -297,7 +297,7 @@ def _sums_of_long_delta(r: DeltaRecurrence, edge: Tensor, groups: int, skip: boo
             f"{MAX_EXACT_DELTA_LENGTH:,} tokens, not {r.shape[1]:,}: give a shorter text, or ask for the level of the "
             "recurrence alone"
         )
-    found = _over_cells(delta_matrices.pooled_rows(r, edge), edge, 3)
+    found = _over_cells(delta_rule.pooled_rows(r, edge), edge, 3)
     if skip and (D := skips(r)) is not None:
         found += D.mean(-1)[:, None, None] * torch.diag(edge.diff()).to(found)
     return rearrange(found, "b (g h) t s -> b g h t s", g=groups).mean(2)
