@@ -145,9 +145,7 @@ def _heads_cut(count: int, site: Site, heads: Numbers, rows: Rows, device: torch
 def _edit(
     place: Place, change: Any, ends: Mapping[str, Positions], layers: Numbers, heads: Numbers, rows: Rows, **more: Any
 ) -> Edit:
-    options: dict[str, Any] = {
-        name: "by row" if isinstance(each, Tensor) else list(each) for name, each in ends.items()
-    }
+    options: dict[str, Any] = {n: "by row" if isinstance(each, Tensor) else list(each) for n, each in ends.items()}
     options |= {"heads": heads and list(heads), **more}
     where = tuple(rows) if layers is None and rows is not None else layers
     where = None if where is None else tuple(where)

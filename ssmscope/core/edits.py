@@ -233,18 +233,16 @@ class _Layer:
     ) -> Tensor:
         """Return the mixer's output; the layer runs in pieces between tokens after which states are edited."""
         if not own:
-            raise InputError(
-                f"a forward pass was put on layer {self.index}, which an edited run cannot keep; take it off"
-            )
+            said = f"a forward pass was put on layer {self.index}, which an edited run cannot keep;"
+            raise InputError(f"{said} take it off")
         reader, u = adapter_for(mixer), self.changed("input", u)
         length = u.shape[1]
         cuts: dict[int, list[Edit]] = {}
         for edit in self.at("state"):
             assert edit.after is not None
             if not 0 <= edit.after < length - 1:
-                raise InputError(
-                    f"{edit.name}: no token comes after token {edit.after} of {length}; allowed are 0 to {length - 2}"
-                )
+                said = f"{edit.name}: no token comes after token {edit.after} of {length};"
+                raise InputError(f"{said} allowed are 0 to {length - 2}")
             cuts.setdefault(edit.after + 1, []).append(edit)
         outputs, ends = [], [*sorted(cuts), length]
         for start, stop in zip([0, *ends], ends):

@@ -191,11 +191,8 @@ def _hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
 
 
 def _hooks_of_others(hooks: dict[int, Any]) -> dict[int, Any]:
-    return {
-        number: hook.hook if isinstance(hook, _Hook) else hook
-        for number, hook in list(hooks.items())
-        if not isinstance(hook, _OwnHook)
-    }
+    theirs = {number: hook for number, hook in list(hooks.items()) if not isinstance(hook, _OwnHook)}
+    return {number: hook.hook if isinstance(hook, _Hook) else hook for number, hook in theirs.items()}
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -315,10 +312,8 @@ def check_plain(module: nn.Module, parts: Iterable[nn.Module]) -> None:
             continue
         path = next(path for path, each in module.named_modules() if each is part)
         if compiled:
-            raise InputError(
-                f"{type(module).__name__}: {path or 'the model'} was compiled in place with .compile(), and its "
-                "runs cannot be read; analyse the model before it is compiled, or a copy that is not"
-            )
+            said = f"{type(module).__name__}: {path or 'the model'} was compiled in place with .compile(), and its runs"
+            raise InputError(f"{said} cannot be read; analyse the model before it is compiled, or a copy that is not")
         raise InputError(
             f"{type(module).__name__}: {path} is a {type(part).__name__} of {type(part).__module__}, which rounds its "
             "inputs by the largest number of a batch: each text's results depend on the others; analyse it before it "

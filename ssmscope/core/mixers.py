@@ -99,10 +99,8 @@ def mixers(module: nn.Module) -> list[nn.Module]:
         return [module]
     inside = innermost(module)
     if inside is not module and _architecture(inside) is not None:
-        raise InputError(
-            f"a {type(module).__name__} of {type(module).__module__} wraps a {type(inside).__name__} and "
-            "adapts its parameters within its own forward pass only: merge it (peft's merge_and_unload())"
-        )
+        said = f"a {type(module).__name__} of {type(module).__module__} wraps a {type(inside).__name__} and adapts its"
+        raise InputError(f"{said} parameters within its own forward pass only: merge it (peft's merge_and_unload())")
     return [found for child in module.children() for found in mixers(child)]
 
 
@@ -120,9 +118,8 @@ def memory_of(module: nn.Module) -> dict[str, bool]:
 def check_causal(module: nn.Module, what: str) -> None:
     """Raise InputError if a model reads later tokens, for a question that only makes sense without."""
     if is_bidirectional(module):
-        raise InputError(
-            f"the model's layers read their input both ways, and {what} needs layers that read earlier tokens alone"
-        )
+        said = "the model's layers read their input both ways,"
+        raise InputError(f"{said} and {what} needs layers that read earlier tokens alone")
 
 
 def collect_states(module: nn.Module, into: list[LayerState], visit: Visit | None = None) -> Visit:
@@ -173,9 +170,8 @@ def fast_scan(
         if not is_kept(mixer)
     ]
     if any(is_kept(mixer) and id(mixer) in _edits.get().outputs for mixer in found):
-        raise InputError(
-            "relevance is propagated through a model as it is, not through an edited run: leave the edits out"
-        )
+        said = "relevance is propagated through a model as it is, not through an edited run:"
+        raise InputError(f"{said} leave the edits out")
     with ExitStack() as around:
         around.enter_context(observe(before=[(part, _without_cache) for part in caching]))
         for reader in dict.fromkeys(map(adapter_for, found)):
@@ -301,11 +297,13 @@ def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState
     """Return a mixer's terms, without gradients by its weights within `weights_constant`."""
     layer = adapter_for(mixer).compute_terms(mixer, u, mask if mask is None else mask.to(u.device), state)
     if _weights_constant.get():
-        each = (
-            {name: t.detach() for name in ("A", "D") if (t := getattr(r, name)) is not None} for r in layer.recurrences
-        )
-        layer = replace(layer, recurrences=tuple(replace(r, **own) for r, own in zip(layer.recurrences, each)))
+        held = tuple(replace(r, A=_detached(r.A), D=_detached(r.D)) for r in layer.recurrences)
+        layer = replace(layer, recurrences=held)
     return layer
+
+
+def _detached(weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight.detach()
 
 
 Compute = Callable[..., Tensor]
@@ -357,10 +355,8 @@ def _checked_output(index: int, theirs: Any, ours: Any, mask: Tensor | None, sta
     y, expected = (each[0] if isinstance(each, tuple) else each for each in (theirs, ours))
     real = slice(None) if mask is None else mask
     if state is not None or not agree(y[real], expected[real]):
-        raise InputError(
-            f"a forward pass was put on layer {index} that computes something else than the layer, so the layer cannot "
-            "be read; take it off first"
-        )
+        said = f"a forward pass was put on layer {index} that computes something else than the layer,"
+        raise InputError(f"{said} so the layer cannot be read; take it off first")
     return theirs
 
 

@@ -172,10 +172,8 @@ class Model:
     def source_of(self, found: dict[str, int] | None = None) -> dict[str, Any]:
         """Return `source`, of weights with the versions `found` where these are known."""
         edits, weights = [edit.describe() for edit in edits_of(self.module)], stored_weights(self.module)
-        found, hashed = (
-            versions(weights, adapters(self.module)) if found is None else found,
-            self.__dict__.get("_hashed"),
-        )
+        found = versions(weights, adapters(self.module)) if found is None else found
+        hashed = self.__dict__.get("_hashed")
         if hashed is None or hashed[0] != found:
             check_finite(self.module, self.name)
             hashed = self.__dict__["_hashed"] = found, fingerprint(self.config, weights, adapters(self.module))
@@ -336,9 +334,8 @@ class Model:
             return logits
         if not finite:
             half = " in float16; try float32, load(dtype=…)" if logits.dtype == torch.float16 else ""
-            raise InputError(
-                f"the logits of {self.name} are not finite: it is damaged, or overflows on this input{half}"
-            )
+            said = f"the logits of {self.name} are not finite: it is damaged,"
+            raise InputError(f"{said} or overflows on this input{half}")
         return logits
 
     def answers_of(self, logits: Tensor) -> tuple[tuple[str, float], ...]:

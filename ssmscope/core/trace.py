@@ -196,10 +196,8 @@ class Layers(Sequence[T], Generic[T]):
 def check_recurrent_state(has_recurrent_state: bool, name: str, what: str) -> None:
     """Raise Unanswerable if no layer of a model keeps a memory, which `what` asks about."""
     if not has_recurrent_state:
-        raise Unanswerable(
-            f"no layer of {name} has a recurrent memory, which {what} is about: its layers are short convolutions and "
-            "attention"
-        )
+        said = f"no layer of {name} has a recurrent memory, which {what} is about:"
+        raise Unanswerable(f"{said} its layers are short convolutions and attention")
 
 
 @dataclass(frozen=True, eq=False)

@@ -202,10 +202,8 @@ def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: 
         windows = (_windows(clock, k) for clock in clocks)
         ahead = [t.gather(1, start_of.expand(*start_of.shape[:2], *t.shape[2:])) for t in windows]
         further = [total + more for total, more in zip(sums, ahead)]
-        norms = (
-            torch.cat([_key_norms(r, s[:, part], part) for part in _blocks(r)], 1) for r, s in zip(recurrences, further)
-        )
-        left = _together((w * norm for w, norm in zip(written, norms)), per_head)
+        blocks = [[_key_norms(r, s[:, part], part) for part in _blocks(r)] for r, s in zip(recurrences, further)]
+        left = _together((w * torch.cat(norms, 1) for w, norms in zip(written, blocks)), per_head)
         go = (to < length) & (left > half)
         at = torch.where(go, to, at)
         sums = [torch.where(go.unsqueeze(3), new, old) for new, old in zip(further, sums)]

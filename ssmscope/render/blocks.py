@@ -52,7 +52,7 @@ class TokenRow:
     """Score for every token of a text, for example by layer, by method, or as contributions to a query.
 
     Attributes:
-        name: label of the row; a second line is written smaller.
+        name: label of the row; a second line is joined to the first where there is room for one.
         ends: lowest and highest score of the colour scale; scores beyond have the colour of the end.
         signed: True if positive scores are evidence for and negative ones against; the ends are −e and e.
         outside: (tokens,) bool, the tokens without a colour; None if there are none.
@@ -88,6 +88,11 @@ class TokenRow:
         unit = np.clip((values - low) / (high - low), 0, 1) if high > low else np.full(values.shape, 0.5)
         found = np.rint(unit * ((count or (2 * STEPS + 1 if self.signed else SHADES)) - 1)).astype(np.int64)
         return found if self.outside is None or scores is not None else np.where(self.outside, -1, found)
+
+    @property
+    def state_shade(self) -> int:
+        """Index of the state's colour."""
+        return int(self.shades(np.array([self.state]))[0])
 
 
 class OfTokens:

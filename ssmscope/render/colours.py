@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from importlib import resources
 
 import numpy as np
 
@@ -54,13 +54,16 @@ def signed_shades(stops: tuple[str, ...] = SIGNED) -> list[str]:
     return ramp(stops, 2 * STEPS + 1)
 
 
-@lru_cache(maxsize=1)
 def shade_style() -> str:
     """Return CSS in light and dark for the shades, classes v0 to v31, and for a legend's bar (`.scale i`)."""
     return _style((BLUES, BLUES_ON_DARK), [f".v{shade}" for shade in range(SHADES)], ".scale")
 
 
-@lru_cache(maxsize=1)
+def template_text(name: str) -> str:
+    """Return a stylesheet or a script of the package."""
+    return resources.files("ssmscope.render").joinpath("templates", name).read_text(encoding="utf-8")
+
+
 def signed_style() -> str:
     """Return CSS in light and dark for the levels of attribute data-l and for a legend's bar (`.scale.around i`)."""
     levels = [f'[data-l="{level}"]' for level in range(-STEPS, STEPS + 1)]

@@ -69,10 +69,8 @@ def framed(frame: Frame) -> Iterator[Frame]:
     sides = [side for side in frame.sides if side is not None]
     good = all(isinstance(side, int | float) and MIN_SIDE_INCHES <= side <= MAX_SIDE_INCHES for side in sides)
     if not good or (isinstance(frame.size, tuple) and len(frame.size) != 2):
-        raise InputError(
-            f"size is {frame.size!r}; allowed are a width, or a width and a height, from {MIN_SIDE_INCHES} to "
-            f"{MAX_SIDE_INCHES} inches"
-        )
+        said = f"size is {frame.size!r}; allowed are a width, or a width and a height,"
+        raise InputError(f"{said} from {MIN_SIDE_INCHES} to {MAX_SIDE_INCHES} inches")
     if frame.ax is not None and frame.size is not None:
         raise InputError("give ax or size, not both: axes have the size of their own figure")
     narrow = bool(sides) and sides[0] < NARROW_INCHES
@@ -146,10 +144,8 @@ class Sheet:
     def take(self, height: float) -> Any:
         """Make the sheet high enough for a body of so many inches and return the body."""
         if self.frame.ax is not None:
-            raise InputError(
-                "ax: this figure has several panels, and axes hold one; call figure() without ax, or draw the numbers "
-                "of to_frame() yourself"
-            )
+            said = "ax: this figure has several panels, and axes hold one; call figure() without ax,"
+            raise InputError(f"{said} or draw the numbers of to_frame() yourself")
         self.figure.set_size_inches(self.width, self._height or self._head + height)
         return self.body
 
@@ -177,10 +173,7 @@ class Sheet:
             across, widths = fitting, None
         inches = sum(heights) + AXIS_INCHES * len(heights)
         ratios: dict[str, Any] = dict(height_ratios=heights, width_ratios=widths)
-        made = self.take(inches).subplots(len(heights), across, squeeze=False, **ratios, **options).ravel().tolist()
-        for axes in made[count:]:
-            axes.remove()
-        return list(map(styled, made[:count]))
+        return list(map(styled, grid(self.take(inches), count, across, **ratios, **options)))
 
     def parts(self, *heights: float, across: int = 1) -> list[Any]:
         """Return parts with layouts of their own, row by row; in a narrow figure, one below the other."""
@@ -188,6 +181,14 @@ class Sheet:
             heights, across = tuple(np.repeat(heights, across)), 1
         made = self.take(sum(heights)).subfigures(len(heights), across, squeeze=False, height_ratios=heights)
         return made.ravel().tolist()
+
+
+def grid(part: Any, count: int, across: int, **options: Any) -> list[Axes]:
+    """Return so many panels of a figure, row by row."""
+    made = part.subplots(math.ceil(count / across), across, squeeze=False, **options).ravel().tolist()
+    for axes in made[count:]:
+        axes.remove()
+    return made[:count]
 
 
 def styled(axes: Axes, grid: str | None = "both") -> Axes:

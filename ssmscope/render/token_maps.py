@@ -12,8 +12,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from importlib import resources
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from markupsafe import Markup
 
 from ssmscope.render import html, token_rows
 from ssmscope.render.blocks import TokenMaps, TokenRows, TokenText
-from ssmscope.render.colours import SIGNED, SIGNED_ON_DARK, STEPS, signed_shades
+from ssmscope.render.colours import SIGNED, SIGNED_ON_DARK, STEPS, signed_shades, template_text
 from ssmscope.render.token_rows import cut_note
 from ssmscope.render.tokens import spell_tokens, visible
 
@@ -86,24 +85,18 @@ def token_maps(texts: Sequence[MappedText], rows: TokenRows, name: str, legend: 
     return TokenMaps(
         lambda colours: token_rows.terminal(rows, colours),
         lambda: fragment(texts, legend),
-        token_rows.style() + _file("token_maps.css"),
-        _file("token_maps.js"),
+        token_rows.style() + template_text("token_maps.css"),
+        template_text("token_maps.js"),
         tokens=[each.text.tokens for each in texts],
         name=name,
     )
 
 
-@lru_cache
-def _file(name: str) -> str:
-    return resources.files("ssmscope.render").joinpath("templates", name).read_text(encoding="utf-8")
-
-
 def fragment(texts: Sequence[MappedText], legend: str) -> str:
     """Return the HTML of texts with as many of their maps as fit, as data."""
     data = [_data(text, count) if count else None for text, count in zip(texts, _maps_that_fit(texts))]
-    packed = json.dumps(
-        {"steps": STEPS, "light": signed_shades(SIGNED), "dark": signed_shades(SIGNED_ON_DARK), "texts": data}
-    )
+    colours = {"light": signed_shades(SIGNED), "dark": signed_shades(SIGNED_ON_DARK)}
+    packed = json.dumps({"steps": STEPS, **colours, "texts": data})
     sections = [_section(at, text, own) for at, (text, own) in enumerate(zip(texts, data))]
     # A "<" in the data could close the element that holds it.
     island = Markup(packed.replace("<", "\\u003c"))
@@ -133,9 +126,8 @@ def _section(at: int, text: MappedText, data: dict[str, Any] | None) -> dict[str
         "rest": cut_note(len(maps), text.maps, "maps"),
     }
     if len(given.tokens) > MAX_PAGE_TOKENS:
-        found["rest"] = (
-            f"A text of {len(given.tokens)} tokens is too long to be shown token by token; the files hold its maps"
-        )
+        many = f"A text of {len(given.tokens)} tokens"
+        found["rest"] = f"{many} is too long to be shown token by token; the files hold its maps"
     if given.pixels is not None:
         tall, wide = given.pixels.shape[:2]
         side = max(4, min(16, 300 // max(tall, wide, 1)))

@@ -6,10 +6,8 @@ import difflib
 import html
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.text import Text
+from rich.text import Text
 
 MARKS = {"removed": ("[-", "-]"), "added": ("{+", "+}")}
 """Brackets around changed words, so that they can be read without colour."""
@@ -48,8 +46,6 @@ def rich_diff(before: str, after: str) -> Text:
     """Return both texts in one line of a terminal, with ⏎ for line breaks: removals struck through and additions
     underlined, in brackets.
     """
-    from rich.text import Text
-
     line = Text()
     styles = {"same": "", "removed": "red strike", "added": "green underline"}
     for piece in word_diff(before, after):

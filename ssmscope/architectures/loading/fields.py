@@ -94,10 +94,8 @@ def check_words(
     """Raise InputError if a JSON object has a word other than `words` outside the fields `texts`."""
     for path, word in _words(fields):
         if set(path).isdisjoint(texts) and word not in words:
-            raise InputError(
-                f"{what} says in its {file} that {'.'.join(path)} is {shown(word)}, which is not known: it could name "
-                "code or another file; delete it where the model runs without it"
-            )
+            said = f"{what} says in its {file} that {'.'.join(path)} is {shown(word)}, which is not known:"
+            raise InputError(f"{said} it could name code or another file; delete it where the model runs without it")
 
 
 def _words(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -149,11 +149,8 @@ def plan_fla(config: Mapping[str, Any], held: Contents, what: str) -> Plan:
     sizes = config.get("value_dim")
     if kind == "rwkv7" and {*(sizes if isinstance(sizes, list) else [sizes])} - {None, fields["hidden_size"]}:
         raise refused(what, "value_dim", sizes, f"hidden_size, {fields['hidden_size']}, in every layer")
-    return Plan(
-        partial(_BUILDERS[kind], fields, kind),
-        partial(_translated, fields=fields, kind=kind),
-        fields["tie_word_embeddings"],
-    )
+    build, translate = partial(_BUILDERS[kind], fields, kind), partial(_translated, fields=fields, kind=kind)
+    return Plan(build, translate, fields["tie_word_embeddings"])
 
 
 def _as_mamba_ssm(config: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -177,9 +174,8 @@ def _attention(given: Any, kind: str, what: str) -> list[dict[str, Any]]:
         return []
     found = [given] if isinstance(given, Mapping) else given
     if kind == "rwkv7" or not isinstance(found, list) or not all(isinstance(each, Mapping) for each in found):
-        raise refused(
-            what, "attn", given, "None" if kind == "rwkv7" else "options of attention for some layers, or None"
-        )
+        allowed = "None" if kind == "rwkv7" else "options of attention for some layers, or None"
+        raise refused(what, "attn", given, allowed)
     names = ("layers", "num_heads", *ATTENTION_DEFAULTS)
     return [{name: each[name] for name in names if each.get(name) is not None} for each in found]
 

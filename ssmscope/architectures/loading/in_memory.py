@@ -305,11 +305,8 @@ def own_model(module: nn.Module, backbone: str | None = None) -> OwnModel | None
     with all state-space layers; None without one. Raises InputError as `OwnModel`, and if `backbone` names no such
     model."""
     whole = [id(mixer) for mixer in mixers(module)]
-    holding = [
-        name
-        for name, part in module.named_modules()
-        if isinstance(part, PreTrainedModel) and whole and [id(mixer) for mixer in mixers(part)] == whole
-    ]
+    parts = [(name, part) for name, part in module.named_modules() if isinstance(part, PreTrainedModel) and whole]
+    holding = [name for name, part in parts if [id(mixer) for mixer in mixers(part)] == whole]
     if backbone is None:
         return OwnModel(module, holding[-1]) if holding else None
     if backbone not in holding:

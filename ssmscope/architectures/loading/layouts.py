@@ -112,11 +112,6 @@ COLOR_MEANS, COLOR_DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGE_WIDTHS = (224, 384)
 
 
-def is_vim(tensors: Mapping[str, Tensor]) -> bool:
-    """Return True if a state dict is one of Vim's."""
-    return f"{FIRST_MIXER}A_b_log" in tensors and "patch_embed.proj.weight" in tensors
-
-
 def plan_vim(tensors: Mapping[str, Tensor], what: str) -> Plan:
     """Plan a classifier of patches. Raises InputError for missing weights, or another form than the published models'
     (class tokens at both ends, no positions, rotations, Vim's first version)."""
@@ -131,10 +126,8 @@ def plan_vim(tensors: Mapping[str, Tensor], what: str) -> Plan:
     grid = math.isqrt(positions[1] - 1)
     expected = (1, grid**2 + 1, patch[0]), (3, patch[2], patch[2]), patch[:1]
     if (positions, patch[1:], shapes["patch_embed.proj.bias"]) != expected or grid < 2:
-        raise InputError(
-            f"{what} is no Vim that can be read: its patches are {patch} and its positions {positions}; square patches "
-            "of 3 colours, as many across as down, and a class token were expected"
-        )
+        said = f"{what} is no Vim that can be read: its patches are {patch} and its positions {positions};"
+        raise InputError(f"{said} square patches of 3 colours, as many across as down, and a class token were expected")
     size = patch[2]
     steps = [(width - size) // (grid - 1) for width in IMAGE_WIDTHS if (width - size) % (grid - 1) == 0]
     step = max((step for step in steps if 1 <= step <= size), default=size)
@@ -233,23 +226,10 @@ class Layout(NamedTuple):
         return built(plan, read_all(files), held, what)
 
 
-class StateDict(NamedTuple):
-    """A layout of single files with a state dict: its name, the test of the tensors that recognises it, and the
-    function that plans the model from the tensors and the file's name."""
-
-    name: str
-    recognises: Callable[[Mapping[str, Tensor]], bool]
-    plan: Callable[[Mapping[str, Tensor], str], Plan]
-
-
 LAYOUTS = (
     Layout("mamba_ssm", is_mamba_ssm, plan_mamba_ssm),
     Layout("flash-linear-attention", is_fla, plan_fla),
     Layout("Differential Mamba", is_diff_mamba2, plan_diff_mamba2, any_name=True),
-)
-STATE_DICTS = (
-    StateDict("Vision Mamba", is_vim, plan_vim),
-    StateDict("selective SSM", lambda tensors: True, plan_selective),  # It refuses what is none.
 )
 
 
@@ -259,6 +239,7 @@ def layout_of(directory: Path, config: Mapping[str, Any]) -> Layout | None:
 
 
 def read_state_dict(path: Path, tensors: Mapping[str, Tensor]) -> PreTrainedModel:
-    """Return the model of a file's state dict. Raises InputError when no layout can read it."""
-    plan = next(layout for layout in STATE_DICTS if layout.recognises(tensors)).plan(tensors, str(path))
+    """Return the model of a file's state dict, a Vim's or a selective SSM's. Raises InputError if it is neither's."""
+    of_vim = f"{FIRST_MIXER}A_b_log" in tensors and "patch_embed.proj.weight" in tensors
+    plan = (plan_vim if of_vim else plan_selective)(tensors, str(path))
     return built(plan, tensors, contents([path]), str(path), by="its shapes")

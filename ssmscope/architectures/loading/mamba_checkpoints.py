@@ -115,9 +115,8 @@ def _mamba_ssm_model(config: Mapping[str, Any], cfg: Mapping[str, Any], vocabula
     )  # fmt: skip
     kind = cfg.get("layer", "Mamba1")
     if kind == "Mamba1":
-        return MambaForCausalLM(
-            MambaConfig(**shared, state_size=cfg.get("d_state", 16), time_step_rank=cfg.get("dt_rank", "auto"))
-        )
+        shared |= dict(state_size=cfg.get("d_state", 16), time_step_rank=cfg.get("dt_rank", "auto"))
+        return MambaForCausalLM(MambaConfig(**shared))
     head = cfg.get("headdim", 64)
     low, high = map(float, cfg.get("dt_limit", (0.0, float("inf"))))
     shared |= dict(state_size=cfg.get("d_state", 128), head_dim=head, n_groups=cfg.get("ngroups", 1))
@@ -137,7 +136,5 @@ def check_groups(groups: int, what: str) -> None:
     """Raise InputError if transformers is older than 5 and there are several groups of heads. mamba_ssm norms every
     group by itself; transformers before 5 norms all channels together."""
     if groups > 1 and int(transformers.__version__.split(".")[0]) < 5:
-        raise InputError(
-            f"{what} has {groups} groups of heads, which transformers {transformers.__version__} norms otherwise than "
-            "mamba_ssm does: install transformers 5"
-        )
+        said = f"{what} has {groups} groups of heads, which transformers {transformers.__version__} norms otherwise"
+        raise InputError(f"{said} than mamba_ssm does: install transformers 5")

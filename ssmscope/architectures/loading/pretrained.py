@@ -288,10 +288,8 @@ def with_adapter(base: nn.Module, where: Path, name: str) -> nn.Module:
         raise InputError(f"{name} holds an adapter, which is read by peft: pip install peft")
     file = _weights(where, name)
     if is_wrapped([file]):
-        raise InputError(
-            f"the adapter in {name} was saved within the wrapper of torch.compile, DataParallel or FSDP: save it from "
-            "the PeftModel within (model._orig_mod, model.module)"
-        )
+        said = f"the adapter in {name} was saved within the wrapper of torch.compile, DataParallel or FSDP:"
+        raise InputError(f"{said} save it from the PeftModel within (model._orig_mod, model.module)")
     own, held = {f"base_model.model.{each}" for each in base.state_dict()}, set(read_headers(file))
     import peft
 
@@ -300,9 +298,8 @@ def with_adapter(base: nn.Module, where: Path, name: str) -> nn.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = peft.PeftModel.from_pretrained(
-                base, str(where), config=config, low_cpu_mem_usage=not initial, local_files_only=True
-            )
+            own_files: dict[str, Any] = dict(low_cpu_mem_usage=not initial, local_files_only=True)
+            model = peft.PeftModel.from_pretrained(base, str(where), config=config, **own_files)
             wanted = set(peft.get_peft_model_state_dict(model, save_embedding_layers=False))
     except DAMAGE_ERRORS as error:
         raise InputError(f"the adapter in {name} is damaged, or of another model: {reason(error)}") from error

@@ -223,10 +223,8 @@ def _no_larger(held: Contents) -> Iterator[None]:
     def take(kind: str, amount: int) -> None:
         left[kind] -= amount
         if left[kind] < 0:
-            raise InputError(
-                f"it describes a model of more than {most[kind]:,} {kind}, and the weights hold {len(held.tensors):,} "
-                f"tensors in {held.size:,} bytes"
-            )
+            said = f"it describes a model of more than {most[kind]:,} {kind},"
+            raise InputError(f"{said} and the weights hold {len(held.tensors):,} tensors in {held.size:,} bytes")
 
     def made(_: nn.Module, name: str, part: Any) -> None:
         if part is not None and threading.get_ident() == thread:

@@ -39,9 +39,8 @@ def draw(result: TokenLoss, frame: plot.Frame) -> Figure:
     for axes in panels:
         plot.scale_log(axes, "x", base=2)
         ticks = [2**k for k in range(0, 40) if 2**k <= result.length]
-        axes.xaxis.set_major_locator(
-            FixedLocator([tick for tick in ticks if len(ticks) <= 12 or tick >= 8 or tick == 1])
-        )
+        shown = [tick for tick in ticks if len(ticks) <= 12 or tick >= 8 or tick == 1]
+        axes.xaxis.set_major_locator(FixedLocator(shown))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlim(1, max(result.length, 2))
     panels[-1].set_xlabel("tokens read")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -41,23 +42,14 @@ def draw(result: Retrieval, frame: Frame) -> Figure:
         texts = [[_text(one, number(one.value, 2)) for one in row] for row in found]
         cells(axes, values, shares, texts=texts, ticks=[0, 0.5, 1])
     reach = _reach(result.ratios)
-    steps, ticks = (
-        colours_of(RATIO_COLOURS, -math.log(reach), math.log(reach)),
-        [reach**share for share in (-1, -0.5, 0, 0.5, 1)],
-    )
+    end = math.log(reach)
+    steps = colours_of(RATIO_COLOURS, -end, end)
+    scale: dict[str, Any] = dict(ticks=np.linspace(-end, end, 5), format=lambda at, _: f"{math.exp(at):.2g}")
     for axes, ratios in zip(panels[len(accuracies) :], result.ratios):
         values = np.clip([[one.value.value for one in row] for row in ratios], 1 / reach, reach)
         texts = [[_text(one.value, one.written) for one in row] for row in ratios]
         bold = np.array([[one.differs for one in row] for row in ratios])
-        cells(
-            axes,
-            np.log(values),
-            steps,
-            texts=texts,
-            bold=bold,
-            ticks=np.log(ticks),
-            format=lambda at, _: f"{math.exp(at):.2g}",
-        )
+        cells(axes, np.log(values), steps, texts=texts, bold=bold, **scale)
     for axes, name in zip(panels, names):
         axes.set_title(short_name(name, round(sheet.width / across * TITLE_LETTERS_PER_INCH)))
         axes.set_xticks(range(len(result.lengths)), map(_thousands, result.lengths))
