@@ -45,8 +45,7 @@ class AttentionState(LayerState):
 
 
 def attention_modules(module: nn.Module) -> dict[str, nn.Module]:
-    """Return a model's attention modules outside its state-space layers, by name, in the order of the layers; a module
-    used at several depths is there several times."""
+    """Return the attention modules outside state-space layers, in order, once for each depth at which one is used."""
     called = {id(part) for part in module.modules() if type(part).__name__.endswith(("Attention", "Attention2"))}
     if not called:
         return {}

@@ -157,8 +157,7 @@ def _edit(
 def contribution(
     recurrence: Recurrence, x: Float[Tensor, "batch length heads width"], targets: Bool[Tensor, "batch length"]
 ) -> Float[Tensor, "batch length heads width"]:
-    """Return Σ_s α[t, s] x_s, without D, at every t among the targets and 0 elsewhere: one scan of these inputs alone,
-    between the first that is not 0 and the last target."""
+    """Return Σ_s α[t, s] x_s, without D, at every t among the targets and 0 elsewhere, by one scan of these inputs."""
     result = torch.zeros_like(recurrence.x)
     places = x.flatten(2).any(-1)
     if recurrence.order is not None:

@@ -174,8 +174,7 @@ def edited(model: Any, edits: Edit | Sequence[Edit]) -> Iterator[None]:
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """Return the block of each mixer, its place in the residual stream: the innermost numbered module that the mixer is
-    in, or is; the mixer itself in a one-layer model without numbers."""
+    """Return the block of each mixer in the residual stream: the innermost numbered module around it, or the mixer."""
     named = dict(module.named_modules())
     names = {id(part): name for name, part in named.items()}
     found = []
@@ -329,8 +328,7 @@ def new_state(
 
 
 def recorded(place: Place, into: dict[Any, Any], *, layers: Sequence[int] | None = None) -> Edit:
-    """Record the values at a place, without changing them: tensors by layer; for convolutions by layer and part, for
-    the outputs y of scans by layer and recurrence."""
+    """Record the values at a place: by layer, by layer and part of convolutions, by layer and recurrence of scans."""
 
     def keep(value: Any, site: Site) -> Any:
         if place == "scans":

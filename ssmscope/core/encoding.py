@@ -309,8 +309,7 @@ def image_form(channels: int, shape: Sequence[int], patch: Sequence[int] | None)
 
 
 def in_patches(pixels: Tensor, channels: int, form: tuple[int, int], patch: Sequence[int]) -> Tensor:
-    """Return images of pixels (n, height · width, channels) in patches (n, patches, size · size · channels), one row of
-    patches after the other; anything else as it is."""
+    """Return images (n, height · width, channels) in patches (n, patches, size · size · channels), row by row."""
     if pixels.shape[1:] != (form[0] * form[1], channels):
         return pixels
     size, step = patch

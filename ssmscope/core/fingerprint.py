@@ -106,8 +106,8 @@ def _bytes(value: Tensor, name: str) -> Tensor:
 def hashes(values: Mapping[str, Tensor]) -> dict[str, int]:
     """Return a 64-bit hash of the bytes of every tensor, computed on its device and the same on all: Σ word · row's
     factor · column's factor over its 32-bit words modulo 2⁶⁴, the factors drawn once and odd. A change of one word
-    always shows, and of several but for a chance of about 2⁻³². Raises InputError for weights that are not in
-    memory."""
+    always shows, of several but for a chance of about 2⁻³². Raises InputError for weights that are not in memory.
+    """
     found: dict[str, int] = {}
     for device in {value.device for value in values.values()}:
         own = {name: value for name, value in values.items() if value.device == device}
@@ -139,8 +139,7 @@ def _factors(device: torch.device) -> tuple[Tensor, Tensor]:
 
 def essence(config: Any) -> dict[str, Any]:
     """Return the fields of a configuration that decide what a model computes, the same under every version of
-    transformers. Fields that transformers keeps for all models (dtypes, labels, generation, token ids) are left out,
-    and so are sets, which no config.json holds."""
+    transformers: without those that it keeps for all models (dtypes, labels, generation, token ids), and sets."""
     from transformers import PretrainedConfig
 
     elsewhere = {

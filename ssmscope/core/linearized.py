@@ -132,9 +132,9 @@ class LinearizedLayer:
 
     def contributions(self, gradient: Float[Tensor, "batch length width"]) -> LinearizedLayer:
         """Return the layer as a map whose entries [t, s], summed over channels, are the contributions of position s to
-        Σ gradient_t · output_t through position t: attention × gradient. Its block-level `attention` is that sum's mean
-        over channels. Over all t and s, and over `sink`, it is Σ gradient ⊙ (output − rest) less the contribution of
-        the convolution's bias."""
+        Σ gradient_t · output_t through position t: attention × gradient. Over all t and s, and over `sink`, it is
+        Σ gradient ⊙ (output − rest) less the contribution of the convolution's bias.
+        """
         paths = []
         for path in self.paths:
             with torch.enable_grad():
@@ -197,8 +197,7 @@ class _Weighed(Path):
 
 
 def as_diagonal(act: Callable[[Tensor], Tensor], c: Tensor) -> Tensor:
-    """Return act(c) / c, σ(c) for SiLU. Raises InputError if the activation is not 0 at 0, so that it is no
-    diagonal."""
+    """Return act(c) / c, σ(c) for SiLU. Raises InputError for an activation that is not 0 at 0: it is no diagonal."""
     plain = is_plain(act, type(act)) if isinstance(act, nn.Module) else act is silu
     if plain and (act is silu or isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation"):
         return torch.sigmoid(c)

@@ -82,8 +82,7 @@ def _readable_class(module: nn.Module) -> type[nn.Module] | None:
 
 
 def runs_own(mixer: nn.Module, below: Any) -> bool:
-    """Return True if a mixer runs the forward pass of a readable class: no other is put on it, and it is of no
-    subclass."""
+    """Return True if a mixer runs the forward pass of a readable class, no subclass's, and no other put on it."""
     return is_own(mixer, below) and _readable_class(mixer) is type_before_parametrizations(mixer)
 
 
@@ -342,8 +341,7 @@ def edit_conv_input(mixer: nn.Module, conv_input: Tensor) -> Tensor:
 
 
 def conv_tap_mask(mixer: nn.Module, conv_input: Tensor, count: int) -> Tensor | None:
-    """Return a mask of the inputs that each position of a mixer's convolution reads, (batch, length, count) bool, its
-    own first; None if it reads the last `count` inputs all."""
+    """Return a mask of the inputs that each position of a convolution reads, (batch, length, count); None for all."""
     change = _edits.get().taps.get(id(mixer))
     if change is None:
         return None

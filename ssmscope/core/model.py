@@ -219,10 +219,9 @@ class Model:
         visit: Visit | None = None,
         keep: list[LayerState] | None = None,
     ) -> Iterator[None]:
-        """Run the module in evaluation mode through `fast_scan` within the context. On leaving, every part is in its
-        earlier mode, and `keep` has the states after the run: those of the state-space layers, then those of the layers
-        of softmax attention. Raises InputError as `fast_scan`, and if `states` are given to a model that cannot
-        continue from states."""
+        """Run the module in evaluation mode through `fast_scan` within the context. On leaving, `keep` has the states
+        after the run: those of the state-space layers, then those of softmax attention. Raises InputError as
+        `fast_scan`, and if `states` are given to a model that cannot continue from states."""
         if states is not None and not self.continues:
             said = f"{self.name} cannot continue from its states: a part that reads earlier tokens keeps no state, or"
             raise InputError(f"{said} attention is neither {' nor '.join(IMPLEMENTATIONS)}; run the whole text")

@@ -220,8 +220,7 @@ class Path:
         return rearrange(by_head - by_head.mean(-1, keepdim=True), "b t h p -> b t (h p)")
 
     def _taps(self) -> Float[Tensor, "batch length reach channels"] | None:
-        """Return the factor of the source at s when it arrives at the recurrence at s + i: the convolution's tap, then
-        the activation at the place of arrival, then the filter."""
+        """Return the factor of the source at s on arrival at s + i: convolution's tap, activation there, filter."""
         if (order := self.recurrence.order) is not None:
             activation = None if self.input_map.activation is None else self.input_map.activation[:, order]
             input_map = replace(self.input_map, activation=activation)

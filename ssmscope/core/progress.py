@@ -54,8 +54,7 @@ def progress_bar(console: Console | None = None) -> Progress:
 
 @contextmanager
 def pulse(name: str, shown: bool = True) -> Iterator[None]:
-    """Report progress on stderr after two seconds, and now and then after that, unless a bar does; with an estimate of
-    what is left if the whole takes longer than half a minute."""
+    """Report progress on stderr after two seconds, and now and then after that, unless a bar does."""
     if not shown:
         yield
         return

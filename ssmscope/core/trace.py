@@ -36,8 +36,7 @@ def last_inputs(
     before: Float[Tensor, "batch before channels"] | None = None,
     mask: Bool[Tensor, "batch length"] | None = None,
 ) -> Float[Tensor, "batch before channels"]:
-    """Return the last taps − 1 inputs of a convolution, up to each row's last real position; `before` are the inputs
-    before the run, by default zeros."""
+    """Return the last taps − 1 inputs of a convolution up to each row's last real position, after `before` or zeros."""
     before = before if before is not None else x.new_zeros(x.shape[0], taps - 1, x.shape[2])
     x = torch.cat([before.to(x.dtype), x], dim=1)
     if mask is None:
@@ -256,9 +255,8 @@ class Trace:
 
     def survival(self, at: int | None = None, *, signed: bool = False) -> Tensor:
         """Return every token's share of the states after position `at`, by default the last one: (layers, batch,
-        length), NaN at padding; see `survival.shares`. Attention layers have no state and are not among the layers.
-        Raises InputError for a position that not every text has. Raises ValueError for a trace that was taken without
-        its inputs."""
+        length), NaN at padding; see `survival.shares`. Raises InputError for a position that not every text has, and
+        ValueError for a trace that was taken without its inputs."""
         shortest = int(self.mask.sum(1).min())
         if at is not None and not 0 <= at < shortest:
             raise InputError(f"there is no position {at} in every text; allowed are 0 to {shortest - 1}")

@@ -84,9 +84,8 @@ def _segment(terms: list[Tensor], H: Tensor, *, plain: bool) -> tuple[Tensor, Te
 
 
 def _decayed(log_a: Tensor, b: Tensor, *readers: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Return, for chunks (…, chunk, state), c_tᵀ Γ b_s with Γ = ∏_{s<r≤t} a_r for each of the readers c, (…, chunk,
-    chunk), zero for s > t; and the decays from the chunk's start through t and from t, exclusive, to its end, (…,
-    chunk, state or 1)."""
+    """Return, for chunks (…, chunk, state), c_tᵀ Γ b_s with Γ = ∏_{s<r≤t} a_r for each of the readers c, zero for s >
+    t; and the decays from the chunk's start through t and from t, exclusive, to its end, (…, chunk, state or 1)."""
     floor = smallest_exponent(b.dtype)
     if log_a.shape[-1] > 1:
         each = [wide.within(log_a, b, c, floor) for c in readers]
@@ -180,9 +179,8 @@ def pooled_rows(r: DeltaRecurrence, edge: Tensor) -> Float[Tensor, "batch heads 
 
 
 def _sums_of_rows(r: DeltaRecurrence, sums: Mapping[int, int]) -> Float[Tensor, "batch heads sums s"]:
-    """Return sums of rows of α, where `sums` has the number of each row's sum, which grows with the rows, by the
-    adjoint recurrence: v_t = c_t, α[t, s] = β_s v_sᵀ b_s and v_{s−1} = a_s (v_s − β_s (v_sᵀ r_s) e_s), r = e = b but in
-    the generalised rule, backwards from each row's own position."""
+    """Return sums of rows of α, where `sums` has each row's number, by the adjoint recurrence backwards from the row:
+    v_t = c_t, α[t, s] = β_s v_sᵀ b_s and v_{s−1} = a_s (v_s − β_s (v_sᵀ r_s) e_s)."""
     (b, c), (e, along) = r.by_head(), r.removal()
     batch, length, heads, state = b.shape
     a, count, found = r.log_a.exp(), 1 + max(sums.values()), []

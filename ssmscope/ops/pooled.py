@@ -126,8 +126,7 @@ def _own_and_before(taps: Tensor, edge: Tensor, back: int = 0) -> tuple[Tensor, 
 
 
 def _sums(r: Recurrence, around: GateAndTaps, _: slice, edge: Tensor) -> Float[Tensor, "batch cells cells"]:
-    """Return one sequence's sums over the pairs of cells, over heads of one matrix each: one pass over a cell's
-    steps."""
+    """Return one sequence's sums over the pairs of cells, over heads of one matrix each, in one pass over steps."""
     length, heads, state = r.shape[1], r.shape[2], r.shape[4]
     cells, size, floor = len(edge) - 1, edge.diff(), smallest_exponent(r.b.dtype)
     b, c = (_steps(shared_by_heads(t, heads), edge) for t in (r.b, r.c))
@@ -182,10 +181,9 @@ def _sums_through_scores(r: Recurrence, around: GateAndTaps, _: slice, edge: Ten
 
 
 class _Within(NamedTuple):
-    """Terms of some heads by cells and steps: decays (cells, steps, heads); b and c (cells, steps, state) of their
-    group; the factors of reading, `left`, and of writing, `mine` for inputs of the cell itself and `before` for those
-    of the cell before, at its first steps alone (cells, steps, heads, 1 or width); and the divisor of sums over the
-    width."""
+    """Terms of some heads by cells and steps: decays (cells, steps, heads); b and c (cells, steps, state); the factors
+    of reading, `left`, and of writing, `mine` for inputs of the cell and `before` for those of the cell before,
+    (cells, steps, heads, 1 or width); and the divisor of sums over the width."""
 
     a: Tensor
     b: Tensor

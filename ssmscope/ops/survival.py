@@ -72,8 +72,7 @@ def _written_norms(recurrence: Recurrence) -> PerHead:
 def left_towards_state(
     recurrence: Recurrence, initial: Tensor | None = None
 ) -> tuple[PerHead, Float[Tensor, "batch heads"]]:
-    """Return ⟨R_s, H_T⟩ of every position and head, and the same of the remainder of the state before the first
-    position: all together are ‖H_T‖²."""
+    """Return ⟨R_s, H_T⟩ of every position and head, and of what is left of the initial state: together ‖H_T‖²."""
     H = scan(recurrence, initial).state
     found = torch.zeros_like(recurrence.x[..., 0])
     for part, keys in _keys_left(recurrence):
@@ -272,8 +271,7 @@ def _sums_from_end(log_a: Tensor, after: Tensor | None = None) -> tuple[Tensor, 
 
 
 def _sums_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
-    """Yield sums of `_clock` from the positions of a block on to the last, (batch, block, heads, state or 1), the last
-    block first, until every state has decayed to nothing."""
+    """Yield sums of `_clock` from a block's positions to the last, the last block first, until every state is 0."""
     timed, floor = _timed(recurrence), smallest_exponent(recurrence.x.dtype)
     after: Tensor | None = None
     for part in reversed(_blocks(recurrence)):

@@ -157,9 +157,9 @@ class Sheet:
         widths: Sequence[float] | None = None,
         **options: Any,
     ) -> list[Axes]:
-        """Return `count` panels row by row, by default as many as fit; in a narrow figure, panels of the same height
-        stand in fewer columns. `heights` are inches of each row, without the labels of its axes; `options`
-        matplotlib's `subplots`."""
+        """Return `count` panels row by row, in fewer columns if the figure is narrow. `heights` are inches of each row,
+        without the labels of its axes; `options` are matplotlib's.
+        """
         count = len(heights) * across if count is None else count
         if self.frame.ax is not None and count == 1:
             self.frame.ax.set_title(_wrapped(self.title, 60))
@@ -289,8 +289,7 @@ def as_array(found: Any) -> np.ndarray:
 
 
 def line(axes: Axes, at: Any, found: Any, number: int, **style: Any) -> None:
-    """Draw a curve over places with the band of its intervals, or a bar for a single point; `found` are estimates, or
-    an array (places, 3) of values, lower and upper ends."""
+    """Draw a curve with the band of its intervals, or a bar for one point; `found` are estimates or (places, 3)."""
     value, low, high = as_array(found).T
     how = look(number, **style)
     if len(at) == 1:
@@ -381,8 +380,7 @@ def cells(
     bold: np.ndarray | None = None,
     **options: Any,
 ) -> None:
-    """Draw values (rows, columns) as cells in their colours, the first row at the bottom, with a colour bar named
-    `bar`.
+    """Draw values (rows, columns) as coloured cells, the first row at the bottom, with a colour bar named `bar`.
 
     Args:
         rows, columns: names along the axes; None for numbers.

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 
 def number(value: float, digits: int | None = None, *, significant: int = 3) -> str:
-    """Format a number with `digits` decimal places, or else with `significant` digits, trailing zeros included, or all
-    of a whole number below a million."""
+    """Format a number with `digits` decimal places or `significant` digits; a whole one below a million has all."""
     if math.isnan(value):
         return "–"
     if math.isinf(value):

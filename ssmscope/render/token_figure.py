@@ -369,8 +369,7 @@ def bars_of(block: TokenRows) -> list[Bar]:
 
 
 def draw_rows(block: TokenRows, title: str, frame: plot.Frame, *, start: int = 0, more: Sequence[Part] = ()) -> Figure:
-    """Draw a figure of up to MAX_TEXTS texts, from number `start` on, and further parts below them. Raises InputError
-    if there is no such text."""
+    """Draw up to MAX_TEXTS texts, from number `start` on, and further parts. Raises InputError without such a text."""
     chosen = chosen_texts(block.texts, start, MAX_TEXTS)
     below = [block.name, f"underlined or framed: {block.marked}", rest_of(len(block.texts), start, len(chosen))]
     columns = Columns.fitting(frame, chosen)

@@ -151,9 +151,9 @@ def _data(text: MappedText, count: int) -> dict[str, Any]:
 
 
 def _packed(map_: TokenMap, seen: np.ndarray) -> dict[str, Any]:
-    """Encode one map for display: every row in 8 bits on its own scale, without the keys after the query, off by at
-    most 1/254 of its largest weight; and the strongest keys of every row (−1 for the state, −2 where there are
-    fewer) with their exact weights."""
+    """Encode one map for display: every row in 8 bits on its own scale, off by at most 1/254 of its largest weight,
+    without the keys after the query; and the strongest keys of every row (−1 for the state, −2 for none) with exact
+    weights."""
     values = np.where(seen, map_.values, 0).astype(np.float64)
     scale = np.abs(values).max(axis=1, keepdims=True, initial=0.0)
     whole = np.rint(np.divide(values * 127, scale, out=np.zeros_like(values), where=scale > 0)).astype(np.int8)

@@ -122,8 +122,7 @@ DEPTH_FIELDS = ("num_hidden_layers", "n_layer", "num_layers")
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises InputError if the file cannot be read, is no JSON, holds no object, or
-    half a surrogate pair, or is nested more than `MAX_NESTING` deep."""
+    """Return the JSON object in a file. Raises InputError if it cannot be read, is no JSON object, or too deep."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"), object_hook=_decoded)
     except OSError as error:
@@ -158,8 +157,7 @@ SIGNED_FIELDS = ("spectral_abscissa",)
 
 
 def check_fields(fields: Mapping[str, Any], what: str) -> None:
-    """Refuse fields of a transformers configuration, its backbone's included, that no trained model has, by the
-    defaults of its `model_type`."""
+    """Refuse fields, a backbone's too, that no trained model has, by the defaults of its `model_type`."""
     kind, known = fields.get("model_type"), readable_types()
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         raise InputError(f"{what}: model type {shown(kind)} is unknown{did_you_mean(str(kind), known)}")

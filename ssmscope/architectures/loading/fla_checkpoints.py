@@ -25,16 +25,9 @@ from transformers import PreTrainedModel
 from ssmscope.architectures.loading.fields import check_value, refused
 from ssmscope.architectures.loading.mamba_checkpoints import plan_mamba_ssm
 from ssmscope.architectures.loading.stored import Contents, Plan
+from ssmscope.architectures.read import hgrn
 from ssmscope.architectures.read.delta import DeltaNetConfig, DeltaNetForCausalLM
 from ssmscope.architectures.read.gated_delta import UNIT_EPSILON
-from ssmscope.architectures.read.hgrn import (
-    GSAConfig,
-    GSAForCausalLM,
-    HGRN2Config,
-    HGRN2ForCausalLM,
-    HGRNConfig,
-    HGRNForCausalLM,
-)
 from ssmscope.architectures.read.linear_attention import (
     ATTENTION_DEFAULTS,
     GLAConfig,
@@ -131,9 +124,8 @@ def is_fla(directory: Path, config: Mapping[str, Any]) -> bool:
 
 
 def plan_fla(config: Mapping[str, Any], held: Contents, what: str) -> Plan:
-    """Return the way to a language model that flash-linear-attention saved. Raises InputError if a field has a wrong
-    type, or an option is one that our layers do not have (grouped heads, attention in an RWKV-7, a delta rule with one
-    of its gates, …)."""
+    """Return the way to a language model of flash-linear-attention's. Raises InputError if a field has a wrong type, or
+    an option is one that our layers do not have (grouped heads, attention in an RWKV-7, a delta rule's gates, …)."""
     kind = config["model_type"]
     if kind == "mamba2":
         return plan_mamba_ssm(_as_mamba_ssm(config, what), held, what)
@@ -239,14 +231,14 @@ def _gated(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
     sizes = _size(fields)
     if kind == "gsa":
         slots, tau = fields["num_slots"], float(fields["gate_logit_normalizer"])
-        return GSAForCausalLM(GSAConfig(**sizes, num_slots=slots, tau=tau, head_norm_epsilon=1e-5))
+        return hgrn.GSAForCausalLM(hgrn.GSAConfig(**sizes, num_slots=slots, tau=tau, head_norm_epsilon=1e-5))
     sizes["lower_bounds"] = fields["use_lower_bound"]
     if kind == "hgrn":
-        return HGRNForCausalLM(HGRNConfig(**sizes))
+        return hgrn.HGRNForCausalLM(hgrn.HGRNConfig(**sizes))
     width, each = fields["hidden_size"], fields["expand_ratio"]
     if width % each:
         raise InputError(f"expand_ratio {each} does not divide hidden_size {width}")
-    return HGRN2ForCausalLM(HGRN2Config(**{**sizes, "num_heads": width // each, "head_norm_epsilon": 1e-5}))
+    return hgrn.HGRN2ForCausalLM(hgrn.HGRN2Config(**{**sizes, "num_heads": width // each, "head_norm_epsilon": 1e-5}))
 
 
 RWKV7_RANKS = {"decay_rank": "decay", "rate_rank": "a", "value_rank": "v", "gate_rank": "gate"}

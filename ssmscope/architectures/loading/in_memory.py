@@ -87,8 +87,7 @@ def _inner(module: Any) -> nn.Module | None:
 
 
 def converted(module: nn.Module, dtype: torch.dtype | None, device: torch.device | None) -> Any:
-    """Return the module itself if it has this dtype and device and allows gradients, else a copy that does. Raises
-    InputError if the module cannot be copied or converted."""
+    """Return the module, or a copy in this dtype and device that allows gradients. Raises InputError without one."""
     if all(
         (dtype is None or not t.is_floating_point() or t.dtype == dtype)
         and _same(t.device, device)
@@ -302,8 +301,8 @@ class OwnModel(nn.Module):
 
 def own_model(module: nn.Module, backbone: str | None = None) -> OwnModel | None:
     """Return a module as `OwnModel`, around the `backbone` at a path in it, by default the innermost transformers model
-    with all state-space layers; None without one. Raises InputError as `OwnModel`, and if `backbone` names no such
-    model."""
+    with all state-space layers; None without one. Raises InputError as `OwnModel`, and without such a `backbone`.
+    """
     whole = [id(mixer) for mixer in mixers(module)]
     parts = [(name, part) for name, part in module.named_modules() if isinstance(part, PreTrainedModel) and whole]
     holding = [name for name, part in parts if [id(mixer) for mixer in mixers(part)] == whole]

@@ -133,8 +133,7 @@ def _mamba_ssm_model(config: Mapping[str, Any], cfg: Mapping[str, Any], vocabula
 
 
 def check_groups(groups: int, what: str) -> None:
-    """Raise InputError if transformers is older than 5 and there are several groups of heads. mamba_ssm norms every
-    group by itself; transformers before 5 norms all channels together."""
+    """Raise InputError for several groups of heads in transformers 4, whose norm is over all of them together."""
     if groups > 1 and int(transformers.__version__.split(".")[0]) < 5:
         said = f"{what} has {groups} groups of heads, which transformers {transformers.__version__} norms otherwise"
         raise InputError(f"{said} than mamba_ssm does: install transformers 5")

@@ -236,8 +236,7 @@ def _no_larger(held: Contents) -> Iterator[None]:
 
 
 def check_names(missing: Collection[str], unexpected: Collection[str], config: Any, what: str) -> None:
-    """Raise InputError for weights that are missing or have no place in the model. The error says which, and quotes the
-    fields of the configuration that they may contradict."""
+    """Raise InputError for weights that are missing or have no place in the model, with fields they may contradict."""
     problems = {"they lack": missing, "the model that it describes has no place for": unexpected}
     for problem, names in problems.items():
         if names:
@@ -290,8 +289,7 @@ def _says(names: Collection[str], config: Any) -> str:
 
 
 class Plan(NamedTuple):
-    """Way from a checkpoint to a model. `build` makes the model, `translate` gives the checkpoint's tensors by the
-    model's names, and where `tied` the head must be the embeddings."""
+    """Way to a model: `build` makes it, `translate` names its tensors, and where `tied` its head is the embeddings."""
 
     build: Callable[[], Any]
     translate: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]

@@ -14,8 +14,7 @@ NAMES = {"accuracy": "accuracy", "log_odds": "log-odds of the true class", "majo
 
 
 def draw(result: StateOverflow, frame: plot.Frame) -> Figure:
-    """Draw accuracy, mean log-odds of the true class, and the largest class's share of the answers over the length, and
-    half-lengths as vertical lines."""
+    """Draw accuracy, log-odds and the largest class's share of the answers over the length, and half-lengths."""
     legend = [(plot.handle(COLOUR_NUMBERS[curve.where]), f"filler {curve.where} the text") for curve in result.curves]
     legend.append((plot.rule(), "without filler"))
     legend.append((plot.rule(plot.SOFT, plot.DOTTED), "chance: the data's most frequent class"))

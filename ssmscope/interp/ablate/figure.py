@@ -16,8 +16,7 @@ MAX_ROWS = 24
 
 
 def draw(result: Ablation, frame: plot.Frame) -> Figure:
-    """Draw the harm of each ablation, in orange on the map, where a dot marks a head that can go; and the curves
-    below."""
+    """Draw the harm of each ablation, with a dot on the map for a head that can go, and the curves below."""
     heads = result.what == "head"
     layers = sorted({unit.layer for unit in result.units})
     shown = result.ranked[:MAX_ROWS]

@@ -87,8 +87,7 @@ def _half_lives(axes: Axes, result: DataHeatmap) -> None:
 
 
 def draw_pair(pair: Paired, frame: plot.Frame) -> Figure:
-    """Draw both models' scores of each word on the left, with the difference, marked * where the intervals do not meet;
-    parts of a text and the half-lives of layers on the right."""
+    """Draw both models' scores of each word with the difference, * where intervals are apart; parts and half-lives."""
     results: Sequence[DataHeatmap] = pair.results  # type: ignore[assignment]
     words, timed = shared_words(results), all(result.timed for result in results)
     legend = [(plot.handle(at), name) for at, name in enumerate(pair.names)]

@@ -23,9 +23,8 @@ MIXER_STYLE: dict[str, Any] = dict(linewidth=1, linestyle=(0, (2, 1.5)), marker=
 
 
 def draw(result: Influence, frame: plot.Frame) -> Figure:
-    """Draw three panels: the mean of ln‖J‖ against distance with its fit, and that of the layers in colours from first
-    to last; effective context and recency of every layer or, without layers, the share of the last k tokens; and the
-    similarity of tokens by layer."""
+    """Draw the mean of ln‖J‖ against distance with its fit; effective context and recency of every layer or, without
+    layers, the share of the last k tokens; and the similarity of tokens by layer."""
     where = {"last": "last position", "all": "all positions", "chosen": "chosen positions"}[result.positions]
     below = f"{result.counted}, {where}; norms {norms_in_words(result)}"
     below += ", 95 % bootstrap intervals" * (len(result.lengths) > 1)

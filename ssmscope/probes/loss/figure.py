@@ -17,8 +17,7 @@ STYLES = ("-", (0, (6, 2)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 
 
 def draw(result: TokenLoss, frame: plot.Frame) -> Figure:
-    """Draw the smoothed loss of every model with its interval against the number of tokens read; with several models,
-    the paired difference in each bin in a panel below."""
+    """Draw the smoothed loss of every model by the number of tokens read and, of several, the paired difference."""
     smooth = "not smoothed" if result.smooth == 1 else f"moving average over {result.smooth:,} positions"
     below = f"{result.counted}; {smooth}"
     below += "; bands: 95 %, bootstrap over windows" if np.isfinite(result.curves[..., 1]).any() else ""

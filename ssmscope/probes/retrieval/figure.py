@@ -24,8 +24,7 @@ PANELS_PER_ROW, TITLE_LETTERS_PER_INCH = 3, 10.5
 
 
 def draw(result: Retrieval, frame: Frame) -> Figure:
-    """Draw a panel of every model's accuracies with their intervals, and one of every ratio, with colours centred at 1
-    on a logarithmic scale and * where the interval excludes 1."""
+    """Draw a panel of every model's accuracies, and one of every ratio, with * where the interval excludes 1."""
     count = len(result.models) + len(result.ratios)
     across = min(count, PANELS_PER_ROW)
     wide = max(CELL_WIDTH * len(result.lengths), 1.8) + SIDES
