@@ -15,8 +15,8 @@ import typer
 from typer.core import TyperGroup
 
 from ssmscope.api import registry
+from ssmscope.core.readable import demos
 from ssmscope.core.reading import SURROGATE
-from ssmscope.core.shipped import demos
 from ssmscope.errors import InputError, as_typed, did_you_mean, ran_out_of_memory
 
 if TYPE_CHECKING:

@@ -88,7 +88,6 @@ def runs_in_two_pieces(model: Model) -> bool:
 
 
 def _name_of_cache(part: nn.Module) -> str | None:
-    """Return the argument name of a part's cache of keys and values; None if it takes none."""
     return next((name for name in arguments(part) if name in ("past_key_values", "cache")), None)
 
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 TOKENS_AT_ONCE = 4096
 """Tokens, padding included, that run together on a CPU, where larger batches are slower."""
 GPU_BATCH_FACTOR = 16
-"""Ratio of the tokens that run together on a GPU and on a CPU."""
 MAX_NUMBERS_KEPT = 2**29
 """Numbers that a batch may keep: 2 GiB of float32."""
 MAX_TOKENS_READ = 10**10
@@ -26,9 +25,7 @@ MAX_TOKENS_TOGETHER = 2**22
 MAX_ITEMS_HELD = 2**27
 """Numbers, tokens or words made before the work begins: a gigabyte or more."""
 MAX_STORY_WORDS = 2**24
-"""Words of stories made before the work begins."""
 MAX_TEXTS = 10**7
-"""Texts made before the work begins."""
 
 
 def tokens_at_once(device: torch.device, kept: float = 0, room: float = MAX_NUMBERS_KEPT) -> int:

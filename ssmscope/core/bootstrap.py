@@ -13,7 +13,6 @@ RESAMPLES = 2000
 MIN_EXAMPLES_FOR_FULL_DRAWS, FEWER_DRAWS = 30, 3
 """Number of examples from which a resample draws as many, and the number by which it draws fewer below that."""
 MAX_DRAWS_HELD = 2_000_000
-"""Drawn examples held at once."""
 
 
 @dataclass(frozen=True)

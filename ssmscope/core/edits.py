@@ -212,13 +212,11 @@ class _Layer:
         return {id(part): partial(self.changed, place, part=number) for number, part in enumerate(parts)}
 
     def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the block's arguments with an edited residual stream."""
         if args:
             return (self.changed("residual", args[0]), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": self.changed("residual", kwargs["hidden_states"])}
 
     def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
-        """Return the layer's terms with the edits of this place applied."""
         layer = terms_of(self.mixer, u, mask, state)
         if self.at("taps") and layer.conv_input is None:
             name = self.at("taps")[0].name

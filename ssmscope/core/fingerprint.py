@@ -18,7 +18,6 @@ from ssmscope.errors import InputError
 WORDS_PER_STEP = 2**17
 """32-bit words multiplied at once on a CPU, so that they stay in its cache."""
 GPU_STEP_FACTOR = 2**8
-"""Ratio of the words multiplied at once on a GPU and on a CPU."""
 WORDS_PER_ROW = 2**16
 """Words in a row: a word's factor is that of its place in the row times that of the row."""
 

@@ -181,7 +181,6 @@ def fast_scan(
 
 
 def _without_cache(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the arguments with `use_cache=False`, or None if the caller gives it."""
     given = dict(zip(arguments(part), args)) | kwargs
     return None if given.get("use_cache") is not None else (args, {**kwargs, "use_cache": False})
 
@@ -259,7 +258,6 @@ def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args
 
 
 def _unedited() -> Context:
-    """Return this context without edits of convolutions' inputs."""
     context = copy_context()
     context.run(_edits.set, Edits(_edits.get().outputs))
     return context

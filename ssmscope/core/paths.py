@@ -213,7 +213,6 @@ class Path:
         return y if left is None else y * left
 
     def _centred(self, y: Channels) -> Channels:
-        """Return y, less the mean over the width of each head if the norm subtracts it."""
         if not self.output_map.centred:
             return y
         by_head = rearrange(y, "b t (h p) -> b t h p", h=self.recurrence.shape[2])

@@ -18,7 +18,6 @@ SECONDS_BETWEEN_LINES = 10.0
 """Seconds until the second line; each later pause is half as long again, up to `MAX_SECONDS_BETWEEN_LINES`."""
 MAX_SECONDS_BETWEEN_LINES = 120.0
 SECONDS_WORTH_AN_ESTIMATE = 30.0
-"""Seconds of the whole work from which on a line estimates what is left."""
 
 
 class _Seen:

@@ -17,7 +17,6 @@ STEPS_PER_SHORT_CHUNK = 16
 MIN_NUMBERS_PER_STATE = 2048
 """Numbers of a head's state below which chunks are short, as products of states are cheap."""
 STEPS_PER_SEGMENT = 1024
-"""Steps whose chunks' states are held at once."""
 
 
 def segment_sums(log_a: Float[Tensor, "*batch length"]) -> Float[Tensor, "*batch length length"]:

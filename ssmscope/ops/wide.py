@@ -18,7 +18,6 @@ from ssmscope.ops.recurrence import smallest_exponent
 
 STEPS_PER_CHUNK = 32
 STEPS_PER_SEGMENT = 2048
-"""Steps whose S are held at once."""
 
 
 def scan(log_a: HeadKeys, b: Keys, c: Keys, x: Inputs, initial: Memory) -> tuple[Inputs, Memory]:

@@ -42,15 +42,8 @@ def ink(background: str) -> str:
     return "#000000" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "#ffffff"
 
 
-def signed_levels(weights: np.ndarray, end: float) -> np.ndarray:
-    """Return the shade of each weight, from −STEPS to STEPS; weights beyond the end have the last shade."""
-    if end <= 0:
-        return np.zeros(weights.shape, dtype=np.int64)
-    return np.rint(np.clip(weights / end, -1, 1) * STEPS).astype(np.int64)
-
-
 def signed_shades(stops: tuple[str, ...] = SIGNED) -> list[str]:
-    """Return the colours of `signed_levels`, with level i at index i + STEPS."""
+    """Return the colours of the levels −STEPS to STEPS, with level i at index i + STEPS."""
     return ramp(stops, 2 * STEPS + 1)
 
 
@@ -71,7 +64,6 @@ def signed_style() -> str:
 
 
 def _style(palettes: Sequence[Sequence[str]], selectors: Sequence[str], bar: str) -> str:
-    """Return a rule for each selector, in the colours of a light and of a dark palette."""
     light, dark = (
         "".join(
             f".ssmscope {selector} {{ background: {colour}; color: {ink(colour)} }}\n"

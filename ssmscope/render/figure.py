@@ -211,7 +211,6 @@ def fit_labels(figure: Figure) -> None:
 
 
 def _wrapped(text: str, letters_per_line: int, lines: int = 3) -> str:
-    """Break a text into at most three lines; what is longer loses its middle."""
     most = max(letters_per_line, 12)
     return drawable("\n".join(textwrap.wrap(shorten(visible(text), lines * most - most // 2), most)))
 

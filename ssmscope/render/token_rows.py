@@ -31,7 +31,6 @@ def scale_ends(block: TokenRows, signed: bool) -> tuple[str, str]:
 
 
 def cut_note(shown: int, every: int, what: str) -> str:
-    """Return a note that not all are shown; empty if they are."""
     return f"the first {shown:,} of {every:,} {what}; the files hold all" if shown < every else ""
 
 

@@ -38,7 +38,6 @@ def word_diff(before: str, after: str) -> tuple[Piece, ...]:
 
 
 def _parts(text: str) -> list[str]:
-    """Split a text into words, runs of white space, and single other characters."""
     return re.findall(r"\s+|\w+(?:['’-]\w+)*|[^\w\s]", text)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
-from ssmscope.core.shipped import DTYPES, readable_types
+from ssmscope.core.readable import DTYPES, readable_types
 from ssmscope.errors import InputError, did_you_mean
 
 FREE_TEXT_FIELDS = frozenset({
@@ -116,7 +116,6 @@ def shown(value: Any) -> str:
 
 
 MAX_NESTING = 32
-"""Levels of nested lists and objects; a model's configuration has three or four."""
 MAX_EPSILON = 0.1
 DEPTH_FIELDS = ("num_hidden_layers", "n_layer", "num_layers")
 

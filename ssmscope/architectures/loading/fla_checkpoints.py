@@ -61,7 +61,6 @@ TYPE_DEFAULTS: dict[str, dict[str, Any]] = {
     "hgrn2": dict(use_lower_bound=True, expand_ratio=128),
     "gsa": dict(num_slots=64, gate_logit_normalizer=8),
 }  # fmt: skip
-"""Defaults of single types, in place of or in addition to the common ones."""
 FIXED_OPTIONS: dict[str, dict[str, Any]] = {
     "gated_deltanet": dict(use_gate=True, use_short_conv=True, num_v_heads=None),
     "delta_net": dict(

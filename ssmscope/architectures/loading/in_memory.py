@@ -335,7 +335,6 @@ def _given(ids: Tensor | None, mask: Tensor | None, embeddings: Tensor | None) -
 
 
 def _logits_in(output: Any) -> Tensor | None:
-    """Return the logits in a module's output: a tensor, or an object, a dictionary or a tuple that holds them."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, Mapping):

@@ -34,7 +34,6 @@ DIFF_PART_NAMES = {
     "lambda_q1": "mixer.lambda_bar",
     "subln.weight": "mixer.sub_norm.weight",
 }
-"""Names of a layer's parts in the authors' model, and ours."""
 FILE_FIELDS = ("architectures", "auto_map", "dtype", "model_type", "torch_dtype", "transformers_version")
 """Fields of a config.json that say nothing about the model's shape."""
 DIFF_FIELDS = ("diffmamba", "diffmamba_settings", "verbose")

@@ -31,7 +31,7 @@ from ssmscope.architectures.loading.pretrained import (
 from ssmscope.architectures.own.split import check_split
 from ssmscope.core.intercept import out_of_inference
 from ssmscope.core.model import Model
-from ssmscope.core.shipped import DTYPES, data_set_of, demos, training_data
+from ssmscope.core.readable import DTYPES, data_set_of, demos, training_data
 from ssmscope.errors import InputError, did_you_mean
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")

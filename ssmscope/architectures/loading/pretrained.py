@@ -32,7 +32,7 @@ from ssmscope.architectures.loading.fields import (
 from ssmscope.architectures.loading.in_memory import OwnModel, readable
 from ssmscope.architectures.own.split import device_of_parts, start_at_embeddings
 from ssmscope.core.mixers import mixers
-from ssmscope.core.shipped import readable_types
+from ssmscope.core.readable import readable_types
 from ssmscope.errors import InputError
 
 REPLACED_HEADS = ("lm_head.weight", "score.weight")

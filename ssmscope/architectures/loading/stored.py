@@ -97,7 +97,6 @@ def plain_name(name: str) -> str:
 
 
 def _named(tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return tensors, or their headers, by their plain names."""
     found: dict[str, Any] = {}
     for name, value in tensors.items():
         if plain_name(name) in found:
@@ -277,7 +276,6 @@ def check_tied(head: Tensor, embeddings: Tensor, what: str) -> None:
 
 
 def _says(names: Collection[str], config: Any) -> str:
-    """Return the fields of a configuration that these tensors may contradict, for a message."""
     config = getattr(config, "backbone", None) or config
     patterns = {
         "num_hidden_layers": r"\.\d+\.", "use_conv_bias": "conv.*bias$", "use_bias": "proj.*bias$",

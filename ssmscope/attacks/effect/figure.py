@@ -66,7 +66,6 @@ def _curves(axes: Axes, result: AttackEffect) -> None:
 
 
 def _deletions(result: AttackEffect) -> list[float]:
-    """Return where tokens are removed without replacement, between the positions after the change."""
     ends = np.array([[len(result.before), len(result.after)]])
     pairs = np.concatenate([[[-1, -1]], result.pairs, ends])
     gone, new = np.diff(pairs, axis=0).T - 1

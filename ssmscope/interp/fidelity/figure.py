@@ -19,7 +19,6 @@ ORDERS: tuple[tuple[int, dict[str, Any], str], ...] = (
     (LERF, {"color": plot.COLOURS[0], "linestyle": plot.DASHED}, "least relevant first (LeRF)"),
 )
 CHANCE: dict[str, Any] = {"color": plot.SOFT, "linestyle": plot.DOTTED}
-"""Style of random rankings, whose two orders are alike."""
 ACROSS, CURVE_INCHES = 3, 1.6
 
 

@@ -16,7 +16,6 @@ from ssmscope.render.colours import BLUES, ramp
 from ssmscope.render.numbers import number
 
 CURVE_STYLES = (("#08306b", "-"), ("#4f97cb", "--"), ("#d1540a", ":"))
-"""Colour and dashes of the curves, two of which lie close together."""
 
 
 def draw(result: GeneralizationBound, frame: plot.Frame) -> Figure:

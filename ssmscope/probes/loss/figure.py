@@ -13,7 +13,6 @@ from ssmscope.render.letters import short_name
 from ssmscope.render.tokens import shorten, visible
 
 STYLES = ("-", (0, (6, 2)), (0, (1, 1)), (0, (5, 1, 1, 1)))
-"""Dashes of the lines, which also differ in lightness."""
 
 
 def draw(result: TokenLoss, frame: plot.Frame) -> Figure:
