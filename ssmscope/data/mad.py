@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from einops import rearrange
 
-from ssmscope.core.limits import refuse_held
+from ssmscope.core.batching import refuse_held
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ssmscope.core.limits import refuse_above, refuse_held
+from ssmscope.core.batching import refuse_above, refuse_held
 from ssmscope.data.tokens import ArrayData
 from ssmscope.errors import InputError
 

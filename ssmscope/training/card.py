@@ -26,7 +26,7 @@ from ssmscope.architectures.own.baleen import MIXERS, bernoulli_kl, exponential_
 from ssmscope.architectures.own.generation import MAMBA2_TIED
 from ssmscope.core.bootstrap import MAX_DRAWS_HELD, wilson_interval
 from ssmscope.core.mixers import fast_scan, mixers
-from ssmscope.core.shipped import demos
+from ssmscope.core.readable import demos
 from ssmscope.core.trace import LayerTrace
 from ssmscope.data.language import bits_per_character
 from ssmscope.data.prompts import TASK_PROMPTS

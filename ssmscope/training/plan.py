@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ssmscope.core.limits import refuse_beyond, refuse_held
+from ssmscope.core.batching import refuse_beyond, refuse_held
 from ssmscope.data.instructions import InstructionData
 from ssmscope.data.prompts import TASK_PROMPTS
 from ssmscope.data.tokens import IGNORED, TokenData

@@ -18,7 +18,7 @@ import ssmscope
 import ssmscope.core.model
 from ssmscope import ops
 from ssmscope.core.model import Model
-from ssmscope.core.shipped import demos
+from ssmscope.core.readable import demos
 from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import baseline_embeddings

@@ -82,7 +82,7 @@ def state_overflow(
     from ssmscope.attacks.curves import questions, true_log_odds
     from ssmscope.attacks.overflow.measure import added_tokens, filled, filler_text, measure, notes_on, pieces_of
     from ssmscope.attacks.overflow.result import StateOverflow
-    from ssmscope.core.limits import MAX_TOKENS_PER_ROW, refuse_above, refuse_reading
+    from ssmscope.core.batching import MAX_TOKENS_PER_ROW, refuse_above, refuse_reading
 
     steps = tuple(sorted({0, *lengths}))
     places = ("after", "before") if where == "both" else (where,)

@@ -117,7 +117,7 @@ def state_poisoning(
     from ssmscope.attacks.poisoning.memory import DETECTORS, Vocabulary, slots_of
     from ssmscope.attacks.poisoning.result import StatePoisoning
     from ssmscope.attacks.poisoning.search import Goal
-    from ssmscope.core.limits import refuse_reading
+    from ssmscope.core.batching import refuse_reading
     from ssmscope.core.progress import on_stderr, progress_bar
 
     model.check_recurrent_state("forgetting")

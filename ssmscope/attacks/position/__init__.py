@@ -79,7 +79,7 @@ def position_bias(
     from ssmscope.attacks.position import measure
     from ssmscope.attacks.position.regions import regions_of, windows_of
     from ssmscope.attacks.position.result import PositionBias
-    from ssmscope.core.limits import refuse_above
+    from ssmscope.core.batching import refuse_above
     from ssmscope.data.pixels import PixelData
     from ssmscope.interp.labelled import class_ids
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL
 from ssmscope.api.options import REPEATED, Metavar, Range, Reads, Seed
-from ssmscope.core.limits import MAX_ITEMS_HELD, MAX_TOKENS_PER_ROW
+from ssmscope.core.batching import MAX_ITEMS_HELD, MAX_TOKENS_PER_ROW
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from ssmscope.core.batching import by_length
-from ssmscope.core.limits import refuse_reading
+from ssmscope.core.batching import by_length, refuse_reading
 from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.babi import Question, QuestionData, count_words, load_questions

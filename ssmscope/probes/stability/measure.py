@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from ssmscope import ops
 from ssmscope.architectures.read.delta import DeltaMixer
 from ssmscope.architectures.read.linear_layers import GatedLinearAttention, Retention
-from ssmscope.core.batching import by_length
+from ssmscope.core.batching import MAX_TOKENS_PER_ROW, MAX_TOKENS_TOGETHER, by_length, refuse_above, refuse_held
 from ssmscope.core.bootstrap import RESAMPLES, Estimate, estimates, resampled_means
 from ssmscope.core.encoding import Batch
-from ssmscope.core.limits import MAX_TOKENS_PER_ROW, MAX_TOKENS_TOGETHER, refuse_above, refuse_held
 from ssmscope.core.model import Model, TextsLike, as_batch
 from ssmscope.core.progress import progress_bar
 from ssmscope.core.trace import LayerTrace
