@@ -41,7 +41,7 @@ def test_rows_of_ids_are_padded_on_the_right() -> None:
         ([[1, 2], [1, 2, 3, 4]], "row 1 has 4 tokens, more than the limit of 3: shorten or split it, or raise"),
         ([[9, 12], [11, 3]], "the given ids hold id 11, outside the model's vocabulary 0…9"),
         ([[10]], "the given ids hold id 10, outside"),
-        ([[3, -1]], "the given ids hold id -1, outside"),
+        ([[100, 3, -1]], "the given ids hold id -1, outside"),
     ],
 )
 def test_rows_of_ids_that_are_refused(rows: Any, said: str) -> None:
@@ -50,10 +50,10 @@ def test_rows_of_ids_that_are_refused(rows: Any, said: str) -> None:
 
 class TestRows:
     BATCH = Batch(
-        torch.tensor([[1, 2, 3], [4, 0, 0], [5, 6, 0]]),
-        torch.tensor([[True] * 3, [True, False, False], [True, True, False]]),
-        (("a", "b", "c"), ("d",), ("e", "f")),
-        ((0, 1, 2), (0,), (0, None)),
+        torch.tensor([[1, 2, 3, 7], [4, 0, 0, 0], [5, 6, 0, 0]]),
+        torch.tensor([[True] * 4, [True, False, False, False], [True, True, False, False]]),
+        (("a", "b", "c", "g"), ("d",), ("e", "f")),
+        ((0, 1, 2, 3), (0,), (0, None)),
     )
 
     def test_are_cut_to_the_longest(self) -> None:
@@ -216,7 +216,7 @@ class TestImages:
                 "raise max_tokens=…",
             ),
             (torch.zeros(6, 2), {"max_tokens": 6, "patch": (1, 1)}, "an image has 7 tokens, more than the limit of 6 (a token is a patch"),
-            (torch.full((6, 2), torch.inf), {}, "the pixels hold numbers that are not finite; give floats in 0…1"),
+            (torch.arange(12.0).view(6, 2).log(), {}, "the pixels hold numbers that are not finite; give floats in 0…1"),
         ],
     )  # fmt: skip
     def test_what_is_refused(self, given: Any, options: dict[str, Any], said: str) -> None:

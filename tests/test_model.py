@@ -19,7 +19,7 @@ from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.core.encoding import encode_ids, encode_texts
+from ssmscope.core.encoding import encode_ids, encode_texts, spelled_out
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 
@@ -84,6 +84,48 @@ def test_refused_texts(model, texts, words):
 
 def test_whitespace_and_emoji_beside_words_are_fine(model):
     assert model.encode("good\tfilm\r\n😀").tokens[0] == ("good", "film", "😀", "[CLS]")
+
+
+def test_a_text_is_kept_with_the_characters_of_each_token(model):
+    batch = model.encode(["a good acted film", "film zzz!"])
+    assert batch.spelled[1].text == "film zzz!" and len(batch.spelled) == 2
+    assert batch.spelled[0].offsets == ((0, 1), (2, 6), (7, 10), (10, 12), (13, 17), (0, 0))
+    assert batch.spelled[1].offsets == ((0, 4), (5, 8), (8, 9), (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (" ", "the text is empty: give at least one word"),
+        (["a", ""], "text 1 is empty: give at least one word"),
+        (["film\x1b\x00"], "the text has the control character U+001B at position 4: remove it"),
+        (["a", "zzz"], "text 1 has only characters that this model's tokenizer does not know: 'zzz'"),
+        ("z" * 50, f"the text has only characters that this model's tokenizer does not know: '{'z' * 40}'"),
+        ("film" + " " * 317, "the text has 321 characters, more than 320, the limit for 5 tokens: shorten or"),
+        (["a", "a a a a a"], "text 1 has 6 tokens, more than the limit of 5: shorten or"),
+    ],
+)
+def test_what_is_said_of_a_text(model, texts, said):
+    with pytest.raises(InputError) as caught:
+        model.encode(texts, max_tokens=5)
+    assert str(caught.value).startswith(said)
+    assert model.encode("a a a a" + " " * 313, max_tokens=5).lengths == [5]
+
+
+def test_ids_are_spelled_as_the_text_that_gives_them():
+    tokenizer = byte_tokenizer()
+
+    def ids(text):
+        return tokenizer(text)["input_ids"]
+
+    assert spelled_out([ids("a film ."), ids("é")], tokenizer, 256) == ["a film .", "é"]
+    assert spelled_out([ids("a"), ids("a\x1b")], tokenizer, 256) is None
+    assert spelled_out([ids("é")[:1]], tokenizer, 256) is None
+    with pytest.raises(InputError, match="^the given ids hold id -3, outside the model's vocabulary 0…255"):
+        spelled_out([[5, 256], [300, -3]], tokenizer, 256)
+    own = word_tokenizer()
+    assert spelled_out([[3, 7, 4, 2], [4, 2]], own, len(WORDS)) == ["a good film", "film"]
+    assert spelled_out([[3, 7, 4]], own, len(WORDS)) is None
 
 
 @pytest.mark.parametrize(
@@ -341,6 +383,31 @@ class TestPixels:
     def test_that_are_refused(self, pixel_model, values, words):
         with pytest.raises(InputError, match=words):
             pixel_model.encode(values=values, max_tokens=32)
+
+    def test_may_be_given_first(self, pixel_model):
+        for given in (IMAGES, IMAGES.numpy()):
+            assert torch.equal(pixel_model.encode(given).values, IMAGES.float() / 255)
+            for more in (dict(values=IMAGES), dict(ids=[0])):
+                with pytest.raises(InputError, match="reads pixels"):
+                    pixel_model.encode(given, **more)
+
+    @pytest.mark.parametrize(
+        ("channels", "size", "form"), [(1, None, "1 channel"), (2, None, "2 channels"), (1, [2, 3], "3 × 2 of 1 channel")]
+    )
+    def test_are_described(self, pixel_model, channels, size, form):
+        pixel_model.module.config.channels, pixel_model.module.config.image_size = channels, size
+        with pytest.raises(InputError, match=rf"^model reads pixels \({form}\), not texts: give it images"):
+            Model(pixel_model.module).encode("a film")
+
+    def test_as_images(self, pixel_model):
+        batch = pixel_model.encode(values=IMAGES)
+        assert torch.equal(pixel_model.images_of(batch), IMAGES.view(2, 2, 3, 2).float() / 255)
+        assert pixel_model.images_of(pixel_model.encode(values=IMAGES[:, :5])) is None
+        assert pixel_model.images_of(encode_ids([[0, 0]], 1)) is None
+        pixel_model.module.config.image_size = None
+        assert pixel_model.images_of(batch) is None
+        embedded = pixel_model.embed(batch)
+        assert embedded.shape == (2, 7, 8) and torch.equal(embedded, pixel_model.module.embed_values(batch.values))
 
     def test_are_not_mixed_with_tokens(self, pixel_model, model):
         for wrong in (dict(texts="a film"), dict(ids=[0]), dict(values=IMAGES, ids=[0]), dict()):
