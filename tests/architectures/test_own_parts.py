@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import MambaConfig, MambaModel
+from transformers import MambaConfig, MambaForCausalLM, MambaModel
 
 import ssmscope
 from ssmscope.architectures.loading.in_memory import OwnModel, cast, converted, own_model, readable
@@ -73,7 +73,15 @@ class Mapped(Own):
         return {"loss": torch.zeros(()), "logits": super().forward(input_ids)}
 
 
-@pytest.mark.parametrize("kind", [Own, LabelsFirst, NamedAlone, AnyNames, OtherName, LossFirst, Named, Mapped])
+class Masked(Own):
+    def forward(self, input_ids, attention_mask, mask):
+        assert attention_mask.dtype == mask.dtype == torch.long and attention_mask.all() and mask.all()
+        return super().forward(input_ids)
+
+
+@pytest.mark.parametrize(
+    "kind", [Own, LabelsFirst, NamedAlone, AnyNames, OtherName, LossFirst, Named, Mapped, Masked]
+)
 def test_ids_are_given_first_or_by_name_and_logits_found(kind):
     module = kind()
     found = own_model(module)
@@ -81,6 +89,18 @@ def test_ids_are_given_first_or_by_name_and_logits_found(kind):
         expected = module.head(module.encoder(IDS)[0][:, -1])
         assert torch.equal(found(input_ids=IDS).logits, expected)
     assert found.gives == "classes" and found.path == "encoder" and found.base_model is module.encoder
+
+
+def test_one_number_for_a_text():
+    class Squeezed(Own):
+        def forward(self, input_ids):
+            return super().forward(input_ids)[:, 0]
+
+    module = Squeezed(1)
+    found = own_model(module)
+    assert found.gives == "numbers" and found.config.num_labels == 1
+    with torch.no_grad():
+        assert torch.equal(found(input_ids=IDS).logits, module(IDS)[:, None])
 
 
 class Positions(Own):
@@ -279,6 +299,24 @@ def test_a_module_is_kept_where_it_is_on_the_device(device, kept):
     module = Elsewhere(2, 2)
     assert (converted(module, torch.float32, device and torch.device(device)) is module) == kept
     assert converted(module, torch.float64, torch.device("cuda")) is not module
+
+
+def test_what_cannot_be_copied_is_told_with_where_to():
+    module = nn.Linear(2, 2)
+    module.doubled = module.weight * 2  # deepcopy refuses tensors that autograd made
+    for dtype, device, told in ((torch.float64, torch.device("meta"), "torch.float64"), (None, torch.device("meta"), "meta")):
+        with pytest.raises(InputError, match=f"^Linear cannot be copied to {told} .*: convert it first"):
+            converted(module, dtype, device)
+
+
+def test_adapters_that_begin_at_a_token_are_refused():
+    peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install '.[dev]' in a checkout")
+    config = peft.LoraConfig(r=2, target_modules=["in_proj"], task_type="CAUSAL_LM")
+    wrapped = peft.get_peft_model(MambaForCausalLM(backbone().config), config)
+    assert readable(wrapped) is wrapped.base_model.model
+    wrapped.peft_config["default"].alora_invocation_tokens = [1, 2]
+    with pytest.raises(InputError, match="^a PeftModel of LORA changes the model's input, not only its layers"):
+        readable(wrapped)
 
 
 def test_whole_numbers_and_inference():
