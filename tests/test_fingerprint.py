@@ -108,7 +108,11 @@ def test_a_fingerprint_is_of_configuration_weights_and_settings() -> None:
     digest.update(raw(one))
     digest.update(b"0.5")
     plain = digest.hexdigest()
-    assert fingerprint.fingerprint(CONFIG, weights) == plain == fingerprint.fingerprint(CONFIG, dict(reversed(weights.items())), {})
+    assert (
+        fingerprint.fingerprint(CONFIG, weights)
+        == plain
+        == fingerprint.fingerprint(CONFIG, dict(reversed(weights.items())), {})
+    )
     digest.update(b'{"a": 2, "b": 1}')
     assert fingerprint.fingerprint(CONFIG, weights, {"b": 1, "a": 2}) == digest.hexdigest() != plain
     others = [{**weights, "b": one.double()}, {**weights, "b": one[None]}, {**weights, "a": two + torch.eye(3, 2)}]

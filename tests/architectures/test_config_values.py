@@ -184,12 +184,16 @@ def test_words_that_a_library_would_look_up() -> None:
     unknown = "which is not known: it could name code or another file; delete it where the model runs without it"
     for word in ("ours", "deep", "silu", "full_attention", "sdpa", "torch.float16", ""):
         assert said({"a": word, "b": [[word]], "c": {"d": word}}) is None
-    assert said({"id2label": {"0": "mine"}, "model_type": "mine", "own": "mine", "a": {"own": ["mine"]}}, ("own",)) is None
+    assert (
+        said({"id2label": {"0": "mine"}, "model_type": "mine", "own": "mine", "a": {"own": ["mine"]}}, ("own",)) is None
+    )
     assert said({"own": "mine"}) == f"the model says in its config.json that own is 'mine', {unknown}"
     assert said({"a": {"b": ["silu", {"c": "mine"}]}}) == (
         f"the model says in its config.json that a.b.c is 'mine', {unknown}"
     )
-    assert said({"a": ("ours", "mine"), "b": "yours"}) == f"the model says in its config.json that a is 'mine', {unknown}"
+    assert (
+        said({"a": ("ours", "mine"), "b": "yours"}) == f"the model says in its config.json that a is 'mine', {unknown}"
+    )
     for name in fields.IMPLEMENTATIONS:
         assert said({"attn_implementation": name, "a": {"_experts_implementation": name}}) is None
     allowed = "allowed are eager, sdpa, grouped_mm, batched_mm: other code is never fetched or run"
@@ -259,7 +263,11 @@ def test_files_that_hold_no_object(tmp_path: Any, content: bytes | None, said: s
 
 @pytest.mark.parametrize("name", fields.DEPTH_FIELDS)
 def test_no_more_layers_than_tensors(name: str) -> None:
-    for wrap in (lambda given: given, lambda given: {"backbone": given}, lambda given: {"backbone": {"backbone": given}}):
+    for wrap in (
+        lambda given: given,
+        lambda given: {"backbone": given},
+        lambda given: {"backbone": {"backbone": given}},
+    ):
         for value in (5, 4.5, 0, "9", None, [9]):
             fields.check_depth(wrap({name: value, "hidden_size": 9}), 5, "the model")
         for value in (6, 5.5, 10**9):

@@ -139,7 +139,10 @@ def test_parts_that_mamba_ssms_layout_may_not_have(fields: dict[str, Any], said:
         ({"ssm_cfg": {}, "attn_cfg": [1]}, "attn_cfg is [1]; allowed is an object"),
         ({"rms_norm": 2}, "rms_norm is 2; allowed is true or false"),
         ({"ssm_cfg": {"d_state": -1}}, "d_state is -1; allowed is no negative number"),
-        ({"ssm_cfg": {"layer": "Mamba4"}}, "m has layers 'Mamba4'; Mamba1, Mamba2, Mamba3 can be read from this layout"),
+        (
+            {"ssm_cfg": {"layer": "Mamba4"}},
+            "m has layers 'Mamba4'; Mamba1, Mamba2, Mamba3 can be read from this layout",
+        ),
     ],
 )
 def test_fields_of_mamba_ssm_of_another_kind(fields: dict[str, Any], said: str) -> None:
@@ -176,7 +179,9 @@ def test_how_a_differential_mamba_is_known(tmp_path: Path) -> None:
     ("head", "fields", "tied"),
     [(False, {}, True), (True, {}, False), (True, {"tie_word_embeddings": True}, True), (False, {"tie_word_embeddings": False}, True)],
 )  # fmt: skip
-def test_the_plan_of_a_differential_mamba(number: int, with_parts: Any, layers: Any, head: bool, fields: Any, tied: bool) -> None:
+def test_the_plan_of_a_differential_mamba(
+    number: int, with_parts: Any, layers: Any, head: bool, fields: Any, tied: bool
+) -> None:
     names = [f"backbone.layers.{at}.mixer_1.D" for at in with_parts] + ["x.backbone.layers.7.mixer_1.D"]
     tensors = {name: torch.ones(2) for name in [*names, *(["lm_head.weight"] if head else [])]}
     tensors |= {"backbone.embedding.weight": torch.zeros(20, 16), "backbone.layers.0.mixer_2.mixer_1.D": torch.ones(2)}
@@ -336,7 +341,9 @@ def test_weights_are_read_in_their_own_dtype_or_another(tmp_path: Path) -> None:
     for dtype in (None, torch.bfloat16, torch.float16, torch.float64):
         found = pretrained.read_transformers(tmp_path, "m", fields, dtype, None, None)
         assert found.backbone.embeddings.weight.dtype == (dtype or torch.bfloat16)
-        assert torch.equal(found.backbone.layers[0].mixer.A_log.double(), module.backbone.layers[0].mixer.A_log.double())
+        assert torch.equal(
+            found.backbone.layers[0].mixer.A_log.double(), module.backbone.layers[0].mixer.A_log.double()
+        )
 
 
 def test_a_tokenizer_is_read_without_code_or_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

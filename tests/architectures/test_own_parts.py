@@ -79,9 +79,7 @@ class Masked(Own):
         return super().forward(input_ids)
 
 
-@pytest.mark.parametrize(
-    "kind", [Own, LabelsFirst, NamedAlone, AnyNames, OtherName, LossFirst, Named, Mapped, Masked]
-)
+@pytest.mark.parametrize("kind", [Own, LabelsFirst, NamedAlone, AnyNames, OtherName, LossFirst, Named, Mapped, Masked])
 def test_ids_are_given_first_or_by_name_and_logits_found(kind):
     module = kind()
     found = own_model(module)
@@ -237,7 +235,9 @@ def test_outputs_that_are_no_logits(make, said):
 
 def test_a_backbone_is_named_among_those_that_hold_every_layer():
     module = nn.ModuleDict({"one": Own(), "other": nn.Linear(2, 2)})
-    with pytest.raises(InputError, match="ModuleDict has no backbone 'two'.* of its state-space layers are one.encoder"):
+    with pytest.raises(
+        InputError, match="ModuleDict has no backbone 'two'.* of its state-space layers are one.encoder"
+    ):
         own_model(module, "two")
     with pytest.raises(InputError, match="MambaModel has no backbone 'two'.* of its state-space layers are none$"):
         own_model(backbone(), "two")
@@ -251,11 +251,19 @@ def test_a_users_classes_are_named_with_a_hash_of_their_code():
     module.act = type("Act", (nn.Module,), {"__module__": "torch.parts"})()
     module.first = type("First", (nn.Module,), {"__module__": "a.transformers"})()
     code = hashlib.sha256(inspect.getsource(Language).encode()).hexdigest()[:16]
-    assert own_model(module).config.around == ["a.transformers.First ", f"{__name__}.Language {code}", "torchless.parts.Unknown "]
+    assert own_model(module).config.around == [
+        "a.transformers.First ",
+        f"{__name__}.Language {code}",
+        "torchless.parts.Unknown ",
+    ]
 
 
 def test_only_its_own_class_is_read_as_mamba_ssms():
-    for name, within in (("MambaLMHeadModel", "mine.models"), ("Other", "mamba_ssm.models"), ("MambaLMHeadModel", "mamba_ssm_2")):
+    for name, within in (
+        ("MambaLMHeadModel", "mine.models"),
+        ("Other", "mamba_ssm.models"),
+        ("MambaLMHeadModel", "mamba_ssm_2"),
+    ):
         found = readable(type(name, (Own,), {"__module__": within})())
         assert isinstance(found, OwnModel) and found.gives == "classes"
 
@@ -293,7 +301,8 @@ class Elsewhere(nn.Linear):
 
 
 @pytest.mark.parametrize(
-    ("device", "kept"), [("cuda:1", True), ("cuda", True), (None, True), ("cuda:0", False), ("cpu", False), ("mps:1", False)]
+    ("device", "kept"),
+    [("cuda:1", True), ("cuda", True), (None, True), ("cuda:0", False), ("cpu", False), ("mps:1", False)],
 )
 def test_a_module_is_kept_where_it_is_on_the_device(device, kept):
     module = Elsewhere(2, 2)
@@ -304,7 +313,10 @@ def test_a_module_is_kept_where_it_is_on_the_device(device, kept):
 def test_what_cannot_be_copied_is_told_with_where_to():
     module = nn.Linear(2, 2)
     module.doubled = module.weight * 2  # deepcopy refuses tensors that autograd made
-    for dtype, device, told in ((torch.float64, torch.device("meta"), "torch.float64"), (None, torch.device("meta"), "meta")):
+    for dtype, device, told in (
+        (torch.float64, torch.device("meta"), "torch.float64"),
+        (None, torch.device("meta"), "meta"),
+    ):
         with pytest.raises(InputError, match=f"^Linear cannot be copied to {told} .*: convert it first"):
             converted(module, dtype, device)
 

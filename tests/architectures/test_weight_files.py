@@ -252,7 +252,9 @@ def test_no_larger_model_than_its_files_fill(allowed: dict[str, int], more: dict
 
 def test_absent_parts_are_not_counted() -> None:
     """Of a linear map without a bias, one tensor is made."""
-    assert len(stored.outline(lambda: [nn.Linear(1, 1, bias=False) for _ in range(106)], HELD, "m", "its fields")) == 106
+    assert (
+        len(stored.outline(lambda: [nn.Linear(1, 1, bias=False) for _ in range(106)], HELD, "m", "its fields")) == 106
+    )
     assert "more than 106 tensors" in (
         refusal(stored.outline, lambda: [nn.Linear(1, 1, bias=False) for _ in range(107)], HELD, "m", "it") or ""
     )
