@@ -161,7 +161,10 @@ def test_texts_or_ids(given: Any, texts: Any, rows: Any) -> None:
         ([[5], [6, None]], "row 1 holds None, which is no token id; ids are whole numbers"),
         ({"input_ids": ["a", "b"]}, "input_ids hold 'a', which is no token id"),
         *(
-            ({"input_ids": [[5, 6], [7, 8]], "attention_mask": mask}, "the attention_mask is not of the shape of the input_ids")
+            (
+                {"input_ids": [[5, 6], [7, 8]], "attention_mask": mask},
+                "the attention_mask is not of the shape of the input_ids",
+            )
             for mask in ([[1, 1]], [[1, 1], [1]], [[1, 1], [1, 1, 1]], ["a", "b"], [1, 1])
         ),
     ],
@@ -215,8 +218,12 @@ class TestImages:
                 "an image has 7 tokens, more than the limit of 6 (a token is a pixel, the last one the class token): "
                 "raise max_tokens=…",
             ),
-            (torch.zeros(6, 2), {"max_tokens": 6, "patch": (1, 1)}, "an image has 7 tokens, more than the limit of 6 (a token is a patch"),
-            (torch.arange(12.0).view(6, 2).log(), {}, "the pixels hold numbers that are not finite; give floats in 0…1"),
+            (
+                torch.zeros(6, 2),
+                {"max_tokens": 6, "patch": (1, 1)},
+                "an image has 7 tokens, more than the limit of 6 (a token is a patch",
+            ),
+            (torch.arange(12.0).view(6, 2).log(), {}, "the pixels hold numbers that are not finite; give floats"),
         ],
     )  # fmt: skip
     def test_what_is_refused(self, given: Any, options: dict[str, Any], said: str) -> None:

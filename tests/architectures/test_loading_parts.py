@@ -173,11 +173,17 @@ def test_how_a_differential_mamba_is_known(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "with_parts", "layers"),
-    [(3, (0, 1, 2), "full"), (3, (0, 2), "hybrid"), (4, (0, 2), "hybrid"), (3, (2, 1), [1, 2]), (12, (11, 2), [2, 11]), (1, (0,), "full")],
+    [
+        (3, (0, 1, 2), "full"), (3, (0, 2), "hybrid"), (4, (0, 2), "hybrid"), (3, (2, 1), [1, 2]),
+        (12, (11, 2), [2, 11]), (1, (0,), "full"),
+    ],
 )  # fmt: skip
 @pytest.mark.parametrize(
     ("head", "fields", "tied"),
-    [(False, {}, True), (True, {}, False), (True, {"tie_word_embeddings": True}, True), (False, {"tie_word_embeddings": False}, True)],
+    [
+        (False, {}, True), (True, {}, False), (True, {"tie_word_embeddings": True}, True),
+        (False, {"tie_word_embeddings": False}, True),
+    ],
 )  # fmt: skip
 def test_the_plan_of_a_differential_mamba(
     number: int, with_parts: Any, layers: Any, head: bool, fields: Any, tied: bool
@@ -216,7 +222,8 @@ def test_how_a_vision_mamba_is_known() -> None:
 
 SELECTIVE = {
     "embedding.weight": torch.arange(28.0).view(7, 4), "ssm.A": torch.tensor([[-3.0, -0.5, -2.0]]).expand(4, 3),
-    "ssm.W_B": torch.ones(3, 4), "ssm.W_C": torch.ones(3, 4), "ssm.q_delta": torch.ones(4), "ssm.p_delta": torch.ones(1),
+    "ssm.W_B": torch.ones(3, 4), "ssm.W_C": torch.ones(3, 4), "ssm.q_delta": torch.ones(4),
+    "ssm.p_delta": torch.ones(1),
 }  # fmt: skip
 
 
@@ -323,7 +330,10 @@ def test_models_are_kept_by_name_tokenizer_dtype_and_device(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("content", "number"),
-    [({"examples": 5}, 5), ({"examples": "7"}, 7), ({}, None), ({"examples": None}, None), ({"examples": "x"}, None), (None, None)],
+    [
+        ({"examples": 5}, 5), ({"examples": "7"}, 7), ({}, None), ({"examples": None}, None), ({"examples": "x"}, None),
+        (None, None),
+    ],
 )  # fmt: skip
 def test_how_many_examples_a_training_had(content: Any, number: int | None, tmp_path: Path) -> None:
     if content is not None:
