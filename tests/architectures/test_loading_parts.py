@@ -345,7 +345,13 @@ def test_how_many_examples_a_training_had(content: Any, number: int | None, tmp_
 
 
 def test_weights_are_read_in_their_own_dtype_or_another(tmp_path: Path) -> None:
-    module = saved(tmp_path)
+    module = saved(tmp_path).double()
+    for parameter in module.parameters():
+        parameter.data.add_(1e-10)
+    module.save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    found = pretrained.read_transformers(tmp_path, "m", fields, torch.float64, None, None)
+    assert all(torch.equal(weight, found.state_dict()[name]) for name, weight in module.state_dict().items())
     module.bfloat16().save_pretrained(tmp_path)
     fields = json.loads((tmp_path / "config.json").read_text())
     for dtype in (None, torch.bfloat16, torch.float16, torch.float64):
@@ -382,6 +388,23 @@ def test_a_tokenizer_is_read_without_code_or_network(tmp_path: Path, monkeypatch
         refusal(pretrained.read_tokenizer, tmp_path) or ""
     )
     assert (refusal(pretrained.read_tokenizer, "x" * 300) or "").startswith(f"the tokenizer '{'x' * 200}' cannot be")
+
+
+def test_errors_of_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokenizers library raises plain exceptions; others than these and damage are faults of the code."""
+    for error, told in (
+        (Exception("odd"), True),
+        (ValueError("odd"), True),
+        (KeyError("odd"), True),
+        (SyntaxError("odd"), False),
+    ):
+
+        def read(where: Path, error: Exception = error, **options: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", read)
+        with pytest.raises(InputError if told else SyntaxError, match="cannot be loaded: '?odd" if told else "odd"):
+            pretrained.read_tokenizer(tmp_path)
 
 
 def test_a_tokenizer_is_fetched_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
