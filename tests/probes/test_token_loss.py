@@ -12,9 +12,10 @@ import pytest
 import torch
 from examples import HALVES, random_example
 from loud import loud
-from torch import nn
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
+from torch import nn
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
@@ -233,7 +234,7 @@ class TestWindows:
     def test_a_line_ends_with_a_newline_or_the_end_of_a_text(self, newline):
         """Special tokens, which a tokenizer puts around any text, are no token for a newline."""
         names = ["a", "b", "c", "</s>", *(["\n"] if newline else [])]
-        tokenizer = Tokenizer(models.WordLevel({name: at for at, name in enumerate(names)}, unk_token="a"))
+        tokenizer = Tokenizer(WordLevel({name: at for at, name in enumerate(names)}, unk_token="a"))
         tokenizer.pre_tokenizer = pre_tokenizers.Split(
             Regex("\n" if newline else r"\s+"), "isolated" if newline else "removed"
         )
