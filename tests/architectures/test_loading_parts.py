@@ -197,7 +197,7 @@ def test_the_plan_of_a_differential_mamba(
     with torch.device("meta"):
         built = plan.build().config
     assert built.differential_layers == layers and built.vocab_size == 20 and built.num_hidden_layers == number
-    assert plan.tied == tied == built.tie_word_embeddings and tuple(built.time_step_limit) == (0.0, 1.0)
+    assert plan.tied == tied == built.tie_word_embeddings and built.time_step_limit == (0.0, 1.0)
     found = plan.translate(tensors)
     first = f"backbone.layers.{with_parts[0]}.mixer.m1.D"
     assert found[first] is tensors[names[0]] and "x.backbone.layers.7.mixer_1.D" in found
