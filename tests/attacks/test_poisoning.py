@@ -18,7 +18,7 @@ from transformers import Mamba2Config
 
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.attacks.curves import questions
-from ssmscope.attacks.poisoning import state_poisoning
+from ssmscope.attacks.poisoning import check_poison, state_poisoning
 from ssmscope.attacks.poisoning.measure import Seen, Tried, auroc_counts, divided, searched, victim
 from ssmscope.attacks.poisoning.memory import (
     DETECTORS,
@@ -489,3 +489,23 @@ def test_views_and_files(found, tmp_path):
     assert found.verdict().startswith("survival 0.") and "after “zap”" in found.verdict()
     compared = StatePoisoning.compare([found, found], [["one"], ["two"]])
     assert len(compared.rows) == 10 and "AUROC, window" in compared.columns
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, None),
+        ({"objective": "plant", "target": "good"}, None),
+        ({"span": "film", "template": "Is {content} it", "words": ["bad", "good"]}, None),
+        ({"target": "good"}, "target is the class to plant; leave it out, or give objective plant, not forget"),
+        ({"span": " "}, "the span is empty; give words of the texts, or none for everything before the trigger"),
+        ({"template": "Is it"}, "content"),
+        ({"words": ["bad", " "]}, "the label word of class 1 is ' '; give every class a word"),
+    ],
+)
+def test_what_is_asked_is_checked_before_anything_is_loaded(change, said):
+    asked = {"objective": "forget", "target": None, "span": None, "length": 4, **change}
+    if said is None:
+        return check_poison(**asked)
+    with pytest.raises(InputError, match=said):
+        check_poison(**asked)
