@@ -17,7 +17,7 @@ from transformers.utils import logging
 import ssmscope
 from ssmscope.architectures.loading import load as loading
 from ssmscope.architectures.loading import pretrained
-from ssmscope.architectures.loading.layouts import is_diff_mamba2, is_vim, plan_diff_mamba2, plan_selective
+from ssmscope.architectures.loading.layouts import is_diff_mamba2, plan_diff_mamba2, plan_selective
 from ssmscope.architectures.loading.load import ModelCache, cache_models, chosen_device, trained_examples
 from ssmscope.architectures.loading.mamba_checkpoints import is_mamba_ssm, plan_mamba_ssm
 from ssmscope.architectures.loading.stored import Contents, Stored, headers_of
@@ -213,11 +213,6 @@ def test_a_differential_mamba_without_its_parts() -> None:
     held = Contents({"backbone.layers.0.mixer_1.D": Stored((2,), True)}, 5)
     assert refusal(plan_diff_mamba2, config, held, "m") == "the weights of m lack backbone.embeddings.weight"
 
-
-def test_how_a_vision_mamba_is_known() -> None:
-    one, other = "layers.0.mixer.A_b_log", "patch_embed.proj.weight"
-    assert is_vim({one: torch.ones(1), other: torch.ones(1)})
-    assert not is_vim({one: torch.ones(1)}) and not is_vim({other: torch.ones(1)})
 
 
 SELECTIVE = {
