@@ -208,7 +208,7 @@ def rows_part(text: TokenText, rows: Sequence[TokenRow | None], columns: Columns
     step = len(rows) + (0.45 if len(rows) > 1 else 0.0)
     cut = len(text.tokens) > MAX_BOXES
     note = f"the first {MAX_BOXES:,} of {len(text.tokens):,} tokens; below, all of them" if cut else ""
-    count = step * len(lines) + bool(note)
+    count = max(1.0, step * len(lines) + bool(note))  # a text without tokens has no lines
 
     def draw(part: SubFigure) -> None:
         axes = typewriter(part, count)
