@@ -123,8 +123,7 @@ def typewriter(part: SubFigure, lines: float) -> Axes:
 
 def draw_boxes(axes: Axes, boxes: Sequence[Box], left: float, y: float, text: TokenText, row: TokenRow | None) -> None:
     """Draw one line of tokens in the colours of a row, or without colour: marked ones underlined and bold, the query
-    framed, the text's span underlined in colour.
-    """
+    framed, the text's span underlined in colour."""
     fills = colours_of_row(row) if row is not None else ["#ffffff"] * len(text.tokens)
     kept, against = (set(row.marked), set(row.against)) if row is not None else (set(), set())
     span = range(*text.span) if text.span is not None else ()
