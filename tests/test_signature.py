@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import pytest
 
-from ssmscope.api.options import NO_EFFECT, REPEATED, Metavar, OneOf, Range, Reads, as_value, chosen_layers, plain
+from ssmscope.api.options import (
+    NO_EFFECT,
+    REPEATED,
+    Metavar,
+    OneOf,
+    Option,
+    Range,
+    Reads,
+    as_value,
+    chosen_layers,
+    plain,
+)
 from ssmscope.api.signatures import options_of
 from ssmscope.errors import InputError
 
@@ -27,7 +40,9 @@ def function(
 ) -> None: ...
 
 
-OPTIONS = options_of(function)
+@pytest.fixture
+def of_python() -> dict[str, Option]:
+    return options_of(function)
 
 
 def a_result() -> object:
@@ -46,25 +61,25 @@ OBJECTS = [
 
 
 @pytest.mark.parametrize(("name", "value"), OBJECTS)
-def test_objects_are_of_python_alone(name: str, value: object) -> None:
-    assert OPTIONS[name].accept(value) == value
+def test_objects_are_of_python_alone(of_python: dict[str, Option], name: str, value: object) -> None:
+    assert of_python[name].accept(value) == value
     with pytest.raises(InputError):
-        OPTIONS[name].read(value)
+        of_python[name].read(value)
 
 
-def test_a_class_of_another_package_is_no_object() -> None:
+def test_a_class_of_another_package_is_no_object(of_python: dict[str, Option]) -> None:
     stranger = type("Result", (), {"__module__": "elsewhere"})()
     for name in ("lens", "lenses"):
         with pytest.raises(InputError):
-            OPTIONS[name].accept(stranger)
+            of_python[name].accept(stranger)
 
 
-def test_what_can_be_typed_is_read_alike() -> None:
+def test_what_can_be_typed_is_read_alike(of_python: dict[str, Option]) -> None:
     for read in ("accept", "read"):
-        assert getattr(OPTIONS["answer"], read)(5) == 5 and getattr(OPTIONS["answer"], read)("5") == "5"
-        assert getattr(OPTIONS["lenses"], read)(["a", "b"]) == ["a", "b"]
+        assert getattr(of_python["answer"], read)(5) == 5 and getattr(of_python["answer"], read)("5") == "5"
+        assert getattr(of_python["lenses"], read)(["a", "b"]) == ["a", "b"]
         with pytest.raises(InputError, match="answer is True"):
-            getattr(OPTIONS["answer"], read)(True)
+            getattr(of_python["answer"], read)(True)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +102,11 @@ def test_a_range_says_what_it_allows(given: Range, whole: bool, said: str, insid
 
 def of_every_kind(
     *,
-    words: Annotated[Literal["a", "b"] | None, "Words."] = None,
+    words: Annotated[None | Literal["a", "b"] | Literal["c"], "Words."] = None,
     layers: Annotated[Literal["mean", "all"] | Sequence[int], "Words or numbers.", Range(0)] = "mean",
-    steps: Annotated[Sequence[Literal["first", "last"] | int], "Numbers and words among them.", Range(2, 9)] = (2, 9),
+    steps: Annotated[
+        Sequence[Literal["first", "last"] | int | Literal["mid"]], "Numbers and words among them.", Range(2, 9)
+    ] = (2, 9),
     rate: Annotated[float | int, "A number.", Range(0, 1, strict=True)] = 0.5,
     rates: Annotated[float | Sequence[float], "One number or several."] = (0.5,),
     flag: Annotated[bool, "A flag."] = True,
@@ -116,15 +133,33 @@ def of_every_kind(
     """
 
 
-EVERY = options_of(of_every_kind)
+@pytest.fixture
+def every() -> dict[str, Option]:
+    return options_of(of_every_kind)
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "several", "single", "metavar", "flags", "allowed"),
     [
-        ("words", None, False, None, "a|b", ("--words",), "allowed are a or b"),
-        ("layers", int, True, None, "mean|all|N,…", ("--layers",), "allowed are mean, all or a whole number from 0 on, or several"),
-        ("steps", int, True, None, "NAME,…", ("--steps",), "allowed are first, last or a whole number from 2 to 9, or several"),
+        ("words", None, False, None, "a|b|c", ("--words",), "allowed are a, b or c"),
+        (
+            "layers",
+            int,
+            True,
+            None,
+            "mean|all|N,…",
+            ("--layers",),
+            "allowed are mean, all or a whole number from 0 on, or several",
+        ),
+        (
+            "steps",
+            int,
+            True,
+            None,
+            "NAME,…",
+            ("--steps",),
+            "allowed are first, last, mid or a whole number from 2 to 9, or several",
+        ),
         ("rate", float, False, float, "X", ("--rate",), "allowed is a number above 0 and below 1"),
         ("rates", float, True, float, "X,…", ("--rates",), "allowed are a number, or several"),
         ("flag", bool, False, bool, "", ("--flag", "--no-flag"), "allowed is true or false"),
@@ -139,29 +174,32 @@ EVERY = options_of(of_every_kind)
         ("documented", int, False, int, "N", ("--documented",), "allowed is a whole number"),
         ("named", str, False, str, "NAME", ("--named",), "allowed is a text"),
     ],
-)  # fmt: skip
-def test_what_a_signature_says_of_an_option(name, kind, several, single, metavar, flags, allowed) -> None:
-    option = EVERY[name]
+)
+def test_what_a_signature_says_of_an_option(
+    every: dict[str, Option], name, kind, several, single, metavar, flags, allowed
+) -> None:
+    option = every[name]
     assert (option.kind, option.several, option.single) == (kind, several, single)
     assert (option.metavar, option.flags) == (metavar, flags)
     if allowed is not None:
         assert option.allowed == allowed
 
 
-def test_helps_marks_and_defaults_are_each_options_own() -> None:
-    assert (EVERY["documented"].help, EVERY["named"].help) == ("a number of things, told in two lines.", "a name.")
-    assert EVERY["layers"].help == "Words or numbers."
-    assert [name for name, each in EVERY.items() if each.required] == ["from_"]
-    assert [name for name, each in EVERY.items() if each.no_effect] == ["from_"]
-    assert [name for name, each in EVERY.items() if each.repeated] == ["texts", "option"]
-    assert [name for name, each in EVERY.items() if each.nested] == ["option"]
-    assert [name for name, each in EVERY.items() if each.is_flag] == ["flag"]
-    assert [name for name, each in EVERY.items() if each.reads] == ["file", "lens", "model"]
-    assert (EVERY["words"].words, EVERY["layers"].words, EVERY["steps"].words) == (("a", "b"), ("mean", "all"), ())
-    assert (EVERY["steps"].elements, EVERY["steps"].range) == (("first", "last"), Range(2, 9))
+def test_helps_marks_and_defaults_are_each_options_own(every: dict[str, Option]) -> None:
+    assert (every["documented"].help, every["named"].help) == ("a number of things, told in two lines.", "a name.")
+    assert every["layers"].help == "Words or numbers."
+    assert [name for name, each in every.items() if each.required] == ["from_"]
+    assert [name for name, each in every.items() if each.no_effect] == ["from_"]
+    assert [name for name, each in every.items() if each.repeated] == ["texts", "option"]
+    assert [name for name, each in every.items() if each.nested] == ["option"]
+    assert [name for name, each in every.items() if each.is_flag] == ["flag"]
+    assert [name for name, each in every.items() if each.reads] == ["file", "lens", "model"]
+    assert (every["words"].words, every["layers"].words, every["steps"].words) == (("a", "b", "c"), ("mean", "all"), ())
+    assert (every["steps"].elements, every["steps"].range) == (("first", "last", "mid"), Range(2, 9))
+    assert list(every) == list(inspect.signature(of_every_kind).parameters)
     assert "rates" not in options_of(of_every_kind, without=["rates"])
-    known = EVERY["goals"].one_of.words()
-    assert EVERY["goal"].one_of.words() == [*known, "most"] and EVERY["goal"].allowed.endswith(f"{known[-1]}, most")
+    known = every["goals"].one_of.words()
+    assert every["goal"].one_of.words() == [*known, "most"] and every["goal"].allowed.endswith(f"{known[-1]}, most")
 
 
 @pytest.mark.parametrize(
@@ -189,13 +227,14 @@ def test_helps_marks_and_defaults_are_each_options_own() -> None:
         ("goal", "most", "most"),
         ("goals", "float32,float64", ["float32", "float64"]),
         ("option", "ig.max-steps = 3", {"ig": {"max_steps": 3}}),
+        ("option", "ig.a.b=x", {"ig": {"a.b": "x"}}),
         ("option", ["ig.a=true", "lrp.a=0.5", "ig.b=x=y"], {"ig": {"a": True, "b": "x=y"}, "lrp": {"a": 0.5}}),
         ("option", {"ig": {"a": [1]}}, {"ig": {"a": [1]}}),
         ("documented", " -7 ", -7),
     ],
 )
-def test_values_have_the_options_type(name: str, given: object, read: object) -> None:
-    found = EVERY[name].read(given)
+def test_values_have_the_options_type(every: dict[str, Option], name: str, given: object, read: object) -> None:
+    found = every[name].read(given)
     assert found == read and type(found) is type(read)
     if isinstance(read, list):
         assert list(map(type, found)) == list(map(type, read))
@@ -204,8 +243,8 @@ def test_values_have_the_options_type(name: str, given: object, read: object) ->
 @pytest.mark.parametrize(
     ("name", "given", "said"),
     [
-        ("words", "ba", "unknown words 'ba'; allowed are a, b"),
-        ("layers", "men", "layers is 'men'; allowed are mean, all or a whole number from 0 on, or several; did you mean 'mean'?"),
+        ("words", "ba", "unknown words 'ba'; allowed are a, b, c"),
+        ("layers", "men", "a whole number from 0 on, or several; did you mean 'mean'?"),
         ("layers", [0, -1], "layers is -1; allowed are"),
         ("layers", [], "layers is empty; allowed are"),
         ("layers", None, "layers is not given; allowed are"),
@@ -219,6 +258,7 @@ def test_values_have_the_options_type(name: str, given: object, read: object) ->
         ("flag", 1, "flag is 1; write true or false"),
         ("flag", "yes", "flag is 'yes'; write true or false"),
         ("from_", None, "from_ is not given; allowed is a text"),
+        ("rates", "0.1,x", "rates is 'x'; allowed are a number, or several"),
         ("texts", [3], "texts is 3; allowed are a text, or several"),
         ("file", 3, "file is 3; allowed is a file"),
         ("goal", "mst", "unknown goal 'mst'; allowed are"),
@@ -234,10 +274,12 @@ def test_values_have_the_options_type(name: str, given: object, read: object) ->
         ("documented", 2.0, "documented is 2.0; allowed is a whole number"),
         ("documented", "", "documented is ''; allowed is a whole number"),
     ],
-)  # fmt: skip
-def test_wrong_values_are_refused_with_what_is_allowed(name: str, given: object, said: str) -> None:
+)
+def test_wrong_values_are_refused_with_what_is_allowed(
+    every: dict[str, Option], name: str, given: object, said: str
+) -> None:
     with pytest.raises(InputError) as caught:
-        EVERY[name].read(given)
+        every[name].read(given)
     assert said in str(caught.value)
 
 
@@ -259,18 +301,19 @@ def test_wrong_values_are_refused_with_what_is_allowed(name: str, given: object,
         ),
     ],
 )
-def test_a_typed_value_is_read_as_it_was(name: str, value: object, typed: list[str]) -> None:
-    option = EVERY[name]
+def test_a_typed_value_is_read_as_it_was(every: dict[str, Option], name: str, value: object, typed: list[str]) -> None:
+    option = every[name]
     assert option.typed(value) == typed
     if not option.is_flag:
         found = option.read(typed[1::2] if option.repeated else typed[1])
         assert found == (list(value) if name == "layers" and value != "mean" else value) or found == value[0]
 
 
-def test_a_default_is_the_same_as_a_list_and_as_a_tuple() -> None:
-    assert EVERY["steps"].is_default([2, 9]) and EVERY["steps"].is_default((2, 9))
-    assert not EVERY["steps"].is_default([9, 2]) and not EVERY["steps"].is_default([2])
-    assert EVERY["layers"].is_default("mean") and not EVERY["layers"].is_default(["mean"])
+def test_a_default_is_the_same_as_a_list_and_as_a_tuple(every: dict[str, Option]) -> None:
+    assert every["steps"].is_default([2, 9]) and every["steps"].is_default((2, 9))
+    assert not every["steps"].is_default([9, 2]) and not every["steps"].is_default([2])
+    assert every["layers"].is_default("mean") and not every["layers"].is_default(["mean"])
+    assert not every["layers"].is_default(["m", "e", "a", "n"]) and not every["steps"].is_default("29")
 
 
 def no_help(*, one: int = 3) -> None: ...
@@ -313,3 +356,45 @@ def test_texts_become_the_values_that_they_look_like() -> None:
     assert found == [True, False, "True", 3, -3, 0.5, 1000.0, "x"]
     assert [type(each) for each in found] == [bool, bool, str, int, int, float, float, str]
     assert plain([Path("a"), (1, Path("b"))]) == ["a", [1, "b"]]
+
+
+def of_the_rest(
+    *,
+    twice: Annotated[Path | str | os.PathLike | None, "A path.", REPEATED] = None,
+    functions: Annotated[Sequence[str] | Mapping[str, Callable[..., float]], "By name, or themselves."] = (),
+    known: Annotated[str | Path, "A known name, or a file.", Reads("data")] = "a",
+    lines: Annotated[Path | str, "A known name, or a file.", Reads("lines")] = "a",
+    ready: Annotated[Result | str | None, "A result, or its name."] = None,
+    pair: Annotated[Sequence[str | list[int]], "Texts, or token ids."] = (),
+    number: float = 0.5,
+    a_list: list[str] | str | None = None,
+) -> None:
+    """Do nothing.
+
+    Args:
+        number: a number.
+        a_list: names, or
+            a name: of a file.
+    """
+
+
+def test_types_that_an_option_leaves_to_python() -> None:
+    rest = options_of(of_the_rest)
+    kinds = {name: (each.kind, each.single, each.several) for name, each in rest.items()}
+    assert kinds == {
+        "twice": (Path, Path, False),
+        "functions": (str, None, True),
+        "known": (str, str, False),
+        "lines": (str, str, False),
+        "ready": (str, str, False),
+        "pair": (str, None, True),
+        "number": (float, float, False),
+        "a_list": (str, str, False),
+    }
+    assert (rest["number"].metavar, rest["a_list"].metavar, rest["known"].metavar) == ("X", "NAME", "TEXT")
+    assert (rest["number"].help, rest["a_list"].help) == ("a number.", "names, or a name: of a file.")
+    assert rest["functions"].accept({"a": len}) == {"a": len} and rest["pair"].accept([[1], "a"]) == [[1], "a"]
+    assert rest["a_list"].accept(["a"]) == ["a"] and rest["pair"].accept(["a"]) == ["a"]
+    for name, wrong in (("ready", ["a"]), ("known", ["a"]), ("pair", [[1], 3]), ("number", {"a": 1})):
+        with pytest.raises(InputError, match=f"{name} is "):
+            rest[name].accept(wrong)
