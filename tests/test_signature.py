@@ -101,7 +101,7 @@ def test_a_range_says_what_it_allows(given: Range, whole: bool, said: str, insid
 
 
 def of_every_kind(
-    *,
+    *positional: object,
     words: Annotated[None | Literal["a", "b"] | Literal["c"], "Words."] = None,
     layers: Annotated[Literal["mean", "all"] | Sequence[int], "Words or numbers.", Range(0)] = "mean",
     steps: Annotated[
@@ -124,6 +124,7 @@ def of_every_kind(
     """Do nothing.
 
     Args:
+        words: told in the signature.
         documented: a number of `things`,
             told in two lines.
         named: a name.
@@ -191,7 +192,7 @@ def test_what_a_signature_says_of_an_option(
 
 def test_helps_marks_and_defaults_are_each_options_own(every: dict[str, Option]) -> None:
     assert (every["documented"].help, every["named"].help) == ("a number of things, told in two lines.", "a name.")
-    assert every["layers"].help == "Words or numbers."
+    assert (every["words"].help, every["layers"].help) == ("Words.", "Words or numbers.")
     assert [name for name, each in every.items() if each.required] == ["from_"]
     assert [name for name, each in every.items() if each.no_effect] == ["from_"]
     assert [name for name, each in every.items() if each.repeated] == ["texts", "option"]
@@ -200,7 +201,7 @@ def test_helps_marks_and_defaults_are_each_options_own(every: dict[str, Option])
     assert [name for name, each in every.items() if each.reads] == ["file", "lens", "model"]
     assert (every["words"].words, every["layers"].words, every["steps"].words) == (("a", "b", "c"), ("mean", "all"), ())
     assert (every["steps"].elements, every["steps"].range) == (("first", "last", "mid"), Range(2, 9))
-    assert list(every) == list(inspect.signature(of_every_kind).parameters)
+    assert list(every) == list(inspect.signature(of_every_kind).parameters)[1:]
     assert "rates" not in options_of(of_every_kind, without=["rates"])
     known = every["goals"].one_of.words()
     assert every["goal"].one_of.words() == [*known, "most"] and every["goal"].allowed.endswith(f"{known[-1]}, most")
@@ -214,6 +215,7 @@ def test_helps_marks_and_defaults_are_each_options_own(every: dict[str, Option])
         ("layers", "all", "all"),
         ("layers", "3", [3]),
         ("layers", " 3, 0 ", [3, 0]),
+        ("goals", "float32, float64", ["float32", "float64"]),
         ("layers", (3, 0), [3, 0]),
         ("steps", "first,5,last", ["first", 5, "last"]),
         ("rate", "0.25", 0.25),
@@ -266,6 +268,7 @@ def test_values_have_the_options_type(every: dict[str, Option], name: str, given
         ("texts", [3], "texts is 3; allowed are a text, or several"),
         ("file", 3, "file is 3; allowed is a file"),
         ("goal", "mst", "unknown goal 'mst'; allowed are"),
+        ("steps", "frist", "allowed are first, last, mid or a whole number"),
         ("goals", ["float3"], "unknown among goals: 'float3'; allowed are"),
         ("goals", ["most"], "unknown among goals: 'most'; allowed are"),
         ("option", "ig.steps", "option 'ig.steps': write METHOD.NAME=VALUE"),
