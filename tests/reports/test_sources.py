@@ -164,10 +164,11 @@ def test_the_default_data_of_a_model_that_names_none_is_asked_for(tmp_path: Path
     place = tmp_path / "m"
     place.mkdir()
     (place / "config.json").write_text(json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
+    (place / "tokenizer.json").write_text("{}")
     for model, refused in ((str(place), True), ("somebody/some-model", False)):
-        plan = planned({"models": [model], "analyses": [{"loss": {}}]})
+        plan = planned({"models": [model], "analyses": [{"insertion": {}}]})
         if refused:
-            with pytest.raises(InputError, match=r"analysis 1 \(loss\): no data; give data, one of"):
+            with pytest.raises(InputError, match=r"analysis 1 \(insertion\): no data; give data, one of"):
                 sources.check_sources(plan)
         else:
             sources.check_sources(plan)  # known only when it is downloaded
