@@ -231,7 +231,7 @@ def test_texts_beyond_the_limit_of_bytes_are_left_out(monkeypatch: pytest.Monkey
         and text["length"] == 5
         and text["attention"] == [{"anchor": "here", "text": 4, "label": "label"}]
     )
-    assert view["texts"][0]["attention"] == [] and len(text["gaps"]) == 2
+    assert view["texts"][0]["attention"] == [] and text["gaps"] == "01"
     scores = np.frombuffer(base64.b64decode(text["scores"]), "<f4").reshape(len(block.texts[1].rows), 2)
     for row, shown_row in zip(scores, block.texts[1].rows):
         np.testing.assert_array_equal(row, shown_row.scores[:2].astype("<f4"))
@@ -288,14 +288,16 @@ def test_what_becomes_of_a_job_in_its_store(tmp_path: Path, monkeypatch: pytest.
     (work / "notes.json").write_text("{}")
     (work / "answers.sqlite-wal").write_text("gone")
     (work / ".b.staged").mkdir()
+    (work / RECORD).write_text("left by a killed run")
+    (work / "other.json").write_text('{"kind": "x"}')
     store.finish(one, {"seconds": 1.5, "state": DONE})
     found = store.entry(one, {"error": "of another run"})
     assert (found.state, found.seconds, found.error) == (DONE, 1.5, None)
     assert [each.rows[0][0] for each in found.results] == ["y", "x"]
-    assert sorted(os.listdir(store.finished("k"))) == ["a.json", "b.json", "job.json", "notes.json"]
+    assert sorted(os.listdir(store.finished("k"))) == ["a.json", "b.json", "job.json", "notes.json", "other.json"]
     assert not store.failure("k").exists() and not work.exists() and store.is_done(one)
     record = json.loads((store.finished("k") / RECORD).read_text())
-    assert sorted(record["files"]) == ["a.json", "b.json", "notes.json"]
+    assert sorted(record["files"]) == ["a.json", "b.json", "notes.json", "other.json"]
     (store.finished("k") / "a.json").write_text('{"kind": 1}'.ljust(record["files"]["a.json"]))
     assert store.is_done(one) and [each.rows[0][0] for each in store.entry(one).results] == ["x"]
     (store.finished("k") / "a.json").write_text("{".ljust(record["files"]["a.json"]))
@@ -303,6 +305,9 @@ def test_what_becomes_of_a_job_in_its_store(tmp_path: Path, monkeypatch: pytest.
     assert damaged.state == FAILED and damaged.results == () and "delete " in (damaged.error or "")
     (store.finished("k") / "b.json").write_text("")
     assert not store.is_done(one)
+    made(("again", 1)).save(work, "a", ["json"])
+    store.finish(one, {"state": DONE})
+    assert [each.rows[0][0] for each in store.entry(one).results] == ["again"]
 
 
 # ---- running
@@ -406,6 +411,25 @@ def test_a_run_says_what_it_does_and_records_it(
     assert capsys.readouterr().err.splitlines() == ["0 jobs to run, 1 done already"]
 
 
+def test_failures_that_cannot_be_recorded_are_in_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(running, "_write", lambda report, root: None)
+
+    def full(self: Store, job: Job, record: Any) -> None:
+        raise OSError(28, "No space left")
+
+    monkeypatch.setattr(Store, "fail", full)
+    plan = planned({"models": ["m"], "analyses": ["loss"]})
+    outcome = Outcome(2.0, "no model", "traceback")
+    report = running.run_plan(
+        plan, Jobs((job(),), {}), tmp_path, engine=lambda jobs, store: [(each, outcome) for each in jobs]
+    )
+    (found,) = report.entries
+    assert (found.state, found.error, found.traceback, found.seconds) == (FAILED, "no model", "traceback", 2.0)
+    assert "the failure of loss cannot be recorded: No space left" in capsys.readouterr().err.splitlines()
+
+
 # ---- jobs and plans
 
 
@@ -466,10 +490,13 @@ def test_the_limits_of_a_plan_are_reached_and_not_passed(monkeypatch: pytest.Mon
     from ssmscope.reports import plan_yaml
 
     assert read_yaml("[" * 20 + "a" + "]" * 20) == eval("[" * 20 + "'a'" + "]" * 20)
-    monkeypatch.setattr(plan_yaml, "MAX_NODES", 6)
+    assert read_yaml("{a: " * 20 + "b" + "}" * 20) == eval("{'a': " * 20 + "'b'" + "}" * 20)
+    with pytest.raises(InputError, match="nested in more than 20"):
+        read_yaml("{a: " * 21 + "b" + "}" * 21)
+    monkeypatch.setattr(plan_yaml, "MAX_NODES", 5)
     assert read_yaml("a: &x [1, 2]\nb: 5\n") == {"a": ["1", "2"], "b": "5"}
     assert read_yaml("a: &x [1]\nb: *x\n") == {"a": ["1"], "b": ["1"]}
-    with pytest.raises(InputError, match="more than 6 values, aliases counted"):
+    with pytest.raises(InputError, match="more than 5 values, aliases counted"):
         read_yaml("a: &x [1, 2]\nb: *x\n")
     monkeypatch.setattr(plan_yaml, "MAX_CHARACTERS", 5)
     assert read_yaml("a: 12") == {"a": "12"}

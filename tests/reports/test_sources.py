@@ -155,6 +155,10 @@ def test_a_plan_tells_the_analysis_whose_data_is_missing(analysis: dict[str, Any
     plan = planned({"models": ["demo/sst2-mamba2"], "analyses": ["stability", analysis]})
     with pytest.raises(InputError, match=rf"^analysis 2 \({verb}\): unknown data 'nothing'; give one of sst2"):
         sources.check_sources(plan)
+    with pytest.raises(InputError, match=r"^analysis 1 \(.*'first'"):
+        sources.check_sources(
+            planned({"models": ["demo/sst2-mamba2"], "analyses": [{verb: {"data": "first"}}, analysis]})
+        )
     unlike = {**analysis, "for": ["pixel-classifier"]}
     sources.check_sources(planned({"models": ["demo/sst2-mamba2"], "analyses": [unlike]}))
     sources.check_sources(planned({"models": ["demo/sst2-mamba2"], "analyses": [{verb: {}}, {verb: {"data": "sst2"}}]}))
@@ -212,6 +216,10 @@ def test_code_is_that_of_a_folder_and_of_all_that_it_imports(tmp_path: Path, mon
             matters = name not in ("other/a.py", "home/notes.md", "one/other.py")
             assert (found() != before) == matters, name
             (tmp_path / name).write_text(text)
+        listed = Path.iterdir
+        for order in (sorted, lambda files: sorted(files, reverse=True)):
+            monkeypatch.setattr(Path, "iterdir", lambda self, order=order: iter(order(listed(self))))
+            assert found() == before
         (tmp_path / "three" / "module.py").rename(tmp_path / "three" / "renamed.py")
         assert found() != before
     finally:
