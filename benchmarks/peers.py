@@ -134,7 +134,7 @@ def _stopwords() -> Iterator[None]:
     """NLTK's stop words, which PromptBench asks for, in a folder of NLTK's layout: its own may be out of reach."""
     import nltk
 
-    from ssmscope.attacks.parts import stopwords
+    from ssmscope.attacks.offline import stopwords
 
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder, "corpora", "stopwords")

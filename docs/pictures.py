@@ -7,7 +7,7 @@ from pathlib import Path
 
 import ssmscope
 from ssmscope.api.results import Result
-from ssmscope.render.pictures import drawn
+from ssmscope.render.pictures import encode_figure
 
 FIGURES = Path(__file__).parent / "figures"
 MODEL = "demo/sst2-mamba2"
@@ -36,7 +36,7 @@ PICTURES: dict[str, Callable[[], Result]] = {
 
 def main(folder: Path = FIGURES) -> None:
     for name, measure in PICTURES.items():
-        (folder / f"{name}.png").write_bytes(drawn(measure().figure(), "png"))
+        (folder / f"{name}.png").write_bytes(encode_figure(measure().figure(), "png"))
 
 
 if __name__ == "__main__":

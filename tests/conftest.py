@@ -27,7 +27,7 @@ CHECKED = (
     # Not what takes sequences of recurrences: beartype draws the item that it checks from the global generator, and
     # every run of a model comes by. Nor what a compiled model may call: torch.compile cannot follow the checks.
     *(f"ops.{name}" for name in ("ssd", "implicit_attention")),
-    *("models.classifier", "attacks.position.measure"),
+    *("architectures.own.classifier", "attacks.position.measure"),
 )
 if "SSMSCOPE_FUZZ" not in os.environ:  # what a user has checks nothing, and `train --compile` cannot compile the checks
     shapes.check([f"ssmscope.{name}" for name in CHECKED])
@@ -105,16 +105,16 @@ def unpainted() -> Iterator[Any]:
             seen.add(alike)
         return _empty(suffix)
 
-    own = pictures.drawn
+    own = pictures.encode_figure
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pictures, "drawn", drawn)
+        patch.setattr(pictures, "encode_figure", drawn)
         yield own
 
 
 @pytest.fixture
 def painted(unpainted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test that looks at the files of figures."""
-    monkeypatch.setattr("ssmscope.render.pictures.drawn", unpainted)
+    monkeypatch.setattr("ssmscope.render.pictures.encode_figure", unpainted)
 
 
 @functools.cache

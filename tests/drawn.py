@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -26,15 +27,38 @@ def drawn(result: Result, **options: Any) -> tuple[Figure, list[tuple[str, Bbox]
 
 
 def labels(figure: Figure) -> list[str]:
-    """The texts of a figure without their places: to lay it out takes most of the time."""
-    return [text.get_text() for text in texts_of(figure)]
+    """The texts of a figure in one line each, without their places: to lay it out takes most of the time."""
+    return [text.get_text().replace("\n", " ") for text in texts_of(figure)]
+
+
+def parts_of(figure: Any) -> list[Any]:
+    """The figure and all the parts within it."""
+    return [figure, *(part for each in figure.subfigs for part in parts_of(each))]
+
+
+def panels_of(figure: Figure) -> list[Axes]:
+    """The axes that show something: without those of which only texts are drawn, and without colour bars."""
+    return [axes for axes in figure.axes if axes.axison and not hasattr(axes, "_colorbar")]
+
+
+def typed(figure: Figure) -> list[Axes]:
+    """The axes with lines of tokens in boxes."""
+    return [axes for axes in figure.axes if not axes.axison and axes.collections]
+
+
+def said(figure: Any) -> str:
+    """Everything that is written in a figure, in one line."""
+    return " | ".join(text.get_text().replace("\n", " ") for text in figure.findobj(Text))
 
 
 def texts_of(figure: Figure) -> list[Text]:
-    texts = [*figure.texts, *(text for axes in figure.axes for text in axes.texts)]
+    texts = [text for part in parts_of(figure) for text in part.texts]
+    texts += [text for part in parts_of(figure) for legend in part.legends for text in legend.get_texts()]
+    texts += [text for axes in figure.axes for text in (*axes.texts, axes._left_title)]
+    texts += [text for axes in figure.axes if axes.get_legend() for text in axes.get_legend().get_texts()]
     for axis in (axis for axes in figure.axes if axes.axison for axis in (axes.xaxis, axes.yaxis)):
         low, high = sorted(axis.get_view_interval())
-        ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
+        ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels())
         texts += [axis.label, *(label for at, label in ticks if low <= at <= high)]
     return [text for text in texts if text.get_text().strip() and text.get_visible()]
 

@@ -116,7 +116,7 @@ def decayed(r: ops.Recurrence, change: Callable[[torch.Tensor], torch.Tensor]) -
 
 def matrices(path: Path, level: str, skip: bool = True) -> torch.Tensor:
     """Every channel's matrix, (batch, channels, length, length), as they are before the projection."""
-    path = replace(path, output_map=replace(path.output_map, behind=None))
+    path = replace(path, output_map=replace(path.output_map, scale=None))
     left, taps = path.gate_and_taps(level)
     heads, width = path.recurrence.shape[2:4]
     D = path.recurrence.D

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import conftest
 import pytest
 
 from ssmscope.api import registry
@@ -229,3 +230,7 @@ def test_messages_speak_python(name: str) -> None:
     said = [node.value for node in ast.walk(parsed(name)) if isinstance(node, ast.Constant)]
     texts = [text for text in said if isinstance(text, str) and "analyze " not in text and "style" not in text]
     assert not [text for text in texts if re.search(r"(?<![\w(-])--[a-z][\w-]*(?![\w-]*:)", text)]
+
+
+def test_modules_whose_shapes_are_checked_are_there() -> None:
+    assert not set(conftest.CHECKED) - MODULES.keys()

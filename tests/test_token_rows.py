@@ -7,14 +7,14 @@ from html import unescape
 
 import numpy as np
 import pytest
+from drawn import typed
 from matplotlib.colors import to_hex
 
 from ssmscope.render import token_rows
 from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
-from ssmscope.render.drawing import EMPTY, MARK
-from ssmscope.render.signed import SIGNED
+from ssmscope.render.colours import BLUES, CIVIDIS, SIGNED
+from ssmscope.render.figure import EMPTY, MARK, Frame
 from ssmscope.render.token_figure import draw_rows
-from ssmscope.render.tokens import BLUES, CIVIDIS
 
 TOKENS = ("<s>", *(f" {letter}" for letter in "abcde"))
 SCORES = np.array([0.0, 8, -8, 4, -2, 1])
@@ -46,7 +46,7 @@ def on_page(block: TokenRows) -> list[tuple[str, str, str]]:
 
 def in_picture(block: TokenRows) -> tuple[list[str], dict[int, str]]:
     """The colour of every token's box, and the colour of the line under those that have one."""
-    paper = draw_rows(block, ("", "demo/test", "")).axes[0]
+    (paper,) = typed(draw_rows(block, "demo/test", Frame()))
     (boxes,) = paper.collections
     colours = [to_hex(colour) for colour in boxes.get_facecolor()]
     lefts = [float(path.vertices[:, 0].min()) for path in boxes.get_paths()]
@@ -95,7 +95,7 @@ def test_a_query_is_set_apart_where_it_stands():
     block = TokenRows((text,), of="method", score="score", name="scores", marked="some")
     line = list(token_rows.terminal(block, colours=True))[-1]
     assert line.plain == "<s> a b ▸c d e"
-    paper = draw_rows(block, ("", "demo/test", "")).axes[0]
+    (paper,) = typed(draw_rows(block, "demo/test", Frame()))
     (frame,) = paper.patches
     (boxes,) = paper.collections
     assert len(boxes.get_paths()) == 4  # what the query cannot see is left out
@@ -106,7 +106,7 @@ def test_long_texts_have_their_marks_at_their_positions():
     scores = np.linspace(-1, 1, 900)
     row = TokenRow("own", scores, (-1.0, 1.0), True, marked=(7, 650), against=(31,), query=800)
     text = TokenText(tuple(f" {n}" for n in range(900)), tuple(range(900)), (row,), "good", 0.75)
-    figure = draw_rows(TokenRows((text,), of="m", score="s", name="n", marked="some"), ("", "demo/test", ""))
+    figure = draw_rows(TokenRows((text,), of="m", score="s", name="n", marked="some"), "demo/test", Frame())
     (strip,) = [axes for axes in figure.axes if axes.get_xlabel() == "position"]
     middles = {round(each.get_x() + each.get_width() / 2, 6): to_hex(each.get_facecolor()) for each in strip.patches}
     assert middles == {7: "#1b1f24", 650: "#1b1f24", 31: MARK}

@@ -15,7 +15,8 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
-from ssmscope.attacks.parts import protect, textattack
+from ssmscope.attacks.offline import textattack
+from ssmscope.attacks.parts import protect
 from ssmscope.attacks.words.hotflip import read
 from ssmscope.core.encoding import Batch, encode_texts
 from ssmscope.core.model import Model
@@ -29,7 +30,7 @@ from ssmscope.evaluation.encoded import token_rows
 from ssmscope.interp.heatmap.words import word_groups, word_text
 from ssmscope.interp.labelled import marked_tokens
 from ssmscope.interp.spans import find_piece, positions_of, words_at
-from ssmscope.render.tokens import REST, short_token, visible, written
+from ssmscope.render.tokens import REST, short_token, spell_tokens, visible
 
 made = functools.cache(lambda name: TOKENIZERS[name]())
 
@@ -67,7 +68,7 @@ class TestTokens:
     def test_a_character_of_several_tokens_is_shown_at_the_first(self):
         batch = batch_of("byte fallback", "Müller 10€")
         assert batch.tokens[0] == (*("", "M", "ü", "", "l", "l", "e", "r", " ", "1", "0", "€", "", ""),)
-        assert [token for _, token in written(batch.tokens[0], batch.words[0])][:4] == [REST, "M", "ü", REST]
+        assert [token for _, token in spell_tokens(batch.tokens[0], batch.words[0])][:4] == [REST, "M", "ü", REST]
         assert short_token("", 8) == REST and short_token(" ", 8) == "␣"
 
     def test_what_belongs_to_the_character_before_is_visible(self):

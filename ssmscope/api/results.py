@@ -37,11 +37,13 @@ from ssmscope.api.writing import publish, read_current
 from ssmscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
     from rich.console import Console, ConsoleOptions, RenderableType
 
     from ssmscope.render.blocks import Block
+    from ssmscope.render.figure import Frame
     from ssmscope.render.table import Table
 
 R = TypeVar("R", bound="Result")
@@ -73,6 +75,8 @@ class Result(ABC):
     kind: ClassVar[str]
     vector: ClassVar[bool] = True
     """True if the picture may be saved as vector graphics; False for one with a mark per token or pixel."""
+    drawn_by: ClassVar[str] = "figure"
+    """Module of the class's package whose `draw(result, frame)` makes the picture."""
     _kinds: ClassVar[dict[str, type[Result]]] = {}
 
     def __init_subclass__(cls, *, kind: str | None = None, **kwargs: Any) -> None:
@@ -98,22 +102,38 @@ class Result(ABC):
         A first column `model` is added to tables of subclasses that have none.
         """
 
-    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
+    def figure(
+        self,
+        *,
+        ax: Axes | None = None,
+        title: str | None = None,
+        size: float | tuple[float, float] | None = None,
+        **options: Any,
+    ) -> Figure:
         """Draw the picture without pyplot: nothing is registered globally and no display is needed.
 
-        By default this calls `draw` of the module `figure` in the package of the class.
-
         Args:
-            size: width and height in inches, by default as large as the content needs. Letters and lines are scaled
-                with it.
+            ax: matplotlib axes to draw into, for a picture of one panel.
+            title: text in place of the picture's own title; "" for none, and no line below it.
+            size: width, or width and height, in inches, by default as large as the content needs. Letters keep their
+                size: at 3.3 inches, a column's width, they are 8 points.
+            options: of a kind's own picture, such as `start`, the number of the first text.
 
         Raises:
-            InputError: the size is invalid.
+            InputError: the size or an option is invalid, or `ax` is given for a picture of several panels.
         """
-        from ssmscope.render.pictures import sized
+        from ssmscope.render.figure import Frame, fit_labels, framed
 
-        beside = importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.figure")
-        return sized(beside.draw(self), size)
+        with framed(Frame(ax, title, size)) as frame:
+            figure = self.draw(frame, **options)
+            if ax is None:
+                fit_labels(figure)
+            return figure
+
+    def draw(self, frame: Frame, **options: Any) -> Figure:
+        """Draw the picture on a `Sheet` of this frame: by default by `draw(result, frame)` of the module `drawn_by`."""
+        package = type(self).__module__.rpartition(".")[0]
+        return importlib.import_module(f"{package}.{self.drawn_by}").draw(self, frame, **options)
 
     @property
     def model_name(self) -> str:
@@ -150,9 +170,9 @@ class Result(ABC):
         Args:
             labels: names of the models of each result.
         """
-        from ssmscope.render.table import of_frames
+        from ssmscope.render.table import frames_table
 
-        return of_frames([result.to_frame() for result in results], [", ".join(names) for names in labels])
+        return frames_table([result.to_frame() for result in results], [", ".join(names) for names in labels])
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.headline}>"
@@ -170,10 +190,10 @@ class Result(ABC):
 
     def blocks(self) -> Iterable[Block]:
         """Yield the blocks that a terminal, a notebook and a page show: by default picture and head of the table."""
-        from ssmscope.render.table import folded
+        from ssmscope.render.table import frame_table
 
         yield from self.opening()
-        yield dataclasses.replace(folded(self.to_frame(), limit=REPORT_ROWS), brief=TABLE_ROWS)
+        yield dataclasses.replace(frame_table(self.to_frame(), limit=REPORT_ROWS), brief=TABLE_ROWS)
 
     def opening(self, *said: str, notes: Iterable[str] = ()) -> Iterable[Block]:
         """Yield the first blocks: the title, paragraphs, notes, and the picture."""
@@ -299,9 +319,9 @@ class Result(ABC):
             raise InputError(f"a damaged result of kind {kind!r}: {told}") from error
 
     def _drawn(self, suffix: str) -> bytes:
-        from ssmscope.render.pictures import drawn
+        from ssmscope.render.pictures import encode_figure
 
-        return drawn(self.figure(), suffix)
+        return encode_figure(self.figure(), suffix)
 
     def _written(self, suffix: str) -> bytes:
         """Return the result in one of `FORMATS`."""

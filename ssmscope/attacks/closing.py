@@ -10,7 +10,7 @@ from ssmscope.core.bootstrap import Estimate, interval_columns, with_intervals
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.html import grid
 from ssmscope.render.numbers import counted
-from ssmscope.render.table import Cell, Table, folded
+from ssmscope.render.table import Cell, Table, frame_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -46,7 +46,7 @@ def closing(result: Result, notes: Iterable[str]) -> Iterator[Block]:
     examples = f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']})"
     yield Prose(f"{examples}; 95 % bootstrap intervals.")
     yield from (Prose(f"Note: {note}.", "note") for note in notes)
-    yield folded_away("All numbers", lambda: folded(result.to_frame(), limit=TABLE_ROWS))
+    yield folded_away("All numbers", lambda: frame_table(result.to_frame(), limit=TABLE_ROWS))
 
 
 def folded_away(summary: str, table: Callable[[], Table]) -> Custom:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ssmscope.attacks.parts import textattack
+from ssmscope.attacks.offline import textattack
 from ssmscope.attacks.words.result import Outcome
 from ssmscope.data.text import PAIR_SEPARATOR
 

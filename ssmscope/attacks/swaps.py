@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ssmscope.attacks.parts import textattack
+from ssmscope.attacks.offline import textattack
 from ssmscope.core.tokenizing import is_within_word
 
 if TYPE_CHECKING:

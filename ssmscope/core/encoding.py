@@ -62,7 +62,7 @@ class Batch:
             return self
         own = list(chosen)
         ids, mask = (t[own, :longest] for t in (self.input_ids, self.mask))
-        shown = (self.tokens, self.words, self.spelled)
+        shown: tuple[Any, ...] = (self.tokens, self.words, self.spelled)
         tokens, words, spelled = (tuple(each[row] for row in own) if each else () for each in shown)
         return Batch(ids, mask, tokens, words, None if self.values is None else self.values[own], spelled)
 

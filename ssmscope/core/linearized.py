@@ -53,7 +53,7 @@ class LinearizedLayer:
         paths: they are summed.
         rest: (batch, length, width), the part of the output that comes through no recurrence; None for none.
         joined: True if the paths share their channels, added before the gate; else each path has its own.
-        beside: (u, Σ of the paths' outputs) → `rest`, where that is no constant, as a linear map of both with
+        rest_map: (u, Σ of the paths' outputs) → `rest`, where that is no constant, as a linear map of both with
             everything else frozen, without constants or, when its third argument is true, with them.
     """
 
@@ -61,7 +61,7 @@ class LinearizedLayer:
     paths: tuple[Path, ...]
     rest: Tensor | None = None
     joined: bool = True
-    beside: Callable[[Tensor, Tensor, bool], Tensor] | None = None
+    rest_map: Callable[[Tensor, Tensor, bool], Tensor] | None = None
 
     @property
     def channels(self) -> tuple[int, int]:
@@ -142,7 +142,7 @@ class LinearizedLayer:
             with torch.enable_grad():
                 y = torch.zeros_like(path.input_map.source, requires_grad=True)
                 (pulled,) = torch.autograd.grad(path.finish(y), y, gradient)
-            scaled = replace(path.output_map, gate=pulled, behind=None)
+            scaled = replace(path.output_map, gate=pulled, scale=None)
             paths.append(_Weighed(**{**vars(path), "output_map": scaled}))
         return replace(self, paths=tuple(paths))
 

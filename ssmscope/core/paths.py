@@ -64,19 +64,19 @@ class OutputMap:
         project: (batch, length, channels) → (batch, length, width), linear, including whatever follows the projection.
         gate: (batch, length, channels), the output gate times the norm's factor; None without both.
         centred: True if the norm subtracts the mean over the width of each head.
-        behind: (batch, length) or a number, each position's factor after the projection, which maps include.
-        opening: u (batch, length, width) → the output gate alone, (batch, length, channels), as a linear map of the
+        scale: (batch, length) or a number, each position's factor after the projection, which maps include.
+        gate_map: u (batch, length, width) → the output gate alone, (batch, length, channels), as a linear map of the
             layer's input with act(z) / z frozen, without constants or, when its second argument is true, with them.
             None without a gate, and for a gate that is no product with z. Maps use neither this nor the next two.
-        factor: (batch, length, channels), the norm's factor where there is an opening: `gate` is both together.
+        factor: (batch, length, channels), the norm's factor where there is a gate_map: `gate` is both together.
         shift: (channels,) that the norm adds before the gate; times the gate it is in the layer's `rest`.
     """
 
     project: Callable[[Tensor], Tensor]
     gate: Tensor | None = None
     centred: bool = False
-    behind: Tensor | float | None = None
-    opening: Callable[[Tensor, bool], Tensor] | None = None
+    scale: Tensor | float | None = None
+    gate_map: Callable[[Tensor, bool], Tensor] | None = None
     factor: Tensor | None = None
     shift: Tensor | None = None
 
@@ -138,8 +138,8 @@ class Path:
         (batch, length), channels = x.shape[:2], x[0, 0].numel()
         factors, taps = [self.weight], None
         if level == "block":
-            behind = output_map.behind.unsqueeze(-1) if isinstance(output_map.behind, Tensor) else output_map.behind
-            factors, taps = [self.weight, output_map.gate, behind], self._taps()
+            scale = output_map.scale.unsqueeze(-1) if isinstance(output_map.scale, Tensor) else output_map.scale
+            factors, taps = [self.weight, output_map.gate, scale], self._taps()
         elif self.filter is not None:
             taps = self.filter.view(1, 1, -1, 1).expand(batch, length, -1, channels)
         factors = [factor for factor in factors if factor is not None]
@@ -190,7 +190,7 @@ class Path:
         of_row = partial(change, length=None)
         taps, tail = change(self.input_map.taps), of_row(self.input_map.tail)
         found = self._cut(self.recurrence.of_rows(row, row + 1).between(0, length), change, taps=taps, tail=tail)
-        output_map = replace(found.output_map, behind=change(self.output_map.behind))
+        output_map = replace(found.output_map, scale=change(self.output_map.scale))
         tail, initial = of_row(self.filter_tail), of_row(self.initial)
         return replace(found, output_map=output_map, filter_tail=tail, initial=initial)
 

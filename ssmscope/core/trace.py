@@ -155,9 +155,9 @@ class LayerTrace:
         return self.z
 
     def scan(self, state: LayerState | None = None, *, retention: bool = False) -> tuple[ops.Scan, ...]:
-        """Run the layer's recurrences, from `state` when given; see `ops.scan`."""
+        """Run the layer's recurrences, from `state` when given; see `ops.scan_all`."""
         initial = state.ssm if state is not None else self.initial or (None,) * len(self.recurrences)
-        return tuple(ops.scan(r, H, retention=retention) for r, H in zip(self.recurrences, initial))
+        return ops.scan_all(self.recurrences, initial, retention=retention)
 
     def state_after(self, scans: tuple[ops.Scan, ...]) -> LayerState:
         """Return the state from which a run continues: the last inputs of the convolution, and the final states."""

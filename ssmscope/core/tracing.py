@@ -84,6 +84,7 @@ def take_trace(
             return mapped(linearize(found[index], layer), Tensor.detach)
 
     shown = {name: getattr(batch, name) for name in ("input_ids", "mask", "tokens", "words", "spelled")}
+    shown |= memory_of(model.module)
     return Trace(
         **shown,
         retention=summed,
@@ -94,7 +95,6 @@ def take_trace(
         linearized=Layers(len(found), freeze),
         pixels=model.images_of(batch),
         numbers=model.layer_numbers,
-        **memory_of(model.module),
     )
 
 

@@ -50,10 +50,10 @@ def tokens_that_fit(
     """Return the number of tokens that run together, with `gradients` in a backward pass through `layers` layers (by
     default all), which keeps their intermediate values; with `every_position` the logits of all positions are
     computed."""
-    most = tokens_at_once(model.device) if gradients else batching.TOKENS_AT_ONCE
+    most = batching.TOKENS_AT_ONCE
     if gradients:
         share = 1.0 if layers is None else layers / model.num_layers
-        most = min(most, int(backward_bytes(model) / (kept_bytes_per_token(model) * share)))
+        most = tokens_at_once(model.device, kept_bytes_per_token(model) * share, backward_bytes(model))
     if every_position:
         most = min(most, MAX_BACKWARD_NUMBERS // (4 * model.vocabulary))
     return max(1, most)

@@ -14,15 +14,16 @@ import numpy as np
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.errors import InputError
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
-from ssmscope.render.numbers import number
-from ssmscope.render.pictures import sized
+from ssmscope.render.numbers import format_probability, number
 from ssmscope.render.table import Cell, Line, Table, table
 from ssmscope.render.token_rows import MAX_COLOURED_ROWS
-from ssmscope.render.tokens import chance, named, written
+from ssmscope.render.tokens import name_scores, spell_tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
+
+    from ssmscope.render.figure import Frame
 
 DIFFERENCE = "difference"
 MIN_NAMED_SHARE, NAMED_PER_SIDE = 0.1, 3
@@ -76,17 +77,15 @@ class Paired(Result, kind="pair"):
                 found.append(pd.DataFrame({**cells, "token": text.tokens, "score": row.scores}))
         return pd.concat(found, ignore_index=True)
 
-    def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
+    def draw(self, frame: Frame, *, start: int = 0) -> Figure:  # type: ignore[override]
         """Draw every text in the colours of both models and of the difference; one figure holds 8 texts, from number
         `start` on. Results over a data set share one picture, with their differences."""
-        from ssmscope.render.figure import title
         from ssmscope.render.token_figure import draw_rows
 
         shown = self.rows()
         if shown is None:
-            drawn = self.results[0].draw_pair(self.results, self.names, title(self))  # type: ignore[attr-defined]
-            return sized(drawn, size)
-        return sized(draw_rows(shown, title(self), start=start), size)
+            return self.results[0].draw_pair(self, frame)  # type: ignore[attr-defined]
+        return draw_rows(shown, self.headline, frame, start=start)
 
     def blocks(self) -> Iterable[Block]:
         yield Prose(self.headline, "title")
@@ -138,7 +137,7 @@ def _text(number: int, first: TokenText, other: TokenText, names: Sequence[str],
             found.append(replace(row, name=f"{name}{about}", ends=row.ends if flat else (low, high)))
         end = high if mine.signed else high - low
         found.append(_difference(mine, theirs, f"{DIFFERENCE}{about}", end, first.special))
-    answer = f"{names[1]}: “{other.answer}”" + (f" ({said})" if (said := chance(other.probability)) else "")
+    answer = f"{names[1]}: “{other.answer}”" + (f" ({said})" if (said := format_probability(other.probability)) else "")
     return replace(first, rows=found, about=answer)
 
 
@@ -216,7 +215,7 @@ def _words(text: TokenText) -> list[tuple[int, int, str]]:
 def _pieces(text: TokenText, cuts: Sequence[int]) -> tuple[str, ...]:
     """Return the text between the cuts, with a space in front where it has one."""
     found = {start: "" for start in cuts[:-1]}
-    shown = written(text.tokens, text.words)
+    shown = spell_tokens(text.tokens, text.words)
     for (start, _, piece), (gap, _) in zip(_spans(text), shown):
         begin = max((cut for cut in cuts[:-1] if cut <= start), default=0)
         if piece:
@@ -250,8 +249,8 @@ def differences(block: TokenRows, names: Sequence[str]) -> Table:
         for row in text.rows:
             of, _, about = row.name.partition("\n")
             if of == DIFFERENCE:
-                more = named(text.tokens, row.scores, row.marked)
-                less = named(text.tokens, -row.scores, row.against)
+                more = name_scores(text.tokens, row.scores, row.marked)
+                less = name_scores(text.tokens, -row.scores, row.against)
                 cells = {f"more in {names[0]}": Cell(text=more or "–"), f"more in {names[1]}": Cell(text=less or "–")}
                 seen = ~text.special if row.outside is None else ~(text.special | row.outside)
                 cells["largest difference"] = Cell(text=number(float(np.abs(row.scores[seen]).max(initial=0))))

@@ -10,7 +10,7 @@ from ssmscope.core.encoding import Batch
 from ssmscope.core.tokenizing import Spelled, is_glue, is_within_word
 from ssmscope.core.trace import Trace
 from ssmscope.errors import InputError
-from ssmscope.render.tokens import written
+from ssmscope.render.tokens import spell_tokens
 
 POSITIONS = re.compile(r"(-?\d{1,9})(?::(-?\d{1,9}))?", re.ASCII)
 
@@ -65,7 +65,7 @@ def spelling(batch: Batch | Trace, row: int) -> Spelled:
     if batch.spelled:
         return batch.spelled[row]
     text, offsets = "", []
-    for gap, token in written(batch.tokens[row], batch.words[row]):
+    for gap, token in spell_tokens(batch.tokens[row], batch.words[row]):
         text += " " * gap
         offsets.append((len(text), len(text) + len(token)))
         text += token

@@ -16,7 +16,7 @@ the decay), `implicit_attention` computes their attention matrices (`matrices` w
 
 from ssmscope.ops.implicit_attention import attention, attention_reference, pooled_attention
 from ssmscope.ops.recurrence import OVER_TIME, DeltaRecurrence, Recurrence, retention, skip_alone, write
-from ssmscope.ops.scans import Scan, scan, scan_reference, states
+from ssmscope.ops.scans import Scan, scan, scan_all, scan_reference, states
 
 __all__ = [
     "OVER_TIME",
@@ -28,6 +28,7 @@ __all__ = [
     "pooled_attention",
     "retention",
     "scan",
+    "scan_all",
     "scan_reference",
     "skip_alone",
     "states",

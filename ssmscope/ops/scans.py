@@ -96,6 +96,42 @@ def scan(recurrence: Recurrence, initial: Memory | None = None, *, retention: bo
     return Scan(with_skip(y, r.x, r.D), final, kept)
 
 
+def scan_all(
+    recurrences: Sequence[Recurrence],
+    initials: Sequence[Float[Tensor, "batch heads width state"] | None],
+    *,
+    retention: bool = False,
+) -> tuple[Scan, ...]:
+    """Return the `scan` of each recurrence; of one shape and with one decay per head, they run as rows of one batch,
+    but for those that a CPU's kernel walks.
+
+    Arguments as `scan`'s, for each recurrence.
+    """
+    forms = {_form(r) for r in recurrences}
+    if len(recurrences) == 1 or len(forms) > 1 or None in forms:
+        return tuple(scan(r, H, retention=retention) for r, H in zip(recurrences, initials))
+    x, b, c, log_a = (torch.cat(each) for each in zip(*((r.x, r.b, r.c, r.log_decay()) for r in recurrences)))
+    steps = [r.delta for r in recurrences if r.delta is not None]
+    delta = torch.cat(steps) if steps else None
+    initial = None
+    if any(H is not None for H in initials):
+        initial = torch.cat([_start(r, H) for r, H in zip(recurrences, initials)])
+    joint = scan(Recurrence(x=x, b=b, c=c, delta=delta, log_a=log_a), initial)
+    rows = [r.shape[0] for r in recurrences]
+    parts = zip(recurrences, joint.y.split(rows), joint.state.split(rows), log_a.detach().split(rows))
+    return tuple(
+        Scan(with_skip(y, r.x, r.D), state, decay.exp().mean((2, 3)) if retention else None)
+        for r, y, state, decay in parts
+    )
+
+
+def _form(r: Recurrence) -> tuple | None:
+    """Return the properties that recurrences must share to run as one batch; None for one that runs by itself."""
+    if isinstance(r, DeltaRecurrence) or not r.one_decay_per_head or r.order is not None or diagonal.walks_channels(r):
+        return None
+    return r.shape, r.b.shape, r.x.dtype, r.b.dtype, r.c.dtype, r.x.device, r.delta is None
+
+
 def with_skip(y: Tensor, x: Tensor, D: Tensor | None) -> Tensor:
     """Return y_t + D x_t, for (batch, length, heads, width) and `D` (heads,) or (heads, width)."""
     if D is None:

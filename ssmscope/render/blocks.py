@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ssmscope.render.numbers import number
-from ssmscope.render.signed import STEPS
+from ssmscope.render.colours import SHADES, STEPS
+from ssmscope.render.numbers import format_range, number
 from ssmscope.render.table import Table
-from ssmscope.render.tokens import SHADES, span_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,7 +84,7 @@ class TokenRow:
     @property
     def extent(self) -> str:
         """The ends of the colour scale in numbers."""
-        return f"±{number(self.ends[1])}" if self.signed else span_of(*(self.own or self.ends))
+        return f"±{number(self.ends[1])}" if self.signed else format_range(*(self.own or self.ends))
 
     def shades(self, scores: np.ndarray | None = None, *, count: int | None = None) -> np.ndarray:
         """Return the index of each token's colour, from 0 to `count` − 1; −1 for none.

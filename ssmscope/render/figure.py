@@ -1,71 +1,103 @@
-"""Common parts of pictures: the palette, a sheet with title and legend, plain axes, curves with bands."""
+"""Figures in matplotlib's constrained layout: one style, a sheet with title and legend, and the marks all share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cached_property
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import matplotlib
 import numpy as np
+from matplotlib import font_manager
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, Normalize, to_hex
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.scale import LogScale
+from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, MaxNLocator
 
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.errors import InputError
+from ssmscope.render.colours import ink, ramp
+from ssmscope.render.letters import MAX_NAME_LETTERS, drawable, families, short_name
 from ssmscope.render.numbers import counted
-from ssmscope.render.table import written
+from ssmscope.render.table import with_interval
 from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.colorbar import Colorbar
 
 INK, SOFT, GRID, EDGE = "#1b1f24", "#57606a", "#e6e9ed", "#f3f4f6"
 COLOURS = ("#2065a8", "#d1540a", "#0f8a6c", "#b01e8a", "#7a6a00", "#57606a")
 """Colours of curves in order; they differ in lightness too."""
+EMPTY, MARK = GRID, COLOURS[1]
+"""Colours of a cell without a value, and of marks on cells."""
 MARKERS = "osD^vP"
+DASHED, DOTTED = (0, (4, 3)), (0, (1, 2))
 LOG_SCALE_FROM = 300.0
 """Value above which `scale_steep` makes an axis logarithmic."""
-DASHED, DOTTED = (0, (4, 3)), (0, (1, 2))
-
-MAX_NAME_LETTERS = 20
-"""Maximum letters of the name of a row of points."""
-
-TITLE_LETTERS_PER_INCH, SUBTITLE_LETTERS_PER_INCH = 10.6, 14.0
-"""Letters per inch of the title and of the line below it."""
-
-
-def plain(axes: Axes, *, grid: str | None = "both", size: float = 8.5) -> Axes:
-    """Leave axes only their left and lower lines, and draw a grid behind the content."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(SOFT)
-    axes.tick_params(which="both", colors=SOFT, labelsize=size)
-    axes.set_axisbelow(True)
-    if grid is not None:
-        axes.grid(axis=grid, color=GRID)  # type: ignore[arg-type]
-    return axes
+FONT_SIZE, NARROW_FONT_SIZE, NARROW_INCHES = 9.0, 8.0, 5.0
+"""Size of letters in points, also in figures narrower than `NARROW_INCHES`."""
+MIN_SIDE_INCHES, MAX_SIDE_INCHES = 0.5, 100
+"""Minimum and maximum length of a figure's side in inches."""
+ROW_INCHES, AXIS_INCHES, MIN_PANEL_INCHES = 0.28, 0.6, 1.9
+"""Height of a row of points, room for the labels of an axis, and the smallest width of panels next to each other."""
+MAX_NAMED = 60
+"""Maximum number of columns or rows of a grid that are named."""
 
 
-def heading(figure: Figure, before: str, model: str, after: str, below: str, aside: float = 0.0) -> None:
-    """Write the title, with the model's name shortened if necessary, and a smaller line below it.
+@dataclass(frozen=True)
+class Frame:
+    """What a user asks of a figure: axes to draw into, a title, and a width, or width and height, in inches."""
 
-    Args:
-        aside: inches at the right to leave free.
+    ax: Axes | None = None
+    title: str | None = None
+    size: float | tuple[float, float] | None = None
+
+    @property
+    def sides(self) -> tuple[float | None, float | None]:
+        """Width and height in inches; None for what is not asked for."""
+        return self.size if isinstance(self.size, tuple) and len(self.size) == 2 else (self.size, None)
+
+
+@contextmanager
+def framed(frame: Frame) -> Iterator[Frame]:
+    """Draw in the package's style, whatever the user's settings.
+
+    Raises:
+        InputError: the size is not one or two numbers from 0.5 to 100, or given together with axes.
     """
-    width, height = figure.get_size_inches()
-    style: dict[str, Any] = dict(va="center", parse_math=False)  # A $ in a user's name must not start a formula.
-    wide = width - aside
-    room = max(round(TITLE_LETTERS_PER_INCH * wide) - len(before) - len(after), 8)
-    title = shorten(f"{before}{shorten(visible(model), room)}{after}", round(TITLE_LETTERS_PER_INCH * wide))
-    figure.text(0.2 / width, 1 - 0.28 / height, title, size=11, color=INK, **style)
-    small = shorten(visible(below), round(SUBTITLE_LETTERS_PER_INCH * wide))
-    figure.text(0.2 / width, 1 - 0.54 / height, small, size=8.5, color=SOFT, **style)
+    sides = [side for side in frame.sides if side is not None]
+    good = all(isinstance(side, int | float) and MIN_SIDE_INCHES <= side <= MAX_SIDE_INCHES for side in sides)
+    if not good or (isinstance(frame.size, tuple) and len(frame.size) != 2):
+        raise InputError(
+            f"size is {frame.size!r}; allowed are a width, or a width and a height, from {MIN_SIDE_INCHES} to "
+            f"{MAX_SIDE_INCHES} inches"
+        )
+    if frame.ax is not None and frame.size is not None:
+        raise InputError("give ax or size, not both: axes have the size of their own figure")
+    narrow = bool(sides) and sides[0] < NARROW_INCHES
+    with matplotlib.rc_context(_style(NARROW_FONT_SIZE if narrow else FONT_SIZE)):
+        yield frame
 
 
-def title(result: Any) -> tuple[str, str, str]:
-    """Split a result's headline into the part before its model's name, the name, and the part after it."""
-    before, model, after = result.headline.partition(result.model_name)
-    return before, model, after
+def _style(font_size: float) -> dict[Any, Any]:
+    ticks = {f"{axis}tick.{key}": value for axis in "xy" for key, value in (("color", SOFT), ("labelsize", "medium"))}
+    return {
+        **{"font.size": font_size, "font.family": families("DejaVu Sans"), "text.color": INK, **ticks},
+        **{"text.parse_math": False, "text.usetex": False},  # A $ in a user's name must not start a formula.
+        **{"axes.labelcolor": SOFT, "axes.labelsize": "medium", "axes.titlesize": "medium", "axes.edgecolor": SOFT},
+        **{"axes.titlelocation": "left", "axes.titlecolor": INK, "axes.spines.top": False, "axes.spines.right": False},
+        **{"axes.axisbelow": True, "grid.color": GRID, "figure.titlesize": "large", "figure.facecolor": "white"},
+        **{"legend.frameon": False, "legend.fontsize": "medium", "lines.solid_capstyle": "butt"},
+        **{"axes.formatter.use_mathtext": False, "axes.autolimit_mode": "data", "axes.xmargin": 0.03},
+    }
 
 
 def data_line(result: Any, *more: str) -> str:
@@ -75,146 +107,164 @@ def data_line(result: Any, *more: str) -> str:
     return "; ".join([f"{counted(data['examples'], 'example')} of {name}, 95 % bootstrap intervals", *more])
 
 
+# ---- Sheets
+
+
 class Sheet:
-    """A figure with a title, a legend below it, and panels placed in inches from the upper left.
+    """A figure with a title, a smaller line, and a legend above its panels; or the axes that a user gives.
 
     Attributes:
-        top: inches from the upper end at which panels may begin.
+        figure: the figure.
+        body: the part of it below title and legend.
+        width: its width in inches.
     """
-
-    TOP, LINE = 0.85, 0.2
 
     def __init__(
         self,
-        width: float,
-        height: float,
-        title: tuple[str, str, str],
-        below: str,
+        frame: Frame,
+        title: str,
+        below: str = "",
         legend: Sequence[tuple[Line2D, str]] = (),
         *,
-        left: float = 0.85,
-        across: int = 1,
-        aside: float = 0.0,
+        width: float = 8.0,
     ) -> None:
-        """Make the sheet.
+        """Make the sheet, `width` inches wide unless the frame says otherwise; titles and names are cut to fit."""
+        self.frame, self.legend = frame, legend
+        wide, self._height = frame.sides
+        self.width, self._head = wide or width, 0.0
+        own = title if frame.title is None else frame.title
+        if frame.ax is not None:
+            self.title = own
+            self.figure: Figure = frame.ax.figure  # type: ignore[assignment]
+            return
+        layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.05, wspace=0.02, hspace=0.02)
+        self.figure = Figure(figsize=(self.width, self._height or 1.0), layout=layout)
+        self.body: Any = self.figure
+        lines = ((own, "large", INK, 3), (below if frame.title != "" else "", "medium", SOFT, 5))
+        for text, size, colour, most in lines:
+            if text:
+                points = font_manager.FontProperties(size=size).get_size_in_points()
+                text = _wrapped(text, int(122 * (self.width - 0.3) / points), most)
+                style: dict[str, Any] = dict(x=0.12 / self.width, ha="left", fontsize=size, color=colour)
+                self.body.suptitle(text, **style)
+                self.body = self.body.subfigures()
+                self._head += 0.07 + 0.017 * points * (1 + text.count("\n"))
+        if legend:
+            names = [short_name(name, 100) for _, name in legend]
+            columns = max(1, int(self.width / (0.75 + 0.075 * max(map(len, names)))))
+            self.body.legend([each for each, _ in legend], names, loc="outside upper left", ncols=columns)
+            self.body = self.body.subfigures()
+            self._head += 0.1 + 0.19 * math.ceil(len(legend) / columns)
+
+    def take(self, height: float) -> Any:
+        """Make the sheet high enough for a body of so many inches and return the body."""
+        if self.frame.ax is not None:
+            raise InputError(
+                "ax: this figure has several panels, and axes hold one; call figure() without ax, or draw the numbers "
+                "of to_frame() yourself"
+            )
+        self.figure.set_size_inches(self.width, self._height or self._head + height)
+        return self.body
+
+    def panels(
+        self,
+        *heights: float,
+        across: int = 1,
+        count: int | None = None,
+        widths: Sequence[float] | None = None,
+        **options: Any,
+    ) -> list[Axes]:
+        """Return panels row by row.
 
         Args:
-            width, height: inches without the legend.
-            title: its parts before the model's name, the name, and after it.
-            across: entries of the legend per line.
-            aside: inches to leave free at the right of the title.
+            heights: inches of each row, without the labels of its axes.
+            across: number of columns; in a narrow figure, panels of the same height stand in fewer columns.
+            count: number of panels, by default as many as fit.
+            options: of matplotlib's `subplots`.
         """
-        lines = self.LINE * math.ceil(len(legend) / across)
-        self.top = self.TOP + lines
-        self.width, self.height = width, height + lines
-        self.figure = Figure(figsize=(self.width, self.height), facecolor="white")
-        heading(self.figure, *title, below, aside)
-        step = (width - left - 0.2) / across
-        for number, (handle, name) in enumerate(legend):
-            x, y = left + number % across * step, self.TOP - 0.1 + self.LINE * (number // across + 0.5)
-            y = 1 - y / self.height
-            handle.set(xdata=[x / self.width, (x + 0.32) / self.width], ydata=[y, y], transform=self.figure.transFigure)
-            self.figure.add_artist(handle)
-            place = (x + 0.42) / self.width
-            self.figure.text(place, y, visible(name), size=8.5, color=INK, va="center", parse_math=False)
+        count = len(heights) * across if count is None else count
+        if self.frame.ax is not None and count == 1:
+            self.frame.ax.set_title(_wrapped(self.title, 60))
+            if self.legend:
+                self.frame.ax.legend([each for each, _ in self.legend], [name for _, name in self.legend])
+            return [self.frame.ax]
+        fitting = max(1, int(self.width / MIN_PANEL_INCHES))
+        if across > fitting:
+            fitting = fitting if len(set(heights)) == 1 else 1
+            heights = tuple(np.repeat(heights, across)[: math.ceil(count / fitting)])
+            across, widths = fitting, None
+        inches = sum(heights) + AXIS_INCHES * len(heights)
+        ratios: dict[str, Any] = dict(height_ratios=heights, width_ratios=widths)
+        made = self.take(inches).subplots(len(heights), across, squeeze=False, **ratios, **options).ravel().tolist()
+        for axes in made[count:]:
+            axes.remove()
+        return list(map(styled, made[:count]))
 
-    @cached_property
-    def paper(self) -> Axes:
-        """Axes of the whole sheet, in inches from its upper left, for elements placed freely."""
-        paper = self.figure.add_axes((0, 0, 1, 1), xlim=(0, self.width), ylim=(self.height, 0))
-        paper.set_axis_off()
-        return paper
+    def parts(self, *heights: float, across: int = 1) -> list[Any]:
+        """Return parts with layouts of their own, row by row; in a narrow figure, one below the other."""
+        if self.width / across < 1.5 * MIN_PANEL_INCHES:
+            heights, across = tuple(np.repeat(heights, across)), 1
+        made = self.take(sum(heights)).subfigures(len(heights), across, squeeze=False, height_ratios=heights)
+        return made.ravel().tolist()
 
-    def panel(
-        self, left: float, top: float, width: float, height: float, *, grid: str | None = "both", **options: Any
-    ) -> Axes:
-        """Return axes at these inches from the sheet's left and upper ends, with grid lines "x", "y" or "both"."""
-        bottom = self.height - top - height
-        place = (left / self.width, bottom / self.height, width / self.width, height / self.height)
-        return plain(self.figure.add_axes(place, **options), grid=grid)
+
+def styled(axes: Axes, grid: str | None = "both") -> Axes:
+    """Draw grid lines behind the content, and all ticks in the letters of the style."""
+    size = font_manager.FontProperties(size="medium").get_size_in_points() - 0.5
+    axes.tick_params(which="both", colors=SOFT, labelsize=size)  # matplotlib makes ticks later, outside of the style.
+    if grid is not None:
+        axes.grid(axis=grid)  # type: ignore[arg-type]
+    return axes
+
+
+def fit_labels(figure: Figure) -> None:
+    """Break the titles and labels of a narrow figure's panels into lines."""
+    for axes in figure.axes if figure.get_figwidth() < NARROW_INCHES else ():
+        place = axes.get_subplotspec()
+        room = int(14 * figure.get_figwidth() / (place.get_gridspec().ncols if place else 1)) - 8
+        axes.set_xlabel(textwrap.fill(axes.get_xlabel(), room))
+        if len(axes.get_title("left")) > room:
+            axes.set_title(textwrap.fill(axes.get_title("left"), room))
+
+
+def _wrapped(text: str, letters_per_line: int, lines: int = 3) -> str:
+    """Break a text into at most three lines; what is longer loses its middle."""
+    most = max(letters_per_line, 12)
+    return drawable("\n".join(textwrap.wrap(shorten(visible(text), lines * most - most // 2), most)))
+
+
+# ---- Axes
+
+
+def scale_log(axes: Axes, which: str, base: float = 10) -> None:
+    """Make the axis "x" or "y" logarithmic, with plain numbers at its ticks."""
+    axes.set(**{f"{which}scale": LogScale(None, base=base)})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(base=base, numticks=9))
+    axis.set_major_formatter(FuncFormatter(_plain_number))
+    axis.set_minor_formatter(_MinorLabels(labelOnlyBase=False, minor_thresholds=(1.2, 0.5)))
+
+
+def _plain_number(value: float, _: object = None) -> str:
+    return f"{value:,.0f}" if 1 <= value < 1e6 else f"{value:g}"
+
+
+class _MinorLabels(LogFormatter):
+    """Labels for ticks between powers of ten on an axis with few of these."""
+
+    def __call__(self, value: float, place: int | None = None) -> str:
+        return _plain_number(value) if super().__call__(value, place) else ""
 
 
 def scale_steep(axes: Axes, curves: np.ndarray) -> None:
     """Make the axis logarithmic if a curve exceeds `LOG_SCALE_FROM`, so that it does not flatten the others."""
     finite = curves[np.isfinite(curves)]
     if finite.size and finite.max() > LOG_SCALE_FROM and finite.min() > 0:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.12g}"))
+        scale_log(axes, "y")
 
 
-def stacked(
-    title: tuple[str, str, str], below: str, legend: Sequence[tuple[Line2D, str]], panels: int
-) -> tuple[Figure, list[Axes]]:
-    """Return a sheet's figure and its panels, one above the other with a common horizontal axis."""
-    width, height, left, tall, step = 8.0, Sheet.TOP + 0.27, 0.85, 2.3, 2.65
-    sheet = Sheet(width, height + step * panels, title, below, legend, left=left)
-    axes: list[Axes] = []
-    for number in range(panels):
-        share = axes[0] if axes else None
-        axes.append(sheet.panel(left, sheet.top + step * number, width - left - 0.3, tall, sharex=share))
-        axes[-1].tick_params(labelbottom=number == panels - 1)
-    return sheet.figure, axes
-
-
-def line(axes: Axes, at: Sequence[float], found: Sequence[Estimate], number: int, **style: Any) -> None:
-    """Draw a curve in the colour of its number with the band of its intervals, or a bar for a single point."""
-    colour = COLOURS[number % len(COLOURS)]
-    low, high = [e.low for e in found], [e.high for e in found]
-    if len(at) == 1:
-        axes.plot([at[0], at[0]], [low[0], high[0]], color=colour, linewidth=1.4, alpha=0.6, solid_capstyle="butt")
-    else:
-        axes.fill_between(at, low, high, color=colour, alpha=0.2, linewidth=0)
-    look = {"linewidth": 1.6, "marker": MARKERS[number % len(MARKERS)], "markersize": 4, **style}
-    axes.plot(at, [e.value for e in found], color=colour, **look)
-
-
-def interval(axes: Axes, at: float, found: Estimate, colour: str = INK, *, upright: bool = True) -> None:
-    """Draw an interval as a thin line."""
-    ends, place = [found.low, found.high], [at, at]
-    x, y = (place, ends) if upright else (ends, place)
-    axes.plot(x, y, color=colour, linewidth=1.4, solid_capstyle="butt")
-
-
-def points(
-    axes: Axes,
-    names: Sequence[str],
-    found: Sequence[Estimate],
-    colours: Sequence[str],
-    *,
-    numbers: bool = True,
-    letters: int = MAX_NAME_LETTERS,
-) -> None:
-    """Draw a row per name: a point with its interval on an axis with zero.
-
-    Args:
-        numbers: True to write the numbers at the right.
-        letters: maximum letters of a name.
-    """
-    axes.grid(False, axis="y")
-    axes.axvline(0, color=SOFT, linewidth=0.8)
-    for place, (each, colour) in enumerate(zip(found, colours)):
-        interval(axes, place, each, colour, upright=False)
-        axes.plot(each.value, place, "o", color=colour, markersize=4.5)
-        if numbers:
-            style: dict[str, Any] = dict(transform=axes.get_yaxis_transform(), va="center", size=8.5, color=INK)
-            axes.text(1.02, place, written(each), **style)
-    axes.set_yticks(range(len(names)), [shorten(visible(name), letters) for name in names], parse_math=False)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-
-
-def handle(number: int, **style: Any) -> Line2D:
-    """Return the legend handle of a curve."""
-    look = {"linewidth": 1.6, "marker": MARKERS[number % len(MARKERS)], "markersize": 4, **style}
-    return Line2D([], [], color=COLOURS[number % len(COLOURS)], **look)
-
-
-def dashed(colour: str) -> Line2D:
-    return Line2D([], [], color=colour, linewidth=1, linestyle=DASHED)
-
-
-def dotted(colour: str) -> Line2D:
-    return Line2D([], [], color=colour, linewidth=1.1, linestyle=DOTTED)
+def integers(axis: Axis, most: int = 12) -> None:
+    axis.set_major_locator(MaxNLocator(most, integer=True))
 
 
 def limits(found: Sequence[Estimate]) -> tuple[float, float]:
@@ -223,3 +273,165 @@ def limits(found: Sequence[Estimate]) -> tuple[float, float]:
     low, high = min(ends, default=0.0), max(ends, default=1.0)
     room = max(0.06 * (high - low), 0.02)
     return max(low - room, -0.02), min(high + room, 1.02)
+
+
+def beside(axes: Axes, place: float, text: str, **style: Any) -> None:
+    """Write a text at the right of the axes, at this value of the vertical axis."""
+    axes.text(1.02, place, text, transform=axes.get_yaxis_transform(), **{"va": "center", **style})
+
+
+# ---- Marks
+
+
+def look(number: int, **style: Any) -> dict[str, Any]:
+    """Return colour, marker and dashes of the curve of this number; dashed once the colours are used up."""
+    count = len(COLOURS)
+    dashes = ("-", (0, (5, 2)), (0, (1, 1.5)))[min(number // count, 2)]
+    own = {"color": COLOURS[number % count], "marker": MARKERS[number % len(MARKERS)], "linestyle": dashes}
+    return {"linewidth": 1.6, "markersize": 4, **own, **style}
+
+
+def handle(number: int, **style: Any) -> Line2D:
+    """Return the legend handle of a curve."""
+    return Line2D([], [], **look(number, **style))
+
+
+def rule(colour: str = INK, style: Any = DASHED) -> Line2D:
+    """Return the legend handle of a straight line without marks."""
+    return Line2D([], [], color=colour, linewidth=1.1, linestyle=style)
+
+
+def as_array(found: Any) -> np.ndarray:
+    """Return value, low and high of estimates: (n, 3)."""
+    return np.array([(e.value, e.low, e.high) if isinstance(e, Estimate) else e for e in found], float).reshape(-1, 3)
+
+
+def line(axes: Axes, at: Any, found: Any, number: int, **style: Any) -> None:
+    """Draw a curve over places with the band of its intervals, or a bar for a single point.
+
+    Args:
+        found: estimates, or an array (places, 3) of values, lower and upper ends.
+    """
+    value, low, high = as_array(found).T
+    how = look(number, **style)
+    if len(at) == 1:
+        axes.plot([at[0]] * 2, [low[0], high[0]], color=how["color"], linewidth=1.4, alpha=0.6)
+    elif not np.isnan(low).all():
+        axes.fill_between(at, low, high, color=how["color"], alpha=0.2, linewidth=0)
+    axes.plot(at, np.where(np.isfinite(value), value, np.nan), **how)
+
+
+def interval(axes: Axes, at: float, found: Estimate, colour: str = INK, *, upright: bool = True) -> None:
+    """Draw an interval as a thin line."""
+    ends, place = [found.low, found.high], [at, at]
+    axes.plot(*((place, ends) if upright else (ends, place)), color=colour, linewidth=1.4)
+
+
+def points(
+    axes: Axes,
+    names: Sequence[str],
+    *series: Sequence[Estimate | None],
+    colours: Sequence[Any] = COLOURS,
+    markers: str = MARKERS,
+    notes: Sequence[str] | None = None,
+    letters: int = MAX_NAME_LETTERS,
+    zero: bool = True,
+    bars: Sequence[str] = (),
+    hollow: Sequence[int] = (),
+) -> None:
+    """Draw a row per name, the first at the top: a point with its interval for each series, next to each other.
+
+    Args:
+        colours: a colour per series, or a list of colours with one per row.
+        notes: texts at the right of the rows; None for the numbers of the first series.
+        letters: maximum letters of a name.
+        zero: True for a line at zero.
+        bars: colours of bars from zero to the first series' values, in place of its points.
+        hollow: numbers of the series with hollow points.
+    """
+    axes.grid(False, axis="y")
+    if zero:
+        axes.axvline(0, color=SOFT, linewidth=0.8)
+    step = 0.5 / max(len(series), 2)
+    if bars:
+        axes.barh(range(len(names)), [one.value if one else 0 for one in series[0]], 0.62, color=bars)
+    for at, (found, colour, marker) in enumerate(zip(series, colours, markers)):
+        shift = step * (at - (len(series) - 1) / 2)
+        for row, one in enumerate(found):
+            if one is None:
+                continue
+            own = colour if isinstance(colour, str) else colour[row]
+            interval(axes, row + shift, one, own, upright=False)
+            if not (bars and at == 0):
+                face = "white" if at in hollow else own
+                style: dict[str, Any] = dict(markersize=4.5, markerfacecolor=face, clip_on=False, zorder=3)
+                axes.plot(one.value, row + shift, marker, color=own, **style)
+    for row, note in enumerate(map(with_interval, filter(None, series[0])) if notes is None else notes):
+        beside(axes, row, note)
+    axes.set_yticks(range(len(names)), [short_name(name, letters) for name in names])
+    axes.set_ylim(max(len(names), 1) - 0.4, -0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+
+
+def colours_of(stops: Sequence[str], low: float, high: float, count: int = 257) -> ScalarMappable:
+    """Return a colour scale that passes through these colours from `low` to `high`."""
+    return ScalarMappable(Normalize(low, high), ListedColormap(ramp(stops, count)).with_extremes(bad=EMPTY))
+
+
+def colour_bar(axes: Any, colours: ScalarMappable, name: str = "", *, below: bool = False, **options: Any) -> Colorbar:
+    """Draw a colour bar with its numbers at the right of axes, or in a small one below them."""
+    figure = np.ravel(axes)[0].figure
+    place: dict[str, Any] = {"ax": axes, "aspect": 22, "pad": 0.01, "fraction": 0.06}
+    if below:
+        place |= {"location": "bottom", "shrink": 0.35, "anchor": (0.0, 0.5), "pad": 0.03}
+    bar = figure.colorbar(colours, **place, **options)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(colors=SOFT, labelsize=font_manager.FontProperties(size="small").get_size_in_points(), length=2)
+    bar.set_label(name)
+    return bar
+
+
+def cells(
+    axes: Axes,
+    values: np.ndarray,
+    colours: ScalarMappable,
+    *,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    texts: Sequence[Sequence[str]] = (),
+    labels: tuple[str, str] = ("", ""),
+    bar: str | None = "",
+    bold: np.ndarray | None = None,
+    **options: Any,
+) -> None:
+    """Draw values (rows, columns) as cells in their colours, the first row at the bottom, with a colour bar.
+
+    Args:
+        rows, columns: names along the axes; None for numbers.
+        texts: texts in the cells; those of cells that are True in `bold` are bold.
+        labels: names of the vertical and of the horizontal axis.
+        bar: name of the colour bar; None to leave it out.
+        options: of matplotlib's `colorbar`.
+    """
+    axes.grid(False)
+    how: dict[str, Any] = dict(aspect="auto", origin="lower", interpolation="nearest", cmap=colours.cmap)
+    axes.imshow(np.ma.masked_invalid(values), clim=colours.get_clim(), **how)
+    for axis, names in ((axes.yaxis, rows), (axes.xaxis, columns)):
+        if names is None or len(names) > MAX_NAMED:
+            integers(axis, 16)
+            if names is not None:
+                shown = tuple(names)
+                axis.set_major_formatter(FuncFormatter(lambda at, _, s=shown: s[int(at)] if 0 <= at < len(s) else ""))
+        else:
+            axis.set_ticks(range(len(names)), names)
+    if columns is not None and len(columns) <= MAX_NAMED and max(map(len, columns), default=0) > 4 and not texts:
+        axes.tick_params(axis="x", rotation=90)
+    for row, column in np.ndindex(values.shape) if texts else ():
+        value = values[row, column]
+        colour = EMPTY if np.isnan(value) else to_hex(tuple(colours.to_rgba(value)))
+        style: dict[str, Any] = dict(weight="bold" if bold is not None and bold[row, column] else "normal")
+        axes.text(column, row, texts[row][column], color=ink(colour), size="x-small", ha="center", va="center", **style)
+    axes.set(ylabel=labels[0], xlabel=labels[1])
+    axes.tick_params(length=2)
+    if bar is not None:
+        colour_bar(axes, colours, bar, **options)

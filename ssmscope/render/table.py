@@ -63,7 +63,7 @@ class Cell:
         return "" if self.found is None else brackets(self.found, self.digits, significant=4).strip()
 
 
-def written(found: Estimate) -> str:
+def with_interval(found: Estimate) -> str:
     """Format a number with its interval."""
     return "not defined" if math.isnan(found.value) else number(found.value, 3) + brackets(found, 3)
 
@@ -87,17 +87,17 @@ def digits_of(shares: Iterable[Estimate]) -> int | None:
     return 3 if any(abs(found.value) >= SMALL_SHARE for found in shares) else None
 
 
-def plain(value: float) -> Cell:
+def number_cell(value: float) -> Cell:
     """Return a cell of a number without an interval."""
     return Cell(Estimate(float(value), math.nan, math.nan), digits=None)
 
 
-def short(value: float, text: str = "") -> Cell:
+def short_cell(value: float, text: str = "") -> Cell:
     """Return a cell of a number without an interval, in three significant digits or written as `text`."""
     return Cell(Estimate(float(value), math.nan, math.nan), text or number(value))
 
 
-def bare(found: Estimate, digits: int | None = 3) -> Cell:
+def value_cell(found: Estimate, digits: int | None = 3) -> Cell:
     """Return a cell of an estimate without its interval, for which there is no room."""
     return Cell(Estimate(found.value, math.nan, math.nan), digits=digits)
 
@@ -200,7 +200,7 @@ def table(
     return Table(tuple(heads), shown, tuple(rows), " ".join(notes), every=every)
 
 
-def folded(frame: DataFrame, *, heads: Sequence[str] = (), limit: int | None = None) -> Table:
+def frame_table(frame: DataFrame, *, heads: Sequence[str] = (), limit: int | None = None) -> Table:
     """Make a table of a tidy data frame, with NAME, NAME_low, NAME_high (or value, low, high) as one column.
 
     A column `model` with only one value is left out, as are columns without values. Numbers have four significant
@@ -212,16 +212,13 @@ def folded(frame: DataFrame, *, heads: Sequence[str] = (), limit: int | None = N
     """
     frame = frame if "model" in heads else _of_one_model(frame)
     ends = interval_columns(frame)
-    hidden = {end for pair in ends.values() for end in pair}
-    empty = {name for name in frame.columns if len(frame) and frame[name].isna().all()}
-    columns = [name for name in frame.columns if name not in hidden and name not in heads and name not in empty]
-    shown = frame.head(limit) if limit is not None else frame
-    values = {name: shown[name].tolist() for name in shown.columns}
+    hidden = {*heads, *(end for pair in ends.values() for end in pair)}
+    columns = [name for name in frame.columns if name not in hidden and not (len(frame) and frame[name].isna().all())]
     numbers = {name for name in columns if frame[name].dtype.kind in "iuf"}
     rows = []
-    for at in range(len(shown)):
-        cells = tuple(_cell(name, at, values, ends, name in numbers) for name in columns)
-        rows.append((tuple(str(values[name][at]) for name in heads), cells))
+    for row in frame.iloc[:limit].to_dict("records"):
+        cells = tuple(_cell(row[name], [row[end] for end in ends.get(name, ())], name in numbers) for name in columns)
+        rows.append((tuple(str(row[name]) for name in heads), cells))
     note = "In brackets: the 95 % interval." if any(cell.interval for _, cells in rows for cell in cells) else ""
     return Table(tuple(heads), tuple(map(str, columns)), tuple(rows), note, every=len(frame))
 
@@ -242,8 +239,7 @@ def interval_columns(frame: DataFrame) -> Mapping[str, tuple[str, str]]:
     return {name: ends for name, ends in pairs.items() if set(ends) <= set(names)}
 
 
-def _cell(name: str, at: int, values: Mapping[str, list], ends: Mapping[str, tuple[str, str]], number: bool) -> Cell:
-    value = values[name][at]
+def _cell(value: Any, ends: Sequence[Any], number: bool) -> Cell:
     if _missing(value):
         return Cell(Estimate(math.nan, math.nan, math.nan)) if number else Cell(text="–")
     if isinstance(value, bool | np.bool_):
@@ -251,8 +247,7 @@ def _cell(name: str, at: int, values: Mapping[str, list], ends: Mapping[str, tup
     if isinstance(value, int | np.integer):
         return Cell(Estimate(int(value), math.nan, math.nan), digits=0)
     if isinstance(value, float | np.floating):
-        low, high = (values[end][at] for end in ends.get(name, ())) if name in ends else (math.nan, math.nan)
-        low, high = (math.nan if _missing(end) else float(end) for end in (low, high))
+        low, high = (math.nan if _missing(end) else float(end) for end in ends or (math.nan, math.nan))
         return Cell(Estimate(float(value), low, high), digits=None)
     return Cell(text=str(value))
 
@@ -268,13 +263,13 @@ def shown_names(label: Sequence[str], own: Sequence[str]) -> list[str]:
     return list(label if len(label) == len(own) else own)
 
 
-def of_frames(frames: Sequence[DataFrame], labels: Sequence[str]) -> Table:
+def frames_table(frames: Sequence[DataFrame], labels: Sequence[str]) -> Table:
     """Combine the tidy tables of several results in one, with a column of their labels."""
     if len(frames) == 1:
-        return folded(frames[0], limit=MAX_COMPARED_ROWS)
+        return frame_table(frames[0], limit=MAX_COMPARED_ROWS)
     import pandas as pd
 
     share = max(MAX_COMPARED_ROWS // len(frames), 10)
     parts = [_of_one_model(frame).head(share).assign(of=label) for frame, label in zip(frames, labels)]
-    made = folded(pd.concat(parts, ignore_index=True), heads=["of"])
+    made = frame_table(pd.concat(parts, ignore_index=True), heads=["of"])
     return replace(made, heads=("model",), every=sum(map(len, frames)))

@@ -68,11 +68,11 @@ def _grid(table: Table, between: str) -> Grid:
         widest = max(len(cells[at].value) for _, cells in table.rows) if numbers else None  # Numbers are never broken.
         shown.add_column(Text(name), justify="right" if numbers else "left", min_width=widest)
     for labels, cells in table.rows:
-        shown.add_row(*(Text(visible(label)) for label in labels), *(written(cell, between) for cell in cells))
+        shown.add_row(*(Text(visible(label)) for label in labels), *(cell_text(cell, between) for cell in cells))
     return shown
 
 
-def written(cell: Cell, between: str = " ") -> Text:
+def cell_text(cell: Cell, between: str = " ") -> Text:
     """Return a cell: the number, marked if it is the best or the worst, the text `between`, and the interval."""
     mark = f"{BEST} " if cell.best else f"{WORST} " if cell.worst else ""
     text = Text(f"{mark}{cell.value}", style="bold" if cell.best else "underline" if cell.worst else "")

@@ -1,45 +1,58 @@
 """Draw texts whose tokens are coloured: rows of tokens, strips over positions for long texts, maps for images.
 
-Everything is placed in inches, so that nothing overlaps at any number of tokens or rows.
+A figure is a stack of parts, each with a constrained layout of its own. Tokens are set like type: a line is so many
+characters wide, and a narrower figure has shorter lines.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import matplotlib
 import numpy as np
+from matplotlib.collections import PatchCollection
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
 
 from ssmscope.errors import InputError
-from ssmscope.render.drawing import BAR_WIDTH, EMPTY, MARGIN, MARK, colour_bar, drawable, families, fill, letters, write
-from ssmscope.render.figure import INK, SOFT, SUBTITLE_LETTERS_PER_INCH, TITLE_LETTERS_PER_INCH, Sheet
-from ssmscope.render.numbers import number
-from ssmscope.render.signed import SIGNED, STEPS
-from ssmscope.render.token_rows import ends_of, kinds
-from ssmscope.render.tokens import BLUES, SHADES, chance, ink, ramp, shorten, visible, written
+from ssmscope.render.colours import BLUES, SHADES, SIGNED, STEPS, ink, ramp
+from ssmscope.render.figure import (
+    AXIS_INCHES,
+    EMPTY,
+    INK,
+    MARK,
+    MAX_NAMED,
+    SOFT,
+    Frame,
+    Sheet,
+    beside,
+    colours_of,
+    integers,
+    styled,
+)
+from ssmscope.render.letters import drawable, families, letters
+from ssmscope.render.numbers import format_probability, number
+from ssmscope.render.token_rows import row_kinds, scale_ends
+from ssmscope.render.tokens import short_token, shorten, spell_tokens, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
 
     from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
 
-# All widths and heights are in inches; a monospaced character is 0.602 of the font size wide.
-FONT_SIZE = 8.5
-CHARACTER_WIDTH = FONT_SIZE / 72 * 0.602
-PADDING, WORD_GAP, LINE_WIDTH, BOX_HEIGHT = 0.035, 0.075, 9.0, 0.21
-MIN_LABEL_WIDTH, RIGHT_WIDTH, HEADING_HEIGHT, FOOTER_HEIGHT, ROW_GAP = 1.3, 1.55, 0.32, 0.14, 0.06
-MAX_LABEL_WIDTH, LABEL_CHARACTER_WIDTH = 3.2, 0.05
-"""Maximum width of row names, and the width of one of their characters."""
-STRIP_HEIGHT, PICTURE_SIDE, PICTURE_GAP, CAPTION_HEIGHT = 0.18, 1.5, 0.18, 0.62
+LINE_INCHES, STRIP_INCHES, PICTURE_INCHES = 0.24, 0.19, 1.5
+"""Heights in inches of a line of tokens, of a strip, and of a picture without its caption."""
+MAX_LINE, MIN_LINE, MAX_NAME, MAX_TOKEN = 100, 16, 44, 48
+"""Maximum and minimum characters of a line of tokens, and maximum ones of a row's name and of a token."""
+SMALL_NAME = 0.66
+"""Size of a name of two lines, as a share of the tokens' size."""
+MIN_INCHES = 7.4
 PICTURES_PER_ROW = 5
-"""Number of pictures next to each other."""
 MAX_WRITTEN_ROWS, MAX_WRITTEN_TOKENS = 12, 800
 """Maximum rows, and tokens in all of them, for which every row is written out; other texts become strips."""
 MAX_BOXES = 1000
@@ -48,162 +61,117 @@ PIXEL_SHADES = 257
 """Number of colours in a map of pixels."""
 FRAME = "#b01e8a"
 """Colour of the frame of marked pixels: neither orange nor blue, which mean against and for."""
+MAX_TEXTS = 8
+"""Maximum texts in one figure."""
 
 
 @dataclass(frozen=True)
-class Box:
-    """A token and its place within a line of text, in inches."""
+class Part:
+    """A part of a figure: its height in inches, and what draws it into a subfigure."""
 
-    position: int
-    left: float
-    width: float
-    token: str
+    height: float
+    draw: Callable[[SubFigure], None]
 
 
-def wrap(tokens: Sequence[str], words: Sequence[int | None], most: int = MAX_BOXES) -> list[list[Box]]:
-    """Return the first `most` tokens as boxes, in lines of at most LINE_WIDTH inches."""
+@dataclass(frozen=True)
+class Columns:
+    """Characters of a line: those of row names at the left, of tokens, and of ranges and remarks at the right."""
+
+    names: int
+    text: int
+    right: int
+
+    @property
+    def total(self) -> int:
+        return self.names + self.text + self.right
+
+    @property
+    def inches(self) -> float:
+        return self.total * _character_inches() + 0.16
+
+    @classmethod
+    def fitting(cls, frame: Frame, texts: Sequence[TokenText]) -> Columns:
+        """Return as many characters as the texts need, or as fit into the frame."""
+        rows = [row for text in texts if text.pixels is None for row in text.rows]
+        names = min(2 + math.ceil(max((_name_width(row) for row in rows), default=0)), MAX_NAME)
+        right = 2 + max((len(_right(row)) for row in rows), default=0)
+        longest = [0] + [
+            max(x + w for line in lay_out(text, MAX_LINE) for _, x, w, _ in line) for text in texts if text.tokens
+        ]
+        if frame.sides[0] is None:
+            least = int(MIN_INCHES / _character_inches()) - names - right
+            return cls(names, max(math.ceil(max(longest)) + 1, least), right)
+        total = int((frame.sides[0] - 0.16) / _character_inches())
+        names, right = min(names, total // 4), min(right, total // 3)
+        return cls(names, max(total - names - right, MIN_LINE), right)
+
+
+def _character_inches() -> float:
+    return 0.602 / 72 * _token_size()  # a monospaced character is 0.602 of the font size wide
+
+
+def _token_size() -> float:
+    return float(matplotlib.rcParams["font.size"]) - 0.5
+
+
+Box = tuple[int, float, float, str]
+"""A token in a line: its position, left end and width in characters, and spelling."""
+
+
+def lay_out(text: TokenText, columns: float, most: int = MAX_BOXES) -> list[list[Box]]:
+    """Return the first tokens as boxes, in lines of at most so many characters."""
     lines: list[list[Box]] = []
-    end = LINE_WIDTH
-    for position, (gap, token) in enumerate(written(tokens, words)[:most]):
-        token = drawable(shorten(token, 48))
-        width = max(letters(token), 1) * CHARACTER_WIDTH + 2 * PADDING
-        left = end + (WORD_GAP if gap else 0.012)
-        if not lines or left + width > LINE_WIDTH:
+    end = float(columns)
+    for position, (gap, token) in enumerate(spell_tokens(text.tokens, text.words)[:most]):
+        token = drawable(shorten(token, min(MAX_TOKEN, int(columns) - 1)))
+        width, left = max(letters(token), 1) + 0.9, end + (0.9 if gap else 0.15)
+        if not lines or left + width > columns:
             lines.append([])
             left = 0.0
-        lines[-1].append(Box(position, left, width, token))
+        lines[-1].append((position, left, width, token))
         end = left + width
     return lines
 
 
-def draw_boxes(
-    sheet: Axes,
-    boxes: Sequence[Box],
-    left: float,
-    y: float,
-    text: TokenText,
-    row: TokenRow | None = None,
-) -> None:
+def typewriter(part: SubFigure, lines: float) -> Axes:
+    """Return axes that measure characters to the right, and lines down from the top."""
+    columns = (part.get_figure(root=True).get_figwidth() - 0.16) / _character_inches()
+    axes = part.subplots(subplot_kw={"xlim": (0, columns), "ylim": (lines, 0)})
+    axes.set_axis_off()
+    return axes
+
+
+def draw_boxes(axes: Axes, boxes: Sequence[Box], left: float, y: float, text: TokenText, row: TokenRow | None) -> None:
     """Draw one line of tokens in the colours of a row, or without colour.
 
     Marked tokens are underlined and bold, the query is framed, and the text's span is underlined in colour.
     """
-    fills = _colours(row) if row is not None else ["#ffffff"] * len(text.tokens)
+    fills = colours_of_row(row) if row is not None else ["#ffffff"] * len(text.tokens)
     kept, against = (set(row.marked), set(row.against)) if row is not None else (set(), set())
     span = range(*text.span) if text.span is not None else ()
-    places = [(Rectangle((left + box.left, y), box.width, BOX_HEIGHT), fills[box.position]) for box in boxes]
-    for box in boxes:
-        lower = Rectangle((left + box.left, y + BOX_HEIGHT + 0.007), box.width, 0.028)
-        if box.position in kept or box.position in against or box.position in span:
-            places.append((lower, INK if box.position in kept else MARK))
-    fill(sheet, places, edge="none")
-    for box in boxes:
-        if row is not None and box.position == row.query:
-            frame = Rectangle((left + box.left, y), box.width, BOX_HEIGHT, fill=False, edgecolor=INK, linewidth=0.9)
-            sheet.add_patch(frame)
+    places = [Rectangle((left + x, y + 0.06), width, 0.76) for _, x, width, _ in boxes]
+    colours = [fills[position] for position, *_ in boxes]
+    for position, x, width, _ in boxes:
+        if position in kept or position in against or position in span:
+            places.append(Rectangle((left + x, y + 0.84), width, 0.1))
+            colours.append(INK if position in kept else MARK)
+    axes.add_collection(PatchCollection(places, facecolors=colours, edgecolors="none"), autolim=False)
+    for position, x, width, token in boxes:
+        if row is not None and position == row.query:
+            axes.add_patch(Rectangle((left + x, y + 0.06), width, 0.76, fill=False, edgecolor=INK, linewidth=0.9))
         style: dict[str, Any] = dict(
-            size=FONT_SIZE,
-            color=SOFT if row is not None and fills[box.position] == EMPTY else ink(fills[box.position]),
-            weight="bold" if box.position in kept or box.position in against else "normal",
-            style="italic" if text.words[box.position] is None else "normal",
-            family=families(),
-            ha="center",
+            color=SOFT if row is not None and fills[position] == EMPTY else ink(fills[position]),
+            weight="bold" if position in kept or position in against else "normal",
+            style="italic" if text.words[position] is None else "normal",
         )
-        write(sheet, left + box.left + box.width / 2, y + BOX_HEIGHT * 0.68, box.token, **style)
+        place = (left + x + width / 2, y + 0.46)
+        axes.text(*place, token, size=_token_size(), family=families(), ha="center", va="center_baseline", **style)
 
 
-def _colours(row: TokenRow, count: int | None = None) -> list[str]:
+def colours_of_row(row: TokenRow, count: int | None = None) -> list[str]:
     """Return the colour of every token, from a palette of `count` or, by default, of as many as in other views."""
     palette = ramp(SIGNED if row.signed else BLUES, count or (2 * STEPS + 1 if row.signed else SHADES))
     return [palette[shade] if shade >= 0 else EMPTY for shade in row.shades(count=count).tolist()]
-
-
-class Panel(ABC):
-    """A text of a figure, under its heading. It is laid out when it is made, so that the figure knows its size.
-
-    Attributes:
-        width: width of its content in inches.
-        height: height in inches, with its heading.
-        left: inches from the left at which its tokens begin, after the names of rows; 0 without such names.
-    """
-
-    width: float
-    height: float
-    left: float = 0.0
-
-    def __init__(self, number: int, text: TokenText) -> None:
-        self.number, self.text = number, text
-
-    def wrap(self, label_lines: int) -> None:
-        """Break the text into lines of tokens after row names of so many lines."""
-        self.lines = wrap(self.text.tokens, self.text.words)
-        self.left = _left(self.text.rows, label_lines)
-        tokens = max((boxes[-1].left + boxes[-1].width for boxes in self.lines), default=0)
-        self.width = self.left + tokens + RIGHT_WIDTH
-
-    def indent(self, left: float) -> None:
-        """Align the left end of its tokens with those of other panels."""
-        if self.left:
-            self.width += left - self.left
-            self.left = left
-
-    def draw(self, sheet: Sheet, top: float, line: float) -> None:
-        """Draw it `top` inches below the sheet's upper end; `line` is the width of the widest panel."""
-        text, paper = self.text, sheet.paper
-        answer = f"{self.number}   answer “{shorten(visible(text.answer), 24)}”"
-        answer += f", {said}" if (said := chance(text.probability)) else ""
-        write(paper, MARGIN, top + 0.05, answer, size=8.5, weight="bold", va="top")
-        side = MARGIN + max(3.4, 0.105 * letters(drawable(answer)))
-        room = max(int((sheet.width - side - MARGIN) / 0.072), 8)
-        write(paper, side, top + 0.06, shorten(visible(text.about), room), size=8, color=SOFT, va="top")
-        self.draw_inner(sheet, top + HEADING_HEIGHT, line)
-
-    @abstractmethod
-    def draw_inner(self, sheet: Sheet, top: float, line: float) -> None:
-        """Draw the content below the heading."""
-
-
-def panel(number: int, text: TokenText) -> Panel:
-    """Return a panel of a text: rows of tokens, strips if it is long, or pictures if its tokens are pixels."""
-    if text.pixels is not None:
-        return _Pictures(number, text)
-    short = len(text.rows) <= MAX_WRITTEN_ROWS and len(text.rows) * len(text.tokens) <= MAX_WRITTEN_TOKENS
-    return (_Rows if short else _Strips)(number, text)
-
-
-def _names(row: TokenRow, lines: int) -> list[str]:
-    """Return the name of a row in one line or in its own lines."""
-    parts = [visible(part) for part in row.name.splitlines()]
-    return [" · ".join(parts)] if lines == 1 else parts
-
-
-def _left(rows: Sequence[TokenRow], lines: int) -> float:
-    """Return the width that the names of rows need at the left."""
-    longest = max((letters(drawable(part)) for row in rows for part in _names(row, lines)), default=0)
-    return min(max(MIN_LABEL_WIDTH, 0.12 + LABEL_CHARACTER_WIDTH * longest), MAX_LABEL_WIDTH)
-
-
-def _name(paper: Axes, left: float, y: float, row: TokenRow, *, lines: int = 2) -> None:
-    """Write the name of a row at its left."""
-    parts, room = _names(row, lines), round((left - 0.1) / LABEL_CHARACTER_WIDTH)
-    for at, part in enumerate(parts):
-        style: dict[str, Any] = dict(size=7 if len(parts) == 1 and lines > 1 else 6, va="center", ha="right")
-        write(paper, left - 0.07, y + 0.1 * (at - (len(parts) - 1) / 2), shorten(part, room), **style)
-
-
-def _extent(paper: Axes, right: float, y: float, row: TokenRow) -> None:
-    """Write a row's range, the score of the state and the remark at the right end of its tokens."""
-    write(paper, right + 0.08, y, row.extent, size=6.5, color=SOFT, va="center")
-    if row.remark:
-        write(
-            paper, right + max(0.82, 0.15 + 0.055 * len(row.extent)), y, row.remark, size=6.5, color=MARK, va="center"
-        )
-    if row.state is not None:
-        colour = _state_colour(row)
-        place = Rectangle((right + 0.8, y - 0.08), 0.72, 0.16, facecolor=colour, edgecolor=SOFT, linewidth=0.4)
-        paper.add_patch(place)
-        style: dict[str, Any] = dict(size=6, color=ink(colour), ha="center", va="center")
-        write(paper, right + 1.16, y, f"state {number(row.state)}", **style)
 
 
 def _state_colour(row: TokenRow) -> str:
@@ -211,172 +179,251 @@ def _state_colour(row: TokenRow) -> str:
     return palette[int(row.shades(np.array([row.state]))[0])]
 
 
-class _Rows(Panel):
-    """Panel in which every line of the text has a line of tokens for each row."""
+def _names(row: TokenRow) -> list[str]:
+    return [visible(part) for part in row.name.splitlines()]
 
-    def __init__(self, number: int, text: TokenText) -> None:
-        super().__init__(number, text)
-        self.wrap(2)
-        self.step = (BOX_HEIGHT + ROW_GAP) * len(text.rows) + (0.12 if len(text.rows) > 1 else 0.04)
-        self.height = HEADING_HEIGHT + self.step * len(self.lines) + FOOTER_HEIGHT
 
-    def draw_inner(self, sheet: Sheet, top: float, line: float) -> None:
-        for at, boxes in enumerate(self.lines):
-            for index, row in enumerate(self.text.rows):
-                y = top + at * self.step + index * (BOX_HEIGHT + ROW_GAP)
-                seen = [box for box in boxes if row.query is None or box.position <= row.query]
+def _name_width(row: TokenRow) -> float:
+    """Return the width of a row's name in characters of tokens; names of two lines are smaller."""
+    names = _names(row)
+    return max(map(letters, names), default=0) * (1.0 if len(names) == 1 else SMALL_NAME)
+
+
+def _right(row: TokenRow) -> str:
+    """Return what stands at the right of a row: its range, a remark, the score of the state."""
+    return "  ".join(filter(None, (row.extent, row.remark, "" if row.state is None else f"state {number(row.state)}")))
+
+
+# ---- Parts of a text
+
+
+def text_parts(at: int, text: TokenText, columns: Columns) -> Iterator[Part]:
+    """Yield the heading of a text, and rows of tokens, strips if it is long, or pictures if its tokens are pixels."""
+    yield heading(at, text, columns)
+    rows = len(text.rows)
+    if text.pixels is not None:
+        across = max(1, min(PICTURES_PER_ROW, int(columns.inches / PICTURE_INCHES)))
+        high = (PICTURE_INCHES + 0.6) * math.ceil((1 + rows) / across)
+        yield Part(high, lambda part: _pictures(part, text, across))
+    elif rows <= MAX_WRITTEN_ROWS and rows * len(text.tokens) <= MAX_WRITTEN_TOKENS:
+        yield rows_part(text, text.rows, columns)
+    else:
+        named = len(text.tokens) <= MAX_NAMED
+        if not named:
+            yield rows_part(text, text.rows[:1], columns)
+        below = 0.35 + 0.07 * max(len(short_token(token, 14)) for token in text.tokens) if named else AXIS_INCHES
+        yield Part(STRIP_INCHES * rows + below, lambda part: _strips(part, text, named))
+
+
+def heading(at: int, text: TokenText, columns: Columns) -> Part:
+    """Return the line above a text: its number, the model's answer, and further text."""
+    answer = f"{at}   answer “{shorten(visible(text.answer), 24)}”"
+    answer += f", {said}" if (said := format_probability(text.probability)) else ""
+    about = [drawable(line) for line in textwrap.wrap(visible(text.about), max(columns.total, 12), max_lines=3)]
+    first = len(answer) + 4
+    in_line = len(about) == 1 and first + len(about[0]) <= columns.total
+    count = 1 if in_line or not about else 1 + len(about)
+
+    def draw(part: SubFigure) -> None:
+        axes = typewriter(part, count)
+        axes.text(0, 0.5, drawable(answer), weight="bold", va="center")
+        for line, said in enumerate(about):
+            place = (first, 0.5) if in_line else (0, line + 1.5)
+            axes.text(*place, said, color=SOFT, va="center")
+
+    return Part(LINE_INCHES * count + 0.06, draw)
+
+
+def rows_part(text: TokenText, rows: Sequence[TokenRow | None], columns: Columns) -> Part:
+    """Return a part in which every line of the text has a line of tokens for each row; None is a row without colour."""
+    lines = lay_out(text, columns.text)
+    step = len(rows) + (0.45 if len(rows) > 1 else 0.0)
+    note = (
+        f"the first {MAX_BOXES:,} of {len(text.tokens):,} tokens; below, all of them"
+        if len(text.tokens) > MAX_BOXES
+        else ""
+    )
+    count = step * len(lines) + bool(note)
+
+    def draw(part: SubFigure) -> None:
+        axes = typewriter(part, count)
+        for at, boxes in enumerate(lines):
+            for index, row in enumerate(rows):
+                y = at * step + index
+                seen = [box for box in boxes if row is None or row.query is None or box[0] <= row.query]
                 if seen:
-                    draw_boxes(sheet.paper, seen, self.left, y, self.text, row)
-                    _name(sheet.paper, self.left, y + BOX_HEIGHT / 2, row)
-                if at == 0:
-                    _extent(sheet.paper, line - RIGHT_WIDTH, y + BOX_HEIGHT / 2, row)
+                    draw_boxes(axes, seen, columns.names, y, text, row)
+                if row is not None and seen and (at == 0 or len(rows) > 1):
+                    _name(axes, columns, y, row)
+                if row is not None and at == 0:
+                    _at_right(axes, columns, y, row)
+                if row is None:
+                    axes.text(
+                        columns.names - 1, y + 0.5, str(boxes[0][0]), size="small", color=SOFT, va="center", ha="right"
+                    )
+        if note:
+            axes.text(columns.names, count - 0.5, note, size="small", color=SOFT, va="center")
+
+    return Part(LINE_INCHES * count + 0.1, draw)
 
 
-class _Strips(Panel):
-    """Panel of the text in the colours of its first row, and a strip over positions for each row."""
-
-    def __init__(self, number: int, text: TokenText) -> None:
-        super().__init__(number, text)
-        self.wrap(1)
-        self.cut = 0.16 if len(text.tokens) > MAX_BOXES else 0.0
-        self.tall = STRIP_HEIGHT * len(text.rows)
-        self.height = (
-            HEADING_HEIGHT + (BOX_HEIGHT + ROW_GAP) * len(self.lines) + self.cut + FOOTER_HEIGHT + self.tall + 0.5
-        )
-
-    def draw_inner(self, sheet: Sheet, top: float, line: float) -> None:
-        text, wide = self.text, line - self.left - RIGHT_WIDTH
-        _name(sheet.paper, self.left, top + BOX_HEIGHT / 2, text.rows[0])
-        for boxes in self.lines:
-            draw_boxes(sheet.paper, boxes, self.left, top, text, text.rows[0])
-            top += BOX_HEIGHT + ROW_GAP
-        if self.cut:
-            note = f"the first {MAX_BOXES:,} of {len(text.tokens):,} tokens; below, all of them"
-            write(sheet.paper, self.left, top, note, size=7, color=SOFT, va="top")
-        top += self.cut + 0.1
-        axes = sheet.panel(self.left, top, wide, self.tall, grid=None)
-        right, thick = len(text.tokens) - 0.5, max(1.0, 0.03 * len(text.tokens) / wide)
-        for index, row in enumerate(text.rows):
-            image = np.array([[to_rgb(colour) for colour in _colours(row)]])
-            axes.imshow(image, extent=(-0.5, right, index + 0.76, index), aspect="auto", interpolation="nearest")
-            for places, colour in ((row.against, MARK), (row.marked, INK)):
-                for at in places:
-                    axes.add_patch(Rectangle((at - thick / 2, index + 0.79), thick, 0.13, color=colour, linewidth=0))
-            if row.query is not None:
-                axes.plot([row.query], [index + 0.86], "^", color=INK, markersize=2.5, clip_on=False)
-            _name(sheet.paper, self.left, top + (index + 0.4) * STRIP_HEIGHT, row, lines=1)
-            _extent(sheet.paper, line - RIGHT_WIDTH, top + (index + 0.4) * STRIP_HEIGHT, row)
-        axes.set(xlim=(-0.5, right), ylim=(len(text.rows), 0), yticks=[])
-        axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
-        axes.tick_params(length=2, width=0.4, pad=2, labelsize=6.5)
-        axes.set_xlabel("position", fontsize=7, color=SOFT, labelpad=1)
-        axes.spines[:].set_visible(False)
+def _name(axes: Axes, columns: Columns, y: float, row: TokenRow) -> None:
+    """Write the name of a row at its left; a second line is smaller."""
+    names = _names(row)
+    size = 0.95 if len(names) == 1 else SMALL_NAME
+    shown = "\n".join(drawable(shorten(part, max(int((columns.names - 1) / size), 6))) for part in names)
+    style: dict[str, Any] = dict(va="center", ha="right", linespacing=0.95)
+    axes.text(columns.names - 0.8, y + 0.45, shown, size=size * _token_size(), **style)
 
 
-class _Pictures(Panel):
-    """Panel of the image, with a map for each row next to it."""
+def _at_right(axes: Axes, columns: Columns, y: float, row: TokenRow) -> None:
+    """Write a row's range, the remark and the score of the state at the right end of its tokens."""
+    style: dict[str, Any] = dict(size=0.88 * _token_size(), va="center")
+    left = columns.names + columns.text + 1
+    if len(_right(row)) >= columns.right and row.state is None:  # too narrow: one below the other, in smaller letters
+        said = "\n".join(filter(None, (row.extent, row.remark)))
+        style["size"] = _token_size() * min(SMALL_NAME, columns.right / max(map(len, said.split("\n"))))
+        axes.text(left, y + 0.45, said, color=MARK if row.remark else SOFT, linespacing=0.95, **style)
+        return
+    axes.text(left, y + 0.45, row.extent, color=SOFT, **style)
+    left += len(row.extent) + 1
+    axes.text(left, y + 0.45, row.remark, color=MARK, **style)
+    if row.state is not None:
+        said, colour = f"state {number(row.state)}", _state_colour(row)
+        axes.add_patch(Rectangle((left, y + 0.06), len(said), 0.76, facecolor=colour, edgecolor=SOFT, linewidth=0.4))
+        axes.text(left + len(said) / 2, y + 0.45, said, color=ink(colour), ha="center", **style)
 
-    def __init__(self, number: int, text: TokenText) -> None:
-        super().__init__(number, text)
-        self.width = PICTURES_PER_ROW * PICTURE_SIDE + (PICTURES_PER_ROW - 1) * PICTURE_GAP
-        self.height = HEADING_HEIGHT + math.ceil((1 + len(text.rows)) / PICTURES_PER_ROW) * (
-            PICTURE_SIDE + CAPTION_HEIGHT
-        )
 
-    def draw_inner(self, sheet: Sheet, top: float, line: float) -> None:
-        pixels = self.text.pixels
-        assert pixels is not None
-        high, wide, channels = pixels.shape
-        shown = (pixels if channels == 3 else pixels.mean(-1)).clip(0, 1)
-        sharp: dict[str, Any] = dict(interpolation="nearest")
-        axes = self._axes(sheet, top, 0)
-        axes.imshow(shown, cmap="gray" if channels != 3 else None, vmin=0, vmax=1, **sharp)
-        axes.set_xlabel("image", fontsize=7, color=SOFT, labelpad=3)
-        places = np.flatnonzero(~self.text.special)
-        for index, row in enumerate(self.text.rows, start=1):
-            axes, colours = self._axes(sheet, top, index), _colours(row, PIXEL_SHADES)
-            axes.imshow(np.array([to_rgb(colours[at]) for at in places]).reshape(high, wide, 3), **sharp)
-            framed = [(at, FRAME, 1.2) for at in row.marked] + [(row.query, INK, 1.0)] * (row.query is not None)
-            for token, colour, thick in framed:
-                for at in np.flatnonzero(places == token).tolist():
-                    corner = (at % wide - 0.5, at // wide - 0.5)
-                    axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=colour, linewidth=thick))
-            state = "" if row.state is None else f"state {number(row.state)}"
-            first, *more = row.name.splitlines()
-            said = [" · ".join(filter(None, each)) for each in ((first, row.remark), *zip(more), (row.extent, state))]
-            caption = "\n".join(drawable(shorten(visible(part), 30)) for part in said)
-            axes.set_xlabel(
-                caption, fontsize=6.5, color=SOFT, labelpad=3, parse_math=False, family=families("DejaVu Sans")
-            )
+def _strips(part: SubFigure, text: TokenText, named: bool) -> None:
+    """Draw a strip over positions for each row, with the tokens below it if there are few."""
+    axes = styled(part.subplots(), None)
+    right, rows = len(text.tokens) - 0.5, text.rows
+    thick = 0.8 if named else max(1.0, 0.004 * len(text.tokens))
+    for index, row in enumerate(rows):
+        image = np.array([[to_rgb(colour) for colour in colours_of_row(row)]])
+        axes.imshow(image, extent=(-0.5, right, index + 0.76, index), aspect="auto", interpolation="nearest")
+        for places, colour in ((row.against, MARK), (row.marked, INK)):
+            for at in places:
+                axes.add_patch(Rectangle((at - thick / 2, index + 0.79), thick, 0.13, color=colour, linewidth=0))
+        if row.query is not None:
+            axes.plot([row.query], [index + 0.86], "^", color=INK, markersize=2.5, clip_on=False)
+        beside(axes, index + 0.4, _right(row), size="small", color=MARK if row.remark else SOFT)
+    axes.set(xlim=(-0.5, right), ylim=(len(rows), 0))
+    names = [drawable(shorten(" · ".join(_names(row)), MAX_NAME)) for row in rows]
+    axes.set_yticks(np.arange(len(rows)) + 0.4, names)
+    axes.tick_params(axis="y", length=0, labelsize=0.85 * _token_size(), labelcolor=INK)
+    axes.spines[:].set_visible(False)
+    if named:
+        name_tokens(axes, text)
+    else:
+        integers(axes.xaxis)
+        axes.set_xlabel("position")
 
-    def _axes(self, sheet: Sheet, top: float, index: int) -> Axes:
-        row, column = divmod(index, PICTURES_PER_ROW)
-        left = MARGIN + column * (PICTURE_SIDE + PICTURE_GAP)
-        axes = sheet.panel(left, top + row * (PICTURE_SIDE + CAPTION_HEIGHT), PICTURE_SIDE, PICTURE_SIDE, grid=None)
+
+def name_tokens(axes: Axes, text: TokenText, *, both: bool = False) -> None:
+    """Write the tokens along the horizontal axis, or both: special ones slanted, those of the text's span in colour."""
+    names = [drawable(short_token(token, 14)) for token in text.tokens]
+    span = range(*text.span) if text.span is not None else ()
+    style: dict[str, Any] = dict(family=families(), size=0.85 * _token_size())
+    axes.set_xticks(range(len(names)), names, rotation=90, **style)
+    if both:
+        axes.set_yticks(range(len(names)), names, **style)
+    for axis in (axes.xaxis, axes.yaxis)[: 1 + both]:
+        for at, label in enumerate(axis.get_ticklabels()):
+            special = text.words[at] is None
+            label.set(color=MARK if at in span else SOFT if special else INK)
+            label.set_fontstyle("italic" if special else "normal")
+        axis.set_tick_params(length=2)
+
+
+def _pictures(part: SubFigure, text: TokenText, across: int) -> None:
+    """Draw the image, with a map for each row next to it."""
+    pixels = text.pixels
+    assert pixels is not None
+    high, wide, channels = pixels.shape
+    count = 1 + len(text.rows)
+    panels = part.subplots(math.ceil(count / across), across, squeeze=False).ravel()
+    shown = (pixels if channels == 3 else pixels.mean(-1)).clip(0, 1)
+    panels[0].imshow(shown, cmap="gray" if channels != 3 else None, vmin=0, vmax=1, interpolation="nearest")
+    panels[0].set_xlabel("image")
+    places = np.flatnonzero(~text.special)
+    for axes, row in zip(panels[1:], text.rows):
+        colours = colours_of_row(row, PIXEL_SHADES)
+        map_ = np.array([to_rgb(colours[at]) for at in places]).reshape(high, wide, 3)
+        axes.imshow(map_, interpolation="nearest")
+        framed = [(at, FRAME, 1.2) for at in row.marked] + [(row.query, INK, 1.0)] * (row.query is not None)
+        for token, colour, thick in framed:
+            for at in np.flatnonzero(places == token).tolist():
+                corner = (at % wide - 0.5, at // wide - 0.5)
+                axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=colour, linewidth=thick))
+        state = "" if row.state is None else f"state {number(row.state)}"
+        first, *more = row.name.splitlines()
+        said = [" · ".join(filter(None, each)) for each in ((first, row.remark), *zip(more), (row.extent, state))]
+        axes.set_xlabel("\n".join(drawable(shorten(visible(line), 30)) for line in said), size="small")
+    for axes in panels[:count]:
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set(color=SOFT, linewidth=0.4, visible=True)
-        return axes
+    for axes in panels[count:]:
+        axes.remove()
 
 
-Bar = tuple[Sequence[str], tuple[str, str], str]
-"""Colours, the names of their ends, and the name of the scale."""
+# ---- Figures
 
-MAX_HEADING_WIDTH = 12.2
-"""Width in inches up to which headings widen a sheet."""
+Bar = tuple[Sequence[str], tuple[float, float] | None, tuple[str, str], str]
+"""Colours, their ends in numbers if all rows share them, the names of the ends, and the name of the scale."""
 
 
 def stack(
-    title: tuple[str, str, str], below: tuple[str, str], panels: Sequence[Panel], bars: Sequence[Bar], rest: str = ""
+    frame: Frame, title: str, below: Sequence[str], parts: Sequence[Part], bars: Sequence[Bar], width: float
 ) -> Figure:
-    """Draw panels one below the other on a sheet, with their colour scales at the upper right.
-
-    Args:
-        below: two smaller lines under the title; headings widen the sheet up to MAX_HEADING_WIDTH.
-        rest: a note under the panels about texts that are not drawn.
-    """
-    left = max((one.left for one in panels), default=0.0)
-    for one in panels:
-        one.indent(left)
-    aside = (BAR_WIDTH + 0.35) * len(bars)
-    beside = max(len("".join(title)) / TITLE_LETTERS_PER_INCH, len(below[0]) / SUBTITLE_LETTERS_PER_INCH) + aside
-    said = min(max(beside, len(below[1]) / SUBTITLE_LETTERS_PER_INCH), MAX_HEADING_WIDTH)
-    width = max([7.4, said, *(one.width for one in panels)]) + 2 * MARGIN
-    height = Sheet.TOP + 0.1 + sum(one.height for one in panels) + (0.3 if rest else 0)
-    sheet = Sheet(width, height, title, below[0], aside=aside)
-    write(
-        sheet.paper,
-        MARGIN,
-        0.72,
-        shorten(below[1], int(width * SUBTITLE_LETTERS_PER_INCH)),
-        size=8.5,
-        color=SOFT,
-        va="center",
-    )
-    for at, (stops, ends, name) in enumerate(bars):
-        colour_bar(sheet.paper, width - aside + at * (BAR_WIDTH + 0.35), stops, ends, name)
-    top = Sheet.TOP + 0.1
-    for one in panels:
-        one.draw(sheet, top, width - 2 * MARGIN)
-        top += one.height
-    if rest:
-        write(sheet.paper, MARGIN, top + 0.05, rest, size=7.5, color=SOFT, va="top")
+    """Draw parts one below the other, under the title, smaller lines, and the colour bars."""
+    sheet = Sheet(frame, title, "; ".join(filter(None, below)), width=width)
+    high = 0.75 if any(ends and stops is SIGNED for stops, ends, _, _ in bars) else 0.55
+    every = [Part(high, lambda part: _bars(part, bars, sheet.width)), *parts]
+    for subfigure, part in zip(sheet.parts(*(part.height for part in every)), every):
+        part.draw(subfigure)
     return sheet.figure
 
 
-MAX_TEXTS = 8
+def _bars(part: SubFigure, bars: Sequence[Bar], width: float) -> None:
+    """Draw colour bars in a row, with numbers or, if every row has a scale of its own, the names of their ends."""
+    first, *others = part.subplots(1, max(len(bars), int(width / 2.2)), squeeze=False)[0]
+    for axes, (stops, ends, names, name) in zip((first, *others), bars):
+        low, high = ends or ((-1.0, 1.0) if stops is SIGNED else (0.0, 1.0))
+        scale = part.colorbar(colours_of(stops, low, high), cax=axes, orientation="horizontal")
+        said = [number(low), number(high)] if ends else list(names)
+        if ends and stops is SIGNED:
+            said = ["\n".join(each) for each in zip(said, names)]
+        ticks, labels = ([low, 0, high], [said[0], "0", said[1]]) if stops is SIGNED else ([low, high], said)
+        scale.set_ticks(ticks, labels=labels)
+        scale.outline.set_visible(False)
+        axes.tick_params(length=2, colors=SOFT, labelsize=0.85 * _token_size())
+        axes.set_title(name, color=SOFT)
+    for axes in others[len(bars) - 1 :]:
+        axes.set_axis_off()
 
 
-def draw_rows(block: TokenRows, title: tuple[str, str, str], *, start: int = 0) -> Figure:
-    """Draw a figure of up to MAX_TEXTS texts, from number `start` on.
+def bars_of(block: TokenRows) -> list[Bar]:
+    """Return the colour bars of a block: with numbers where all rows of a kind share their ends."""
+    made: list[Bar] = []
+    for signed in row_kinds(block):
+        ends = {row.ends for text in block.texts for row in text.rows if row.signed == signed}
+        shared = ends.pop() if len(ends) == 1 else None
+        made.append((SIGNED if signed else BLUES, shared, scale_ends(block, signed), block.score))
+    return made
+
+
+def draw_rows(block: TokenRows, title: str, frame: Frame, *, start: int = 0, more: Sequence[Part] = ()) -> Figure:
+    """Draw a figure of up to MAX_TEXTS texts, from number `start` on, and further parts below them.
 
     Raises:
         InputError: there is no such text.
     """
     chosen = chosen_texts(block.texts, start, MAX_TEXTS)
-    bars = [(SIGNED if signed else BLUES, ends_of(block, signed), block.score) for signed in kinds(block)]
-    below = (block.name, f"underlined or framed: {block.marked}")
-    panels = [panel(number, text) for number, text in enumerate(chosen, start=start)]
-    return stack(title, below, panels, bars, rest_of(len(block.texts), start, len(chosen)))
+    below = [block.name, f"underlined or framed: {block.marked}", rest_of(len(block.texts), start, len(chosen))]
+    columns = Columns.fitting(frame, chosen)
+    parts = [part for at, text in enumerate(chosen, start=start) for part in text_parts(at, text, columns)]
+    return stack(frame, title, below, [*parts, *more], bars_of(block), max(columns.inches, MIN_INCHES))
 
 
 def chosen_texts(texts: Sequence[Any], start: int, most: int) -> Sequence[Any]:

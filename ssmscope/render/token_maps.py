@@ -21,9 +21,9 @@ from markupsafe import Markup
 
 from ssmscope.render import html, token_rows
 from ssmscope.render.blocks import TokenMaps, TokenRows, TokenText
-from ssmscope.render.signed import SIGNED, SIGNED_ON_DARK, STEPS, shades
-from ssmscope.render.token_rows import cut
-from ssmscope.render.tokens import visible, written
+from ssmscope.render.colours import SIGNED, SIGNED_ON_DARK, STEPS, signed_shades
+from ssmscope.render.token_rows import cut_note
+from ssmscope.render.tokens import spell_tokens, visible
 
 MAX_PAGE_TOKENS = 1500
 """Largest number of tokens of a text that is written out with its maps; longer ones are in the picture only."""
@@ -108,7 +108,9 @@ def _file(name: str) -> str:
 def fragment(texts: Sequence[MappedText], legend: str) -> str:
     """Return the HTML of texts with as many of their maps as fit, as data."""
     data = [_data(text, count) if count else None for text, count in zip(texts, _maps_that_fit(texts))]
-    packed = json.dumps({"steps": STEPS, "light": shades(SIGNED), "dark": shades(SIGNED_ON_DARK), "texts": data})
+    packed = json.dumps(
+        {"steps": STEPS, "light": signed_shades(SIGNED), "dark": signed_shades(SIGNED_ON_DARK), "texts": data}
+    )
     sections = [_section(at, text, own) for at, (text, own) in enumerate(zip(texts, data))]
     # A "<" in the data could close the element that holds it.
     island = Markup(packed.replace("<", "\\u003c"))
@@ -136,7 +138,7 @@ def _section(at: int, text: MappedText, data: dict[str, Any] | None) -> dict[str
         "flow": "tokens" if len(text.asked) == len(given.tokens) else "tokens few",  # Few are underlined.
         "tokens": list(_tokens(text)) if maps else [],
         "image": None,
-        "rest": cut(len(maps), text.maps, "maps"),
+        "rest": cut_note(len(maps), text.maps, "maps"),
     }
     if len(given.tokens) > MAX_PAGE_TOKENS:
         found["rest"] = (
@@ -151,7 +153,7 @@ def _section(at: int, text: MappedText, data: dict[str, Any] | None) -> dict[str
 
 def _tokens(text: MappedText) -> Iterator[dict[str, Any]]:
     span = text.text.span or (0, 0)
-    for at, (gap, token) in enumerate(written(text.text.tokens, text.text.words)):
+    for at, (gap, token) in enumerate(spell_tokens(text.text.tokens, text.text.words)):
         asked, special = at in text.asked, text.text.words[at] is None
         names = ["asked"] * asked + ["special"] * special + ["marked"] * (span[0] <= at < span[1])
         shown = visible(text.text.tokens[at]) if text.text.pixels is not None else token

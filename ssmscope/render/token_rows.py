@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from ssmscope.render.numbers import number
-from ssmscope.render.signed import STEPS, shades, signed_style
-from ssmscope.render.tokens import CIVIDIS, chance, ink, ramp, shade_style, visible, written
+from ssmscope.render.colours import CIVIDIS, STEPS, ink, ramp, shade_style, signed_shades, signed_style
+from ssmscope.render.numbers import format_probability, number
+from ssmscope.render.tokens import spell_tokens, visible
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -26,17 +26,17 @@ MAX_PAGE_TOKENS = 2000
 """Maximum tokens of a text in a page."""
 
 
-def kinds(block: TokenRows) -> list[bool]:
+def row_kinds(block: TokenRows) -> list[bool]:
     """Return the kinds of rows that occur, signed ones (True) first."""
     return sorted({row.signed for text in block.texts for row in text.rows}, reverse=True)
 
 
-def ends_of(block: TokenRows, signed: bool) -> tuple[str, str]:
+def scale_ends(block: TokenRows, signed: bool) -> tuple[str, str]:
     """Return the names of the two ends of the colour scale."""
     return block.around if signed else ("lowest", "highest")
 
 
-def cut(shown: int, every: int, what: str) -> str:
+def cut_note(shown: int, every: int, what: str) -> str:
     """Return a note that not all are shown; empty if they are."""
     return f"the first {shown:,} of {every:,} {what}; the files hold all" if shown < every else ""
 
@@ -54,13 +54,13 @@ def terminal(block: TokenRows, colours: bool) -> Iterator[Text]:
         if at:
             yield Text("")
         heading = Text.assemble((f"{at}  ", "dim"), ("answer ", "dim"), (f"“{visible(text.answer)}”", "bold"))
-        heading.append(f" ({said})" if (said := chance(text.probability)) else "")
+        heading.append(f" ({said})" if (said := format_probability(text.probability)) else "")
         yield heading.append(f"   {text.about}" if text.about else "", style="dim")
         for row in text.rows[: block.first] if colours and _written_out(text, block.first) else ():
             if row.name:
                 yield Text(f"{_in_line(row.name)}   {row.extent}", style="dim")
             yield _coloured(row, text)
-    if rest := cut(MAX_TERMINAL_TEXTS, len(block.texts), "texts"):
+    if rest := cut_note(MAX_TERMINAL_TEXTS, len(block.texts), "texts"):
         yield Text(rest, style="dim")
 
 
@@ -80,10 +80,10 @@ def _legend(block: TokenRows) -> Text:
     from rich.text import Text
 
     legend = Text()
-    for signed in kinds(block):
-        low, high = ends_of(block, signed)
+    for signed in row_kinds(block):
+        low, high = scale_ends(block, signed)
         legend.append(f"{low} ", style="dim")
-        for colour in shades()[::3] if signed else ramp(CIVIDIS, 12):
+        for colour in signed_shades()[::3] if signed else ramp(CIVIDIS, 12):
             legend.append(" ", style=f"on {colour}")
         legend.append(f" {high}   ", style="dim")
     return legend.append("underlined", style="bold underline").append(f": {block.marked}", style="dim")
@@ -93,7 +93,7 @@ def _coloured(row: TokenRow, text: TokenText) -> Text:
     """Return a row of tokens in their colours; zero has the terminal's own background."""
     from rich.text import Text
 
-    palette, line, kept = shades() if row.signed else ramp(CIVIDIS), Text(), {*row.marked, *row.against}
+    palette, line, kept = signed_shades() if row.signed else ramp(CIVIDIS), Text(), {*row.marked, *row.against}
 
     def style(shade: int) -> str:
         blank = shade < 0 or (row.signed and shade == STEPS)
@@ -101,7 +101,7 @@ def _coloured(row: TokenRow, text: TokenText) -> Text:
 
     if row.state is not None:
         line.append("state", style=f"italic {style(_state_shade(row))}").append("  ")
-    for at, ((gap, token), shade) in enumerate(zip(written(text.tokens, text.words), row.shades().tolist())):
+    for at, ((gap, token), shade) in enumerate(zip(spell_tokens(text.tokens, text.words), row.shades().tolist())):
         names = ["bold underline"] * (at in kept) + ["dim"] * (shade < 0)
         names += ["italic"] * (text.span is not None and text.span[0] <= at < text.span[1])
         line.append(" " if gap else "").append("▸" if at == row.query else "")
@@ -124,7 +124,7 @@ def html(block: TokenRows) -> Markup:
     if not texts:
         return Markup("")
     sections = Markup("").join(_section(at, text) for at, text in texts)
-    rest = _note(cut(MAX_PAGE_TEXTS, len(block.texts), "texts"))
+    rest = _note(cut_note(MAX_PAGE_TEXTS, len(block.texts), "texts"))
     return Markup('<div class="texts">{}{}{}</div>').format(_html_legend(block), sections, rest)
 
 
@@ -134,7 +134,7 @@ def _note(text: str) -> Markup:
 
 def _html_legend(block: TokenRows) -> Markup:
     bar = Markup('<span class="scale {}">{} <i></i> {}</span>')
-    bars = [bar.format("around" if signed else "upward", *ends_of(block, signed)) for signed in kinds(block)]
+    bars = [bar.format("around" if signed else "upward", *scale_ends(block, signed)) for signed in row_kinds(block)]
     said = Markup(
         '<span>{}</span><span><b class="kept">underlined</b> {}</span><span><i class="special">slanted</i> special '
         "tokens</span>"
@@ -146,14 +146,14 @@ def answer(at: int, said: str, probability: float, about: str) -> Markup:
     """Return the line above a text: its number, the model's answer, further remarks."""
     line = Markup('<p class="answer"><span class="count">{}</span> answer <b dir="auto">“{}”</b> {}')
     after = Markup('<span class="about">{}</span></p>').format(about)
-    return line.format(at, visible(said), chance(probability)) + after
+    return line.format(at, visible(said), format_probability(probability)) + after
 
 
 def _section(at: int, text: TokenText) -> Markup:
     titles = _titles(text)
     rows = Markup("").join(_row(row, text, titles) for row in text.rows)
     shown = answer(at, text.answer, text.probability, text.about)
-    rest = _note(cut(MAX_PAGE_TOKENS, len(text.tokens), "tokens"))
+    rest = _note(cut_note(MAX_PAGE_TOKENS, len(text.tokens), "tokens"))
     return Markup("<section>{}{}{}</section>").format(shown, rows, rest)
 
 
@@ -168,7 +168,7 @@ def tokens(row: TokenRow, text: TokenText, titles: Sequence[Markup] = ()) -> Mar
     pieces = [] if row.state is None else [_state(row)]
     places = {**dict.fromkeys(row.against, "against"), **dict.fromkeys(row.marked, "kept")}
     for at, ((gap, token), shade) in enumerate(
-        zip(written(text.tokens, text.words)[:MAX_PAGE_TOKENS], row.shades().tolist())
+        zip(spell_tokens(text.tokens, text.words)[:MAX_PAGE_TOKENS], row.shades().tolist())
     ):
         names = [] if row.signed or shade < 0 else [f"v{shade}"]
         names += filter(None, [places.get(at)])

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ssmscope.render.blocks import Custom
-from ssmscope.render.tokens import REST, SHADES, evenly_apart, shade_style, short_token, shorten, visible
+from ssmscope.render.colours import SHADES, shade_style
+from ssmscope.render.numbers import evenly_spaced
+from ssmscope.render.tokens import REST, short_token, shorten, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -96,7 +98,7 @@ class WordGrids:
         """Yield a table per text, with a line per token and as many layers as fit the terminal."""
         from rich.text import Text
 
-        layers = evenly_apart(self.layers, max((options.max_width - FIXED_WIDTH) // LAYER_WIDTH, 2))
+        layers = evenly_spaced(self.layers, max((options.max_width - FIXED_WIDTH) // LAYER_WIDTH, 2))
         yield Text(
             "Settled: the layer from which on the final answer leads; bold, the layers that give it.", style="dim"
         )

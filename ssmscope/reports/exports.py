@@ -136,7 +136,7 @@ def _files(report: Report) -> Iterator[tuple[str, bytes]]:
     for name, found in zip(unique_names([f"{found.entry.heading} {found.label}" for found in every]), every):
         figure = found.result.figure()
         for suffix in ("png", "svg", "pdf"):
-            yield f"figures/{name}.{suffix}", pictures.drawn(figure, suffix)
+            yield f"figures/{name}.{suffix}", pictures.encode_figure(figure, suffix)
 
 
 def _csv(group: Group, kind: str) -> bytes:

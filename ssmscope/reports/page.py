@@ -18,10 +18,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ssmscope.render.blocks import TokenMaps, TokenRows
+from ssmscope.render.colours import SHADES, STEPS, shade_style, signed_style
 from ssmscope.render.html import grid, scripts_of, styles_of, stylesheet
-from ssmscope.render.signed import STEPS, signed_style
 from ssmscope.render.table import Table
-from ssmscope.render.tokens import SHADES, shade_style
 from ssmscope.reports.grouping import Group, LabelledResult, comparison, groups, model_names, verdict
 from ssmscope.reports.page_heatmap import AttentionLink, Links, model_of, packed
 from ssmscope.reports.page_items import Item, Part, duration, flatten, items

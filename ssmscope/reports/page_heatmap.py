@@ -10,8 +10,9 @@ import numpy as np
 
 from ssmscope.api.results import Result
 from ssmscope.render.blocks import TokenRows, TokenText
-from ssmscope.render.token_rows import ends_of, kinds
-from ssmscope.render.tokens import chance, shorten, visible, written
+from ssmscope.render.numbers import format_probability
+from ssmscope.render.token_rows import row_kinds, scale_ends
+from ssmscope.render.tokens import shorten, spell_tokens, visible
 from ssmscope.reports.grouping import LabelledResult
 
 MAX_TOKENS_PER_TEXT = 1500
@@ -55,7 +56,9 @@ def packed(every: Sequence[tuple[LabelledResult, TokenRows]], links: Links) -> l
                 "scoreName": block.name,
                 "of": block.of,
                 "marked": block.marked,
-                "scales": [[*ends_of(block, signed), "around" if signed else "upward"] for signed in kinds(block)],
+                "scales": [
+                    [*scale_ends(block, signed), "around" if signed else "upward"] for signed in row_kinds(block)
+                ],
                 "rows": [" · ".join(row.name.splitlines()) for row in shown[0].rows] if shown else [],
                 "texts": texts,
                 "every": len(shown),
@@ -88,7 +91,7 @@ def _text(text: TokenText, links: Sequence[AttentionLink]) -> dict[str, Any]:
     the underlined tokens, and `against` the strongest tokens against them.
     """
     shown, special = min(len(text.tokens), MAX_TOKENS_PER_TEXT), text.special
-    every = written(text.tokens, text.words)
+    every = spell_tokens(text.tokens, text.words)
     rows = np.stack([row.scores for row in text.rows]).astype("<f4")
     return {
         "name": name_of([one for one, word in zip(every, text.words) if word is not None] or every),
@@ -99,7 +102,7 @@ def _text(text: TokenText, links: Sequence[AttentionLink]) -> dict[str, Any]:
         "against": [[int(at) for at in row.against if at < shown] for row in text.rows],
         "out": [[] if row.outside is None else np.flatnonzero(row.outside[:shown]).tolist() for row in text.rows],
         "answer": shorten(visible(text.answer), MAX_TOKEN_CHARACTERS),
-        "p": chance(text.probability),
+        "p": format_probability(text.probability),
         "about": visible(text.about),
         "length": len(text.tokens),
         "scores": base64.b64encode(rows[:, :shown].tobytes()).decode(),

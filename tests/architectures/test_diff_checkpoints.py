@@ -103,9 +103,11 @@ def test_the_authors_layout_is_known_by_its_tensors(tmp_path):
         config.pop(field)
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert len(diff_mamba.lambdas(load(tmp_path).module)) == 2
-    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").rename(tmp_path / "published.safetensors")
+    assert len(diff_mamba.lambdas(load(tmp_path).module)) == 2
+    weights = load_file(tmp_path / "published.safetensors")
     torch.save(weights, tmp_path / "pytorch_model.bin")
-    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "published.safetensors").unlink()
     (tmp_path / "config.json").write_text(json.dumps({**config, "diffmamba": True}))
     assert len(diff_mamba.lambdas(load(tmp_path).module)) == 2
 

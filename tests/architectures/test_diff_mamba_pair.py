@@ -16,7 +16,7 @@ from ssmscope import ops
 from ssmscope.architectures.own import diff_mamba
 from ssmscope.architectures.read import mamba, mamba2
 from ssmscope.architectures.read.parts import BY_WEIGHT
-from ssmscope.core.mixers import computed_by, mixers
+from ssmscope.core.mixers import Edits, computed_by, mixers
 from ssmscope.core.trace import LayerState
 
 SIZES = dict(vocab_size=50, hidden_size=16, num_hidden_layers=1, expand=2, conv_kernel=3, state_size=4)
@@ -101,7 +101,7 @@ def test_edits_reach_the_convolution_of_the_mixer_that_they_name():
     with TrueFloat64(), torch.no_grad():
         plain = run(mixer, u, before)[0]
         for edit_conv_input, reads in (({id(mixer.m2): torch.neg}, {}), ({}, taps)):
-            with computed_by({}, edit_conv_input, reads):
+            with computed_by(Edits({}, edit_conv_input, reads)):
                 found, expected = run(mixer, u, before)[0], run_separately(mixer, u, before)[0]
                 layer = diff_mamba.compute_terms(mixer, u, MASK, before)
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
@@ -137,7 +137,7 @@ def test_terms_of_two_mamba1_mixers_stand_side_by_side(edited):
     own = [LayerState(conv, (ssm,)) for conv, ssm in zip(before.conv.chunk(2, dim=-1), before.ssm)]
     read = {mixer.m1: [True, False, True], mixer.m2: [True, True, False]}
     taps = {id(m): partial(torch.logical_and, torch.tensor(each)) for m, each in read.items()} if edited else {}
-    with computed_by({}, {}, taps), torch.no_grad():
+    with computed_by(Edits({}, {}, taps)), torch.no_grad():
         found = diff_mamba.compute_terms(mixer, u, MASK, before)
         each = [mamba.compute_terms(m, u, MASK, state) for m, state in zip(both, own)]
     for name in ("conv_input", "conv_tail", "z", *(["taps"] if edited else [])):

@@ -11,6 +11,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from drawn import labels
 from examples import random_example
 from leaky import leaky
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -24,8 +25,8 @@ from ssmscope.attacks.effect.result import AttackEffect
 from ssmscope.attacks.effect.views import attended, token_rows
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
+from ssmscope.render.colours import BLUES, ramp
 from ssmscope.render.token_figure import MAX_BOXES
-from ssmscope.render.tokens import BLUES, ramp
 
 DECAY = 0.25
 WEIGHTS = {"good": 2.0, "bad": -2.0, "film": 0.25, "a": 0.0, "b": 0.5}
@@ -442,7 +443,7 @@ class TestResult:
             leaky(WEIGHTS, decay=0.1), before=" ".join(text), after=" ".join([*text[:1000], "bad", *text[1000:]])
         )
         figure = result.figure()
-        texts = [text.get_text() for text in figure.axes[0].texts]
+        texts = labels(figure)
         assert sum(f"the first {MAX_BOXES:,} of 1,08" in text for text in texts) == 2
         assert len(figure.axes[-1].lines[-1].get_xdata()) == 1081
         assert figure.axes[-1].get_xlabel() == "position after the change"

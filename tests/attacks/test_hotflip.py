@@ -15,7 +15,7 @@ from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, PreTrained
 
 import ssmscope
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.attacks.parts import stopwords
+from ssmscope.attacks.offline import stopwords
 from ssmscope.attacks.words import hotflip as module
 from ssmscope.attacks.words import word_attack
 from ssmscope.attacks.words.hotflip import (

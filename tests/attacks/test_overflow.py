@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from bags import LABELS
+from drawn import said
 from leaky import leaky, log_odds
 from transformers import MambaConfig, MambaForCausalLM
 
@@ -322,7 +323,7 @@ class TestResult:
         ]
         assert curves[0].get_xdata().tolist() == [0, 8, 16, 64]
         halves = [line for line in upper.lines if list(line.get_xdata()) == [16, 16]]
-        assert len(halves) == 1 and any("half of the accuracy" in text.get_text() for text in figure.texts)
+        assert len(halves) == 1 and "half of the accuracy" in said(figure)
         shares = [line for line in lower.lines if len(line.get_xdata()) == 4]
         assert shares[0].get_ydata().tolist() == [point.majority.value for point in result.curves[0].points]
         assert len([line for line in middle.lines if len(line.get_xdata()) == 4]) == 2

@@ -26,8 +26,9 @@ if importlib.util.find_spec("textattack") is None:
 
 from tiny_bert import save_bert
 
-from ssmscope.attacks import parts, recipes, resources
-from ssmscope.attacks.parts import FUNCTION_WORDS, SUFFIXES, protect, recipe, stopwords, textattack
+from ssmscope.attacks import offline, recipes, resources
+from ssmscope.attacks.offline import FUNCTION_WORDS, stopwords, textattack
+from ssmscope.attacks.parts import SUFFIXES, protect, recipe
 from ssmscope.errors import InputError
 
 textattack()
@@ -71,7 +72,7 @@ class TestImport:
             handler = mine.handlers[0]
             closed = []
             handler.close = lambda: closed.append(1)
-            from ssmscope.attacks.parts import textattack
+            from ssmscope.attacks.offline import textattack
             def state():
                 generators = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
                 return dict(os.environ), generators
@@ -104,7 +105,7 @@ class TestImport:
 
     def test_without_the_package(self, monkeypatch):
         monkeypatch.delitem(sys.modules, "textattack")
-        monkeypatch.setattr(parts.importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setattr(offline.importlib.util, "find_spec", lambda name: None)
         with pytest.raises(InputError, match=r"need the package textattack, .*pip install '\.\[attacks\]'"):
             textattack()
         with pytest.raises(InputError, match="textattack"):
@@ -116,7 +117,7 @@ class TestImport:
             raise ImportError("cannot import name 'Gone' from 'transformers'")
 
         monkeypatch.delitem(sys.modules, "textattack")
-        monkeypatch.setattr(parts, "_import_without_installing", fail)
+        monkeypatch.setattr(offline, "_import_without_installing", fail)
         with pytest.raises(
             InputError, match=r"cannot be imported \(cannot import name 'Gone' .*pip install '\.\[attacks"
         ):

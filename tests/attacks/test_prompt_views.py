@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from drawn import drawn, labels, outside, overlapping
 
 import ssmscope
 from ssmscope.attacks.prompts.result import UNDEFINED, AttackedPrompt, Cost, PromptAttack, PromptAttacker
@@ -154,8 +155,8 @@ class TestFrame:
         assert ("promptbench" in paths["csv"].read_text()) == given
         assert found.measured in " ".join(str(found).split())
         assert found.measured in html.unescape(found.to_html())
-        drawn = [text.get_text() for text in found.figure().texts]
-        assert any(f"measured {'' if given else 'not '}as PromptBench" in text for text in drawn)
+        shown = labels(found.figure())
+        assert any(f"measured {'' if given else 'not '}as PromptBench" in text for text in shown)
         note = PromptAttack.compare([found, attacked(2)], [["a"], ["b"]]).note
         assert said in note and "Measured as ssmscope does" in note
 
@@ -217,32 +218,30 @@ class TestFigure:
         values = [line.get_xdata()[0] for line in dots]
         expected = [
             value
-            for one in result.attacks
-            for clean, found in zip(result.clean, one.prompts)
-            for value in (clean.value, found.accuracy.value)
+            for values in ([result.clean] * 2, [[each.accuracy for each in one.prompts] for one in result.attacks])
+            for found in values
+            for value in (each.value for each in found)
         ]
         assert values == expected
         bars = [tuple(line.get_xdata()) for line in axes.lines if line.get_marker() == "None"]
         assert {(found.accuracy.low, found.accuracy.high) for one in result.attacks for found in one.prompts} <= set(
             bars
         )
-        assert [text.get_text() for text in axes.get_yticklabels()] == ["0", "1", "2"] * 2
+        assert [text.get_text() for text in axes.get_yticklabels()] == [
+            "stresstest 0",
+            "1",
+            "2",
+            f"{NAMES[1]} 0",
+            "1",
+            "2",
+        ]
         texts = [text.get_text() for text in axes.texts]
-        assert "stresstest" in texts and any(re.fullmatch(r"drop \d+\.\d % \[−?\d+\.\d, \d+\.\d\]", t) for t in texts)
+        assert any(re.fullmatch(r"drop \d+\.\d % \[−?\d+\.\d, \d+\.\d\]", t) for t in texts)
 
     @pytest.mark.parametrize(("number", "names"), [(6, NAMES), (1, NAMES[:1]), (2, NAMES[:4])])
     def test_nothing_overlaps(self, number, names):
-        figure = attacked(number, names).figure()
-        figure.draw_without_rendering()
-        (axes,) = figure.axes
-        page = figure.get_window_extent()
-        boxes = [text.get_window_extent() for text in (*figure.texts, *axes.texts, axes.xaxis.label)]
-        boxes.append(axes.get_legend().get_window_extent())
-        ticks = [label.get_window_extent() for label in axes.get_yticklabels() if label.get_text()]
-        for index, box in enumerate(boxes + ticks):
-            assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
-            for other in (boxes + ticks)[index + 1 :]:
-                assert not box.overlaps(other)
+        figure, texts = drawn(attacked(number, names))
+        assert not overlapping(texts) and not outside(figure, texts)
 
     def test_names_of_any_length(self):
         result = attacked(2)

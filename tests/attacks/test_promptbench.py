@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from prompted import WORDS, answers, labelled, language_model
 
-from ssmscope.attacks.parts import FUNCTION_WORDS, SUFFIXES, recipe, textattack
+from ssmscope.attacks.offline import FUNCTION_WORDS, textattack
+from ssmscope.attacks.parts import SUFFIXES, recipe
 from ssmscope.attacks.prompts import prompt_attack
 from ssmscope.attacks.prompts.search import Judge, drawn_from, searched, with_suffix
 from ssmscope.evaluation import Evaluator

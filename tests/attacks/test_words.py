@@ -22,8 +22,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
+from ssmscope.attacks.offline import textattack
 from ssmscope.attacks.parts import recipe as recipe_of
-from ssmscope.attacks.parts import textattack
 from ssmscope.attacks.recipes import OPTIONS, WORDS
 from ssmscope.attacks.words import word_attack
 from ssmscope.attacks.words.lockstep import draw_seed, sampled_rows

@@ -7,7 +7,10 @@ import json
 import math
 import re
 
+import matplotlib
 import pytest
+from drawn import drawn, outside, overlapping
+from matplotlib.figure import Figure
 
 import ssmscope
 from ssmscope.attacks.words.result import SUMMARY, AttackedText, WordAttack, measure
@@ -98,14 +101,22 @@ class TestFigure:
         heights = band.get_paths()[0].vertices[:, 1]
         assert heights.min() == found.curve[:, 1].min() and heights.max() == found.curve[:, 2].max()
 
+    def test_axes_of_the_user_are_drawn_into_and_settings_stay(self, found):
+        before, axes = dict(matplotlib.rcParams), Figure().subplots()
+        assert found.figure(ax=axes, title="Mine") is axes.figure and dict(matplotlib.rcParams) == before
+        assert axes.get_title("left") == "Mine" and axes.get_ylabel() == "accuracy"
+        (line,) = [line for line in axes.lines if len(line.get_xdata()) > 2]
+        assert line.get_ydata().tolist() == [*found.curve[:, 0], found.curve[-1, 0]]
+        assert [text.get_text()[:5] for text in axes.get_legend().get_texts()] == ["clean", "under"]
+
     @pytest.mark.parametrize("statuses", [["failed"] * 3, ["success"] * 3, ["skipped"] * 3, ["success", "failed"]])
     def test_the_two_accuracies_do_not_overlap_and_stay_on_the_paper(self, statuses):
-        figure = result(*(example(row, status) for row, status in enumerate(statuses))).figure()
-        figure.canvas.draw()
-        (axes,) = figure.axes
-        boxes = [text.get_window_extent() for text in axes.texts]
-        assert len(boxes) == 2 and not boxes[0].overlaps(boxes[1])
-        assert all(box.x1 < figure.get_window_extent().x1 for box in boxes)
+        found = result(*(example(row, status) for row, status in enumerate(statuses)))
+        figure, texts = drawn(found)
+        assert not overlapping(texts) and not outside(figure, texts)
+        assert {f"clean {found.accuracy.value:.3f}", f"under attack {found.attacked.value:.3f}"} <= {
+            t for t, _ in texts
+        }
 
     def test_names_in_the_figure(self, found):
         """A $ starts no formula, and whatever their length names stay on the paper."""

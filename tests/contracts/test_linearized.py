@@ -44,7 +44,7 @@ def blocks(module: nn.Module) -> Iterator[tuple[torch.Tensor, LinearizedLayer]]:
 
 def multiplied(path: Path, level: str, skip: bool = True) -> torch.Tensor:
     """The same from the matrices of the heads alone, as left ⊙ (α + D) · taps: much faster where heads are wide."""
-    path = replace(path, output_map=replace(path.output_map, behind=None))
+    path = replace(path, output_map=replace(path.output_map, scale=None))
     left, taps = path.gate_and_taps(level)
     if (order := path.recurrence.order) is not None:  # the same in that order, put back
         left, taps = (None if t is None else t[:, order] for t in (left, taps))
@@ -194,8 +194,8 @@ def test_the_mean_is_that_of_the_channels(module):
             each = []
             for path in block.paths:
                 found = multiplied(path, level)
-                if level == "block" and path.output_map.behind is not None:
-                    behind = torch.as_tensor(path.output_map.behind, dtype=torch.float64).expand(2, LENGTH)
+                if level == "block" and path.output_map.scale is not None:
+                    behind = torch.as_tensor(path.output_map.scale, dtype=torch.float64).expand(2, LENGTH)
                     found = found * behind[:, None, :, None]
                 each.append(found)
             total = sum(each)
@@ -230,7 +230,7 @@ def test_the_sink_is_what_comes_from_the_states_before(module):
             torch.testing.assert_close(block.sink(level, groups=heads), by_head, **close)
             torch.testing.assert_close(block.sink(level, absolute=True), sizes.mean(2)[:, None], **close)
         for path in (each for each in block.paths if each.initial is not None):
-            within = replace(path, output_map=replace(path.output_map, behind=None))
+            within = replace(path, output_map=replace(path.output_map, scale=None))
             of_states = path.forward(nothing, True) - replace(path, initial=None).forward(nothing, True)
             if not path.output_map.centred:
                 assert relative(path.output_map.project(within.sink("block").flatten(2)), of_states) < 1e-9

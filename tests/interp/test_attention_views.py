@@ -19,9 +19,8 @@ from ssmscope.interp.attention import triangles, views
 from ssmscope.interp.attention.maps import causal, limit, mean_map, row_limits, title
 from ssmscope.interp.attention.result import KEYS_PER_QUERY, AttendedText, AttentionMap, ImplicitAttention
 from ssmscope.render import token_maps
+from ssmscope.render.colours import SIGNED, SIGNED_ON_DARK, STEPS, ink, signed_levels, signed_shades
 from ssmscope.render.numbers import number
-from ssmscope.render.signed import SIGNED, SIGNED_ON_DARK, STEPS, levels, shades
-from ssmscope.render.tokens import ink
 
 
 @pytest.mark.parametrize("sink", [False, True])
@@ -132,10 +131,10 @@ def test_colours_end_at_the_percentile_of_what_can_be_attended_to():
 
 def test_shades_are_symmetric_around_zero():
     weights = np.array([-3.0, -1, -0.5, 0, 0.5, 1, 3])
-    assert levels(weights, 1.0).tolist() == [-STEPS, -STEPS, -STEPS // 2, 0, STEPS // 2, STEPS, STEPS]
-    assert not levels(weights, 0.0).any()
+    assert signed_levels(weights, 1.0).tolist() == [-STEPS, -STEPS, -STEPS // 2, 0, STEPS // 2, STEPS, STEPS]
+    assert not signed_levels(weights, 0.0).any()
     for stops in (SIGNED, SIGNED_ON_DARK):
-        colours = shades(stops)
+        colours = signed_shades(stops)
         assert len(colours) == 2 * STEPS + 1 and colours[STEPS] == stops[len(stops) // 2]
         for colour in colours:
             light, dark = sorted((luminance(colour), luminance(ink(colour))), reverse=True)

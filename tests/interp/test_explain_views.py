@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from drawn import drawn, outside, overlapping
+from drawn import drawn, outside, overlapping, panels_of, said, typed
 from exhaustive import ALL
 from matplotlib.colors import to_hex
 from seen import render
@@ -17,10 +17,11 @@ from ssmscope.api.results import Result, record_provenance
 from ssmscope.errors import InputError
 from ssmscope.interp.explain import result as explained
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
-from ssmscope.render import signed, token_figure
+from ssmscope.render import colours as signed
+from ssmscope.render import token_figure
+from ssmscope.render.colours import BLUES, SHADES, ramp
 from ssmscope.render.numbers import number
 from ssmscope.render.token_figure import PIXEL_SHADES
-from ssmscope.render.tokens import BLUES, SHADES, ramp
 
 WORDS = (
     "I went into this film expecting very little , and for twenty minutes that is what I got : a slow drama .".split()
@@ -227,18 +228,19 @@ def test_nothing_overlaps_in_the_figure(length, methods):
 
 
 def test_boxes_and_strips_have_the_colours_of_the_scores():
-    around, upward = signed.shades(), ramp(BLUES)
+    around, upward = signed.signed_shades(), ramp(BLUES)
     short = make((6,), ("ig", "gradcam"))
     text = short[0]
     expected = [around[shade] for shade in explained._row(text.attributions[0], text, 3).shades()]
     expected_other = [upward[shade] for shade in explained._row(text.attributions[1], text, 3).shades()]
-    patches = short.figure().axes[0].collections
+    (paper,) = typed(short.figure())
+    patches = paper.collections
     faces = [[to_hex(colour) for colour in each.get_facecolor()][:6] for each in patches]
     assert faces == [expected, expected_other]
     assert [len(each.get_facecolor()) for each in patches] == [6 + 2, 6 + 2]  # of 5 tokens 2 are underlined
     long = make((401,), ("ig", "gradcam"))
     text = long[0]
-    images = [image for axes in long.figure().axes for image in axes.get_images()]
+    images = [image for axes in panels_of(long.figure()) for image in axes.get_images()]
     for image, each, colours in zip(images, text.attributions, (around, upward), strict=True):
         found = [to_hex(colour) for colour in image.get_array()[0]]
         assert found == [colours[shade] for shade in explained._row(each, text, 3).shades()]
@@ -260,7 +262,7 @@ def test_images_have_a_map_per_method(monkeypatch):
     )
     figure, texts = drawn(result)
     images = [image.get_array() for axes in figure.axes for image in axes.get_images() if image.get_array().ndim == 3]
-    assert len(images) == 2 * 8 and any("texts 0–1 of 3" in shown for shown, _ in texts)
+    assert len(images) == 2 * 8 and "texts 0–1 of 3" in said(figure)
     np.testing.assert_allclose(images[0], pixels)
     shades = explained._row(result[0].attributions[0], result[0], 3).shades(count=PIXEL_SHADES)
     expected = [ramp(signed.SIGNED, PIXEL_SHADES)[shade] for shade in shades[:12]]

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from bags import bag, by_position, by_word, texts
+from drawn import drawn, outside, overlapping
 from faithful import WORDS, lines, random_scores, reader
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import ssmscope
 from ssmscope.api.results import Result
@@ -116,25 +116,8 @@ class TestResult:
         assert max(map(len, shown.splitlines())) <= 100
 
     def test_the_figure_has_no_overlaps(self, found):
-        figure = found.figure()
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-        drawn = [text for text in figure.findobj(lambda each: hasattr(each, "get_text")) if text.get_text().strip()]
-        boxes = [
-            (text.get_text(), text.get_window_extent(canvas.get_renderer()))
-            for text in drawn
-            if text.get_visible() and (text.axes is None or text.get_window_extent().width > 0)
-        ]
-        width, height = figure.get_size_inches() * figure.dpi
-        shown = {}
-        for name, box in boxes:
-            shown[name, round(box.x0), round(box.y0)] = box
-        assert len(shown) > 20
-        for (name, *_), box in shown.items():
-            assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, name
-        titles = [(name, box) for (name, *_), box in shown.items() if not re.fullmatch(r"[−.\d]+", name)]
-        for (a, first), (b, second) in itertools.combinations(titles, 2):
-            assert not first.overlaps(second), (a, b)
+        figure, texts = drawn(found)
+        assert not overlapping(texts) and not outside(figure, texts)
 
     @pytest.mark.parametrize(
         ("options", "says"),

@@ -9,7 +9,9 @@ from itertools import groupby
 import numpy as np
 import pytest
 from bags import tokenizer
+from drawn import drawn, labels, outside, overlapping, said, texts_of
 from examples import random_example
+from matplotlib.figure import Figure
 from seen import render
 
 from ssmscope import cli
@@ -18,10 +20,11 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
-from ssmscope.interp.heatmap import data_figure, over_data, selection_heatmap
+from ssmscope.interp.heatmap import over_data, selection_heatmap
 from ssmscope.interp.heatmap.over_data import median_half_lives
 from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup, KeptLayer, KeptWord
 from ssmscope.interp.heatmap.words import MAX_HALF_LIFE, format_half_life
+from ssmscope.interp.paired import Paired
 from ssmscope.render.blocks import Prose, TokenRows
 from ssmscope.render.figure import COLOURS
 from ssmscope.render.table import Table
@@ -236,20 +239,27 @@ def test_what_is_of_data_alone(model, capsys):
         selection_heatmap(bare, made_up())
 
 
-def test_a_figure_takes_a_size(result):
-    from matplotlib.text import Text
+@pytest.mark.parametrize("size", [3.3, (3.3, 7.5), (5.1, 8.0)])
+def test_a_figure_takes_a_size_and_its_letters_stay_readable(result, size):
+    figure, texts = drawn(result, size=size)
+    assert not overlapping(texts) and not outside(figure, texts)
+    wide, high = figure.get_size_inches()
+    assert (wide == size and high > wide) if size == 3.3 else (wide, high) == size
+    assert min(text.get_fontsize() for text in texts_of(figure)) > 6.5
 
-    own, small = result.figure(), result.figure(size=(5.1, 3.2))
-    factor = min(5.1 / own.get_figwidth(), 3.2 / own.get_figheight())
-    assert small.get_size_inches().tolist() == [5.1, 3.2] and factor < 0.6
-    for figure in (own, small):
-        figure.canvas.draw()
-    sizes = [[each.get_fontsize() for each in figure.findobj(Text) if each.get_text()] for figure in (own, small)]
-    assert max(sizes[1]) == pytest.approx(factor * max(sizes[0]))
-    assert min(sizes[1]) == pytest.approx(factor * min(sizes[0]))
-    for size in ((0.1, 3), (5,), (math.nan, 3), (3, 1000)):
-        with pytest.raises(InputError, match="allowed are a width and a height from 0.5 to 100 inches"):
+
+def test_a_figure_takes_a_title_but_no_axes_for_several_panels(result):
+    assert "My words" in labels(result.figure(title="My words")) and result.headline not in said(
+        result.figure(title="")
+    )
+    for size in ((0.1, 3), (5,), (math.nan, 3), (3, 1000), 0.1, "3"):
+        with pytest.raises(InputError, match="allowed are a width, or a width and a height, from 0.5 to 100 inches"):
             result.figure(size=size)
+    axes = Figure().subplots()
+    with pytest.raises(InputError, match="this figure has several panels"):
+        result.figure(ax=axes)
+    with pytest.raises(InputError, match="give ax or size, not both"):
+        result.figure(ax=axes, size=3.3)
 
 
 def layer(number: int, half_life: float, *heads: float, tenths: float = 1.0) -> KeptLayer:
@@ -319,23 +329,22 @@ def test_two_models_are_drawn_side_by_side(result, longer):
     first = dataclasses.replace(result, words=tuple(ours), by_layer=(layer(3, 5.0), layer(7, 9.0)))
     halved = math.inf if longer else 6.0
     other = dataclasses.replace(result, words=tuple(theirs), tenths=layer(0, 1.0).tenths, by_layer=(layer(4, halved),))
-    figure = data_figure.draw_pair([first, other], ["A", "B"], ("Memory of ", "A and B", ""))
+    figure = Paired(result.provenance, (first, other)).figure()
     words, parts, lives = figure.axes
     order = [("up", 3, 0.5, 1, 0.5), ("level", 2, 0.5, 3.25, 0.75), ("down", 1, 0.25, 4, 0.125)]
-    assert placed(words.yaxis) == [(0, "up"), (1, "level"), (2, "down")] and words.get_ylim() == (2.5, -0.5)
+    assert placed(words.yaxis) == [(0, "up"), (1, "level"), (2, "down")] and words.get_ylim() == (2.6, -0.6)
     expected = []
-    for row, (_, value, half, another, wide) in enumerate(order):
-        for place, colour, middle, side in ((-0.16, 0, value, half), (0.16, 1, another, wide)):
-            expected.append((row + place, COLOURS[colour], [middle - side, middle + side]))
-            expected.append((row + place, COLOURS[colour], [middle]))
+    for at, place in enumerate((-0.125, 0.125)):
+        for row, (middle, side) in enumerate(each[1 + 2 * at : 3 + 2 * at] for each in order):
+            expected.append((row + place, COLOURS[at], [middle - side, middle + side]))
+            expected.append((row + place, COLOURS[at], [middle]))
     drawn = [
         (line.get_ydata()[0], line.get_color(), list(line.get_xdata())) for line in words.lines[:-1]
     ]  # without that of an even share
     for ours_, theirs_ in zip(drawn, expected, strict=True):
         assert ours_[0] == pytest.approx(theirs_[0]) and ours_[1:] == theirs_[1:]
-    said = [(text.get_position()[1], text.get_text(), text.get_weight()) for text in words.texts]
-    bold = [(0, "+2.00", "bold"), (1, "−1.25", "normal"), (2, "−3.00", "bold")]  # where they touch they meet
-    assert said == [*bold, (-0.7, "difference", "normal")]
+    notes = [(text.get_position()[1], text.get_text()) for text in words.texts]
+    assert notes == [(0, "+2.00 *"), (1, "−1.25"), (2, "−3.00 *")]  # where they touch they meet
     for at, each in enumerate((first, other)):
         assert list(parts.lines[at].get_ydata()) == [tenth.value for tenth in each.tenths]
         assert list(parts.lines[at].get_xdata()) == list(range(1, 11)) == [x for x, _ in placed(parts.xaxis)]
@@ -346,7 +355,7 @@ def test_two_models_are_drawn_side_by_side(result, longer):
     assert parts.get_ylim()[0] == 0 and (lives.get_xlabel(), parts.get_xlabel()) == ("layer", "tenth of the text")
     assert words.get_xlabel() == parts.get_ylabel() == "times an even share" and lives.get_yscale() == "log"
     both = [first, dataclasses.replace(other, timed=0)]  # half-lives are of both or not drawn
-    assert len(data_figure.draw_pair(both, ["A", "B"], ("Memory of ", "A and B", "")).axes) == 2
+    assert len(Paired(result.provenance, tuple(both)).figure().axes) == 2
 
 
 def test_the_table_of_two_models_marks_words_whose_intervals_do_not_meet(result):

@@ -87,7 +87,7 @@ def test_what_frozen_layers_say_of_gates_and_of_what_is_beside_them(name):
             terms = adapter_for(mixer).compute_terms(mixer, u)
             layer = adapter_for(mixer).linearized(mixer, terms)
         for path in layer.paths:
-            output_map, opening = path.output_map, path.output_map.opening
+            output_map, opening = path.output_map, path.output_map.gate_map
             assert (opening is not None) == (terms.z is not None and "rwkv" not in name)  # whose gate is no product
             if opening is not None:
                 opened = opening(layer.u, True)
@@ -103,9 +103,9 @@ def test_what_frozen_layers_say_of_gates_and_of_what_is_beside_them(name):
                 torch.testing.assert_close(opening(2 * v - w, False), combined, rtol=1e-9, atol=1e-12)
                 constants = opening(v, True) - opening(v, False)
                 torch.testing.assert_close(opening(nothing, True), constants, rtol=1e-9, atol=1e-12)
-        if layer.beside is not None:
+        if layer.rest_map is not None:
             mixed = layer.matvec(layer.u) + layer.bias - layer.rest
-            assert relative(layer.beside(layer.u, mixed, True), layer.rest) < 1e-12
+            assert relative(layer.rest_map(layer.u, mixed, True), layer.rest) < 1e-12
 
 
 # ---- networks written out by hand, [·] being detach()

@@ -175,10 +175,10 @@ def test_rows_are_the_same_texts_alone(model):
 
 
 def test_gradients_flow_through_the_fast_scan(model):
-    called, scan = [], ops.scan
+    called, scan = [], ops.scan_all
     found = objective(model, model.encode(ids=TEXTS[:1]), target=3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops, "scan", lambda *args, **kwargs: (called.append(1), scan(*args, **kwargs))[1])
+        patch.setattr(ops, "scan_all", lambda *args, **kwargs: (called.append(1), scan(*args, **kwargs))[1])
         assert found.gradient(found.embeddings(), [0]).abs().sum() > 0
     assert len(called) == model.num_layers
 

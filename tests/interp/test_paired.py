@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from bags import tokenizer
+from drawn import said
 from examples import random_example
 from matplotlib.text import Text
 from seen import render
@@ -95,8 +96,7 @@ def test_chosen_queries_are_compared(models, spelled):
         mine, theirs = (np.mean([np.abs(each.values[query]) for each in maps], axis=0) for maps in whole)
         np.testing.assert_allclose(row.scores, mine - theirs, atol=1e-6)
     assert "each chosen query" in found.rows().name and "query 2" in str(found) and "query 5" in str(found)
-    drawn = {each.get_text() for each in found.figure().findobj(Text)}
-    assert "mean of |weight| over 2 maps · query 5 “good”" in drawn  # whole, however long
+    assert "mean of |weight| over 2 maps · query 5 “good”" in said(found.figure())  # whole, however long
     both = [models[0], spelled]
     text = ssmscope.implicit_attention(both, "A dull", rows=[0]).rows().texts[0]  # of both it is the first word
     assert [row.query for row in text.rows] == [0] * 3
@@ -158,7 +158,7 @@ def test_over_a_data_set_tables_stand_side_by_side(models, monkeypatch):
         assert (each.gap > 0) == (min(first.high, other.high) < max(first.low, other.low))
     assert [each.difference for each in words] == sorted((each.difference for each in words), reverse=True)
     drawn = {each.get_text() for each in found.figure(size=(6, 4)).findobj(Text)}
-    assert {each.word for each in words} <= drawn and {"demo/mamba2", "demo/mamba", "difference"} <= drawn
+    assert {each.word for each in words} <= drawn and {"demo/mamba2", "demo/mamba"} <= drawn
     for name in ("SHOWN_HIGHEST", "SHOWN_LOWEST"):
         monkeypatch.setattr(data_views, name, 1)
     few = shared_words(found.results)  # those that lie furthest apart
@@ -167,8 +167,8 @@ def test_over_a_data_set_tables_stand_side_by_side(models, monkeypatch):
 
 def test_the_picture_of_a_short_text_says_whole_what_it_compares(models):
     found = ssmscope.selection_heatmap(models, "A dull film")
-    drawn = {each.get_text() for each in found.figure().findobj(Text)}
-    assert found.headline in drawn and found.rows().name in drawn
+    shown = said(found.figure())
+    assert found.headline in shown and found.rows().name in shown
 
 
 def test_one_in_a_list_is_one_and_three_are_refused(models):

@@ -22,7 +22,9 @@ from ssmscope.interp.heatmap.measure import TokenAverages, through_layers
 from ssmscope.interp.heatmap.result import SelectionHeatmap
 from ssmscope.interp.heatmap.views import rows, scale, strongest
 from ssmscope.interp.heatmap.words import NOISE_VARIATION, is_punctuation, is_selective, standing_out, words_of
-from ssmscope.render.tokens import BLUES, BLUES_ON_DARK, CIVIDIS, bounds, ink, numbers, ramp, span_of, visible, written
+from ssmscope.render.colours import BLUES, BLUES_ON_DARK, CIVIDIS, ink, ramp
+from ssmscope.render.numbers import format_range, number_runs, score_range
+from ssmscope.render.tokens import spell_tokens, visible
 
 SENTENCE = (
     "I went into this film expecting very little , and for the first twenty minutes that is what I got : "
@@ -279,7 +281,7 @@ def test_one_scale_for_all_rows_and_texts(model):
     for row, scores in zip(rows(result).texts[0].rows[1:], result[0].scores):
         low, high = row.own
         assert (low, high) == (scores[~result[0].special].min(), scores[~result[0].special].max())
-        assert row.extent == span_of(low, high)
+        assert row.extent == format_range(low, high)
     own = selection_heatmap(model, model.encode(ids=IDS), scale="row")
     assert len({row.ends for text in rows(own).texts for row in text.rows}) == 6
     assert rows(result).texts[0].span == (0, 3) and "the convolution's window begins" in str(result)
@@ -454,7 +456,7 @@ def test_nothing_overlaps_in_the_figure(length, layers):
 def test_the_picture_of_a_short_text_says_whole_what_its_marks_are(model):
     figure, texts = drawn(selection_heatmap(model, model.encode(ids=IDS)))
     assert not overlapping(texts) and not outside(figure, texts)
-    legend = next(text for text, _ in texts if text.startswith("underlined or framed"))
+    legend = next(text.replace("\n", " ") for text, _ in texts if "underlined or framed" in text)
     assert "in italics, or underlined in orange: the convolution is not yet full" in legend and "…" not in legend
 
 
@@ -484,15 +486,15 @@ def test_how_tokens_are_written():
     tokens = ("\n", "\t", "\x1b", " ", "  ", " a", "a ", "a  b", "\u200b", "\ud800")
     shown = ("↵", "⇥", "␛", "␣", "␣␣", " a", "a␣", "a␣␣b", "⟨200B⟩", "�")
     assert tuple(map(visible, tokens)) == shown
-    carried = written(("<s>", "The", " film", "s", "."), (None, 0, 1, 1, 1))
+    carried = spell_tokens(("<s>", "The", " film", "s", "."), (None, 0, 1, 1, 1))
     assert carried == [(False, "<s>"), (False, "The"), (True, "film"), (False, "s"), (False, ".")]
-    pieces = written(("[CLS]", "film", "##s", "end", "[SEP]"), (None, 0, 0, 1, None))
+    pieces = spell_tokens(("[CLS]", "film", "##s", "end", "[SEP]"), (None, 0, 0, 1, None))
     assert [gap for gap, _ in pieces] == [False, True, False, True, True]
-    assert numbers((0, 1, 2, 5)) == "0–2, 5" and numbers((3, 1)) == "3, 1"
+    assert number_runs((0, 1, 2, 5)) == "0–2, 5" and number_runs((3, 1)) == "3, 1"
 
 
 def test_ranges_tell_their_ends_apart():
-    low, high = bounds(np.array([0.99991, 0.99999]), np.array([False, False])).split("–")
+    low, high = score_range(np.array([0.99991, 0.99999]), np.array([False, False])).split("–")
     assert low != high
 
 

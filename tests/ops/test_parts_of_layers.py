@@ -40,7 +40,7 @@ def path(g: torch.Generator, name: str = "") -> Path:
             activation=normal(g, BATCH, LENGTH, channels),
         ),
         output_map=OutputMap(
-            project=lambda y: y, gate=normal(g, BATCH, LENGTH, channels), behind=normal(g, BATCH, LENGTH)
+            project=lambda y: y, gate=normal(g, BATCH, LENGTH, channels), scale=normal(g, BATCH, LENGTH)
         ),
         name=name,
         filter=normal(g, 2),
@@ -102,7 +102,7 @@ def by_columns(p: Path, level: str, skip: bool) -> Tensor:
         one = torch.zeros_like(p.input_map.source)
         one[:, s] = 1
         y = p.read(one if level == "ssm" else p.input_map.values(one, False), False)
-        columns.append(y if level == "ssm" else p.finish(y) * p.output_map.behind.unsqueeze(-1))
+        columns.append(y if level == "ssm" else p.finish(y) * p.output_map.scale.unsqueeze(-1))
     return torch.stack(columns, dim=-1).transpose(1, 2)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from ssmscope import backends, ops
 from ssmscope.backends.c import selective_scan
-from ssmscope.ops import Recurrence, diagonal, ssd
+from ssmscope.ops import Recurrence, diagonal, scans, ssd
 
 FORMS = ["factors", "factors-expected", "whole"]
 
@@ -219,6 +221,53 @@ def test_any_shape(length, heads, width, state, batch, decays, form, seed):
     fast, slow = ops.scan(r), ops.scan_reference(r)
     torch.testing.assert_close(fast.y, slow.y, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(fast.state, slow.state, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [{}, {"width": 1, "state": 1, "groups": 6}], ids=str)
+def test_joint_scans_are_the_separate_ones(form, shape, monkeypatch):
+    """Each with its own decays, skip, state and retention, gradients too; one may have no skip."""
+    drawn = [recurrence(form, decays="head", seed=seed, requires_grad=True, **shape) for seed in (1, 2, 3)]
+    drawn[2][1].pop("D")
+    rs = [drawn[0][0], drawn[1][0], replace(drawn[2][0], D=None)]
+    terms = [t for _, each in drawn for t in each.values()]
+    starts = [None, *(torch.randn(2, r.shape[2], *r.shape[3:]).double().requires_grad_() for r in rs[1:])]
+    runs = []
+    monkeypatch.setattr(scans, "scan", lambda r, *args, **kwargs: runs.append(r.shape) or ops.scan(r, *args, **kwargs))
+    for initials in ([None] * len(rs), starts):
+        inputs = [*terms, *(H for H in initials if H is not None)]
+        found = scans.scan_all(rs, initials, retention=True)
+        alone = [ops.scan(r, H, retention=True) for r, H in zip(rs, initials)]
+        for ours, expected in zip(found, alone, strict=True):
+            for a, b in zip(ours, expected, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+        gradients = (
+            torch.autograd.grad(sum((s.y.sin() * i).sum() + (s.state**2).sum() for i, s in enumerate(each, 1)), inputs)
+            for each in (found, alone)
+        )
+        for ours, expected in zip(*gradients):
+            torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+    assert [shape[0] for shape in runs] == [6, 6]
+    assert scans.scan_all(rs, [None] * len(rs))[0].retention is None
+
+
+def test_recurrences_of_different_forms_are_scanned_one_by_one():
+    r, _ = recurrence(decays="head")
+    others = [
+        recurrence(decays="head", groups=3)[0],
+        recurrence(decays="head", state=5)[0],
+        recurrence(decays="head", width=2)[0],
+        recurrence(decays="head", dtype=torch.float32)[0],
+        recurrence(decays="head", batch=3)[0],
+        replace(recurrence("whole", decays="head")[0], delta=None),
+        recurrence(decays="state")[0],
+        replace(r, order=torch.arange(36, -1, -1)),
+    ]
+    for other in others:
+        for pair in ([r, other], [other, other]):
+            for found, expected in zip(scans.scan_all(pair, [None, None]), map(ops.scan, pair), strict=True):
+                torch.testing.assert_close(found.y, expected.y)
+                torch.testing.assert_close(found.state, expected.state)
 
 
 @pytest.mark.skipif(not backends.enabled() or selective_scan.why_not() is not None, reason="no C kernel")

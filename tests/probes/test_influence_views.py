@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from drawn import labels, parts_of
 from examples import HALVES, TEXTS, random_example
 from loud import loud
 from transformers import MambaConfig, MambaForCausalLM
@@ -280,13 +281,7 @@ class TestResult:
             assert "not reached" not in shown and ("a text's own tokens" in shown) == own
             half = "half of it in the last 4 of 6 tokens, 90 % in the last 6" if own else "90 % of it within 16 tokens"
             assert half in result.headline
-            legend = [
-                text.get_text()
-                for axes in result.figure().axes
-                if (box := axes.get_legend())
-                for text in box.get_texts()
-            ]
-            assert ("90 %: 6" if own else "90 %: 16") in legend
+            assert ("90 %, within the text: 6" if own else "90 %, effective context: 16") in labels(result.figure())
             table = Influence.compare([result], [("a",)])
             assert dict(zip(table.columns, table.rows[0][1]))["90 % held within"].value == ("6" if own else "16")
 
@@ -301,7 +296,10 @@ class TestResult:
         slope = np.diff(np.log(line.get_ydata()))[0] / np.diff(line.get_xdata())[0]
         assert slope == pytest.approx(-decay.rate.value)
         assert [bar.get_height() for bar in lower.patches] == [reach.recent(8).value for reach in found.layers]
-        assert upper.get_legend() is None and len(lower.get_legend().get_texts()) == 3
+        legends = [
+            [text.get_text() for text in part.legends[0].get_texts()] for part in parts_of(figure) if part.legends
+        ]
+        assert legends[1] == ["50 %", "90 %", "95 %"] and legends[2][0] == "mean cosine"
         cosine = [own for own in third.lines if own.get_label() == "mean cosine"][0]
         assert cosine.get_ydata().tolist() == found.similarity.stream[:, 0, 0].tolist()
         assert [text.get_text() for text in third.get_xticklabels()] == ["emb.", "0", "1", "out"]
@@ -317,7 +315,8 @@ class TestResult:
             marks = [own.get_xdata()[0] for own in second.lines if len(own.get_xdata()) == 1]
             counted = [reach.effective_context(share, within=not known) for share in (0.5, 0.9, 0.95)]
             assert marks == [k for k in counted if math.isfinite(k)]
-            assert second.get_legend().get_title().get_text() == title
+            shown = [own.get_label() for own in second.lines if "%" in own.get_label()]
+            assert len(shown) == 3 and all(title in each for each in shown)
         assert len(marks) == 3  # the text's own tokens always hold every share
 
     def test_layers_without_one_rate_show_what_the_texts_hold(self, found):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from drawn import parts_of
 from torch.nn.functional import cross_entropy
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
@@ -31,7 +32,7 @@ from ssmscope.probes.lens.data import Rows, rows_of, shuffled_batches, split_row
 from ssmscope.probes.lens.lenses import chosen_states, load_lens, logit_lens  # noqa: E402
 from ssmscope.probes.lens.result import LensFit  # noqa: E402
 from ssmscope.probes.lens.training import divergences, measure  # noqa: E402
-from ssmscope.render.table import written  # noqa: E402
+from ssmscope.render.table import with_interval  # noqa
 
 SCRIPT = """
 import json, sys
@@ -442,7 +443,7 @@ class TestResult:
     def test_terminal(self, result):
         shown = str(result)
         for one in result.layers:
-            assert written(one.tuned) in shown and written(one.gained) in shown
+            assert with_interval(one.tuned) in shown and with_interval(one.gained) in shown
         assert "384 positions of 24 rows of rows (all)" in shown and f"step {result.best_step}." in shown
         assert max(map(len, shown.splitlines())) <= 100 and "…" not in shown
 
@@ -452,10 +453,11 @@ class TestResult:
         tuned, logit = left.lines
         assert tuned.get_ydata().tolist() == [one.tuned.value for one in result.layers] + [0]
         assert logit.get_ydata().tolist() == [one.logit.value for one in result.layers] + [0]
-        assert [text.get_text() for text in figure.texts[2:]] == ["tuned lens", "logit lens"]
-        assert [line.get_color() for line in figure.artists] == [tuned.get_color(), logit.get_color()]
+        (legend,) = [legend for part in parts_of(figure) for legend in part.legends]
+        assert [text.get_text() for text in legend.get_texts()] == ["tuned lens", "logit lens"]
+        assert [line.get_color() for line in legend.get_lines()] == [tuned.get_color(), logit.get_color()]
         assert right.lines[0].get_ydata().tolist() == [each.held_out for each in result.history]
-        assert right.texts[0].get_text() == f"kept: step {result.best_step}"
+        assert right.get_title("left").endswith(f"kept: step {result.best_step}")
 
     def test_names_in_the_figure(self, result):
         for name in ("$m^{x$", "runs/" + "Wide-Model" * 20):

@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from drawn import said
 from loud import loud
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
@@ -302,9 +303,9 @@ class TestViews:
         figure = result.figure()
         titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
         assert len(titles) == 3 + 2 and titles[3] == "mamba2 / mamba2 (2)"
-        assert any("* differs from 1" in text.get_text() for text in figure.texts)
+        assert "* differs from 1" in said(figure)
         texts = [text.get_text() for text in figure.axes[0].texts]
-        assert f"{result.cells[0][0][0].accuracy.value:.2f}" in texts
+        assert any(text.startswith(f"{result.cells[0][0][0].accuracy.value:.2f}\n[") for text in texts)
         shown = str(result)
         assert "accuracy of mamba2 / accuracy of mamba2 (3)" in shown and "1,000" in shown
         assert "12 questions per cell, test; filler given sentences" in shown
@@ -372,7 +373,7 @@ class TestOptions:
 
     def test_refuses_models_that_cannot_answer(self):
         model = speaker()
-        for models, said in (
+        for models, message in (
             ([], "no model was given"),
             (ssmscope.load("demo/sst2-mamba2"), "is a classifier; give a language model"),
             (Model(model.module, None, "mute"), "mute has no tokenizer"),
@@ -381,7 +382,7 @@ class TestOptions:
         ):
             with pytest.raises(InputError) as refused:
                 retrieval(models, lengths=[0], examples=2, **QUIET)
-            assert said in str(refused.value)
+            assert message in str(refused.value)
         texts = questions("qa1", length=0, examples=5).texts
         longer = word_tokenizer([" ".join(f"w{i}" for i in range(model.vocabulary))] * 500 + [*texts])
         with pytest.raises(InputError, match="outside the vocabulary"):

@@ -29,7 +29,7 @@ from ssmscope.probes.snr import needle_snr, reading  # noqa: E402
 from ssmscope.probes.snr.measure import METRICS, interpolation, measure  # noqa: E402
 from ssmscope.probes.snr.reading import ALL, NO_TOKEN, Needles, lens_notes, prompts_of, read_needles, unknown_notes  # noqa: E402  # noqa: E402
 from ssmscope.probes.snr.result import NeedleSNR  # noqa: E402
-from ssmscope.render.table import Cell, written  # noqa: E402
+from ssmscope.render.table import Cell, with_interval  # noqa
 
 TASKS = ("qa1", "qa2", "qa3", "qa4", "qa5")
 MADE = {task: questions(task, length=40, examples=12, split="test") for task in TASKS}
@@ -513,7 +513,7 @@ class TestResult:
             "Needle probability, contexts of 40 words",
             "difference",
             f"{apart.value} {apart.interval}",
-            written(result.curve("small1", "qa3", 40).layers[-1].log_ratio),
+            with_interval(result.curve("small1", "qa3", 40).layers[-1].log_ratio),
             "small0: logit lens, 3 layers",
             "small0 − small1",
             "Means over 40 questions of all tasks",

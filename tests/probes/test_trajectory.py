@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
+from drawn import labels, panels_of, parts_of
 from examples import TEXTS
 from loud import loud
 from transformers import Mamba2Config, Mamba2ForCausalLM
@@ -233,39 +235,34 @@ class TestViews:
 
     def test_figure(self, result):
         figure = result.figure()
-        sheet = figure.axes[0]
-        written = [text.get_text() for text in sheet.texts]
+        panels, written = panels_of(figure), labels(figure)
         text = result.texts[2]
         for layer in range(4):
             assert all(written.count(word) >= text.answers[layer].count(word) for word in set(text.answers[layer]))
         assert "model" in written and "0 (input)" in written and "text 2" in written
-        assert figure.axes[1].get_xlabel() == STATISTICS["answer_probability"]
-        assert len(sheet.patches) == sum(len(text) for text in result.texts)  # where every answer has settled
+        assert figure.axes[-1].get_xlabel() == STATISTICS["answer_probability"]
+        assert [len(axes.patches) for axes in panels] == [len(text) for text in result.texts]  # where answers settle
 
     def test_figure_shows_the_statistic(self, model, result):
-        """Of a single token the shade of a cell grows with its number."""
         one = trajectory(model, "cat", lens=tuned(model), statistic="kl")
-        colours = one.figure().axes[0].collections[0].get_facecolor()[:, 0]
-        assert (np.argsort(colours) == np.argsort(-one.texts[0].kl[::-1, 0])).all()
-        bar = one.figure().axes[1]
+        panel, bar = one.figure().axes
+        np.testing.assert_array_equal(panel.images[0].get_array(), one.texts[0].kl)
+        assert panel.get_ylim() == (-0.5, len(one.texts[0].kl) - 0.5)  # the embeddings at the bottom
         assert bar.get_xlabel() == STATISTICS["kl"]
         assert bar.get_xticklabels()[-1].get_text() == f"{one.texts[0].kl.max():.3g}"
-        entropy = result.figure(statistic="entropy").axes[1]
+        entropy = result.figure(statistic="entropy").axes[-1]
         assert entropy.get_xlabel() == STATISTICS["entropy"]
-        colours = one.figure(statistic="cross_entropy").axes[0].collections[0].get_facecolor()
-        assert len({tuple(colour) for colour in colours}) == 1  # nothing follows
+        assert one.figure(statistic="cross_entropy").axes[0].images[0].get_array().mask.all()  # nothing follows
 
     def test_figure_of_many_tokens_and_layers(self):
         deep = trajectory(language(layers=30), " ".join(WORDS * 2))
         for start, first, last in ((0, "tokens 0 to 23 of 36", "the"), (24, "tokens 24 to 35 of 36", "barn")):
             figure = deep.figure(start=start)
-            written = [text.get_text() for text in figure.axes[0].texts]
+            written = labels(figure)
             (note,) = [text for text in written if "figure(start=…)" in text]
             assert first in note and "25 of 31 layers" in note and last in written
-            sheet = figure.axes[0]
-            cells = [text for text in sheet.texts if text.get_text() in deep.texts[0].tokens]
-            edge = sheet.get_xlim()[1]
-            assert max(text.get_position()[0] for text in cells) < edge and len(cells) >= 12
+            (sheet,) = panels_of(figure)
+            assert sheet.images[0].get_array().shape == (25, 24 if start == 0 else 12)
         with pytest.raises(InputError, match="there is no token 36 to start the figure at; allowed are 0 to 35"):
             deep.figure(start=36)
         with pytest.raises(InputError, match="unknown statistic 'kll'"):
@@ -273,8 +270,8 @@ class TestViews:
 
     def test_figure_of_last_positions(self):
         found = trajectory(classifier(), LINES)
-        written = [text.get_text() for text in found.figure().axes[0].texts]
-        assert [text for text in written if text in ("0", "1", "2")].count("2") == 1
+        written = labels(found.figure())
+        assert [text[-6:] for text in written if re.search(r" text \d$", text)] == ["text 0", "text 1", "text 2"]
         assert all(written.count(text.final[0]) for text in found.texts)
         with pytest.raises(InputError, match="there is no text 3 to start"):
             found.figure(start=3)
@@ -297,10 +294,9 @@ class TestViews:
             renamed = {**result.provenance, "model": name}
             figure = dataclasses.replace(result, provenance=renamed, lens=f"tuned lens {name}").figure()
             figure.canvas.draw()
-            bar = figure.axes[1].get_window_extent().x0
-            heading = figure.axes[0].texts[:2]
-            assert all(text.get_window_extent().x1 < bar for text in heading)
-            assert all(name[:4] in text.get_text() and name[-4:] in text.get_text() for text in heading)
+            heading = [text for part in parts_of(figure) for text in part.texts]
+            assert all(text.get_window_extent().x1 < figure.bbox.x1 for text in heading) and len(heading) == 2
+            assert all(name[:4] in text.get_text() for text in heading)
 
 
 def test_a_uniform_answer_has_the_entropy_of_all_tokens():

@@ -12,41 +12,38 @@ import pytest
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render import token_rows
 from ssmscope.render.blocks import TokenRow, TokenText
-from ssmscope.render.numbers import brackets, counted, number, portion, tokens
-from ssmscope.render.signed import SIGNED, STEPS, levels
-from ssmscope.render.signed import shades as signed_shades
+from ssmscope.render.colours import SHADES, SIGNED, STEPS, ink, ramp, signed_levels
+from ssmscope.render.colours import signed_shades as signed_shades
+from ssmscope.render.numbers import (
+    brackets,
+    counted,
+    evenly_spaced,
+    format_range,
+    number,
+    number_runs,
+    percent_of,
+    score_range,
+    token_count,
+)
 from ssmscope.render.table import (
     MAX_CELL_CHARACTERS,
     MAX_COMPARED_ROWS,
     Cell,
     Line,
     as_share,
-    bare,
     digits_of,
-    folded,
+    frame_table,
+    frames_table,
     in_percent,
     interval_columns,
-    of_frames,
-    plain,
-    short,
+    number_cell,
+    short_cell,
     shown_names,
     table,
+    value_cell,
 )
-from ssmscope.render.table import written as with_interval
-from ssmscope.render.tokens import (
-    SHADES,
-    bounds,
-    evenly_apart,
-    ink,
-    named,
-    numbers,
-    ramp,
-    short_token,
-    shorten,
-    span_of,
-    visible,
-    written,
-)
+from ssmscope.render.table import with_interval as with_interval
+from ssmscope.render.tokens import name_scores, short_token, shorten, spell_tokens, visible
 
 NAN, INF = math.nan, math.inf
 
@@ -66,11 +63,11 @@ def test_numbers(value, digits, text):
 
 def test_counts_and_shares():
     assert [counted(n, "text") for n in (0, 1, 2, 2000)] == ["0 texts", "1 text", "2 texts", "2,000 texts"]
-    assert [portion(n, 10_000) for n in (0, 4, 5, 6, 120, 9_999, 10_000)] == [
+    assert [percent_of(n, 10_000) for n in (0, 4, 5, 6, 120, 9_999, 10_000)] == [
         *("0", "4", "0.1 %", "0.1 %", "1.2 %", "100.0 %", "all")
     ]
     counts = (3, 9.96, 10, 99.94, 100, 1234.5, 999_999, 1e6, 2.46e9, INF)
-    assert [tokens(n) for n in counts] == [
+    assert [token_count(n) for n in counts] == [
         *("3", "10", "10.0", "99.9", "100", "1,234", "999,999", "1.0·10^6", "2.5·10^9", "∞")
     ]
     assert [as_share(x) for x in (0, 0.0099, 0.01, 0.5, NAN)] == ["0.000", "0.00990", "0.010", "0.500", "not defined"]
@@ -86,17 +83,23 @@ def test_intervals():
     assert in_percent(Estimate(-0.0004, -0.02, 0.01)) == "0.0 % [−2.0, 1.0]"
     assert digits_of([Estimate(0.009, NAN, NAN), Estimate(-0.01, NAN, NAN)]) == 3
     assert digits_of([Estimate(0.0099, NAN, NAN)]) is None
-    assert (plain(0.123456).value, short(0.123456).value, bare(found).value) == ("0.1235", "0.123", "0.500")
-    assert Cell(found).interval == "[0.250, 0.750]" and bare(found).interval == "" and Cell(text="a").interval == ""
-    assert short(2.0, "vacuous").value == "vacuous" and len(Cell(text="x" * 300).value) == MAX_CELL_CHARACTERS
+    assert (number_cell(0.123456).value, short_cell(0.123456).value, value_cell(found).value) == (
+        "0.1235",
+        "0.123",
+        "0.500",
+    )
+    assert (
+        Cell(found).interval == "[0.250, 0.750]" and value_cell(found).interval == "" and Cell(text="a").interval == ""
+    )
+    assert short_cell(2.0, "vacuous").value == "vacuous" and len(Cell(text="x" * 300).value) == MAX_CELL_CHARACTERS
 
 
 class TestTables:
     LINES = (
-        Line(("a",), {"up": Cell(Estimate(1, 0, 2)), "down": plain(3), "other": plain(5)}, peers=0),
-        Line(("b",), {"up": Cell(Estimate(4, 3, 5)), "down": plain(1), "other": plain(9)}, peers=0),
-        Line(("c",), {"up": Cell(Estimate(9, 8, 9)), "down": plain(NAN)}, peers=1),
-        Line(("d",), {"up": Cell(Estimate(9, 8, 9)), "down": plain(0), "late": Cell(text="yes")}, peers=1),
+        Line(("a",), {"up": Cell(Estimate(1, 0, 2)), "down": number_cell(3), "other": number_cell(5)}, peers=0),
+        Line(("b",), {"up": Cell(Estimate(4, 3, 5)), "down": number_cell(1), "other": number_cell(9)}, peers=0),
+        Line(("c",), {"up": Cell(Estimate(9, 8, 9)), "down": number_cell(NAN)}, peers=1),
+        Line(("d",), {"up": Cell(Estimate(9, 8, 9)), "down": number_cell(0), "late": Cell(text="yes")}, peers=1),
     )
 
     def test_the_best_of_its_peers_is_marked(self):
@@ -124,27 +127,27 @@ class TestTables:
             }
         )
         assert interval_columns(frame) == {"loss": ("loss_low", "loss_high")}
-        found = folded(frame, heads=["name"])
+        found = frame_table(frame, heads=["name"])
         assert (found.heads, found.columns) == (("name",), ("loss", "count", "right"))
         shown = [(labels, [(cell.value, cell.interval) for cell in cells]) for labels, cells in found.rows]
         assert shown == [
             (("a",), [("0.5000", "[0.4000, 0.6000]"), ("3", ""), ("yes", "")]),
             (("b",), [("–", ""), ("4", ""), ("no", "")]),
         ]
-        assert folded(frame, heads=["name"], limit=1).remarks == "1 of 2 rows. In brackets: the 95 % interval."
+        assert frame_table(frame, heads=["name"], limit=1).remarks == "1 of 2 rows. In brackets: the 95 % interval."
         several = frame.assign(model=["m", "n"])
-        assert folded(several).columns[0] == "model" and "model" not in folded(frame).columns
+        assert frame_table(several).columns[0] == "model" and "model" not in frame_table(frame).columns
         plain_names = pd.DataFrame({"value": [1.0], "low": [0.5], "high": [1.5], "x": [2.0]})
         assert interval_columns(plain_names) == {"value": ("low", "high")}
-        assert folded(plain_names).columns == ("value", "x")
+        assert frame_table(plain_names).columns == ("value", "x")
 
     def test_of_several_results(self):
         frames = [pd.DataFrame({"model": [name] * size, "x": range(size)}) for name, size in (("a", 150), ("b", 30))]
-        found = of_frames(frames, ["one", "two"])
+        found = frames_table(frames, ["one", "two"])
         assert [labels for labels, _ in found.rows] == [("one",)] * 100 + [("two",)] * 30
         assert (found.heads, found.columns, found.every) == (("model",), ("x",), 180)
-        assert of_frames(frames[:1], ["one"]) == folded(frames[0], limit=MAX_COMPARED_ROWS)
-        many = of_frames([frames[1]] * 40, [str(at) for at in range(40)])
+        assert frames_table(frames[:1], ["one"]) == frame_table(frames[0], limit=MAX_COMPARED_ROWS)
+        many = frames_table([frames[1]] * 40, [str(at) for at in range(40)])
         assert len(many.rows) == 40 * 10
         assert shown_names(["p", "q"], ["a", "b"]) == ["p", "q"] and shown_names(["p"], ["a", "b"]) == ["a", "b"]
 
@@ -158,25 +161,25 @@ class TestTokens:
         ]
 
     def test_gaps(self):
-        assert written([" a", "b", " c"], [0, 0, 1]) == [(False, "a"), (False, "b"), (True, "c")]
-        assert written(["a", "##b", "c", "[SEP]"], [0, 0, 1, None]) == [
+        assert spell_tokens([" a", "b", " c"], [0, 0, 1]) == [(False, "a"), (False, "b"), (True, "c")]
+        assert spell_tokens(["a", "##b", "c", "[SEP]"], [0, 0, 1, None]) == [
             *((False, "a"), (False, "##b"), (True, "c"), (True, "[SEP]"))
         ]
 
     def test_in_little_room(self):
         assert [shorten("abcdefgh", width) for width in (8, 7, 6, 3)] == ["abcdefgh", "abc…fgh", "ab…fgh", "a…h"]
         assert [short_token(token, 5) for token in (" film", " ", "abcdefg")] == ["film", "␣", "ab…fg"]
-        assert named(["a", " b", "c"], np.array([1.0, -0.25, 3]), [1, 0]) == "b −0.250 · a 1"
+        assert name_scores(["a", " b", "c"], np.array([1.0, -0.25, 3]), [1, 0]) == "b −0.250 · a 1"
 
     def test_ends(self):
         scores, special = np.array([0.0, 1, 3, 9]), np.array([False, False, False, True])
-        assert bounds(scores, special) == "0.000–3.000" and bounds(scores, np.ones(4, bool)) == "no scores"
-        assert span_of(0.5, 0.5) == "0.500–0.500" and span_of(0.96815, 0.96958) == "0.96815–0.96958"
-        assert span_of(-1, 2) == "−1.000–2.000" and span_of(0, 1e-12) == "0.00000000–0.00000000"
+        assert score_range(scores, special) == "0.000–3.000" and score_range(scores, np.ones(4, bool)) == "no scores"
+        assert format_range(0.5, 0.5) == "0.500–0.500" and format_range(0.96815, 0.96958) == "0.96815–0.96958"
+        assert format_range(-1, 2) == "−1.000–2.000" and format_range(0, 1e-12) == "0.00000000–0.00000000"
 
     def test_layers(self):
-        assert numbers((0, 1, 2, 5)) == "0–2, 5" and numbers((3,)) == "3" and numbers((1, 3, 4)) == "1, 3–4"
-        assert evenly_apart(5, 9) == [0, 1, 2, 3, 4] and evenly_apart(10, 4) == [0, 3, 6, 9]
+        assert number_runs((0, 1, 2, 5)) == "0–2, 5" and number_runs((3,)) == "3" and number_runs((1, 3, 4)) == "1, 3–4"
+        assert evenly_spaced(5, 9) == [0, 1, 2, 3, 4] and evenly_spaced(10, 4) == [0, 3, 6, 9]
 
     def test_colours(self):
         assert ramp(("#000000", "#ff8000"), 3) == ["#000000", "#804000", "#ff8000"]
@@ -185,9 +188,9 @@ class TestTokens:
         assert [ink(each) for each in ("#000000", "#747474", "#777777", "#ffffff", "#0000ff", "#ffff00")] == [
             *("#ffffff", "#ffffff", "#000000", "#000000", "#ffffff", "#000000")
         ]
-        found = levels(np.array([-9.0, -1, -0.5, 0, 0.02, 0.25, 1, 3]), 1.0)
+        found = signed_levels(np.array([-9.0, -1, -0.5, 0, 0.02, 0.25, 1, 3]), 1.0)
         assert found.tolist() == [-STEPS, -STEPS, -STEPS // 2, 0, 0, STEPS // 4, STEPS, STEPS]
-        assert levels(np.array([1.0, -1]), 0.0).tolist() == [0, 0]
+        assert signed_levels(np.array([1.0, -1]), 0.0).tolist() == [0, 0]
         every = signed_shades()
         assert len(every) == 2 * STEPS + 1
         assert (every[0], every[STEPS], every[-1]) == (SIGNED[0], SIGNED[len(SIGNED) // 2], SIGNED[-1])

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render import table
 from ssmscope.render.markup import LATEX, for_latex, to_latex, to_markdown
-from ssmscope.render.pictures import MAX_SVG_BYTES, data_uri, drawn
-from ssmscope.render.table import MAX_CELL_CHARACTERS, Cell, Table, folded
+from ssmscope.render.pictures import MAX_SVG_BYTES, data_uri, encode_figure
+from ssmscope.render.table import MAX_CELL_CHARACTERS, Cell, Table, frame_table
 from ssmscope.render.tokens import shorten, visible
 from ssmscope.reports import exports
 from ssmscope.reports.grouping import comparison, groups
@@ -138,8 +138,8 @@ class TestFiles:
     def test_a_figure_is_the_same_bytes_every_time_and_undated(self):
         result = reported.heatmap([["a", "b"]])
         for suffix in ("png", "svg", "pdf"):
-            assert drawn(result.figure(), suffix) == drawn(result.figure(), suffix)
-        root = xml.etree.ElementTree.fromstring(drawn(result.figure(), "svg"))
+            assert encode_figure(result.figure(), suffix) == encode_figure(result.figure(), suffix)
+        root = xml.etree.ElementTree.fromstring(encode_figure(result.figure(), "svg"))
         assert not [one for one in root.iter() if one.tag.endswith("}date")]
 
     @pytest.mark.usefixtures("painted")
@@ -147,7 +147,7 @@ class TestFiles:
         figure = reported.heatmap([["a"]]).figure
         assert data_uri(figure()).startswith("data:image/svg+xml;base64,")
         assert data_uri(figure(), vector=False).startswith("data:image/png;base64,")
-        monkeypatch.setattr("ssmscope.render.pictures.MAX_SVG_BYTES", len(drawn(figure(), "svg")) - 1)
+        monkeypatch.setattr("ssmscope.render.pictures.MAX_SVG_BYTES", len(encode_figure(figure(), "svg")) - 1)
         assert data_uri(figure()).startswith("data:image/png;base64,")
         assert MAX_SVG_BYTES > 0
 
@@ -235,19 +235,21 @@ class TestTables:
                 "right": [True, False],
             }
         )
-        made = folded(frame)
+        made = frame_table(frame)
         assert made.columns == ("name", "drop", "slow", "n", "right")
         assert [[f"{cell.value} {cell.interval}".strip() for cell in cells] for _, cells in made.rows] == [
             ["a", "1.500 [1, 2]", "0.2500", "3", "yes"],
             ["–", "–", "0.5000", "–", "no"],
         ]
-        made = folded(pd.DataFrame({"method": ["m"], "value": [1.0], "low": [0.0], "high": [2.0]}), heads=["method"])
+        made = frame_table(
+            pd.DataFrame({"method": ["m"], "value": [1.0], "low": [0.0], "high": [2.0]}), heads=["method"]
+        )
         assert made.columns == ("value",) and made.rows[0][1][0].interval == "[0, 2]"
-        made = folded(pd.DataFrame({"low": [0.0], "value": [1.0], "high": [2.0]}))
+        made = frame_table(pd.DataFrame({"low": [0.0], "value": [1.0], "high": [2.0]}))
         assert made.columns == ("low", "value", "high"), "no interval: the ends do not follow a number"
 
     def test_a_table_that_is_cut_says_so(self):
-        made = folded(pd.DataFrame({"n": range(7)}), limit=3)
+        made = frame_table(pd.DataFrame({"n": range(7)}), limit=3)
         assert len(made.rows) == 3 and made.remarks == "3 of 7 rows." and not made.note
 
     def test_the_csv_is_one(self, written):
@@ -267,4 +269,4 @@ class TestTables:
     ],
 )
 def test_a_number_with_its_interval_in_a_picture(found, expected):
-    assert table.written(Estimate(*found)) == expected
+    assert table.with_interval(Estimate(*found)) == expected

@@ -22,9 +22,9 @@ import ssmscope
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Custom, Picture, Prose, TokenMaps, TokenRows
-from ssmscope.render.numbers import told_apart
-from ssmscope.render.table import Cell, Line, folded, table
-from ssmscope.render.tokens import visible, written
+from ssmscope.render.numbers import with_ties
+from ssmscope.render.table import Cell, Line, frame_table, table
+from ssmscope.render.tokens import spell_tokens, visible
 from ssmscope.reports import page_heatmap
 from ssmscope.reports.grouping import LabelledResult, comparison, groups, unique_names, verdict
 from ssmscope.reports.page import render
@@ -200,7 +200,7 @@ class TestSummary:
         assert f"average drop {100 * result.average_drop.value:.1f} %" in said
         worst = result.regions[result.worst_regions[0]]
         assert worst.drop.value == max(one.drop.value for one in result.regions)
-        named = told_apart([result.regions[at].region for at in result.worst_regions], len(result.regions))
+        named = with_ties([result.regions[at].region for at in result.worst_regions], len(result.regions))
         assert (f"at worst {100 * worst.drop.value:.1f} % at {worst.region}" in said) == bool(named)
         result = found["prompts"].result
         worst = max(result.attacks, key=lambda one: one.drop.value)
@@ -240,8 +240,8 @@ class Shown(Result, kind="shown-test"):
         yield Prose("A note.", "note")
         yield Picture(self.figure, "drawn as lines")
         yield Picture(self.figure, "drawn as pixels", vector=False, folded=True)
-        yield dataclasses.replace(folded(self.to_frame(), limit=200), brief=2, title="Numbers")
-        yield folded(self.to_frame().head(5))
+        yield dataclasses.replace(frame_table(self.to_frame(), limit=200), brief=2, title="Numbers")
+        yield frame_table(self.to_frame().head(5))
         own = dict(style=".ssmscope .own-view { --own: 1 }", script="document.title += '!'")
         yield Custom(html=lambda: '<b class="own-view">its own</b>', **own)
         yield Custom(html=lambda: "<i>one for every token</i>", on_request=True, **own)
@@ -333,7 +333,7 @@ class TestTexts:
         (island,) = found.islands()
         assert island["model"] == b
         assert island["texts"][0]["answer"] == visible(a)
-        assert island["texts"][0]["tokens"] == [token for _, token in written(heatmap[0].tokens, heatmap[0].words)]
+        assert island["texts"][0]["tokens"] == [token for _, token in spell_tokens(heatmap[0].tokens, heatmap[0].words)]
 
     def test_a_lone_surrogate_can_be_written(self):
         made = render(
@@ -428,7 +428,7 @@ class TestHeatmaps:
                     assert np.array_equal(rows, np.stack([each.scores for each in own.attributions]))
                     assert shown["signed"] == [True, False] and shown["low"][0] == -shown["high"][0]
                 assert shown["special"] == np.flatnonzero(own.special).tolist()
-                pairs = written(own.tokens, own.words)
+                pairs = spell_tokens(own.tokens, own.words)
                 assert [(gap == "1", token) for gap, token in zip(shown["gaps"], shown["tokens"])] == pairs
 
     def test_models_and_variants_are_told_apart(self, page):

@@ -443,7 +443,7 @@ class TestKilled:
     def test_nothing_is_lost(self, models, tmp_path, ran, monkeypatch) -> None:
         root, again = tmp_path / "unbroken", tmp_path / "killed"
         unpainted(monkeypatch)  # nor are pictures looked at that stand in the page and beside it
-        monkeypatch.setattr(pictures, "drawn", lambda figure, suffix: b"a picture")
+        monkeypatch.setattr(pictures, "encode_figure", lambda figure, suffix: b"a picture")
         monkeypatch.setattr(page_items, "image_html", lambda picture: "")
         started = time.perf_counter()
         with monkeypatch.context() as patch:

@@ -13,8 +13,8 @@ import reported
 from stand_ins import INTERVALS, NAN, Stand, beside, e, said, shown
 
 from ssmscope.render.markup import to_latex, to_markdown
-from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Table, folded, in_percent
-from ssmscope.render.table import written as as_text
+from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Table, frame_table, in_percent
+from ssmscope.render.table import with_interval as as_text
 from ssmscope.reports.grouping import MAX_VERDICT_CHARACTERS
 from ssmscope.reports.page_items import _origin, duration, flatten, shortened
 
@@ -47,16 +47,16 @@ class TestTablesOfAnyKind:
     )  # fmt: skip
 
     def test_folded(self) -> None:
-        table = folded(self.FRAME, heads=["name"])
+        table = frame_table(self.FRAME, heads=["name"])
         assert (table.heads, table.columns) == (("name",), ("count", "share", "value", "right"))
         assert shown(table) == [
             ("a", "3", "0.1235 [0.1000, 0.2000]", "1 [0.5000, 1.500]", "yes"),
             ("b", "12,000", "–", "−∞", "no"),
         ]
         assert table.numbers == (True, True, True, False) and table.note == INTERVALS
-        missing = folded(self.FRAME.assign(none=NAN, some=[NAN, 2.0]), heads=["name"])
+        missing = frame_table(self.FRAME.assign(none=NAN, some=[NAN, 2.0]), heads=["name"])
         assert missing.columns == (*table.columns, "some")
-        cut = folded(self.FRAME, limit=1)
+        cut = frame_table(self.FRAME, limit=1)
         assert len(cut.rows) == 1 and cut.remarks == f"1 of 2 rows. {INTERVALS}"
 
     def test_several_frames_stand_below_each_other_and_share_the_rows(self) -> None:

@@ -152,8 +152,8 @@ def plan_vim(tensors: Mapping[str, Tensor], what: str) -> Plan:
         time_step_rank=shapes[FIRST_MIXER + "dt_proj.weight"][-1],
         positions=grid**2 + 1,
     )
-    sizes = {"channels": 3 * size**2, "image_size": (grid, grid), "patch": (size, step)}
-    config = SSMClassifierConfig(backbone=backbone, **sizes, num_labels=shapes["head.weight"][0])
+    form: dict[str, Any] = {"channels": 3 * size**2, "image_size": (grid, grid), "patch": (size, step)}
+    config = SSMClassifierConfig(backbone=backbone, **form, num_labels=shapes["head.weight"][0])
     return Plan(partial(SSMForSequenceClassification, config), _from_vim)
 
 
@@ -221,11 +221,14 @@ class Layout(NamedTuple):
     name: str
     recognises: Callable[[Path, Mapping[str, Any]], bool]
     plan: Callable[[Mapping[str, Any], Contents, str], Plan]
+    any_name: bool = False
+    """True where files of weights have no names of their own."""
 
     def read(self, directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
         """Return the model of a directory. Raises InputError if weights are missing or do not fit, a field has a wrong
         type, or the model has a part that cannot be read from this layout."""
-        what, files = str(directory), weight_files(directory)
+        any_name = sorted(directory.glob("*.safetensors")) if self.any_name else []
+        what, files = str(directory), any_name or weight_files(directory)
         held = contents(files)
         check_depth(config, len(held.tensors), what)
         plan = self.plan(config, held, what)
@@ -244,7 +247,7 @@ class StateDict(NamedTuple):
 LAYOUTS = (
     Layout("mamba_ssm", is_mamba_ssm, plan_mamba_ssm),
     Layout("flash-linear-attention", is_fla, plan_fla),
-    Layout("Differential Mamba", is_diff_mamba2, plan_diff_mamba2),
+    Layout("Differential Mamba", is_diff_mamba2, plan_diff_mamba2, any_name=True),
 )
 STATE_DICTS = (
     StateDict("Vision Mamba", is_vim, plan_vim),

@@ -126,19 +126,19 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
         )
     )
     of_both = first.matvec(u) + first.bias + weight * (second.matvec(u) + second.bias)
-    behind, factor = _sub_norm(mixer, of_both)
-    factor, behind = outside * factor, outside * behind
+    scale, factor = _sub_norm(mixer, of_both)
+    factor, scale = outside * factor, outside * scale
     paths = (
-        _after_norm(first.paths[0], "kept", None, factor, behind),
-        _after_norm(second.paths[0], "subtracted", weight, factor, behind),
+        _after_norm(first.paths[0], "kept", None, factor, scale),
+        _after_norm(second.paths[0], "subtracted", weight, factor, scale),
     )
     biases = [torch.zeros_like(of_both) if b.rest is None else b.rest for b in (first, second)]
     return LinearizedLayer(u, paths, rest=factor * (biases[0] + weight * biases[1]), joined=False)
 
 
-def _after_norm(path: Path, name: str, weight: Tensor | None, factor: Tensor, behind: Tensor) -> Path:
+def _after_norm(path: Path, name: str, weight: Tensor | None, factor: Tensor, scale: Tensor) -> Path:
     project = path.output_map.project
-    output_map = replace(path.output_map, project=lambda v: factor * project(v), behind=behind)
+    output_map = replace(path.output_map, project=lambda v: factor * project(v), scale=scale)
     return replace(path, name=name, weight=weight, output_map=output_map)
 
 
@@ -157,11 +157,11 @@ def _s6_linearized(mixer: DiffS6Mixer, layer: LayerTrace, u: Tensor, weight: Ten
     first, second = (s.y.flatten(2) for s in layer.scan())
     _, subtracted = _sub_norm(mixer, first + weight * second)
     z = at_least_float32(layer.gate)
-    opened, opening = mixer.act(z), opened_by(projection(mixer, "in_proj", slice(0, inner)), mixer.act, z)
+    opened, gate_map = mixer.act(z), opened_by(projection(mixer, "in_proj", slice(0, inner)), mixer.act, z)
     norm = rms_factor((first + weight * second) * subtracted * opened, mixer.norm.variance_epsilon)
     factor = subtracted * norm * norm_weight(mixer, "norm", Mamba2RMSNorm)
     output_map = OutputMap(
-        lambda v: outside * project(v, False), gate=opened * factor, behind=outside, opening=opening, factor=factor
+        lambda v: outside * project(v, False), gate=opened * factor, scale=outside, gate_map=gate_map, factor=factor
     )
     kept, removed = layer.recurrences
     paths = (

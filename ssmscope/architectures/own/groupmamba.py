@@ -140,7 +140,9 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
         D = recurrence.D if recurrence.D.ndim == 2 else recurrence.D.unsqueeze(-1)
         y = y + D * recurrence.x
     output_map = base.output_map(mixer, layer, y)
-    output_map = replace(output_map, opening=_sliced(output_map.opening, len(layer.borrowed) * mixer.hidden_size, None))
+    output_map = replace(
+        output_map, gate_map=_sliced(output_map.gate_map, len(layer.borrowed) * mixer.hidden_size, None)
+    )
     flat = rearrange(weights, "b t h p j -> j b t (h p)")
     modules = (mixer, *mixer.before[len(mixer.before) - len(layer.borrowed) :])
     traces = (layer, *layer.before)

@@ -48,10 +48,10 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, B, C, SiLU, the gate and the norm frozen."""
     inner, (scanned,) = mixer.intermediate_size, layer.scan()
     y, z = rearrange(scanned.y, "b t h p -> b t (h p)"), at_least_float32(layer.gate)
-    factor, opening = _norm_factor(mixer, y, z), opened_by(_entering(mixer, slice(0, inner)), silu, z)
+    factor, gate_map = _norm_factor(mixer, y, z), opened_by(_entering(mixer, slice(0, inner)), silu, z)
     gate, enter = silu(z) if factor is None else silu(z) * factor, _entering(mixer, slice(inner, 2 * inner))
     input_map = convolved_input_map(mixer, layer, activation(mixer), enter, slice(0, inner))
-    return one_path(mixer, layer, input_map, gate, opening=opening, factor=factor)
+    return one_path(mixer, layer, input_map, gate, gate_map=gate_map, factor=factor)
 
 
 def _norm_factor(mixer: nn.Module, y: Tensor, z: Tensor) -> Tensor | None:

@@ -125,5 +125,5 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     factor = rms_factor(scanned.y, getattr(mixer, norm).variance_epsilon) * norm_weight(mixer, norm, kind)
     factor = rearrange(factor, "b t h p -> b t (h p)")
     input_map = convolved_input_map(mixer, layer, activation(mixer, silu), enter, slice(2 * mixer.key_dim, None))
-    opening = opened_by(enter_gate, silu, z)
-    return one_path(mixer, layer, input_map, factor * silu(z), out, opening=opening, factor=factor)
+    gate_map = opened_by(enter_gate, silu, z)
+    return one_path(mixer, layer, input_map, factor * silu(z), out, gate_map=gate_map, factor=factor)

@@ -61,4 +61,4 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     enter_gate, enter = (projection(mixer, "in_proj", slice(start * width, (start + 1) * width)) for start in (1, 2))
     kernel = _convolution(mixer, layer.conv_input)
     input_map = convolved_input_map(mixer, layer, None, lambda u, biased: enter(u, biased) * B, kernel=kernel)
-    return one_path(mixer, layer, input_map, at_least_float32(layer.gate), opening=enter_gate)
+    return one_path(mixer, layer, input_map, at_least_float32(layer.gate), gate_map=enter_gate)

@@ -274,7 +274,7 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
         opened * factor,
         added=None if shift is None else opened * shift,
         centred=centred,
-        opening=opened_by(projection(mixer, "z_proj"), silu, z),
+        gate_map=opened_by(projection(mixer, "z_proj"), silu, z),
         factor=factor,
         shift=shift,
     )

@@ -104,7 +104,7 @@ def output_map(mixer: nn.Module, layer: LayerTrace, y: Tensor | None = None) -> 
     """Return the map from the recurrence's output to the layer's, which does not depend on `y`."""
     project, z = projection(mixer, "out_proj"), at_least_float32(layer.gate)
     enter, act = projection(mixer, "in_proj", _rows(mixer)[1]), gate_activation(mixer)
-    return OutputMap(lambda v: project(v, False), gate=act(z), opening=opened_by(enter, act, z))
+    return OutputMap(lambda v: project(v, False), gate=act(z), gate_map=opened_by(enter, act, z))
 
 
 def _unit_rms(t: Tensor, eps: float) -> Tensor:

@@ -107,8 +107,8 @@ def output_map(mixer: nn.Module, layer: LayerTrace, y: Tensor) -> OutputMap:
     heads, width)."""
     norm, project = mixer.norm, projection(mixer, "out_proj")
     z = at_least_float32(layer.gate)
-    opened, opening = silu(z), opened_by(projection(mixer, "in_proj", slice(0, mixer.intermediate_size)), silu, z)
+    opened, gate_map = silu(z), opened_by(projection(mixer, "in_proj", slice(0, mixer.intermediate_size)), silu, z)
     size = getattr(norm, "group_size", None)  # transformers before 5 has one group.
     factor = rms_factor(rearrange(y, "b t h p -> b t (h p)") * opened, norm.variance_epsilon, size)
     factor = factor * gated_norm_weight(mixer)
-    return OutputMap(lambda v: project(v, False), gate=opened * factor, opening=opening, factor=factor)
+    return OutputMap(lambda v: project(v, False), gate=opened * factor, gate_map=gate_map, factor=factor)

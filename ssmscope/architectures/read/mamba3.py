@@ -153,8 +153,8 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
         factor = rms_factor(y, NORM_EPSILON, mixer.head_dim) * at_least_float32(mixer.norm.weight)
         gate = gate * factor
     project, enter = projection(mixer, "out_proj"), projection(mixer, "in_proj", slice(inner, 2 * inner))
-    opening = opened_by(projection(mixer, "in_proj", slice(0, inner)), silu, z)
-    output_map = OutputMap(lambda v: project(v, False), gate=gate, opening=opening, factor=factor)
+    gate_map = opened_by(projection(mixer, "in_proj", slice(0, inner)), silu, z)
+    output_map = OutputMap(lambda v: project(v, False), gate=gate, gate_map=gate_map, factor=factor)
     source = rearrange(now.x, "b t h p -> b t (h p)")
     input_map = InputMap(source=source, enter=lambda u, biased: mask_padding(enter(u, biased), layer.mask))
     first, second, tail = None, None, None

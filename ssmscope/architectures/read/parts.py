@@ -254,7 +254,7 @@ def gated_by(mixer: nn.Module, layer: LayerTrace, factor: Tensor) -> dict[str, A
     if layer.z is None:
         return {"gate": factor}
     z = at_least_float32(layer.z)
-    return {"gate": factor * silu(z), "opening": opened_by(projection(mixer, "z_proj"), silu, z), "factor": factor}
+    return {"gate": factor * silu(z), "gate_map": opened_by(projection(mixer, "z_proj"), silu, z), "factor": factor}
 
 
 def opened_by(

@@ -80,5 +80,5 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     assert layer.conv_input is not None
     z, enter = at_least_float32(layer.gate), projection(mixer, "linear_x")
     input_map = convolved_input_map(mixer, layer, None, enter, kernel=_convolution(mixer, layer.conv_input))
-    opening = opened_by(projection(mixer, "linear_y"), mixer.act_fn, z)
-    return one_path(mixer, layer, input_map, mixer.act_fn(z), "linear_out", opening=opening)
+    gate_map = opened_by(projection(mixer, "linear_y"), mixer.act_fn, z)
+    return one_path(mixer, layer, input_map, mixer.act_fn(z), "linear_out", gate_map=gate_map)

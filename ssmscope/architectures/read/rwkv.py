@@ -182,10 +182,10 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     rest = at_least_float32(_stream(mixer, layer.u) + _channel_mixing(mixer, layer, mixed))
     added = constant(attention, "output", u)
     rest = rest if added is None else rest + added
-    return LinearizedLayer(u, paths, rest=rest, beside=_beside(mixer, layer, at_least_float32(mixed), added))
+    return LinearizedLayer(u, paths, rest=rest, rest_map=_rest_map(mixer, layer, at_least_float32(mixed), added))
 
 
-def _beside(
+def _rest_map(
     mixer: nn.Module, layer: LayerTrace, x: Tensor, added: Tensor | None
 ) -> Callable[[Tensor, Tensor, bool], Tensor]:
     """Return the residual stream and the channel mixing as a map of the block's input and the time mixing's output
@@ -205,12 +205,12 @@ def _beside(
     k = torch.relu(key(shifted(x, mixing.time_mix_key, True), True))
     r = torch.sigmoid(receptance(shifted(x, mixing.time_mix_receptance, True), True))
 
-    def beside(u: Tensor, mixed: Tensor, biased: bool) -> Tensor:
+    def rest_map(u: Tensor, mixed: Tensor, biased: bool) -> Tensor:
         x = u if first is None else first(u, biased)
         x = x + added if biased and added is not None else x
         return x + r * value(k * key(shifted(x + mixed, mixing.time_mix_key, biased), biased), biased) * rescaling
 
-    return beside
+    return rest_map
 
 
 def _values(mixer: nn.Module, layer: LayerTrace) -> Callable[[Tensor, bool], Tensor]:

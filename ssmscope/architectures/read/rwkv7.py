@@ -275,12 +275,14 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     )
     added = project(gate * at_least_float32(norm.bias), True)
     mixed = at_least_float32(_after_time_mixing(mixer, layer, (scanned,)))
-    beside = _beside(mixer, layer, mixed, added)
+    rest_map = _rest_map(mixer, layer, mixed, added)
     stream = at_least_float32(_stream(mixer, _inputs(mixer, layer.u).own))
-    return LinearizedLayer(u, paths, rest=beside(u, mixed - stream - added, True), beside=beside)
+    return LinearizedLayer(u, paths, rest=rest_map(u, mixed - stream - added, True), rest_map=rest_map)
 
 
-def _beside(mixer: RWKV7Mixer, layer: LayerTrace, x: Tensor, added: Tensor) -> Callable[[Tensor, Tensor, bool], Tensor]:
+def _rest_map(
+    mixer: RWKV7Mixer, layer: LayerTrace, x: Tensor, added: Tensor
+) -> Callable[[Tensor, Tensor, bool], Tensor]:
     """Return the residual stream and the channel mixing as a map of the block's input and the time mixing's output
     without its norm's bias `added`, with the norms' scales and ReLU frozen at `x`, the stream after the time mixing:
     relu(k)² is k [relu(k)]."""
@@ -295,13 +297,13 @@ def _beside(mixer: RWKV7Mixer, layer: LayerTrace, x: Tensor, added: Tensor) -> C
 
     opened = torch.relu(keys(x, True))
 
-    def beside(u: Tensor, mixed: Tensor, biased: bool) -> Tensor:
+    def rest_map(u: Tensor, mixed: Tensor, biased: bool) -> Tensor:
         own = _inputs(mixer, u).own
         x = own if first is None else first(own, biased)
         x = x + added if biased else x
         return x + value(opened * keys(x + mixed, biased), biased)
 
-    return beside
+    return rest_map
 
 
 def _values(mixer: RWKV7Mixer, layer: LayerTrace) -> Callable[[Tensor, bool], Tensor]:

@@ -132,8 +132,8 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, B, C, SiLU and the gate frozen: a path for each direction."""
     u, z, inner = at_least_float32(layer.u), at_least_float32(layer.gate), mixer.out_proj.in_features
     enter, project = projection(mixer, "in_proj", slice(0, inner)), projection(mixer, "out_proj")
-    opening = opened_by(projection(mixer, "in_proj", slice(inner, None)), mixer.act, z)
-    output_map = OutputMap(lambda v: project(v, False), gate=mixer.act(z), opening=opening)
+    gate_map = opened_by(projection(mixer, "in_proj", slice(inner, None)), mixer.act, z)
+    output_map = OutputMap(lambda v: project(v, False), gate=mixer.act(z), gate_map=gate_map)
     source, paths = at_least_float32(layer.extras["values"]), []
     for name, direction, recurrence in zip(DIRECTIONS, mixer.directions(layer.u, layer.mask), layer.recurrences):
         weight, bias = _taps(mixer, direction)

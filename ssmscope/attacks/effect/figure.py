@@ -2,107 +2,69 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
 
+from ssmscope.attacks.effect.result import AttackEffect
 from ssmscope.attacks.effect.views import token_rows
-from ssmscope.render.drawing import MARGIN, MARK, drawable, families, write
-from ssmscope.render.figure import INK, SOFT, Sheet, plain
-from ssmscope.render.token_figure import HEADING_HEIGHT, MIN_LABEL_WIDTH, RIGHT_WIDTH, Panel, panel, stack
-from ssmscope.render.tokens import BLUES, evenly_apart, ramp, short_token
+from ssmscope.render import figure as plot
+from ssmscope.render.colours import BLUES, ramp
+from ssmscope.render.letters import drawable
+from ssmscope.render.numbers import evenly_spaced
+from ssmscope.render.token_figure import Part, draw_rows
+from ssmscope.render.tokens import short_token
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from ssmscope.attacks.effect.result import AttackEffect
-
-MAX_TOKEN_LABELS = 60
-"""Largest number of tokens that the axis of the distances names."""
-MAX_LEGEND_LAYERS = 6
-
-CURVES_WIDTH, CURVES_HEIGHT, CHARACTER_WIDTH = 7.5, 2.1, 0.062
-"""In inches: the axes of the distances, and a character of a token's name below them."""
+MAX_LEGEND_LAYERS, CURVES_INCHES = 6, 3.0
+DISTANCE = "relative distance of the vectors at the tokens of both texts"
 
 
-def draw(result: AttackEffect) -> Figure:
-    """Draw both texts, and below them the distances."""
-    block = token_rows(result)
-    panels: list[Panel] = [panel(number, text) for number, text in enumerate(block.texts)]
-    bars = [(BLUES, ("lowest", "highest"), block.score)]
-    title = ("Effect of a change on ", result.model_name, "")
-    said = (f"{result.answer_name}; {result.changed_name}", f"underlined: {block.marked}")
-    return stack(title, said, [*panels, _Distances(result)], bars)
+def draw(result: AttackEffect, frame: plot.Frame, *, distances: bool = False) -> Figure:
+    """Draw both texts, and below them the distances; or these alone."""
+    if distances:
+        sheet = plot.Sheet(frame, DISTANCE, width=9.4)
+        _curves(sheet.panels(2.2)[0], result)
+        return sheet.figure
+
+    def curves(part: SubFigure) -> None:
+        axes = part.subplots()
+        axes.set_title(DISTANCE, weight="bold")
+        _curves(axes, result)
+
+    title = f"Effect of a change on {result.model_name}: {result.answer_name}; {result.changed_name}"
+    return draw_rows(token_rows(result), title, frame, more=[Part(CURVES_INCHES, curves)])
 
 
-def draw_distances(result: AttackEffect) -> Figure:
-    """Draw the distances alone."""
-    width, height = 0.75 + CURVES_WIDTH + 1.15, 0.15 + CURVES_HEIGHT + _label_height(result)
-    figure = Figure(figsize=(width, height), facecolor="white")
-    place = (0.75 / width, _label_height(result) / height, CURVES_WIDTH / width, CURVES_HEIGHT / height)
-    _draw_curves(figure.add_axes(place), result)
-    return figure
-
-
-class _Distances(Panel):
-    """The curves of all layers below a heading."""
-
-    def __init__(self, result: AttackEffect) -> None:
-        self.result = result
-        self.left, self.width = MIN_LABEL_WIDTH, MIN_LABEL_WIDTH + CURVES_WIDTH + RIGHT_WIDTH
-        self.height = HEADING_HEIGHT + CURVES_HEIGHT + _label_height(result)
-
-    def draw(self, sheet: Sheet, top: float, line: float) -> None:
-        heading = "relative distance of the vectors at the tokens of both texts"
-        write(sheet.paper, MARGIN, top + 0.05, heading, size=8.5, weight="bold", va="top")
-        self.draw_inner(sheet, top + HEADING_HEIGHT, line)
-
-    def draw_inner(self, sheet: Sheet, top: float, line: float) -> None:
-        _draw_curves(sheet.panel(self.left, top, line - self.left - RIGHT_WIDTH, CURVES_HEIGHT), self.result)
-
-
-def _label_height(result: AttackEffect) -> float:
-    """Return the inches that the names of the tokens need below the axis."""
-    tokens = result.after.text.tokens
-    if len(tokens) > MAX_TOKEN_LABELS:
-        return 0.55
-    return 0.4 + CHARACTER_WIDTH * max(len(_name(token)) for token in tokens)
-
-
-def _name(token: str) -> str:
-    return drawable(short_token(token, 14))
-
-
-def _draw_curves(axes: Axes, result: AttackEffect) -> None:
-    plain(axes, grid="y", size=7.5)
+def _curves(axes: Axes, result: AttackEffect) -> None:
+    plot.styled(axes, "y")
     number = len(result.after)
     for position in np.flatnonzero(result.after.changed).tolist():
-        axes.axvspan(position - 0.5, position + 0.5, color=MARK, alpha=0.13, linewidth=0)
+        axes.axvspan(position - 0.5, position + 0.5, color=plot.MARK, alpha=0.13, linewidth=0)
     for between in _deletions(result):
-        axes.axvline(between, color=MARK, linewidth=1, linestyle=(0, (1, 1.5)))
+        axes.axvline(between, color=plot.MARK, linewidth=1, linestyle=(0, (1, 1.5)))
     depth = ramp(BLUES[2:], max(len(result.layers), 2))[-len(result.layers) :]
-    kept = evenly_apart(len(result.layers), MAX_LEGEND_LAYERS)
+    kept = evenly_spaced(len(result.layers), MAX_LEGEND_LAYERS)
     positions = result.pairs[:, 1]
-    shared: dict[str, Any] = dict(marker="." if number <= MAX_TOKEN_LABELS else "", markersize=4)
+    shared: dict[str, Any] = dict(marker="." if number <= plot.MAX_NAMED else "", markersize=4)
     for row, (layer, colour) in enumerate(zip(result.layers, depth)):
         label = f"layer {layer}" if row in kept else None
         axes.plot(positions, result.distance[row], color=colour, linewidth=1.2, label=label, **shared)
-    axes.plot(positions, result.distance[-1], color=INK, linewidth=1.4, linestyle=(0, (4, 2)), label="head", **shared)
-    axes.legend(
-        loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=7, frameon=False, labelcolor=SOFT, handlelength=1.6
+    axes.plot(
+        positions, result.distance[-1], color=plot.INK, linewidth=1.4, linestyle=plot.DASHED, label="head", **shared
     )
-    axes.set_xlim(-0.5, number - 0.5)
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("‖u′ − u‖ / ‖u‖", color=SOFT, size=7.5)
-    if number > MAX_TOKEN_LABELS:
-        axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
-        axes.set_xlabel("position after the change", fontsize=7.5, color=SOFT, labelpad=1)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), labelcolor=plot.SOFT, handlelength=1.6)
+    axes.set(xlim=(-0.5, number - 0.5), ylim=(0, None), ylabel="‖u′ − u‖ / ‖u‖")
+    if number > plot.MAX_NAMED:
+        plot.integers(axes.xaxis)
+        axes.set_xlabel("position after the change")
         return
-    axes.set_xticks(range(number), [_name(token) for token in result.after.text.tokens], rotation=90)
+    axes.set_xticks(
+        range(number), [drawable(short_token(token, 14)) for token in result.after.text.tokens], rotation=90
+    )
     for text, changed in zip(axes.get_xticklabels(), result.after.changed):
-        text.set(fontsize=7, family=families(), color=MARK if changed else INK, parse_math=False)
+        text.set_color(plot.MARK if changed else plot.INK)
 
 
 def _deletions(result: AttackEffect) -> list[float]:

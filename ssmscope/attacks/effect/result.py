@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from ssmscope.api.results import Result
 from ssmscope.attacks.closing import folded_away
 from ssmscope.interp.heatmap.result import ScoredText
 from ssmscope.render.blocks import Block, Picture, Prose
-from ssmscope.render.table import Cell, Line, Table, folded, plain, table
+from ssmscope.render.table import Cell, Line, Table, frame_table, number_cell, table
 from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
@@ -154,11 +155,11 @@ class AttackEffect(Result, kind="effect"):
         lines = []
         for result, (label,) in zip(results, labels):
             cells = {"answer": Cell(text=result.answer_name), "change": Cell(text=result.changed_name)}
-            cells["p kept"] = plain(result.kept)
+            cells["p kept"] = number_cell(result.kept)
             for layer, cosine in zip(result.layers, result.state_cosine.tolist()):
                 if math.isnan(cosine):
                     continue
-                cells[f"final states alike, layer {layer}"] = plain(cosine)
+                cells[f"final states alike, layer {layer}"] = number_cell(cosine)
             lines.append(Line((label,), cells))
         return table(("model",), lines, note="Alike: the cosine of the states before and after the change.")
 
@@ -216,12 +217,12 @@ class AttackEffect(Result, kind="effect"):
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.effect import views
-        from ssmscope.attacks.effect.figure import draw_distances
 
         yield Prose(self.headline, "title")
         yield views.token_rows(self)
-        yield Picture(lambda: draw_distances(self), "Relative distance of the vectors at the tokens of both texts")
+        distances = partial(self.figure, distances=True)
+        yield Picture(distances, "Relative distance of the vectors at the tokens of both texts")
         yield from (views.attended(name, side, self.size) for name, side in self.sides)
         yield views.layer_table(self)
         yield from (Prose(remark, "note") for remark in views.remarks(self))
-        yield folded_away("All numbers of the layers", lambda: folded(self.summary()))
+        yield folded_away("All numbers of the layers", lambda: frame_table(self.summary()))

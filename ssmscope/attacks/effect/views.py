@@ -12,8 +12,9 @@ import numpy as np
 from ssmscope.interp.heatmap.views import FLAT_REMARK
 from ssmscope.interp.heatmap.words import is_selective
 from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
-from ssmscope.render.table import Cell, Line, Table, plain, table
-from ssmscope.render.tokens import evenly_apart, short_token
+from ssmscope.render.numbers import evenly_spaced
+from ssmscope.render.table import Cell, Line, Table, number_cell, table
+from ssmscope.render.tokens import short_token
 
 if TYPE_CHECKING:
     from ssmscope.attacks.effect.result import AttackEffect, Side
@@ -88,7 +89,7 @@ def layer_table(result: AttackEffect) -> Table:
     """A row for each layer, or for some of them, and one for the head."""
     frame, lines = result.summary(), []
     every = result.by_layer or len(result.layers) <= MAX_TABLE_LAYERS
-    shown = range(len(result.layers)) if every else evenly_apart(len(result.layers), MAX_TABLE_LAYERS)
+    shown = range(len(result.layers)) if every else evenly_spaced(len(result.layers), MAX_TABLE_LAYERS)
     for at in (*shown, len(result.layers)):
         row = frame.iloc[at]
         cells = {
@@ -109,7 +110,7 @@ def layer_table(result: AttackEffect) -> Table:
 
 
 def number(value: float, digits: int = 3) -> Cell:
-    return replace(plain(value), digits=digits)
+    return replace(number_cell(value), digits=digits)
 
 
 def remarks(result: AttackEffect) -> Iterator[str]:

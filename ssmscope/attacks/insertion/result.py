@@ -10,8 +10,8 @@ from ssmscope.api.results import Result
 from ssmscope.attacks.closing import closing, percent, tidy
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
-from ssmscope.render.numbers import told_apart
-from ssmscope.render.table import Cell, Line, Table, bare, table, written
+from ssmscope.render.numbers import with_ties
+from ssmscope.render.table import Cell, Line, Table, table, value_cell, with_interval
 from ssmscope.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class InsertionCurve:
 
     def named(self, places: Sequence[int]) -> str:
         """Name the first of some places and how many are indistinguishable from it; "" if none stands out."""
-        return told_apart([self.places[at].name for at in places], len(self.places))
+        return with_ties([self.places[at].name for at in places], len(self.places))
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class InsertionSweep(Result, kind="insertion"):
         return tuple(curve for curve in self.curves if any(curve is one for one in kept))
 
     def verdict(self, at: int = 0) -> str:
-        worst = written(self.worst)
+        worst = with_interval(self.worst)
         return f"accuracy {self.clean.value:.3f}, {worst} with a phrase at each example’s worst place"
 
     @classmethod
@@ -160,7 +160,7 @@ def curve_table(curve: InsertionCurve, clean: Estimate) -> Table:
     """Return a table of the clean texts, the phrase at every place, and the worst place of each example."""
     lines = [Line(("clean",), {"accuracy": Cell(clean)})]
     for one in curve.places:
-        cells = {"accuracy": Cell(one.accuracy), "drop in %": percent(one.drop), "flipped": bare(one.flipped)}
+        cells = {"accuracy": Cell(one.accuracy), "drop in %": percent(one.drop), "flipped": value_cell(one.flipped)}
         cells |= {} if one.log_odds_change is None else {"change of log-odds": Cell(one.log_odds_change)}
         lines.append(Line((one.name,), cells))
     lines.append(Line(("worst of each text",), {"accuracy": Cell(curve.worst), "drop in %": percent(curve.worst_drop)}))

@@ -2,75 +2,59 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-from matplotlib.lines import Line2D
+from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from ssmscope.render.figure import (
-    COLOURS,
-    DASHED,
-    DOTTED,
-    INK,
-    SOFT,
-    dashed,
-    data_line,
-    dotted,
-    handle,
-    limits,
-    line,
-    stacked,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from ssmscope.attacks.overflow.result import StateOverflow
+from ssmscope.attacks.overflow.result import StateOverflow
+from ssmscope.render import figure as plot
 
 COLOUR_NUMBERS = {"after": 1, "before": 0}
 """Colour of each place, whichever are shown."""
+NAMES = {"accuracy": "accuracy", "log_odds": "log-odds of the true class", "majority": "share of largest class"}
 
 
-def draw(result: StateOverflow) -> Figure:
+def draw(result: StateOverflow, frame: plot.Frame) -> Figure:
     """Draw accuracy, mean log-odds of the true class, and the largest class's share of the answers over the length.
 
     Vertical lines are half-lengths.
     """
-    legend = [(handle(COLOUR_NUMBERS[curve.where]), f"filler {curve.where} the text") for curve in result.curves]
-    legend += [(dashed(INK), "without filler"), (dotted(SOFT), "chance: the data's most frequent class")]
+    legend = [(plot.handle(COLOUR_NUMBERS[curve.where]), f"filler {curve.where} the text") for curve in result.curves]
+    legend += [
+        (plot.rule(), "without filler"),
+        (plot.rule(plot.SOFT, plot.DOTTED), "chance: the data's most frequent class"),
+    ]
     if any(curve.half_length is not None for curve in result.curves):
-        half = Line2D([], [], color=SOFT, linewidth=1.3, linestyle=(0, (2, 2)))
-        legend.append((half, "vertical: half of the accuracy above chance is lost"))
-    title = ("State overflow of ", result.model_name, ": filler of growing length")
-    figure, axes = stacked(title, data_line(result), legend, 3)
+        legend.append((plot.rule(plot.SOFT, (0, (2, 2))), "vertical: half of the accuracy above chance is lost"))
+    sheet = plot.Sheet(
+        frame, f"State overflow of {result.model_name}: filler of growing length", plot.data_line(result), legend
+    )
+    panels = sheet.panels(2.1, 2.1, 2.1, sharex=True)
     lengths = [point.tokens for point in result.curves[0].points]
     for curve in result.curves:
         number = COLOUR_NUMBERS[curve.where]
-        for panel, name in zip(axes, ("accuracy", "log_odds", "majority")):
-            line(panel, lengths, [getattr(point, name) for point in curve.points], number)
+        for axes, name in zip(panels, NAMES):
+            plot.line(axes, lengths, [getattr(point, name) for point in curve.points], number)
         if curve.half_length is not None:
-            # The dashes of two lines at one place alternate.
-            axes[0].axvline(
-                curve.half_length.value, color=COLOURS[number], linewidth=1.3, linestyle=(4 * number, (4, 4))
-            )
-    axes[0].axhline(result.clean.value, color=INK, linewidth=1, linestyle=DASHED)
-    axes[1].axhline(0, color=SOFT, linewidth=0.8)
+            dashes = (4 * number, (4, 4))  # The dashes of two lines at one place alternate.
+            panels[0].axvline(curve.half_length.value, color=plot.COLOURS[number], linewidth=1.3, linestyle=dashes)
+    panels[0].axhline(result.clean.value, color=plot.INK, linewidth=1, linestyle=plot.DASHED)
+    panels[1].axhline(0, color=plot.SOFT, linewidth=0.8)
     points = [point for curve in result.curves for point in curve.points]
     shares = ([result.clean, *(point.accuracy for point in points)], [point.majority for point in points])
-    for panel, found in zip((axes[0], axes[2]), shares):
-        panel.axhline(result.chance, color=SOFT, linewidth=1.1, linestyle=DOTTED)
-        low, high = limits(found)
-        panel.set_ylim(min(low, result.chance - 0.02), high)
-    for panel, name in zip(axes, ("accuracy", "log-odds of the true class", "share of largest class")):
-        panel.set_ylabel(name, color=SOFT, size=9)
-    bottom = axes[-1]
+    for axes, found in zip((panels[0], panels[2]), shares):
+        axes.axhline(result.chance, color=plot.SOFT, linewidth=1.1, linestyle=plot.DOTTED)
+        low, high = plot.limits(found)
+        axes.set_ylim(min(low, result.chance - 0.02), high)
+    for axes, name in zip(panels, NAMES.values()):
+        axes.set_ylabel(name)
+    bottom = panels[-1]
     bottom.set_xscale("symlog", base=2, linthresh=lengths[1], linscale=1)
     bottom.set_xlim(-0.12 * lengths[1], lengths[-1] * 1.08)
     bottom.set_xticks(_apart(lengths), [f"{n:,}" for n in _apart(lengths)])
     bottom.xaxis.set_minor_locator(NullLocator())
-    bottom.set_xlabel("tokens of filler", color=SOFT, size=9)
-    return figure
+    bottom.set_xlabel("tokens of filler")
+    return sheet.figure
 
 
 def _apart(lengths: list[int]) -> list[int]:

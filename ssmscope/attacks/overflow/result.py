@@ -11,7 +11,7 @@ from ssmscope.api.results import Result
 from ssmscope.attacks.closing import closing, percent, tidy
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
-from ssmscope.render.table import Cell, Line, Table, bare, table, written
+from ssmscope.render.table import Cell, Line, Table, table, value_cell, with_interval
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -67,7 +67,7 @@ class StateOverflow(Result, kind="overflow"):
     notes: tuple[str, ...]
 
     def verdict(self, at: int = 0) -> str:
-        last = [f"{written(curve.points[-1].accuracy)} {curve.where}" for curve in self.curves]
+        last = [f"{with_interval(curve.points[-1].accuracy)} {curve.where}" for curve in self.curves]
         tokens = self.curves[0].points[-1].tokens
         return f"accuracy {self.clean.value:.3f}; with {tokens:,} tokens of filler {' and '.join(last)} the text"
 
@@ -119,7 +119,7 @@ class StateOverflow(Result, kind="overflow"):
         )
         if self.gaps:
             last = self.curves[0].points[-1].tokens
-            yield Prose(f"Accuracy before minus after at {last:,} tokens: {written(self.gaps[-1])}.")
+            yield Prose(f"Accuracy before minus after at {last:,} tokens: {with_interval(self.gaps[-1])}.")
         yield from closing(self, self.notes)
 
 
@@ -133,7 +133,7 @@ def curve_table(curve: OverflowCurve, classes: Sequence[str]) -> Table:
             "drop in %": percent(point.drop),
             "log-odds": Cell(point.log_odds),
             "largest class": Cell(text=f"{name} {share:.2f}"),
-            "entropy": bare(point.entropy, digits=2),
+            "entropy": value_cell(point.entropy, digits=2),
         }
         lines.append(Line((f"{point.tokens:,}",), cells))
     note = f"Half of the accuracy above chance is lost: {half_name(curve)}."

@@ -11,7 +11,7 @@ from ssmscope.attacks.closing import closing, tidy
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import counted
-from ssmscope.render.table import Cell, Line, Table, bare, table, written
+from ssmscope.render.table import Cell, Line, Table, table, value_cell, with_interval
 from ssmscope.render.tokens import visible
 
 if TYPE_CHECKING:
@@ -118,8 +118,9 @@ class StatePoisoning(Result, kind="poison"):
     def verdict(self, at: int = 0) -> str:
         own, found, random = self._own
         return (
-            f"survival {own.survival.value:.3f}, {written(found.survival)} after “{visible(found.trigger or '')}”, "
-            f"{random.survival.value:.3f} after random triggers; accuracy {own.accuracy.value:.3f}, "
+            f"survival {own.survival.value:.3f}, {with_interval(found.survival)} after "
+            f"“{visible(found.trigger or '')}”, {random.survival.value:.3f} after random triggers; "
+            f"accuracy {own.accuracy.value:.3f}, "
             f"{found.accuracy.value:.3f} and {random.accuracy.value:.3f}"
         )
 
@@ -189,9 +190,11 @@ class StatePoisoning(Result, kind="poison"):
         lines = []
         for each in one.attacks:
             seen = [(f"{name}: ", alarm) for name, alarm in zip(self.detectors, each.alarms)]
-            pairs = [{n + "AUROC": Cell(alarm.auroc), n + "caught": bare(alarm.caught)} for n, alarm in seen]
+            pairs = [{n + "AUROC": Cell(alarm.auroc), n + "caught": value_cell(alarm.caught)} for n, alarm in seen]
             lines.append(Line((NAMES[each.name],), {name: cell for pair in pairs for name, cell in pair.items()}))
-        lines.append(Line(("clean",), {f"{n}: caught": bare(e) for n, e in zip(self.detectors, one.false_alarms)}))
+        lines.append(
+            Line(("clean",), {f"{n}: caught": value_cell(e) for n, e in zip(self.detectors, one.false_alarms)})
+        )
         note = (
             "AUROC: how well a detector separates the texts with the trigger from the same clean ones, 0.5 is chance; "
             "caught: share above its threshold."

@@ -13,8 +13,8 @@ from ssmscope.api.results import Result
 from ssmscope.attacks.closing import closing, percent, tidy
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
-from ssmscope.render.numbers import counted, told_apart
-from ssmscope.render.table import Cell, Line, Table, as_share, bare, in_percent, table, written
+from ssmscope.render.numbers import counted, with_ties
+from ssmscope.render.table import Cell, Line, Table, as_share, in_percent, table, value_cell, with_interval
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -75,7 +75,7 @@ class PositionBias(Result, kind="position"):
 
     def verdict(self, at: int = 0) -> str:
         if not self.worst_regions:
-            return f"accuracy {written(self.clean)}, no drop defined"
+            return f"accuracy {with_interval(self.clean)}, no drop defined"
         average = f"average drop {in_percent(self.average_drop)}"
         return average + _worst(self, lambda one: in_percent(one.drop, interval=False))
 
@@ -137,7 +137,7 @@ class PositionBias(Result, kind="position"):
             drops = [one.drop for one in self.windows]
             most, mean = drops[self.worst_windows[0]], 100 * np.nanmean([drop.value for drop in drops])
             every = sum(not math.isnan(drop.value) for drop in drops)
-            where = told_apart([self.windows[at].region for at in self.worst_windows], every)
+            where = with_ties([self.windows[at].region for at in self.worst_windows], every)
             yield Prose(
                 f"{counted(len(drops), 'window')}: the largest drop is {in_percent(most)}"
                 f"{f' at {where}' if where else ', and no window stands out'}, the mean {mean:.1f} %."
@@ -151,8 +151,8 @@ class PositionBias(Result, kind="position"):
         examples = self.provenance["data"]["examples"]
         rows = [("clean", {"accuracy": Cell(self.clean), "examples": Cell(text=f"{examples:,}")})]
         for one in self.regions:
-            cells = {"accuracy": Cell(one.accuracy), "drop in %": percent(one.drop), "flipped": bare(one.flipped)}
-            cells |= {"success": bare(one.success)} if one.success is not None else {}
+            cells = {"accuracy": Cell(one.accuracy), "drop in %": percent(one.drop), "flipped": value_cell(one.flipped)}
+            cells |= {"success": value_cell(one.success)} if one.success is not None else {}
             rows.append((one.region, cells | {"examples": Cell(text=f"{one.examples:,}")}))
         rows.append(("average", {"accuracy": Cell(self.average), "drop in %": percent(self.average_drop)}))
         spread = "" if math.isnan(self.spread) else f" ± {self.spread:.3f}"
@@ -171,7 +171,7 @@ class PositionBias(Result, kind="position"):
 def _worst(result: PositionBias, shown: Callable[[Attacked], str]) -> str:
     """Name the region with the largest drop and its number, if it stands out from the others."""
     every = sum(not math.isnan(one.drop.value) for one in result.regions)
-    where = told_apart([result.regions[at].region for at in result.worst_regions], every)
+    where = with_ties([result.regions[at].region for at in result.worst_regions], every)
     if not where or every == 1:
         return ""
     return f", at worst {shown(result.regions[result.worst_regions[0]])} at {where}"

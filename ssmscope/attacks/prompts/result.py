@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -14,12 +14,10 @@ from ssmscope.attacks.closing import percent, tidy
 from ssmscope.attacks.parts import Recipe
 from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
 from ssmscope.render.blocks import Block, Custom, Prose
-from ssmscope.render.numbers import counted, told_apart
-from ssmscope.render.pictures import sized
-from ssmscope.render.table import Cell, Line, Table, in_percent, table, written
+from ssmscope.render.numbers import counted, with_ties
+from ssmscope.render.table import Cell, Line, Table, in_percent, table, with_interval
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 UNDEFINED = Estimate(math.nan, math.nan, math.nan)
@@ -87,6 +85,8 @@ class Cost:
 class PromptAttack(Result, kind="prompts"):
     """Accuracy under clean and attacked prompts, attack by attack and template by template."""
 
+    drawn_by: ClassVar[str] = "views"
+
     templates: tuple[str, ...]
     clean: tuple[Estimate, ...]
     """Accuracy under each template."""
@@ -101,7 +101,7 @@ class PromptAttack(Result, kind="prompts"):
     def verdict(self, at: int = 0) -> str:
         defined = [one for one in self.attacks if not math.isnan(one.drop.value)]
         if not defined:
-            return f"accuracy {written(self.average_clean)}, no PDR defined"
+            return f"accuracy {with_interval(self.average_clean)}, no PDR defined"
         worst, *others = sorted(defined, key=lambda one: -one.drop.value)
         way = " as PromptBench measures it" if self.as_promptbench else ""
         most = f"PDR{way} {in_percent(worst.drop)} under {worst.name}"
@@ -131,7 +131,7 @@ class PromptAttack(Result, kind="prompts"):
         if not self.worst:
             return f"{start}, no drop defined"
         accuracies = [one.accuracy.value for one in self.attacks if not math.isnan(one.drop.value)]
-        if where := told_apart([self.attacks[at].name for at in self.worst], len(accuracies)):
+        if where := with_ties([self.attacks[at].name for at in self.worst], len(accuracies)):
             accuracy = self.attacks[self.worst[0]].accuracy.value
             return f"{start}, {accuracy:.3f} under {where}" + ", the worst on average" * (len(accuracies) > 1)
         ends = dict.fromkeys(f"{end:.3f}" for end in (min(accuracies), max(accuracies)))
@@ -174,12 +174,6 @@ class PromptAttack(Result, kind="prompts"):
         frame["measured_as"] = "promptbench" if self.as_promptbench else "ssmscope"
         frame.attrs["caption"] = self.measured
         return frame
-
-    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
-        """Draw the clean and the attacked accuracy of every attack and template with their intervals."""
-        from ssmscope.attacks.prompts.views import draw
-
-        return sized(draw(self), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.prompts.views import STYLE, by_template, html_prompts, terminal_prompts

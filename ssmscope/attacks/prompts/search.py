@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from ssmscope.attacks.parts import Recipe, protect, recipe, textattack
+from ssmscope.attacks.offline import textattack
+from ssmscope.attacks.parts import Recipe, protect, recipe
 from ssmscope.attacks.recipes import SEMANTIC
 from ssmscope.attacks.words.lockstep import drawing_from, seeded
 from ssmscope.core.reading import read_text

@@ -5,87 +5,53 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 from rich.text import Text
 
 from ssmscope.attacks.recipes import SEMANTIC
-from ssmscope.core.bootstrap import Estimate
-from ssmscope.render.figure import COLOURS, DASHED, GRID, INK, SOFT, Sheet, data_line, interval
+from ssmscope.render import figure as plot
 from ssmscope.render.html import grid
 from ssmscope.render.table import Cell, Line, in_percent, table
 from ssmscope.render.worddiff import html_diff, rich_diff
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ssmscope.attacks.prompts.result import PromptAttack, PromptAttacker
 
-WIDTH, HEADER, FOOTER, LEFT, RIGHT = 8.0, 0.95, 0.62, 1.35, 1.75
-"""In inches: the figure, and the margins above, below, left and right of the panel."""
-ROW, GAP, LIFT = 0.2, 0.14, 0.04
-"""In inches: a template's row, the gap between two attacks, and a mark's distance from the middle of its row."""
 UNCHANGED = "no prompt it tried is worse than the template"
 STYLE = """
 .ssmscope .prompt { white-space: pre-wrap; overflow-wrap: anywhere; margin: 2px 0 12px; }
 """
 
 
-def draw(result: PromptAttack) -> Figure:
-    """Draw a row for each attack and template: the clean accuracy (ring) and the attacked one (dot) with intervals.
+def draw(result: PromptAttack, frame: plot.Frame) -> Figure:
+    """Draw a row for each attack and template: the clean accuracy and the attacked one with intervals.
 
     The average drop stands next to each attack.
     """
     number = len(result.templates)
-    row = ROW if number > 1 else 1.5 * ROW
-    panel = len(result.attacks) * (number * row + GAP)
     templates = f"{number} templates" if number > 1 else "one template"
     way = f"measured {'' if result.as_promptbench else 'not '}as PromptBench"
-    title = ("Prompt attacks on ", result.model_name, "")
-    sheet = Sheet(WIDTH, HEADER + panel + FOOTER, title, data_line(result, templates, way))
-    _rows(sheet.panel(LEFT, HEADER, WIDTH - LEFT - RIGHT, panel, grid="x"), result, row, panel)
-    return sheet.figure
-
-
-def _rows(axes: Axes, result: PromptAttack, row: float, panel: float) -> None:
-    number = len(result.templates)
-    axes.spines["left"].set_visible(False)
-    axes.tick_params(axis="y", length=0, labelsize=6.5, pad=2)
-    places, labels = [], []
+    clean, worst = plot.handle(0, linestyle="", markerfacecolor="white"), plot.handle(1, linestyle="", marker="o")
+    legend = [(clean, "clean prompt"), (worst, "worst prompt found"), (plot.rule(plot.SOFT), "mean of the clean ones")]
+    sheet = plot.Sheet(frame, f"Prompt attacks on {result.model_name}", plot.data_line(result, templates, way), legend)
+    rows = number * len(result.attacks)
+    (axes,) = sheet.panels(0.2 * rows + 0.1 if number > 1 else 0.3 * rows)
+    names, notes = [], []
     for index, one in enumerate(result.attacks):
-        top = GAP / 2 + index * (number * row + GAP)
+        drop = "no drop defined" if math.isnan(one.drop.value) else f"drop {in_percent(one.drop)}"
+        names += [f"{one.name}{f' {at}' if number > 1 else ''}" if at == 0 else str(at) for at in range(number)]
+        notes += [drop, *[""] * (number - 1)]
         if index:
-            axes.axhline(top - GAP / 2, color=GRID, linewidth=0.8)
-        for at, (clean, found) in enumerate(zip(result.clean, one.prompts)):
-            place = top + (at + 0.5) * row
-            places.append(place)
-            labels.append(str(at) if number > 1 else "")
-            _pair(axes, place, clean, found.accuracy, index == at == 0)
-        middle = top + number * row / 2
-        beside = axes.get_yaxis_transform()
-        text = "no drop defined" if math.isnan(one.drop.value) else f"drop {in_percent(one.drop)}"
-        axes.text(-0.055, middle, one.name, transform=beside, ha="right", va="center", size=9, color=INK)
-        axes.text(1.02, middle, text, transform=beside, va="center", size=8, color=INK)
-    axes.axvline(result.average_clean.value, color=SOFT, linewidth=0.9, linestyle=DASHED, zorder=0)
-    axes.set_yticks(places, labels)
-    axes.set_ylim(panel, 0)
-    axes.set_xlim(-0.01, 1.01)
-    axes.set_xlabel("accuracy; the dashed line is the mean clean one", color=SOFT, size=9)
-    legend = dict(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, fontsize=8, frameon=False, borderaxespad=0.1)
-    axes.legend(**legend)
-
-
-def _pair(axes: Axes, place: float, clean: Estimate, hit: Estimate, labelled: bool) -> None:
-    """Draw both accuracies of one template, the clean one a little above."""
-    rows = ((clean, -1, COLOURS[0], "white", "clean prompt"), (hit, 1, COLOURS[1], COLOURS[1], "worst prompt found"))
-    for found, side, colour, inside, name in rows:
-        at = place + side * LIFT
-        interval(axes, at, found, colour, upright=False)
-        style: dict[str, Any] = dict(linestyle="none", markersize=4, clip_on=False, zorder=3)
-        label = name if labelled else "_"
-        axes.plot([found.value], [at], "o", color=colour, markerfacecolor=inside, label=label, **style)
+            axes.axhline(index * number - 0.5, color=plot.GRID, linewidth=0.8)
+    both = (list(result.clean) * len(result.attacks), [each.accuracy for one in result.attacks for each in one.prompts])
+    plot.points(axes, names, *both, markers="oo", notes=notes, zero=False, hollow=(0,))
+    axes.axvline(result.average_clean.value, color=plot.SOFT, linewidth=0.9, linestyle=plot.DASHED, zorder=0)
+    axes.set(xlim=(-0.01, 1.01), xlabel="accuracy")
+    return sheet.figure
 
 
 def _prompts(one: PromptAttacker, result: PromptAttack) -> tuple[str, str]:

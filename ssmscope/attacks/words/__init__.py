@@ -123,7 +123,7 @@ def word_attack(
     import torch
 
     from ssmscope.api.results import call_options, record_provenance
-    from ssmscope.attacks import parts
+    from ssmscope.attacks import offline, parts
     from ssmscope.attacks.curves import check_data
     from ssmscope.attacks.words.hotflip import Limits, hotflip
     from ssmscope.attacks.words.lockstep import draw_seed, lockstep, sampled_rows
@@ -156,7 +156,7 @@ def word_attack(
     clean = probabilities(scores(data.texts))
     right = [place for place, found in enumerate(clean) if found.argmax() == labels[place]]
     texts, true = [data.texts[place] for place in right], [labels[place] for place in right]
-    kept, whose = (frozenset[str](), "") if stopwords else parts.stopwords()
+    kept, whose = (frozenset[str](), "") if stopwords else offline.stopwords()
     absent = frozenset(part.lower() for word in answers for part in WORD.findall(word))
     limits = Limits(beam, flips, candidates, budget, kept | absent, absent)
     with progress_bar(on_stderr(progress)) as bar:

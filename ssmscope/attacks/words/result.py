@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -14,11 +14,9 @@ from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, estimate, estimates, ratio, resampled_sums
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted
-from ssmscope.render.pictures import sized
-from ssmscope.render.table import Cell, Line, Table, table, written
+from ssmscope.render.table import Cell, Line, Table, table, with_interval
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
@@ -106,6 +104,8 @@ class AttackedText:
 class WordAttack(Result, kind="words"):
     """Accuracy under an attack on every text, and the text of each that the attack ended with."""
 
+    drawn_by: ClassVar[str] = "views"
+
     recipe: str
     labels: tuple[str, ...]
     examples: tuple[AttackedText, ...]
@@ -142,7 +142,7 @@ class WordAttack(Result, kind="words"):
         return tuple(sorted(found, key=lambda example: (example.changed, example.row)))
 
     def verdict(self, at: int = 0) -> str:
-        return f"accuracy {self.accuracy.value:.3f}, {written(self.attacked)} under {self.recipe}"
+        return f"accuracy {self.accuracy.value:.3f}, {with_interval(self.attacked)} under {self.recipe}"
 
     @classmethod
     def compare(cls, results: Sequence[WordAttack], labels: Sequence[Sequence[str]]) -> Table:
@@ -172,12 +172,6 @@ class WordAttack(Result, kind="words"):
         frame = pd.DataFrame(map(vars, self.examples), columns=[field.name for field in fields(AttackedText)])
         frame.insert(list(frame.columns).index("text"), "share", [each.share for each in self.examples])
         return frame.replace({name: dict(enumerate(self.labels)) for name in ("label", "clean", "answer")})
-
-    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
-        """Draw accuracy against the number of words that an attack may change."""
-        from ssmscope.attacks.words.views import draw
-
-        return sized(draw(self), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.words.views import STYLE, html_texts, terminal_texts

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from markupsafe import Markup
-from matplotlib.ticker import MaxNLocator
 from rich.text import Text
 
 from ssmscope.api.results import TABLE_ROWS
-from ssmscope.render.figure import COLOURS, DASHED, INK, SOFT, Sheet, data_line
+from ssmscope.render import figure as plot
 from ssmscope.render.tokens import visible
 from ssmscope.render.worddiff import html_diff, rich_diff
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
     from ssmscope.attacks.words.result import AttackedText, WordAttack
 
-WIDTH, HEIGHT = 8.0, 4.2
-"""Size of the figure in inches."""
 MAX_TERMINAL_TEXTS = 5
 STYLE = """
 .ssmscope .texts td { white-space: nowrap; }
@@ -30,38 +27,27 @@ STYLE = """
 """
 
 
-def draw(result: WordAttack) -> Figure:
+def draw(result: WordAttack, frame: plot.Frame) -> Figure:
     """Draw accuracy against the number of words that an attack may change; the dashed line is the clean accuracy."""
     queries = result.queries.value
     told = "nothing was attacked" if math.isnan(queries) else f"{queries:.1f} queries per attacked example"
-    title = (f"{result.recipe} on ", result.model_name, "")
-    sheet = Sheet(WIDTH, HEIGHT, title, data_line(result, told))
-    axes = sheet.panel(0.75, sheet.top + 0.03, WIDTH - 1.95, HEIGHT - sheet.top - 0.65)
+    ends = [
+        f"{name} {found.value:.3f}" for name, found in (("clean", result.accuracy), ("under attack", result.attacked))
+    ]
+    legend = [(plot.rule(plot.SOFT), ends[0]), (plot.rule(plot.COLOURS[0], "-"), ends[1])]
+    sheet = plot.Sheet(frame, f"{result.recipe} on {result.model_name}", plot.data_line(result, told), legend)
+    (axes,) = sheet.panels(2.6)
     most = len(result.curve) - 1
     # Half a step on either side makes the first and the last value visible.
     edges = np.concatenate([[-0.5], np.arange(most + 1) + 0.5])
     value, low, high = np.vstack([result.curve, result.curve[-1:]]).T
-    axes.fill_between(edges, low, high, step="post", color=COLOURS[0], alpha=0.2, linewidth=0)
-    axes.step(edges, value, where="post", color=COLOURS[0], linewidth=1.8)
-    axes.axhline(result.accuracy.value, color=SOFT, linewidth=1, linestyle=DASHED)
-    axes.set_xlim(-0.5, most + 0.5)
-    axes.set_ylim(0, 1)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
-    axes.set_xlabel("maximum number of changed words (other attacks do not count)", color=SOFT, size=9)
-    axes.set_ylabel("accuracy", color=SOFT, size=9)
-    ends = [(result.accuracy.value, "clean", INK), (result.attacked.value, "under attack", COLOURS[1])]
-    for (accuracy, what, colour), place in zip(ends, _apart(*(accuracy for accuracy, _, _ in ends))):
-        text = f"{accuracy:.3f}\n{what}"
-        axes.text(1.015, place, text, transform=axes.get_yaxis_transform(), va="center", size=8.5, color=colour)
+    axes.fill_between(edges, low, high, step="post", color=plot.COLOURS[0], alpha=0.2, linewidth=0)
+    axes.step(edges, value, where="post", color=plot.COLOURS[0], linewidth=1.8)
+    axes.axhline(result.accuracy.value, color=plot.SOFT, linewidth=1, linestyle=plot.DASHED)
+    plot.integers(axes.xaxis)
+    axes.set(xlim=(-0.5, most + 0.5), ylim=(0, 1), ylabel="accuracy")
+    axes.set_xlabel("maximum number of changed words (other attacks do not count)")
     return sheet.figure
-
-
-def _apart(upper: float, lower: float, height: float = 0.13, margin: float = 0.05) -> tuple[float, float]:
-    """Place two texts of this height next to two values without overlap, within the axes."""
-    if upper - lower < height:
-        middle = min(max((upper + lower) / 2, margin + height / 2), 1 - margin - height / 2)
-        return middle + height / 2, middle - height / 2
-    return min(upper, 1 - margin), max(lower, margin)
 
 
 def terminal_texts(result: WordAttack) -> Iterator[Text]:

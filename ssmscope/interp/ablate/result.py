@@ -13,7 +13,7 @@ from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.interp.scoring import MEASURES
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import counted
-from ssmscope.render.table import Cell, Line, Table, table, written
+from ssmscope.render.table import Cell, Line, Table, table, with_interval
 
 NAMED_PARTS = 12
 NEGLIGIBLE_HARM = 0.02
@@ -94,7 +94,7 @@ class Ablation(Result, kind="ablate"):
         start, most = f"{len(self.can_go)} of {len(self.units)} {self.many} can go alone", self.ranked[0]
         if self.harm(most).low <= 0:
             return f"{start}; none clearly does harm"
-        return f"{start}; most harm: {self.units[most].name}, {self.metric} worse by {written(self.harm(most))}"
+        return f"{start}; most harm: {self.units[most].name}, {self.metric} worse by {with_interval(self.harm(most))}"
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per unit: layer, recurrence, head, the harm to each measure with its interval, and whether it
@@ -132,7 +132,7 @@ class Ablation(Result, kind="ablate"):
 
     def blocks(self) -> Iterable[Block]:
         data = self.provenance["data"]
-        means = ", ".join(f"{name} {written(self.mean(name))}" for name in MEASURES)
+        means = ", ".join(f"{name} {with_interval(self.mean(name))}" for name in MEASURES)
         said = (
             f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']}); each of the {self.many} by "
             f"itself is replaced by {BY[self.by]}. With nothing ablated: {means}."

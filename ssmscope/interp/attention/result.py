@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -17,12 +17,10 @@ from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.attention.maps import causal, strongest_keys
 from ssmscope.render.blocks import Block, OfTokens, Prose, TokenRows
-from ssmscope.render.pictures import sized
-from ssmscope.render.table import MAX_COMPARED_ROWS, Table, folded
-from ssmscope.render.tokens import numbers
+from ssmscope.render.numbers import number_runs
+from ssmscope.render.table import MAX_COMPARED_ROWS, Table, frame_table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 SOFTMAX = "attention"
@@ -108,6 +106,8 @@ class AttendedText(OfTokens):
 class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
     """Implicit attention of one or several texts."""
 
+    drawn_by: ClassVar[str] = "views"
+
     texts: tuple[AttendedText, ...]
     level: str
     """"ssm" or "block"; "gradient" for attention × gradient."""
@@ -126,7 +126,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
     def headline(self) -> str:
         names = list(dict.fromkeys(each.layer for text in self.texts for each in text.maps))
         whole = [int(name) for name in names if name.isdigit()]
-        parts = [f"layer{'s' if len(whole) > 1 else ''} {numbers(whole)}"] if whole else []
+        parts = [f"layer{'s' if len(whole) > 1 else ''} {number_runs(whole)}"] if whole else []
         parts += [name for name in names if not name.isdigit()]
         return f"Implicit attention of {self.model_name}: {self.level_name}, {', '.join(parts) or 'no maps'}"
 
@@ -151,7 +151,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         frames = [result.summary().assign(model=label) for result, (label,) in zip(results, labels)]
         every = pd.concat(frames, ignore_index=True)
         empty = [name for name in ("part", "outside") if every[name].isin(["", math.nan]).all()]
-        return folded(every.drop(columns=empty), heads=["model"], limit=MAX_COMPARED_ROWS)
+        return frame_table(every.drop(columns=empty), heads=["model"], limit=MAX_COMPARED_ROWS)
 
     def map(
         self, text: int = 0, *, layer: int | str | None = None, head: int | str | None = None, part: str = ""
@@ -217,13 +217,6 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
             for each in text.maps
         ]
         return pd.DataFrame(rows, columns=["model", "text", "layer", "part", "head", *read])
-
-    def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
-        """Draw the maps as triangles, coloured by sign; chosen queries over the text, or next to the image. One figure
-        holds 4 texts, from number `start` on, and 48 maps."""
-        from ssmscope.interp.attention.views import draw
-
-        return sized(draw(self, start), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.attention import views

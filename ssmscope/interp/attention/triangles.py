@@ -3,172 +3,172 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.colors import ListedColormap
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ssmscope.interp.attention.maps import causal, limit, title
+from ssmscope.render import figure as plot
 from ssmscope.render.blocks import TokenText
-from ssmscope.render.drawing import MARGIN, MARK, drawable, families, letters, write
-from ssmscope.render.figure import INK, SOFT, Sheet
+from ssmscope.render.colours import SIGNED, ramp
+from ssmscope.render.letters import drawable
 from ssmscope.render.numbers import number
-from ssmscope.render.signed import SIGNED
-from ssmscope.render.token_figure import BOX_HEIGHT, Panel, draw_boxes, wrap
-from ssmscope.render.tokens import ramp, short_token, shorten
+from ssmscope.render.token_figure import Columns, Part, name_tokens, rows_part
+from ssmscope.render.tokens import short_token, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import SubFigure
 
     from ssmscope.interp.attention.result import AttendedText, AttentionMap
 
-MAX_LABELLED_TOKENS = 60
-"""Largest number of tokens that are written along the axes of a map, if there are up to `MAX_LARGE_MAPS` maps."""
-MAX_LARGE_MAPS = 4
-"""Largest number of maps of a text that are drawn large, each with a colour bar."""
+MAX_LARGE_MAPS, MAX_NAMED_IN_SMALL = 4, 12
+"""Largest number of maps of a text drawn large, with a colour bar each, and of tokens named along small ones."""
 MAX_LEGEND_TOKENS = 240
 """Largest number of tokens of a text that is written above maps too small for labels."""
-LABEL_CHARACTERS = 14
-"""Characters of a token that fit along an axis."""
 DOTS_PER_INCH = 150
 """Cells per inch of a map; in longer texts several weights share one."""
-GAP_INCHES = 0.2
-"""Inches between maps."""
+ACROSS = ((1, 1), (2, 2), (3, 3), (4, 2), (6, 3), (12, 4), (24, 6), (48, 8))
+"""Maps next to each other, for at most so many maps."""
 
 _COLOURS = ListedColormap(ramp(SIGNED, 257)).with_extremes(bad="#ffffff")
 
 
-class Triangles(Panel):
-    """Maps of a text next to each other, under its tokens."""
+@dataclass(frozen=True)
+class Triangles:
+    """Maps of a text next to each other, in a figure at most `width` inches wide, if that is given."""
 
-    def __init__(self, number: int, shown: TokenText, text: AttendedText, maps: Sequence[AttentionMap]) -> None:
-        super().__init__(number, shown)
-        self.attended, self.maps = text, maps
-        count, cells = len(maps), len(text.queries)
-        self.large = count <= MAX_LARGE_MAPS
-        limited = MAX_LABELLED_TOKENS if self.large else 12
-        self.labelled = text.edges is None and cells <= limited and count <= 12
-        self.across = next(n for most, n in ((1, 1), (4, 2), (6, 3), (12, 4), (24, 6), (48, 8)) if count <= most)
-        if self.labelled:
-            self.side = float(np.clip(cells * 0.115, 2.0, 7.0))
-        else:
-            self.side = 5.2 if count == 1 else 3.6 if self.large else {3: 2.4, 4: 2.1, 6: 1.5, 8: 1.2}[self.across]
-        if count == 3 and self.side < 2.6:
-            self.across = 3
-        self.fold = 1 if text.edges is not None else max(1, math.ceil(cells / (self.side * DOTS_PER_INCH)))
-        self.size = min(7.0, self.side / max(cells, 1) * 72 * 0.9) if self.labelled else 6.0
-        self.names = [drawable(short_token(t, LABEL_CHARACTERS)) for t in text.tokens if self.labelled]
-        label = max([5, *map(letters, self.names)]) * self.size / 72 * 0.62 + 0.1
-        # Where the axes begin and end, in positions: a token lies around its position, a cell between its edges.
-        edges = text.edges
-        self.first, self.last = (-0.5, len(text) - 0.5) if edges is None else (float(edges[0]), float(edges[-1]))
-        long = self.last - self.first
-        sink = any(map_.sink is not None for map_ in maps)
-        self.unit = max(1.0, 0.03 * long)  # The state's column, in positions.
-        self.extra = 1.5 * self.unit if sink else 0.0
-        self.wide = self.side * (long + self.extra) / long
-        self.above, named = 0.36 + 0.14 * sink, 0.2 * self.large
-        self.before = label + named
-        self.step = self.before + self.wide + (0.95 if self.large else GAP_INCHES)
-        written = not self.labelled and edges is None and len(text) <= MAX_LEGEND_TOKENS
-        self.lines = wrap(text.tokens, text.words) if written else []
-        self.head = len(self.lines) * (BOX_HEIGHT + 0.05) + 0.15 * written
-        self.each = self.above + self.side + (label if self.labelled else 0.2) + named + GAP_INCHES
-        self.height = 0.3 + self.head + math.ceil(count / self.across) * self.each + 0.2
-        text_wide = max((boxes[-1].left + boxes[-1].width for boxes in self.lines), default=0.0)
-        self.width = max(self.step * self.across, text_wide + 0.4)
+    text: AttendedText
+    maps: Sequence[AttentionMap]
+    width: float | None = None
 
-    def draw_inner(self, sheet: Sheet, top: float, line: float) -> None:
-        for index, boxes in enumerate(self.lines):
-            y = top + index * (BOX_HEIGHT + 0.05)
-            write(
-                sheet.paper, MARGIN + 0.3, y + BOX_HEIGHT * 0.68, str(boxes[0].position), size=6, color=SOFT, ha="right"
-            )
-            draw_boxes(sheet.paper, boxes, MARGIN + 0.35, y, self.text)
-        for index, map_ in enumerate(self.maps):
-            row, column = divmod(index, self.across)
-            self._map(sheet, map_, MARGIN + column * self.step + self.before, top + self.head + row * self.each)
+    @property
+    def large(self) -> bool:
+        return len(self.maps) <= MAX_LARGE_MAPS
 
-    def _map(self, sheet: Sheet, map_: AttentionMap, left: float, top: float) -> None:
-        text, first, last = self.attended, self.first, self.last
-        end, largest = limit(map_, text)
-        shown, clipped = number(end), largest > end
-        caption = f"±{shown}" + f", largest {number(largest)}" * clipped if largest else "all weights are 0"
-        room = self.step - 0.08  # The next map begins there.
-        write(sheet.paper, left, top, shorten(title(map_), int(room / 0.065)), size=7.5, va="top")
-        write(sheet.paper, left, top + 0.16, shorten(caption, int(room / 0.052)), size=6.5, color=SOFT, va="top")
-        axes = sheet.panel(left, top + self.above, self.wide, self.side, grid=None)
-        axes.set(xlim=(first - self.extra, last), ylim=(last, first), facecolor="white")
-        self._cells(axes, np.where(causal(text), map_.values, np.nan), end or 1.0)
+    @property
+    def named(self) -> bool:
+        """True if the tokens are written along the axes."""
+        most = plot.MAX_NAMED if self.large else MAX_NAMED_IN_SMALL
+        return self.text.edges is None and len(self.text.queries) <= most and len(self.maps) <= 12
+
+    @property
+    def side(self) -> float:
+        """Inches of a map without its labels."""
+        if self.named:
+            return float(np.clip(len(self.text.queries) * 0.125, 2.0, 7.0))
+        return {1: 5.2, 2: 3.6}.get(self._wanted, 3.6 if self.large else {3: 2.4, 4: 2.1, 6: 1.5, 8: 1.3}[self._wanted])
+
+    @property
+    def _wanted(self) -> int:
+        return next(across for most, across in ACROSS if len(self.maps) <= most)
+
+    @property
+    def _step(self) -> float:
+        """Inches of a map with its labels."""
+        label = 0.08 * max(len(short_token(token, 14)) for token in self.text.tokens) if self.named else 0.3
+        return self.side + label + (0.9 if self.large else 0.1)
+
+    @property
+    def across(self) -> int:
+        return self._wanted if self.width is None else max(1, min(self._wanted, int(self.width / self._step)))
+
+    @property
+    def inches(self) -> float:
+        return self.across * self._step
+
+    @property
+    def fold(self) -> int:
+        """Number of weights along each axis that share a dot."""
+        return (
+            1
+            if self.text.edges is not None
+            else max(1, math.ceil(len(self.text.queries) / (self.side * DOTS_PER_INCH)))
+        )
+
+    def parts(self, shown: TokenText, columns: Columns) -> Iterator[Part]:
+        """Yield the text, where the maps are too small to name its tokens, and the maps."""
+        if not self.named and self.text.edges is None and len(self.text) <= MAX_LEGEND_TOKENS:
+            yield rows_part(shown, [None], columns)
+        rows = math.ceil(len(self.maps) / self.across)
+        yield Part(rows * (self._step + (0.3 if not self.large else -0.2)), lambda part: self._draw(part, shown))
+
+    def _draw(self, part: SubFigure, shown: TokenText) -> None:
+        rows = math.ceil(len(self.maps) / self.across)
+        panels = part.subplots(rows, self.across, squeeze=False).ravel()
+        for axes, map_ in zip(panels, self.maps):
+            self._map(plot.styled(axes, None), map_, shown)
+        for axes in panels[len(self.maps) :]:
+            axes.remove()
+
+    def _map(self, axes: Axes, map_: AttentionMap, shown: TokenText) -> None:
+        text, edges = self.text, self.text.edges
+        # A token lies around its position, a cell between its edges.
+        first, last = (-0.5, len(text) - 0.5) if edges is None else (float(edges[0]), float(edges[-1]))
+        long, (end, largest) = last - first, limit(map_, text)
+        unit = max(1.0, 0.03 * long)  # The state's column, in positions.
+        begin = first if map_.sink is None else first - 1.5 * unit
+        clipped = largest > end
+        caption = f"±{number(end)}" + f", largest {number(largest)}" * clipped if largest else "all weights are 0"
+        name = shorten(drawable(title(map_)), max(int(self._step / 0.075), 12))
+        size = "medium" if self.large else "small"
+        axes.set_title(f"{name}\n{caption}", size=size, pad=16 if map_.sink is not None else None)
+        axes.set(xlim=(begin, last), ylim=(last, first), facecolor="white")
+        axes.set_box_aspect(long / (last - begin))
+        axes.set_anchor("W")
+        self._cells(axes, np.where(causal(text), map_.values, np.nan), end or 1.0, first)
         if map_.sink is not None:
-            begin = first - self.extra
-            self._cells(axes, map_.sink[:, None], end or 1.0, (begin, begin + self.unit))
-            frame: dict[str, Any] = dict(fill=False, edgecolor=SOFT, linewidth=0.4)
-            axes.add_patch(Rectangle((begin, first), self.unit, last - first, **frame))
-            write(axes, begin, first - 0.05 / self.side * (last - first), "state", size=6.5, color=SOFT, va="bottom")
-        self._frame(axes)
+            self._cells(axes, map_.sink[:, None], end or 1.0, first, (begin, begin + unit))
+            axes.add_patch(Rectangle((begin, first), unit, long, fill=False, edgecolor=plot.SOFT, linewidth=0.4))
+            axes.text(begin, first - 0.015 * long, "state", size="small", color=plot.SOFT, va="bottom")
+        self._label(axes, shown, first, last, begin)
         if self.large:
-            bar = sheet.panel(left + self.wide + 0.12, top + self.above, 0.11, min(self.side, 2.2), grid=None)
             less, more = ("≤ ", "≥ ") if clipped else ("", "")
-            _bar(bar, end or 1.0, [f"{less}−{number(end or 1.0)}", "0", f"{more}{number(end or 1.0)}"])
+            bar = plot.colour_bar(
+                axes, plot.colours_of(SIGNED, -(end or 1.0), end or 1.0), ticks=[-(end or 1.0), 0, end or 1.0]
+            )
+            bar.set_ticklabels([f"{less}−{number(end or 1.0)}", "0", f"{more}{number(end or 1.0)}"])
 
-    def _cells(self, axes: Axes, values: np.ndarray, end: float, column: tuple[float, float] | None = None) -> None:
+    def _cells(
+        self, axes: Axes, values: np.ndarray, end: float, first: float, column: tuple[float, float] | None = None
+    ) -> None:
         """Draw the weights (queries, keys) as coloured cells, keys along the axis or all in one column."""
-        edges = self.attended.edges
+        edges = self.text.edges
         style: dict[str, Any] = dict(cmap=_COLOURS, vmin=-end, vmax=end)
         if edges is not None:
             across = edges if column is None else np.array(column)
             axes.pcolormesh(across, edges, np.ma.masked_invalid(values), rasterized=True, **style)
             return
         shown = strongest_of_blocks(values, self.fold, 1 if column else self.fold)
-        left, right = column or (self.first, self.first + shown.shape[1] * self.fold)
-        extent = (left, right, self.first + shown.shape[0] * self.fold, self.first)
+        left, right = column or (first, first + shown.shape[1] * self.fold)
+        extent = (left, right, first + shown.shape[0] * self.fold, first)
         axes.imshow(np.ma.masked_invalid(shown), extent=extent, aspect="auto", interpolation="nearest", **style)
 
-    def _frame(self, axes: Axes) -> None:
+    def _label(self, axes: Axes, shown: TokenText, first: float, last: float, begin: float) -> None:
         """Draw ticks, the names of the axes where there is room, and the marked span along both."""
-        text, first, last = self.attended, self.first, self.last
-        span = range(*text.span) if text.span is not None else range(0)
-        style: dict[str, Any] = dict(fontsize=self.size, family=families(), parse_math=False, usetex=False)
-        axes.tick_params(length=2, width=0.4, pad=1.5, color=SOFT, labelsize=self.size, labelcolor=SOFT)
-        if self.labelled:
-            places = range(len(self.names))
-            axes.set_xticks(places, self.names, rotation=90, **style)
-            axes.set_yticks(places, self.names, **style)
-            for place, *labels in zip(places, axes.get_xticklabels(), axes.get_yticklabels()):
-                special = text.words[place] is None
-                for label in labels:
-                    label.set(color=MARK if place in span else SOFT if special else INK)
-                    label.set_fontstyle("italic" if special else "normal")
+        if self.named:
+            name_tokens(axes, shown, both=True)
         else:
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_locator(MaxNLocator(10 if self.large else 3, integer=True))
                 axis.set_ticks([t for t in axis.get_majorticklocs() if max(first, 0) <= t <= last])
-        axes.spines[["left", "bottom"]].set_linewidth(0.4)
         axes.spines["bottom"].set_bounds(first, last)
         if self.large:
-            unit = "" if self.labelled else ", position"
-            axes.set_ylabel(f"query{unit}", fontsize=7, color=SOFT, labelpad=2)
-            axes.set_xlabel(f"key{unit}", fontsize=7, color=SOFT, labelpad=2)
-        if span:
-            begin, long = span.start - (0.5 if text.edges is None else 0.0), len(span)
-            thick = 0.03 / self.side * (last - first)
-            for corner, size in (((begin, last), (long, thick)), ((first - self.extra - thick, begin), (thick, long))):
-                axes.add_patch(Rectangle(corner, *size, facecolor=MARK, linewidth=0, clip_on=False, zorder=3))
-
-
-def _bar(axes: Axes, end: float, names: list[str]) -> None:
-    """Draw the colour bar of one map."""
-    scale = axes.figure.colorbar(
-        ScalarMappable(norm=Normalize(-end, end), cmap=_COLOURS), cax=axes, orientation="vertical", ticks=[-end, 0, end]
-    )
-    scale.outline.set_linewidth(0.4)
-    axes.yaxis.set_ticklabels(names, fontsize=7, color=SOFT)
-    axes.tick_params(length=2, width=0.4, pad=1.5)
+            unit = "" if self.named else ", position"
+            axes.set(xlabel=f"key{unit}", ylabel=f"query{unit}")
+        if self.text.span is not None:
+            start, long = (
+                self.text.span[0] - (0.5 if self.text.edges is None else 0.0),
+                self.text.span[1] - self.text.span[0],
+            )
+            thick = 0.012 * (last - first)
+            for corner, size in (((start, last), (long, thick)), ((begin - thick, start), (thick, long))):
+                axes.add_patch(Rectangle(corner, *size, facecolor=plot.MARK, linewidth=0, clip_on=False, zorder=3))
 
 
 def strongest_of_blocks(values: np.ndarray, tall: int, wide: int) -> np.ndarray:

@@ -24,10 +24,20 @@ from ssmscope.interp.attention.maps import (
 )
 from ssmscope.interp.attention.triangles import Triangles
 from ssmscope.render.blocks import Block, Picture, TokenRow, TokenRows, TokenText
+from ssmscope.render.colours import SIGNED
 from ssmscope.render.numbers import number
-from ssmscope.render.signed import SIGNED
-from ssmscope.render.table import Cell, Line, Table, plain, table
-from ssmscope.render.token_figure import Panel, chosen_texts, panel, rest_of, stack
+from ssmscope.render.table import Cell, Line, Table, number_cell, table
+from ssmscope.render.token_figure import (
+    MIN_INCHES,
+    Bar,
+    Columns,
+    Part,
+    chosen_texts,
+    heading,
+    rest_of,
+    stack,
+    text_parts,
+)
 from ssmscope.render.token_maps import MappedText, TokenMap, token_maps
 from ssmscope.render.tokens import short_token
 
@@ -35,6 +45,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ssmscope.interp.attention.result import AttendedText, AttentionMap, ImplicitAttention
+    from ssmscope.render.figure import Frame
 
 TEXTS_PER_FIGURE, MAPS_PER_FIGURE = 4, 48
 """Number of texts in one figure, and of maps (or of rows, with chosen queries)."""
@@ -133,8 +144,8 @@ def readouts(result: ImplicitAttention) -> Table:
             shares |= {"off the mark": found.outside} if text.span is not None else {}
             cells = {}
             if not text.bidirectional:  # Distances back are undefined for layers that look ahead.
-                cells["tokens back"] = replace(plain(found.distance), digits=1)
-                cells |= {name: replace(plain(share), digits=3) for name, share in shares.items()}
+                cells["tokens back"] = replace(number_cell(found.distance), digits=1)
+                cells |= {name: replace(number_cell(share), digits=3) for name, share in shares.items()}
             keys = strongest(each, -1, text, NAMED_KEYS) if len(text.queries) else []
             named = " · ".join(f"{key_name(key, text)} {number(weight)}" for key, weight in keys)
             cells["strongest for the last query"] = Cell(text=named)
@@ -149,7 +160,7 @@ def readouts(result: ImplicitAttention) -> Table:
     return table(("text", "map"), lines, note=" ".join(filter(None, (note, coarse_note(result)))))
 
 
-def draw(result: ImplicitAttention, start: int) -> Figure:
+def draw(result: ImplicitAttention, frame: Frame, *, start: int = 0) -> Figure:
     """Draw the maps of up to 4 texts, from number `start` on, as triangles; chosen queries over the text, or next to
     the image. Up to 48 maps.
 
@@ -157,29 +168,43 @@ def draw(result: ImplicitAttention, start: int) -> Figure:
         InputError: there is no such text.
     """
     texts = chosen_texts(result.texts, start, TEXTS_PER_FIGURE)
-    panels = [_panel(at, text, MAPS_PER_FIGURE // max(len(texts), 1)) for at, text in enumerate(texts, start=start)]
-    whole = any(isinstance(one, Triangles) for one in panels)
-    below = f"limit: the {CLIP_PERCENTILE:g}th percentile of |weight| of each {'map' if whole else 'row'}; "
-    if whole:
-        below = f"rows are queries, columns keys; {below}"
-    elif any(text.pixels is None for text in texts):
-        below += f"underlined: the {NAMED_KEYS} strongest"
-    if any(isinstance(one, Triangles) and one.fold > 1 for one in panels):
-        below += "several weights share a dot, which shows the strongest of them"
-    named = ("Implicit attention of ", result.model_name, f": {result.level_name}")
-    bars = [(SIGNED, ("−limit", "limit"), "weight")]
-    below = below.removesuffix("; ")
-    return stack(named, (heads_name(result), below), panels, bars, rest_of(len(result), start, len(texts)))
+    room = MAPS_PER_FIGURE // max(len(texts), 1)
+    shown = [_shown(text, room) for text in texts]
+    triangles = [_triangles(text, room, frame) for text in texts]
+    columns = Columns.fitting(frame, shown)
+    width = max([columns.inches, MIN_INCHES, *(each.inches for each in triangles if each)])
+    parts: list[Part] = []
+    for at, (text, whole) in enumerate(zip(shown, triangles), start=start):
+        found = [heading(at, text, columns), *whole.parts(text, columns)] if whole else text_parts(at, text, columns)
+        parts += found
+    said = ["rows are queries, columns keys"] * any(triangles)
+    said.append(f"limit: the {CLIP_PERCENTILE:g}th percentile of |weight| of each {'map' if any(triangles) else 'row'}")
+    if not any(triangles) and any(text.pixels is None for text in texts):
+        said.append(f"underlined: the {NAMED_KEYS} strongest")
+    if any(each.fold > 1 for each in triangles if each):
+        said.append("several weights share a dot, which shows the strongest of them")
+    named = f"Implicit attention of {result.model_name}: {result.level_name}"
+    bars: list[Bar] = [(SIGNED, None, ("−limit", "limit"), "weight")]
+    below = [heads_name(result), *said, rest_of(len(result), start, len(texts))]
+    return stack(frame, named, below, parts, bars, width)
 
 
-def _panel(at: int, text: AttendedText, room: int) -> Panel:
+def _whole(text: AttendedText) -> bool:
+    """Return True if a text has whole maps, which are drawn as triangles."""
     cells = len(text) if text.edges is None else len(text.edges) - 1
-    whole = len(text.queries) == cells and bool(text.maps)
+    return len(text.queries) == cells and bool(text.maps)
+
+
+def _triangles(text: AttendedText, room: int, frame: Frame) -> Triangles | None:
+    return Triangles(text, text.maps[:room], frame.sides[0]) if _whole(text) else None
+
+
+def _shown(text: AttendedText, room: int) -> TokenText:
+    """Return the text as figures show it: with a row per map and chosen query, or without rows for whole maps."""
+    whole = _whole(text)
     rows = [(map_, row) for map_ in text.maps for row in range(len(text.queries))]
-    more = len(text.maps) - room if whole else len(rows) - room
+    more = len(text.maps if whole else rows) - room
     what = ("map" if whole else "row") + "s" * (more > 1)
-    left_out = f"{more} more {what}; the files have them" if more > 0 else ""
-    about = "; ".join(filter(None, (span_name(text), left_out)))
-    if whole:
-        return Triangles(at, _text(text, (), about), text, text.maps[:room])
-    return panel(at, _text(text, [_row(map_, row, text) for map_, row in rows[:room]], about or "no maps" * (not rows)))
+    about = "; ".join(filter(None, (span_name(text), f"{more} more {what}; the files have them" if more > 0 else "")))
+    made = [] if whole else [_row(map_, row, text) for map_, row in rows[:room]]
+    return _text(text, made, about or "no maps" * (not rows))

@@ -15,15 +15,15 @@ from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.render.blocks import Block, OfTokens, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import number
-from ssmscope.render.pictures import sized
-from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, plain, table
-from ssmscope.render.tokens import named, shorten, visible
+from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, number_cell, table
+from ssmscope.render.tokens import name_scores, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.interp.objective import Objective
+    from ssmscope.render.figure import Frame
 
 UNSIGNED = frozenset({"gradcam", "attention-rollout", "survival", "self-retention", "self-write", "random"})
 """Methods whose scores have a size and no direction; views colour them from lowest to highest."""
@@ -151,10 +151,10 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         return f"Explanation of {self.model_name}: {', '.join(self.methods)}"
 
     def verdict(self, at: int = 0) -> str:
-        every = [each for text in self for each in text.attributions]
-        failed = sum(each.converged is False for each in every)  # None counts as neither.
+        converged = self.summary()["converged"]
+        failed = int((converged == False).sum())  # noqa: E712  # missing counts as neither
         line = f"{', '.join(self.methods)} on {len(self)} text{'s' * (len(self) > 1)}"
-        return f"{line}; {failed} of {len(every)} attributions incomplete" if failed else line
+        return f"{line}; {failed} of {len(converged)} attributions incomplete" if failed else line
 
     @classmethod
     def compare(cls, results: Sequence[Explanation], labels: Sequence[Sequence[str]]) -> Table:
@@ -218,12 +218,12 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         ]
         return pd.DataFrame(rows, columns=["model", "text", "method", "rank", "position", "token", "score"])
 
-    def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
+    def draw(self, frame: Frame, *, start: int = 0) -> Figure:  # type: ignore[override]
         """Draw every text with a row of coloured tokens per method; long texts as a strip over positions per method,
         images as a map next to each. One figure holds 8 texts, from number `start` on."""
         from ssmscope.render.token_figure import draw_rows
 
-        return sized(draw_rows(rows(self), ("Explanation of ", self.model_name, ""), start=start), size)
+        return draw_rows(rows(self), f"Explanation of {self.model_name}", frame, start=start)
 
     def blocks(self) -> Iterable[Block]:
         yield Prose(self.headline, "title")
@@ -309,14 +309,16 @@ def strongest(result: Explanation, label: str = "") -> Iterator[Line]:
     is explained."""
     for at, text in enumerate(result):
         for each in text.attributions:
-            cells = {"of": Cell(text=text.target), "f": plain(text.value)} if label else {}
+            cells = {"of": Cell(text=text.target), "f": number_cell(text.value)} if label else {}
             sides = {"highest scores": text.top} | ({"strongest against": text.against} if each.signed else {})
             for name, places in sides.items():
-                cells[name] = Cell(text=named(text.tokens, each.scores, places(each, result.top)[:NAMED]) or "none")
+                cells[name] = Cell(
+                    text=name_scores(text.tokens, each.scores, places(each, result.top)[:NAMED]) or "none"
+                )
             if text.special.any():
                 cells["special tokens"] = Cell(text=_special(each, text))
             if label:
-                cells["relative error of the sum"] = plain(math.nan if each.delta is None else each.delta)
+                cells["relative error of the sum"] = number_cell(math.nan if each.delta is None else each.delta)
             elif said := doubt(each):
                 of = " of f(x) − f(baseline)" if each.error is None else " of the largest score"
                 cells["error"] = Cell(text=said + of * (said[-1] in "%×"))
@@ -328,4 +330,4 @@ def _special(each: Attribution, text: ExplainedText) -> str:
     places, sizes = np.flatnonzero(text.special), np.abs(each.scores.astype(np.float64))
     strongest = places[np.argsort(-sizes[places], kind="stable")][:NAMED].tolist()
     share = 100 * float(sizes[places].sum() / sizes.sum()) if sizes.any() else 0.0
-    return f"{named(text.tokens, each.scores, strongest)} ({share:.0f} % of all)"
+    return f"{name_scores(text.tokens, each.scores, strongest)} ({share:.0f} % of all)"

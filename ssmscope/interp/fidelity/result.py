@@ -18,8 +18,8 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.fidelity.measures import RANDOM, display_name, layer_of, more_is_better
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.markup import to_latex, to_markdown
-from ssmscope.render.numbers import counted, told_apart
-from ssmscope.render.table import Cell, Line, Table, table, written
+from ssmscope.render.numbers import counted, with_ties
+from ssmscope.render.table import Cell, Line, Table, table, with_interval
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -88,14 +88,15 @@ class Fidelity(Result, kind="fidelity"):
 
     def verdict(self, at: int = 0) -> str:
         best, clearly = self.best("delta"), "" if self._best_named() else "not clearly "
-        return f"ΔA {written(self.estimate(best[0]))} of {' and '.join(best)}, {clearly}the best of {len(self.methods)}"
+        found = f"ΔA {with_interval(self.estimate(best[0]))} of {' and '.join(best)}"
+        return f"{found}, {clearly}the best of {len(self.methods)}"
 
     def _best_named(self) -> str:
         """Name the method with the largest ΔA, with the methods that paired differences do not tell from it; "" where
         too many."""
         first = max(self.methods, key=lambda name: self.estimate(name).value)
         alike = [name for name in self.methods if name != first and not self.difference(first, name).low > 0]
-        return told_apart([first, *alike], len(self.methods))
+        return with_ties([first, *alike], len(self.methods))
 
     @classmethod
     def compare(cls, results: Sequence[Fidelity], labels: Sequence[Sequence[str]]) -> Table:

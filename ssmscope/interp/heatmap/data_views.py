@@ -13,7 +13,7 @@ from ssmscope.interp.heatmap.views import rows
 from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, SHOWN_LOWEST, format_half_life
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import counted
-from ssmscope.render.table import Cell, Line, Table, bare, table
+from ssmscope.render.table import Cell, Line, Table, table, value_cell
 from ssmscope.render.tokens import visible
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def group_cells(group: KeptGroup) -> dict[str, Cell]:
     """Return the cells of a group of texts."""
     cells = {"number": Cell(text=f"{group.texts:,}"), "highest word": Cell(group.strongest, digits=2)}
     cells |= {"punctuation": Cell(group.punctuation, digits=2), "last quarter": Cell(group.end, digits=2)}
-    return {**cells, "spread": bare(group.spread, 2), "its highest words": _named(group.words)}
+    return {**cells, "spread": value_cell(group.spread, 2), "its highest words": _named(group.words)}
 
 
 def _named(words: Sequence[str], none: str = "–") -> Cell:

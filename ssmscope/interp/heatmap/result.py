@@ -20,16 +20,17 @@ from ssmscope.interp.heatmap.words import (
     word_text,
 )
 from ssmscope.render.blocks import OfTokens
-from ssmscope.render.numbers import counted
-from ssmscope.render.pictures import sized
-from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, written
-from ssmscope.render.tokens import numbers, visible
+from ssmscope.render.numbers import counted, number_runs
+from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, with_interval
+from ssmscope.render.tokens import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
+    from ssmscope.interp.paired import Paired
     from ssmscope.render.blocks import Block, TokenRows
+    from ssmscope.render.figure import Frame
 
 SCORES = {
     "survival": "survival: the share of the state that was written at each token",
@@ -45,7 +46,7 @@ MEASURES = ("strongest", "punctuation", "end", "spread")
 
 def layers_name(layers: Sequence[int]) -> str:
     """Name averaged layers."""
-    return f"layer {layers[0]}" if len(layers) == 1 else f"mean of layers {numbers(layers)}"
+    return f"layer {layers[0]}" if len(layers) == 1 else f"mean of layers {number_runs(layers)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +106,7 @@ class Head:
 class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
     """Heatmap of one or several texts. `len`, iteration and `[i]` are over the texts."""
 
+    drawn_by: ClassVar[str] = "views"
     vector: ClassVar[bool] = False
 
     texts: tuple[ScoredText, ...]
@@ -256,13 +258,6 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
                 parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
 
-    def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
-        """Draw every text in the colours of its average, its layers and its heads; long texts as strips over positions,
-        images as maps. One figure holds 8 texts, from number `start` on."""
-        from ssmscope.interp.heatmap.views import draw
-
-        return sized(draw(self, start), size)
-
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.heatmap.views import blocks
 
@@ -316,6 +311,8 @@ class KeptLayer:
 @dataclass(frozen=True)
 class DataHeatmap(Result, kind="heatmap-data"):
     """Contents of a model's memory over a data set: which words, positions, classes and answers are kept."""
+
+    drawn_by: ClassVar[str] = "data_figure"
 
     score: str
     """"survival", "retention" or "write"."""
@@ -371,8 +368,8 @@ class DataHeatmap(Result, kind="heatmap-data"):
         unit = f" {self.unit}" * self.survives
         first, *words = self.shown_words
         most = ", ".join(f"“{visible(each.word)}”" for each in words[:2])
-        said = f"highest: “{visible(first.word)}” {written(first.kept)}{unit}" + f", then {most}" * bool(most)
-        said += f"; lowest: “{visible(words[-1].word)}” {written(words[-1].kept)}" if words else ""
+        said = f"highest: “{visible(first.word)}” {with_interval(first.kept)}{unit}" + f", then {most}" * bool(most)
+        said += f"; lowest: “{visible(words[-1].word)}” {with_interval(words[-1].kept)}" if words else ""
         known = [each.half_life for each in self.by_layer if not math.isnan(each.half_life)]
         if known and len(known) <= 4:
             said += f"; half of what is written is left after {', '.join(map(format_half_life, known))} tokens"
@@ -419,23 +416,17 @@ class DataHeatmap(Result, kind="heatmap-data"):
         return table(("model", "texts"), lines, most=MAX_COMPARED_ROWS)
 
     @classmethod
-    def draw_pair(cls, results: Sequence[DataHeatmap], names: Sequence[str], title: tuple[str, str, str]) -> Figure:
+    def draw_pair(cls, pair: Paired, frame: Frame) -> Figure:
         """Draw two models in one picture: words, parts of a text, half-lives of layers."""
         from ssmscope.interp.heatmap.data_figure import draw_pair
 
-        return draw_pair(results, names, title)
+        return draw_pair(pair, frame)
 
     @classmethod
     def differences(cls, results: Sequence[DataHeatmap], names: Sequence[str]) -> Table:
         from ssmscope.interp.heatmap.data_views import differences
 
         return differences(results, names)
-
-    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
-        """Draw the highest and the lowest words with their intervals, the parts of a text, and half-lives of heads."""
-        from ssmscope.interp.heatmap.data_figure import draw
-
-        return sized(draw(self), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.heatmap.data_views import blocks

@@ -11,14 +11,15 @@ import numpy as np
 from ssmscope.api.results import TABLE_ROWS
 from ssmscope.interp.heatmap.words import median_half_life
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
+from ssmscope.render.numbers import score_range
 from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, table
 from ssmscope.render.token_figure import draw_rows
-from ssmscope.render.tokens import bounds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
+    from ssmscope.render.figure import Frame
 
 FLAT_REMARK = "flat: noise"
 IMAGE_REMARK = "hardly selects"
@@ -127,11 +128,11 @@ def strongest(result: SelectionHeatmap) -> Iterator[Line]:
             if text.half_lives is not None and (at or single):
                 life = text.half_lives[max(at - 1, 0)]
                 cells["half-life in tokens"] = Cell(text=median_half_life(life[~text.special], len(text)))
-            ends = {"tokens from – to": Cell(text=bounds(row[seen], text.special[seen]))}
+            ends = {"tokens from – to": Cell(text=score_range(row[seen], text.special[seen]))}
             yield Line((str(number), name), cells | ends)
         for name, row in zip(of_heads, () if text.heads is None else text.heads):
             said = " · ".join(f"{token.strip()} {result.written(score)}" for _, token, score in text.top(3, row))
-            ends = {"tokens from – to": Cell(text=bounds(row[seen], text.special[seen]))}
+            ends = {"tokens from – to": Cell(text=score_range(row[seen], text.special[seen]))}
             yield Line((str(number), name), {"stands out": Cell(text=said), **ends})
 
 
@@ -172,7 +173,7 @@ def notes(result: SelectionHeatmap) -> list[str]:
     return found
 
 
-def draw(result: SelectionHeatmap, start: int) -> Figure:
-    """Draw rows of coloured tokens, strips of long texts, or maps of images."""
-    before, model, after = result.headline.partition(result.model_name)
-    return draw_rows(rows(result), (before, model, after), start=start)
+def draw(result: SelectionHeatmap, frame: Frame, *, start: int = 0) -> Figure:
+    """Draw every text in the colours of its average, its layers and its heads; long texts as strips over positions,
+    images as maps. One figure holds 8 texts, from number `start` on."""
+    return draw_rows(rows(result), result.headline, frame, start=start)

@@ -194,20 +194,20 @@ def through_layer(
         y = sum(_read(path, u, False) for path in paths) + constant * unmoved
         path, output_map = paths[0], paths[0].output_map
         output = path.finish(y)
-        if half and output_map.opening is not None:
+        if half and output_map.gate_map is not None:
             with torch.no_grad():
-                shut = output_map.opening(nothing, True)
+                shut = output_map.gate_map(nothing, True)
                 shown = path.shown(y.detach())
-            opened = output_map.opening(u, False) + constant * shut
+            opened = output_map.gate_map(u, False) + constant * shut
             output = (output + output_map.project(shown * opened)) / 2
             if output_map.shift is not None and rest is not None:  # Half of what the norm adds goes with the gate.
                 rest = rest - output_map.project(output_map.shift * opened.detach()) / 2
         outputs.append(output)
     total = torch.stack(outputs).sum(0)
-    if layer.beside is not None:
+    if layer.rest_map is not None:
         with torch.no_grad():
-            added = layer.beside(nothing, torch.zeros_like(total), True)
-        return total + layer.beside(u, total, False) + constant * added
+            added = layer.rest_map(nothing, torch.zeros_like(total), True)
+        return total + layer.rest_map(u, total, False) + constant * added
     return total if rest is None else total + constant * rest
 
 
@@ -223,13 +223,13 @@ def through_norm(norm: NormTerms, x: Tensor, one: Tensor, *, centred: bool) -> T
     eps = torch.finfo(wide.dtype).eps if norm.eps is None else norm.eps
     y = (wide * rms_factor(wide.detach(), eps)).to(x.dtype)
     y = y if norm.weight is None else y * norm.weight
-    return y if norm.bias is None else y + _beside(one, y) * norm.bias
+    return y if norm.bias is None else y + _rest_map(one, y) * norm.bias
 
 
 def through_affine(layer: nn.Module, constant: Tensor | None, x: Tensor, one: Tensor) -> Tensor:
     """Apply a linear layer; its `constant`, its output for zeros, is multiplied by `one`."""
     y = layer(x)
-    return y if constant is None else y + (_beside(one, y) - 1) * constant.to(y)
+    return y if constant is None else y + (_rest_map(one, y) - 1) * constant.to(y)
 
 
 def through_feed_forward(block: FeedForward, x: Tensor, half: bool) -> Tensor:
@@ -251,7 +251,7 @@ def through_attention(
 ) -> tuple[Tensor, Tensor]:
     """Apply a layer of softmax attention with its weights frozen (XAI for Transformers), linear in the input of its
     values, with constants multiplied by `one`; return the weights too."""
-    constant = _beside(one, x) - 1
+    constant = _rest_map(one, x) - 1
     with torch.no_grad():
         q, k, _ = part.heads_of(x, position_ids, padding_mask)
         unmoved = part.heads_of(torch.zeros_like(x), position_ids, padding_mask)[2]
@@ -261,7 +261,7 @@ def through_attention(
     return part.out_proj(y) + constant * part.out_proj(torch.zeros_like(y)).detach(), weights
 
 
-def _beside(one: Tensor, y: Tensor) -> Tensor:
+def _rest_map(one: Tensor, y: Tensor) -> Tensor:
     return one.to(y).view(-1, *[1] * (y.ndim - 1))
 
 

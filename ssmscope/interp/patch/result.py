@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ import pandas as pd
 from ssmscope.api.results import Result
 from ssmscope.render.blocks import Block, Picture, Prose
 from ssmscope.render.numbers import number
-from ssmscope.render.table import Cell, Line, Table, short, table
+from ssmscope.render.table import Cell, Line, Table, short_cell, table
 from ssmscope.render.tokens import short_token, shorten, visible
 
 SITES = {
@@ -147,7 +148,7 @@ class Patching(Result, kind="patch"):
         lines = []
         for result, (label,) in zip(results, labels):
             (row, column), value = result._top(1)[0]
-            cells = {"most in": Cell(text=result._name(row, column)), result.metric_name: short(value)}
+            cells = {"most in": Cell(text=result._name(row, column)), result.metric_name: short_cell(value)}
             lines.append(Line((label, result.site), cells))
         return table(("model", "site"), lines)
 
@@ -160,11 +161,11 @@ class Patching(Result, kind="patch"):
         near = "Approximated by a gradient, to first order: attribution patching."
         yield from self.opening(f"{self.asked}; {ends}.", *([] if self.is_exact else [near]))
         if self.is_exact and len(self.attributed):
-            from ssmscope.interp.patch.figure import draw
-
             own, ranks = (f"{each:.3f}".replace("-", "−") for each in self.agreement)
             yield Prose(f"Correlation of the gradient's approximation with it: {own} (Pearson), {ranks} (Spearman).")
-            yield Picture(lambda: draw(self, approximated=True), f"{self.headline}, approximated")
-        lines = [Line((self._name(*cell),), {self.metric_name: short(value)}) for cell, value in self._top(NAMED_CELLS)]
+            yield Picture(partial(self.figure, approximated=True), f"{self.headline}, approximated")
+        lines = [
+            Line((self._name(*cell),), {self.metric_name: short_cell(value)}) for cell, value in self._top(NAMED_CELLS)
+        ]
         into = f"Values of the {names[1]} run in the {names[0]} one; the cells of single layers that change the most."
         yield table(("patched",), lines, note=into)

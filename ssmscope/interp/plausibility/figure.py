@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from matplotlib.figure import Figure
 
 from ssmscope.interp.plausibility.measures import MEASURES
-from ssmscope.render.figure import COLOURS, SOFT, Sheet, points
+from ssmscope.interp.plausibility.result import Plausibility
+from ssmscope.render.figure import ROW_INCHES, Frame, Sheet, points
 from ssmscope.render.numbers import counted
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-    from ssmscope.interp.plausibility.result import Plausibility
-
-WIDTH, NAMES, GAP, ROW, AXIS = 8.6, 1.55, 0.3, 0.3, 0.55
-"""Width of the figure, room left of the panels and between them, height of a row of points, and room for an axis, in
-inches."""
-
-
-def draw(result: Plausibility) -> Figure:
+def draw(result: Plausibility, frame: Frame) -> Figure:
     """Draw a panel of points with intervals for each measure of agreement with people."""
-    high = ROW * len(result.methods)
-    described = f"agreement with what people marked in {counted(len(result.texts), 'text')}, 95 % bootstrap intervals"
-    model = result.model_name
-    sheet = Sheet(WIDTH, Sheet.TOP + high + AXIS, ("Plausibility on ", model, ""), described)
-    wide = (WIDTH - NAMES - GAP * len(MEASURES)) / len(MEASURES)
-    for place, name in enumerate(MEASURES.values()):
-        axes = sheet.panel(NAMES + place * (wide + GAP), sheet.top, wide, high)
-        found = list(result.estimates[place :: len(MEASURES)])
-        points(axes, result.methods, found, [COLOURS[0]] * len(found), numbers=False)
-        axes.set_xlim(-0.03, 1.03)
-        axes.set_xlabel(name, color=SOFT, size=8.5)
-        axes.tick_params(labelleft=not place)
+    below = f"agreement with what people marked in {counted(len(result.texts), 'text')}, 95 % bootstrap intervals"
+    sheet = Sheet(frame, f"Plausibility on {result.model_name}", below)
+    panels = sheet.panels(ROW_INCHES * len(result.methods), across=len(MEASURES), sharey=True)
+    for place, (axes, name) in enumerate(zip(panels, MEASURES.values())):
+        points(axes, result.methods, result.estimates[place :: len(MEASURES)], notes=())
+        axes.set(xlim=(-0.03, 1.03), xlabel=name)
     return sheet.figure

@@ -12,7 +12,7 @@ from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.plausibility.measures import MEASURES
 from ssmscope.render.blocks import Block, Prose
-from ssmscope.render.table import Cell, Line, Table, table, written
+from ssmscope.render.table import Cell, Line, Table, table, with_interval
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Plausibility(Result, kind="plausibility"):
         numbers = iter(self.estimates)
         auprc = {name: (next(numbers), next(numbers), next(numbers))[2] for name in self.methods}
         best = max(auprc, key=lambda name: auprc[name].value)
-        return f"AUPRC {written(auprc[best])} of {best}, the best of {len(auprc)}; chance {self.chance:.3f}"
+        return f"AUPRC {with_interval(auprc[best])} of {best}, the best of {len(auprc)}; chance {self.chance:.3f}"
 
     @classmethod
     def compare(cls, results: Sequence[Plausibility], labels: Sequence[Sequence[str]]) -> Table:

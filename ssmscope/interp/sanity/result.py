@@ -13,7 +13,7 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted
-from ssmscope.render.table import Cell, Line, Table, bare, table, written
+from ssmscope.render.table import Cell, Line, Table, table, value_cell, with_interval
 
 MEASURES = {"signed": "signed scores", "absolute": "absolute scores"}
 """Measures of similarity, with their names in the views."""
@@ -41,7 +41,7 @@ class SanityCheck(Result, kind="sanity"):
         return f"{about}: {len(self.parts) - 1} parts randomised in turn"
 
     def verdict(self, at: int = 0) -> str:
-        ends = [f"{name} {written(self.estimate(name, self.parts[-1]))}" for name in self.methods]
+        ends = [f"{name} {with_interval(self.estimate(name, self.parts[-1]))}" for name in self.methods]
         return f"correlation with all parts randomised: {', '.join(ends)}"
 
     def estimate(self, method: str, part: str, measure: str = "signed") -> Estimate:
@@ -83,7 +83,7 @@ class SanityCheck(Result, kind="sanity"):
         )
 
     def _table(self, measure: str = "signed", *, intervals: bool = True) -> Table:
-        cell = Cell if intervals else bare
+        cell = Cell if intervals else value_cell
         lines = [
             Line((part,), {method: cell(self.estimate(method, part, measure)) for method in self.methods})
             for part in self.parts[1:]

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from matplotlib.figure import Figure
 
-from ssmscope.render.figure import DASHED, SOFT, handle, line, stacked
+from ssmscope.interp.steer.result import Steering
+from ssmscope.render import figure as plot
 from ssmscope.render.numbers import counted
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-    from ssmscope.interp.steer.result import Steering
-
-
-def draw(result: Steering) -> Figure:
+def draw(result: Steering, frame: plot.Frame) -> Figure:
     """Draw the direction and the mean of random ones; each random direction as a thin line."""
     order = np.argsort(result.strengths)
     at = [result.strengths[place] for place in order]
     random = len(result.by_direction) - 1
     mean = f"mean of {counted(random, 'random direction')}" + "; thin: each" * (random > 1)
-    legend = [(handle(0), "direction"), (handle(1, linestyle=DASHED), mean)]
+    legend = [(plot.handle(0), "direction"), (plot.handle(1, linestyle=plot.DASHED), mean)]
     below = "strength 1 is the difference of means; 95 % bootstrap intervals"
-    title = ("Steering on ", result.model_name, f": {result.asked}, by {result.where}")
-    figure, panels = stacked(title, below, legend, 1 + result.has_costs)
+    sheet = plot.Sheet(frame, f"Steering on {result.model_name}: {result.asked}, by {result.where}", below, legend)
+    panels = sheet.panels(*[2.2] * (1 + result.has_costs), sharex=True)
     for own in result.by_direction[1:]:
-        panels[0].plot(at, own[order], color=SOFT, linewidth=0.6, alpha=0.6)
-    found = [result.means, result.held_out] if result.has_costs else [result.means]
+        panels[0].plot(at, own[order], color=plot.SOFT, linewidth=0.6, alpha=0.6)
     names = (f"probability of {result.asked}", f"held-out {result.metric}")
-    for axes, values, name in zip(panels, found, names):
-        for which, style in enumerate(({}, {"linestyle": DASHED})):
+    for axes, values, name in zip(panels, (result.means, result.held_out), names):
+        for which, style in enumerate(({}, {"linestyle": plot.DASHED})):
             means = values(which)
-            line(axes, at, [means[place] for place in order], which, **style)
-        axes.axvline(0, color=SOFT, linewidth=0.8)
-        axes.set_ylabel(name, color=SOFT, size=9, parse_math=False)
-    panels[-1].set_xlabel("strength", color=SOFT, size=9)
-    return figure
+            plot.line(axes, at, [means[place] for place in order], which, **style)
+        axes.axvline(0, color=plot.SOFT, linewidth=0.8)
+        axes.set_ylabel(name)
+    panels[-1].set_xlabel("strength")
+    return sheet.figure

@@ -13,7 +13,7 @@ from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.interp.scoring import MEASURES
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import counted, number
-from ssmscope.render.table import Cell, Line, Table, as_share, digits_of, table, written
+from ssmscope.render.table import Cell, Line, Table, as_share, digits_of, table, with_interval
 from ssmscope.render.tokens import shorten, visible
 
 SITES = {"residual": "the residual stream before", "state": "the state of"}
@@ -84,8 +84,8 @@ class Steering(Result, kind="steer"):
     def verdict(self, at: int = 0) -> str:
         most = self.strongest
         own, drawn = self.means()[most], self.means(1)[most]
-        told = f"probability of {self.asked} is {written(own)}, with random directions {written(drawn)}"
-        costs = f"; {self.metric} on other data {written(self.held_out()[most])}" if self.has_costs else ""
+        told = f"probability of {self.asked} is {with_interval(own)}, with random directions {with_interval(drawn)}"
+        costs = f"; {self.metric} on other data {with_interval(self.held_out()[most])}" if self.has_costs else ""
         return f"at strength {self.strengths[most]:g} the {told}{costs}"
 
     def to_frame(self) -> pd.DataFrame:

@@ -3,43 +3,52 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
+from ssmscope.probes.bound.result import GeneralizationBound
 from ssmscope.probes.bound.terms import CURVES
-from ssmscope.render.figure import DASHED, SOFT, Sheet, scale_steep, title
+from ssmscope.render import figure as plot
+from ssmscope.render.colours import BLUES, ramp
 from ssmscope.render.numbers import number
-from ssmscope.render.tokens import BLUES, ramp
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ssmscope.probes.bound.result import GeneralizationBound
 
 CURVE_STYLES = (("#08306b", "-"), ("#4f97cb", "--"), ("#d1540a", ":"))
 """Colour and dashes of the curves, two of which lie close together."""
-WIDTH, HEIGHT = 8.0, 4.6
-"""Size of the figure in inches."""
 
 
-def draw(result: GeneralizationBound) -> Figure:
+def draw(result: GeneralizationBound, frame: plot.Frame) -> Figure:
     """Draw ln C against T in its three readings, the largest C that m allows, and T itself; for a model outside the
     theorem, ln of every layer's largest output."""
-    sheet = Sheet(WIDTH, HEIGHT, title(result), _below(result))
-    axes = sheet.panel(0.72, sheet.top, 5.28, HEIGHT - sheet.top - 0.6, xscale="log")
-    axes.axvline(result.length, color=SOFT, linewidth=0.9, linestyle=DASHED)
+    styles: list[dict[str, Any]]
+    most = None
     if result.applies:
-        _curves(axes, result)
+        assert result.examples is not None
+        most = math.log(result.loss_bound * math.sqrt(result.examples) / (3 * result.lipschitz))
+        styles = [{"color": colour, "linestyle": style, "linewidth": 1.7} for colour, style in CURVE_STYLES]
+        legend = [(Line2D([], [], **style), name) for style, name in zip(styles, CURVES)]
+        legend.append((plot.rule(plot.SOFT, "-."), f"vacuous above, m = {result.examples:,}"))
     else:
-        _outputs(axes, result)
-    scale_steep(axes, result.curves)
-    axes.set_xlabel("tokens T", color=SOFT, size=9)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8, frameon=False)
-    style: dict[str, Any] = dict(size=8, color=SOFT, rotation=90, va="top", ha="right", annotation_clip=False)
-    place: dict[str, Any] = dict(xycoords=axes.get_xaxis_transform(), xytext=(-3, 0), textcoords="offset points")
-    axes.annotate(f"T = {result.length:,}", (result.length, 0.98), **place, **style)
+        count = len(result.layers)
+        styles = [{"color": colour, "linewidth": 1.3} for colour in ramp(BLUES[2:], max(count, 2))]
+        listed = {0, count - 1} if count > 8 else range(count)
+        legend = [(Line2D([], [], **styles[at]), f"layer {result.layers[at].name}") for at in sorted(listed)]
+    sheet = plot.Sheet(frame, result.headline, _below(result), legend)
+    (axes,) = sheet.panels(3.2)
+    plot.scale_log(axes, "x")
+    for curve, style in zip(result.curves, styles):
+        axes.plot(result.lengths, np.where(np.isfinite(curve), curve, np.nan), **style)
+    if most is not None:
+        axes.axhline(most, color=plot.SOFT, linewidth=1.1, linestyle="-.")
+    axes.axvline(result.length, color=plot.SOFT, linewidth=0.9, linestyle=plot.DASHED)
+    text: dict[str, Any] = dict(
+        color=plot.SOFT, size="small", rotation=90, va="top", ha="right", transform=axes.get_xaxis_transform()
+    )
+    axes.text(result.length, 0.98, f"T = {result.length:,} ", **text)
+    plot.scale_steep(axes, result.curves)
+    axes.set(xlabel="tokens T", ylabel="ln C" if result.applies else "ln of the largest output")
     return sheet.figure
 
 
@@ -48,25 +57,3 @@ def _below(result: GeneralizationBound) -> str:
         return f"largest terms on {result.inputs}; no bound on the loss follows"
     growth = f"s_A = {number(result.norms.abscissa)}, ln ρ = {number(result.norms.log_rho)} a token"
     return f"{growth}; c_l = {result.loss_bound:g}, l = {result.lipschitz:g}"
-
-
-def _curves(axes: Axes, result: GeneralizationBound) -> None:
-    assert result.examples is not None
-    for name, curve, (colour, style) in zip(CURVES, result.curves, CURVE_STYLES):
-        axes.plot(result.lengths, _drawn(curve), color=colour, linestyle=style, linewidth=1.7, label=name)
-    most = math.log(result.loss_bound * math.sqrt(result.examples) / (3 * result.lipschitz))
-    axes.axhline(most, color=SOFT, linewidth=1.1, linestyle="-.", label=f"vacuous above,\nm = {result.examples:,}")
-    axes.set_ylabel("ln C", color=SOFT, size=9)
-
-
-def _outputs(axes: Axes, result: GeneralizationBound) -> None:
-    colours = ramp(BLUES[2:], max(len(result.layers), 2))
-    listed = {0, len(result.layers) - 1} if len(result.layers) > 8 else set(range(len(result.layers)))
-    for at, (one, curve, colour) in enumerate(zip(result.layers, result.curves, colours)):
-        label = f"layer {one.name}" if at in listed else None
-        axes.plot(result.lengths, _drawn(curve), color=colour, linewidth=1.3, label=label)
-    axes.set_ylabel("ln of the largest output", color=SOFT, size=9)
-
-
-def _drawn(curve: np.ndarray) -> np.ndarray:
-    return np.where(np.isfinite(curve), curve, np.nan)

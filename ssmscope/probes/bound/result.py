@@ -12,8 +12,8 @@ import pandas as pd
 from ssmscope.api.results import Result
 from ssmscope.probes.bound.terms import CURVES, LINEAR_P, Capacity, Gap, LayerTerms, Norms, log_sums, softplus
 from ssmscope.render.blocks import Block
-from ssmscope.render.numbers import number, tokens
-from ssmscope.render.table import Cell, Line, Table, plain, table
+from ssmscope.render.numbers import number, token_count
+from ssmscope.render.table import Cell, Line, Table, number_cell, table
 
 NORM_MEANINGS = {
     "B_u": "the largest norm of an embedding",
@@ -89,8 +89,10 @@ class GeneralizationBound(Result, kind="bound"):
             state = "outside the assumptions" if gap is None else "vacuous" if gap.vacuous else "holds"
             examples = "–" if result.examples is None else f"{result.examples:,}"
             cells = {"bound": Cell(text=state), "m": Cell(text=examples), "T": Cell(text=f"{result.length:,}")}
-            cells["losses differ by at most"] = plain(gap.bound if gap is not None and not gap.vacuous else math.nan)
-            cells["ln C"] = plain(math.nan if capacity is None else capacity.log)
+            cells["losses differ by at most"] = number_cell(
+                gap.bound if gap is not None and not gap.vacuous else math.nan
+            )
+            cells["ln C"] = number_cell(math.nan if capacity is None else capacity.log)
             lines.append(Line((label,), cells))
         return table(("model",), lines)
 
@@ -169,7 +171,7 @@ class GeneralizationBound(Result, kind="bound"):
     def blocks(self) -> Iterable[Block]:
         yield from self.opening(*sentences(self), notes=self.notes)
         if self.applies:
-            rows = tuple(((symbol,), (plain(value), Cell(text=says))) for _, symbol, value, says in self.terms())
+            rows = tuple(((symbol,), (number_cell(value), Cell(text=says))) for _, symbol, value, says in self.terms())
             yield Table(("symbol",), ("value", "meaning"), rows)
         else:
             yield self._layer_table(slice(0, 10))
@@ -179,7 +181,9 @@ class GeneralizationBound(Result, kind="bound"):
         terms = [self._layer_terms(one)[chosen] for one in self.layers]
         known = [at for at in range(len(terms[0])) if not all(math.isnan(row[at][1]) for row in terms)]
         symbols, _, meanings = zip(*(terms[0][at] for at in known))
-        rows = tuple(((one.name,), tuple(plain(row[at][1]) for at in known)) for one, row in zip(self.layers, terms))
+        rows = tuple(
+            ((one.name,), tuple(number_cell(row[at][1]) for at in known)) for one, row in zip(self.layers, terms)
+        )
         note = "; ".join(f"{symbol}: {meaning}" for symbol, meaning in zip(symbols, meanings))
         return Table(("layer",), symbols, rows, f"{note}.")
 
@@ -232,7 +236,7 @@ def _growth(n: Norms, result: GeneralizationBound) -> Iterator[str]:
     if n.abscissa < 0:
         yield (
             f"s_A < 0: no state can grow, ln ρ = {number(n.log_rho)}, and C is bounded at every length; it grows up to "
-            f"about {tokens(-1 / n.log_rho)} tokens."
+            f"about {token_count(-1 / n.log_rho)} tokens."
         )
     elif n.abscissa == 0:
         yield "s_A = 0: no state grows, and C grows as T²."

@@ -17,7 +17,7 @@ from ssmscope.probes.bound.terms import Norms
 from ssmscope.probes.stability.result import BEHAVIOURS
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import counted, number
-from ssmscope.render.table import Cell, Line, Table, folded, short, table
+from ssmscope.render.table import Cell, Line, Table, frame_table, short_cell, table
 from ssmscope.render.tokens import shorten, visible
 
 NORMS = ("p", *NORM_MEANINGS)
@@ -130,7 +130,7 @@ class StabilityTable(Result, kind="stability-table"):
         if any(row.norms is not None for row in self.rows):
             note += " p to M_A: the bias of the step and the norms in the bound, as `bound` lists them."
         frame = self.to_frame()[rest].assign(model=self.names)
-        yield replace(folded(frame, heads=["model"], limit=TABLE_ROWS), wide=True, note=note)
+        yield replace(frame_table(frame, heads=["model"], limit=TABLE_ROWS), wide=True, note=note)
 
     def _table(self) -> Table:
         lines = []
@@ -139,13 +139,15 @@ class StabilityTable(Result, kind="stability-table"):
         for name, row in zip(self.names, self.rows):
             cells = {"behaviour": Cell(text=row.behaviour or "unreadable")}
             if continuous:
-                cells["s_A"] = short(row.abscissa)
-            cells |= {"ln ρ": short(row.possible_gain), "growth": short(row.growth)}
+                cells["s_A"] = short_cell(row.abscissa)
+            cells |= {"ln ρ": short_cell(row.possible_gain), "growth": short_cell(row.growth)}
             if bounded:
-                cells["T"] = short(math.nan) if row.length is None else short(row.length)
+                cells["T"] = short_cell(math.nan) if row.length is None else short_cell(row.length)
                 for column, capacity in (("ln C", row.log_capacity), ("Eq. 14", row.log_capacity_printed)):
-                    cells[column] = short(capacity, number(capacity, 2))
-                cells["bound"] = short(math.nan if row.vacuous is None else row.bound, "vacuous" if row.vacuous else "")
+                    cells[column] = short_cell(capacity, number(capacity, 2))
+                cells["bound"] = short_cell(
+                    math.nan if row.vacuous is None else row.bound, "vacuous" if row.vacuous else ""
+                )
             lines.append(Line((shorten(visible(name), 34),), cells))
         note = "s_A: the spectral abscissa, the largest entry of the continuous A; " * continuous
         note += (

@@ -11,7 +11,7 @@ import pandas as pd
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
-from ssmscope.render.table import Cell, Line, Table, short, table
+from ssmscope.render.table import Cell, Line, Table, short_cell, table
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Benchmarks(Result, kind="evaluate"):
         return [
             Line(
                 (one.task, one.measure),
-                {"value": one.cell, "shots": short(one.shots), "examples": short(one.examples or math.nan)},
+                {"value": one.cell, "shots": short_cell(one.shots), "examples": short_cell(one.examples or math.nan)},
             )
             for one in self.scores
         ]

@@ -18,7 +18,7 @@ from ssmscope.probes.influence.reach import QUANTILES, SHARES, Reach
 from ssmscope.probes.influence.similarity import MEASURES, Similarity
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import brackets, number
-from ssmscope.render.table import Cell, Line, Table, folded, plain, short, table
+from ssmscope.render.table import Cell, Line, Table, frame_table, number_cell, short_cell, table
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Influence(Result, kind="influence"):
             cells = {"rate λ": Cell(reach.decay.rate, digits=None)}
             cells["decay length"] = Cell(reach.decay.length, digits=None)
             cells[f"share of the last {result.recent}"] = Cell(reach.recent(result.recent))
-            cells["90 % held within"] = plain(reach.effective_context(0.9, within=own))
+            cells["90 % held within"] = number_cell(reach.effective_context(0.9, within=own))
             lines.append(Line((label, reach.place), cells))
         note = "Decay length and context are in tokens, the rate is per token."
         return table(("model", "of"), lines, note=note + " Held: of the influence of the text's own tokens." * own)
@@ -156,7 +156,7 @@ class Influence(Result, kind="influence"):
     def blocks(self) -> Iterable[Block]:
         yield from self.opening(*sentences(self), notes=self.notes)
         yield self._table()
-        yield replace(folded(self.to_frame(), limit=TABLE_ROWS), wide=True)
+        yield replace(frame_table(self.to_frame(), limit=TABLE_ROWS), wide=True)
 
     def _table(self) -> Table:
         reaches, own = {reach.place: reach for reach in self.reaches}, self.of_own_tokens
@@ -167,11 +167,11 @@ class Influence(Result, kind="influence"):
                 ("decay length", "R²", f"last {self.recent}", *held.values()), Cell()
             )
             if (reach := reaches.get(place)) is not None:
-                cells |= {"decay length": short(reach.decay.length.value), "R²": _three_decimals(reach.decay.r2)}
+                cells |= {"decay length": short_cell(reach.decay.length.value), "R²": _three_decimals(reach.decay.r2)}
                 cells[f"last {self.recent}"] = _three_decimals(reach.recent(self.recent).value)
                 for share, name in held.items():
                     context = reach.effective_context(share, within=own)
-                    cells[name] = short(np.rint(context), ">" if math.isinf(context) else "")
+                    cells[name] = short_cell(np.rint(context), ">" if math.isinf(context) else "")
             cells |= {name: _three_decimals(self.similarity.estimate(place, name).value) for name in MEASURES}
             if place.isdigit():
                 cells["mixer's cosine"] = _three_decimals(self.similarity.estimate(place, part="mixer").value)

@@ -336,7 +336,7 @@ def lens_of(lens: Lens | str | Path | None, model: Model) -> Lens:
 
 def tokens_at_once(model: Model, layers: int) -> int:
     """Return the number of tokens that run together while the stream of all layers is kept."""
-    return max(1, min(batching.tokens_at_once(model.device), MAX_STREAM_VALUES // ((layers + 1) * model.width)))
+    return batching.tokens_at_once(model.device, (layers + 1) * model.width, MAX_STREAM_VALUES)
 
 
 def answers_of(model: Model, lens: Lens, batch: Batch, positions: str) -> list[LensedText]:

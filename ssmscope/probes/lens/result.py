@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -15,12 +15,13 @@ from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.render.blocks import Block, Picture, Prose
-from ssmscope.render.pictures import sized
-from ssmscope.render.table import Cell, Line, Table, table, written
+from ssmscope.render.table import Cell, Line, Table, table, with_interval
 from ssmscope.render.word_grid import WordGrid, WordGrids
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from ssmscope.render.figure import Frame
 
 
 STATISTICS = {
@@ -58,6 +59,8 @@ class Evaluation:
 class LensFit(Result, kind="lens-fit"):
     """KL of a tuned lens and of the logit lens on held-out rows that took no part in the fit."""
 
+    drawn_by: ClassVar[str] = "fit_figure"
+
     positions: str
     layers: tuple[LayerFit, ...]
     tuned: Estimate
@@ -72,7 +75,9 @@ class LensFit(Result, kind="lens-fit"):
     history: tuple[Evaluation, ...]
 
     def verdict(self, at: int = 0) -> str:
-        return f"KL {written(self.tuned)} nats with the tuned lens, {written(self.logit)} with the logit lens"
+        return (
+            f"KL {with_interval(self.tuned)} nats with the tuned lens, {with_interval(self.logit)} with the logit lens"
+        )
 
     @classmethod
     def compare(cls, results: Sequence[LensFit], labels: Sequence[Sequence[str]]) -> Table:
@@ -94,12 +99,6 @@ class LensFit(Result, kind="lens-fit"):
             {"layer": one.layer, **with_intervals(tuned=one.tuned, logit=one.logit, gained=one.gained)}
             for one in self.layers
         )
-
-    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
-        """Draw KL by layer of both lenses with their intervals, and the fit's progress on held-out rows."""
-        from ssmscope.probes.lens.fit_figure import draw
-
-        return sized(draw(self), size)
 
     @property
     def measured_on(self) -> str:
@@ -249,9 +248,7 @@ class Trajectory(Result, kind="trajectory"):
         frame = pd.concat(parts, ignore_index=True)
         return frame.drop(columns="cross_entropy") if self.classes else frame
 
-    def figure(
-        self, *, statistic: str | None = None, start: int = 0, size: tuple[float, float] | None = None
-    ) -> Figure:
+    def draw(self, frame: Frame, *, statistic: str | None = None, start: int = 0) -> Figure:  # type: ignore[override]
         """Draw layers × tokens of up to 4 texts with the layer's own answer in every cell, the embeddings at the bottom
         and the model at the top: 24 tokens, from number `start` on, and 24 layers; raise InputError for an unknown
         statistic, or a `start` that no text has."""
@@ -268,7 +265,7 @@ class Trajectory(Result, kind="trajectory"):
             raise InputError(
                 f"there is no {views.column} {start!r} to start the figure at; allowed are 0 to {most - 1}"
             )
-        return sized(draw(views, "Answers by layer of ", self.model_name, start=start), size)
+        return draw(views, f"Answers by layer of {self.model_name}", frame, start=start)
 
     def blocks(self) -> Iterable[Block]:
         yield Prose(self.headline, "title")

@@ -13,7 +13,7 @@ from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import counted, number
-from ssmscope.render.table import Cell, Line, Table, shown_names, table, written
+from ssmscope.render.table import Cell, Line, Table, shown_names, table, with_interval
 
 SETTLED_FROM = 16
 """Position from which on the figure's axis holds the curves, which are steep before."""
@@ -76,7 +76,7 @@ class TokenLoss(Result, kind="loss"):
         return self.losses.shape[1]
 
     def verdict(self, at: int = 0) -> str:
-        return f"{written(self.summaries[at].mean)} {self.unit} a token"
+        return f"{with_interval(self.summaries[at].mean)} {self.unit} a token"
 
     @classmethod
     def compare(cls, results: Sequence[TokenLoss], labels: Sequence[Sequence[str]]) -> Table:

@@ -15,7 +15,7 @@ from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell as Number
-from ssmscope.render.table import Line, Table, folded, plain, shown_names, table
+from ssmscope.render.table import Line, Table, frame_table, number_cell, shown_names, table
 
 SIGNIFICANCE = 0.05
 """Two models differ in a cell if the interval of their ratio excludes 1 and the sign test's p is below this."""
@@ -148,7 +148,7 @@ class Retrieval(Result, kind="retrieval"):
             lines = []
             for task, row, chance in zip(self.tasks, rows, self.chance):
                 cells = {f"{n:,}": Number(cell.accuracy, digits=2) for n, cell in zip(self.lengths, row)}
-                lines.append(Line((task,), {**cells, "chance": plain(chance)}))
+                lines.append(Line((task,), {**cells, "chance": number_cell(chance)}))
             yield self._grid(f"accuracy of {name}", lines, "Intervals are Wilson's.")
         note = "* the interval excludes 1, and the sign test has p < 0.05. Intervals: paired bootstrap over questions."
         for name, ratios in zip(self.models[1:], self.ratios):
@@ -159,7 +159,7 @@ class Retrieval(Result, kind="retrieval"):
             yield self._grid(f"accuracy of {self.models[0]} / accuracy of {name} (* differs)", lines, note)
         frame, above = self.to_frame(), ("accuracy", "ratio", "differs", "chance", "examples")
         rest = [name for name in map(str, frame) if not name.startswith(above)]
-        yield replace(folded(frame[rest], limit=TABLE_ROWS), wide=True)
+        yield replace(frame_table(frame[rest], limit=TABLE_ROWS), wide=True)
 
     def _grid(self, title: str, lines: Sequence[Line], note: str) -> Table:
         return replace(table(("task",), lines, note=note), title=title)

@@ -4,78 +4,63 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from matplotlib.ticker import MaxNLocator
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from ssmscope.render.figure import COLOURS, INK, SOFT, Sheet, handle, line
+from ssmscope.probes.snr.measure import SNRCurve
+from ssmscope.probes.snr.result import NeedleSNR
+from ssmscope.render import figure as plot
+from ssmscope.render.letters import short_name
 from ssmscope.render.numbers import counted
-from ssmscope.render.tokens import shorten, visible
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ssmscope.probes.snr.measure import SNRCurve
-    from ssmscope.probes.snr.result import NeedleSNR
-
-DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
-"""Dashes of the first six models, the next six, and all others."""
-MAX_LENGTHS = 4
-TASKS_PER_ROW = 5
-WIDTH, LEFT, RIGHT = 9.0, 0.75, 0.3
-HEAD, PANEL, FOOT, GAP = 0.42, 2.5, 0.62, 0.72
-SMALL, SMALL_HEAD, SMALL_GAP = 1.25, 0.3, 0.14
-"""Sizes in inches: margin above a block, panels, margin below them and gap between them; the same for the tasks' small
-panels."""
-MAX_NAME_LETTERS = 60
+MAX_LENGTHS, TASKS_PER_ROW, MAX_NAME_LETTERS = 4, 5, 60
+PANEL, SMALL = 2.3, 1.4
+"""Heights in inches of a length's panels, and of a task's with its title."""
 
 
-def draw(result: NeedleSNR) -> Figure:
+def draw(result: NeedleSNR, frame: plot.Frame) -> Figure:
     """Draw a block per length: the needle's probability and its log ratio to the best distractor over all tasks, and
     below them each task's probabilities in panels that share their axes."""
-    lengths, several = result.lengths[:MAX_LENGTHS], len(result.models) > 1
+    lengths, name = result.lengths[:MAX_LENGTHS], result.models[0].name
     tasks = result.tasks[1:] if len(result.tasks) > 1 else ()
-    rows = math.ceil(len(tasks) / TASKS_PER_ROW)
-    block = HEAD + PANEL + FOOT + rows * (SMALL_HEAD + SMALL) + (FOOT if rows else 0)
-    title = (
-        ("Needle probability by layer", "", "")
-        if several
-        else ("Needle probability by layer of ", result.models[0].name, "")
-    )
-    listed = shorten(visible(", ".join(tasks or result.tasks)), MAX_NAME_LETTERS)
-    below = (
-        f"{counted(result.curves[0].examples, 'question')} ({listed}), mean and 95 % bootstrap interval over questions"
-    )
-    legend = [
-        (
-            handle(at, **_look(at)),
-            f"{shorten(visible(model.name), MAX_NAME_LETTERS)}: {shorten(visible(model.lens), MAX_NAME_LETTERS)}",
-        )
-        for at, model in enumerate(result.models)
-    ]
-    sheet = Sheet(WIDTH, Sheet.TOP + block * len(lengths), title, below, legend, left=0.22)
-    for number, length in enumerate(lengths):
-        top = sheet.top + number * block
+    title = "Needle probability by layer" + f" of {name}" * (len(result.models) == 1)
+    listed = short_name(", ".join(tasks or result.tasks), MAX_NAME_LETTERS)
+    questions = counted(result.curves[0].examples, "question")
+    below = f"{questions} ({listed}), mean and 95 % bootstrap interval over questions"
+    names = [f"{short_name(model.name, 44)}: {short_name(model.lens, 44)}" for model in result.models]
+    sheet = plot.Sheet(frame, title, below, [(plot.handle(at), name) for at, name in enumerate(names)], width=9.0)
+    if len(lengths) == 1 and lengths[0] is None and not tasks:
+        _upper(sheet.panels(PANEL, across=1 + _has_ratios(result.curves)), result.curves)
+        return sheet.figure
+    across = min(max(len(tasks), 1), TASKS_PER_ROW, max(1, int(sheet.width / 1.5)))
+    stacked = sheet.width < plot.NARROW_INCHES
+    upper = (PANEL + plot.AXIS_INCHES) * (2 if stacked else 1)
+    lower = SMALL * math.ceil(len(tasks) / across) + 0.3 if tasks else 0.02
+    for length, block in zip(lengths, sheet.parts(*[upper + lower + 0.2] * len(lengths))):
         curves = [result.curve(model.name, result.tasks[0], length) for model in result.models]
         if length is not None:
-            text = f"contexts of {length:,} {result.unit}, {curves[0].tokens:,.0f} tokens a prompt"
-            y = 1 - (top + 0.14) / sheet.height
-            sheet.figure.text(0.2 / WIDTH, y, text, size=9.5, color=INK, va="center")
-        ratios = any(not math.isnan(curve.chance) for curve in curves)
-        wide = (WIDTH - LEFT - RIGHT - GAP) / 2 if ratios else WIDTH - LEFT - RIGHT
-        _panel(sheet.panel(LEFT, top + HEAD, wide, PANEL), curves, "needle", "needle probability")
-        if ratios:
-            axes = sheet.panel(LEFT + wide + GAP, top + HEAD, wide, PANEL)
-            _panel(axes, curves, "log_ratio", "ln(needle / best distractor)")
-            axes.axhline(0, color=SOFT, linewidth=0.9)
-        of_tasks = [[result.curve(model.name, task, length) for model in result.models] for task in tasks]
-        _tasks(sheet, of_tasks, top + HEAD + PANEL + FOOT)
+            said = f"contexts of {length:,} {result.unit}, {curves[0].tokens:,.0f} tokens a prompt"
+            block.suptitle(said, x=0.12 / sheet.width, ha="left", fontsize="medium")
+        above, below = block.subfigures(2, 1, height_ratios=(upper, lower))
+        shape = (1, 1 + _has_ratios(curves))[:: -1 if stacked else 1]
+        _upper([plot.styled(axes) for axes in above.subplots(*shape, squeeze=False).ravel()], curves)
+        if tasks:
+            own = [[result.curve(model.name, task, length) for model in result.models] for task in tasks]
+            _tasks(below, own, across)
     return sheet.figure
 
 
-def _look(number: int) -> dict[str, Any]:
-    return {"linestyle": DASHES[min(number // len(COLOURS), len(DASHES) - 1)], "markersize": 3.5}
+def _upper(panels: Sequence[Axes], curves: Sequence[SNRCurve]) -> None:
+    _panel(panels[0], curves, "needle", "needle probability")
+    for axes in panels[1:]:
+        _panel(axes, curves, "log_ratio", "ln(needle / best distractor)")
+        axes.axhline(0, color=plot.SOFT, linewidth=0.9)
+
+
+def _has_ratios(curves: Sequence[SNRCurve]) -> bool:
+    return any(not math.isnan(curve.chance) for curve in curves)
 
 
 def _panel(axes: Axes, curves: Sequence[SNRCurve], metric: str, name: str, **style: Any) -> None:
@@ -83,34 +68,31 @@ def _panel(axes: Axes, curves: Sequence[SNRCurve], metric: str, name: str, **sty
     alike = len({len(curve.layers) for curve in curves}) == 1
     for number, curve in enumerate(curves):
         at = [one.layer if alike else one.depth for one in curve.layers]
-        line(axes, at, [getattr(one, metric) for one in curve.layers], number, **{**_look(number), **style})
+        plot.line(axes, at, [getattr(one, metric) for one in curve.layers], number, **{"markersize": 3.5, **style})
     if metric == "needle":
         axes.set_ylim(0, None)
     if alike:
-        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    at_ends = (
-        "layer (0: embeddings; the last: the model itself)" if alike else "depth, layer / layers (1: the model itself)"
-    )
-    axes.set_xlabel(at_ends, color=SOFT, size=8.5)
-    axes.set_ylabel(name, color=SOFT, size=8.5)
+        plot.integers(axes.xaxis, 8)
+    axes.set_ylabel(name)
+    axes.set_xlabel("layer (0: embeddings; last: the model)" if alike else "depth, layer / layers (1: the model)")
 
 
-def _tasks(sheet: Sheet, tasks: Sequence[Sequence[SNRCurve]], top: float) -> None:
+def _tasks(part: Any, tasks: Sequence[Sequence[SNRCurve]], across: int) -> None:
     """Draw the tasks in rows of small panels with the same axes."""
-    columns = min(len(tasks), TASKS_PER_ROW)
-    wide = (WIDTH - LEFT - RIGHT - SMALL_GAP * (columns - 1)) / max(columns, 1)
-    shared: dict[str, Any] = {}
-    for number, curves in enumerate(tasks):
-        row, column = divmod(number, TASKS_PER_ROW)
-        y = top + row * (SMALL_HEAD + SMALL) + SMALL_HEAD
-        axes = sheet.panel(LEFT + column * (wide + SMALL_GAP), y, wide, SMALL, **shared)
-        shared = shared or {"sharex": axes, "sharey": axes}
-        _panel(axes, curves, "needle", "needle probability" if column == 0 else "", markersize=0, linewidth=1.3)
-        axes.set_title(shorten(visible(curves[0].task), 24), size=8.5, color=INK, loc="left", pad=3, parse_math=False)
-        alike, last_row = len({len(curve.layers) for curve in curves}) == 1, number + TASKS_PER_ROW >= len(tasks)
-        axes.xaxis.set_major_locator(MaxNLocator(4, integer=alike))
-        axes.tick_params(labelleft=column == 0, labelbottom=last_row, labelsize=7.5)
-        axes.set_xlabel(("layer" if alike else "depth") if last_row else "", size=8)
-    if tasks:
-        highest = max(one.needle.high for curves in tasks for curve in curves for one in curve.layers)
-        shared["sharey"].set_ylim(0, 1.05 * highest)
+    rows = math.ceil(len(tasks) / across)
+    made = part.subplots(rows, across, squeeze=False, sharex=True, sharey=True).ravel().tolist()
+    for number, axes in enumerate(made):
+        if number >= len(tasks):
+            axes.remove()
+            continue
+        curves = tasks[number]
+        _panel(
+            plot.styled(axes), curves, "needle", "needle probability" if number == 0 else "", marker="", linewidth=1.3
+        )
+        axes.set_title(short_name(curves[0].task, 24))
+        axes.set_xlabel("")
+        axes.tick_params(labelbottom=number + across >= len(tasks))
+    part.supxlabel(
+        "layer" if len({len(curve.layers) for curve in tasks[0]}) == 1 else "depth", fontsize="medium", color=plot.SOFT
+    )
+    made[0].set_ylim(0, 1.05 * max(one.needle.high for curves in tasks for curve in curves for one in curve.layers))

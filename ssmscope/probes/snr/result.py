@@ -15,9 +15,9 @@ from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.errors import InputError
 from ssmscope.probes.snr.measure import METRICS, LayerDifference, LayerSNR, SNRCurve, SNRDifference
 from ssmscope.render.blocks import Block, Picture, Prose
-from ssmscope.render.numbers import counted
-from ssmscope.render.table import Cell, Line, Table, as_share, digits_of, table, written
-from ssmscope.render.tokens import evenly_apart, shorten, visible
+from ssmscope.render.numbers import counted, evenly_spaced
+from ssmscope.render.table import Cell, Line, Table, as_share, digits_of, table, with_interval
+from ssmscope.render.tokens import shorten, visible
 
 MAX_LAYERS = 24
 """Maximum number of layers in a table, without the model's own answer."""
@@ -48,7 +48,7 @@ class NeedleSNR(Result, kind="snr"):
     def verdict(self, at: int = 0) -> str:
         curve = self.curve(self.models[at].name)
         length = "" if curve.length is None else f" at {curve.length:,} {self.unit}"
-        average, accuracy = written(curve.average), written(curve.accuracy)
+        average, accuracy = with_interval(curve.average), with_interval(curve.accuracy)
         return f"needle probability {average}, mean of layers; accuracy {accuracy}{length}"
 
     @classmethod
@@ -157,7 +157,7 @@ def _layers(title: str, curves: Sequence[SNRCurve], apart: Sequence[SNRDifferenc
     layers = len(curves[0].layers) - 1
     digits = digits_of(layer.needle for one in curves for layer in one.layers)
     rows = []
-    for layer in (*evenly_apart(layers, MAX_LAYERS), layers):
+    for layer in (*evenly_spaced(layers, MAX_LAYERS), layers):
         needles = [*(one.layers[layer].needle for one in curves), *(one.layers[layer].needle for one in apart)]
         rows.append((("model" if layer == layers else str(layer),), tuple(Cell(one, digits=digits) for one in needles)))
     columns = (*(shorten(visible(curve.model), MAX_NAME_LETTERS) for curve in curves), *("difference" for _ in apart))

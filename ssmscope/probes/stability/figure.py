@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogFormatter
 
-from ssmscope.render.figure import DASHED, INK, SOFT, Sheet, title
-from ssmscope.render.tokens import BLUES, ramp
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ssmscope.probes.stability.result import Stability
+from ssmscope.probes.stability.result import Stability
+from ssmscope.render import figure as plot
+from ssmscope.render.colours import BLUES, ramp
 
 COLOURS = {"stable": "#4f97cb", "marginal": "#e69f00", "unstable": "#a50026"}
-WIDTH, ROW_HEIGHT, MIN_HEIGHT, MAX_HEIGHT, HEADER, FOOTER = 10.0, 0.27, 2.6, 9.0, 0.95, 0.6
-"""Sizes in inches: the figure, a layer's row, bounds on the height of the panels, and the margins above and below."""
+MIN_INCHES, MAX_INCHES = 2.3, 9.0
+"""Bounds on the height of the panels."""
 MAX_NAMED = 34
 """Maximum number of layers that are named on the axis."""
-LEGEND: dict[str, Any] = dict(
-    loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=8, frameon=False, borderaxespad=0.1
-)
+LEGEND: dict[str, Any] = dict(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.1, handlelength=1.4)
 
 
-def draw(result: Stability) -> Figure:
+def draw(result: Stability, frame: plot.Frame) -> Figure:
     """Draw at the left a line per layer, 5 % to 95 % of its states' half-lives (thick from 25 % to 75 %, a dot at the
     median) with the text's length; at the right the norm of each layer's states at the positions."""
-    tall = min(max(ROW_HEIGHT * len(result.layers) + 0.3, MIN_HEIGHT), MAX_HEIGHT)
     counts = ", ".join(f"{number} {name}" for name, number in result.counts().items() if number)
-    below = f"on {result.inputs}; {result.unit}: {counts}"
-    sheet = Sheet(WIDTH, HEADER + tall + FOOTER, title(result), below)
-    _half_lives(sheet.panel(0.65, HEADER, 3.85, tall, xscale="log"), result)
-    _norms(sheet.panel(6.0, HEADER, 3.8, tall, yscale="log"), result)
+    sheet = plot.Sheet(frame, result.headline, f"on {result.inputs}; {result.unit}: {counts}", width=10.0)
+    left, right = sheet.panels(float(np.clip(plot.ROW_INCHES * len(result.layers), MIN_INCHES, MAX_INCHES)), across=2)
+    _half_lives(left, result)
+    _norms(right, result)
     return sheet.figure
 
 
@@ -45,56 +38,40 @@ def _half_lives(axes: Axes, result: Stability) -> None:
     finite = spread[np.isfinite(spread) & (spread > 0)]
     low = min(finite.min(initial=result.longest), result.longest) / 2
     high = max(finite.max(initial=result.longest), result.longest) * 2
-    shown = np.clip(spread, low, high)
-    axes.set_xlim(low, high)
+    plot.scale_log(axes, "x")
     axes.grid(visible=False, axis="y")
-    axes.axvline(result.longest, color=SOFT, linewidth=1, linestyle=DASHED)
-    for row, (layer, (q5, q25, q50, q75, q95)) in enumerate(zip(result.layers, shown)):
+    axes.axvline(result.longest, color=plot.SOFT, linewidth=1, linestyle=plot.DASHED)
+    named = len(result.layers) <= MAX_NAMED
+    for row, (layer, (q5, q25, q50, q75, q95)) in enumerate(zip(result.layers, np.clip(spread, low, high))):
         colour = COLOURS[layer.behaviour]
-        axes.plot([q5, q95], [row, row], color=colour, linewidth=1.2, solid_capstyle="butt")
-        axes.plot([q25, q75], [row, row], color=colour, linewidth=5, solid_capstyle="butt")
-        axes.plot([q50], [row], "o", color="white", markeredgecolor=INK, markersize=4.5, zorder=3)
+        axes.plot([q5, q95], [row, row], color=colour, linewidth=1.2)
+        axes.plot([q25, q75], [row, row], color=colour, linewidth=5)
+        axes.plot([q50], [row], "o", color="white", markeredgecolor=plot.INK, markersize=4.5, zorder=3)
         if math.isinf(layer.quantiles[-1]):  # An arrow marks infinite half-lives.
             axes.plot([high], [row], ">", color=colour, markersize=6, clip_on=False, zorder=3)
-        if len(result.layers) <= MAX_NAMED:
-            style: dict[str, Any] = dict(va="center", size=8, color=INK if layer.never else SOFT)
-            axes.text(1.03, row, layer.outlasting, transform=axes.get_yaxis_transform(), **style)
-    if len(result.layers) <= MAX_NAMED:
+        if named:
+            plot.beside(axes, row, layer.outlasting, color=plot.INK if layer.never else plot.SOFT)
+    if named:
         axes.set_yticks(range(len(result.layers)), [layer.name for layer in result.layers])
-        axes.text(1.03, 1.02, "never", transform=axes.transAxes, size=8, color=SOFT)
-    axes.set_ylim(len(result.layers) - 0.4, -0.6)
-    axes.set_ylabel("layer", color=SOFT, size=9)
-    axes.set_xlabel("half-life in tokens; dashed, the longest text", color=SOFT, size=9)
-    axes.xaxis.set_major_formatter(FuncFormatter(_plainly))
+        axes.text(1.02, 1.01, "never", transform=axes.transAxes, color=plot.SOFT)
+    axes.set(xlim=(low, high), ylim=(-0.6, len(result.layers) - 0.4))
+    axes.set(xlabel="half-life in tokens; dashed, the longest text", ylabel="layer")
     bars = [Line2D([], [], color=COLOURS[name], linewidth=5, label=name) for name, n in result.counts().items() if n]
-    axes.legend(handles=bars, handlelength=1.2, **LEGEND)
+    axes.legend(handles=bars, **LEGEND)
 
 
 def _norms(axes: Axes, result: Stability) -> None:
+    plot.scale_log(axes, "y")
     number = len(result.norms)
     colours = ramp(BLUES[2:], max(number, 2))
     listed = {0, number - 1} if number > 6 else set(range(number))
     for layer, norms in enumerate(result.norms):
-        drawn = np.where(np.isfinite(norms) & (norms > 0), norms, np.nan)
+        shown = np.where(np.isfinite(norms) & (norms > 0), norms, np.nan)
         label = f"layer {result.numbers[layer]}" if layer in listed else None
         if number <= 6:
-            axes.fill_between(result.positions, drawn[:, 1], drawn[:, 2], color=colours[layer], alpha=0.2, linewidth=0)
+            axes.fill_between(result.positions, shown[:, 1], shown[:, 2], color=colours[layer], alpha=0.2, linewidth=0)
         marker = "." if len(result.positions) == 1 else None
-        axes.plot(result.positions, drawn[:, 0], color=colours[layer], linewidth=1.4, label=label, marker=marker)
-    axes.yaxis.set_major_formatter(FuncFormatter(_plainly))
-    axes.yaxis.set_minor_formatter(_Between(labelOnlyBase=False, minor_thresholds=(1.2, 0.5)))
-    axes.set_xlabel("position in the text", color=SOFT, size=9)
-    axes.set_ylabel("norm of the layer's states", color=SOFT, size=9)
+        axes.plot(result.positions, shown[:, 0], color=colours[layer], linewidth=1.4, label=label, marker=marker)
+    axes.set(xlabel="position in the text", ylabel="norm of the layer's states")
     if number > 1:
         axes.legend(**LEGEND)
-
-
-def _plainly(value: float, _: object) -> str:
-    return f"{value:,.0f}" if 1 <= value < 1e6 else f"{value:g}"
-
-
-class _Between(LogFormatter):
-    """Labels for ticks between powers of ten on an axis with few of these."""
-
-    def __call__(self, value: float, place: int | None = None) -> str:
-        return _plainly(value, place) if super().__call__(value, place) else ""

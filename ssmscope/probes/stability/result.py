@@ -13,8 +13,8 @@ import pandas as pd
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.render.blocks import Block
-from ssmscope.render.numbers import portion, tokens
-from ssmscope.render.table import Cell, Line, Table, plain, short, table
+from ssmscope.render.numbers import percent_of, token_count
+from ssmscope.render.table import Cell, Line, Table, number_cell, short_cell, table
 
 BEHAVIOURS = ("stable", "marginal", "unstable")
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -64,7 +64,7 @@ class LayerStability:
     @property
     def outlasting(self) -> str:
         """Share of its states that outlast the longest text, in percent."""
-        return portion(self.never, self.heads * self.states)
+        return percent_of(self.never, self.heads * self.states)
 
     @property
     def spectral_abscissa(self) -> float:
@@ -129,7 +129,7 @@ class Stability(Result, kind="stability"):
             frame = result.to_frame()
             cells = {"behaviour": Cell(text=result.behaviour), result.unit: Cell(text=listed(result.counts()))}
             for column in ("spectral_abscissa", "largest_gain", "possible_gain", "growth"):
-                cells[f"largest {column.removeprefix('largest_').replace('_', ' ')}"] = plain(frame[column].max())
+                cells[f"largest {column.removeprefix('largest_').replace('_', ' ')}"] = number_cell(frame[column].max())
             lines.append(Line((label,), cells))
         note = "Gains and growth are natural logarithms per token, the spectral abscissa is per unit of Δ."
         return table(("model",), lines, note=note)
@@ -203,9 +203,9 @@ class Stability(Result, kind="stability"):
         for one in self.layers:
             cells = {"behaviour": Cell(text=one.behaviour)}
             if continuous:
-                cells["s_A"] = plain(one.spectral_abscissa)
-            cells |= {"growth": Cell(one.growth, digits=None), "step": plain(one.largest_gain)}
-            lines.append(Line((one.name,), {**cells, "any step": plain(one.possible_gain)}))
+                cells["s_A"] = number_cell(one.spectral_abscissa)
+            cells |= {"growth": Cell(one.growth, digits=None), "step": number_cell(one.largest_gain)}
+            lines.append(Line((one.name,), {**cells, "any step": number_cell(one.possible_gain)}))
         bounds = "; ".join(dict.fromkeys(layer.bounded_by for layer in self.layers))
         note = (
             "Natural logarithms: growth, the mean gain of a step of the layer's slowest state; step, the largest gain "
@@ -220,12 +220,19 @@ class Stability(Result, kind="stability"):
     def _memory(self) -> Table:
         lines = []
         for one in self.layers:
-            q5, q25, q50, q75, q95 = map(tokens, one.quantiles)
+            q5, q25, q50, q75, q95 = map(token_count, one.quantiles)
             median = one.quantiles[2]
-            cells = {"heads": short(one.heads), "states": short(one.states), "half-life": short(median, q50)}
-            cells |= {"25 % to 75 %": short(median, f"{q25} to {q75}"), "5 % to 95 %": short(median, f"{q5} to {q95}")}
-            cells["never"] = short(one.never, one.outlasting)
-            lines.append(Line((one.name,), {**cells, "norm": plain(self.last_norm(one.layer))}))
+            cells = {
+                "heads": short_cell(one.heads),
+                "states": short_cell(one.states),
+                "half-life": short_cell(median, q50),
+            }
+            cells |= {
+                "25 % to 75 %": short_cell(median, f"{q25} to {q75}"),
+                "5 % to 95 %": short_cell(median, f"{q5} to {q95}"),
+            }
+            cells["never"] = short_cell(one.never, one.outlasting)
+            lines.append(Line((one.name,), {**cells, "norm": number_cell(self.last_norm(one.layer))}))
         note = (
             "states: decays per head. Half-life: tokens until half of a state has decayed, the median of the layer's "
             f"states. never: states that keep half beyond the longest text ({self.longest:,} tokens). norm: of all the "
