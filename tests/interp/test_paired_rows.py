@@ -89,6 +89,8 @@ def test_differences_are_named_from_a_tenth_of_the_scale_on_three_on_each_side()
         2
     ]
     assert few.marked == [0] and few.against == []
+    low = both(text("a|b", row([0.0625, 0.0], (0.0, 0.5))), text("a|b", row([0.0, 0.03125], (0.0, 0.5)))).rows[2]
+    assert low.marked == [0] and low.against == []  # a tenth of 0.5
     outside = row([1.0, 0.5, 0.25], outside=np.array([True, False, False]))
     others = row([0.0, 0.0, 0.0], outside=np.array([False, False, True]))
     found = both(text("a|b|c", outside), text("a|b|c", others)).rows[2]
@@ -166,9 +168,12 @@ def test_special_and_empty_tokens_belong_to_no_word_or_to_the_one_before() -> No
     assert found.tokens == (" a", " b") and scores_of(found)["m\nlayer 1"] == [0.375, 1.0]
     begins = text("|a|b", row([0.5, 0.25, 1.0]), words=(0, 0, 1))
     assert scores_of(both(begins, other))["m\nlayer 1"] == [0.375, 1.0]
-    for wrong in (text("a|c", row([0, 0])), text("a|b|b", row([0, 0, 0]))):
+    with pytest.raises(ValueError, match="longer"):
+        paired_rows(block(other, other), block(other), NAMES)
+    image = text("0|1", row([0, 0]), pixels=np.zeros((1, 2, 1)))
+    for wrong in (text("a|c", row([0, 0])), text("a|b|b", row([0, 0, 0])), text("01", row([0])), image):
         with pytest.raises(InputError, match="text 0 is not read as the same characters by the two models"):
-            both(wrong, other)
+            both(wrong, text("0 1", row([0])) if wrong is image else other)
 
 
 def test_scales_marks_and_queries_move_with_their_tokens() -> None:
@@ -240,6 +245,7 @@ def test_the_frame_has_a_row_for_each_of_the_three_and_every_token() -> None:
     first = block(text("a|b", row([0.5, 0.25]), row([1, 0], name="layer 2")), text("c", row([0.125])))
     other = block(text("a|b", row([0.25, 0.5]), row([0, 1], name="layer 2")), text("c", row([1])))
     frame = pair_of(of("m", first), of("n", other)).to_frame()
+    assert frame.index.tolist() == list(range(15))
     assert list(frame) == ["model", "text", "row", "position", "token", "score"]
     assert frame.values.tolist() == [
         *[["m", 0, "layer 1", 0, "a", 0.5], ["m", 0, "layer 1", 1, "b", 0.25]],
