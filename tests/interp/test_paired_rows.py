@@ -168,7 +168,7 @@ def test_special_and_empty_tokens_belong_to_no_word_or_to_the_one_before() -> No
     assert found.tokens == (" a", " b") and scores_of(found)["m\nlayer 1"] == [0.375, 1.0]
     begins = text("|a|b", row([0.5, 0.25, 1.0]), words=(0, 0, 1))
     assert scores_of(both(begins, other))["m\nlayer 1"] == [0.375, 1.0]
-    with pytest.raises(ValueError, match="longer"):
+    with pytest.raises(ValueError, match="shorter"):
         paired_rows(block(other, other), block(other), NAMES)
     image = text("0|1", row([0, 0]), pixels=np.zeros((1, 2, 1)))
     for wrong in (text("a|c", row([0, 0])), text("a|b|b", row([0, 0, 0])), text("01", row([0])), image):
