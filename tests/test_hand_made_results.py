@@ -14,6 +14,7 @@ import pytest
 from ssmscope.attacks.effect import views as effect_views
 from ssmscope.attacks.insertion.result import InsertionCurve, InsertionSweep, Place, curve_table, place_name
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Attribution, doubt
 from ssmscope.interp.heatmap import views
 from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
@@ -127,6 +128,23 @@ class TestNeedles:
             "m: lens of m, 2 layers",
             "n: lens of n, 2 layers",
         ]
+
+    def test_headline_says_from_which_layer_on_half_is_known(self) -> None:
+        result = self.result(models=1)
+        for needles, layer in (((0.1, 0.3, 0.5), 1), ((0.3, 0.1, 0.5), 2), ((0.25, 0.3, 0.5), 0), ((0.5, 0.5, 0.5), 0)):
+            curve = result.curves[0]
+            layers = tuple(
+                replace(each, needle=Estimate(value, NAN, NAN)) for each, value in zip(curve.layers, needles)
+            )
+            found = replace(result, curves=(replace(curve, layers=layers), *result.curves[1:]))
+            told = f"0.500 at 100 tokens, half of it from layer {layer} of 2 on"
+            assert found.headline == f"Needle probability of m: {told}"
+        alone = replace(result, curves=result.curves[:2])
+        assert " at 100" not in alone.headline and ": m 0." not in alone.headline
+        assert "; n 0." in self.result().headline and self.result().headline.startswith("Needle probability: m 0.")
+        with pytest.raises(InputError, match="there is no curve m/qa9/100; there are m/all/100, m/qa1/100, m/all/2000"):
+            result.curve(task="qa9")
+        assert result.curve(length=2000, task="qa1") is result.curves[3]
 
 
 class TestRetrieval:
@@ -318,6 +336,20 @@ class TestHeatmap:
         assert [self.result(one, score="retention").written(score) for score in (0.0994, 0.5)] == ["0.099", "0.500"]
         shown = self.result(one, contrast="sst2")
         assert [shown.written(score) for score in (-1.26, 0.0, 2.0)] == ["−1.3", "+0.0", "+2.0"]
+
+    def test_the_verdict_names_the_score_and_its_place(self) -> None:
+        one = self.text([0.125, 0.5, 0.375])
+        for more, said in (
+            ({}, "“b” 50 % of the states at the end (layer 0)"),
+            (dict(at=2), "“b” 50 % of the states after token 2 (layer 0)"),
+            (dict(contrast="sst2"), "most above their own average over sst2: “b” +0.5 (layer 0)"),
+            (dict(score="write"), "highest write: “b” 0.500 (layer 0)"),
+        ):
+            assert self.result(one, **more).verdict() == said
+        nothing = self.text([0.125, 0.5, 0.375], rationale=())
+        assert self.result(nothing, nothing, score="write").verdict() == (
+            "write, layer 0: text 0: nothing stands out; text 1: nothing stands out"
+        )
 
     def test_half_lives_of_up_to_three_layers_are_said(self) -> None:
         row = [0.2, 0.5, 0.3]
