@@ -15,9 +15,10 @@ from ssmscope.attacks.effect import views as effect_views
 from ssmscope.attacks.insertion.result import InsertionCurve, InsertionSweep, Place, curve_table, place_name
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
-from ssmscope.interp.explain.result import Attribution, doubt
+from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation, doubt, strongest
 from ssmscope.interp.heatmap import views
 from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
+from ssmscope.probes.evaluate.result import Benchmarks, Score
 from ssmscope.probes.retrieval.result import Cell, Ratio, Retrieval
 from ssmscope.probes.snr.measure import LayerDifference, LayerSNR, SNRCurve, SNRDifference
 from ssmscope.probes.snr.result import LensedModel, NeedleSNR
@@ -221,6 +222,8 @@ class TestRetrieval:
                     one.accuracy.value for one in result.cells[model][task]
                 ]
         assert [cell.text for cell in tables[4].rows[1][1]] == [one.written for one in result.ratios[1][1]]
+        value = result.ratios[1][1][2].value
+        assert tables[4].rows[1][1][2].interval == f"[{value.low:.2f}, {value.high:.2f}]"
         assert result.verdict(2) == "accuracy 0.500 at 10 tokens and 0.000 at 40 tokens, mean of 2 tasks"
         assert result.headline == (
             "Retrieval, accuracy on 2 tasks by context tokens: x 0.000 at 10 and 0.000 at 40; y 0.000 at 10 and "
@@ -450,3 +453,56 @@ def test_remarks_on_a_change() -> None:
     for layers, by_layer, said in ((8, False, False), (9, False, True), (9, True, False)):
         found = list(effect_views.remarks(result(None, head, layers=tuple(range(layers)), by_layer=by_layer)))
         assert any(line.startswith(f"8 of {layers} layers") for line in found) == said
+
+
+def test_explanations_are_listed_text_by_text_and_method_by_method() -> None:
+    def text(*scores: list[float], words: tuple[int | None, ...] = (0, 1, 2)) -> ExplainedText:
+        made = tuple(
+            Attribution(name, np.array(row, np.float32), delta, 4, converged)
+            for name, row, delta, converged in zip(("ig", "self-retention"), scores, (0.5, None), (False, None))
+        )
+        return ExplainedText(("a", " b", " c"), words, "yes", 0.5, "yes", 2.5, made)
+
+    first = text([0.5, -0.25, 0.75], [0.125, 0.5, 0.25])
+    second = text([-0.5, -0.75, 0.0], [0.75, 0.25, 0.5], words=(None, 0, 1))
+    result = Explanation({"model": "own"}, (first, second), ("ig", "self-retention"), 2)
+    found = [(line.labels, {name: cell.text for name, cell in line.cells.items()}) for line in strongest(result)]
+    assert [labels for labels, _ in found] == [(at, name) for at in "01" for name in ("ig", "self-retention")]
+    missed = "misses 50.0% of f(x) − f(baseline)"
+    assert found[0][1] == {"highest scores": "c 0.750 · a 0.500", "strongest against": "b −0.250", "error": missed}
+    assert found[1][1] == {"highest scores": "b 0.500 · c 0.250"}
+    assert found[2][1]["highest scores"] == "none" and found[2][1]["strongest against"] == "b −0.750"
+    assert found[2][1]["special tokens"].startswith("a −0.500")
+    assert first.top(first.attributions[0], 1) == [2] and second.against(second.attributions[1], 3) == []
+    compared = [line.cells for line in strongest(result, "x")]
+    assert [cells["relative error of the sum"].value for cells in compared] == ["0.5000", "–", "0.5000", "–"]
+    assert [line.labels for line in strongest(result, "x")][1] == ("x", "0", "self-retention")
+
+
+def test_scores_of_benchmarks() -> None:
+    made = counter()
+    scores = (
+        Score("a", "acc", made(), True, 5, 100),
+        Score("a", "norm", replace(made(), low=NAN, high=NAN), True, 0, 100),
+        Score("b", "ppl", Estimate(12.345678, 12.0, 12.5), False, 0, 0),
+    )
+    result = Benchmarks({"model": "own", "versions": {"lm-eval": "0.4"}}, scores)
+    (table,) = result.tables()
+    assert [(*labels, *(cell.value for cell in own)) for labels, own in table.rows] == [
+        ("a", "acc", "0.001", "5", "100"),
+        ("a", "norm", "0.002", "0", "100"),
+        ("b", "ppl", "12.35", "0", "–"),
+    ]
+    assert result.headline == "Benchmarks of own: acc 0.001 on a, ppl 12.35 on b"
+    assert prose(result)[-1].endswith("A score without a standard error has no interval.")
+    assert not prose(replace(result, scores=scores[::2]))[-1].endswith("has no interval.")
+    assert result.to_frame().drop(columns="model").values.tolist()[2] == [
+        "b",
+        "ppl",
+        12.345678,
+        12.0,
+        12.5,
+        False,
+        0,
+        0,
+    ]

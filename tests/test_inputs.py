@@ -24,6 +24,7 @@ from ssmscope.api.inputs import (
     whole_numbers,
 )
 from ssmscope.api.options import Range
+from ssmscope.core.encoding import MAX_CHARACTERS_PER_TOKEN
 from ssmscope.core.limits import MAX_TOKENS_PER_ROW
 from ssmscope.errors import InputError
 
@@ -180,6 +181,9 @@ def test_texts_that_cannot_be_too_long_are_not_tokenized() -> None:
     asked: list[str] = []
     model = Known(tokenizer=lambda text, **_: asked.append(text) or {"input_ids": [1]})
     check_lengths(model, SimpleNamespace(name="own", texts=["abc", "abcd", "ab"]), 12)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="row 1 of own"):
+        long = "a" * (12 * MAX_CHARACTERS_PER_TOKEN + 1)
+        check_lengths(model, SimpleNamespace(name="own", texts=[long]), 12)  # type: ignore[arg-type]
     assert asked == ["abcd"]  # of 16 bytes at most, and so of 16 tokens
 
 
