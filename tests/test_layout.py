@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import conftest
 import pytest
+import shapes
 
 from ssmscope.api import registry
 
@@ -233,4 +233,4 @@ def test_messages_speak_python(name: str) -> None:
 
 
 def test_modules_whose_shapes_are_checked_are_there() -> None:
-    assert not set(conftest.CHECKED) - MODULES.keys()
+    assert not set(shapes.CHECKED) - MODULES.keys()

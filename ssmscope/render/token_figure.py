@@ -243,7 +243,7 @@ def rows_part(text: TokenText, rows: Sequence[TokenRow | None], columns: Columns
         if len(text.tokens) > MAX_BOXES
         else ""
     )
-    count = step * len(lines) + bool(note)
+    count = max(1.0, step * len(lines) + bool(note))  # a text without tokens has no lines
 
     def draw(part: SubFigure) -> None:
         axes = typewriter(part, count)

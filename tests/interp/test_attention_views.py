@@ -235,5 +235,5 @@ def test_results_without_texts_maps_or_queries_still_show(tmp_path):
 
 
 def test_views_know_their_limits():
-    assert (views.MAPS_PER_FIGURE, views.TEXTS_PER_FIGURE, triangles.MAX_LABELLED_TOKENS) == (48, 4, 60)
+    assert (views.MAPS_PER_FIGURE, views.TEXTS_PER_FIGURE, triangles.MAX_NAMED_IN_SMALL) == (48, 4, 12)
     assert token_maps.MAX_PAGE_WEIGHTS == 8_000_000

@@ -124,7 +124,7 @@ class TestKeys:
         assert first == here, "the same code elsewhere is the same"
         assert changed("\nX = 1\n", "interp/heatmap/words.py") == {"heatmap"}
         assert changed("\nX = 1\n", "probes/stability/measure.py") == {"stability"}
-        assert changed("\nX = 1\n", "attacks/words/search.py") == {"words"}
+        assert changed("\nX = 1\n", "attacks/words/lockstep.py") == {"words"}
         every = set(asked)
         assert changed("\n/* x */\n", "backends/c/selective_scan.c") == every, "the kernels belong to it"
         assert changed("\n/* x */\n", "backends/c/vectors.h") == every

@@ -109,8 +109,8 @@ def read_transformers(
         source: Path | None = where
         if is_wrapped(files):
             source, where_to["state_dict"] = None, read_all(files)
-        where_to |= {"output_loading_info": True, "local_files_only": True, "trust_remote_code": False}
-        module, info = type(empty).from_pretrained(source, config=config, dtype=dtype or "auto", **where_to)
+        where_to |= {"config": config, "dtype": dtype or "auto", "output_loading_info": True, "local_files_only": True}
+        module, info = type(empty).from_pretrained(source, trust_remote_code=False, **where_to)
         start_at_embeddings(module)
         if rescales:
             _rescales(module.config, asked=True)
