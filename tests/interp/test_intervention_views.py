@@ -235,6 +235,14 @@ class TestPatching:
         assert replace(result, site="head").headline.endswith("flipped first by layer 2, head 0")
         assert replace(result, site="head", base=np.array([0.5, 5.0])).headline.endswith("first by layer 0, head 0")
 
+    def test_the_cell_that_changes_the_most_is_measured_from_the_plain_run(self):
+        """The last row, of all layers together, does not count."""
+        assert self.result().verdict() == "most in layer 0, 0 “good/bad”: −4 (difference of logits)"
+        assert replace(self.result(), base=np.array([0.5, -4.0])).verdict().startswith("most in layer 1, 3 “it”: 1 (")
+        of_chance = replace(self.result(), metric="probability")
+        assert of_chance.verdict() == "most in layer 0, 0 “good/bad”: 0 (probability of the answer)"
+        assert replace(of_chance, base=np.array([0.0, -1.0])).verdict().startswith("most in layer 1, 3 “it”: 0.0500 (")
+
     def test_long_answers_are_cut(self):
         short, long = "x" * 20, "y" * 9 + "…" + "y" * 10
         assert replace(self.result(), answer="x" * 20, contrast="y" * 21).asked == f"“{short}” or “{long}”"
