@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ssmscope.attacks.effect import views as effect_views
+from ssmscope.attacks.effect import result as effect_views
 from ssmscope.attacks.insertion.result import InsertionCurve, InsertionSweep, Place, curve_table, place_name
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
@@ -419,10 +419,6 @@ class TestHeatmap:
         (dict(converged=False, delta=10.0), "misses 10×"),
         (dict(converged=False, delta=3.0, error=0.125), "not converged, ±12.5%"),
         (dict(converged=False, delta=3.0, error=math.inf), "convergence not checked"),
-        (
-            dict(converged=False, delta=3.0, error=0.125, rounding="float32"),
-            "stopped at the rounding of float32, ±12.5%",
-        ),
     ],
 )
 def test_what_is_doubtful_of_an_explanation(fields: dict[str, Any], said: str) -> None:

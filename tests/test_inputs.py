@@ -24,8 +24,8 @@ from ssmscope.api.inputs import (
     whole_numbers,
 )
 from ssmscope.api.options import Range
+from ssmscope.core.batching import MAX_TOKENS_PER_ROW
 from ssmscope.core.encoding import MAX_CHARACTERS_PER_TOKEN
-from ssmscope.core.limits import MAX_TOKENS_PER_ROW
 from ssmscope.errors import InputError
 
 NONE: dict[str, Any] = dict.fromkeys(("text", "file", "ids", "image", "data", "split", "max_tokens"))

@@ -19,14 +19,12 @@ from reported import PROVENANCE, entry
 
 from ssmscope.api.results import Result
 from ssmscope.errors import InputError, Unanswerable
-from ssmscope.reports import page, page_heatmap, running
+from ssmscope.reports import page, plan, running
 from ssmscope.reports.exports import everything
-from ssmscope.reports.fingerprints import Fingerprints
 from ssmscope.reports.grouping import LabelledResult, comparison, groups, model_names, verdict
-from ssmscope.reports.jobs import Job, Jobs, key_of
-from ssmscope.reports.page_heatmap import AttentionLink, name_of, packed
-from ssmscope.reports.page_items import duration, flatten, items, shortened
-from ssmscope.reports.plan_yaml import read_yaml
+from ssmscope.reports.jobs import Fingerprints, Job, Jobs, key_of
+from ssmscope.reports.page import AttentionLink, duration, flatten, items, name_of, packed, shortened
+from ssmscope.reports.plan import read_yaml
 from ssmscope.reports.running import Outcome, execute
 from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, MISSING, RECORD, Report, Store
 
@@ -217,12 +215,12 @@ def test_texts_beyond_the_limit_of_bytes_are_left_out(monkeypatch: pytest.Monkey
     )
     sizes = [len(text.tokens) * (16 + 6 * len(text.rows)) + 300 for text in block.texts]
     for limit, shown in ((sum(sizes), 3), (sum(sizes) - 1, 2), (sizes[0] + sizes[1] - 1, 1), (sizes[0] - 1, 0)):
-        monkeypatch.setattr(page_heatmap, "MAX_BYTES", limit)
+        monkeypatch.setattr(page, "MAX_BYTES", limit)
         (view,) = packed([(labelled, block)], {})
         assert len(view["texts"]) == shown and view["every"] == 3
         assert view["model"] == "made/up" and view["variant"] == f"{block.score} · layers all"
-    monkeypatch.setattr(page_heatmap, "MAX_BYTES", sum(sizes))
-    monkeypatch.setattr(page_heatmap, "MAX_TOKENS_PER_TEXT", 2)
+    monkeypatch.setattr(page, "MAX_BYTES", sum(sizes))
+    monkeypatch.setattr(page, "MAX_TOKENS_PER_TEXT", 2)
     tokens = block.texts[1].tokens
     (view,) = packed([(labelled, block)], {("of made/up", tokens): [AttentionLink("here", 4, "label")]})
     text = view["texts"][1]
@@ -487,18 +485,16 @@ def test_what_no_plan_can_hold_is_told_with_its_line(text: str, said: str) -> No
 
 
 def test_the_limits_of_a_plan_are_reached_and_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ssmscope.reports import plan_yaml
-
     assert read_yaml("[" * 20 + "a" + "]" * 20) == eval("[" * 20 + "'a'" + "]" * 20)
     assert read_yaml("{a: " * 20 + "b" + "}" * 20) == eval("{'a': " * 20 + "'b'" + "}" * 20)
     with pytest.raises(InputError, match="nested in more than 20"):
         read_yaml("{a: " * 21 + "b" + "}" * 21)
-    monkeypatch.setattr(plan_yaml, "MAX_NODES", 5)
+    monkeypatch.setattr(plan, "MAX_NODES", 5)
     assert read_yaml("a: &x [1, 2]\nb: 5\n") == {"a": ["1", "2"], "b": "5"}
     assert read_yaml("a: &x [1]\nb: *x\n") == {"a": ["1"], "b": ["1"]}
     with pytest.raises(InputError, match="more than 5 values, aliases counted"):
         read_yaml("a: &x [1, 2]\nb: *x\n")
-    monkeypatch.setattr(plan_yaml, "MAX_CHARACTERS", 5)
+    monkeypatch.setattr(plan, "MAX_CHARACTERS", 5)
     assert read_yaml("a: 12") == {"a": "12"}
     with pytest.raises(InputError, match="the plan has 6 characters; at most 5 are allowed"):
         read_yaml("a: 123")
