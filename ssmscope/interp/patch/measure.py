@@ -87,11 +87,9 @@ class PatchRuns:
             run = self._plain(0)
             for place in positions:
                 kept: dict[int, LayerState] = {}
-                keep = new_state(place, lambda state, site, kept=kept: kept.setdefault(site.layer, state))
-                self.model.run(self.source, edits=keep, last_only=True)
+                self.model.run(self.source, edits=new_state(place, partial(_first, kept)), last_only=True)
                 for layer in layers:
-                    own = None if layer is None else [layer]
-                    put = new_state(place, lambda state, site, kept=kept: kept[site.layer], layers=own)
+                    put = new_state(place, partial(_first, kept), layers=None if layer is None else [layer])
                     yield [(layer, place)], run.again(layer or 0, put)
         for places, states in self._after(sorted(positions)) if self.model.continues else ():
             base, source = (gathered(states, torch.arange(which, 2 * len(places), 2)) for which in (0, 1))
@@ -157,6 +155,11 @@ def token_windows(batch: Batch, rows: Sequence[int], begins: Sequence[int], ends
         tuple(batch.tokens[row][begin:end] for row, begin, end in spans),
         tuple(batch.words[row][begin:end] for row, begin, end in spans),
     )
+
+
+def _first(kept: dict[int, LayerState], state: LayerState, site: Site) -> LayerState:
+    """Return the first state that a layer had, which `kept` keeps."""
+    return kept.setdefault(site.layer, state)
 
 
 def measure(model: Model, logits: Tensor, ids: tuple[int, int]) -> np.ndarray:
