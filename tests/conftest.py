@@ -22,15 +22,8 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 import pytest
 import shapes
 
-# Shapes in annotations are checked when a test calls the function; users pay nothing for them.
-CHECKED = (
-    # Not what takes sequences of recurrences: beartype draws the item that it checks from the global generator, and
-    # every run of a model comes by. Nor what a compiled model may call: torch.compile cannot follow the checks.
-    *(f"ops.{name}" for name in ("ssd", "implicit_attention")),
-    *("architectures.own.classifier", "attacks.position.measure"),
-)
 if "SSMSCOPE_FUZZ" not in os.environ:  # what a user has checks nothing, and `train --compile` cannot compile the checks
-    shapes.check([f"ssmscope.{name}" for name in CHECKED])
+    shapes.check([f"ssmscope.{name}" for name in shapes.CHECKED])
 
 # No test cuts the power, and waiting for the disk takes longer than most tests.
 os.fsync = lambda descriptor: None  # type: ignore[assignment]

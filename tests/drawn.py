@@ -14,6 +14,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from ssmscope.api.results import Result
+from ssmscope.render.colours import STEPS
 
 
 def drawn(result: Result, **options: Any) -> tuple[Figure, list[tuple[str, Bbox]]]:
@@ -75,3 +76,10 @@ def outside(figure: Figure, texts: Sequence[tuple[str, Bbox]]) -> list[str]:
     """The texts that are cut off at an edge of the figure."""
     x0, y0, x1, y1 = figure.bbox.extents
     return [text for text, box in texts if not (x0 <= box.x0 and box.x1 <= x1 and y0 <= box.y0 and box.y1 <= y1)]
+
+
+def signed_levels(weights: np.ndarray, end: float) -> np.ndarray:
+    """Return the shade of each weight, from −STEPS to STEPS; weights beyond the end have the last shade."""
+    if end <= 0:
+        return np.zeros(weights.shape, dtype=np.int64)
+    return np.rint(np.clip(weights / end, -1, 1) * STEPS).astype(np.int64)

@@ -15,7 +15,7 @@ from exhaustive import few, in_turns
 
 import ssmscope
 from ssmscope.core.model import Model
-from ssmscope.core.shipped import demos
+from ssmscope.core.readable import demos
 from ssmscope.data import pixels, text
 from ssmscope.data.babi import question_tokens, questions
 from ssmscope.data.filler import load_filler

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import conftest
 import pytest
+import shapes
 
 from ssmscope.api import registry
 
@@ -147,7 +147,7 @@ def test_transformers_is_not_imported_below_architectures(name: str) -> None:
 
 
 QUICK = [
-    *("__init__", "cli", "core.limits", "core.reading", "core.shipped", "data", "data.text", "errors", "training"),
+    *("__init__", "cli", "core.batching", "core.reading", "core.readable", "data", "data.text", "errors", "training"),
     *(name for name in MODULES if name.startswith("api.") and not name.startswith("api.sharding.")),
     *(name for name in MODULES if name.startswith("cli.")),
     *(module.removeprefix("ssmscope.") for module in sorted({module for module, _ in registry.functions().values()})),
@@ -233,4 +233,4 @@ def test_messages_speak_python(name: str) -> None:
 
 
 def test_modules_whose_shapes_are_checked_are_there() -> None:
-    assert not set(conftest.CHECKED) - MODULES.keys()
+    assert not set(shapes.CHECKED) - MODULES.keys()

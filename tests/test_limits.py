@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ssmscope.architectures.loading.load import ModelCache, cache_models
-from ssmscope.core.limits import MAX_ITEMS_HELD, MAX_TOKENS_READ, refuse_above, refuse_held, refuse_reading
+from ssmscope.core.batching import MAX_ITEMS_HELD, MAX_TOKENS_READ, refuse_above, refuse_held, refuse_reading
 from ssmscope.errors import InputError
 
 CLASSIFIER, ASKED, PROMPTED = "demo/sst2-mamba", "demo/babi-mamba2", "demo/instruct-mamba2"

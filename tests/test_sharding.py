@@ -58,8 +58,8 @@ def model() -> Model:
 def small_batches(monkeypatch) -> None:
     monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 8)
     monkeypatch.setattr(evaluator, "BATCHES_PER_CHUNK", 1)
-    monkeypatch.setattr(evaluator, "max_batch_tokens", lambda model: 8)
-    monkeypatch.setattr(losses, "max_batch_tokens", lambda model: 8)
+    monkeypatch.setattr(evaluator, "max_batch_tokens", lambda *_: 8)
+    monkeypatch.setattr(losses, "max_batch_tokens", lambda *_: 8)
     monkeypatch.setattr(objective, "tokens_at_once", lambda *_: 8)
 
 

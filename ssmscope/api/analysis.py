@@ -29,7 +29,7 @@ from ssmscope.api.options import Option, asked, plain
 from ssmscope.api.signatures import options_of
 from ssmscope.api.store import removed_if_refused
 from ssmscope.api.writing import check_writable
-from ssmscope.core.shipped import DTYPES
+from ssmscope.core.readable import DTYPES
 from ssmscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:

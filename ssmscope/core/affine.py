@@ -22,15 +22,13 @@ from ssmscope.core.intercept import evaluating, forward_without_transfer, has_ho
 from ssmscope.errors import InputError
 
 MAX_EMBEDDED_ROWS = 2**14
-"""Rows of an embedding table that are read together."""
 ROUNDING_UNITS = 64, 4
 """Units of the last place by which two ways of computing the same may differ, in single and in half precision."""
 REMEDY = "merge its adapter (peft's merge_and_unload()), or dequantise it"
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> bool:
-    """Return True if a module computes what `kind` does with its attributes: no forward of its own, and no hook but one
-    of accelerate's that only moves its input."""
+    """Return True if a module computes what `kind` does with its attributes: no forward of its own, and no hooks."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     return (
         any(type(module).forward is each.forward for each in kinds)
@@ -184,9 +182,9 @@ def convolved(
     source: Channels, kernel: Tensor, tail: Tensor | None, read: Tensor | None, bias: Tensor | None = None
 ) -> Channels:
     """Return Σ_j kernel_j source_{t−j} + bias, with `tail` or zeros at the taps − 1 positions before the first, over
-    the j that are `read`, (batch, length, taps) bool. It is torch's convolution of an image of one row: with contiguous
-    channels, which readers of the result need too, that is several times as fast on a CPU as `conv1d`. Compiled, it is
-    the sum over the taps, which becomes one kernel."""
+    the j that are `read`, (batch, length, taps) bool. On a CPU torch's convolution of an image of one row is several
+    times as fast with contiguous channels as `conv1d`; compiled, the sum over the taps becomes one kernel.
+    """
     taps, (batch, length, channels) = kernel.shape[1], source.shape
     padded = pad(source, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(source), source], dim=1)
     if read is None and length and not torch.compiler.is_compiling():
@@ -210,8 +208,7 @@ class NormTerms(NamedTuple):
 def norm_terms(
     norm: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...], name: str = "the norm"
 ) -> NormTerms:
-    """Return the weight, bias and ε of a root-mean-square norm or a layer norm of the classes `kind`. Raises InputError
-    if the module is no such norm."""
+    """Return the weight, bias and ε of a norm of the classes `kind`. Raises InputError if the module is none."""
     own = innermost(norm)
     if not hasattr(own, "weight") or not (hasattr(own, "variance_epsilon") or hasattr(own, "eps")):
         raise InputError(f"{name}, {_kind(norm)}, is no norm that can be read")
@@ -268,7 +265,6 @@ def embedding_table(module: nn.Module) -> Float[Tensor, "tokens width"]:
 
 
 def _tried(module: nn.Module, x: Tensor, name: str) -> Tensor:
-    """Return `applied(module, x)`."""
     try:
         found = applied(module, x)
     except Exception as error:  # Hooks and replaced forward passes may raise anything.
@@ -290,7 +286,6 @@ def _same(found: Tensor, expected: Tensor, digits: float, module: nn.Module, nam
 
 
 def _apart(found: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, in units of the largest number."""
     wide = torch.promote_types(found.dtype, torch.float32)
     size = torch.maximum(found.abs().max(), expected.abs().max()).to(wide)
     return float((found.to(wide) - expected.to(wide)).abs().max() / size) if bool(size) else 0.0
@@ -331,7 +326,6 @@ def _device(module: nn.Module) -> torch.device:
 
 
 def _kind(module: nn.Module) -> str:
-    """Return the module's class in words, "a Linear of peft.tuners.lora.layer"."""
     return f"a {type(module).__name__} of {type(module).__module__}"
 
 
@@ -363,9 +357,9 @@ def described(mixer: nn.Module, parts: Mapping[str, nn.Module]) -> str:
 def same_outcome(
     mixer: nn.Module, parts: Mapping[str, nn.Module], theirs: Compute, ours: Compute, u: Tensor, mask: Tensor | None
 ) -> bool:
-    """Return True if a mixer's own forward pass and what is read of it agree, or its hooks change neither. Outputs are
-    compared on this input at real positions, `mask` (batch, length), and where gradients are asked for, the gradients
-    by it."""
+    """Return True if a mixer's own forward pass and what is read of it agree, or its hooks change neither. Compared are
+    outputs at real positions, `mask` (batch, length), and where gradients are enabled, the gradients by this input.
+    """
     found = [_outcome(compute, mixer, u, mask) for compute in (theirs, ours)]
     if all(map(agree, *found)):
         return True

@@ -45,8 +45,7 @@ class AttentionState(LayerState):
 
 
 def attention_modules(module: nn.Module) -> dict[str, nn.Module]:
-    """Return a model's attention modules outside its state-space layers, by name, in the order of the layers; a module
-    used at several depths is there several times."""
+    """Return the attention modules outside state-space layers, in order, once for each depth at which one is used."""
     called = {id(part) for part in module.modules() if type(part).__name__.endswith(("Attention", "Attention2"))}
     if not called:
         return {}
@@ -89,7 +88,6 @@ def runs_in_two_pieces(model: Model) -> bool:
 
 
 def _name_of_cache(part: nn.Module) -> str | None:
-    """Return the argument name of a part's cache of keys and values; None if it takes none."""
     return next((name for name in arguments(part) if name in ("past_key_values", "cache")), None)
 
 
@@ -118,13 +116,8 @@ def attending(
     see: Callable[[int, Tensor], None] | None = None,
 ) -> Iterator[None]:
     """Continue a model's attention layers from `states`, one for each, and put those after the run into `keep`, within
-    the context and in this thread alone.
-
-    Args:
-        mask: (batch, length) bool, True at real positions; all by default.
-        see: called with a layer's number among `attention_layers` and its weights (batch, heads, queries, keys), which
-            are computed only for it.
-    """
+    the context and in this thread alone. `mask` (batch, length) bool is True at real positions, all by default;
+    `see` is called with a layer's number and its weights (batch, heads, queries, keys), computed only for it."""
     change = _changes.get().get(id(module))
     asked = any(each is not None for each in (states, keep, change, see))
     layers = list(attention_layers(module).values()) if asked else []

@@ -1,9 +1,12 @@
-"""How many tokens run at once, and batches of texts by length."""
+"""How many tokens run at once, batches of texts by length, and refusals of work that would fill any memory or run for
+months."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -11,9 +14,18 @@ if TYPE_CHECKING:
 TOKENS_AT_ONCE = 4096
 """Tokens, padding included, that run together on a CPU, where larger batches are slower."""
 GPU_BATCH_FACTOR = 16
-"""Ratio of the tokens that run together on a GPU and on a CPU."""
 MAX_NUMBERS_KEPT = 2**29
 """Numbers that a batch may keep: 2 GiB of float32."""
+MAX_TOKENS_READ = 10**10
+"""Tokens that a model reads in one call: at a million a second three hours, at ten thousand twelve days."""
+MAX_TOKENS_PER_ROW = 2**17
+"""Tokens of one text that a model reads in one piece: some gigabytes in a small model."""
+MAX_TOKENS_TOGETHER = 2**22
+"""Tokens of all texts that a model reads in one piece."""
+MAX_ITEMS_HELD = 2**27
+"""Numbers, tokens or words made before the work begins: a gigabyte or more."""
+MAX_STORY_WORDS = 2**24
+MAX_TEXTS = 10**7
 
 
 def tokens_at_once(device: torch.device, kept: float = 0, room: float = MAX_NUMBERS_KEPT) -> int:
@@ -33,11 +45,10 @@ def by_length(
     padding: int | None = None,
     longest_first: bool = False,
 ) -> Iterator[list[int]]:
-    """Yield rows that run together: of similar length, and with at most `tokens` tokens including padding, by default
-    `TOKENS_AT_ONCE`, or a single one.
+    """Yield `rows` (by default all) that run together: of similar length, and with at most `tokens` tokens including
+    padding, by default `TOKENS_AT_ONCE`, or a single one.
 
     Args:
-        rows: numbers of the rows, whose lengths are in `lengths`; by default all.
         size: fixed number of rows per batch, in place of `tokens`.
         most: maximum number of rows per batch.
         padding: maximum tokens of padding per batch.
@@ -59,3 +70,31 @@ def by_length(
         real += lengths[row]
     if chosen:
         yield chosen
+
+
+def refuse_reading(tokens: float, what: str, advice: str) -> None:
+    """Raise InputError if the model would read too many tokens."""
+    _refuse(tokens, MAX_TOKENS_READ, f"{what} would have the model read about {tokens:,.0f} tokens", advice)
+
+
+def refuse_held(number: float, what: str, advice: str, *, most: int = MAX_ITEMS_HELD, unit: str = "tokens") -> None:
+    """Raise InputError if more than `most` of something would be made in memory."""
+    _refuse(number, most, f"{what} would make {number:,.0f} {unit}", advice)
+
+
+def refuse_above(most: int, **options: int | None) -> None:
+    """Raise InputError if an option is larger than `most`."""
+    refuse_beyond(dict.fromkeys(options, most), options)
+
+
+def refuse_beyond(limits: Mapping[str, int], options: Mapping[str, float | None]) -> None:
+    """Raise InputError if an option is larger than its own limit."""
+    for name, most in limits.items():
+        if (value := options.get(name)) is not None and value > most:
+            shown = f"{value:,}" if isinstance(value, int) else f"{value:g}"
+            raise InputError(f"{name} is {shown}; allowed are up to {most:,}")
+
+
+def _refuse(number: float, most: int, what: str, advice: str) -> None:
+    if number > most:
+        raise InputError(f"{what}; allowed are up to {most:,}: {advice}")

@@ -13,7 +13,6 @@ RESAMPLES = 2000
 MIN_EXAMPLES_FOR_FULL_DRAWS, FEWER_DRAWS = 30, 3
 """Number of examples from which a resample draws as many, and the number by which it draws fewer below that."""
 MAX_DRAWS_HELD = 2_000_000
-"""Drawn examples held at once."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +111,8 @@ def resampled_means(
 
 
 def wilson_interval(correct: int, total: int) -> tuple[float, float]:
-    """Compute the 95 % score interval of a proportion (Wilson 1927), which stays within [0, 1].
-
-    (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
+    """Compute the 95 % score interval of a proportion, (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n) (Wilson 1927),
+    which stays within [0, 1].
     """
     p, z = correct / total, 1.959963984540054
     centre, scale = p + z * z / (2 * total), 1 + z * z / total

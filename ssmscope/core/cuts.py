@@ -123,7 +123,6 @@ def cut_attention(
 
 
 def _at(chosen: Positions, batch: int, length: int, device: torch.device) -> Tensor:
-    """Return positions as (batch, length) bool."""
     if isinstance(chosen, Tensor):
         return chosen.to(device)
     found = torch.zeros(batch, length, dtype=torch.bool, device=device)
@@ -146,9 +145,7 @@ def _heads_cut(count: int, site: Site, heads: Numbers, rows: Rows, device: torch
 def _edit(
     place: Place, change: Any, ends: Mapping[str, Positions], layers: Numbers, heads: Numbers, rows: Rows, **more: Any
 ) -> Edit:
-    options: dict[str, Any] = {
-        name: "by row" if isinstance(each, Tensor) else list(each) for name, each in ends.items()
-    }
+    options: dict[str, Any] = {n: "by row" if isinstance(each, Tensor) else list(each) for n, each in ends.items()}
     options |= {"heads": heads and list(heads), **more}
     where = tuple(rows) if layers is None and rows is not None else layers
     where = None if where is None else tuple(where)
@@ -160,8 +157,7 @@ def _edit(
 def contribution(
     recurrence: Recurrence, x: Float[Tensor, "batch length heads width"], targets: Bool[Tensor, "batch length"]
 ) -> Float[Tensor, "batch length heads width"]:
-    """Return Σ_s α[t, s] x_s, without D, at every t among the targets and 0 elsewhere: one scan of these inputs alone,
-    between the first that is not 0 and the last target."""
+    """Return Σ_s α[t, s] x_s, without D, at every t among the targets and 0 elsewhere, by one scan of these inputs."""
     result = torch.zeros_like(recurrence.x)
     places = x.flatten(2).any(-1)
     if recurrence.order is not None:

@@ -59,10 +59,9 @@ class Site:
     """Place at which a function is asked to change something.
 
     Attributes:
-        layer: the number of the layer; for softmax attention, among the layers of attention.
-        mixer: its mixer, or its attention module.
-        start: the position of the value's first token; not 0 where states after tokens are edited.
-        part: the number of the convolution, in a layer that has several.
+        layer: number of the layer of the `mixer`; of an attention module, among the layers of attention.
+        start: position of the value's first token; not 0 where states after tokens are edited.
+        part: number of the convolution, in a layer that has several.
         trace: the layer's terms, for edits of "scans".
     """
 
@@ -75,11 +74,10 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """Intervention at one place of some layers.
+    """Intervention at one of `PLACES` in some layers.
 
     Attributes:
         name: description in a few words.
-        place: one of `PLACES`.
         change: function from the value at the place, and its site, to the value that the run goes on with; it changes
             no tensor in place.
         layers: the layers in which it acts; None for all.
@@ -112,7 +110,6 @@ class Edit:
         return described if self.after is None else {**described, "after": self.after}
 
     def acts_in(self, layer: int) -> bool:
-        """Return True if the edit acts in this layer."""
         return self.layers is None or layer in self.layers
 
 
@@ -177,8 +174,7 @@ def edited(model: Any, edits: Edit | Sequence[Edit]) -> Iterator[None]:
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """Return the block of each mixer, its place in the residual stream: the innermost numbered module that the mixer is
-    in, or is; the mixer itself in a one-layer model without numbers."""
+    """Return the block of each mixer in the residual stream: the innermost numbered module around it, or the mixer."""
     named = dict(module.named_modules())
     names = {id(part): name for name, part in named.items()}
     found = []
@@ -201,11 +197,9 @@ class _Layer:
     edits: tuple[Edit, ...]
 
     def at(self, place: Place) -> list[Edit]:
-        """Return the edits of this place."""
         return [edit for edit in self.edits if edit.place == place]
 
     def changed(self, place: Place, value: Any, **more: Any) -> Any:
-        """Return the value with all edits of this place applied."""
         for edit in self.at(place):
             value = edit.change(value, Site(self.index, self.mixer, _starts.get(), **more))
         return value
@@ -218,13 +212,11 @@ class _Layer:
         return {id(part): partial(self.changed, place, part=number) for number, part in enumerate(parts)}
 
     def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the block's arguments with an edited residual stream."""
         if args:
             return (self.changed("residual", args[0]), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": self.changed("residual", kwargs["hidden_states"])}
 
     def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
-        """Return the layer's terms with the edits of this place applied."""
         layer = terms_of(self.mixer, u, mask, state)
         if self.at("taps") and layer.conv_input is None:
             name = self.at("taps")[0].name
@@ -238,18 +230,16 @@ class _Layer:
     ) -> Tensor:
         """Return the mixer's output; the layer runs in pieces between tokens after which states are edited."""
         if not own:
-            raise InputError(
-                f"a forward pass was put on layer {self.index}, which an edited run cannot keep; take it off"
-            )
+            said = f"a forward pass was put on layer {self.index}, which an edited run cannot keep;"
+            raise InputError(f"{said} take it off")
         reader, u = adapter_for(mixer), self.changed("input", u)
         length = u.shape[1]
         cuts: dict[int, list[Edit]] = {}
         for edit in self.at("state"):
             assert edit.after is not None
             if not 0 <= edit.after < length - 1:
-                raise InputError(
-                    f"{edit.name}: no token comes after token {edit.after} of {length}; allowed are 0 to {length - 2}"
-                )
+                said = f"{edit.name}: no token comes after token {edit.after} of {length};"
+                raise InputError(f"{said} allowed are 0 to {length - 2}")
             cuts.setdefault(edit.after + 1, []).append(edit)
         outputs, ends = [], [*sorted(cuts), length]
         for start, stop in zip([0, *ends], ends):
@@ -290,13 +280,12 @@ def replaced(
     heads: Sequence[int] | None = None,
     rows: Mapping[int, Tensor] | None = None,
 ) -> Edit:
-    """Replace this run's values by another run's at some positions.
+    """Replace this run's values by another run's at some positions, by default at all.
 
     Args:
         place: "residual", "input", "convolution", "output", or "scans", of which the outputs y are replaced.
         values: (batch or 1, length, …) of one layer; or of several by their numbers, for convolutions by number and
             part, for scans by number and recurrence.
-        positions: positions to replace; all by default.
         heads: for "scans", the heads whose outputs are replaced.
         rows: mask by layer, (batch, length) or (batch, length, heads) bool, in place of layers, positions and heads.
     """
@@ -337,8 +326,7 @@ def new_state(
 
 
 def recorded(place: Place, into: dict[Any, Any], *, layers: Sequence[int] | None = None) -> Edit:
-    """Record the values at a place, without changing them: tensors by layer; for convolutions by layer and part, for
-    the outputs y of scans by layer and recurrence."""
+    """Record the values at a place: by layer, by layer and part of convolutions, by layer and recurrence of scans."""
 
     def keep(value: Any, site: Site) -> Any:
         if place == "scans":

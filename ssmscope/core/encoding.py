@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from einops import rearrange
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ssmscope.core.tokenizing import Spelled, names_of, token_texts, tokenize, word_numbers
 from ssmscope.errors import InputError
@@ -140,7 +141,6 @@ def texts_or_ids(given: Any) -> tuple[list[str] | None, list[list[int]] | None]:
 
 
 def _plain(given: Any) -> Any:
-    """Return an array, tensor, series or column as lists; anything else as it is."""
     if isinstance(given, str):
         return given
     for name in ("to_pylist", "tolist"):
@@ -157,9 +157,8 @@ def _is_id(value: Any) -> bool:
 def _id_row(row: Any, where: str) -> list[int]:
     if isinstance(row, str) or not isinstance(row, Sequence):
         raise InputError(f"{where} {row!r:.40}, which is no list of token ids")
-    wrong = next((value for value in row if not _is_id(value)), None)
-    if wrong is not None:
-        raise InputError(f"{where} {wrong!r:.40}, which is no token id; ids are whole numbers")
+    if wrong := [value for value in row if not _is_id(value)]:
+        raise InputError(f"{where} {wrong[0]!r:.40}, which is no token id; ids are whole numbers")
     return [int(value) for value in row]
 
 
@@ -309,8 +308,7 @@ def image_form(channels: int, shape: Sequence[int], patch: Sequence[int] | None)
 
 
 def in_patches(pixels: Tensor, channels: int, form: tuple[int, int], patch: Sequence[int]) -> Tensor:
-    """Return images of pixels (n, height · width, channels) in patches (n, patches, size · size · channels), one row of
-    patches after the other; anything else as it is."""
+    """Return images (n, height · width, channels) in patches (n, patches, size · size · channels), row by row."""
     if pixels.shape[1:] != (form[0] * form[1], channels):
         return pixels
     size, step = patch
@@ -327,10 +325,8 @@ def as_images(values: Tensor, shape: Sequence[int], patch: Sequence[int] | None)
 def check_characters(text: str, max_tokens: int | None, which: str) -> None:
     """Raise InputError if a text is too long for so many tokens, without tokenizing it."""
     if max_tokens is not None and len(text) > MAX_CHARACTERS_PER_TOKEN * max_tokens:
-        raise InputError(
-            f"{which} has {len(text):,} characters, more than {MAX_CHARACTERS_PER_TOKEN * max_tokens:,}, the limit for "
-            f"{max_tokens:,} tokens: shorten or split it, or raise max_tokens=…"
-        )
+        said = f"{which} has {len(text):,} characters, more than {MAX_CHARACTERS_PER_TOKEN * max_tokens:,},"
+        raise InputError(f"{said} the limit for {max_tokens:,} tokens: shorten or split it, or raise max_tokens=…")
 
 
 def check_tokens(number: int, max_tokens: int | None, which: str) -> None:
@@ -347,10 +343,7 @@ def _check_range(rows: Sequence[Sequence[int]], vocabulary: int, who: str) -> No
 
 
 def _padded(ids, tokens, words, pad_id: int | None) -> Batch:
-    longest = max(map(len, ids))
-    input_ids = torch.full((len(ids), longest), pad_id if pad_id is not None else 0, dtype=torch.long)
-    mask = torch.zeros(len(ids), longest, dtype=torch.bool)
-    for row, values in enumerate(ids):
-        input_ids[row, : len(values)] = torch.tensor(values, dtype=torch.long)
-        mask[row, : len(values)] = True
+    rows = [torch.tensor(row, dtype=torch.long) for row in ids]
+    input_ids = pad_sequence(rows, batch_first=True, padding_value=pad_id or 0)
+    mask = torch.arange(input_ids.shape[1]) < torch.tensor([[len(row)] for row in ids])
     return Batch(input_ids, mask, tuple(tokens), tuple(words))

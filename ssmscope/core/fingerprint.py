@@ -18,7 +18,6 @@ from ssmscope.errors import InputError
 WORDS_PER_STEP = 2**17
 """32-bit words multiplied at once on a CPU, so that they stay in its cache."""
 GPU_STEP_FACTOR = 2**8
-"""Ratio of the words multiplied at once on a GPU and on a CPU."""
 WORDS_PER_ROW = 2**16
 """Words in a row: a word's factor is that of its place in the row times that of the row."""
 
@@ -97,7 +96,6 @@ def _parts(value: Any, name: str) -> Iterator[Any]:
 
 
 def _bytes(value: Tensor, name: str) -> Tensor:
-    """Return the bytes of a tensor, on its device."""
     if value.device.type == "meta":
         raise InputError(f"the weights of {name} are not in memory (offloaded, or on the device meta): load them")
     value = value.detach()
@@ -107,8 +105,8 @@ def _bytes(value: Tensor, name: str) -> Tensor:
 def hashes(values: Mapping[str, Tensor]) -> dict[str, int]:
     """Return a 64-bit hash of the bytes of every tensor, computed on its device and the same on all: Σ word · row's
     factor · column's factor over its 32-bit words modulo 2⁶⁴, the factors drawn once and odd. A change of one word
-    always shows, and of several but for a chance of about 2⁻³². Raises InputError for weights that are not in
-    memory."""
+    always shows, of several but for a chance of about 2⁻³². Raises InputError for weights that are not in memory.
+    """
     found: dict[str, int] = {}
     for device in {value.device for value in values.values()}:
         own = {name: value for name, value in values.items() if value.device == device}
@@ -140,8 +138,7 @@ def _factors(device: torch.device) -> tuple[Tensor, Tensor]:
 
 def essence(config: Any) -> dict[str, Any]:
     """Return the fields of a configuration that decide what a model computes, the same under every version of
-    transformers. Fields that transformers keeps for all models (dtypes, labels, generation, token ids) are left out,
-    and so are sets, which no config.json holds."""
+    transformers: without those that it keeps for all models (dtypes, labels, generation, token ids), and sets."""
     from transformers import PretrainedConfig
 
     elsewhere = {

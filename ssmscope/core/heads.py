@@ -78,8 +78,7 @@ def head_logits(module: Any, hidden: Tensor) -> Tensor:
 
 
 def own_logits(module: Any, arguments: dict[str, Tensor], at: Tensor | None) -> Tensor:
-    """Return a model's own logits: (batch, classes), or a language model's everywhere or at one position of each
-    row."""
+    """Return a model's own logits: (batch, classes), or a language model's everywhere or at one position of a row."""
     if gives(module) != "next tokens":
         return class_logits(module, arguments)
     if at is None:

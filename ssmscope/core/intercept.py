@@ -111,12 +111,8 @@ def _remove(module: nn.Module) -> None:
 def override_forward(handlers: Iterable[tuple[nn.Module, Handler]], *, kept: bool = False) -> Iterator[None]:
     """Run modules through their handlers instead of their forward passes within the context, in this thread alone.
 
-    The innermost context that names a module decides. On leaving, and after an error, the modules have their earlier
-    forward passes again.
-
-    Args:
-        handlers: modules with the `Handler` of each.
-        kept: True if inner contexts that ask `is_kept` leave these modules alone.
+    The innermost context that names a module decides, but those that ask `is_kept` leave the modules of a `kept` one
+    alone. On leaving, and after an error, the modules have their earlier forward passes again.
     """
     chosen = list(handlers)
     new = {id(module): _Override(module, handler, kept) for module, handler in chosen}
@@ -195,12 +191,8 @@ def _hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
 
 
 def _hooks_of_others(hooks: dict[int, Any]) -> dict[int, Any]:
-    """Return the hooks that are not a run's."""
-    return {
-        number: hook.hook if isinstance(hook, _Hook) else hook
-        for number, hook in list(hooks.items())
-        if not isinstance(hook, _OwnHook)
-    }
+    theirs = {number: hook for number, hook in list(hooks.items()) if not isinstance(hook, _OwnHook)}
+    return {number: hook.hook if isinstance(hook, _Hook) else hook for number, hook in theirs.items()}
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -320,10 +312,8 @@ def check_plain(module: nn.Module, parts: Iterable[nn.Module]) -> None:
             continue
         path = next(path for path, each in module.named_modules() if each is part)
         if compiled:
-            raise InputError(
-                f"{type(module).__name__}: {path or 'the model'} was compiled in place with .compile(), and its "
-                "runs cannot be read; analyse the model before it is compiled, or a copy that is not"
-            )
+            said = f"{type(module).__name__}: {path or 'the model'} was compiled in place with .compile(), and its runs"
+            raise InputError(f"{said} cannot be read; analyse the model before it is compiled, or a copy that is not")
         raise InputError(
             f"{type(module).__name__}: {path} is a {type(part).__name__} of {type(part).__module__}, which rounds its "
             "inputs by the largest number of a batch: each text's results depend on the others; analyse it before it "

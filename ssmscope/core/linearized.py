@@ -35,7 +35,6 @@ __all__ = ["LEVELS", "InputMap", "LinearizedLayer", "OutputMap", "Path", "as_dia
 
 LEVELS = ("ssm", "block")
 MAX_MATRIX_NUMBERS = 2**24
-"""Entries of single channels' matrices that are held at once."""
 
 
 def check_level(level: str) -> None:
@@ -46,15 +45,14 @@ def check_level(level: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class LinearizedLayer:
-    """Layer's output as a linear map of its input u (batch, length, width).
+    """Layer's output as a linear map of its input u (batch, length, width), everything else frozen as it is at `u`.
 
     Attributes:
-        u: the input at which everything is frozen.
         paths: they are summed.
         rest: (batch, length, width), the part of the output that comes through no recurrence; None for none.
         joined: True if the paths share their channels, added before the gate; else each path has its own.
-        rest_map: (u, Σ of the paths' outputs) → `rest`, where that is no constant, as a linear map of both with
-            everything else frozen, without constants or, when its third argument is true, with them.
+        rest_map: (u, Σ of the paths' outputs) → `rest`, where that is no constant, as a linear map of both, without
+            constants or, when its third argument is true, with them.
     """
 
     u: Float[Tensor, "batch length width"]
@@ -134,9 +132,9 @@ class LinearizedLayer:
 
     def contributions(self, gradient: Float[Tensor, "batch length width"]) -> LinearizedLayer:
         """Return the layer as a map whose entries [t, s], summed over channels, are the contributions of position s to
-        Σ gradient_t · output_t through position t: attention × gradient. Its block-level `attention` is that sum's mean
-        over channels. Over all t and s, and over `sink`, it is Σ gradient ⊙ (output − rest) less the contribution of
-        the convolution's bias."""
+        Σ gradient_t · output_t through position t: attention × gradient. Over all t and s, and over `sink`, it is
+        Σ gradient ⊙ (output − rest) less the contribution of the convolution's bias.
+        """
         paths = []
         for path in self.paths:
             with torch.enable_grad():
@@ -199,8 +197,7 @@ class _Weighed(Path):
 
 
 def as_diagonal(act: Callable[[Tensor], Tensor], c: Tensor) -> Tensor:
-    """Return act(c) / c, σ(c) for SiLU. Raises InputError if the activation is not 0 at 0, so that it is no
-    diagonal."""
+    """Return act(c) / c, σ(c) for SiLU. Raises InputError for an activation that is not 0 at 0: it is no diagonal."""
     plain = is_plain(act, type(act)) if isinstance(act, nn.Module) else act is silu
     if plain and (act is silu or isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation"):
         return torch.sigmoid(c)

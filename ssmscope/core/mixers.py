@@ -55,7 +55,6 @@ class Architecture(Protocol):
 Visit = Callable[[int, LayerTrace, tuple[ops.Scan, ...]], None]
 
 _ARCHITECTURES: dict[type[nn.Module], Architecture] = {}
-"""Architectures that were imported, by the classes of layers met so far."""
 
 
 def adapter_for(mixer: nn.Module) -> Architecture:
@@ -83,8 +82,7 @@ def _readable_class(module: nn.Module) -> type[nn.Module] | None:
 
 
 def runs_own(mixer: nn.Module, below: Any) -> bool:
-    """Return True if a mixer runs the forward pass of a readable class: no other is put on it, and it is of no
-    subclass."""
+    """Return True if a mixer runs the forward pass of a readable class, no subclass's, and no other put on it."""
     return is_own(mixer, below) and _readable_class(mixer) is type_before_parametrizations(mixer)
 
 
@@ -100,10 +98,8 @@ def mixers(module: nn.Module) -> list[nn.Module]:
         return [module]
     inside = innermost(module)
     if inside is not module and _architecture(inside) is not None:
-        raise InputError(
-            f"a {type(module).__name__} of {type(module).__module__} wraps a {type(inside).__name__} and "
-            "adapts its parameters within its own forward pass only: merge it (peft's merge_and_unload())"
-        )
+        said = f"a {type(module).__name__} of {type(module).__module__} wraps a {type(inside).__name__} and adapts its"
+        raise InputError(f"{said} parameters within its own forward pass only: merge it (peft's merge_and_unload())")
     return [found for child in module.children() for found in mixers(child)]
 
 
@@ -121,9 +117,8 @@ def memory_of(module: nn.Module) -> dict[str, bool]:
 def check_causal(module: nn.Module, what: str) -> None:
     """Raise InputError if a model reads later tokens, for a question that only makes sense without."""
     if is_bidirectional(module):
-        raise InputError(
-            f"the model's layers read their input both ways, and {what} needs layers that read earlier tokens alone"
-        )
+        said = "the model's layers read their input both ways,"
+        raise InputError(f"{said} and {what} needs layers that read earlier tokens alone")
 
 
 def collect_states(module: nn.Module, into: list[LayerState], visit: Visit | None = None) -> Visit:
@@ -156,16 +151,11 @@ def fast_scan(
     """Run the model's mixers through `ops.scan` within the context, in this thread alone, in training too.
 
     A forward pass that was put on a mixer (accelerate's hooks) is called as before. Caches are off within the context
-    unless a call asks for one; such a call (as in generation) takes the model's own path.
-
-    Args:
-        mask: (batch, length) bool, True at real positions; by default the mask that the model hands to its mixers.
-        states: one per mixer, from which the run continues.
-        retention: sum the retention map inside the scans.
-        visit: called with each mixer's index, terms and scans as it runs.
-
-    Raises InputError if parts of the model were compiled in place, and, as it runs, if a forward pass put on a mixer
-    computes something else than the mixer.
+    unless a call asks for one; such a call (as in generation) takes the model's own path. The run continues from
+    `states`, one per mixer; with `retention` the map is summed inside the scans; `visit` is called with each mixer's
+    index, terms and scans. The `mask` (batch, length) bool, True at real positions, is by default the one that the
+    model hands to its mixers. Raises InputError if parts of the model were compiled in place, and, as it runs, if a
+    forward pass put on a mixer computes something else than the mixer.
     """
     parts = list(module.modules())
     check_plain(module, parts)
@@ -179,9 +169,8 @@ def fast_scan(
         if not is_kept(mixer)
     ]
     if any(is_kept(mixer) and id(mixer) in _edits.get().outputs for mixer in found):
-        raise InputError(
-            "relevance is propagated through a model as it is, not through an edited run: leave the edits out"
-        )
+        said = "relevance is propagated through a model as it is, not through an edited run:"
+        raise InputError(f"{said} leave the edits out")
     with ExitStack() as around:
         around.enter_context(observe(before=[(part, _without_cache) for part in caching]))
         for reader in dict.fromkeys(map(adapter_for, found)):
@@ -192,7 +181,6 @@ def fast_scan(
 
 
 def _without_cache(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the arguments with `use_cache=False`, or None if the caller gives it."""
     given = dict(zip(arguments(part), args)) | kwargs
     return None if given.get("use_cache") is not None else (args, {**kwargs, "use_cache": False})
 
@@ -270,7 +258,6 @@ def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args
 
 
 def _unedited() -> Context:
-    """Return this context without edits of convolutions' inputs."""
     context = copy_context()
     context.run(_edits.set, Edits(_edits.get().outputs))
     return context
@@ -307,15 +294,17 @@ def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState
     """Return a mixer's terms, without gradients by its weights within `weights_constant`."""
     layer = adapter_for(mixer).compute_terms(mixer, u, mask if mask is None else mask.to(u.device), state)
     if _weights_constant.get():
-        each = (
-            {name: t.detach() for name in ("A", "D") if (t := getattr(r, name)) is not None} for r in layer.recurrences
-        )
-        layer = replace(layer, recurrences=tuple(replace(r, **own) for r, own in zip(layer.recurrences, each)))
+        held = tuple(replace(r, A=_detached(r.A), D=_detached(r.D)) for r in layer.recurrences)
+        layer = replace(layer, recurrences=held)
     return layer
 
 
+def _detached(weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight.detach()
+
+
 Compute = Callable[..., Tensor]
-"""Function from (mixer, u, mask, state, retention, visit, whether its forward pass is its own) to the mixer's output.
+"""Function from (mixer, u, mask, state, retention, visit, True if its forward pass is its own) to the mixer's output.
 """
 
 
@@ -350,8 +339,7 @@ def edit_conv_input(mixer: nn.Module, conv_input: Tensor) -> Tensor:
 
 
 def conv_tap_mask(mixer: nn.Module, conv_input: Tensor, count: int) -> Tensor | None:
-    """Return a mask of the inputs that each position of a mixer's convolution reads, (batch, length, count) bool, its
-    own first; None if it reads the last `count` inputs all."""
+    """Return a mask of the inputs that each position of a convolution reads, (batch, length, count); None for all."""
     change = _edits.get().taps.get(id(mixer))
     if change is None:
         return None
@@ -363,10 +351,8 @@ def _checked_output(index: int, theirs: Any, ours: Any, mask: Tensor | None, sta
     y, expected = (each[0] if isinstance(each, tuple) else each for each in (theirs, ours))
     real = slice(None) if mask is None else mask
     if state is not None or not agree(y[real], expected[real]):
-        raise InputError(
-            f"a forward pass was put on layer {index} that computes something else than the layer, so the layer cannot "
-            "be read; take it off first"
-        )
+        said = f"a forward pass was put on layer {index} that computes something else than the layer,"
+        raise InputError(f"{said} so the layer cannot be read; take it off first")
     return theirs
 
 

@@ -42,14 +42,10 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """Trained model and its tokenizer.
+    """Trained transformers model `module` and its `tokenizer`, or None, under the user's `name` for it.
 
-    Attributes:
-        module: the transformers model. It runs in evaluation mode, and is in its earlier mode afterwards.
-        tokenizer: its tokenizer, or None.
-        name: the user's name for it.
-
-    Raises InputError if no layer can be read, or a weight is not in memory, NaN or infinite.
+    It runs in evaluation mode, and is in its earlier mode afterwards. Raises InputError if no layer can be read, or a
+    weight is not in memory, NaN or infinite.
     """
 
     module: Any
@@ -176,10 +172,8 @@ class Model:
     def source_of(self, found: dict[str, int] | None = None) -> dict[str, Any]:
         """Return `source`, of weights with the versions `found` where these are known."""
         edits, weights = [edit.describe() for edit in edits_of(self.module)], stored_weights(self.module)
-        found, hashed = (
-            versions(weights, adapters(self.module)) if found is None else found,
-            self.__dict__.get("_hashed"),
-        )
+        found = versions(weights, adapters(self.module)) if found is None else found
+        hashed = self.__dict__.get("_hashed")
         if hashed is None or hashed[0] != found:
             check_finite(self.module, self.name)
             hashed = self.__dict__["_hashed"] = found, fingerprint(self.config, weights, adapters(self.module))
@@ -225,10 +219,9 @@ class Model:
         visit: Visit | None = None,
         keep: list[LayerState] | None = None,
     ) -> Iterator[None]:
-        """Run the module in evaluation mode through `fast_scan` within the context. On leaving, every part is in its
-        earlier mode, and `keep` has the states after the run: those of the state-space layers, then those of the layers
-        of softmax attention. Raises InputError as `fast_scan`, and if `states` are given to a model that cannot
-        continue from states."""
+        """Run the module in evaluation mode through `fast_scan` within the context. On leaving, `keep` has the states
+        after the run: those of the state-space layers, then those of softmax attention. Raises InputError as
+        `fast_scan`, and if `states` are given to a model that cannot continue from states."""
         if states is not None and not self.continues:
             said = f"{self.name} cannot continue from its states: a part that reads earlier tokens keeps no state, or"
             raise InputError(f"{said} attention is neither {' nor '.join(IMPLEMENTATIONS)}; run the whole text")
@@ -340,9 +333,8 @@ class Model:
             return logits
         if not finite:
             half = " in float16; try float32, load(dtype=…)" if logits.dtype == torch.float16 else ""
-            raise InputError(
-                f"the logits of {self.name} are not finite: it is damaged, or overflows on this input{half}"
-            )
+            said = f"the logits of {self.name} are not finite: it is damaged,"
+            raise InputError(f"{said} or overflows on this input{half}")
         return logits
 
     def answers_of(self, logits: Tensor) -> tuple[tuple[str, float], ...]:

@@ -19,7 +19,6 @@ from ssmscope.ops import Recurrence
 from ssmscope.ops.recurrence import along, straight
 
 MAX_TAP_NUMBERS = 2**24
-"""Numbers of gates and taps that pooled maps hold at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +28,10 @@ class InputMap:
     Attributes:
         source: (batch, length, channels), the input of the convolution; the values themselves without one.
         enter: u (batch, length, width) → source, without constants or, when its second argument is true, with them.
-        kernel: (channels, taps) of the causal convolution, the current position's coefficient first; None without one.
-        bias: (channels,) of the convolution.
+        kernel, bias: (channels, taps) of the causal convolution, the current position's coefficient first, and
+            (channels,); None without one.
         tail: (batch, taps − 1, channels), its inputs before the first position, where those are not zero.
-        taps: (batch, length, taps) bool, True at the inputs that it reads, the current position's first; None for all.
+        taps: (batch, length, taps) bool, True at the inputs that it reads; None for all.
         activation: (batch, length, channels), act(c) / c at the convolution's outputs c; None without an activation.
         order: (length,), the recurrence's order if it has one, in which the convolution (without tail and taps) reads.
     """
@@ -65,9 +64,9 @@ class OutputMap:
         gate: (batch, length, channels), the output gate times the norm's factor; None without both.
         centred: True if the norm subtracts the mean over the width of each head.
         scale: (batch, length) or a number, each position's factor after the projection, which maps include.
-        gate_map: u (batch, length, width) → the output gate alone, (batch, length, channels), as a linear map of the
-            layer's input with act(z) / z frozen, without constants or, when its second argument is true, with them.
-            None without a gate, and for a gate that is no product with z. Maps use neither this nor the next two.
+        gate_map: u → the output gate alone, as a linear map of the layer's input with act(z) / z frozen, with constants
+            as in `InputMap.enter`. None without a gate, and for a gate that is no product with z. Maps use neither this
+            nor the next two.
         factor: (batch, length, channels), the norm's factor where there is a gate_map: `gate` is both together.
         shift: (channels,) that the norm adds before the gate; times the gate it is in the layer's `rest`.
     """
@@ -83,10 +82,9 @@ class OutputMap:
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """One of a layer's recurrences with the maps before and after it.
+    """One of a layer's recurrences, whose `x` gives only the shape, with the maps before and after it.
 
     Attributes:
-        recurrence: α and D; its `x` gives only the shape.
         name: name of the part of the layer; "" for the whole layer.
         filter: (taps,) between the values and the recurrence, k_0 first; None without one.
         filter_tail: (batch, taps − 1, channels), the values before the first position, where those are not zero.
@@ -215,15 +213,13 @@ class Path:
         return y if left is None else y * left
 
     def _centred(self, y: Channels) -> Channels:
-        """Return y, less the mean over the width of each head if the norm subtracts it."""
         if not self.output_map.centred:
             return y
         by_head = rearrange(y, "b t (h p) -> b t h p", h=self.recurrence.shape[2])
         return rearrange(by_head - by_head.mean(-1, keepdim=True), "b t h p -> b t (h p)")
 
     def _taps(self) -> Float[Tensor, "batch length reach channels"] | None:
-        """Return the factor of the source at s when it arrives at the recurrence at s + i: the convolution's tap, then
-        the activation at the place of arrival, then the filter."""
+        """Return the factor of the source at s on arrival at s + i: convolution's tap, activation there, filter."""
         if (order := self.recurrence.order) is not None:
             activation = None if self.input_map.activation is None else self.input_map.activation[:, order]
             input_map = replace(self.input_map, activation=activation)

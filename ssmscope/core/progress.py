@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 SECONDS_BEFORE_FIRST_LINE = 2.0
-"""Seconds until the first line about work that goes on."""
 SECONDS_BETWEEN_LINES = 10.0
 """Seconds until the second line; each later pause is half as long again, up to `MAX_SECONDS_BETWEEN_LINES`."""
 MAX_SECONDS_BETWEEN_LINES = 120.0
 SECONDS_WORTH_AN_ESTIMATE = 30.0
-"""Seconds of the whole work from which on a line estimates what is left."""
 
 
 class _Seen:
@@ -55,8 +53,7 @@ def progress_bar(console: Console | None = None) -> Progress:
 
 @contextmanager
 def pulse(name: str, shown: bool = True) -> Iterator[None]:
-    """Report progress on stderr after two seconds, and now and then after that, unless a bar does; with an estimate of
-    what is left if the whole takes longer than half a minute."""
+    """Report progress on stderr after two seconds, and now and then after that, unless a bar does."""
     if not shown:
         yield
         return

@@ -1,4 +1,5 @@
-"""Table of the layers that can be read, from which each one's architecture is imported with its first model.
+"""Table of the layers that can be read, from which each one's architecture is imported with its first model, and the
+shipped models.
 
 Names of modules are below `ssmscope.architectures`, where an architecture is a module as `core.mixers.Architecture`
 says. A release of transformers need not have every family.
@@ -6,7 +7,12 @@ says. A release of transformers need not have every family.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 THEIRS: Mapping[str, tuple[str, str]] = {
     "mamba": ("MambaMixer", "read.mamba"),
@@ -32,7 +38,7 @@ THEIRS: Mapping[str, tuple[str, str]] = {
     "zamba": ("ZambaMambaMixer", "read.mamba"),
     "zamba2": ("Zamba2MambaMixer", "read.mamba2"),
 }
-"""Families of transformers by their folder: the class of the layers, and the architecture that reads them."""
+"""Class of layers of each of transformers' families, by folder, and the architecture that reads it."""
 TEXT_TYPES = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 """Model types of families that are not named as their folder."""
 OURS: Mapping[str, tuple[str, ...]] = {
@@ -56,8 +62,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "ssm-rwkv7": ("read.rwkv7", "read.rwkv7:RWKV7Mixer"),
     "ssm-vim": ("read.vim", "read.vim:VimMixer"),
 }
-"""Model types that transformers lacks: the module with their models and architecture, and the classes of layers that it
-adds."""
+"""Modules with models and architecture of the types that transformers lacks, and the classes of layers they add."""
 ROOT = "ssmscope.architectures."
 READERS: Mapping[tuple[str, str], str] = {
     (f"transformers.models.{family}.modeling_{family}", layer): ROOT + reader
@@ -68,3 +73,34 @@ READERS: Mapping[tuple[str, str], str] = {
     for module, layer in (each.split(":") for each in layers)
 }
 """Module that reads each class of layers, by the module and name of the class."""
+
+PACKAGE = Path(__file__).parents[1]
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+def demos() -> dict[str, Path]:
+    """Return the shipped trained models: `demo/NAME` and their directories."""
+    return {f"demo/{path.parent.name}": path.parent for path in sorted((PACKAGE / "demo").glob("*/config.json"))}
+
+
+def training_data(directory: Path) -> dict[str, Any]:
+    """Return the data in the record of a model's training; empty without a record."""
+    try:
+        return dict(json.loads((directory / "training.json").read_bytes())["data"]["train"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+
+
+def data_set_of(data: Mapping[str, Any]) -> str | None:
+    """Return the data set's name in a record of training; None for a file, which may be anywhere."""
+    name = str(data.get("name", ""))
+    return None if not name or set(name) & {".", "/", "\\"} else name
+
+
+@cache
+def readable_types() -> tuple[str, ...]:
+    """Return the model types with readable layers, ours and those that the installed transformers has."""
+    library = find_spec("transformers")
+    families = Path(*(library.submodule_search_locations or [])) / "models" if library is not None else Path()
+    theirs = {TEXT_TYPES.get(name, name) for name in THEIRS if (families / name).is_dir()}
+    return tuple(sorted({"ssm-classifier", *OURS, *theirs}))

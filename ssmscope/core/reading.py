@@ -30,8 +30,8 @@ NO_CHARACTER = re.compile("[\0\ud800-\udfff]")
 
 def read_text(path: str | os.PathLike[str], named: str, *, advice: str = "save it as UTF-8") -> str:
     """Return the text of a UTF-8 file, without a byte order mark; line ends stay as they are. Raises InputError, with
-    the file as `named` and `advice`, if it cannot be read, is not UTF-8, holds NUL, or is larger than
-    `MAX_FILE_BYTES`."""
+    the file as `named` and `advice`, if it cannot be read, is no UTF-8, holds NUL, or is above `MAX_FILE_BYTES`.
+    """
     try:
         with open(path, "rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
@@ -58,8 +58,7 @@ def decoded_text(content: bytes, named: str, *, advice: str = "save it as UTF-8"
 
 
 def parse_json(content: str | bytes) -> Any:
-    """Return the value of a JSON document. Unlike `json.loads`, refuse two values of one name. Raises ValueError if it
-    is no JSON, has a name twice in one object, or is nested too deeply."""
+    """Return the value of a JSON document. Raises ValueError if it is none, has a name twice, or is too deep."""
     try:
         return json.loads(content, object_pairs_hook=_unique_names)
     except json.JSONDecodeError as error:

@@ -31,10 +31,9 @@ def stacked(module: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def recomputed(module: nn.Module) -> Iterator[None]:
-    """Keep only each block's input for the backward pass, within the context and in this thread alone. The backward
-    pass runs each block again: the same numbers, about a third more time, and the memory of one block. The backward
-    pass belongs within the context, and within all others that change how the model runs. A model whose mixers read
-    other layers' terms runs as always."""
+    """Keep only each block's input for the backward pass, which runs each block again, within the context and in this
+    thread alone: the same numbers, about a third more time, and the memory of one block. The backward pass belongs
+    within all contexts that change the run. A model whose mixers read other layers' terms runs as always."""
     readers = any(getattr(mixer, "before", ()) for mixer in mixers(module))
     blocks = [] if readers else list(stacked(module))
     with override_forward([(block, partial(_checkpointed, active_override(block))) for block in blocks]):

@@ -35,8 +35,7 @@ class Spelled:
 
 
 def tokenize(tokenizer: Any, texts: str | Sequence[str], *, named: str = "the text", **options: Any) -> Any:
-    """Call a tokenizer on a text, `named` so in messages, or several, by number. Raises InputError if it fails, naming
-    the text and, if one is to blame, the word."""
+    """Call a tokenizer on a text, `named` so, or several. Raises InputError with the text and word to blame."""
     with failures_told(tokenizer, texts, named):
         return tokenizer(texts, verbose=False, **options)
 
@@ -74,7 +73,6 @@ def _blame(tokenizer: Any, text: str, named: str, error: BaseException) -> str:
 
 
 def _unknown_word(tokenizer: Any, text: str) -> str | None:
-    """Return the first word that a tokenizer's model fails at."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
@@ -109,9 +107,9 @@ def is_glue(character: str) -> bool:
 
 
 def token_texts(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[str]) -> tuple[str, ...]:
-    """Return each token as the text has it, every character once: the first of several tokens of a character shows it,
-    the others are empty. A token without characters is called by its name. Characters between tokens are left out,
-    except marks that belong to the character before them."""
+    """Return each token as the text has it, every character once: the first of several tokens of a character shows it.
+    A token without characters is called by its name. Between tokens only marks of the character before are kept.
+    """
     shown: list[str] = []
     end = 0
     whole = _untrimmed(text, offsets, names)
@@ -178,8 +176,7 @@ def _is_mark(character: str) -> bool:
 
 
 def is_within_word(text: str, at: int) -> bool:
-    """Return True if the place before a character is within a word, or within one shown character. Between characters
-    of scripts without spaces any word may end."""
+    """Return True if the place before a character is in a word or a shown character, in scripts with spaces."""
     if not 0 < at < len(text):
         return False
     if is_glue(text[at]) or text[at - 1] in JOINERS:

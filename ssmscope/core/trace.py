@@ -36,8 +36,7 @@ def last_inputs(
     before: Float[Tensor, "batch before channels"] | None = None,
     mask: Bool[Tensor, "batch length"] | None = None,
 ) -> Float[Tensor, "batch before channels"]:
-    """Return the last taps − 1 inputs of a convolution, up to each row's last real position; `before` are the inputs
-    before the run, by default zeros."""
+    """Return the last taps − 1 inputs of a convolution up to each row's last real position, after `before` or zeros."""
     before = before if before is not None else x.new_zeros(x.shape[0], taps - 1, x.shape[2])
     x = torch.cat([before.to(x.dtype), x], dim=1)
     if mask is None:
@@ -49,11 +48,9 @@ def last_inputs(
 
 
 States = tuple[LayerState, ...]
-"""States of all layers, from which a run continues; each tensor's first dimension is the batch."""
 
 
 Earlier = Sequence[LayerState] | None
-"""States from which a run continues, if it does."""
 
 
 def mapped(record: T, change: Callable[[Tensor], Tensor]) -> T:
@@ -71,7 +68,6 @@ def mapped(record: T, change: Callable[[Tensor], Tensor]) -> T:
 
 
 def tensors(states: States) -> list[Tensor]:
-    """Return all tensors in states."""
     found: list[Tensor] = []
     mapped(states, lambda t: found.append(t) or t)  # type: ignore[func-returns-value]
     return found
@@ -101,27 +97,22 @@ def alone(state: LayerState) -> LayerState:
 
 
 def size(states: States) -> int:
-    """Return the size of states in bytes."""
     return sum(t.numel() * t.element_size() for t in tensors(states))
 
 
 @dataclass(frozen=True, eq=False)
 class LayerTrace:
-    """Terms of one layer on one batch, its recurrences and what surrounds them, recomputed from the mixer's input and
-    weights.
+    """Terms of one layer on one batch, recomputed from the mixer's input `u` (batch, length, model width) and weights.
 
     Attributes:
-        u: the mixer's input, (batch, length, model width).
-        recurrences: the layer's linear recurrences; most layers have one.
-        mask: True at real positions, (batch, length); None when all are. At padding the recurrences write nothing and
-            hold their state, so the final state is that of each row's last real position.
+        recurrences: most layers have one.
+        mask: True at real positions, (batch, length); None when all are. At padding the recurrences hold their state.
         conv_input: input of the causal convolution, (batch, length, channels); None without one.
         conv_tail: the taps − 1 inputs before the first position, where the run continued from a state.
         taps: mask of the inputs that the convolution reads at every position, (batch, length, taps) bool, its own
             first; None where it reads all, as in every run that is not edited.
         z: the output gate before its activation, (batch, length, channels); None without one.
-        initial: the recurrences' states before the first position, (batch, heads, width, state) each, where they are
-            learnt or carried over by a layer that has several; None where they are zero.
+        initial: each recurrence's state before the first position, learnt or carried over; None where they are zero.
         turn: (batch, length), the only recurrence that a token steps while the others hold; None where all step.
         reach: number of positions that a write depends on through convolutions and shifts: 1 without any.
         at: the position whose states the model answers from, where those are not the last ones.
@@ -204,34 +195,28 @@ class Layers(Sequence[T], Generic[T]):
 def check_recurrent_state(has_recurrent_state: bool, name: str, what: str) -> None:
     """Raise Unanswerable if no layer of a model keeps a memory, which `what` asks about."""
     if not has_recurrent_state:
-        raise Unanswerable(
-            f"no layer of {name} has a recurrent memory, which {what} is about: its layers are short convolutions and "
-            "attention"
-        )
+        said = f"no layer of {name} has a recurrent memory, which {what} is about:"
+        raise Unanswerable(f"{said} its layers are short convolutions and attention")
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Run of a model on a batch of texts.
+    """Run of a model on a batch of texts, whose real tokens are shown as `tokens`.
 
     Attributes:
-        input_ids: (batch, length) int64, padded on the right.
-        mask: (batch, length) bool, True at real positions.
+        input_ids, mask: (batch, length), padded on the right; the mask is True at real positions.
         retention: (layers, batch, length) float32, the mean of E[A_t] over channels or heads and states of every
             layer (Baleen, Eq. 10), summed during the forward pass; NaN at padding.
         logits: (batch, classes) of a classifier, (batch, vocabulary) at each text's last position of a language model.
-        tokens: per text, the real tokens as they are shown.
         words: per text and real token, the index of the word it belongs to; None for a special token.
-        spelled: per text that was given as such, the text and the characters of each token.
         answers: per text, the predicted class (or label, or next token) and its probability; for a model that gives
             numbers, these and NaN.
         source: provenance: model, architecture, fingerprint, dtype, device.
-        layers: each layer's `LayerTrace`, recomputed on access.
-        linearized: each layer as a linear map of its input, recomputed on access: the basis of implicit attention.
+        layers: each layer's `LayerTrace`, and `linearized` each as a linear map of its input, recomputed on access.
         pixels: (batch, height, width, channels) of images whose size the model knows; else None.
         numbers: the state-space layers' numbers in the model if it has other layers between them, else None.
-        has_recurrent_state: True if some layer keeps a recurrent state.
-        bidirectional: True if some layer reads later tokens.
+        has_recurrent_state, bidirectional: True if some layer keeps a state, or reads later tokens.
+        spelled: per text that was given as such, the text and the characters of each token.
     """
 
     input_ids: Tensor
@@ -270,9 +255,8 @@ class Trace:
 
     def survival(self, at: int | None = None, *, signed: bool = False) -> Tensor:
         """Return every token's share of the states after position `at`, by default the last one: (layers, batch,
-        length), NaN at padding; see `survival.shares`. Attention layers have no state and are not among the layers.
-        Raises InputError for a position that not every text has. Raises ValueError for a trace that was taken without
-        its inputs."""
+        length), NaN at padding; see `survival.shares`. Raises InputError for a position that not every text has, and
+        ValueError for a trace that was taken without its inputs."""
         shortest = int(self.mask.sum(1).min())
         if at is not None and not 0 <= at < shortest:
             raise InputError(f"there is no position {at} in every text; allowed are 0 to {shortest - 1}")

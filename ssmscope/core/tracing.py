@@ -100,14 +100,12 @@ def take_trace(
 
 def _check_unchanged(model: Model, index: int, before: dict[str, int]) -> None:
     """Raise InputError if the weights that a layer reads have changed: its terms cannot be recomputed."""
-    names = {id(part): path for path, part in model.module.named_modules()}
+    names = {id(part): f"{path}." if path else "" for path, part in model.module.named_modules()}
     mixer = model.mixers[index]
     for part in (mixer, *getattr(mixer, "before", ())):
-        prefix = f"{names[id(part)]}." if names[id(part)] else ""
-        now = versions(
-            {prefix + name: value for name, value in stored_weights(part).items()},
-            {prefix + name if name else prefix[:-1]: value for name, value in adapters(part).items()},
-        )
+        prefix = names[id(part)]
+        weights = {prefix + name: value for name, value in stored_weights(part).items()}
+        now = versions(weights, {(prefix + name).rstrip("."): value for name, value in adapters(part).items()})
         if any(before.get(name) != version for name, version in now.items()):
             said = f"the weights of layer {index} of {model.name} have changed since this trace was taken: its terms"
             raise InputError(f"{said} cannot be recomputed; take a new trace")

@@ -19,18 +19,6 @@ from ssmscope.ops.recurrence import OVER_TIME, DeltaRecurrence, Recurrence, rete
 from ssmscope.ops.scans import Scan, scan, scan_all, scan_reference, states
 
 __all__ = [
-    "OVER_TIME",
-    "DeltaRecurrence",
-    "Recurrence",
-    "Scan",
-    "attention",
-    "attention_reference",
-    "pooled_attention",
-    "retention",
-    "scan",
-    "scan_all",
-    "scan_reference",
-    "skip_alone",
-    "states",
-    "write",
-]
+    "OVER_TIME", "DeltaRecurrence", "Recurrence", "Scan", "attention", "attention_reference", "pooled_attention",
+    "retention", "scan", "scan_all", "scan_reference", "skip_alone", "states", "write",
+]  # fmt: skip

@@ -1,12 +1,11 @@
-"""Scan of the delta rule, as matrix products over chunks (Gated Delta Networks, Yang et al. 2024, section 3; RWKV-7,
-Peng et al. 2025, section 3).
+"""Scan of the delta rule, as matrix products over chunks, and its attention matrices (Gated Delta Networks, Yang et al.
+2024, section 3; RWKV-7, Peng et al. 2025, section 3).
 
 H_t = a_t H_{t-1} (I − β_t e_t r_tᵀ) + β_t x_t b_tᵀ looks up the decayed memory's value under e_t and removes it along
-r_t; both are b_t in the plain rule. With the value found, f_t = a_t H_{t-1} e_t,
-H_t = a_t H_{t-1} + β_t (x_t b_tᵀ − f_t r_tᵀ). Within a chunk that starts from H_0 the f_t therefore solve a triangular
-system, Γ being the decays,
+r_t; both are b_t in the plain rule. With the value found, f_t = a_t H_{t-1} e_t, H_t = a_t H_{t-1} + β_t (x_t b_tᵀ −
+f_t r_tᵀ). Within a chunk that starts from H_0 the f_t therefore solve a triangular system, Γ being the decays,
 
-    f_t + Σ_{s<t} β_s (e_tᵀ Γ_{s<…≤t} r_s) f_s = H_0 Γ_{≤t} e_t + Σ_{s<t} β_s (e_tᵀ Γ_{s<…≤t} b_s) x_s,
+f_t + Σ_{s<t} β_s (e_tᵀ Γ_{s<…≤t} r_s) f_s = H_0 Γ_{≤t} e_t + Σ_{s<t} β_s (e_tᵀ Γ_{s<…≤t} b_s) x_s,
 
 whose two right sides are solved for all chunks at once (the WY representation of the products of the transitions); a
 pass over the chunks then carries H. With a decay per state (Kimi Linear, Zhang et al. 2025, section 3) Γ stands within
@@ -15,7 +14,7 @@ the products over states, see `ssmscope.ops.wide`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from einops import rearrange
@@ -26,7 +25,7 @@ from torch.nn.functional import pad
 from ssmscope import backends
 from ssmscope.backends.shapes import Decays, Inputs, Keys, Memory, PerHead, Removed
 from ssmscope.ops import wide
-from ssmscope.ops.recurrence import by_head, smallest_exponent
+from ssmscope.ops.recurrence import DeltaRecurrence, by_head, smallest_exponent
 from ssmscope.ops.ssd import segment_sums
 
 STEPS_PER_CHUNK = 32
@@ -85,9 +84,8 @@ def _segment(terms: list[Tensor], H: Tensor, *, plain: bool) -> tuple[Tensor, Te
 
 
 def _decayed(log_a: Tensor, b: Tensor, *readers: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Return, for chunks (…, chunk, state), c_tᵀ Γ b_s with Γ = ∏_{s<r≤t} a_r for each of the readers c, (…, chunk,
-    chunk), zero for s > t; and the decays from the chunk's start through t and from t, exclusive, to its end, (…,
-    chunk, state or 1)."""
+    """Return, for chunks (…, chunk, state), c_tᵀ Γ b_s with Γ = ∏_{s<r≤t} a_r for each of the readers c, zero for s >
+    t; and the decays from the chunk's start through t and from t, exclusive, to its end, (…, chunk, state or 1)."""
     floor = smallest_exponent(b.dtype)
     if log_a.shape[-1] > 1:
         each = [wide.within(log_a, b, c, floor) for c in readers]
@@ -130,3 +128,69 @@ def keys_left(
                 left = (to_end * keys) @ P - _decayed(a, keys, found)[0][0].tril(-1).mT @ left
             P = following
             yield part, rearrange(left[..., before:, :], "b h q n -> b q h n")
+
+
+# ---- attention matrices: the transitions are no decays, so a triangular system per head
+
+
+def matrices(r: DeltaRecurrence) -> Float[Tensor, "batch heads t s"]:
+    """Return α of every head (Gated Delta Networks, Yang et al. 2024, section 3, with the whole sequence as one chunk).
+
+    With Γ[t, s] = ∏_{s<r≤t} a_r, each step writes u_t = β_t (x_t − Σ_{s<t} Γ[t, s] (b_t·b_s) u_s) and reads
+    Σ_{s≤t} Γ[t, s] (c_t·b_s) u_s, so α = tril(C Bᵀ ⊙ Γ) (I + tril(diag(β) B Bᵀ ⊙ Γ, −1))⁻¹ diag(β).
+
+    The generalised rule looks up f_t = Σ_{s<t} Γ[t, s] β_s ((e_t·b_s) x_s − (e_t·r_s) f_s) at t (see
+    `ssmscope.ops.delta_rule`) and removes it: with M_uw = tril(U Wᵀ ⊙ Γ) and β within r and b,
+    α = M_cb − M_cr (I + tril(M_er, −1))⁻¹ tril(M_eb, −1).
+    """
+    (b, c), (e, along), beta = r.by_head(), r.removal(), r.beta.unsqueeze(-1)
+    log_a = rearrange(r.log_a, "b t h n -> b h t n")
+    if r.e is not None:
+        written, removed, c, e = (rearrange(t, "b t h n -> b h t n") for t in (b * beta, along * beta, c, e))
+        pairs = ((c, written), (c, removed), (e, written), (e, removed))
+        reads, of_reads, found, of_found = (_decayed_pairs(log_a, w, u) for u, w in pairs)
+        solved = torch.linalg.solve_triangular(of_found, found.tril(-1), upper=False, unitriangular=True)
+        return (reads - of_reads @ solved).tril()
+    b, c, beta = (rearrange(t, "b t h n -> b h t n") for t in (b, c, beta))
+    among, reads = (_decayed_pairs(log_a, b, t) for t in (b, c))
+    system = torch.tril(beta * among, -1) + torch.eye(b.shape[2], dtype=b.dtype, device=b.device)
+    solved = torch.linalg.solve_triangular(system, reads, upper=False, left=False, unitriangular=True)
+    return solved.tril() * beta.mT
+
+
+def _decayed_pairs(log_a: Tensor, b: Tensor, c: Tensor) -> Float[Tensor, "batch heads t s"]:
+    """Return Σ_n c_t[n] b_s[n] ∏_{s<r≤t} a_r[n], as one chunk of `wide.within`."""
+    length = b.shape[2]
+    missing = (1 << max(length - 1, 0).bit_length()) - length
+    log_a, b, c = (pad(t, (0, 0, 0, missing)) for t in (log_a, b, c))
+    return wide.within(log_a, b, c, smallest_exponent(b.dtype))[0][..., :length, :length]
+
+
+def rows(r: DeltaRecurrence, positions: Sequence[int]) -> Float[Tensor, "batch heads rows s"]:
+    """Return the rows of α at these positions."""
+    own, place = torch.tensor(list(positions)).unique(return_inverse=True)
+    return _sums_of_rows(r, {position: row for row, position in enumerate(own.tolist())})[:, :, place]
+
+
+def pooled_rows(r: DeltaRecurrence, edge: Tensor) -> Float[Tensor, "batch heads cells s"]:
+    """Return Σ α[t, s] over the rows of each cell."""
+    cells = torch.repeat_interleave(torch.arange(len(edge) - 1), edge.diff())
+    return _sums_of_rows(r, dict(enumerate(cells.tolist())))
+
+
+def _sums_of_rows(r: DeltaRecurrence, sums: Mapping[int, int]) -> Float[Tensor, "batch heads sums s"]:
+    """Return sums of rows of α, where `sums` has each row's number, by the adjoint recurrence backwards from the row:
+    v_t = c_t, α[t, s] = β_s v_sᵀ b_s and v_{s−1} = a_s (v_s − β_s (v_sᵀ r_s) e_s)."""
+    (b, c), (e, along) = r.by_head(), r.removal()
+    batch, length, heads, state = b.shape
+    a, count, found = r.log_a.exp(), 1 + max(sums.values()), []
+    v = b.new_zeros(batch, heads, 0, state)  # The sums whose rows have begun are the last ones.
+    for s in range(length - 1, -1, -1):
+        if s in sums:
+            v = pad(v, (0, 0, 1, 0)) if count - v.shape[2] > sums[s] else v
+            v = torch.cat([v[:, :, :1] + c[:, s, :, None], v[:, :, 1:]], dim=2)
+        weight = r.beta[:, s, :, None] * (v @ b[:, s, :, :, None]).squeeze(-1)
+        found.append(pad(weight, (count - v.shape[2], 0)))
+        removed = weight if r.e is None else r.beta[:, s, :, None] * (v @ along[:, s, :, :, None]).squeeze(-1)
+        v = a[:, s, :, None] * (v - removed.unsqueeze(-1) * e[:, s, :, None])
+    return torch.stack(found[::-1], dim=-1)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ssmscope.ops import delta_matrices, matrices, pooled
+from ssmscope.ops import delta_rule, matrices, pooled
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, check_one_way, map_in_order, smallest_exponent
 from ssmscope.ops.scans import scan_reference
 from ssmscope.ops.terms import GateAndTaps, gate_and_taps, mean_over_heads, shared_by_heads, skips
@@ -22,7 +22,6 @@ Taps = Float[Tensor, "batch length reach heads #width"] | None
 MAX_DECAYS_HELD = 2**20
 """Decays held at once, so that they stay in the cache."""
 MAX_ROW_NUMBERS = 2**22
-"""Entries of single heads' rows that are held at once."""
 
 
 def attention_reference(recurrence: Recurrence) -> Float[Tensor, "batch heads length length"]:
@@ -72,7 +71,7 @@ def attention(
     outside = [t for t in rows if not 0 <= t < length]
     if outside or not len(rows):
         raise ValueError(f"rows {outside or list(rows)}: give at least one, each from 0 to {length - 1}")
-    of_delta = delta_matrices.rows(recurrence, rows) if isinstance(recurrence, DeltaRecurrence) else None
+    of_delta = delta_rule.rows(recurrence, rows) if isinstance(recurrence, DeltaRecurrence) else None
 
     def sums(part: Recurrence, near: GateAndTaps, chosen: slice) -> Tensor:
         each = (_row(part, t) if of_delta is None else of_delta[:, chosen, i, : t + 1] for i, t in enumerate(rows))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from ssmscope.ops import delta_matrices, triangle
+from ssmscope.ops import delta_rule, triangle
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence
 from ssmscope.ops.terms import (
     GateAndTaps,
@@ -27,7 +27,6 @@ from ssmscope.ops.terms import (
 MAX_FACTOR_COLUMNS = 1024
 """Heads × states whose factors, three matrices of length × columns, are held at once."""
 MAX_MATRIX_NUMBERS = 2**24
-"""Entries of single heads' matrices that are held at once."""
 
 
 def whole(
@@ -151,7 +150,7 @@ def single_heads(r: Recurrence, around: GateAndTaps, skip: bool = False) -> Floa
     """Return the mean over the width of every head."""
     width = r.shape[3]
     if isinstance(r, DeltaRecurrence):
-        alpha = delta_matrices.matrices(r)
+        alpha = delta_rule.matrices(r)
     elif width == 1 or around.is_empty:
         return _of_one_matrix(r, around, skip)
     else:

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ssmscope.errors import InputError
-from ssmscope.ops import delta_matrices, triangle
+from ssmscope.ops import delta_rule, triangle
 from ssmscope.ops.matrices import whole
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, smallest_exponent
 from ssmscope.ops.terms import GateAndTaps, decays, diagonals, mean_over_heads, shared_by_heads, shares_scores, skips
@@ -29,7 +29,6 @@ MAX_CELL_STATES_HELD = 2**20
 MAX_CELL_MATRIX_NUMBERS = 2**22
 """(head, cell, cell) triples whose matrices are held at once."""
 MAX_PAIRS_HELD = 2**18
-"""Pairs within cells held at once, so that they stay in the cache."""
 
 
 def edges(length: int, cells: int) -> Int[Tensor, " cells+1"]:
@@ -77,7 +76,6 @@ def _over_cells(t: Tensor, edge: Tensor, dim: int) -> Tensor:
 
 
 def _sums_of_skips(r: Recurrence, edge: Tensor, groups: int, around: GateAndTaps) -> Tensor:
-    """Return D's part of the sums over the pairs of each cell."""
     batch, length, _, width, _ = r.shape
     cells = len(edge) - 1
     cell = torch.repeat_interleave(torch.arange(cells), edge.diff()).to(r.b.device)
@@ -128,8 +126,7 @@ def _own_and_before(taps: Tensor, edge: Tensor, back: int = 0) -> tuple[Tensor, 
 
 
 def _sums(r: Recurrence, around: GateAndTaps, _: slice, edge: Tensor) -> Float[Tensor, "batch cells cells"]:
-    """Return one sequence's sums over the pairs of cells, over heads of one matrix each: one pass over a cell's
-    steps."""
+    """Return one sequence's sums over the pairs of cells, over heads of one matrix each, in one pass over steps."""
     length, heads, state = r.shape[1], r.shape[2], r.shape[4]
     cells, size, floor = len(edge) - 1, edge.diff(), smallest_exponent(r.b.dtype)
     b, c = (_steps(shared_by_heads(t, heads), edge) for t in (r.b, r.c))
@@ -184,10 +181,9 @@ def _sums_through_scores(r: Recurrence, around: GateAndTaps, _: slice, edge: Ten
 
 
 class _Within(NamedTuple):
-    """Terms of some heads by cells and steps: decays (cells, steps, heads); b and c (cells, steps, state) of their
-    group; the factors of reading, `left`, and of writing, `mine` for inputs of the cell itself and `before` for those
-    of the cell before, at its first steps alone (cells, steps, heads, 1 or width); and the divisor of sums over the
-    width."""
+    """Terms of some heads by cells and steps: decays (cells, steps, heads); b and c (cells, steps, state); the factors
+    of reading, `left`, and of writing, `mine` for inputs of the cell and `before` for those of the cell before,
+    (cells, steps, heads, 1 or width); and the divisor of sums over the width."""
 
     a: Tensor
     b: Tensor
@@ -299,7 +295,7 @@ def _sums_of_long_delta(r: DeltaRecurrence, edge: Tensor, groups: int, skip: boo
             f"{MAX_EXACT_DELTA_LENGTH:,} tokens, not {r.shape[1]:,}: give a shorter text, or ask for the level of the "
             "recurrence alone"
         )
-    found = _over_cells(delta_matrices.pooled_rows(r, edge), edge, 3)
+    found = _over_cells(delta_rule.pooled_rows(r, edge), edge, 3)
     if skip and (D := skips(r)) is not None:
         found += D.mean(-1)[:, None, None] * torch.diag(edge.diff()).to(found)
     return rearrange(found, "b (g h) t s -> b g h t s", g=groups).mean(2)

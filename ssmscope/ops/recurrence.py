@@ -13,9 +13,7 @@ from torch import Tensor
 from ssmscope.errors import InputError
 
 MAX_DECAYS_HELD = 2**22
-"""Decays held at once, 16 MB of float32."""
 OVER_TIME = ("x", "b", "c", "delta", "log_a", "beta", "e", "r")
-"""Names of the terms that have a value for each step, (batch, length, …)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +135,6 @@ class Recurrence:
         return replace(self, **self._each(lambda value: value.to(*args, **kwargs), (*OVER_TIME, "A", "D")))
 
     def _each(self, change: Callable[[Tensor], Tensor], names: Sequence[str] = OVER_TIME) -> dict[str, Any]:
-        """Return the existing terms of these names, changed."""
         return {name: change(value) for name in names if (value := getattr(self, name, None)) is not None}
 
 

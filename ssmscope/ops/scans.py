@@ -118,11 +118,9 @@ def scan_all(
         initial = torch.cat([_start(r, H) for r, H in zip(recurrences, initials)])
     joint = scan(Recurrence(x=x, b=b, c=c, delta=delta, log_a=log_a), initial)
     rows = [r.shape[0] for r in recurrences]
-    parts = zip(recurrences, joint.y.split(rows), joint.state.split(rows), log_a.detach().split(rows))
-    return tuple(
-        Scan(with_skip(y, r.x, r.D), state, decay.exp().mean((2, 3)) if retention else None)
-        for r, y, state, decay in parts
-    )
+    kept = log_a.detach().exp().mean((2, 3)).split(rows) if retention else [None] * len(rows)
+    parts = zip(recurrences, joint.y.split(rows), joint.state.split(rows), kept)
+    return tuple(Scan(with_skip(y, r.x, r.D), state, decay) for r, y, state, decay in parts)
 
 
 def _form(r: Recurrence) -> tuple | None:
@@ -141,7 +139,6 @@ def with_skip(y: Tensor, x: Tensor, D: Tensor | None) -> Tensor:
 
 
 def _start(recurrence: Recurrence, initial: Tensor | None) -> Tensor:
-    """Return H_0, zero when absent."""
     batch, _, heads, width, state = recurrence.shape
     return recurrence.x.new_zeros(batch, heads, width, state) if initial is None else initial
 

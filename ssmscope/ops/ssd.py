@@ -17,13 +17,12 @@ STEPS_PER_SHORT_CHUNK = 16
 MIN_NUMBERS_PER_STATE = 2048
 """Numbers of a head's state below which chunks are short, as products of states are cheap."""
 STEPS_PER_SEGMENT = 1024
-"""Steps whose chunks' states are held at once."""
 
 
 def segment_sums(log_a: Float[Tensor, "*batch length"]) -> Float[Tensor, "*batch length length"]:
     """Return Σ_{s<r≤t} log a_r at [t, s], and 0 above the diagonal. Every sum starts at its own s, so no digits are
-    lost to the difference of two long sums, and what lies above the diagonal is masked before anything is
-    exponentiated."""
+    lost to the difference of two long sums.
+    """
     length = log_a.shape[-1]
     below = torch.ones(length, length, dtype=torch.bool, device=log_a.device).tril(-1)
     spread = log_a.unsqueeze(-1).expand(*log_a.shape, length)

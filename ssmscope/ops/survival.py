@@ -65,7 +65,6 @@ def left_norms(recurrence: Recurrence) -> PerHead:
 
 
 def _written_norms(recurrence: Recurrence) -> PerHead:
-    """Return the size of the writing at each position: the length of the input times the step."""
     norms, step = torch.linalg.vector_norm(recurrence.x, dim=-1), recurrence.step
     return norms if step is None else norms * step.abs()
 
@@ -73,8 +72,7 @@ def _written_norms(recurrence: Recurrence) -> PerHead:
 def left_towards_state(
     recurrence: Recurrence, initial: Tensor | None = None
 ) -> tuple[PerHead, Float[Tensor, "batch heads"]]:
-    """Return ⟨R_s, H_T⟩ of every position and head, and the same of the remainder of the state before the first
-    position: all together are ‖H_T‖²."""
+    """Return ⟨R_s, H_T⟩ of every position and head, and of what is left of the initial state: together ‖H_T‖²."""
     H = scan(recurrence, initial).state
     found = torch.zeros_like(recurrence.x[..., 0])
     for part, keys in _keys_left(recurrence):
@@ -203,10 +201,8 @@ def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: 
         windows = (_windows(clock, k) for clock in clocks)
         ahead = [t.gather(1, start_of.expand(*start_of.shape[:2], *t.shape[2:])) for t in windows]
         further = [total + more for total, more in zip(sums, ahead)]
-        norms = (
-            torch.cat([_key_norms(r, s[:, part], part) for part in _blocks(r)], 1) for r, s in zip(recurrences, further)
-        )
-        left = _together((w * norm for w, norm in zip(written, norms)), per_head)
+        blocks = [[_key_norms(r, s[:, part], part) for part in _blocks(r)] for r, s in zip(recurrences, further)]
+        left = _together((w * torch.cat(norms, 1) for w, norms in zip(written, blocks)), per_head)
         go = (to < length) & (left > half)
         at = torch.where(go, to, at)
         sums = [torch.where(go.unsqueeze(3), new, old) for new, old in zip(further, sums)]
@@ -275,8 +271,7 @@ def _sums_from_end(log_a: Tensor, after: Tensor | None = None) -> tuple[Tensor, 
 
 
 def _sums_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
-    """Yield sums of `_clock` from the positions of a block on to the last, (batch, block, heads, state or 1), the last
-    block first, until every state has decayed to nothing."""
+    """Yield sums of `_clock` from a block's positions to the last, the last block first, until every state is 0."""
     timed, floor = _timed(recurrence), smallest_exponent(recurrence.x.dtype)
     after: Tensor | None = None
     for part in reversed(_blocks(recurrence)):

@@ -12,9 +12,9 @@ from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head, smalle
 
 
 class GateAndTaps(NamedTuple):
-    """Gate and taps around a recurrence: y_t = left_t ⊙ (α + D)(Σ_i taps_{t−i, i} ⊙ x_{t−i}). `left` is (batch, length,
-    heads, width); `taps` (batch, length, reach, heads, width) has the factors of the input at s when it arrives at step
-    s + i. None stands for no factor."""
+    """Gate and taps around a recurrence: y_t = left_t ⊙ (α + D)(Σ_i taps_{t−i, i} ⊙ x_{t−i}), with `left` (batch,
+    length, heads, width) and `taps` (batch, length, reach, heads, width), of inputs at s as they arrive at s + i.
+    """
 
     left: Tensor | None = None
     taps: Tensor | None = None
@@ -117,8 +117,7 @@ def needs_gradients(r: Recurrence, around: GateAndTaps) -> bool:
 
 
 def diagonals(r: Recurrence, around: GateAndTaps) -> list[Tensor]:
-    """Return D's contributions at distances 0 … reach − 1 from the diagonal, (batch, length − distance, heads) each, as
-    the mean over the width of heads; empty without D."""
+    """Return D's contributions at each distance from the diagonal, (batch, length − distance, heads); [] without D."""
     D, (batch, length, heads, _, _) = skips(r), r.shape
     found = []
     if D is None:

@@ -17,9 +17,7 @@ from ssmscope.backends.shapes import HeadKeys, Inputs, Keys, Memory
 from ssmscope.ops.recurrence import smallest_exponent
 
 STEPS_PER_CHUNK = 32
-"""Steps of a chunk, a power of two."""
 STEPS_PER_SEGMENT = 2048
-"""Steps whose S are held at once."""
 
 
 def scan(log_a: HeadKeys, b: Keys, c: Keys, x: Inputs, initial: Memory) -> tuple[Inputs, Memory]:

@@ -36,13 +36,9 @@ class Prose:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, drawn only by views that show pictures.
+    """Figure, described by `alt`, that only views with pictures draw.
 
-    Attributes:
-        draw: makes the figure.
-        alt: its content in words, for those who do not see it.
-        vector: True to prefer vector graphics to pixels.
-        folded: True if a page shows it only on request, because another view shows the same.
+    `vector` prefers vector graphics to pixels; a `folded` one is shown on request, as another view shows the same.
     """
 
     draw: Callable[[], Figure]
@@ -53,19 +49,17 @@ class Picture:
 
 @dataclass(frozen=True, eq=False)
 class TokenRow:
-    """A score for every token of a text, for example by layer, by method, or as contributions to a query.
+    """Score for every token of a text, for example by layer, by method, or as contributions to a query.
 
     Attributes:
-        name: label of the row; a second line is written smaller.
-        scores: (tokens,).
+        name: label of the row; a second line is joined to the first where there is room for one.
         ends: lowest and highest score of the colour scale; scores beyond have the colour of the end.
         signed: True if positive scores are evidence for and negative ones against; the ends are −e and e.
         outside: (tokens,) bool, the tokens without a colour; None if there are none.
-        marked: the underlined tokens, the strongest first.
-        against: the underlined tokens of the opposite sign, the strongest first.
+        marked, against: the underlined tokens, and those of the opposite sign, the strongest first.
         query: the framed token, to which the other tokens contribute their scores.
         state: score of everything before the first token.
-        remark: a remark about the row.
+        remark: further words at the end of the row.
         own: lowest and highest score of this row, if several rows share `ends`.
     """
 
@@ -87,17 +81,18 @@ class TokenRow:
         return f"±{number(self.ends[1])}" if self.signed else format_range(*(self.own or self.ends))
 
     def shades(self, scores: np.ndarray | None = None, *, count: int | None = None) -> np.ndarray:
-        """Return the index of each token's colour, from 0 to `count` − 1; −1 for none.
-
-        Args:
-            scores: other scores to colour on the same scale.
-            count: number of colours; by default 2 STEPS + 1 for signed scores, else SHADES.
-        """
+        """Return the index of each token's colour among `count`, by default 2 STEPS + 1 for signed scores, else SHADES;
+        −1 for none. Other `scores` are coloured on the same scale."""
         low, high = self.ends
         values = (self.scores if scores is None else scores).astype(np.float64)
         unit = np.clip((values - low) / (high - low), 0, 1) if high > low else np.full(values.shape, 0.5)
         found = np.rint(unit * ((count or (2 * STEPS + 1 if self.signed else SHADES)) - 1)).astype(np.int64)
         return found if self.outside is None or scores is not None else np.where(self.outside, -1, found)
+
+    @property
+    def state_shade(self) -> int:
+        """Index of the state's colour."""
+        return int(self.shades(np.array([self.state]))[0])
 
 
 class OfTokens:
@@ -117,14 +112,10 @@ class OfTokens:
 
 @dataclass(frozen=True, eq=False)
 class TokenText(OfTokens):
-    """A text with coloured tokens.
+    """Text whose tokens are coloured by `rows`, under the model's answer, its probability and further words `about` it.
 
     Attributes:
-        tokens: its tokens.
         words: number of the word that each token belongs to; None for a special token.
-        rows: scores that colour the tokens.
-        answer, probability: the model's answer and its probability.
-        about: further text in the heading.
         span: highlighted tokens, from the first to the one after the last.
         pixels: (height, width, channels), for an image whose pixels are the tokens.
     """
@@ -141,15 +132,11 @@ class TokenText(OfTokens):
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Texts whose tokens are coloured, in one row or several.
-
-    A report shows those of an analysis in one interactive view. Only the picture shows images.
+    """Texts whose tokens are coloured, in one row or several. Only the picture shows images.
 
     Attributes:
-        texts: the texts.
         of: kind of the rows: "layer", "method".
-        score: name of the score in one word.
-        name: name of the score in a legend.
+        score, name: name of the score in one word, and in a legend.
         marked: description of the underlined tokens.
         around: names of negative and positive scores.
         first: maximum rows of a text in a terminal; None for all.
@@ -168,14 +155,12 @@ class TokenRows:
 
 @dataclass(frozen=True)
 class Custom:
-    """A view that draws itself.
+    """View that draws itself.
 
     Attributes:
         terminal: returns the terminal view, given True if the terminal has 256 colours.
-        html: returns an escaped fragment without styles and scripts.
-        style: rules to add to the stylesheet.
-        script: script of the fragment. It runs once, after the whole page, and skips elements that it has started
-            before.
+        html: returns an escaped fragment without the rules `style` and the `script`, which runs once, after the whole
+            page, and skips elements that it has started before.
         on_request: True if a report inserts the fragment only on request, because it has an element for every token.
     """
 
@@ -188,14 +173,10 @@ class Custom:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenMaps(Custom):
-    """Weights between the tokens of texts, to which a report links the tokens of `TokenRows` of the same model.
+    """Weights called `name` between the tokens of texts, to which a report links the `TokenRows` of the same model.
 
     The fragment holds one element `script` of type application/json, {"texts": [...]}, in the order of `tokens`: for
     each text null or {"length", "queries", "edges", "maps"}, as `ssmscope.render.token_maps` packs them.
-
-    Attributes:
-        tokens: tokens of each text.
-        name: name of the weights.
     """
 
     tokens: Sequence[tuple[str, ...]]

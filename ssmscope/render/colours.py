@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from importlib import resources
 
 import numpy as np
 
 SHADES = 32
-"""Number of shades for the range of a row's scores."""
 
 BLUES = ("#e9f0f7", "#c9dff0", "#8fc0e0", "#4f97cb", "#2065a8", "#08306b")
 """Colours on white from lowest to highest: one hue, which looks alike in print and to every kind of colour vision."""
@@ -25,7 +24,6 @@ tells apart and which differ from white equally."""
 SIGNED_ON_DARK = ("#ffd9b0", "#f09a48", "#a85512", "#56300f", "#1a2027", "#173a5c", "#2b6aa3", "#73b3e4", "#d6ebff")
 
 STEPS = 16
-"""Number of shades on either side of zero."""
 
 
 def ramp(stops: Sequence[str], count: int = SHADES) -> list[str]:
@@ -44,25 +42,21 @@ def ink(background: str) -> str:
     return "#000000" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "#ffffff"
 
 
-def signed_levels(weights: np.ndarray, end: float) -> np.ndarray:
-    """Return the shade of each weight, from −STEPS to STEPS; weights beyond the end have the last shade."""
-    if end <= 0:
-        return np.zeros(weights.shape, dtype=np.int64)
-    return np.rint(np.clip(weights / end, -1, 1) * STEPS).astype(np.int64)
-
-
 def signed_shades(stops: tuple[str, ...] = SIGNED) -> list[str]:
-    """Return the colours of `signed_levels`, with level i at index i + STEPS."""
+    """Return the colours of the levels −STEPS to STEPS, with level i at index i + STEPS."""
     return ramp(stops, 2 * STEPS + 1)
 
 
-@lru_cache(maxsize=1)
 def shade_style() -> str:
     """Return CSS in light and dark for the shades, classes v0 to v31, and for a legend's bar (`.scale i`)."""
     return _style((BLUES, BLUES_ON_DARK), [f".v{shade}" for shade in range(SHADES)], ".scale")
 
 
-@lru_cache(maxsize=1)
+def template_text(name: str) -> str:
+    """Return a stylesheet or a script of the package."""
+    return resources.files("ssmscope.render").joinpath("templates", name).read_text(encoding="utf-8")
+
+
 def signed_style() -> str:
     """Return CSS in light and dark for the levels of attribute data-l and for a legend's bar (`.scale.around i`)."""
     levels = [f'[data-l="{level}"]' for level in range(-STEPS, STEPS + 1)]
@@ -70,7 +64,6 @@ def signed_style() -> str:
 
 
 def _style(palettes: Sequence[Sequence[str]], selectors: Sequence[str], bar: str) -> str:
-    """Return a rule for each selector, in the colours of a light and of a dark palette."""
     light, dark = (
         "".join(
             f".ssmscope {selector} {{ background: {colour}; color: {ink(colour)} }}\n"

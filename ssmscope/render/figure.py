@@ -35,21 +35,14 @@ if TYPE_CHECKING:
 
 INK, SOFT, GRID, EDGE = "#1b1f24", "#57606a", "#e6e9ed", "#f3f4f6"
 COLOURS = ("#2065a8", "#d1540a", "#0f8a6c", "#b01e8a", "#7a6a00", "#57606a")
-"""Colours of curves in order; they differ in lightness too."""
 EMPTY, MARK = GRID, COLOURS[1]
-"""Colours of a cell without a value, and of marks on cells."""
 MARKERS = "osD^vP"
 DASHED, DOTTED = (0, (4, 3)), (0, (1, 2))
 LOG_SCALE_FROM = 300.0
-"""Value above which `scale_steep` makes an axis logarithmic."""
 FONT_SIZE, NARROW_FONT_SIZE, NARROW_INCHES = 9.0, 8.0, 5.0
-"""Size of letters in points, also in figures narrower than `NARROW_INCHES`."""
 MIN_SIDE_INCHES, MAX_SIDE_INCHES = 0.5, 100
-"""Minimum and maximum length of a figure's side in inches."""
 ROW_INCHES, AXIS_INCHES, MIN_PANEL_INCHES = 0.28, 0.6, 1.9
-"""Height of a row of points, room for the labels of an axis, and the smallest width of panels next to each other."""
 MAX_NAMED = 60
-"""Maximum number of columns or rows of a grid that are named."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +69,8 @@ def framed(frame: Frame) -> Iterator[Frame]:
     sides = [side for side in frame.sides if side is not None]
     good = all(isinstance(side, int | float) and MIN_SIDE_INCHES <= side <= MAX_SIDE_INCHES for side in sides)
     if not good or (isinstance(frame.size, tuple) and len(frame.size) != 2):
-        raise InputError(
-            f"size is {frame.size!r}; allowed are a width, or a width and a height, from {MIN_SIDE_INCHES} to "
-            f"{MAX_SIDE_INCHES} inches"
-        )
+        said = f"size is {frame.size!r}; allowed are a width, or a width and a height,"
+        raise InputError(f"{said} from {MIN_SIDE_INCHES} to {MAX_SIDE_INCHES} inches")
     if frame.ax is not None and frame.size is not None:
         raise InputError("give ax or size, not both: axes have the size of their own figure")
     narrow = bool(sides) and sides[0] < NARROW_INCHES
@@ -111,13 +102,7 @@ def data_line(result: Any, *more: str) -> str:
 
 
 class Sheet:
-    """A figure with a title, a smaller line, and a legend above its panels; or the axes that a user gives.
-
-    Attributes:
-        figure: the figure.
-        body: the part of it below title and legend.
-        width: its width in inches.
-    """
+    """Figure `width` inches wide with title, smaller line and legend above its `body`; or axes that a user gives."""
 
     def __init__(
         self,
@@ -159,10 +144,8 @@ class Sheet:
     def take(self, height: float) -> Any:
         """Make the sheet high enough for a body of so many inches and return the body."""
         if self.frame.ax is not None:
-            raise InputError(
-                "ax: this figure has several panels, and axes hold one; call figure() without ax, or draw the numbers "
-                "of to_frame() yourself"
-            )
+            said = "ax: this figure has several panels, and axes hold one; call figure() without ax,"
+            raise InputError(f"{said} or draw the numbers of to_frame() yourself")
         self.figure.set_size_inches(self.width, self._height or self._head + height)
         return self.body
 
@@ -174,13 +157,8 @@ class Sheet:
         widths: Sequence[float] | None = None,
         **options: Any,
     ) -> list[Axes]:
-        """Return panels row by row.
-
-        Args:
-            heights: inches of each row, without the labels of its axes.
-            across: number of columns; in a narrow figure, panels of the same height stand in fewer columns.
-            count: number of panels, by default as many as fit.
-            options: of matplotlib's `subplots`.
+        """Return `count` panels row by row, in fewer columns if the figure is narrow. `heights` are inches of each row,
+        without the labels of its axes; `options` are matplotlib's.
         """
         count = len(heights) * across if count is None else count
         if self.frame.ax is not None and count == 1:
@@ -195,10 +173,7 @@ class Sheet:
             across, widths = fitting, None
         inches = sum(heights) + AXIS_INCHES * len(heights)
         ratios: dict[str, Any] = dict(height_ratios=heights, width_ratios=widths)
-        made = self.take(inches).subplots(len(heights), across, squeeze=False, **ratios, **options).ravel().tolist()
-        for axes in made[count:]:
-            axes.remove()
-        return list(map(styled, made[:count]))
+        return list(map(styled, grid(self.take(inches), count, across, **ratios, **options)))
 
     def parts(self, *heights: float, across: int = 1) -> list[Any]:
         """Return parts with layouts of their own, row by row; in a narrow figure, one below the other."""
@@ -206,6 +181,14 @@ class Sheet:
             heights, across = tuple(np.repeat(heights, across)), 1
         made = self.take(sum(heights)).subfigures(len(heights), across, squeeze=False, height_ratios=heights)
         return made.ravel().tolist()
+
+
+def grid(part: Any, count: int, across: int, **options: Any) -> list[Axes]:
+    """Return so many panels of a figure, row by row."""
+    made = part.subplots(math.ceil(count / across), across, squeeze=False, **options).ravel().tolist()
+    for axes in made[count:]:
+        axes.remove()
+    return made[:count]
 
 
 def styled(axes: Axes, grid: str | None = "both") -> Axes:
@@ -228,7 +211,6 @@ def fit_labels(figure: Figure) -> None:
 
 
 def _wrapped(text: str, letters_per_line: int, lines: int = 3) -> str:
-    """Break a text into at most three lines; what is longer loses its middle."""
     most = max(letters_per_line, 12)
     return drawable("\n".join(textwrap.wrap(shorten(visible(text), lines * most - most // 2), most)))
 
@@ -292,7 +274,6 @@ def look(number: int, **style: Any) -> dict[str, Any]:
 
 
 def handle(number: int, **style: Any) -> Line2D:
-    """Return the legend handle of a curve."""
     return Line2D([], [], **look(number, **style))
 
 
@@ -307,11 +288,7 @@ def as_array(found: Any) -> np.ndarray:
 
 
 def line(axes: Axes, at: Any, found: Any, number: int, **style: Any) -> None:
-    """Draw a curve over places with the band of its intervals, or a bar for a single point.
-
-    Args:
-        found: estimates, or an array (places, 3) of values, lower and upper ends.
-    """
+    """Draw a curve with the band of its intervals, or a bar for one point; `found` are estimates or (places, 3)."""
     value, low, high = as_array(found).T
     how = look(number, **style)
     if len(at) == 1:
@@ -322,7 +299,6 @@ def line(axes: Axes, at: Any, found: Any, number: int, **style: Any) -> None:
 
 
 def interval(axes: Axes, at: float, found: Estimate, colour: str = INK, *, upright: bool = True) -> None:
-    """Draw an interval as a thin line."""
     ends, place = [found.low, found.high], [at, at]
     axes.plot(*((place, ends) if upright else (ends, place)), color=colour, linewidth=1.4)
 
@@ -345,7 +321,6 @@ def points(
         colours: a colour per series, or a list of colours with one per row.
         notes: texts at the right of the rows; None for the numbers of the first series.
         letters: maximum letters of a name.
-        zero: True for a line at zero.
         bars: colours of bars from zero to the first series' values, in place of its points.
         hollow: numbers of the series with hollow points.
     """
@@ -404,13 +379,12 @@ def cells(
     bold: np.ndarray | None = None,
     **options: Any,
 ) -> None:
-    """Draw values (rows, columns) as cells in their colours, the first row at the bottom, with a colour bar.
+    """Draw values (rows, columns) as coloured cells, the first row at the bottom, with a colour bar named `bar`.
 
     Args:
         rows, columns: names along the axes; None for numbers.
-        texts: texts in the cells; those of cells that are True in `bold` are bold.
+        texts: texts in the cells, bold where `bold` is True.
         labels: names of the vertical and of the horizontal axis.
-        bar: name of the colour bar; None to leave it out.
         options: of matplotlib's `colorbar`.
     """
     axes.grid(False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -12,6 +11,7 @@ from markupsafe import Markup, escape
 
 from ssmscope.render import token_rows
 from ssmscope.render.blocks import Block, Custom, Picture, Prose, TokenRows
+from ssmscope.render.colours import template_text
 from ssmscope.render.pictures import data_uri
 from ssmscope.render.table import Table
 from ssmscope.render.tokens import visible
@@ -36,7 +36,6 @@ def styles_of(blocks: Iterable[Block]) -> list[str]:
 
 
 def scripts_of(blocks: Iterable[Block]) -> list[str]:
-    """Return the scripts of blocks, each once."""
     return list(dict.fromkeys(block.script for block in blocks if isinstance(block, Custom) and block.script))
 
 
@@ -58,7 +57,6 @@ def block_html(block: Block, *, level: int = 2) -> Markup:
 
 
 def image_html(picture: Picture) -> Markup:
-    """Return a picture, folded or not, as an image."""
     source = Markup(data_uri(picture.draw(), vector=picture.vector))
     return Markup('<img class="figure" alt="{}" src="{}">').format(visible(picture.alt), source)
 
@@ -70,15 +68,13 @@ def grid(table: Table, caption: str = "") -> Markup:
 
 def page(title: str, body: str, provenance: Iterable[tuple[str, str]]) -> str:
     """Return a self-contained page in light and dark, which fetches nothing and runs only scripts of its views."""
-    return template("page.html").render(
-        title=title, body=Markup(body), provenance=list(provenance), style=Markup(stylesheet())
-    )
+    shown = dict(title=title, body=Markup(body), provenance=list(provenance), style=Markup(stylesheet()))
+    return template("page.html").render(**shown)
 
 
-@lru_cache(maxsize=1)
 def stylesheet() -> str:
     """Return the rules that all views share."""
-    return resources.files("ssmscope.render").joinpath("templates", "style.css").read_text(encoding="utf-8")
+    return template_text("style.css")
 
 
 @lru_cache

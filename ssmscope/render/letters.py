@@ -10,7 +10,6 @@ from matplotlib import font_manager
 from ssmscope.render.tokens import shorten, visible
 
 MAX_NAME_LETTERS = 20
-"""Maximum letters of the name of a row of points."""
 FALLBACK_FONTS = (
     *("DejaVu Sans Mono", "DejaVu Sans", "Noto Sans Mono CJK SC", "Noto Sans CJK SC", "Noto Sans CJK JP"),
     *("Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "IPAGothic", "PingFang SC"),
@@ -34,11 +33,7 @@ def _has_glyph(character: str) -> bool:
 
 def drawable(text: str) -> str:
     """Replace every character without a glyph in the fonts by a box, or drop it if it has no width."""
-    kept = (
-        character if character == "\n" or _has_glyph(character) else "□" * min(_width(character), 1)
-        for character in text
-    )
-    return "".join(kept)
+    return "".join(c if c == "\n" or _has_glyph(c) else "□" * min(_width(c), 1) for c in text)
 
 
 def _width(character: str) -> int:

@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
 
 def number(value: float, digits: int | None = None, *, significant: int = 3) -> str:
-    """Format a number with `digits` decimal places, or else with `significant` digits, trailing zeros included.
-
-    Without `digits`, a whole number below a million has all of its digits.
-    """
+    """Format a number with `digits` decimal places or `significant` digits; a whole one below a million has all."""
     if math.isnan(value):
         return "–"
     if math.isinf(value):
@@ -34,14 +31,8 @@ def counted(count: int, noun: str) -> str:
 
 
 def with_ties(names: Sequence[str], every: int) -> str:
-    """Return the first name, with the number of others that are indistinguishable from it.
-
-    The text is empty if these are more than half of all others, because then none stands out.
-
-    Args:
-        names: the first name and the indistinguishable ones.
-        every: number of all names.
-    """
+    """Return the first of `names`, with the number of others that are indistinguishable from it; "" if these are more
+    than half of all others among `every` names, because then none stands out."""
     others = len(names) - 1
     if not names or 2 * others > every - 1:
         return ""

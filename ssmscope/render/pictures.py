@@ -10,10 +10,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_SVG_BYTES = 300_000
-"""Maximum size of an SVG in a page, in bytes; larger figures become PNGs."""
 
 DOTS_PER_INCH = 150
-"""Resolution of a PNG."""
 
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
@@ -30,9 +28,8 @@ def encode_figure(figure: Figure, suffix: str) -> bytes:
 
 
 def data_uri(figure: Figure, *, vector: bool = True) -> str:
-    """Return the figure for the `src` of an image: an SVG if it is `vector` and not too large, else a PNG.
-
-    The ids of an SVG within an image cannot clash with those of other figures or of the page.
+    """Return the figure for the `src` of an image, in which ids cannot clash with those of the page: an SVG if it is
+    `vector` and not too large, else a PNG.
     """
     if vector:
         svg = encode_figure(figure, "svg")

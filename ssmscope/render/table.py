@@ -27,12 +27,11 @@ SMALL_SHARE = 0.01
 """Share below which three decimal places show too little."""
 
 MAX_CELL_CHARACTERS = 200
-"""Maximum characters of a cell."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number with its interval, or words.
+    """Number with its interval, or words.
 
     Attributes:
         found: the number; None for words. An estimate without ends has no interval.
@@ -98,7 +97,6 @@ def short_cell(value: float, text: str = "") -> Cell:
 
 
 def value_cell(found: Estimate, digits: int | None = 3) -> Cell:
-    """Return a cell of an estimate without its interval, for which there is no room."""
     return Cell(Estimate(found.value, math.nan, math.nan), digits=digits)
 
 
@@ -110,12 +108,9 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """A table with columns of labels, then columns of cells.
+    """Table with columns of labels, then columns of cells, and a note below.
 
     Attributes:
-        heads: headings of the label columns.
-        columns: headings of the cell columns.
-        note: text below the table.
         every: number of all rows, if these are the first of more.
         brief: maximum rows in a terminal and a notebook; None for all.
         wide: True if the table is too large for a terminal, which leaves it out.
@@ -164,13 +159,10 @@ def table(
     note: str = "",
     most: int | None = None,
 ) -> Table:
-    """Make a table of lines, with the best value of each column marked.
+    """Make a table of at most `most` lines, with the best value of each column marked.
 
-    The columns are those of any line, in their order. If all compared values are equal, none is marked.
-
-    Args:
-        more, less: columns in which the largest, or the smallest, value is best.
-        most: maximum number of lines; the remarks say if the table is cut.
+    The columns are those of any line, in their order. If all compared values are equal, none is marked. The largest
+    value is best in the columns `more`, the smallest in `less`.
     """
     every, lines = len(lines), lines[:most]
     columns = list(dict.fromkeys(name for line in lines for name in line.cells))
@@ -204,11 +196,7 @@ def frame_table(frame: DataFrame, *, heads: Sequence[str] = (), limit: int | Non
     """Make a table of a tidy data frame, with NAME, NAME_low, NAME_high (or value, low, high) as one column.
 
     A column `model` with only one value is left out, as are columns without values. Numbers have four significant
-    digits.
-
-    Args:
-        heads: columns that become labels.
-        limit: maximum number of rows; the remarks say if the table is cut.
+    digits. The columns `heads` become labels; beyond `limit` rows the table is cut, and its remarks say so.
     """
     frame = frame if "model" in heads else _of_one_model(frame)
     ends = interval_columns(frame)
@@ -224,7 +212,6 @@ def frame_table(frame: DataFrame, *, heads: Sequence[str] = (), limit: int | Non
 
 
 def _of_one_model(frame: DataFrame) -> DataFrame:
-    """Drop the column `model` if it has only one value."""
     return frame.drop(columns="model") if "model" in frame and frame["model"].nunique() <= 1 else frame
 
 

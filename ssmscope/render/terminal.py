@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 UNBOUNDED_COLUMNS = 10_000
-"""Width of a console that has room for every table."""
 STYLES = {"title": "bold", "heading": "bold", "note": "dim", "text": ""}
 
 

@@ -19,24 +19,11 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
 from ssmscope.errors import InputError
+from ssmscope.render import figure as plot
 from ssmscope.render.colours import BLUES, SHADES, SIGNED, STEPS, ink, ramp
-from ssmscope.render.figure import (
-    AXIS_INCHES,
-    EMPTY,
-    INK,
-    MARK,
-    MAX_NAMED,
-    SOFT,
-    Frame,
-    Sheet,
-    beside,
-    colours_of,
-    integers,
-    styled,
-)
 from ssmscope.render.letters import drawable, families, letters
 from ssmscope.render.numbers import format_probability, number
-from ssmscope.render.token_rows import row_kinds, scale_ends
+from ssmscope.render.token_rows import in_line, row_kinds, scale_ends
 from ssmscope.render.tokens import short_token, shorten, spell_tokens, visible
 
 if TYPE_CHECKING:
@@ -48,9 +35,6 @@ if TYPE_CHECKING:
 LINE_INCHES, STRIP_INCHES, PICTURE_INCHES = 0.24, 0.19, 1.5
 """Heights in inches of a line of tokens, of a strip, and of a picture without its caption."""
 MAX_LINE, MIN_LINE, MAX_NAME, MAX_TOKEN = 100, 16, 44, 48
-"""Maximum and minimum characters of a line of tokens, and maximum ones of a row's name and of a token."""
-SMALL_NAME = 0.66
-"""Size of a name of two lines, as a share of the tokens' size."""
 MIN_INCHES = 7.4
 PICTURES_PER_ROW = 5
 MAX_WRITTEN_ROWS, MAX_WRITTEN_TOKENS = 12, 800
@@ -58,11 +42,9 @@ MAX_WRITTEN_ROWS, MAX_WRITTEN_TOKENS = 12, 800
 MAX_BOXES = 1000
 """Maximum tokens of a long text that are written out; the strips show all."""
 PIXEL_SHADES = 257
-"""Number of colours in a map of pixels."""
 FRAME = "#b01e8a"
 """Colour of the frame of marked pixels: neither orange nor blue, which mean against and for."""
 MAX_TEXTS = 8
-"""Maximum texts in one figure."""
 
 
 @dataclass(frozen=True)
@@ -90,17 +72,15 @@ class Columns:
         return self.total * _character_inches() + 0.16
 
     @classmethod
-    def fitting(cls, frame: Frame, texts: Sequence[TokenText]) -> Columns:
+    def fitting(cls, frame: plot.Frame, texts: Sequence[TokenText]) -> Columns:
         """Return as many characters as the texts need, or as fit into the frame."""
         rows = [row for text in texts if text.pixels is None for row in text.rows]
-        names = min(2 + math.ceil(max((_name_width(row) for row in rows), default=0)), MAX_NAME)
+        names = min(2 + max((letters(in_line(row.name)) for row in rows), default=0), MAX_NAME)
         right = 2 + max((len(_right(row)) for row in rows), default=0)
-        longest = [0] + [
-            max(x + w for line in lay_out(text, MAX_LINE) for _, x, w, _ in line) for text in texts if text.tokens
-        ]
+        longest = [x + w for text in texts for line in lay_out(text, MAX_LINE) for _, x, w, _ in line]
         if frame.sides[0] is None:
             least = int(MIN_INCHES / _character_inches()) - names - right
-            return cls(names, max(math.ceil(max(longest)) + 1, least), right)
+            return cls(names, max(math.ceil(max(longest, default=0)) + 1, least), right)
         total = int((frame.sides[0] - 0.16) / _character_inches())
         names, right = min(names, total // 4), min(right, total // 3)
         return cls(names, max(total - names - right, MIN_LINE), right)
@@ -136,15 +116,14 @@ def lay_out(text: TokenText, columns: float, most: int = MAX_BOXES) -> list[list
 def typewriter(part: SubFigure, lines: float) -> Axes:
     """Return axes that measure characters to the right, and lines down from the top."""
     columns = (part.get_figure(root=True).get_figwidth() - 0.16) / _character_inches()
-    axes = part.subplots(subplot_kw={"xlim": (0, columns), "ylim": (lines, 0)})
+    axes = part.subplots(subplot_kw={"xlim": (0, columns), "ylim": (max(lines, 1), 0)})
     axes.set_axis_off()
     return axes
 
 
 def draw_boxes(axes: Axes, boxes: Sequence[Box], left: float, y: float, text: TokenText, row: TokenRow | None) -> None:
-    """Draw one line of tokens in the colours of a row, or without colour.
-
-    Marked tokens are underlined and bold, the query is framed, and the text's span is underlined in colour.
+    """Draw one line of tokens in the colours of a row, or without colour: marked ones underlined and bold, the query
+    framed, the text's span underlined in colour.
     """
     fills = colours_of_row(row) if row is not None else ["#ffffff"] * len(text.tokens)
     kept, against = (set(row.marked), set(row.against)) if row is not None else (set(), set())
@@ -154,13 +133,13 @@ def draw_boxes(axes: Axes, boxes: Sequence[Box], left: float, y: float, text: To
     for position, x, width, _ in boxes:
         if position in kept or position in against or position in span:
             places.append(Rectangle((left + x, y + 0.84), width, 0.1))
-            colours.append(INK if position in kept else MARK)
+            colours.append(plot.INK if position in kept else plot.MARK)
     axes.add_collection(PatchCollection(places, facecolors=colours, edgecolors="none"), autolim=False)
     for position, x, width, token in boxes:
         if row is not None and position == row.query:
-            axes.add_patch(Rectangle((left + x, y + 0.06), width, 0.76, fill=False, edgecolor=INK, linewidth=0.9))
+            axes.add_patch(Rectangle((left + x, y + 0.06), width, 0.76, fill=False, edgecolor=plot.INK, linewidth=0.9))
         style: dict[str, Any] = dict(
-            color=SOFT if row is not None and fills[position] == EMPTY else ink(fills[position]),
+            color=plot.SOFT if row is not None and fills[position] == plot.EMPTY else ink(fills[position]),
             weight="bold" if position in kept or position in against else "normal",
             style="italic" if text.words[position] is None else "normal",
         )
@@ -168,25 +147,14 @@ def draw_boxes(axes: Axes, boxes: Sequence[Box], left: float, y: float, text: To
         axes.text(*place, token, size=_token_size(), family=families(), ha="center", va="center_baseline", **style)
 
 
+def _palette(row: TokenRow, count: int | None = None) -> list[str]:
+    return ramp(SIGNED if row.signed else BLUES, count or (2 * STEPS + 1 if row.signed else SHADES))
+
+
 def colours_of_row(row: TokenRow, count: int | None = None) -> list[str]:
     """Return the colour of every token, from a palette of `count` or, by default, of as many as in other views."""
-    palette = ramp(SIGNED if row.signed else BLUES, count or (2 * STEPS + 1 if row.signed else SHADES))
-    return [palette[shade] if shade >= 0 else EMPTY for shade in row.shades(count=count).tolist()]
-
-
-def _state_colour(row: TokenRow) -> str:
-    palette = ramp(SIGNED, 2 * STEPS + 1) if row.signed else ramp(BLUES)
-    return palette[int(row.shades(np.array([row.state]))[0])]
-
-
-def _names(row: TokenRow) -> list[str]:
-    return [visible(part) for part in row.name.splitlines()]
-
-
-def _name_width(row: TokenRow) -> float:
-    """Return the width of a row's name in characters of tokens; names of two lines are smaller."""
-    names = _names(row)
-    return max(map(letters, names), default=0) * (1.0 if len(names) == 1 else SMALL_NAME)
+    palette = _palette(row, count)
+    return [palette[shade] if shade >= 0 else plot.EMPTY for shade in row.shades(count=count).tolist()]
 
 
 def _right(row: TokenRow) -> str:
@@ -208,10 +176,10 @@ def text_parts(at: int, text: TokenText, columns: Columns) -> Iterator[Part]:
     elif rows <= MAX_WRITTEN_ROWS and rows * len(text.tokens) <= MAX_WRITTEN_TOKENS:
         yield rows_part(text, text.rows, columns)
     else:
-        named = len(text.tokens) <= MAX_NAMED
+        named = len(text.tokens) <= plot.MAX_NAMED
         if not named:
             yield rows_part(text, text.rows[:1], columns)
-        below = 0.35 + 0.07 * max(len(short_token(token, 14)) for token in text.tokens) if named else AXIS_INCHES
+        below = 0.35 + 0.07 * max(len(short_token(token, 14)) for token in text.tokens) if named else plot.AXIS_INCHES
         yield Part(STRIP_INCHES * rows + below, lambda part: _strips(part, text, named))
 
 
@@ -229,7 +197,7 @@ def heading(at: int, text: TokenText, columns: Columns) -> Part:
         axes.text(0, 0.5, drawable(answer), weight="bold", va="center")
         for line, said in enumerate(about):
             place = (first, 0.5) if in_line else (0, line + 1.5)
-            axes.text(*place, said, color=SOFT, va="center")
+            axes.text(*place, said, color=plot.SOFT, va="center")
 
     return Part(LINE_INCHES * count + 0.06, draw)
 
@@ -238,12 +206,9 @@ def rows_part(text: TokenText, rows: Sequence[TokenRow | None], columns: Columns
     """Return a part in which every line of the text has a line of tokens for each row; None is a row without colour."""
     lines = lay_out(text, columns.text)
     step = len(rows) + (0.45 if len(rows) > 1 else 0.0)
-    note = (
-        f"the first {MAX_BOXES:,} of {len(text.tokens):,} tokens; below, all of them"
-        if len(text.tokens) > MAX_BOXES
-        else ""
-    )
-    count = step * len(lines) + bool(note)
+    cut = len(text.tokens) > MAX_BOXES
+    note = f"the first {MAX_BOXES:,} of {len(text.tokens):,} tokens; below, all of them" if cut else ""
+    count = max(1.0, step * len(lines) + bool(note))  # a text without tokens has no lines
 
     def draw(part: SubFigure) -> None:
         axes = typewriter(part, count)
@@ -254,26 +219,18 @@ def rows_part(text: TokenText, rows: Sequence[TokenRow | None], columns: Columns
                 if seen:
                     draw_boxes(axes, seen, columns.names, y, text, row)
                 if row is not None and seen and (at == 0 or len(rows) > 1):
-                    _name(axes, columns, y, row)
+                    name = drawable(shorten(in_line(row.name), max(columns.names - 1, 6)))
+                    style: dict[str, Any] = dict(size=0.95 * _token_size(), va="center", ha="right")
+                    axes.text(columns.names - 0.8, y + 0.45, name, **style)
                 if row is not None and at == 0:
                     _at_right(axes, columns, y, row)
                 if row is None:
-                    axes.text(
-                        columns.names - 1, y + 0.5, str(boxes[0][0]), size="small", color=SOFT, va="center", ha="right"
-                    )
+                    place = (columns.names - 1, y + 0.5)
+                    axes.text(*place, str(boxes[0][0]), size="small", color=plot.SOFT, va="center", ha="right")
         if note:
-            axes.text(columns.names, count - 0.5, note, size="small", color=SOFT, va="center")
+            axes.text(columns.names, count - 0.5, note, size="small", color=plot.SOFT, va="center")
 
     return Part(LINE_INCHES * count + 0.1, draw)
-
-
-def _name(axes: Axes, columns: Columns, y: float, row: TokenRow) -> None:
-    """Write the name of a row at its left; a second line is smaller."""
-    names = _names(row)
-    size = 0.95 if len(names) == 1 else SMALL_NAME
-    shown = "\n".join(drawable(shorten(part, max(int((columns.names - 1) / size), 6))) for part in names)
-    style: dict[str, Any] = dict(va="center", ha="right", linespacing=0.95)
-    axes.text(columns.names - 0.8, y + 0.45, shown, size=size * _token_size(), **style)
 
 
 def _at_right(axes: Axes, columns: Columns, y: float, row: TokenRow) -> None:
@@ -282,41 +239,43 @@ def _at_right(axes: Axes, columns: Columns, y: float, row: TokenRow) -> None:
     left = columns.names + columns.text + 1
     if len(_right(row)) >= columns.right and row.state is None:  # too narrow: one below the other, in smaller letters
         said = "\n".join(filter(None, (row.extent, row.remark)))
-        style["size"] = _token_size() * min(SMALL_NAME, columns.right / max(map(len, said.split("\n"))))
-        axes.text(left, y + 0.45, said, color=MARK if row.remark else SOFT, linespacing=0.95, **style)
+        style["size"] = _token_size() * min(0.66, columns.right / max(map(len, said.split("\n"))))
+        axes.text(left, y + 0.45, said, color=plot.MARK if row.remark else plot.SOFT, linespacing=0.95, **style)
         return
-    axes.text(left, y + 0.45, row.extent, color=SOFT, **style)
+    axes.text(left, y + 0.45, row.extent, color=plot.SOFT, **style)
     left += len(row.extent) + 1
-    axes.text(left, y + 0.45, row.remark, color=MARK, **style)
+    axes.text(left, y + 0.45, row.remark, color=plot.MARK, **style)
     if row.state is not None:
-        said, colour = f"state {number(row.state)}", _state_colour(row)
-        axes.add_patch(Rectangle((left, y + 0.06), len(said), 0.76, facecolor=colour, edgecolor=SOFT, linewidth=0.4))
+        said, colour = f"state {number(row.state)}", _palette(row)[row.state_shade]
+        axes.add_patch(
+            Rectangle((left, y + 0.06), len(said), 0.76, facecolor=colour, edgecolor=plot.SOFT, linewidth=0.4)
+        )
         axes.text(left + len(said) / 2, y + 0.45, said, color=ink(colour), ha="center", **style)
 
 
 def _strips(part: SubFigure, text: TokenText, named: bool) -> None:
     """Draw a strip over positions for each row, with the tokens below it if there are few."""
-    axes = styled(part.subplots(), None)
+    axes = plot.styled(part.subplots(), None)
     right, rows = len(text.tokens) - 0.5, text.rows
     thick = 0.8 if named else max(1.0, 0.004 * len(text.tokens))
     for index, row in enumerate(rows):
         image = np.array([[to_rgb(colour) for colour in colours_of_row(row)]])
         axes.imshow(image, extent=(-0.5, right, index + 0.76, index), aspect="auto", interpolation="nearest")
-        for places, colour in ((row.against, MARK), (row.marked, INK)):
+        for places, colour in ((row.against, plot.MARK), (row.marked, plot.INK)):
             for at in places:
                 axes.add_patch(Rectangle((at - thick / 2, index + 0.79), thick, 0.13, color=colour, linewidth=0))
         if row.query is not None:
-            axes.plot([row.query], [index + 0.86], "^", color=INK, markersize=2.5, clip_on=False)
-        beside(axes, index + 0.4, _right(row), size="small", color=MARK if row.remark else SOFT)
+            axes.plot([row.query], [index + 0.86], "^", color=plot.INK, markersize=2.5, clip_on=False)
+        plot.beside(axes, index + 0.4, _right(row), size="small", color=plot.MARK if row.remark else plot.SOFT)
     axes.set(xlim=(-0.5, right), ylim=(len(rows), 0))
-    names = [drawable(shorten(" · ".join(_names(row)), MAX_NAME)) for row in rows]
+    names = [drawable(shorten(in_line(row.name), MAX_NAME)) for row in rows]
     axes.set_yticks(np.arange(len(rows)) + 0.4, names)
-    axes.tick_params(axis="y", length=0, labelsize=0.85 * _token_size(), labelcolor=INK)
+    axes.tick_params(axis="y", length=0, labelsize=0.85 * _token_size(), labelcolor=plot.INK)
     axes.spines[:].set_visible(False)
     if named:
         name_tokens(axes, text)
     else:
-        integers(axes.xaxis)
+        plot.integers(axes.xaxis)
         axes.set_xlabel("position")
 
 
@@ -331,18 +290,16 @@ def name_tokens(axes: Axes, text: TokenText, *, both: bool = False) -> None:
     for axis in (axes.xaxis, axes.yaxis)[: 1 + both]:
         for at, label in enumerate(axis.get_ticklabels()):
             special = text.words[at] is None
-            label.set(color=MARK if at in span else SOFT if special else INK)
+            label.set(color=plot.MARK if at in span else plot.SOFT if special else plot.INK)
             label.set_fontstyle("italic" if special else "normal")
         axis.set_tick_params(length=2)
 
 
 def _pictures(part: SubFigure, text: TokenText, across: int) -> None:
-    """Draw the image, with a map for each row next to it."""
     pixels = text.pixels
     assert pixels is not None
     high, wide, channels = pixels.shape
-    count = 1 + len(text.rows)
-    panels = part.subplots(math.ceil(count / across), across, squeeze=False).ravel()
+    panels = plot.grid(part, 1 + len(text.rows), across)
     shown = (pixels if channels == 3 else pixels.mean(-1)).clip(0, 1)
     panels[0].imshow(shown, cmap="gray" if channels != 3 else None, vmin=0, vmax=1, interpolation="nearest")
     panels[0].set_xlabel("image")
@@ -351,7 +308,7 @@ def _pictures(part: SubFigure, text: TokenText, across: int) -> None:
         colours = colours_of_row(row, PIXEL_SHADES)
         map_ = np.array([to_rgb(colours[at]) for at in places]).reshape(high, wide, 3)
         axes.imshow(map_, interpolation="nearest")
-        framed = [(at, FRAME, 1.2) for at in row.marked] + [(row.query, INK, 1.0)] * (row.query is not None)
+        framed = [(at, FRAME, 1.2) for at in row.marked] + [(row.query, plot.INK, 1.0)] * (row.query is not None)
         for token, colour, thick in framed:
             for at in np.flatnonzero(places == token).tolist():
                 corner = (at % wide - 0.5, at // wide - 0.5)
@@ -360,11 +317,9 @@ def _pictures(part: SubFigure, text: TokenText, across: int) -> None:
         first, *more = row.name.splitlines()
         said = [" · ".join(filter(None, each)) for each in ((first, row.remark), *zip(more), (row.extent, state))]
         axes.set_xlabel("\n".join(drawable(shorten(visible(line), 30)) for line in said), size="small")
-    for axes in panels[:count]:
+    for axes in panels:
         axes.set(xticks=[], yticks=[])
-        axes.spines[:].set(color=SOFT, linewidth=0.4, visible=True)
-    for axes in panels[count:]:
-        axes.remove()
+        axes.spines[:].set(color=plot.SOFT, linewidth=0.4, visible=True)
 
 
 # ---- Figures
@@ -374,10 +329,10 @@ Bar = tuple[Sequence[str], tuple[float, float] | None, tuple[str, str], str]
 
 
 def stack(
-    frame: Frame, title: str, below: Sequence[str], parts: Sequence[Part], bars: Sequence[Bar], width: float
+    frame: plot.Frame, title: str, below: Sequence[str], parts: Sequence[Part], bars: Sequence[Bar], width: float
 ) -> Figure:
     """Draw parts one below the other, under the title, smaller lines, and the colour bars."""
-    sheet = Sheet(frame, title, "; ".join(filter(None, below)), width=width)
+    sheet = plot.Sheet(frame, title, "; ".join(filter(None, below)), width=width)
     high = 0.75 if any(ends and stops is SIGNED for stops, ends, _, _ in bars) else 0.55
     every = [Part(high, lambda part: _bars(part, bars, sheet.width)), *parts]
     for subfigure, part in zip(sheet.parts(*(part.height for part in every)), every):
@@ -390,15 +345,15 @@ def _bars(part: SubFigure, bars: Sequence[Bar], width: float) -> None:
     first, *others = part.subplots(1, max(len(bars), int(width / 2.2)), squeeze=False)[0]
     for axes, (stops, ends, names, name) in zip((first, *others), bars):
         low, high = ends or ((-1.0, 1.0) if stops is SIGNED else (0.0, 1.0))
-        scale = part.colorbar(colours_of(stops, low, high), cax=axes, orientation="horizontal")
+        scale = part.colorbar(plot.colours_of(stops, low, high), cax=axes, orientation="horizontal")
         said = [number(low), number(high)] if ends else list(names)
         if ends and stops is SIGNED:
             said = ["\n".join(each) for each in zip(said, names)]
         ticks, labels = ([low, 0, high], [said[0], "0", said[1]]) if stops is SIGNED else ([low, high], said)
         scale.set_ticks(ticks, labels=labels)
         scale.outline.set_visible(False)
-        axes.tick_params(length=2, colors=SOFT, labelsize=0.85 * _token_size())
-        axes.set_title(name, color=SOFT)
+        axes.tick_params(length=2, colors=plot.SOFT, labelsize=0.85 * _token_size())
+        axes.set_title(name, color=plot.SOFT)
     for axes in others[len(bars) - 1 :]:
         axes.set_axis_off()
 
@@ -413,12 +368,8 @@ def bars_of(block: TokenRows) -> list[Bar]:
     return made
 
 
-def draw_rows(block: TokenRows, title: str, frame: Frame, *, start: int = 0, more: Sequence[Part] = ()) -> Figure:
-    """Draw a figure of up to MAX_TEXTS texts, from number `start` on, and further parts below them.
-
-    Raises:
-        InputError: there is no such text.
-    """
+def draw_rows(block: TokenRows, title: str, frame: plot.Frame, *, start: int = 0, more: Sequence[Part] = ()) -> Figure:
+    """Draw up to MAX_TEXTS texts, from number `start` on, and further parts. Raises InputError without such a text."""
     chosen = chosen_texts(block.texts, start, MAX_TEXTS)
     below = [block.name, f"underlined or framed: {block.marked}", rest_of(len(block.texts), start, len(chosen))]
     columns = Columns.fitting(frame, chosen)
@@ -427,11 +378,7 @@ def draw_rows(block: TokenRows, title: str, frame: Frame, *, start: int = 0, mor
 
 
 def chosen_texts(texts: Sequence[Any], start: int, most: int) -> Sequence[Any]:
-    """Return the texts of a figure.
-
-    Raises:
-        InputError: there is no text `start`.
-    """
+    """Return the texts of a figure. Raises InputError if there is no text `start`."""
     if not 0 <= start < max(len(texts), 1):
         raise InputError(f"there is no text {start!r} to start the figure at; allowed are 0 to {len(texts) - 1}")
     return texts[start : start + most]

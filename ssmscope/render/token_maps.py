@@ -12,8 +12,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from importlib import resources
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from markupsafe import Markup
 
 from ssmscope.render import html, token_rows
 from ssmscope.render.blocks import TokenMaps, TokenRows, TokenText
-from ssmscope.render.colours import SIGNED, SIGNED_ON_DARK, STEPS, signed_shades
+from ssmscope.render.colours import SIGNED, SIGNED_ON_DARK, STEPS, signed_shades, template_text
 from ssmscope.render.token_rows import cut_note
 from ssmscope.render.tokens import spell_tokens, visible
 
@@ -33,11 +32,9 @@ MAX_PAGE_WEIGHTS = 8_000_000
 
 @dataclass(frozen=True, eq=False)
 class TokenMap:
-    """Weights of queries on keys: tokens, or cells of neighbouring tokens.
+    """Weights (queries, keys) of queries on keys: tokens, or cells of neighbouring tokens.
 
     Attributes:
-        name: label of the map.
-        values: (queries, keys).
         state: (queries,), weight of everything before the first token; None without any.
         end, largest: end of the map's colours, and its largest |weight|.
         ends: (queries,), end of each row's colours on a scale of its own.
@@ -55,14 +52,12 @@ class TokenMap:
 
 @dataclass(frozen=True, eq=False)
 class MappedText:
-    """A text and its maps.
+    """Text and its `maps` maps, of which `map` returns the one of a number.
 
     Attributes:
         queries: (queries,), position of each row of the maps.
         edges: first positions of the cells, and the length; None where keys are tokens.
         seen: (queries, keys) bool, the keys that each query can read.
-        maps: number of its maps.
-        map: returns the map of that number.
     """
 
     text: TokenText
@@ -84,33 +79,24 @@ class MappedText:
 
 
 def token_maps(texts: Sequence[MappedText], rows: TokenRows, name: str, legend: str) -> TokenMaps:
-    """Return the block of texts with maps: `rows` in a terminal, the maps on a page.
-
-    Args:
-        name: name of the weights.
-        legend: how they are made, for the legend.
+    """Return the block of texts with maps of weights called `name`, whose `legend` says how they are made: `rows` in a
+    terminal, the maps on a page.
     """
     return TokenMaps(
         lambda colours: token_rows.terminal(rows, colours),
         lambda: fragment(texts, legend),
-        token_rows.style() + _file("token_maps.css"),
-        _file("token_maps.js"),
+        token_rows.style() + template_text("token_maps.css"),
+        template_text("token_maps.js"),
         tokens=[each.text.tokens for each in texts],
         name=name,
     )
 
 
-@lru_cache
-def _file(name: str) -> str:
-    return resources.files("ssmscope.render").joinpath("templates", name).read_text(encoding="utf-8")
-
-
 def fragment(texts: Sequence[MappedText], legend: str) -> str:
     """Return the HTML of texts with as many of their maps as fit, as data."""
     data = [_data(text, count) if count else None for text, count in zip(texts, _maps_that_fit(texts))]
-    packed = json.dumps(
-        {"steps": STEPS, "light": signed_shades(SIGNED), "dark": signed_shades(SIGNED_ON_DARK), "texts": data}
-    )
+    colours = {"light": signed_shades(SIGNED), "dark": signed_shades(SIGNED_ON_DARK)}
+    packed = json.dumps({"steps": STEPS, **colours, "texts": data})
     sections = [_section(at, text, own) for at, (text, own) in enumerate(zip(texts, data))]
     # A "<" in the data could close the element that holds it.
     island = Markup(packed.replace("<", "\\u003c"))
@@ -129,7 +115,6 @@ def _maps_that_fit(texts: Sequence[MappedText]) -> list[int]:
 
 
 def _section(at: int, text: MappedText, data: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a text as the template has it."""
     given, maps = text.text, data["maps"] if data else []
     found: dict[str, Any] = {
         "answer": token_rows.answer(at, given.answer, given.probability, given.about),
@@ -141,9 +126,8 @@ def _section(at: int, text: MappedText, data: dict[str, Any] | None) -> dict[str
         "rest": cut_note(len(maps), text.maps, "maps"),
     }
     if len(given.tokens) > MAX_PAGE_TOKENS:
-        found["rest"] = (
-            f"A text of {len(given.tokens)} tokens is too long to be shown token by token; the files hold its maps"
-        )
+        many = f"A text of {len(given.tokens)} tokens"
+        found["rest"] = f"{many} is too long to be shown token by token; the files hold its maps"
     if given.pixels is not None:
         tall, wide = given.pixels.shape[:2]
         side = max(4, min(16, 300 // max(tall, wide, 1)))
@@ -161,18 +145,15 @@ def _tokens(text: MappedText) -> Iterator[dict[str, Any]]:
 
 
 def _data(text: MappedText, count: int) -> dict[str, Any]:
-    """Return the script's data of a text with so many maps."""
     edges = None if text.edges is None else text.edges.tolist()
     maps = [_packed(text.map(number), text.seen) for number in range(count)]
     return {"length": len(text.text.tokens), "queries": text.queries.tolist(), "edges": edges, "maps": maps}
 
 
 def _packed(map_: TokenMap, seen: np.ndarray) -> dict[str, Any]:
-    """Encode one map for display: every row in 8 bits on its own scale, without the keys after the query; and the
-    strongest keys of every row (−1 for the state, −2 where there are fewer) with their exact weights.
-
-    A shown weight is off by at most 1/254 of the largest in its row; the result's other files hold the weights.
-    """
+    """Encode one map for display: every row in 8 bits on its own scale, off by at most 1/254 of its largest weight,
+    without the keys after the query; and the strongest keys of every row (−1 for the state, −2 for none) with exact
+    weights."""
     values = np.where(seen, map_.values, 0).astype(np.float64)
     scale = np.abs(values).max(axis=1, keepdims=True, initial=0.0)
     whole = np.rint(np.divide(values * 127, scale, out=np.zeros_like(values), where=scale > 0)).astype(np.int8)

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from importlib import resources
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
+from rich.text import Text
 
-from ssmscope.render.colours import CIVIDIS, STEPS, ink, ramp, shade_style, signed_shades, signed_style
+from ssmscope.render.colours import CIVIDIS, STEPS, ink, ramp, shade_style, signed_shades, signed_style, template_text
 from ssmscope.render.numbers import format_probability, number
 from ssmscope.render.tokens import spell_tokens, visible
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
 
 MAX_TERMINAL_TEXTS, MAX_PAGE_TEXTS = 40, 200
-"""Maximum texts whose tokens a terminal and a page show; the files hold all."""
 MAX_COLOURED_TOKENS, MAX_COLOURED_ROWS = 400, 12
-"""Maximum tokens and rows of a text that a terminal shows in colour."""
 MAX_PAGE_TOKENS = 2000
-"""Maximum tokens of a text in a page."""
 
 
 def row_kinds(block: TokenRows) -> list[bool]:
@@ -37,7 +31,6 @@ def scale_ends(block: TokenRows, signed: bool) -> tuple[str, str]:
 
 
 def cut_note(shown: int, every: int, what: str) -> str:
-    """Return a note that not all are shown; empty if they are."""
     return f"the first {shown:,} of {every:,} {what}; the files hold all" if shown < every else ""
 
 
@@ -46,8 +39,6 @@ def cut_note(shown: int, every: int, what: str) -> str:
 
 def terminal(block: TokenRows, colours: bool) -> Iterator[Text]:
     """Yield, for each text, the answer and, on a terminal with 256 colours, its tokens in the colours of each row."""
-    from rich.text import Text
-
     if colours and any(_written_out(text, block.first) for text in block.texts):
         yield _legend(block)
     for at, text in enumerate(block.texts[:MAX_TERMINAL_TEXTS]):
@@ -58,27 +49,23 @@ def terminal(block: TokenRows, colours: bool) -> Iterator[Text]:
         yield heading.append(f"   {text.about}" if text.about else "", style="dim")
         for row in text.rows[: block.first] if colours and _written_out(text, block.first) else ():
             if row.name:
-                yield Text(f"{_in_line(row.name)}   {row.extent}", style="dim")
+                yield Text(f"{in_line(row.name)}   {row.extent}", style="dim")
             yield _coloured(row, text)
     if rest := cut_note(MAX_TERMINAL_TEXTS, len(block.texts), "texts"):
         yield Text(rest, style="dim")
 
 
 def _written_out(text: TokenText, first: int | None) -> bool:
-    return (
-        text.pixels is None
-        and len(text.tokens) <= MAX_COLOURED_TOKENS
-        and 0 < len(text.rows[:first]) <= MAX_COLOURED_ROWS
-    )
+    few = len(text.tokens) <= MAX_COLOURED_TOKENS and 0 < len(text.rows[:first]) <= MAX_COLOURED_ROWS
+    return few and text.pixels is None
 
 
-def _in_line(name: str) -> str:
+def in_line(name: str) -> str:
+    """Return the name of a row, which may have two lines, in one."""
     return visible(" · ".join(name.splitlines()))
 
 
 def _legend(block: TokenRows) -> Text:
-    from rich.text import Text
-
     legend = Text()
     for signed in row_kinds(block):
         low, high = scale_ends(block, signed)
@@ -91,8 +78,6 @@ def _legend(block: TokenRows) -> Text:
 
 def _coloured(row: TokenRow, text: TokenText) -> Text:
     """Return a row of tokens in their colours; zero has the terminal's own background."""
-    from rich.text import Text
-
     palette, line, kept = signed_shades() if row.signed else ramp(CIVIDIS), Text(), {*row.marked, *row.against}
 
     def style(shade: int) -> str:
@@ -100,19 +85,13 @@ def _coloured(row: TokenRow, text: TokenText) -> Text:
         return "" if blank else f"{ink(palette[shade])} on {palette[shade]}"
 
     if row.state is not None:
-        line.append("state", style=f"italic {style(_state_shade(row))}").append("  ")
+        line.append("state", style=f"italic {style(row.state_shade)}").append("  ")
     for at, ((gap, token), shade) in enumerate(zip(spell_tokens(text.tokens, text.words), row.shades().tolist())):
         names = ["bold underline"] * (at in kept) + ["dim"] * (shade < 0)
         names += ["italic"] * (text.span is not None and text.span[0] <= at < text.span[1])
         line.append(" " if gap else "").append("▸" if at == row.query else "")
         line.append(token, style=" ".join([*names, style(shade)]).strip())
     return line
-
-
-def _state_shade(row: TokenRow) -> int:
-    import numpy as np
-
-    return int(row.shades(np.array([row.state]))[0])
 
 
 # ---- as HTML
@@ -135,10 +114,8 @@ def _note(text: str) -> Markup:
 def _html_legend(block: TokenRows) -> Markup:
     bar = Markup('<span class="scale {}">{} <i></i> {}</span>')
     bars = [bar.format("around" if signed else "upward", *scale_ends(block, signed)) for signed in row_kinds(block)]
-    said = Markup(
-        '<span>{}</span><span><b class="kept">underlined</b> {}</span><span><i class="special">slanted</i> special '
-        "tokens</span>"
-    )
+    said = Markup('<span>{}</span><span><b class="kept">underlined</b> {}</span>')
+    said += Markup('<span><i class="special">slanted</i> special tokens</span>')
     return Markup('<p class="legend">{}{}</p>').format(Markup("").join(bars), said.format(block.name, block.marked))
 
 
@@ -159,7 +136,7 @@ def _section(at: int, text: TokenText) -> Markup:
 
 def _row(row: TokenRow, text: TokenText, titles: Sequence[Markup]) -> Markup:
     remark = Markup(' <span class="remark">{}</span>').format(row.remark) if row.remark else ""
-    head = Markup('<p class="row"><b>{}</b> {}{}</p>').format(_in_line(row.name), row.extent, remark)
+    head = Markup('<p class="row"><b>{}</b> {}{}</p>').format(in_line(row.name), row.extent, remark)
     return head + Markup('<p class="tokens">{}</p>').format(tokens(row, text, titles))
 
 
@@ -167,9 +144,8 @@ def tokens(row: TokenRow, text: TokenText, titles: Sequence[Markup] = ()) -> Mar
     """Return the running text with every token in its colour."""
     pieces = [] if row.state is None else [_state(row)]
     places = {**dict.fromkeys(row.against, "against"), **dict.fromkeys(row.marked, "kept")}
-    for at, ((gap, token), shade) in enumerate(
-        zip(spell_tokens(text.tokens, text.words)[:MAX_PAGE_TOKENS], row.shades().tolist())
-    ):
+    spelled = spell_tokens(text.tokens, text.words)[:MAX_PAGE_TOKENS]
+    for at, ((gap, token), shade) in enumerate(zip(spelled, row.shades().tolist())):
         names = [] if row.signed or shade < 0 else [f"v{shade}"]
         names += filter(None, [places.get(at)])
         names += ["special"] * (text.words[at] is None) + ["out"] * (shade < 0)
@@ -183,8 +159,7 @@ def tokens(row: TokenRow, text: TokenText, titles: Sequence[Markup] = ()) -> Mar
 
 
 def _state(row: TokenRow) -> str:
-    shade = _state_shade(row)
-    colour = f'" data-l="{shade - STEPS}' if row.signed else f" v{shade}"
+    colour = f'" data-l="{row.state_shade - STEPS}' if row.signed else f" v{row.state_shade}"
     return f'<i class="state{colour}" title="{number(row.state or 0.0, significant=6)}">state</i> '
 
 
@@ -196,13 +171,10 @@ def _titles(text: TokenText) -> list[Markup]:
         lines = [f"position {at}" + (", special token" if text.words[at] is None else "")]
         for row, rank in zip(text.rows, ranks):
             place = f" (rank {rank[at]})" if at in rank else ""
-            lines.append(f"{_in_line(row.name)}: {number(float(row.scores[at]), significant=6)}{place}")
+            lines.append(f"{in_line(row.name)}: {number(float(row.scores[at]), significant=6)}{place}")
         titles.append(Markup("&#10;").join(lines))
     return titles
 
 
-@lru_cache(maxsize=1)
 def style() -> str:
-    """Return the CSS of texts with coloured tokens."""
-    own = resources.files("ssmscope.render").joinpath("templates", "tokens.css").read_text(encoding="utf-8")
-    return f"{shade_style()}{signed_style()}{own}"
+    return shade_style() + signed_style() + template_text("tokens.css")

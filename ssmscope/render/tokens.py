@@ -55,10 +55,8 @@ def spell_tokens(tokens: Sequence[str], words: Sequence[int | None]) -> list[tup
     carries = any(token[:1] == " " and token.strip(" ") for token in tokens)
     begins = [True] + [word is None or word != before for before, word in pairwise(words)]
     shown = [visible(token) or REST for token in tokens]
-    return [
-        (index > 0 and (text[:1] == " " if carries else begins[index]), text.removeprefix(" "))
-        for index, text in enumerate(shown)
-    ]
+    gaps = [index > 0 and (text[:1] == " " if carries else begins[index]) for index, text in enumerate(shown)]
+    return [(gap, text.removeprefix(" ")) for gap, text in zip(gaps, shown)]
 
 
 def shorten(text: str, width: int) -> str:

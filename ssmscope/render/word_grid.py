@@ -9,6 +9,8 @@ from html import escape
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from rich.table import Table
+from rich.text import Text
 
 from ssmscope.render.blocks import Custom
 from ssmscope.render.colours import SHADES, shade_style
@@ -17,12 +19,9 @@ from ssmscope.render.tokens import REST, short_token, shorten, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.table import Table
 
 MAX_PAGE_CELLS = 20_000
-"""Maximum number of cells of a text in a page; the files hold all."""
 MAX_TERMINAL_TOKENS = 40
-"""Maximum number of tokens of a text in a terminal."""
 FIXED_WIDTH, LAYER_WIDTH = 40, 12
 """Characters of all other columns of a terminal's table, and of a layer's column."""
 
@@ -34,7 +33,6 @@ class WordGrid:
     Attributes:
         label: heading of the grid, "text 2".
         numbers: position of each token, or number of its text.
-        words: the words of each layer.
         scores: numbers by name; NaN for none.
         same: True where a layer has the model's word.
         settled: (tokens,) the first layer from which on they are the same.
@@ -49,7 +47,6 @@ class WordGrid:
     settled: np.ndarray
 
     def part(self, chosen: slice) -> WordGrid:
-        """Return the grid of some of its tokens."""
         return replace(
             self,
             numbers=self.numbers[chosen],
@@ -63,13 +60,9 @@ class WordGrid:
 
 @dataclass(frozen=True, eq=False)
 class WordGrids:
-    """Grids of one or several texts.
+    """Grids with a `column` for each token of a text, or for each text; the cells are coloured by `score`.
 
-    Attributes:
-        column: a grid has a column for each token of a text, or for each text.
-        source: name of what reads the words.
-        names: names of the scores in the views.
-        score: the score that colours the cells.
+    `source` reads the words, and `names` are those of the scores in the views.
     """
 
     grids: Sequence[WordGrid]
@@ -80,7 +73,6 @@ class WordGrids:
 
     @property
     def layers(self) -> int:
-        """Number of layers below the model's own words."""
         return len(self.grids[0].words) - 1
 
     @property
@@ -96,12 +88,9 @@ class WordGrids:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Yield a table per text, with a line per token and as many layers as fit the terminal."""
-        from rich.text import Text
-
         layers = evenly_spaced(self.layers, max((options.max_width - FIXED_WIDTH) // LAYER_WIDTH, 2))
-        yield Text(
-            "Settled: the layer from which on the final answer leads; bold, the layers that give it.", style="dim"
-        )
+        settled = "Settled: the layer from which on the final answer leads; bold, the layers that give it."
+        yield Text(settled, style="dim")
         if len(layers) < self.layers:
             cut = f"{len(layers)} of {self.layers} layers below the model's answer; the files have all"
             yield Text(cut, style="dim")
@@ -156,22 +145,16 @@ def shade(value: float, high: float) -> int | None:
 
 
 def _terminal_table(grid: WordGrid, layers: Sequence[int], counted: str) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in (counted, "token", "settled", *(f"layer {layer}" for layer in layers), "answer"):
         numeric = name in (counted, "settled")
         table.add_column(name, justify="right" if numeric else "left", no_wrap=True, overflow="ellipsis")
     for at, (number, token) in enumerate(zip(grid.numbers, grid.tokens)):
-        words = (
-            Text(short_token(grid.words[layer][at], 10), style="bold" if grid.same[layer, at] else "")
-            for layer in layers
-        )
+        styles = ["bold" if grid.same[layer, at] else "" for layer in layers]
+        words = [Text(short_token(grid.words[layer][at], 10), style) for layer, style in zip(layers, styles)]
         final = f"{short_token(grid.words[-1][at], 12)} {grid.scores['answer_probability'][-1, at]:.2f}"
-        table.add_row(
-            str(number), Text(short_token(token, 12)), str(grid.settled[at]), *words, Text(final, style="bold")
-        )
+        shown = (str(number), Text(short_token(token, 12)), str(grid.settled[at]), *words)
+        table.add_row(*shown, Text(final, style="bold"))
     return table
 
 

@@ -22,11 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_TEXTS, MAX_TOKENS, MAX_LAYERS = 4, 24, 24
-"""Maximum numbers of texts, tokens of each, and layers (without the model) in one figure."""
 CELL_WIDTH, MIN_CELL_WIDTH, CELL_HEIGHT, SIDES, MIN_WIDTH = 0.64, 0.36, 0.2, 1.6, 7.2
-"""Sizes in inches: a cell, the room for names at the sides, and the figure."""
 LETTERS_PER_INCH = 16
-"""Letters of a word that fit in an inch."""
 
 
 def draw(result: WordGrids, title: str, frame: plot.Frame, *, start: int = 0) -> Figure:

@@ -6,10 +6,8 @@ import difflib
 import html
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.text import Text
+from rich.text import Text
 
 MARKS = {"removed": ("[-", "-]"), "added": ("{+", "+}")}
 """Brackets around changed words, so that they can be read without colour."""
@@ -17,7 +15,7 @@ MARKS = {"removed": ("[-", "-]"), "added": ("{+", "+}")}
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of one text or of both: `kind` is same, removed (only in the first text) or added (only in the second)."""
+    """Part of one text or of both: `kind` is same, removed (only in the first text) or added (only in the second)."""
 
     kind: str
     text: str
@@ -40,17 +38,13 @@ def word_diff(before: str, after: str) -> tuple[Piece, ...]:
 
 
 def _parts(text: str) -> list[str]:
-    """Split a text into words, runs of white space, and single other characters."""
     return re.findall(r"\s+|\w+(?:['’-]\w+)*|[^\w\s]", text)
 
 
 def rich_diff(before: str, after: str) -> Text:
-    """Return both texts in one line of a terminal: removals struck through and additions underlined, in brackets.
-
-    Line breaks are shown as ⏎.
+    """Return both texts in one line of a terminal, with ⏎ for line breaks: removals struck through and additions
+    underlined, in brackets.
     """
-    from rich.text import Text
-
     line = Text()
     styles = {"same": "", "removed": "red strike", "added": "green underline"}
     for piece in word_diff(before, after):

@@ -17,7 +17,7 @@ from typing import Any
 from ssmscope.api.analysis import Call
 from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
 from ssmscope.api.options import Option, plain
-from ssmscope.core.shipped import PACKAGE, data_set_of, training_data
+from ssmscope.core.readable import PACKAGE, data_set_of, training_data
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.reports.plan import Plan, PlannedCall, PlannedModel
 
@@ -212,7 +212,7 @@ def _place(name: str) -> Path | None:
 def check_model(name: str, place: Path) -> None:
     """Refuse a model's directory that cannot be loaded, judged by its configuration and file names alone."""
     from ssmscope.architectures.loading.layouts import layout_of
-    from ssmscope.core.shipped import readable_types
+    from ssmscope.core.readable import readable_types
 
     file = place / "config.json"
     if place.is_file() or not file.is_file():  # It is a state dict, or a directory of checkpoints.

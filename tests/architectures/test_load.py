@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Mamba2Config, Mamba2ForCau
 import ssmscope
 from ssmscope.architectures.loading.pretrained import _class_for
 from ssmscope.architectures.own.split import device_of_parts
-from ssmscope.core.shipped import demos, readable_types
+from ssmscope.core.readable import demos, readable_types
 from ssmscope.data.sequences import listops, majority
 from ssmscope.errors import InputError
 

@@ -18,7 +18,7 @@ from ssmscope.architectures.read.parts import BY_WEIGHT
 from ssmscope.core.attention_layers import AttentionState
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
-from ssmscope.core.shipped import readable_types
+from ssmscope.core.readable import readable_types
 from ssmscope.core.trace import LayerTrace, gathered, joined
 from ssmscope.errors import InputError
 

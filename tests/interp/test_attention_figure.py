@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 from attended import HOSTILE, IMAGE, make, make_text, words
-from drawn import drawn, labels, outside, overlapping, panels_of
+from drawn import drawn, labels, outside, overlapping, panels_of, signed_levels
 from exhaustive import few
 from matplotlib.colors import to_hex
 
@@ -15,7 +15,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.attention import views
 from ssmscope.interp.attention.maps import causal, limit, row_limits
 from ssmscope.interp.attention.triangles import strongest_of_blocks
-from ssmscope.render.colours import SIGNED, STEPS, ramp, signed_levels, signed_shades
+from ssmscope.render.colours import SIGNED, STEPS, ramp, signed_shades
 from ssmscope.render.figure import EMPTY
 from ssmscope.render.numbers import number
 from ssmscope.render.token_figure import PIXEL_SHADES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ from ssmscope.interp.attention import triangles, views
 from ssmscope.interp.attention.maps import causal, limit, mean_map, row_limits, title
 from ssmscope.interp.attention.result import KEYS_PER_QUERY, AttendedText, AttentionMap, ImplicitAttention
 from ssmscope.render import token_maps
-from ssmscope.render.colours import SIGNED, SIGNED_ON_DARK, STEPS, ink, signed_levels, signed_shades
+from ssmscope.render.colours import SIGNED, SIGNED_ON_DARK, STEPS, ink, signed_shades
 from ssmscope.render.numbers import number
 
 
@@ -129,10 +130,19 @@ def test_colours_end_at_the_percentile_of_what_can_be_attended_to():
     assert limit(AttentionMap("0", "", "mean", np.zeros((60, 60)), None, only.readouts), make_text(60)) == (0, 0)
 
 
+def test_the_colours_of_each_row_end_at_its_own_percentile():
+    """Of 400 keys at most the 99.5th percentile leaves two out; the state before the first token is counted too."""
+    text = make_text(400)
+    values = np.tril(np.arange(1, 401)[None, :] * np.where(np.arange(400) % 2, -1.0, 1.0)[:, None])
+    whole = AttentionMap("0", "", "mean", values, None, text.maps[0].readouts)
+    ends = row_limits(whole, text)
+    assert ends.dtype == np.float64 and ends.shape == (400,)
+    assert ends[[0, 1, 99, 199]].tolist() == [1, 2, 100, 200] and ends[[250, 399]].tolist() == [250, 399]
+    with_state = row_limits(replace(whole, sink=np.linspace(0, -1000, 400)), text)
+    assert with_state[99] == pytest.approx(99 * 1000 / 399) and with_state[399] == 399
+
+
 def test_shades_are_symmetric_around_zero():
-    weights = np.array([-3.0, -1, -0.5, 0, 0.5, 1, 3])
-    assert signed_levels(weights, 1.0).tolist() == [-STEPS, -STEPS, -STEPS // 2, 0, STEPS // 2, STEPS, STEPS]
-    assert not signed_levels(weights, 0.0).any()
     for stops in (SIGNED, SIGNED_ON_DARK):
         colours = signed_shades(stops)
         assert len(colours) == 2 * STEPS + 1 and colours[STEPS] == stops[len(stops) // 2]
@@ -235,5 +245,5 @@ def test_results_without_texts_maps_or_queries_still_show(tmp_path):
 
 
 def test_views_know_their_limits():
-    assert (views.MAPS_PER_FIGURE, views.TEXTS_PER_FIGURE, triangles.MAX_LABELLED_TOKENS) == (48, 4, 60)
+    assert (views.MAPS_PER_FIGURE, views.TEXTS_PER_FIGURE, triangles.MAX_NAMED_IN_SMALL) == (48, 4, 12)
     assert token_maps.MAX_PAGE_WEIGHTS == 8_000_000

@@ -12,8 +12,7 @@ import pytest
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render import token_rows
 from ssmscope.render.blocks import TokenRow, TokenText
-from ssmscope.render.colours import SHADES, SIGNED, STEPS, ink, ramp, signed_levels
-from ssmscope.render.colours import signed_shades as signed_shades
+from ssmscope.render.colours import SHADES, SIGNED, STEPS, ink, ramp, signed_shades
 from ssmscope.render.numbers import (
     brackets,
     counted,
@@ -188,9 +187,6 @@ class TestTokens:
         assert [ink(each) for each in ("#000000", "#747474", "#777777", "#ffffff", "#0000ff", "#ffff00")] == [
             *("#ffffff", "#ffffff", "#000000", "#000000", "#ffffff", "#000000")
         ]
-        found = signed_levels(np.array([-9.0, -1, -0.5, 0, 0.02, 0.25, 1, 3]), 1.0)
-        assert found.tolist() == [-STEPS, -STEPS, -STEPS // 2, 0, 0, STEPS // 4, STEPS, STEPS]
-        assert signed_levels(np.array([1.0, -1]), 0.0).tolist() == [0, 0]
         every = signed_shades()
         assert len(every) == 2 * STEPS + 1
         assert (every[0], every[STEPS], every[-1]) == (SIGNED[0], SIGNED[len(SIGNED) // 2], SIGNED[-1])

@@ -19,7 +19,7 @@ from ssmscope.api import registry
 from ssmscope.api.analysis import Call
 from ssmscope.api.inputs import KINDS
 from ssmscope.attacks.position.measure import PAPER
-from ssmscope.core.shipped import demos
+from ssmscope.core.readable import demos
 from ssmscope.errors import InputError
 from ssmscope.reports import plan as plan_module
 from ssmscope.reports.jobs import json_options, make_jobs

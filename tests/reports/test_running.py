@@ -23,7 +23,7 @@ from ssmscope import cli
 from ssmscope.api.writing import locked
 from ssmscope.architectures.loading.load import ModelCache, cache_models, load
 from ssmscope.errors import InputError
-from ssmscope.interp.heatmap import scored
+from ssmscope.interp.heatmap import measure
 from ssmscope.render import pictures
 from ssmscope.reports import jobs as code
 from ssmscope.reports import page as report_page
@@ -315,7 +315,7 @@ class TestRunning:
             raise ZeroDivisionError("by nought")
 
         with monkeypatch.context() as patch:
-            patch.setattr("ssmscope.interp.heatmap.scored.scored", broken)
+            patch.setattr("ssmscope.interp.heatmap.measure.scored", broken)
             report = run(plan(models[:1]), tmp_path)
         assert states(report) == ["failed", "done", "done"]
         assert report.entries[0].error == "ZeroDivisionError: by nought" and "broken" in str(
@@ -385,8 +385,9 @@ class TestRunning:
         import torch
 
         seen: list[int] = []
-        original = scored.scored
-        monkeypatch.setattr(scored, "scored", lambda *a, **k: seen.append(torch.get_num_threads()) or original(*a, **k))
+        original = measure.scored
+        count = torch.get_num_threads
+        monkeypatch.setattr(measure, "scored", lambda *a, **k: seen.append(count()) or original(*a, **k))
         before = torch.get_num_threads()
         item = {"heatmap": {"text": TEXT}, "resources": {"cpus": before + 1}}
         run({"models": models[:1], "analyses": [item]}, tmp_path)

@@ -21,7 +21,7 @@ from typing import Any
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
-from ssmscope.core.shipped import DTYPES, readable_types
+from ssmscope.core.readable import DTYPES, readable_types
 from ssmscope.errors import InputError, did_you_mean
 
 FREE_TEXT_FIELDS = frozenset({
@@ -94,14 +94,11 @@ def check_words(
     """Raise InputError if a JSON object has a word other than `words` outside the fields `texts`."""
     for path, word in _words(fields):
         if set(path).isdisjoint(texts) and word not in words:
-            raise InputError(
-                f"{what} says in its {file} that {'.'.join(path)} is {shown(word)}, which is not known: it could name "
-                "code or another file; delete it where the model runs without it"
-            )
+            said = f"{what} says in its {file} that {'.'.join(path)} is {shown(word)}, which is not known:"
+            raise InputError(f"{said} it could name code or another file; delete it where the model runs without it")
 
 
 def _words(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield every word in a JSON value, with the names of the fields around it."""
     if isinstance(value, str) and value:
         yield path, value
     elif isinstance(value, Mapping):
@@ -119,14 +116,12 @@ def shown(value: Any) -> str:
 
 
 MAX_NESTING = 32
-"""Levels of nested lists and objects; a model's configuration has three or four."""
 MAX_EPSILON = 0.1
 DEPTH_FIELDS = ("num_hidden_layers", "n_layer", "num_layers")
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises InputError if the file cannot be read, is no JSON, holds no object, or
-    half a surrogate pair, or is nested more than `MAX_NESTING` deep."""
+    """Return the JSON object in a file. Raises InputError if it cannot be read, is no JSON object, or too deep."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"), object_hook=_decoded)
     except OSError as error:
@@ -161,8 +156,7 @@ SIGNED_FIELDS = ("spectral_abscissa",)
 
 
 def check_fields(fields: Mapping[str, Any], what: str) -> None:
-    """Refuse fields of a transformers configuration, its backbone's included, that no trained model has, by the
-    defaults of its `model_type`."""
+    """Refuse fields, a backbone's too, that no trained model has, by the defaults of its `model_type`."""
     kind, known = fields.get("model_type"), readable_types()
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         raise InputError(f"{what}: model type {shown(kind)} is unknown{did_you_mean(str(kind), known)}")

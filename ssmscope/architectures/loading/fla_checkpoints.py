@@ -25,16 +25,9 @@ from transformers import PreTrainedModel
 from ssmscope.architectures.loading.fields import check_value, refused
 from ssmscope.architectures.loading.mamba_checkpoints import plan_mamba_ssm
 from ssmscope.architectures.loading.stored import Contents, Plan
+from ssmscope.architectures.read import hgrn
 from ssmscope.architectures.read.delta import DeltaNetConfig, DeltaNetForCausalLM
 from ssmscope.architectures.read.gated_delta import UNIT_EPSILON
-from ssmscope.architectures.read.hgrn import (
-    GSAConfig,
-    GSAForCausalLM,
-    HGRN2Config,
-    HGRN2ForCausalLM,
-    HGRNConfig,
-    HGRNForCausalLM,
-)
 from ssmscope.architectures.read.linear_attention import (
     ATTENTION_DEFAULTS,
     GLAConfig,
@@ -55,7 +48,6 @@ COMMON_FIELDS: dict[str, Any] = dict(
 DELTA_TYPES = ("gated_deltanet", "delta_net")
 """Types whose q, k and v have one projection in our models."""
 GATED_TYPES = ("hgrn", "hgrn2", "gsa")
-"""Types of `ssmscope.architectures.read.hgrn`."""
 TYPE_DEFAULTS: dict[str, dict[str, Any]] = {
     "gated_deltanet": dict(num_hidden_layers=21, num_heads=6, head_dim=256, expand_v=2.0),
     "delta_net": dict(num_heads=16),
@@ -69,7 +61,6 @@ TYPE_DEFAULTS: dict[str, dict[str, Any]] = {
     "hgrn2": dict(use_lower_bound=True, expand_ratio=128),
     "gsa": dict(num_slots=64, gate_logit_normalizer=8),
 }  # fmt: skip
-"""Defaults of single types, in place of or in addition to the common ones."""
 FIXED_OPTIONS: dict[str, dict[str, Any]] = {
     "gated_deltanet": dict(use_gate=True, use_short_conv=True, num_v_heads=None),
     "delta_net": dict(
@@ -114,7 +105,6 @@ RWKV7_PART_NAMES = {
     r"_lora\.lora\.0\.": "_lora.into.",
     r"_lora\.lora\.2\.": "_lora.out.",
 }
-"""Patterns of names for RWKV-7."""
 RWKV7_SHIFTS = "rwkvag"
 """Token shifts of RWKV-7 in the order in which they were stored together before March 2025."""
 MAMBA2_FIELDS: dict[str, Any] = dict(
@@ -133,9 +123,8 @@ def is_fla(directory: Path, config: Mapping[str, Any]) -> bool:
 
 
 def plan_fla(config: Mapping[str, Any], held: Contents, what: str) -> Plan:
-    """Return the way to a language model that flash-linear-attention saved. Raises InputError if a field has a wrong
-    type, or an option is one that our layers do not have (grouped heads, attention in an RWKV-7, a delta rule with one
-    of its gates, …)."""
+    """Return the way to a language model of flash-linear-attention's. Raises InputError if a field has a wrong type, or
+    an option is one that our layers do not have (grouped heads, attention in an RWKV-7, a delta rule's gates, …)."""
     kind = config["model_type"]
     if kind == "mamba2":
         return plan_mamba_ssm(_as_mamba_ssm(config, what), held, what)
@@ -151,11 +140,8 @@ def plan_fla(config: Mapping[str, Any], held: Contents, what: str) -> Plan:
     sizes = config.get("value_dim")
     if kind == "rwkv7" and {*(sizes if isinstance(sizes, list) else [sizes])} - {None, fields["hidden_size"]}:
         raise refused(what, "value_dim", sizes, f"hidden_size, {fields['hidden_size']}, in every layer")
-    return Plan(
-        partial(_BUILDERS[kind], fields, kind),
-        partial(_translated, fields=fields, kind=kind),
-        fields["tie_word_embeddings"],
-    )
+    build, translate = partial(_BUILDERS[kind], fields, kind), partial(_translated, fields=fields, kind=kind)
+    return Plan(build, translate, fields["tie_word_embeddings"])
 
 
 def _as_mamba_ssm(config: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -179,15 +165,13 @@ def _attention(given: Any, kind: str, what: str) -> list[dict[str, Any]]:
         return []
     found = [given] if isinstance(given, Mapping) else given
     if kind == "rwkv7" or not isinstance(found, list) or not all(isinstance(each, Mapping) for each in found):
-        raise refused(
-            what, "attn", given, "None" if kind == "rwkv7" else "options of attention for some layers, or None"
-        )
+        allowed = "None" if kind == "rwkv7" else "options of attention for some layers, or None"
+        raise refused(what, "attn", given, allowed)
     names = ("layers", "num_heads", *ATTENTION_DEFAULTS)
     return [{name: each[name] for name in names if each.get(name) is not None} for each in found]
 
 
 def _size(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that all types share; a feed-forward part is 2/3 `hidden_ratio` widths wide."""
     width, inner = fields["hidden_size"], fields.get("intermediate_size")
     if inner is None:
         inner = 256 * -(-int(width * fields["hidden_ratio"] * 2 / 3) // 256)
@@ -246,14 +230,14 @@ def _gated(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
     sizes = _size(fields)
     if kind == "gsa":
         slots, tau = fields["num_slots"], float(fields["gate_logit_normalizer"])
-        return GSAForCausalLM(GSAConfig(**sizes, num_slots=slots, tau=tau, head_norm_epsilon=1e-5))
+        return hgrn.GSAForCausalLM(hgrn.GSAConfig(**sizes, num_slots=slots, tau=tau, head_norm_epsilon=1e-5))
     sizes["lower_bounds"] = fields["use_lower_bound"]
     if kind == "hgrn":
-        return HGRNForCausalLM(HGRNConfig(**sizes))
+        return hgrn.HGRNForCausalLM(hgrn.HGRNConfig(**sizes))
     width, each = fields["hidden_size"], fields["expand_ratio"]
     if width % each:
         raise InputError(f"expand_ratio {each} does not divide hidden_size {width}")
-    return HGRN2ForCausalLM(HGRN2Config(**{**sizes, "num_heads": width // each, "head_norm_epsilon": 1e-5}))
+    return hgrn.HGRN2ForCausalLM(hgrn.HGRN2Config(**{**sizes, "num_heads": width // each, "head_norm_epsilon": 1e-5}))
 
 
 RWKV7_RANKS = {"decay_rank": "decay", "rate_rank": "a", "value_rank": "v", "gate_rank": "gate"}
@@ -264,14 +248,11 @@ _BUILDERS: dict[str, Callable[[Mapping[str, Any], str], PreTrainedModel]] = {
     **dict.fromkeys(GATED_TYPES, _gated),
     "rwkv7": _rwkv7,
 }
-"""Functions that build the model of each type."""
 
 
 def _translated(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], kind: str) -> dict[str, Tensor]:
-    """Return the tensors by our names and in our layout. q, k and v that share a projection are concatenated in this
-    order, a gate stored with its up-projection is split, rotated rows are put in our order, and a bias that only our
-    gates have is zero. RWKV-7's token shifts, stored as (1, 1, width) or, before March 2025, six of them together,
-    become (width,)."""
+    """Return the tensors by our names and in our layout, in which a bias that only our gates have is zero. RWKV-7's
+    token shifts, stored as (1, 1, width) or, before March 2025, six of them together, become (width,)."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         for pattern, ours in (RWKV7_PART_NAMES if kind == "rwkv7" else PART_NAMES).items():

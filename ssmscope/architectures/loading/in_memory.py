@@ -87,8 +87,7 @@ def _inner(module: Any) -> nn.Module | None:
 
 
 def converted(module: nn.Module, dtype: torch.dtype | None, device: torch.device | None) -> Any:
-    """Return the module itself if it has this dtype and device and allows gradients, else a copy that does. Raises
-    InputError if the module cannot be copied or converted."""
+    """Return the module, or a copy in this dtype and device that allows gradients. Raises InputError without one."""
     if all(
         (dtype is None or not t.is_floating_point() or t.dtype == dtype)
         and _same(t.device, device)
@@ -126,15 +125,9 @@ TRIAL_LENGTHS = (7, 5)
 class OwnModel(nn.Module):
     """A user's module with the interface of transformers' models. Its own forward pass gives the logits.
 
-    Its head may treat padding in any way. For a padded batch the backbone runs once, and the rest of the module runs on
-    the backbone's output for the rows of each length separately, without their padding.
-
-    Attributes:
-        module: the user's module.
-        path: path of the backbone in it; empty if it is the backbone itself.
-        gives: the kind of answer that its logits give.
-
-    Raises InputError if the module cannot be run on token ids, or gives neither logits of a text nor of next tokens.
+    Its head may treat padding in any way. For a padded batch the backbone, at `path` in the module, runs once, and the
+    rest runs on the backbone's output for the rows of each length separately, without their padding. Raises InputError
+    if the module cannot be run on token ids, or gives neither logits of a text nor of next tokens.
     """
 
     def __init__(self, module: nn.Module, path: str) -> None:
@@ -150,7 +143,6 @@ class OwnModel(nn.Module):
 
     @property
     def base_model(self) -> Any:
-        """The backbone."""
         return self.module.get_submodule(self.path)
 
     def get_input_embeddings(self) -> Any:
@@ -220,7 +212,8 @@ class OwnModel(nn.Module):
     def _run(self, given: Tensor, mask: Tensor) -> Any:
         """Return the module's output for ids (batch, length) or embeddings (batch, length, width), without padding."""
         known = inspect.signature(self.module.forward).parameters
-        first = next((name for name, each in known.items() if each.kind is not each.KEYWORD_ONLY), None)
+        by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+        first = next((name for name, each in known.items() if each.kind not in by_name), None)
         arguments: dict[str, Any] = {name: mask.long() for name in ("attention_mask", "mask") if name in known}
         if given.ndim == 2 or "inputs_embeds" not in known:
 
@@ -235,7 +228,6 @@ class OwnModel(nn.Module):
         return self.module(inputs_embeds=given, **arguments)
 
     def _tried(self, length: int) -> tuple[Any, Tensor]:
-        """Return the module's output for two texts of so many tokens, and their ids."""
         backbone = self.base_model
         vocabulary = backbone.get_input_embeddings().weight.shape[0]
         ids = torch.arange(1, 2 * length + 1).view(2, length).to(backbone.get_input_embeddings().weight.device)
@@ -258,7 +250,6 @@ class OwnModel(nn.Module):
         return type(self.module).__name__
 
     def _find_embeddings(self) -> str:
-        """Return the path of the embedding that reads the ids."""
         read: list[tuple[str, Tensor]] = []
         names = {part: name for name, part in self.module.named_modules() if isinstance(part, nn.Embedding)}
 
@@ -311,14 +302,11 @@ class OwnModel(nn.Module):
 
 def own_model(module: nn.Module, backbone: str | None = None) -> OwnModel | None:
     """Return a module as `OwnModel`, around the `backbone` at a path in it, by default the innermost transformers model
-    with all state-space layers; None without one. Raises InputError as `OwnModel`, and if `backbone` names no such
-    model."""
+    with all state-space layers; None without one. Raises InputError as `OwnModel`, and without such a `backbone`.
+    """
     whole = [id(mixer) for mixer in mixers(module)]
-    holding = [
-        name
-        for name, part in module.named_modules()
-        if isinstance(part, PreTrainedModel) and whole and [id(mixer) for mixer in mixers(part)] == whole
-    ]
+    parts = [(name, part) for name, part in module.named_modules() if isinstance(part, PreTrainedModel) and whole]
+    holding = [name for name, part in parts if [id(mixer) for mixer in mixers(part)] == whole]
     if backbone is None:
         return OwnModel(module, holding[-1]) if holding else None
     if backbone not in holding:
@@ -348,7 +336,6 @@ def _given(ids: Tensor | None, mask: Tensor | None, embeddings: Tensor | None) -
 
 
 def _logits_in(output: Any) -> Tensor | None:
-    """Return the logits in a module's output: a tensor, or an object, a dictionary or a tuple that holds them."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, Mapping):

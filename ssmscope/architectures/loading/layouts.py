@@ -14,18 +14,10 @@ from einops import rearrange
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ssmscope.architectures.loading import stored
 from ssmscope.architectures.loading.fields import check_depth, check_fields
 from ssmscope.architectures.loading.fla_checkpoints import is_fla, plan_fla
 from ssmscope.architectures.loading.mamba_checkpoints import is_mamba_ssm, plan_mamba_ssm
-from ssmscope.architectures.loading.stored import (
-    Contents,
-    Plan,
-    built,
-    contents,
-    read_all,
-    read_headers,
-    weight_files,
-)
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.architectures.own.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
 from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
@@ -42,7 +34,6 @@ DIFF_PART_NAMES = {
     "lambda_q1": "mixer.lambda_bar",
     "subln.weight": "mixer.sub_norm.weight",
 }
-"""Names of a layer's parts in the authors' model, and ours."""
 FILE_FIELDS = ("architectures", "auto_map", "dtype", "model_type", "torch_dtype", "transformers_version")
 """Fields of a config.json that say nothing about the model's shape."""
 DIFF_FIELDS = ("diffmamba", "diffmamba_settings", "verbose")
@@ -56,22 +47,23 @@ def is_diff_mamba2(directory: Path, config: Mapping[str, Any]) -> bool:
     if config.get("diffmamba") or (isinstance(architectures, list) and "DiffMamba2ForCausalLM" in architectures):
         return True
     try:
-        return any(".mixer_1." in name for file in directory.glob("*.safetensors") for name in read_headers(file))
+        headers = map(stored.read_headers, directory.glob("*.safetensors"))
+        return any(".mixer_1." in name for names in headers for name in names)
     except InputError:
         return False  # The function that reads the weights reports the error.
 
 
-def plan_diff_mamba2(config: Mapping[str, Any], held: Contents, what: str) -> Plan:
+def plan_diff_mamba2(config: Mapping[str, Any], held: stored.Contents, what: str) -> stored.Plan:
     """Plan a `DiffMambaForCausalLM`; the tensors' names say which layers are differential, and one must be."""
     check_fields(config, what)
-    stored = _by_our_names(held.tensors)
-    found = {int(m.group(1)) for name in stored if (m := re.match(r"backbone\.layers\.(\d+)\.mixer\.m1\.", name))}
+    ours = _by_our_names(held.tensors)
+    found = {int(m.group(1)) for name in ours if (m := re.match(r"backbone\.layers\.(\d+)\.mixer\.m1\.", name))}
     if not found:
         raise InputError(f"{what} calls itself a Differential Mamba, but none of its layers has a mixer_1")
-    embeddings = stored.get("backbone.embeddings.weight")
+    embeddings = ours.get("backbone.embeddings.weight")
     if embeddings is None:
         raise InputError(f"the weights of {what} lack backbone.embeddings.weight")
-    tied = "lm_head.weight" not in stored or bool(config.get("tie_word_embeddings"))
+    tied = "lm_head.weight" not in ours or bool(config.get("tie_word_embeddings"))
     base = {name: value for name, value in config.items() if name not in (*FILE_FIELDS, *DIFF_FIELDS)}
     base |= {"vocab_size": embeddings.shape[0], "tie_word_embeddings": tied}
     if "time_step_limit" in base:
@@ -84,7 +76,8 @@ def plan_diff_mamba2(config: Mapping[str, Any], held: Contents, what: str) -> Pl
         weights = _by_our_names(tensors)
         return {"lm_head.weight": weights["backbone.embeddings.weight"], **weights}
 
-    return Plan(lambda: DiffMambaForCausalLM(DiffMambaConfig(**base, differential_layers=layers)), translate, tied)
+    base["differential_layers"] = layers
+    return stored.Plan(lambda: DiffMambaForCausalLM(DiffMambaConfig(**base)), translate, tied)
 
 
 def _by_our_names(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,17 +102,10 @@ TENSOR_DIMENSIONS = {
 """Tensors outside the layers, with their numbers of dimensions."""
 MIXER_TENSOR_DIMENSIONS = {"A_log": 2, "conv1d.weight": 3, "dt_proj.weight": 2}
 COLOR_MEANS, COLOR_DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""ImageNet's means and standard deviations, by which the published code normalises red, green and blue."""
 IMAGE_WIDTHS = (224, 384)
-"""Image widths of the published models, in pixels."""
 
 
-def is_vim(tensors: Mapping[str, Tensor]) -> bool:
-    """Return True if a state dict is one of Vim's."""
-    return f"{FIRST_MIXER}A_b_log" in tensors and "patch_embed.proj.weight" in tensors
-
-
-def plan_vim(tensors: Mapping[str, Tensor], what: str) -> Plan:
+def plan_vim(tensors: Mapping[str, Tensor], what: str) -> stored.Plan:
     """Plan a classifier of patches. Raises InputError for missing weights, or another form than the published models'
     (class tokens at both ends, no positions, rotations, Vim's first version)."""
     sizes = TENSOR_DIMENSIONS | {FIRST_MIXER + name: number for name, number in MIXER_TENSOR_DIMENSIONS.items()}
@@ -133,10 +119,8 @@ def plan_vim(tensors: Mapping[str, Tensor], what: str) -> Plan:
     grid = math.isqrt(positions[1] - 1)
     expected = (1, grid**2 + 1, patch[0]), (3, patch[2], patch[2]), patch[:1]
     if (positions, patch[1:], shapes["patch_embed.proj.bias"]) != expected or grid < 2:
-        raise InputError(
-            f"{what} is no Vim that can be read: its patches are {patch} and its positions {positions}; square patches "
-            "of 3 colours, as many across as down, and a class token were expected"
-        )
+        said = f"{what} is no Vim that can be read: its patches are {patch} and its positions {positions};"
+        raise InputError(f"{said} square patches of 3 colours, as many across as down, and a class token were expected")
     size = patch[2]
     steps = [(width - size) // (grid - 1) for width in IMAGE_WIDTHS if (width - size) % (grid - 1) == 0]
     step = max((step for step in steps if 1 <= step <= size), default=size)
@@ -154,7 +138,7 @@ def plan_vim(tensors: Mapping[str, Tensor], what: str) -> Plan:
     )
     form: dict[str, Any] = {"channels": 3 * size**2, "image_size": (grid, grid), "patch": (size, step)}
     config = SSMClassifierConfig(backbone=backbone, **form, num_labels=shapes["head.weight"][0])
-    return Plan(partial(SSMForSequenceClassification, config), _from_vim)
+    return stored.Plan(partial(SSMForSequenceClassification, config), _from_vim)
 
 
 def _from_vim(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -182,7 +166,7 @@ def _from_vim(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 # ---- state dicts of selective SSMs: embedding.weight, [SSM.]ssm.{A, W_B, W_C, q_delta, p_delta}, SSM.w or W
 
 
-def plan_selective(tensors: Mapping[str, Tensor], what: str) -> Plan:
+def plan_selective(tensors: Mapping[str, Tensor], what: str) -> stored.Plan:
     """Plan a selective SSM's classifier: binary with `SSM.w`, several classes with `W`, else an InputError."""
     weights = {name.removeprefix("SSM."): tensor for name, tensor in tensors.items()}
     head = weights.pop("w", None)
@@ -208,7 +192,7 @@ def plan_selective(tensors: Mapping[str, Tensor], what: str) -> Plan:
         spectral_abscissa=weights["ssm.A"].real.max().item(),  # Complex numbers are refused later.
     )
     build = partial(SelectiveSSMForSequenceClassification, config)
-    return Plan(build, lambda tensors: {**weights, "head.weight": head})
+    return stored.Plan(build, lambda tensors: {**weights, "head.weight": head})
 
 
 # ---- the table
@@ -220,38 +204,24 @@ class Layout(NamedTuple):
 
     name: str
     recognises: Callable[[Path, Mapping[str, Any]], bool]
-    plan: Callable[[Mapping[str, Any], Contents, str], Plan]
+    plan: Callable[[Mapping[str, Any], stored.Contents, str], stored.Plan]
     any_name: bool = False
     """True where files of weights have no names of their own."""
 
     def read(self, directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
-        """Return the model of a directory. Raises InputError if weights are missing or do not fit, a field has a wrong
-        type, or the model has a part that cannot be read from this layout."""
+        """Return the model of a directory. Raises InputError if weights or fields do not fit, or cannot be read."""
         any_name = sorted(directory.glob("*.safetensors")) if self.any_name else []
-        what, files = str(directory), any_name or weight_files(directory)
-        held = contents(files)
+        what, files = str(directory), any_name or stored.weight_files(directory)
+        held = stored.contents(files)
         check_depth(config, len(held.tensors), what)
         plan = self.plan(config, held, what)
-        return built(plan, read_all(files), held, what)
-
-
-class StateDict(NamedTuple):
-    """A layout of single files with a state dict: its name, the test of the tensors that recognises it, and the
-    function that plans the model from the tensors and the file's name."""
-
-    name: str
-    recognises: Callable[[Mapping[str, Tensor]], bool]
-    plan: Callable[[Mapping[str, Tensor], str], Plan]
+        return stored.built(plan, stored.read_all(files), held, what)
 
 
 LAYOUTS = (
     Layout("mamba_ssm", is_mamba_ssm, plan_mamba_ssm),
     Layout("flash-linear-attention", is_fla, plan_fla),
     Layout("Differential Mamba", is_diff_mamba2, plan_diff_mamba2, any_name=True),
-)
-STATE_DICTS = (
-    StateDict("Vision Mamba", is_vim, plan_vim),
-    StateDict("selective SSM", lambda tensors: True, plan_selective),  # It refuses what is none.
 )
 
 
@@ -261,6 +231,7 @@ def layout_of(directory: Path, config: Mapping[str, Any]) -> Layout | None:
 
 
 def read_state_dict(path: Path, tensors: Mapping[str, Tensor]) -> PreTrainedModel:
-    """Return the model of a file's state dict. Raises InputError when no layout can read it."""
-    plan = next(layout for layout in STATE_DICTS if layout.recognises(tensors)).plan(tensors, str(path))
-    return built(plan, tensors, contents([path]), str(path), by="its shapes")
+    """Return the model of a file's state dict, a Vim's or a selective SSM's. Raises InputError if it is neither's."""
+    of_vim = f"{FIRST_MIXER}A_b_log" in tensors and "patch_embed.proj.weight" in tensors
+    plan = (plan_vim if of_vim else plan_selective)(tensors, str(path))
+    return stored.built(plan, tensors, stored.contents([path]), str(path), by="its shapes")

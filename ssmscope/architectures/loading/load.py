@@ -15,6 +15,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import nn
 
+from ssmscope.architectures.loading import stored
 from ssmscope.architectures.loading.fields import check_fields, read_object
 from ssmscope.architectures.loading.in_memory import OwnModel, cast, converted, readable
 from ssmscope.architectures.loading.layouts import layout_of, read_state_dict
@@ -27,18 +28,10 @@ from ssmscope.architectures.loading.pretrained import (
     read_transformers,
     with_adapter,
 )
-from ssmscope.architectures.loading.stored import (
-    DAMAGE_ERRORS,
-    check_finished,
-    check_not_quantised,
-    check_other_layouts,
-    read_tensors,
-    reason,
-)
 from ssmscope.architectures.own.split import check_split
 from ssmscope.core.intercept import out_of_inference
 from ssmscope.core.model import Model
-from ssmscope.core.shipped import DTYPES, data_set_of, demos, training_data
+from ssmscope.core.readable import DTYPES, data_set_of, demos, training_data
 from ssmscope.errors import InputError, did_you_mean
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -145,8 +138,8 @@ def _try(model: Model) -> None:
             model.logits(model.encode(ids=[0, 0]))
     except InputError:
         raise
-    except DAMAGE_ERRORS as error:
-        why = f"its first layers failed with {type(error).__name__} ({reason(error)})"
+    except stored.DAMAGE_ERRORS as error:
+        why = f"its first layers failed with {type(error).__name__} ({stored.reason(error)})"
         raise InputError(f"{model.name} cannot be run as its config.json describes it: {why}") from error
 
 
@@ -204,7 +197,7 @@ def _device(device: str | torch.device | None) -> torch.device | None:
     try:
         place = torch.device(chosen_device(device) if isinstance(device, str) else device)
         torch.zeros(1, device=place)
-    except DAMAGE_ERRORS as error:
+    except stored.DAMAGE_ERRORS as error:
         raise InputError(f"device {str(device)!r} cannot be used here: {str(error).partition(chr(10))[0]}") from error
     if place.type == "meta":
         raise InputError("device 'meta' cannot be used: it holds no numbers; choose cpu or cuda")
@@ -244,22 +237,21 @@ def _short(name: str) -> str:
 
 
 def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any, classes: int | None = None) -> nn.Module:
-    """Return the model of a directory or file; `classes` is the number of an adapter's head for a classifier."""
     if where.is_file():
-        check_other_layouts(where, name)
+        stored.check_other_layouts(where, name)
         _check_whole(device_map, name)
         if where.suffix == ".safetensors":
             raise InputError(f"{name} is a file of weights without a configuration: give the directory that holds both")
-        return read_state_dict(where, read_tensors(where))
+        return read_state_dict(where, stored.read_tensors(where))
     if not where.is_dir():
         raise InputError(f"{name} is neither a directory nor a file: a model's directory holds config.json and weights")
-    check_finished(where, name)
+    stored.check_finished(where, name)
     file = where / "config.json"
     if not file.is_file():
-        check_other_layouts(where, name)
+        stored.check_other_layouts(where, name)
         raise InputError(f"{name} has no config.json: a model's directory holds config.json and its weights")
     config = read_object(file)
-    check_not_quantised(config, name)
+    stored.check_not_quantised(config, name)
     if (layout := layout_of(where, config)) is not None:
         _check_whole(device_map, name)
         return layout.read(where, config)

@@ -37,7 +37,6 @@ LAYER_KINDS = ("Mamba1", "Mamba2", "Mamba3")
 MAMBA3_FIELDS = dict(rope_fraction="rope_fraction", A_floor="decay_floor", is_outproj_norm="head_norm", decay="decay")
 """Fields of Mamba-3 alone, with our names; "decay" is ours alone, see `mamba3`."""
 MLP_MULTIPLE = 128
-"""Multiple to which the width of an MLP is rounded up."""
 
 
 def of_mamba_ssm(model: nn.Module) -> PreTrainedModel:
@@ -116,9 +115,8 @@ def _mamba_ssm_model(config: Mapping[str, Any], cfg: Mapping[str, Any], vocabula
     )  # fmt: skip
     kind = cfg.get("layer", "Mamba1")
     if kind == "Mamba1":
-        return MambaForCausalLM(
-            MambaConfig(**shared, state_size=cfg.get("d_state", 16), time_step_rank=cfg.get("dt_rank", "auto"))
-        )
+        shared |= dict(state_size=cfg.get("d_state", 16), time_step_rank=cfg.get("dt_rank", "auto"))
+        return MambaForCausalLM(MambaConfig(**shared))
     head = cfg.get("headdim", 64)
     low, high = map(float, cfg.get("dt_limit", (0.0, float("inf"))))
     shared |= dict(state_size=cfg.get("d_state", 128), head_dim=head, n_groups=cfg.get("ngroups", 1))
@@ -135,10 +133,7 @@ def _mamba_ssm_model(config: Mapping[str, Any], cfg: Mapping[str, Any], vocabula
 
 
 def check_groups(groups: int, what: str) -> None:
-    """Raise InputError if transformers is older than 5 and there are several groups of heads. mamba_ssm norms every
-    group by itself; transformers before 5 norms all channels together."""
+    """Raise InputError for several groups of heads in transformers 4, whose norm is over all of them together."""
     if groups > 1 and int(transformers.__version__.split(".")[0]) < 5:
-        raise InputError(
-            f"{what} has {groups} groups of heads, which transformers {transformers.__version__} norms otherwise than "
-            "mamba_ssm does: install transformers 5"
-        )
+        said = f"{what} has {groups} groups of heads, which transformers {transformers.__version__} norms otherwise"
+        raise InputError(f"{said} than mamba_ssm does: install transformers 5")

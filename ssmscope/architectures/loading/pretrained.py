@@ -20,6 +20,7 @@ import transformers
 from huggingface_hub import snapshot_download
 from torch import nn
 
+from ssmscope.architectures.loading import stored
 from ssmscope.architectures.loading.fields import (
     check_depth,
     check_generation,
@@ -29,23 +30,9 @@ from ssmscope.architectures.loading.fields import (
     shown,
 )
 from ssmscope.architectures.loading.in_memory import OwnModel, readable
-from ssmscope.architectures.loading.stored import (
-    DAMAGE_ERRORS,
-    check_kinds,
-    check_names,
-    check_other_layouts,
-    check_tied,
-    contents,
-    is_wrapped,
-    outline,
-    read_all,
-    read_headers,
-    reason,
-    weight_files,
-)
 from ssmscope.architectures.own.split import device_of_parts, start_at_embeddings
 from ssmscope.core.mixers import mixers
-from ssmscope.core.shipped import readable_types
+from ssmscope.core.readable import readable_types
 from ssmscope.errors import InputError
 
 REPLACED_HEADS = ("lm_head.weight", "score.weight")
@@ -68,13 +55,13 @@ def _rescales(config: Any, asked: bool | None = None) -> bool:
 def read_transformers(
     where: Path, name: str, fields: Mapping[str, Any], dtype: torch.dtype | None, device_map: Any, classes: int | None
 ) -> nn.Module:
-    """Return the model of a directory, with `fields` of its config.json, checked, and with `classes` of the head that
-    an adapter gives it. Raises InputError if the files are damaged or do not fit, or the model has no state-space layer
-    that can be read."""
+    """Return the model of a directory, with `fields` of its config.json, checked, and `classes` of the head that an
+    adapter gives it. Raises InputError if the files do not fit, or no state-space layer can be read.
+    """
     kind = fields["model_type"]
-    check_other_layouts(where, name)
-    files = weight_files(where)
-    held = contents(files)
+    stored.check_other_layouts(where, name)
+    files = stored.weight_files(where)
+    held = stored.contents(files)
     check_depth(fields, len(held.tensors), name)
     auto = _class_for(fields.get("architectures") or [], name)
     head_comes = classes is not None and auto is not transformers.AutoModelForSequenceClassification
@@ -94,38 +81,38 @@ def read_transformers(
                 part.time_step_limit = tuple(map(float, limits))
     except InputError:
         raise
-    except DAMAGE_ERRORS as error:
-        raise InputError(f"{what} cannot be built from its config.json ({reason(error)})") from error
-    empty = outline(lambda: auto.from_config(config, trust_remote_code=False), held, what, "its config.json")
+    except stored.DAMAGE_ERRORS as error:
+        raise InputError(f"{what} cannot be built from its config.json ({stored.reason(error)})") from error
+    empty = stored.outline(lambda: auto.from_config(config, trust_remote_code=False), held, what, "its config.json")
     if not mixers(empty):
         said = f"{name} is a {type(empty).__name__}, which has no state-space layer that can be read;"
         raise InputError(f"{said} these types can: {', '.join(readable_types())}")
-    check_kinds(empty, held.tensors, name)
+    stored.check_kinds(empty, held.tensors, name)
     try:
         rescales = _rescales(config, asked=False)
         where_to: dict[str, Any] = {}
         if device_map is not None:
             where_to["device_map"] = device_of_parts(empty, device_map, dtype)
         source: Path | None = where
-        if is_wrapped(files):
-            source, where_to["state_dict"] = None, read_all(files)
-        where_to |= {"output_loading_info": True, "local_files_only": True, "trust_remote_code": False}
-        module, info = type(empty).from_pretrained(source, config=config, dtype=dtype or "auto", **where_to)
+        if stored.is_wrapped(files):
+            source, where_to["state_dict"] = None, stored.read_all(files)
+        where_to |= {"config": config, "dtype": dtype or "auto", "output_loading_info": True, "local_files_only": True}
+        module, info = type(empty).from_pretrained(source, trust_remote_code=False, **where_to)
         start_at_embeddings(module)
         if rescales:
             _rescales(module.config, asked=True)
     except InputError:
         raise
-    except DAMAGE_ERRORS as error:
-        read_all(files)  # Its error says more clearly what is wrong with a file.
+    except stored.DAMAGE_ERRORS as error:
+        stored.read_all(files)  # Its error says more clearly what is wrong with a file.
         what = f"the weights of {name} cannot be read, they are damaged or do not fit"
-        raise InputError(f"{what}: {reason(error)}") from error
+        raise InputError(f"{what}: {stored.reason(error)}") from error
     missing = sorted(info["missing_keys"])
     unexpected = sorted(key for key in info["unexpected_keys"] if not OBSOLETE_TENSORS.search(key))
     if head_comes:
         module.score.weight.data.zero_()
         missing, unexpected = (sorted({*names} - {*REPLACED_HEADS}) for names in (missing, unexpected))
-    check_names(missing, unexpected, config, name)
+    stored.check_names(missing, unexpected, config, name)
     _check_head(module, files, held.tensors, name)
     if dtype == torch.float64:
         _widen(module, files)
@@ -150,10 +137,10 @@ def _widen(module: nn.Module, files: list[Path]) -> None:
     """Read the weights again that transformers has rounded to the float32 in which a layer creates them, as A_log."""
     rounded = {name: t for name, t in module.named_parameters() if t.dtype == torch.float32}
     module.double()
-    stored = read_all(files if rounded else ())
+    exact = stored.read_all(files if rounded else ())
     with torch.no_grad():
-        for name in rounded.keys() & stored.keys():
-            module.get_parameter(name).copy_(stored[name])
+        for name in rounded.keys() & exact.keys():
+            module.get_parameter(name).copy_(exact[name])
 
 
 def _check_head(module: Any, files: list[Path], held: Mapping[str, Any], name: str) -> None:
@@ -162,10 +149,10 @@ def _check_head(module: Any, files: list[Path], held: Mapping[str, Any], name: s
     if head is None or not getattr(module.config, "tie_word_embeddings", False):
         return
     names = {id(part): f"{at}.weight" for at, part in module.named_modules() if part is head or part is embeddings}
-    stored = [names[id(part)] for part in (head, embeddings)]
-    if all(each in held for each in stored):
-        tensors = read_all(files)
-        check_tied(tensors[stored[0]], tensors[stored[1]], name)
+    paths = [names[id(part)] for part in (head, embeddings)]
+    if all(each in held for each in paths):
+        tensors = stored.read_all(files)
+        stored.check_tied(tensors[paths[0]], tensors[paths[1]], name)
 
 
 TOKENIZER_PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja")
@@ -195,9 +182,9 @@ def read_tokenizer(source: str | os.PathLike[str]) -> Any:
     except InputError:
         raise
     except Exception as error:
-        if type(error) is not Exception and not isinstance(error, DAMAGE_ERRORS):  # tokenizers raises this.
+        if type(error) is not Exception and not isinstance(error, stored.DAMAGE_ERRORS):  # tokenizers raises this.
             raise
-        raise InputError(f"{what} cannot be loaded: {reason(error)}") from error
+        raise InputError(f"{what} cannot be loaded: {stored.reason(error)}") from error
 
 
 @contextmanager
@@ -236,7 +223,6 @@ ALLOWED_WORDS = frozenset({
     "CAUSAL_LM", "FEATURE_EXTRACTION", CLASSIFIER_TASK, "all", "gaussian", "lora_only", "megatron.core", "none",
     "olora", "orthogonal", "pissa", "random", "road_1", "road_2", "road_4", "xavier_uniform", *PEFT_TYPES,
 })  # fmt: skip
-"""Allowed values of the other fields: types, tasks, biases, initialisations."""
 WEIGHT_CHANGING_INITS = ("olora", "pissa")
 """Initialisations that take the adapter's weights out of the model's."""
 REFUSED_FIELDS = frozenset({"layer_replication", "megatron_config"})
@@ -260,7 +246,8 @@ def base_of(where: Path, name: str, locate: Callable[[str], Path]) -> Path:
     try:
         found = within if within.is_dir() else locate(named)
     except (InputError, OSError, ValueError) as error:
-        raise InputError(f"{name} holds an adapter of {named!r:.100}, which is not there: {reason(error)}") from error
+        said = f"{name} holds an adapter of {named!r:.100}, which is not there:"
+        raise InputError(f"{said} {stored.reason(error)}") from error
     if is_adapter(found):
         raise InputError(f"{name} holds an adapter of {named!r:.100}, which is an adapter too; merge that one first")
     return found
@@ -271,7 +258,7 @@ def classes_of(where: Path, name: str) -> int | None:
     InputError if the adapter's weights cannot be read."""
     if read_object(where / CONFIG_FILE).get("task_type") != CLASSIFIER_TASK:
         return None
-    heads = [t.shape for n, t in read_headers(_weights(where, name)).items() if n.endswith(".score.weight")]
+    heads = [t.shape for n, t in stored.read_headers(_weights(where, name)).items() if n.endswith(".score.weight")]
     return heads[0][0] if heads and len(heads[0]) == 2 else None
 
 
@@ -288,12 +275,10 @@ def with_adapter(base: nn.Module, where: Path, name: str) -> nn.Module:
     if importlib.util.find_spec("peft") is None:
         raise InputError(f"{name} holds an adapter, which is read by peft: pip install peft")
     file = _weights(where, name)
-    if is_wrapped([file]):
-        raise InputError(
-            f"the adapter in {name} was saved within the wrapper of torch.compile, DataParallel or FSDP: save it from "
-            "the PeftModel within (model._orig_mod, model.module)"
-        )
-    own, held = {f"base_model.model.{each}" for each in base.state_dict()}, set(read_headers(file))
+    if stored.is_wrapped([file]):
+        said = f"the adapter in {name} was saved within the wrapper of torch.compile, DataParallel or FSDP:"
+        raise InputError(f"{said} save it from the PeftModel within (model._orig_mod, model.module)")
+    own, held = {f"base_model.model.{each}" for each in base.state_dict()}, set(stored.read_headers(file))
     import peft
 
     config = _config(read_object(where / CONFIG_FILE), name)
@@ -301,12 +286,11 @@ def with_adapter(base: nn.Module, where: Path, name: str) -> nn.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = peft.PeftModel.from_pretrained(
-                base, str(where), config=config, low_cpu_mem_usage=not initial, local_files_only=True
-            )
+            own_files: dict[str, Any] = dict(low_cpu_mem_usage=not initial, local_files_only=True)
+            model = peft.PeftModel.from_pretrained(base, str(where), config=config, **own_files)
             wanted = set(peft.get_peft_model_state_dict(model, save_embedding_layers=False))
-    except DAMAGE_ERRORS as error:
-        raise InputError(f"the adapter in {name} is damaged, or of another model: {reason(error)}") from error
+    except stored.DAMAGE_ERRORS as error:
+        raise InputError(f"the adapter in {name} is damaged, or of another model: {stored.reason(error)}") from error
     # peft may store the model's embeddings with the adapter, and reads them again.
     odd = (wanted - held) | {each for each in held - wanted if each.replace(".base_layer.", ".") not in own}
     if odd:
@@ -316,7 +300,6 @@ def with_adapter(base: nn.Module, where: Path, name: str) -> nn.Module:
 
 
 def _config(fields: Mapping[str, Any], name: str) -> Any:
-    """Return an adapter's configuration as peft's."""
     import peft
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
@@ -338,5 +321,5 @@ def _config(fields: Mapping[str, Any], name: str) -> Any:
         )
     try:
         return made(**{each: value for each, value in fields.items() if each in known - IGNORED_FIELDS})
-    except DAMAGE_ERRORS as error:
-        raise InputError(f"{name} holds an adapter whose {CONFIG_FILE} is damaged: {reason(error)}") from error
+    except stored.DAMAGE_ERRORS as error:
+        raise InputError(f"{name} holds an adapter whose {CONFIG_FILE} is damaged: {stored.reason(error)}") from error

@@ -97,7 +97,6 @@ def plain_name(name: str) -> str:
 
 
 def _named(tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return tensors, or their headers, by their plain names."""
     found: dict[str, Any] = {}
     for name, value in tensors.items():
         if plain_name(name) in found:
@@ -223,10 +222,8 @@ def _no_larger(held: Contents) -> Iterator[None]:
     def take(kind: str, amount: int) -> None:
         left[kind] -= amount
         if left[kind] < 0:
-            raise InputError(
-                f"it describes a model of more than {most[kind]:,} {kind}, and the weights hold {len(held.tensors):,} "
-                f"tensors in {held.size:,} bytes"
-            )
+            said = f"it describes a model of more than {most[kind]:,} {kind},"
+            raise InputError(f"{said} and the weights hold {len(held.tensors):,} tensors in {held.size:,} bytes")
 
     def made(_: nn.Module, name: str, part: Any) -> None:
         if part is not None and threading.get_ident() == thread:
@@ -238,8 +235,7 @@ def _no_larger(held: Contents) -> Iterator[None]:
 
 
 def check_names(missing: Collection[str], unexpected: Collection[str], config: Any, what: str) -> None:
-    """Raise InputError for weights that are missing or have no place in the model. The error says which, and quotes the
-    fields of the configuration that they may contradict."""
+    """Raise InputError for weights that are missing or have no place in the model, with fields they may contradict."""
     problems = {"they lack": missing, "the model that it describes has no place for": unexpected}
     for problem, names in problems.items():
         if names:
@@ -280,7 +276,6 @@ def check_tied(head: Tensor, embeddings: Tensor, what: str) -> None:
 
 
 def _says(names: Collection[str], config: Any) -> str:
-    """Return the fields of a configuration that these tensors may contradict, for a message."""
     config = getattr(config, "backbone", None) or config
     patterns = {
         "num_hidden_layers": r"\.\d+\.", "use_conv_bias": "conv.*bias$", "use_bias": "proj.*bias$",
@@ -292,8 +287,7 @@ def _says(names: Collection[str], config: Any) -> str:
 
 
 class Plan(NamedTuple):
-    """Way from a checkpoint to a model. `build` makes the model, `translate` gives the checkpoint's tensors by the
-    model's names, and where `tied` the head must be the embeddings."""
+    """Way to a model: `build` makes it, `translate` names its tensors, and where `tied` its head is the embeddings."""
 
     build: Callable[[], Any]
     translate: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]

@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from ssmscope.attacks.effect.result import AttackEffect
-from ssmscope.attacks.effect.views import token_rows
 from ssmscope.render import figure as plot
 from ssmscope.render.colours import BLUES, ramp
 from ssmscope.render.letters import drawable
@@ -34,7 +33,7 @@ def draw(result: AttackEffect, frame: plot.Frame, *, distances: bool = False) ->
         _curves(axes, result)
 
     title = f"Effect of a change on {result.model_name}: {result.answer_name}; {result.changed_name}"
-    return draw_rows(token_rows(result), title, frame, more=[Part(CURVES_INCHES, curves)])
+    return draw_rows(result.token_rows(), title, frame, more=[Part(CURVES_INCHES, curves)])
 
 
 def _curves(axes: Axes, result: AttackEffect) -> None:
@@ -51,24 +50,21 @@ def _curves(axes: Axes, result: AttackEffect) -> None:
     for row, (layer, colour) in enumerate(zip(result.layers, depth)):
         label = f"layer {layer}" if row in kept else None
         axes.plot(positions, result.distance[row], color=colour, linewidth=1.2, label=label, **shared)
-    axes.plot(
-        positions, result.distance[-1], color=plot.INK, linewidth=1.4, linestyle=plot.DASHED, label="head", **shared
-    )
+    shared |= dict(color=plot.INK, linewidth=1.4, linestyle=plot.DASHED)
+    axes.plot(positions, result.distance[-1], label="head", **shared)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), labelcolor=plot.SOFT, handlelength=1.6)
     axes.set(xlim=(-0.5, number - 0.5), ylim=(0, None), ylabel="‖u′ − u‖ / ‖u‖")
     if number > plot.MAX_NAMED:
         plot.integers(axes.xaxis)
         axes.set_xlabel("position after the change")
         return
-    axes.set_xticks(
-        range(number), [drawable(short_token(token, 14)) for token in result.after.text.tokens], rotation=90
-    )
+    names = [drawable(short_token(token, 14)) for token in result.after.text.tokens]
+    axes.set_xticks(range(number), names, rotation=90)
     for text, changed in zip(axes.get_xticklabels(), result.after.changed):
         text.set_color(plot.MARK if changed else plot.INK)
 
 
 def _deletions(result: AttackEffect) -> list[float]:
-    """Return where tokens are removed without replacement, between the positions after the change."""
     ends = np.array([[len(result.before), len(result.after)]])
     pairs = np.concatenate([[[-1, -1]], result.pairs, ends])
     gone, new = np.diff(pairs, axis=0).T - 1

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import TEXT_MODELS, Data
 from ssmscope.api.options import REPEATED, Cache, LabelWords, Limit, Metavar, Scoring, Seed, Template
-from ssmscope.attacks.checks import check_asked
-from ssmscope.core.limits import refuse_above
+from ssmscope.attacks.recipes import check_asked
+from ssmscope.core.batching import refuse_above
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def insertion_sweep(
     from ssmscope.attacks.curves import questions, true_log_odds
     from ssmscope.attacks.insertion.measure import attacked_texts, mean, measure, notes_on
     from ssmscope.attacks.insertion.result import FIRST, LAST, InsertionSweep, place_name
-    from ssmscope.core.limits import MAX_TEXTS, refuse_held
+    from ssmscope.core.batching import MAX_TEXTS, refuse_held
 
     phrases, shares = checked_phrases(insert), checked_shares(places)
     asked = questions(model, data, template=template, words=words, scoring=scoring, limit=limit, cache=cache, seed=seed)

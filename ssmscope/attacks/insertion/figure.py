@@ -13,7 +13,6 @@ from ssmscope.render import figure as plot
 from ssmscope.render.letters import short_name
 
 OUTSIDE_DISTANCE = 0.09
-"""Distance from the content's ends at which the places outside it are drawn."""
 
 
 def draw(result: InsertionSweep, frame: plot.Frame) -> Figure:
@@ -54,7 +53,6 @@ def draw(result: InsertionSweep, frame: plot.Frame) -> Figure:
 
 
 def _along(axes: Axes, curve: InsertionCurve, ends: dict[str, float], found: Sequence[Estimate], number: int) -> None:
-    """Draw a line over the content, and single points outside it."""
     inside = [(p.share, e) for p, e in zip(curve.places, found) if p.share is not None]
     plot.line(axes, [at for at, _ in inside], [e for _, e in inside], number)
     for place, one in zip(curve.places, found):

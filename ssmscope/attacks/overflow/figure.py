@@ -10,25 +10,18 @@ from ssmscope.attacks.overflow.result import StateOverflow
 from ssmscope.render import figure as plot
 
 COLOUR_NUMBERS = {"after": 1, "before": 0}
-"""Colour of each place, whichever are shown."""
 NAMES = {"accuracy": "accuracy", "log_odds": "log-odds of the true class", "majority": "share of largest class"}
 
 
 def draw(result: StateOverflow, frame: plot.Frame) -> Figure:
-    """Draw accuracy, mean log-odds of the true class, and the largest class's share of the answers over the length.
-
-    Vertical lines are half-lengths.
-    """
+    """Draw accuracy, log-odds and the largest class's share of the answers over the length, and half-lengths."""
     legend = [(plot.handle(COLOUR_NUMBERS[curve.where]), f"filler {curve.where} the text") for curve in result.curves]
-    legend += [
-        (plot.rule(), "without filler"),
-        (plot.rule(plot.SOFT, plot.DOTTED), "chance: the data's most frequent class"),
-    ]
+    legend.append((plot.rule(), "without filler"))
+    legend.append((plot.rule(plot.SOFT, plot.DOTTED), "chance: the data's most frequent class"))
     if any(curve.half_length is not None for curve in result.curves):
         legend.append((plot.rule(plot.SOFT, (0, (2, 2))), "vertical: half of the accuracy above chance is lost"))
-    sheet = plot.Sheet(
-        frame, f"State overflow of {result.model_name}: filler of growing length", plot.data_line(result), legend
-    )
+    title = f"State overflow of {result.model_name}: filler of growing length"
+    sheet = plot.Sheet(frame, title, plot.data_line(result), legend)
     panels = sheet.panels(2.1, 2.1, 2.1, sharex=True)
     lengths = [point.tokens for point in result.curves[0].points]
     for curve in result.curves:

@@ -13,12 +13,10 @@ from ssmscope.render import figure as plot
 from ssmscope.render.colours import SIGNED
 
 MAX_ROWS = 24
-"""Largest number of parts in rows, the most important ones."""
 
 
 def draw(result: Ablation, frame: plot.Frame) -> Figure:
-    """Draw the harm of each ablation, in orange on the map, where a dot marks a head that can go; and the curves
-    below."""
+    """Draw the harm of each ablation, with a dot on the map for a head that can go, and the curves below."""
     heads = result.what == "head"
     layers = sorted({unit.layer for unit in result.units})
     shown = result.ranked[:MAX_ROWS]
@@ -27,9 +25,8 @@ def draw(result: Ablation, frame: plot.Frame) -> Figure:
     names = ("least important first", "in a random order")
     legend = [(plot.handle(at, **style), name) for at, (style, name) in enumerate(zip(styles, names))]
     sheet = plot.Sheet(frame, result.headline, below, legend)
-    upper, lower = sheet.panels(
-        float(np.clip(0.26 * len(layers), 0.8, 5.5)) if heads else plot.ROW_INCHES * len(shown), 2.1
-    )
+    high = float(np.clip(0.26 * len(layers), 0.8, 5.5)) if heads else plot.ROW_INCHES * len(shown)
+    upper, lower = sheet.panels(high, 2.1)
     if heads:
         _map(upper, result, layers)
     else:
@@ -48,12 +45,7 @@ def _map(axes: Axes, result: Ablation, layers: list[int]) -> None:
     for number, unit in enumerate(result.units):
         grid[layers.index(unit.layer), unit.head] = result.harm(number).value
     most = max(float(np.nanmax(np.abs(grid))), 1e-12)
-    plot.cells(
-        axes,
-        grid,
-        plot.colours_of(SIGNED[::-1], -most, most),
-        rows=[str(layer) for layer in layers],
-        labels=("layer", "head"),
-    )
+    colours = plot.colours_of(SIGNED[::-1], -most, most)
+    plot.cells(axes, grid, colours, rows=[str(layer) for layer in layers], labels=("layer", "head"))
     go = [(result.units[n].head, layers.index(result.units[n].layer)) for n in result.can_go]
     axes.plot(*zip(*go), ".", color=plot.INK, markersize=4) if go else None

@@ -33,8 +33,8 @@ MAX_LEGEND_TOKENS = 240
 """Largest number of tokens of a text that is written above maps too small for labels."""
 DOTS_PER_INCH = 150
 """Cells per inch of a map; in longer texts several weights share one."""
-ACROSS = ((1, 1), (2, 2), (3, 3), (4, 2), (6, 3), (12, 4), (24, 6), (48, 8))
-"""Maps next to each other, for at most so many maps."""
+ACROSS = ((1, 1, 5.2), (2, 2, 3.6), (3, 3, 3.6), (4, 2, 3.6), (6, 3, 2.4), (12, 4, 2.1), (24, 6, 1.5), (48, 8, 1.3))
+"""Maps next to each other and inches of each without its labels, for at most so many maps."""
 
 _COLOURS = ListedColormap(ramp(SIGNED, 257)).with_extremes(bad="#ffffff")
 
@@ -62,11 +62,11 @@ class Triangles:
         """Inches of a map without its labels."""
         if self.named:
             return float(np.clip(len(self.text.queries) * 0.125, 2.0, 7.0))
-        return {1: 5.2, 2: 3.6}.get(self._wanted, 3.6 if self.large else {3: 2.4, 4: 2.1, 6: 1.5, 8: 1.3}[self._wanted])
+        return self._wanted[1]
 
     @property
-    def _wanted(self) -> int:
-        return next(across for most, across in ACROSS if len(self.maps) <= most)
+    def _wanted(self) -> tuple[int, float]:
+        return next((across, side) for most, across, side in ACROSS if len(self.maps) <= most)
 
     @property
     def _step(self) -> float:
@@ -76,7 +76,8 @@ class Triangles:
 
     @property
     def across(self) -> int:
-        return self._wanted if self.width is None else max(1, min(self._wanted, int(self.width / self._step)))
+        wanted, _ = self._wanted
+        return wanted if self.width is None else max(1, min(wanted, int(self.width / self._step)))
 
     @property
     def inches(self) -> float:
@@ -85,11 +86,8 @@ class Triangles:
     @property
     def fold(self) -> int:
         """Number of weights along each axis that share a dot."""
-        return (
-            1
-            if self.text.edges is not None
-            else max(1, math.ceil(len(self.text.queries) / (self.side * DOTS_PER_INCH)))
-        )
+        dots = self.side * DOTS_PER_INCH
+        return 1 if self.text.edges is not None else max(1, math.ceil(len(self.text.queries) / dots))
 
     def parts(self, shown: TokenText, columns: Columns) -> Iterator[Part]:
         """Yield the text, where the maps are too small to name its tokens, and the maps."""
@@ -99,18 +97,15 @@ class Triangles:
         yield Part(rows * (self._step + (0.3 if not self.large else -0.2)), lambda part: self._draw(part, shown))
 
     def _draw(self, part: SubFigure, shown: TokenText) -> None:
-        rows = math.ceil(len(self.maps) / self.across)
-        panels = part.subplots(rows, self.across, squeeze=False).ravel()
-        for axes, map_ in zip(panels, self.maps):
+        for axes, map_ in zip(plot.grid(part, len(self.maps), self.across), self.maps):
             self._map(plot.styled(axes, None), map_, shown)
-        for axes in panels[len(self.maps) :]:
-            axes.remove()
 
     def _map(self, axes: Axes, map_: AttentionMap, shown: TokenText) -> None:
         text, edges = self.text, self.text.edges
         # A token lies around its position, a cell between its edges.
         first, last = (-0.5, len(text) - 0.5) if edges is None else (float(edges[0]), float(edges[-1]))
         long, (end, largest) = last - first, limit(map_, text)
+        ends = end or 1.0
         unit = max(1.0, 0.03 * long)  # The state's column, in positions.
         begin = first if map_.sink is None else first - 1.5 * unit
         clipped = largest > end
@@ -121,18 +116,16 @@ class Triangles:
         axes.set(xlim=(begin, last), ylim=(last, first), facecolor="white")
         axes.set_box_aspect(long / (last - begin))
         axes.set_anchor("W")
-        self._cells(axes, np.where(causal(text), map_.values, np.nan), end or 1.0, first)
+        self._cells(axes, np.where(causal(text), map_.values, np.nan), ends, first)
         if map_.sink is not None:
-            self._cells(axes, map_.sink[:, None], end or 1.0, first, (begin, begin + unit))
+            self._cells(axes, map_.sink[:, None], ends, first, (begin, begin + unit))
             axes.add_patch(Rectangle((begin, first), unit, long, fill=False, edgecolor=plot.SOFT, linewidth=0.4))
             axes.text(begin, first - 0.015 * long, "state", size="small", color=plot.SOFT, va="bottom")
         self._label(axes, shown, first, last, begin)
         if self.large:
             less, more = ("≤ ", "≥ ") if clipped else ("", "")
-            bar = plot.colour_bar(
-                axes, plot.colours_of(SIGNED, -(end or 1.0), end or 1.0), ticks=[-(end or 1.0), 0, end or 1.0]
-            )
-            bar.set_ticklabels([f"{less}−{number(end or 1.0)}", "0", f"{more}{number(end or 1.0)}"])
+            bar = plot.colour_bar(axes, plot.colours_of(SIGNED, -ends, ends), ticks=[-ends, 0, ends])
+            bar.set_ticklabels([f"{less}−{number(ends)}", "0", f"{more}{number(ends)}"])
 
     def _cells(
         self, axes: Axes, values: np.ndarray, end: float, first: float, column: tuple[float, float] | None = None
@@ -162,10 +155,8 @@ class Triangles:
             unit = "" if self.named else ", position"
             axes.set(xlabel=f"key{unit}", ylabel=f"query{unit}")
         if self.text.span is not None:
-            start, long = (
-                self.text.span[0] - (0.5 if self.text.edges is None else 0.0),
-                self.text.span[1] - self.text.span[0],
-            )
+            begun, ended = self.text.span
+            start, long = begun - (0.5 if self.text.edges is None else 0.0), ended - begun
             thick = 0.012 * (last - first)
             for corner, size in (((start, last), (long, thick)), ((begin - thick, start), (thick, long))):
                 axes.add_patch(Rectangle(corner, *size, facecolor=plot.MARK, linewidth=0, clip_on=False, zorder=3))

@@ -19,9 +19,7 @@ ORDERS: tuple[tuple[int, dict[str, Any], str], ...] = (
     (LERF, {"color": plot.COLOURS[0], "linestyle": plot.DASHED}, "least relevant first (LeRF)"),
 )
 CHANCE: dict[str, Any] = {"color": plot.SOFT, "linestyle": plot.DOTTED}
-"""Style of random rankings, whose two orders are alike."""
 ACROSS, CURVE_INCHES = 3, 1.6
-"""Curves in a row, and their height."""
 
 
 def draw(result: Fidelity, frame: plot.Frame) -> Figure:
@@ -35,9 +33,8 @@ def draw(result: Fidelity, frame: plot.Frame) -> Figure:
     sheet = plot.Sheet(frame, f"Fidelity of {result.model_name}", below, legend)
     across = min(ACROSS, max(1, int(sheet.width / 1.5)))
     lines = math.ceil(len(result.methods) / across)
-    upper, lower = sheet.parts(
-        plot.ROW_INCHES * len(result.rows) + plot.AXIS_INCHES, lines * (CURVE_INCHES + 0.3) + 0.4
-    )
+    high = plot.ROW_INCHES * len(result.rows) + plot.AXIS_INCHES
+    upper, lower = sheet.parts(high, lines * (CURVE_INCHES + 0.3) + 0.4)
     axes = plot.styled(upper.subplots())
     colours = [[plot.INK] * len(result.methods) + [plot.SOFT]]
     plot.points(axes, result.rows, [result.estimate(method) for method in result.rows], colours=colours)
@@ -46,7 +43,7 @@ def draw(result: Fidelity, frame: plot.Frame) -> Figure:
     axes.set_xlabel("ΔA = A_LeRF − A_MoRF (the grey bar: the random rankings one by one)")
     low, high = result.curve[..., 1].min(), result.curve[..., 2].max()
     room = 0.04 * max(high - low, 1e-9)
-    panels = lower.subplots(lines, across, squeeze=False, sharex=True, sharey=True).ravel()
+    panels = plot.grid(lower, len(result.methods), across, sharex=True, sharey=True)
     for number, (method, axes) in enumerate(zip(result.methods, map(plot.styled, panels))):
         plot.line(axes, result.shares, result.curve[-1].mean(0), 0, marker="", **CHANCE)
         for order, style, _ in ORDERS:
@@ -54,8 +51,6 @@ def draw(result: Fidelity, frame: plot.Frame) -> Figure:
         axes.set(xlim=(0, 1), ylim=(low - room, high + room), title=short_name(method, 30))
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"])
         axes.tick_params(labelbottom=number + across >= len(result.methods))
-    for axes in panels[len(result.methods) :]:
-        axes.remove()
     lower.supylabel(f"{result.value} of the class", fontsize="medium", color=plot.SOFT)
     lower.supxlabel("share q of the tokens hidden", fontsize="medium", color=plot.SOFT)
     return sheet.figure

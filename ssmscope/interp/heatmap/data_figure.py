@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.interp.heatmap.data_views import shared_words
+from ssmscope.interp.heatmap.views import shared_words
 from ssmscope.interp.heatmap.words import SHOWN_HIGHEST
 from ssmscope.render import figure as plot
 from ssmscope.render.figure import line
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from ssmscope.interp.paired import Paired
 
 MAX_LAYER_CURVES = 5
-"""Number of layers with a curve in the picture, in addition to the average."""
 NAME_CHARACTERS = 18
-"""Number of characters of a word that are drawn."""
 
 
 def draw(result: DataHeatmap, frame: plot.Frame) -> Figure:
@@ -67,9 +65,9 @@ def draw_tenths(panels: dict[str, Axes], curves: Sequence[Sequence[Estimate]], r
 
 
 def _half_lives(axes: Axes, result: DataHeatmap) -> None:
-    """Draw a dot per head and layer, and a line for the layer as a whole; half-lives above the horizon lie at the
-    top."""
-    longest = 2.0 * max([value for each in result.by_layer for value in _finite([each.half_life, *each.heads])] or [8])
+    """Draw a dot per head, and a line for the layer as a whole; half-lives above the horizon lie at the top."""
+    every = np.concatenate([[each.half_life, *each.heads] for each in result.by_layer])
+    longest = 2.0 * float(np.max(every[np.isfinite(every)], initial=0) or 8)
     random = np.random.default_rng(0)
     for at, each in enumerate(result.by_layer):
         heads = np.where(np.isfinite(each.heads), each.heads, longest)
@@ -84,30 +82,22 @@ def _half_lives(axes: Axes, result: DataHeatmap) -> None:
     axes.minorticks_off()
     shown = range(0, len(result.by_layer), max(1, len(result.by_layer) // 12))
     axes.set_xticks(list(shown), [str(result.by_layer[at].number) for at in shown])
-    axes.set(xlim=(-0.6, len(result.by_layer) - 0.4), ylim=(0.8, 1.25 * longest))
-    axes.set(xlabel="layer (line) and its heads", ylabel="half-life in tokens")
-
-
-def _finite(values: Sequence[float]) -> list[float]:
-    return [float(value) for value in values if np.isfinite(value)]
+    limits: dict[str, Any] = dict(xlim=(-0.6, len(result.by_layer) - 0.4), ylim=(0.8, 1.25 * longest))
+    axes.set(xlabel="layer (line) and its heads", ylabel="half-life in tokens", **limits)
 
 
 def draw_pair(pair: Paired, frame: plot.Frame) -> Figure:
-    """Draw both models' scores of each word on the left, with the difference, marked * where the intervals do not meet;
-    parts of a text and the half-lives of layers on the right."""
+    """Draw both models' scores of each word with the difference, * where intervals are apart; parts and half-lives."""
     results: Sequence[DataHeatmap] = pair.results  # type: ignore[assignment]
     words, timed = shared_words(results), all(result.timed for result in results)
     legend = [(plot.handle(at), name) for at, name in enumerate(pair.names)]
-    below = plot.data_line(
-        results[0], "at the right of a word the difference, * where the two intervals do not overlap"
-    )
-    sheet = plot.Sheet(frame, pair.headline, below, legend, width=10.6)
+    note = "at the right of a word the difference, * where the two intervals do not overlap"
+    sheet = plot.Sheet(frame, pair.headline, plot.data_line(results[0], note), legend, width=10.6)
     panels = words_and_parts(sheet, len(words), timed)
     scores = [[each.kept[at] for each in words] for at in range(2)]
     notes = [each.signed + " *" * (each.gap > 0) for each in words]
-    plot.points(
-        panels["words"], [each.word for each in words], *scores, notes=notes, letters=NAME_CHARACTERS, zero=False
-    )
+    style: dict[str, Any] = dict(notes=notes, letters=NAME_CHARACTERS, zero=False)
+    plot.points(panels["words"], [each.word for each in words], *scores, **style)
     panels["words"].set_xlabel(results[0].unit if words else "no word is in both results")
     draw_tenths(panels, [result.tenths for result in results], results[0])
     if timed:

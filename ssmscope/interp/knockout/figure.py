@@ -17,8 +17,7 @@ CHANGE = "relative change of probability"
 
 
 def draw(result: Knockout, frame: plot.Frame) -> Figure:
-    """Draw lines against the middle of the window, dashed for all layers at once, a panel per part; or maps of
-    heads, head 0 at the bottom."""
+    """Draw lines against the middle of the window, a panel per part; or maps of heads, head 0 at the bottom."""
     below = f"from each source to “{short_name(result.target, 30)}”"
     if result.by == "head":
         return _heads(result, frame, below)

@@ -13,8 +13,7 @@ from ssmscope.render.letters import drawable
 
 
 def draw(result: Patching, frame: plot.Frame, *, approximated: bool = False) -> Figure:
-    """Draw the exact grid, or the gradient's approximation: blue where the run moves towards the other one, orange
-    where it moves away from it."""
+    """Draw the exact grid, or its approximation: blue where the run moves towards the other one, orange where away."""
     found = result.approximated() if approximated else result.effects()
     grid, columns = found[: result.layers], found.shape[1]
     heads = result.site == "head"

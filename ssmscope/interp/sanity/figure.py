@@ -12,8 +12,7 @@ from ssmscope.render.numbers import counted
 
 
 def draw(result: SanityCheck, frame: plot.Frame) -> Figure:
-    """Draw the correlation of each method's scores with those of the trained model against the randomised parts; a
-    panel, with its title, for each measure."""
+    """Draw a panel for each measure of the correlation of each method's scores with those of the trained model."""
     names = [short_name(name, 24) for name in result.parts]
     intervals = ", 95 % bootstrap intervals" if result.texts > 1 else ""
     below = f"{counted(result.texts, 'text')}{intervals}; randomised from the head down to the named part"

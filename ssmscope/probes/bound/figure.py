@@ -16,12 +16,10 @@ from ssmscope.render.colours import BLUES, ramp
 from ssmscope.render.numbers import number
 
 CURVE_STYLES = (("#08306b", "-"), ("#4f97cb", "--"), ("#d1540a", ":"))
-"""Colour and dashes of the curves, two of which lie close together."""
 
 
 def draw(result: GeneralizationBound, frame: plot.Frame) -> Figure:
-    """Draw ln C against T in its three readings, the largest C that m allows, and T itself; for a model outside the
-    theorem, ln of every layer's largest output."""
+    """Draw ln C against T in its three readings, the largest C that m allows, and T; or each layer's largest output."""
     styles: list[dict[str, Any]]
     most = None
     if result.applies:

@@ -22,12 +22,10 @@ ABSCISSA_COLOURS = ("#08306b", "#4f97cb", "#949ca5", "#e69f00", "#a50026")
 """Colours from s_A < 0 to s_A > 0; blue and red are distinct in every kind of colour vision."""
 MARKS = {"stable": "o", "marginal": "s", "unstable": "^"}
 MIN_INCHES, UNNAMED_INCHES, CAPACITY_INCHES = 0.8, 5.0, 2.8
-"""Smallest height of the upper panels, their height if too many to name, and that of the lower ones."""
 
 
 def draw(result: StabilityTable, frame: plot.Frame) -> Figure:
-    """Draw growth and s_A of every readable checkpoint in rows; below, for selective SSMs only, ln C against T as lines
-    coloured by s_A, and ln C against s_A as marks."""
+    """Draw growth and s_A of every readable checkpoint in rows and, for selective SSMs, ln C by T and by s_A."""
     rows = [(name, row) for name, row in zip(result.names, result.rows) if not row.reason]
     bounded = [at for at, row in enumerate(result.rows) if row.norms is not None]
     others = len(rows) - len(bounded)

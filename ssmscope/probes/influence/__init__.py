@@ -78,7 +78,7 @@ def influence(
     import numpy as np
 
     from ssmscope.api.results import call_options, record_provenance
-    from ssmscope.core.limits import refuse_reading
+    from ssmscope.core.batching import refuse_reading
     from ssmscope.core.mixers import check_causal
     from ssmscope.core.progress import progress_bar
     from ssmscope.interp.objective import MAX_BACKWARD_NUMBERS

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ssmscope.probes.influence.reach import SHARES, Reach
+from ssmscope.probes.influence.reach import SHARES
 from ssmscope.probes.influence.result import Influence, norms_in_words
 from ssmscope.probes.influence.similarity import MEASURES
 from ssmscope.render import figure as plot
@@ -18,25 +18,23 @@ from ssmscope.render.colours import CIVIDIS
 from ssmscope.render.numbers import number
 
 SHARE_COLOURS = ("#8fc0e0", "#2065a8", "#08306b")
-"""Colours of 50, 90 and 95 %: one hue, darker for more."""
 NAMES = {"cosine": "mean cosine", "centred": "mean cosine, centred", "spread": "share of the norm that differs"}
 MIXER_STYLE: dict[str, Any] = dict(linewidth=1, linestyle=(0, (2, 1.5)), marker="x", markersize=4)
 
 
 def draw(result: Influence, frame: plot.Frame) -> Figure:
-    """Draw three panels: the mean of ln‖J‖ against distance with its fit, and that of the layers in colours from first
-    to last; effective context and recency of every layer or, without layers, the share of the last k tokens; and the
-    similarity of tokens by layer."""
+    """Draw the mean of ln‖J‖ against distance with its fit; effective context and recency of every layer or, without
+    layers, the share of the last k tokens; and the similarity of tokens by layer."""
     where = {"last": "last position", "all": "all positions", "chosen": "chosen positions"}[result.positions]
     below = f"{result.counted}, {where}; norms {norms_in_words(result)}"
     below += ", 95 % bootstrap intervals" * (len(result.lengths) > 1)
     sheet = plot.Sheet(frame, result.headline, below, width=13.2)
-    drawn = (_distances, _contexts if result.layers else _within, _similarity)
-    for part, draw_panel in zip(sheet.parts(4.1, across=3), drawn):
-        axes, *others = part.subplots(2, 1, height_ratios=(2, 1)) if draw_panel is _contexts else [part.subplots()]
-        draw_panel(plot.styled(axes), result)
-        for each in others:
-            _recency(plot.styled(each), result)
+    parts = sheet.parts(4.1, across=3)
+    middle = [(_contexts, 2), (_recency, 1)] if result.layers else [(_within, 1)]
+    for part, panels in zip(parts, ([(_distances, 1)], middle, [(_similarity, 1)])):
+        made = part.subplots(len(panels), 1, squeeze=False, height_ratios=[high for _, high in panels]).ravel()
+        for axes, (draw_panel, _) in zip(made, panels):
+            draw_panel(plot.styled(axes), result)
         part.legend(loc="outside lower left", ncols=1 if sheet.width < plot.NARROW_INCHES else 2)
     return sheet.figure
 
@@ -48,21 +46,18 @@ def _distances(axes: Axes, result: Influence) -> None:
         mean = np.where(reach.noisy == 0, np.exp(reach.log_norm[:, 0]), np.nan)
         axes.plot(mean, color=colours.to_rgba(np.array(layer)), linewidth=0.9, alpha=0.85)
     reach = result.output
-    distances = np.arange(len(reach.pairs))
-    mean, low, high = np.exp(reach.log_norm).T
+    distances, curve = np.arange(len(reach.pairs)), _with_band(np.exp(reach.log_norm), result)
     if not result.layers:
-        quantiles = (reach.quantiles[:, 0], reach.quantiles[:, -1])
-        axes.fill_between(distances, *quantiles, color=plot.SOFT, alpha=0.12, linewidth=0, label="5–95 %")
-    if len(result.lengths) > 1:
-        axes.fill_between(distances, low, high, color=plot.INK, alpha=0.25, linewidth=0)
-    style: dict[str, Any] = dict(linewidth=1.6 if len(mean) < 300 else 1.0, marker="." if len(mean) < 3 else None)
-    axes.plot(distances, mean, color=plot.INK, label="output, geometric mean", **style)
+        low, *_, high = reach.quantiles.T
+        axes.fill_between(distances, low, high, color=plot.SOFT, alpha=0.12, linewidth=0, label="5–95 %")
+    style: dict[str, Any] = dict(linewidth=1.6 if len(curve) < 300 else 1.0, marker="." if len(curve) < 3 else None)
+    plot.line(axes, distances, curve, 0, color=plot.INK, label="output, geometric mean", **style)
     decay = reach.decay
     if decay.defined:
         ends = np.array([decay.first, decay.last])
+        style = dict(linestyle=(0, (5, 2)), label=f"fit, λ = {number(decay.rate.value)}, R² {decay.r2:.2f}")
         fitted = np.exp(decay.intercept - decay.rate.value * ends)
-        label = f"fit, λ = {number(decay.rate.value)}, R² {decay.r2:.2f}"
-        axes.plot(ends, fitted, color=plot.COLOURS[1], linewidth=1.6, linestyle=(0, (5, 2)), label=label)
+        axes.plot(ends, fitted, color=plot.COLOURS[1], linewidth=1.6, **style)
     if np.nanmax(reach.norm[:, 0]) > 0:
         plot.scale_log(axes, "y")
     axes.set_xlim(0, max(1, len(distances) - 1))
@@ -72,19 +67,23 @@ def _distances(axes: Axes, result: Influence) -> None:
         plot.colour_bar(axes, colours, "layer", ticks=[0, last])
 
 
+def _with_band(curve: np.ndarray, result: Influence) -> np.ndarray:
+    """Return value, low and high (…, 3), the last two NaN for a single text, which has no interval."""
+    return curve if len(result.lengths) > 1 else curve * [1, np.nan, np.nan]
+
+
 def _contexts(axes: Axes, result: Influence) -> None:
     """Draw medians with quartiles, and a triangle at the top where the texts do not reach the share."""
     layers, most, own = np.arange(len(result.layers)), float(result.lengths.max()), result.of_own_tokens
     top = most * 1.35
     for column, (share, colour) in enumerate(zip(SHARES, SHARE_COLOURS)):
-        low, middle, high = (_quantiles(result.layers, share, quantile, own) for quantile in (0.25, 0.5, 0.75))
-        at = layers + 0.18 * (column - 1)
-        reached, missing = np.isfinite(middle), np.isinf(middle)
-        shown = np.where(reached, middle, np.nan)
-        axes.plot(at, shown, color=colour, linewidth=0.8, marker="o", markersize=4, label=f"{100 * share:.0f} %")
-        axes.vlines(
-            at[reached], low[reached], np.where(np.isfinite(high), high, top)[reached], color=colour, linewidth=1.1
-        )
+        within = (partial(each.effective_context, share, within=own) for each in result.layers)
+        quartiles = [[context(quantile) for quantile in (0.25, 0.5, 0.75)] for context in within]
+        low, middle, high = np.where(np.isfinite(quartiles), quartiles, top).T
+        at, missing = layers + 0.18 * (column - 1), np.isinf(quartiles)[:, 1]
+        middle = np.where(np.isfinite(quartiles)[:, 1], middle, np.nan)
+        axes.plot(at, middle, color=colour, linewidth=0.8, marker="o", markersize=4, label=f"{100 * share:.0f} %")
+        axes.vlines(np.where(np.isnan(middle), np.nan, at), low, high, color=colour, linewidth=1.1)
         if missing.any():  # The layout takes an empty curve that is not clipped for one at the figure's corner.
             axes.plot(at[missing], np.full(missing.sum(), top), "^", color=colour, markersize=5, clip_on=False)
     axes.axhline(most, color=plot.SOFT, linewidth=0.8, linestyle=plot.DASHED)
@@ -93,10 +92,6 @@ def _contexts(axes: Axes, result: Influence) -> None:
     plot.integers(axes.xaxis, 8)
     what = f"effective context, {result.unit}"
     axes.set_title(f"{what}, within the text" if own else f"{what} (▲ not reached)")
-
-
-def _quantiles(reaches: Sequence[Reach], share: float, quantile: float, own: bool) -> np.ndarray:
-    return np.array([reach.effective_context(share, quantile, within=own) for reach in reaches])
 
 
 def _recency(axes: Axes, result: Influence) -> None:
@@ -110,22 +105,17 @@ def _recency(axes: Axes, result: Influence) -> None:
 
 
 def _within(axes: Axes, result: Influence) -> None:
-    """Draw the share of the last k tokens, and the effective context on the axis."""
     reach, own = result.output, result.of_own_tokens
-    curve = plot.as_array(reach.within)
-    if len(result.lengths) == 1:
-        curve[:, 1:] = np.nan
+    curve = _with_band(plot.as_array(reach.within), result)
     plot.line(axes, 1 + np.arange(len(curve)), curve, 0, color=SHARE_COLOURS[1], marker="")
     for share, colour in zip(SHARES, SHARE_COLOURS):
         middle = reach.effective_context(share, within=own)
         if math.isnan(middle):
             continue
-        what = "within the text" if own else "effective context"
-        text = f"{100 * share:.0f} %, {what}: " + ("not reached" if math.isinf(middle) else f"{middle:,.0f}")
-        shown = math.isfinite(middle)
-        axes.plot(
-            [middle] * shown, [0] * shown, "^", color=colour, markersize=7, clip_on=not shown, zorder=3, label=text
-        )
+        shown, what = math.isfinite(middle), "within the text" if own else "effective context"
+        text = f"{100 * share:.0f} %, {what}: " + (f"{middle:,.0f}" if shown else "not reached")
+        style: dict[str, Any] = dict(markersize=7, clip_on=not shown, zorder=3, label=text)
+        axes.plot([middle] * shown, [0] * shown, "^", color=colour, **style)
     plot.scale_log(axes, "x")
     axes.set(xlim=(1, max(2, len(curve))), ylim=(0, 1.02), xlabel=f"last k {result.unit}")
     axes.set_title("share of the influence within the last k")
@@ -135,16 +125,14 @@ def _similarity(axes: Axes, result: Influence) -> None:
     similarity = result.similarity
     stream = np.arange(len(similarity.places))
     for place, (measure, colour) in enumerate(zip(MEASURES, plot.COLOURS)):
-        curve = similarity.stream[:, place].copy()
-        if len(result.lengths) == 1:
-            curve[:, 1:] = np.nan
+        curve = _with_band(similarity.stream[:, place], result)
         plot.line(axes, stream, curve, place, marker=".", label=NAMES[measure])
         axes.plot(stream[1:-1], similarity.mixer[:, place, 0], color=colour, **MIXER_STYLE)
     axes.plot([], [], color=plot.SOFT, label="mixers' outputs", **MIXER_STYLE)
     axes.axhline(0, color=plot.SOFT, linewidth=0.8)
     layers = len(stream) - 2
-    every = range(0, layers, math.ceil(layers / 6))
-    shown = [layer for layer in every if layers <= 6 or layers / 8 <= layer <= layers - layers / 8]
+    step = math.ceil(layers / 6)
+    shown = range(layers) if step == 1 else range(step, layers - step // 2, step)
     axes.set_xticks([0, *(1 + layer for layer in shown), layers + 1], ["emb.", *map(str, shown), "out"])
     low = float(np.nanmin([*similarity.stream[..., :2].ravel(), *similarity.mixer[..., 0].ravel(), -0.05]))
     axes.set(ylim=(max(-1.02, low - 0.08), 1.02), xlabel="layer (lines: after its block)")

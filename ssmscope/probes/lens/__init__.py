@@ -13,7 +13,7 @@ from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import Examples, Texts, load_examples
 from ssmscope.api.options import NO_EFFECT, Metavar, Option, Progress, Range, Reads, Seed
 from ssmscope.api.signatures import options_of
-from ssmscope.core.limits import refuse_reading
+from ssmscope.core.batching import refuse_reading
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:

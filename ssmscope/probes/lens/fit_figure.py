@@ -10,8 +10,7 @@ from ssmscope.render import figure as plot
 
 
 def draw(result: LensFit, frame: plot.Frame) -> Figure:
-    """Draw at the left the KL of both lenses by layer with 95 % bands, at the right the KL by step on the held-out rows
-    that choose the step."""
+    """Draw the KL of both lenses by layer, and by step on the held-out rows that choose the step."""
     legend = [(plot.handle(0), "tuned lens"), (plot.handle(1), "logit lens")]
     below = f"{result.measured_on}, 95 % bootstrap intervals"
     sheet = plot.Sheet(frame, f"Tuned lens of {result.model_name}", below, legend)

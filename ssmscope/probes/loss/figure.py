@@ -13,12 +13,10 @@ from ssmscope.render.letters import short_name
 from ssmscope.render.tokens import shorten, visible
 
 STYLES = ("-", (0, (6, 2)), (0, (1, 1)), (0, (5, 1, 1, 1)))
-"""Dashes of the lines, which also differ in lightness."""
 
 
 def draw(result: TokenLoss, frame: plot.Frame) -> Figure:
-    """Draw the smoothed loss of every model with its interval against the number of tokens read; with several models,
-    the paired difference in each bin in a panel below."""
+    """Draw the smoothed loss of every model by the number of tokens read and, of several, the paired difference."""
     smooth = "not smoothed" if result.smooth == 1 else f"moving average over {result.smooth:,} positions"
     below = f"{result.counted}; {smooth}"
     below += "; bands: 95 %, bootstrap over windows" if np.isfinite(result.curves[..., 1]).any() else ""
@@ -39,9 +37,8 @@ def draw(result: TokenLoss, frame: plot.Frame) -> Figure:
     for axes in panels:
         plot.scale_log(axes, "x", base=2)
         ticks = [2**k for k in range(0, 40) if 2**k <= result.length]
-        axes.xaxis.set_major_locator(
-            FixedLocator([tick for tick in ticks if len(ticks) <= 12 or tick >= 8 or tick == 1])
-        )
+        shown = [tick for tick in ticks if len(ticks) <= 12 or tick >= 8 or tick == 1]
+        axes.xaxis.set_major_locator(FixedLocator(shown))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlim(1, max(result.length, 2))
     panels[-1].set_xlabel("tokens read")

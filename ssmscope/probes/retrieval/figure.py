@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -18,15 +19,12 @@ from ssmscope.render.numbers import brackets, number
 RATIO_COLOURS = ("#8c3b00", "#d1540a", "#f0b284", "#f7f7f7", "#8fc0e0", "#2065a8", "#08306b")
 """Colours from the other model, orange, to the first, blue; distinct in every kind of colour vision."""
 MIN_COLOUR_RATIO, MAX_COLOUR_RATIO = 4.0, 16.0
-"""Bounds of the ratio at which the colour scale ends."""
 CELL_WIDTH, CELL_HEIGHT, SIDES = 0.66, 0.42, 1.7
-"""Sizes in inches: a cell, and the room for names and the colour bar at the sides of a panel."""
 PANELS_PER_ROW, TITLE_LETTERS_PER_INCH = 3, 10.5
 
 
 def draw(result: Retrieval, frame: Frame) -> Figure:
-    """Draw a panel of every model's accuracies with their intervals, and one of every ratio, with colours centred at 1
-    on a logarithmic scale and * where the interval excludes 1."""
+    """Draw a panel of every model's accuracies, and one of every ratio, with * where the interval excludes 1."""
     count = len(result.models) + len(result.ratios)
     across = min(count, PANELS_PER_ROW)
     wide = max(CELL_WIDTH * len(result.lengths), 1.8) + SIDES
@@ -43,23 +41,14 @@ def draw(result: Retrieval, frame: Frame) -> Figure:
         texts = [[_text(one, number(one.value, 2)) for one in row] for row in found]
         cells(axes, values, shares, texts=texts, ticks=[0, 0.5, 1])
     reach = _reach(result.ratios)
-    steps, ticks = (
-        colours_of(RATIO_COLOURS, -math.log(reach), math.log(reach)),
-        [reach**share for share in (-1, -0.5, 0, 0.5, 1)],
-    )
+    end = math.log(reach)
+    steps = colours_of(RATIO_COLOURS, -end, end)
+    scale: dict[str, Any] = dict(ticks=np.linspace(-end, end, 5), format=lambda at, _: f"{math.exp(at):.2g}")
     for axes, ratios in zip(panels[len(accuracies) :], result.ratios):
         values = np.clip([[one.value.value for one in row] for row in ratios], 1 / reach, reach)
         texts = [[_text(one.value, one.written) for one in row] for row in ratios]
         bold = np.array([[one.differs for one in row] for row in ratios])
-        cells(
-            axes,
-            np.log(values),
-            steps,
-            texts=texts,
-            bold=bold,
-            ticks=np.log(ticks),
-            format=lambda at, _: f"{math.exp(at):.2g}",
-        )
+        cells(axes, np.log(values), steps, texts=texts, bold=bold, **scale)
     for axes, name in zip(panels, names):
         axes.set_title(short_name(name, round(sheet.width / across * TITLE_LETTERS_PER_INCH)))
         axes.set_xticks(range(len(result.lengths)), map(_thousands, result.lengths))

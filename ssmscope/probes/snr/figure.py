@@ -17,7 +17,6 @@ from ssmscope.render.numbers import counted
 
 MAX_LENGTHS, TASKS_PER_ROW, MAX_NAME_LETTERS = 4, 5, 60
 PANEL, SMALL = 2.3, 1.4
-"""Heights in inches of a length's panels, and of a task's with its title."""
 
 
 def draw(result: NeedleSNR, frame: plot.Frame) -> Figure:
@@ -78,21 +77,13 @@ def _panel(axes: Axes, curves: Sequence[SNRCurve], metric: str, name: str, **sty
 
 
 def _tasks(part: Any, tasks: Sequence[Sequence[SNRCurve]], across: int) -> None:
-    """Draw the tasks in rows of small panels with the same axes."""
-    rows = math.ceil(len(tasks) / across)
-    made = part.subplots(rows, across, squeeze=False, sharex=True, sharey=True).ravel().tolist()
-    for number, axes in enumerate(made):
-        if number >= len(tasks):
-            axes.remove()
-            continue
-        curves = tasks[number]
-        _panel(
-            plot.styled(axes), curves, "needle", "needle probability" if number == 0 else "", marker="", linewidth=1.3
-        )
+    made = plot.grid(part, len(tasks), across, sharex=True, sharey=True)
+    for number, (axes, curves) in enumerate(zip(made, tasks)):
+        name = "needle probability" if number == 0 else ""
+        _panel(plot.styled(axes), curves, "needle", name, marker="", linewidth=1.3)
         axes.set_title(short_name(curves[0].task, 24))
         axes.set_xlabel("")
         axes.tick_params(labelbottom=number + across >= len(tasks))
-    part.supxlabel(
-        "layer" if len({len(curve.layers) for curve in tasks[0]}) == 1 else "depth", fontsize="medium", color=plot.SOFT
-    )
+    alike = len({len(curve.layers) for curve in tasks[0]}) == 1
+    part.supxlabel("layer" if alike else "depth", fontsize="medium", color=plot.SOFT)
     made[0].set_ylim(0, 1.05 * max(one.needle.high for curves in tasks for curve in curves for one in curve.layers))

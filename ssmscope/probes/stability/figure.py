@@ -16,9 +16,7 @@ from ssmscope.render.colours import BLUES, ramp
 
 COLOURS = {"stable": "#4f97cb", "marginal": "#e69f00", "unstable": "#a50026"}
 MIN_INCHES, MAX_INCHES = 2.3, 9.0
-"""Bounds on the height of the panels."""
 MAX_NAMED = 34
-"""Maximum number of layers that are named on the axis."""
 LEGEND: dict[str, Any] = dict(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.1, handlelength=1.4)
 
 
