@@ -6,7 +6,7 @@ import difflib
 import pickle
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 UNPICKLABLE = (
     *(pickle.UnpicklingError, struct.error, EOFError, OSError, RuntimeError, ValueError),
@@ -56,3 +56,10 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
     """Return True if an error says that Python, numpy or torch found no memory for something, on a CPU or a GPU."""
     told = str(error) if isinstance(error, RuntimeError) else ""
     return isinstance(error, MemoryError) or "out of memory" in told or "can't allocate memory" in told
+
+
+def index_of(what: str, name: str, known: Sequence[str]) -> int:
+    """Return the place of a name among those that are known. Raise InputError if it is not among them."""
+    if name not in known:
+        raise InputError(f"there is no {what} {name!r}; allowed are {', '.join(known)}{did_you_mean(str(name), known)}")
+    return known.index(name)

@@ -11,10 +11,9 @@ import yaml
 from markupsafe import Markup
 
 from ssmscope.api.results import Result
-from ssmscope.reports.engines import run_locally
 from ssmscope.reports.jobs import Jobs, make_jobs
 from ssmscope.reports.plan import Plan, read_plan
-from ssmscope.reports.running import run_plan
+from ssmscope.reports.running import run_locally, run_plan
 from ssmscope.reports.store import Report
 
 WORDS = "a good film with bad acting , but great music .".split()

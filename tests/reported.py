@@ -153,7 +153,7 @@ def without_pictures(report: Report, but: int = 0) -> str:
             return image_html(picture)
         return Markup('<img class="figure" alt="{}" src="data:,">').format(visible(picture.alt))
 
-    with patch("ssmscope.reports.page_items.image_html", image):
+    with patch("ssmscope.reports.page.image_html", image):
         return render(report)
 
 

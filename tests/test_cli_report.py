@@ -143,7 +143,7 @@ class TestJobs:
         def interrupted(*arguments: Any, **options: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("ssmscope.interp.heatmap.scored.scored", interrupted)
+        monkeypatch.setattr("ssmscope.interp.heatmap.measure.scored", interrupted)
         answer = analyze(plan, "--out", out)
         assert answer.code == 130 and "analyze: interrupted; the same command continues" in answer.err
 

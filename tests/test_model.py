@@ -19,8 +19,8 @@ from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.core.encoding import encode_ids, encode_texts
-from ssmscope.core.model import Model
+from ssmscope.core.encoding import encode_ids, encode_texts, spelled_out
+from ssmscope.core.model import Model, as_batch, as_trace
 from ssmscope.errors import InputError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "a", "film", "##ed", "act", "good", "!", "Å"]
@@ -84,6 +84,48 @@ def test_refused_texts(model, texts, words):
 
 def test_whitespace_and_emoji_beside_words_are_fine(model):
     assert model.encode("good\tfilm\r\n😀").tokens[0] == ("good", "film", "😀", "[CLS]")
+
+
+def test_a_text_is_kept_with_the_characters_of_each_token(model):
+    batch = model.encode(["a good acted film", "film zzz!"])
+    assert batch.spelled[1].text == "film zzz!" and len(batch.spelled) == 2
+    assert batch.spelled[0].offsets == ((0, 1), (2, 6), (7, 10), (10, 12), (13, 17), (0, 0))
+    assert batch.spelled[1].offsets == ((0, 4), (5, 8), (8, 9), (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (" ", "the text is empty: give at least one word"),
+        (["a", ""], "text 1 is empty: give at least one word"),
+        (["film\x1b\x00"], "the text has the control character U+001B at position 4: remove it"),
+        (["a", "zzz"], "text 1 has only characters that this model's tokenizer does not know: 'zzz'"),
+        ("z" * 50, f"the text has only characters that this model's tokenizer does not know: '{'z' * 40}'"),
+        ("film" + " " * 317, "the text has 321 characters, more than 320, the limit for 5 tokens: shorten or"),
+        (["a", "a a a a a"], "text 1 has 6 tokens, more than the limit of 5: shorten or"),
+    ],
+)
+def test_what_is_said_of_a_text(model, texts, said):
+    with pytest.raises(InputError) as caught:
+        model.encode(texts, max_tokens=5)
+    assert str(caught.value).startswith(said)
+    assert model.encode("a a a a" + " " * 313, max_tokens=5).lengths == [5]
+
+
+def test_ids_are_spelled_as_the_text_that_gives_them():
+    tokenizer = byte_tokenizer()
+
+    def ids(text):
+        return tokenizer(text)["input_ids"]
+
+    assert spelled_out([ids("a film ."), ids("é")], tokenizer, 256) == ["a film .", "é"]
+    assert spelled_out([ids("a"), ids("a\x1b")], tokenizer, 256) is None
+    assert spelled_out([ids("é")[:1]], tokenizer, 256) is None
+    with pytest.raises(InputError, match="^the given ids hold id -3, outside the model's vocabulary 0…255"):
+        spelled_out([[5, 256], [300, -3]], tokenizer, 256)
+    own = word_tokenizer()
+    assert spelled_out([[3, 7, 4, 2], [4, 2]], own, len(WORDS)) == ["a good film", "film"]
+    assert spelled_out([[3, 7, 4]], own, len(WORDS)) is None
 
 
 @pytest.mark.parametrize(
@@ -289,6 +331,157 @@ def test_a_model_without_state_space_layers_is_refused():
         Model(torch.nn.Linear(2, 2))
 
 
+def classifier(outputs: int = 3, problem: str | None = None, **options) -> Model:
+    torch.manual_seed(0)
+    backbone = MambaConfig(vocab_size=len(WORDS), hidden_size=8, state_size=3, num_hidden_layers=2, time_step_rank=2)
+    names = {at: name for at, name in enumerate("uvwxyz"[:outputs])}
+    config = SSMClassifierConfig(backbone, num_labels=outputs, problem_type=problem, id2label=names)
+    return Model(loud(SSMForSequenceClassification(config)), **options)
+
+
+class TestAnswers:
+    LOGITS = torch.tensor([[0.5, 2.0, -1.0], [1.5, -3.0, 0.25]])
+
+    def test_are_the_most_probable_class_or_label(self):
+        for problem, kind, p in (
+            (None, "classes", self.LOGITS.softmax(-1)),
+            ("multi_label_classification", "labels", self.LOGITS.sigmoid()),
+        ):
+            model = classifier(problem=problem, tokenizer=word_tokenizer())
+            assert model.gives == kind and model.is_classifier and model.labels == ["u", "v", "w"]
+            assert model.answers_of(self.LOGITS) == (("v", float(p[0, 1])), ("u", float(p[1, 0])))
+            assert torch.equal(model.probabilities(self.LOGITS), p)
+
+    def test_are_numbers_of_a_regression(self):
+        model = classifier(problem="regression")
+        (one, p), (other, q) = model.answers_of(self.LOGITS * 1.23456)
+        assert one == "u = 0.6173, v = 2.469, w = -1.235" and other == "u = 1.852, v = -3.704, w = 0.3086"
+        assert np.isnan(p) and np.isnan(q) and model.gives == "numbers" and model.is_classifier
+        with pytest.raises(
+            InputError, match="^model gives numbers, as a regression does, and no probabilities; ask what"
+        ):
+            model.probabilities(self.LOGITS)
+
+    def test_are_the_most_probable_next_token(self, model):
+        logits = torch.zeros(2, len(WORDS))
+        logits[0, 4], logits[1, 7] = 2.0, 1.0
+        p = logits.softmax(-1)
+        assert model.answers_of(logits) == (("film", float(p[0, 4])), ("good", float(p[1, 7])))
+        assert Model(model.module).answers_of(logits) == (("4", float(p[0, 4])), ("7", float(p[1, 7])))
+        assert model.labels is None and not model.is_classifier and model.gives == "next tokens"
+
+    def test_are_none_without_a_head(self, model):
+        bare = ssmscope.load(model.module.backbone)
+        assert [name for name, _ in bare.answers_of(torch.zeros(2, 0))] == ["no head"] * 2
+        assert not bare.is_classifier and bare.labels is None
+        for ask in (lambda: bare.checked(torch.zeros(2, 3)), lambda: bare.check_classes("this")):
+            with pytest.raises(InputError, match=f"^{bare.name} has no head and gives no answer"):
+                ask()
+
+    def test_of_one_class_are_asked_for(self):
+        assert classifier().check_classes("this") is None
+        for problem, said in (
+            ("multi_label_classification", "labels of which several may be right"),
+            ("regression", "numbers, as"),
+        ):
+            with pytest.raises(InputError, match=f"^model gives {said}.*, and this needs one class for each text; ask"):
+                classifier(problem=problem).check_classes("this")
+
+    def test_are_of_finite_logits(self, model):
+        for logits in (self.LOGITS, torch.zeros(2, 0), torch.full((2, 3), 3e38)):
+            assert model.checked(logits) is logits
+        for wrong in (torch.nan, torch.inf, -torch.inf):
+            for dtype, advice in (
+                (torch.float32, "on this input"),
+                (torch.float16, "on this input in float16; try float32"),
+            ):
+                logits = self.LOGITS.to(dtype)
+                logits[1, 2] = wrong
+                with pytest.raises(
+                    InputError, match=f"^the logits of {model.name} are not finite: .*, or overflows {advice}"
+                ) as found:
+                    model.checked(logits)
+                assert ("float16" in str(found.value)) == (dtype == torch.float16)
+
+
+class TestRuns:
+    IDS = [[3, 7, 4, 5], [4, 8]]
+
+    def test_give_the_logits_of_the_last_tokens_alone(self, model):
+        batch = model.encode(ids=self.IDS)
+        whole, last = model.run(batch), model.run(batch, last_only=True)
+        assert whole.logits.shape == (2, 4, len(WORDS)) and len(whole.states) == 2
+        torch.testing.assert_close(last.logits, whole.logits[[0, 1], [3, 1]])
+        embedded = model.embed(batch)
+        assert torch.equal(embedded, model.module.get_input_embeddings().weight[batch.input_ids])
+        with torch.no_grad(), model.running(mask=batch.mask):
+            torch.testing.assert_close(model.forward_embeddings(embedded, batch.mask), last.logits)
+            found = model.forward_embeddings(embedded, batch.mask, last_only=False)
+        torch.testing.assert_close(found[0], whole.logits[0])
+        torch.testing.assert_close(found[1, :2], whole.logits[1, :2])
+        torch.testing.assert_close(model.logits(batch)[0], whole.logits[0])
+
+    @pytest.mark.parametrize("name", ["mamba", "jamba"])
+    def test_keep_every_state(self, name):
+        model = ssmscope.load(random_example(name))
+        ids = [5, 17, 3, 9, 22]
+        kept: list = []
+        with torch.no_grad(), model.running(keep=kept):
+            logits = model.forward(model.encode(ids=ids))
+        run = model.run(model.encode(ids=ids))
+        assert len(kept) == len(run.states)
+        assert (len(run.states) > model.num_layers) == (name == "jamba")
+        torch.testing.assert_close(run.logits, logits)
+        first = model.run(model.encode(ids=ids[:2]))
+        torch.testing.assert_close(
+            model.run(model.encode(ids=ids[2:]), first.states).logits, logits[:, 2:], rtol=1e-4, atol=1e-4
+        )
+        for visited in ([], None):
+            with torch.no_grad(), model.running(keep=visited):
+                model.forward(model.encode(ids=ids))
+        assert model.continues
+
+    def test_are_checked_unless_they_are_not_to_be(self, model):
+        with torch.no_grad():
+            model.module.lm_head.weight[2] = torch.inf
+        batch = model.encode(ids=self.IDS)
+        with pytest.raises(InputError, match="are not finite"):
+            model.logits(batch)
+        with torch.no_grad(), model.running(mask=batch.mask):
+            assert not model.forward(batch, checked=False).isfinite().all()
+
+    def test_of_an_analysis_are_of_its_own_input(self, model):
+        batch, trace = model.encode(["a good film", "film"]), model.trace(["a good film", "film"])
+        assert as_batch(model, batch) is batch and as_trace(None, trace) is trace
+        for found in (as_batch(model, ["a good film", "film"]), as_batch(model, trace)):
+            assert torch.equal(found.input_ids, batch.input_ids) and torch.equal(found.mask, batch.mask)
+            assert (found.tokens, found.words, found.spelled) == (batch.tokens, batch.words, batch.spelled)
+        for take in (as_batch, as_trace):
+            with pytest.raises(InputError, match="^a str was given without its model; give the model first"):
+                take(None, "a film")
+        found = as_trace(model, batch, keep_inputs=[1])
+        assert torch.equal(found.layers[1].u, trace.layers[1].u)
+        with pytest.raises(InputError, match="^a trace does not hold the images that it is of"):
+            pixels = classifier()
+            pixels.module.config.channels = 2
+            as_batch(pixels, trace)
+
+
+def test_what_a_model_says_of_itself(model):
+    assert (model.vocabulary, model.width, model.num_layers, model.layer_numbers) == (len(WORDS), 8, 2, (0, 1))
+    assert model.architecture == "mamba" and classifier().architecture == "mamba" and model.channels is None
+    hybrid = ssmscope.load(random_example("jamba"))
+    kinds = [type(each).__name__ for each in hybrid.module.model.layers]
+    assert hybrid.layer_numbers == tuple(at for at, kind in enumerate(kinds) if "Mamba" in kind)
+    assert model.check_tokenizer() is None
+    with pytest.raises(InputError, match=r"^m has no tokenizer to read words with; give one, load\(tokenizer=…\)"):
+        Model(model.module, name="m").check_tokenizer("words")
+    size = sum(each.numel() for each in classifier(6).module.parameters())
+    for outputs, names in ((4, "u, v, w, x"), (6, "u, v, w, x, …")):
+        assert repr(classifier(outputs)).startswith(f"Model model: mamba classifier ({names}), 2 state-space layers, ")
+    assert repr(classifier(6)).endswith(f", {size:,} parameters, float32 on cpu, no tokenizer")
+
+
 IMAGES = torch.arange(24, dtype=torch.uint8).view(2, 6, 2) * 10
 
 
@@ -341,6 +534,32 @@ class TestPixels:
     def test_that_are_refused(self, pixel_model, values, words):
         with pytest.raises(InputError, match=words):
             pixel_model.encode(values=values, max_tokens=32)
+
+    def test_may_be_given_first(self, pixel_model):
+        for given in (IMAGES, IMAGES.numpy()):
+            assert torch.equal(pixel_model.encode(given).values, IMAGES.float() / 255)
+            for more in (dict(values=IMAGES), dict(ids=[0])):
+                with pytest.raises(InputError, match="reads pixels"):
+                    pixel_model.encode(given, **more)
+
+    @pytest.mark.parametrize(
+        ("channels", "size", "form"),
+        [(1, None, "1 channel"), (2, None, "2 channels"), (1, [2, 3], "3 × 2 of 1 channel")],
+    )
+    def test_are_described(self, pixel_model, channels, size, form):
+        pixel_model.module.config.channels, pixel_model.module.config.image_size = channels, size
+        with pytest.raises(InputError, match=rf"^model reads pixels \({form}\), not texts: give it images"):
+            Model(pixel_model.module).encode("a film")
+
+    def test_as_images(self, pixel_model):
+        batch = pixel_model.encode(values=IMAGES)
+        assert torch.equal(pixel_model.images_of(batch), IMAGES.view(2, 2, 3, 2).float() / 255)
+        assert pixel_model.images_of(pixel_model.encode(values=IMAGES[:, :5])) is None
+        assert pixel_model.images_of(encode_ids([[0, 0]], 1)) is None
+        pixel_model.module.config.image_size = None
+        assert pixel_model.images_of(batch) is None
+        embedded = pixel_model.embed(batch)
+        assert embedded.shape == (2, 7, 8) and torch.equal(embedded, pixel_model.module.embed_values(batch.values))
 
     def test_are_not_mixed_with_tokens(self, pixel_model, model):
         for wrong in (dict(texts="a film"), dict(ids=[0]), dict(values=IMAGES, ids=[0]), dict()):

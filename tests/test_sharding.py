@@ -22,7 +22,7 @@ from planned import tiny_model
 import ssmscope
 from ssmscope.api import registry
 from ssmscope.api.analysis import Call
-from ssmscope.api.sharding import cluster, parts, workers
+from ssmscope.api.sharding import parts, workers
 from ssmscope.api.sharding.workers import on_engine, packed, unpacked
 from ssmscope.architectures.loading.load import load
 from ssmscope.core import batching
@@ -249,17 +249,17 @@ def test_workers_import_while_ray_starts(monkeypatch) -> None:
     ray = pytest.importorskip("ray")
     seen: list[list[str | None]] = []
     monkeypatch.setattr(
-        ray, "init", lambda **how: seen.append([os.environ.get(name) for name in cluster.RAY_VARIABLES])
+        ray, "init", lambda **how: seen.append([os.environ.get(name) for name in workers.RAY_VARIABLES])
     )
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     for prepared in (True, False):
-        with cluster.connected(None, 1, prepared=prepared):
-            assert not set(cluster.RAY_VARIABLES) & set(os.environ)
+        with workers.connected(None, 1, prepared=prepared):
+            assert not set(workers.RAY_VARIABLES) & set(os.environ)
     monkeypatch.setenv("RAY_preload_python_modules", "mine")
-    with cluster.connected(None, 1, prepared=True):
-        assert os.environ["RAY_preload_python_modules"] == "mine" and cluster.OWN_GPU not in os.environ
-    assert seen == [[",".join(cluster.PRELOADED_MODULES), "1"], [None, None], ["mine", "1"]]
-    assert all(importlib.util.find_spec(name) is not None for name in cluster.PRELOADED_MODULES)
+    with workers.connected(None, 1, prepared=True):
+        assert os.environ["RAY_preload_python_modules"] == "mine" and workers.OWN_GPU not in os.environ
+    assert seen == [[",".join(workers.PRELOADED_MODULES), "1"], [None, None], ["mine", "1"]]
+    assert all(importlib.util.find_spec(name) is not None for name in workers.PRELOADED_MODULES)
 
 
 def test_a_gpu_is_found_among_those_that_are_seen(monkeypatch) -> None:

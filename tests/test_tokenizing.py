@@ -26,7 +26,7 @@ from ssmscope.data.language import language_data
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Template
-from ssmscope.evaluation.encoded import token_rows
+from ssmscope.evaluation.forking import token_rows
 from ssmscope.interp.heatmap.words import word_groups, word_text
 from ssmscope.interp.labelled import marked_tokens
 from ssmscope.interp.spans import find_piece, positions_of, words_at

@@ -49,7 +49,7 @@ WORDS = (
     "*/show_*.py interp/paired*.py"
 )
 LOADING = (
-    "architectures/loading/* architectures/own/classifier.py architectures/own/concrete.py architectures/__init__.py "
+    "architectures/loading/* architectures/own/classifier.py architectures/own/baleen.py architectures/__init__.py "
     "core/encoding.py core/model.py core/reading.py core/fingerprint.py core/batching.py"
 )
 AREAS = {

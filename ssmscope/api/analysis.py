@@ -94,14 +94,8 @@ class Analysis:
         return {} if self.reads is None else self.reads.options
 
     def of_each(self, function: Callable[..., Any], given: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """Call the function for one model, or for two, whose results are combined.
-
-        Args:
-            given: the list of models, then the input.
-
-        Raises:
-            InputError: there are no models or more than two, or the input is a batch or trace of one model.
-        """
+        """Call the function for one model, or for two, whose results are combined; `given` is the list of models, then
+        the input. Raise InputError for no or more models, or if the input is a batch or trace of one model."""
         models, *rest = given
         if not 1 <= len(models) <= 2:
             raise InputError(f"{self.name} takes one model, or two; {len(models)} were given")
@@ -112,14 +106,8 @@ class Analysis:
         return found[0] if len(found) == 1 else self.pair(found)
 
     def checked(self, given: Mapping[str, Any], models: int = 1) -> dict[str, Any]:
-        """Convert the given options to what the function receives; other arguments stay unchanged.
-
-        Args:
-            models: number of models, passed to a `check` that has a parameter of this name.
-
-        Raises:
-            InputError: an option is not allowed, or contradicts another.
-        """
+        """Convert the given options to what the function receives; other arguments stay unchanged. Raise InputError if
+        an option is not allowed, or contradicts another. A `check` with a parameter `models` receives their number."""
         found = {name: self.options[name].accept(v) if name in self.options else v for name, v in given.items()}
         if self.check is not None:
             values = {name: found.get(name, each.default) for name, each in self.options.items() if not each.required}
@@ -194,14 +182,8 @@ class Call:
 
     @classmethod
     def of(cls, name: str, models: Sequence[str], given: Mapping[str, Any], **loading: Any) -> Call:
-        """Make a call from the arguments of a command line or a plan; nothing runs.
-
-        Args:
-            loading: tokenizer, device and dtype.
-
-        Raises:
-            InputError: the analysis would refuse the arguments without looking at a model.
-        """
+        """Make a call from the arguments of a command line or a plan; nothing runs. `loading` is tokenizer, device and
+        dtype. Raise InputError if the analysis would refuse the arguments without looking at a model."""
         found = registry.analysis_of(name)
         known, values = {**found.inputs, **found.options}, {}
         for each in given:

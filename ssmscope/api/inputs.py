@@ -148,11 +148,7 @@ class Texts(Input):
             )
 
     def _of_data(self, values: Mapping[str, Any]) -> bool:
-        """Return True if labelled texts are asked for.
-
-        Raises:
-            InputError: texts are given too, or `--split` without `--data`.
-        """
+        """Return True if labelled texts are asked for; refuse texts beside them, or `--split` without `--data`."""
         given = self.data is not None and values["data"] is not None
         if given and self._any(values):
             raise InputError("--data cannot be combined with --text, --file, --ids or --image; give one of them")
@@ -204,11 +200,8 @@ class Texts(Input):
 
 
 def one_text(model: Model, text: Any) -> Batch:
-    """Encode a text, or token ids, which are typed as "5,17,3" for a model without a tokenizer.
-
-    Raises:
-        InputError: as `Model.encode`; or the ids are not whole numbers, or several texts are given.
-    """
+    """Encode a text, or token ids, which are typed as "5,17,3" for a model without a tokenizer. Raise InputError as
+    `Model.encode`, for ids that are not whole numbers, and for several texts."""
     if isinstance(text, str) and model.tokenizer is None:
         return model.encode(ids=whole_numbers(text, "token ids", "5,17,3"))
     batch = model.encode(text)
@@ -317,17 +310,10 @@ def load_examples(
     *,
     max_tokens: int = DEFAULT_MAX_TOKENS,
 ) -> ExampleData:
-    """Load text in rows of `length` tokens for a language model, or labelled examples for a classifier.
-
-    Args:
-        data: a known name or a file.
-        split: a split of a known data set; None for the first of `prefer` that it has, else the test split.
-        max_tokens: maximum length of a classifier's text.
-
-    Raises:
-        InputError: the name or the split is unknown, the file cannot be read, a text is longer, or a language model
-            has no tokenizer.
-    """
+    """Load text in rows of `length` tokens for a language model, or labelled examples for a classifier, of at most
+    `max_tokens` tokens. `data` is a known name or a file; `split` is by default the first of `prefer` that a known data
+    set has, else its test split. Raise InputError if the name or the split is unknown, the file cannot be read, a text
+    is longer, or a language model has no tokenizer."""
     from ssmscope.data.language import language_data, load_lines
     from ssmscope.data.pixels import load_labelled
     from ssmscope.data.text import LINE_SOURCES, SOURCES
@@ -350,11 +336,8 @@ def load_examples(
 
 
 def texts_of(texts: Sequence[str] | None, file: str | None) -> list[str]:
-    """Return the texts of `--text` or of `--file`.
-
-    Raises:
-        InputError: both or neither are given, a text is not valid UTF-8, or the file cannot be used.
-    """
+    """Return the texts of `--text` or of `--file`. Raise InputError if both or neither are given, a text is not valid
+    UTF-8, or the file cannot be used."""
     if texts and file is not None:
         raise InputError("--text cannot be combined with --file; give one of them")
     if file is not None:
@@ -371,12 +354,8 @@ def texts_of(texts: Sequence[str] | None, file: str | None) -> list[str]:
 
 
 def lines_of(file: str) -> list[str]:
-    """Return the lines of a UTF-8 file; `-` is stdin.
-
-    Raises:
-        InputError: the file cannot be read, is a table, is not UTF-8 text, is empty, or has an empty line between
-            others, so that texts would be numbered unlike lines.
-    """
+    """Return the lines of a UTF-8 file; `-` is stdin. Raise InputError if it cannot be read, is a table, is not UTF-8
+    text, is empty, or has an empty line between others, so that texts would be numbered unlike lines."""
     suffix = Path(file).suffix.lower()
     if suffix in TABLES:
         raise InputError(f"--file {file} is a table, and --file takes lines: save its texts one a line in a .txt file")
@@ -397,11 +376,7 @@ def lines_of(file: str) -> list[str]:
 
 
 def whole_numbers(value: str, option: str, example: str) -> list[int]:
-    """Return the whole numbers of a list such as "5,17,3".
-
-    Raises:
-        InputError: a part is not a whole number of at most 18 digits.
-    """
+    """Return the whole numbers of a list such as "5,17,3". Raise InputError for any other part, or above 18 digits."""
     parts = [part.strip() for part in value.split(",")]
     wrong = next((part for part in parts if not WHOLE_NUMBER.fullmatch(part)), None)
     if wrong is not None:

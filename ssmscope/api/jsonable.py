@@ -31,11 +31,7 @@ DTYPE = re.compile(r"bool|(?:int|uint|float)\d{1,3}|U\d{1,9}", re.ASCII)
 
 
 def encode(value: Any) -> Any:
-    """Convert a value to JSON values.
-
-    Raises:
-        TypeError: no result can hold the value.
-    """
+    """Convert a value to JSON values. Raise TypeError if no result can hold it."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biufU":
             raise TypeError(f"a result cannot hold an array of {value.dtype}")
@@ -142,11 +138,8 @@ def _unpack_array(dtype: Any, shape: Any, zlib: Any) -> np.ndarray:
 
 
 def decode_fields(document: Any, cls: type[Any]) -> Any:
-    """Return the dataclass whose fields `encode_fields` wrote.
-
-    Raises:
-        TypeError, ValueError, KeyError, OverflowError, RecursionError: the document does not describe one.
-    """
+    """Return the dataclass whose fields `encode_fields` wrote. Raise TypeError, ValueError, KeyError, OverflowError or
+    RecursionError if the document does not describe one."""
     if not isinstance(document, Mapping):
         raise ValueError(f"expected the fields of {cls.__name__}, not {document!r:.60}")
     hints = typing.get_type_hints(cls)

@@ -71,13 +71,9 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Reads:
-    """Mark of an option that names something to read, whose content decides the result.
-
-    Attributes:
-        kind: "file", "folder" (a lens), "data" and "lines" (a known name or a file, with labelled examples or with
-            text), "model" (a directory or hub id).
-        besides: words that read nothing, such as "-".
-    """
+    """Mark of an option that names something to read, whose content decides the result: a "file", a "folder" (a lens),
+    "data" and "lines" (a known name or a file, with labelled examples or with text), or a "model" (a directory or hub
+    id). `besides` are words that read nothing, such as "-"."""
 
     kind: Literal["file", "folder", "data", "lines", "model"]
     besides: tuple[str, ...] = ()
@@ -173,11 +169,8 @@ class Option:
         )
 
     def read(self, value: Any) -> Any:
-        """Convert a value from a command line or a plan to what the function receives.
-
-        Raises:
-            InputError: the value is not allowed; the message names the allowed ones and the nearest word.
-        """
+        """Convert a value from a command line or a plan to what the function receives. Raise InputError, naming the
+        allowed values and the nearest word, if it is not allowed."""
         if value is None:
             if self.required or self.default is not None:
                 raise InputError(f"{self.name} is not given; {self.allowed}")
@@ -316,11 +309,8 @@ class Later:
 
 
 def chosen_layers(layers: str | Sequence[int], numbers: Sequence[int]) -> tuple[int, ...]:
-    """Return the indices of the chosen layers within `numbers`, a model's state-space layers; a word chooses all.
-
-    Raises:
-        InputError: a layer does not exist, or is named twice.
-    """
+    """Return the indices of the chosen layers within `numbers`, a model's state-space layers; a word chooses all. Raise
+    InputError if a layer does not exist, or is named twice."""
     if isinstance(layers, str):
         return tuple(range(len(numbers)))
     if list(numbers) == list(range(len(numbers))):

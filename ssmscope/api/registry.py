@@ -17,11 +17,7 @@ _added: dict[str, Any] = {}
 
 
 def add(analysis: Any) -> None:
-    """Register an analysis.
-
-    Raises:
-        TypeError: another module has one of the same name.
-    """
+    """Register an analysis. Raise TypeError if another module has one of the same name."""
     home, _ = _functions().get(analysis.name, (analysis.module, ""))
     if home != analysis.module:
         raise TypeError(f"the analysis {analysis.name!r} of {analysis.module} is already that of {home}")
@@ -30,11 +26,7 @@ def add(analysis: Any) -> None:
 
 
 def analysis_of(name: str) -> Any:
-    """Return the analysis of a name, importing its package only.
-
-    Raises:
-        InputError: there is none; the message names the nearest.
-    """
+    """Return the analysis of a name, importing its package only; for others raise InputError, naming the nearest."""
     known = _functions()
     if name not in known:
         raise InputError(f"no analysis {name!r:.80}; there are {', '.join(known)}{did_you_mean(name, known)}")

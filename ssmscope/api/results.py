@@ -391,13 +391,8 @@ def call_options(**changed: Any) -> dict[str, Any]:
 def record_provenance(
     source: Mapping[str, Any], *, options: Mapping[str, Any] | None = None, seed: int | None = None, data: Any = None
 ) -> dict[str, Any]:
-    """Return the provenance of a result.
-
-    Args:
-        source: the model, as in `Trace.source`.
-        options: by default those of the running analysis, see `call_options`.
-        data: labelled data, whose origin is recorded.
-    """
+    """Return the provenance of a result of `source`, the model as in `Trace.source`, with `options`, by default those
+    of the running analysis (see `call_options`), and the origin of labelled `data`."""
     origin = {}
     if data is not None:
         about = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}

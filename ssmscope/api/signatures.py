@@ -23,17 +23,11 @@ class Names(dict[str, Any]):
 
 
 def options_of(function: Callable[..., Any], *, without: Collection[str] = ()) -> dict[str, Option]:
-    """Return the keyword-only parameters of a function as options, by name.
+    """Return the keyword-only parameters of a function as options, by name, except those in `without`.
 
     A parameter without `Annotated` takes its help from `Args:` in the docstring; its texts and paths are shown as NAME.
     Only the options' annotations are evaluated, so that a module need not import the types of its other parameters.
-
-    Args:
-        without: parameters to leave out.
-
-    Raises:
-        TypeError: a parameter has no help, or a type that no option can have.
-    """
+    Raise TypeError if a parameter has no help, or a type that no option can have."""
     own = getattr(inspect.unwrap(function), "__globals__", {})
     names = Names({"Annotated": Annotated, "Literal": Literal, **vars(builtins), **own})
     helps, found = dict(documented(function)), {}

@@ -25,12 +25,9 @@ KEYS_PER_QUERY = 500
 class Store:
     """Bytes by key in a file; without a file nothing is stored.
 
-    `add` writes all values of a call or none before it returns, so that they survive a kill; several processes may
-    share the file. It is created by the first `add`.
-
-    Raises:
-        InputError: when the file cannot be opened or created, is not one of ours, is damaged, or stays locked.
-    """
+    `add`, which creates the file, writes all values of a call or none before it returns, so that they survive a kill;
+    several processes may share the file. Raise InputError when it cannot be opened or created, is not one of ours, is
+    damaged, or stays locked."""
 
     def __init__(self, file: str | Path | None) -> None:
         self.file = None if file is None else Path(file)

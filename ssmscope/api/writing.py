@@ -46,10 +46,7 @@ class _RecordingStream:
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file so that it has its old content or the new one, even if the process or the machine dies meanwhile.
-
-    Raises:
-        OSError: the file cannot be written; nothing of it stays.
-    """
+    Raise OSError if it cannot be written; nothing of it stays."""
     unfinished = path.with_name(f".{path.name}.unfinished")
     with created(path.parent):
         try:
@@ -96,12 +93,8 @@ def publish(directory: Path, name: str, files: Mapping[str, bytes]) -> None:
     They are written to `.NAME.staged`; renaming this to `.NAME.pending` makes them valid. Then all old files are moved
     away, and only after that the new ones to their places. After a kill before the renaming the old set stays; after a
     later one `complete_set`, with which `publish` begins, finishes the work, and until then `read_current` returns the
-    new files.
-
-    Raises:
-        InputError: another process keeps publishing this set.
-        OSError: a file cannot be written; the old files are in their places.
-    """
+    new files. Raise InputError if another process keeps publishing this set, and OSError, with the old files in their
+    places, if a file cannot be written."""
     with created(directory), _publishing_alone(directory, name):
         complete_set(directory, name)
         staged = directory / f".{name}.staged"
@@ -117,11 +110,7 @@ def publish(directory: Path, name: str, files: Mapping[str, bytes]) -> None:
 
 
 def complete_set(directory: Path, name: str) -> None:
-    """Finish or undo the publication of a set that a killed process left halfway.
-
-    Raises:
-        OSError: a file cannot be moved.
-    """
+    """Finish or undo the publication of a set that a killed process left halfway; raise OSError where that fails."""
     staged, pending, old = (directory / f".{name}.{step}" for step in ("staged", "pending", "old"))
     if not pending.is_dir():
         _put_back(directory, old)
@@ -163,11 +152,8 @@ def complete_all_sets(directory: Path) -> None:
 
 
 def read_current(path: Path) -> bytes:
-    """Return the content of a file: the new one if a killed process left its set half-published.
-
-    Raises:
-        OSError: the file does not exist, or cannot be read.
-    """
+    """Return the content of a file: the new one if a killed process left its set half-published. Raise OSError if it
+    does not exist, or cannot be read."""
     for _ in range(READ_ATTEMPTS):
         for place in (*sorted(path.parent.glob(".*.pending")), path.parent):
             with suppress(FileNotFoundError, NotADirectoryError):
@@ -203,11 +189,8 @@ def _publishing_alone(directory: Path, name: str) -> Any:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock a directory, which is created if necessary, against other runs. A killed run loses its lock.
-
-    Raises:
-        InputError: another process has locked the directory, or it cannot be written to.
-    """
+    """Lock a directory, which is created if necessary, against other runs. A killed run loses its lock. Raise
+    InputError if another process has locked the directory, or it cannot be written to."""
     file, entered = directory / LOCK, False
 
     def refusal() -> str:

@@ -21,11 +21,9 @@ from ssmscope.interp.labelled import class_ids, word_ids
 
 @dataclass(frozen=True)
 class Questions:
-    """Labelled texts, the template around them (None for none), and the evaluator that scores their classes.
-
-    `contents` are the texts; within a template, pairs of a known data set have the names of their sentences. `labels`
-    are class ids in the evaluator's numbering, that of `classes`.
-    """
+    """Labelled texts, the template around them (None for none), and the evaluator that scores their classes. `contents`
+    are the texts; within a template, pairs of a known data set have the names of their sentences. `labels` are class
+    ids in the evaluator's numbering, that of `classes`."""
 
     data: TextData
     contents: tuple[str, ...]
@@ -74,11 +72,9 @@ def questions(
     cache: str | Path | None = None,
     seed: int = 0,
 ) -> Questions:
-    """Return the examples of `data` with everything that a model needs to answer them.
-
-    A language model needs a template and a word for each class, in the order of the data's classes. By default these
-    are the first template and the words of a known data set (`TASK_PROMPTS`).
-    """
+    """Return the examples of `data` with everything that a model needs to answer them. A language model needs a
+    template and a word for each class, in the order of the data's classes. By default these are the first template and
+    the words of a known data set (`TASK_PROMPTS`)."""
     check_data(data)
     if model.channels is not None:
         raise InputError(f"{model.name} reads pixels, but {data.name} holds texts")
@@ -113,7 +109,6 @@ def own_prompts(data: TextData) -> TaskPrompts | None:
 def _prompt(
     model: Model, data: TextData, template: str | None, words: Sequence[str] | None
 ) -> tuple[str, tuple[str, ...]]:
-    """Return a language model's template and words."""
     if own := own_prompts(data):
         template, words = template or own.templates[0], own.words if words is None else words
     if template is None:

@@ -37,7 +37,6 @@ FUNCTION_WORDS = frozenset(
     """.split()
 )
 """English words that carry grammar rather than content, in lower case."""
-
 INSTALL = "textattack.shared.utils.install"
 
 
@@ -53,12 +52,9 @@ def stopwords() -> tuple[frozenset[str], str]:
 
 
 def textattack() -> ModuleType:
-    """Import the package textattack and return it.
-
-    Its own import downloads NLTK data, needs NLTK's stop words, turns off other loggers and sets the cache directory of
-    Hugging Face. Here nothing is fetched or written, and environment and loggers are restored. Its log lines below
-    errors are not printed.
-    """
+    """Import the package textattack and return it. Its own import downloads NLTK data, needs NLTK's stop words, turns
+    off other loggers and sets the cache directory of Hugging Face. Here nothing is fetched or written, and environment
+    and loggers are restored. Its log lines below errors are not printed."""
     if sys.modules.get("textattack") is None:
         found = importlib.util.find_spec("textattack")
         if found is None or found.origin is None:

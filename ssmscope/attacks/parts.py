@@ -20,10 +20,8 @@ from ssmscope.errors import InputError
 
 @dataclass(frozen=True)
 class Recipe:
-    """An attack of TextAttack's parts, or (without transformation and search) one that tries all its suffixes.
-
-    `ran` describes the parts that run, `left_out` those of the definition that do not, and why.
-    """
+    """An attack of TextAttack's parts, or (without transformation and search) one that tries all its suffixes. `ran`
+    describes the parts that run, `left_out` those of the definition that do not, and why."""
 
     name: str
     transformation: Any
@@ -48,10 +46,7 @@ def protect(words: Iterable[str], placeholder: str | None) -> Any:
 
 
 def recipe(name: str, *, flavour: str, **resources: Any) -> Recipe:
-    """Return the attack of this name and flavour, "prompt" or "words".
-
-    Resources are files or names of models: embeddings, masked_lm, encoder, synonyms.
-    """
+    """Return the attack of this name and flavour, "prompt" or "words"; resources are files or names of models."""
     if flavour == "prompt" and name in SUFFIXES:
         return Recipe(name, None, (), None, SUFFIX_PARTS[name], suffixes=SUFFIXES[name])
     textattack()

@@ -1,9 +1,10 @@
-"""Names and options of the attacks on prompts and words, and the suffixes of those that try a list; quick to import."""
+"""Names, options and suffixes of the attacks on prompts and words, and a check before loading; quick to import."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 PROMPT = ("stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", "bertattack")
 WORDS = ("deepwordbug", "textbugger", "textfooler", "bertattack", "pwws", "checklist")
@@ -47,3 +48,17 @@ SUFFIX_PARTS = {
     "checklist": ("50 random strings of 10 characters, all tried",),
 }
 """Descriptions of the suffixes."""
+
+
+def check_asked(**options: Any) -> None:
+    """Raise InputError if a template has no place for the text, or if label words are not usable."""
+    given = options.get("template")
+    if given:
+        from ssmscope.evaluation.verbalizer import Template
+
+        for text in [given] if isinstance(given, str) else given:
+            Template(text)
+    if options.get("words") is not None:
+        from ssmscope.evaluation.verbalizer import checked_words
+
+        checked_words(list(options["words"]))

@@ -48,11 +48,8 @@ class WordVectors:
 
 
 def load_vectors(path: str | Path) -> WordVectors:
-    """Read word vectors from a text file with `word v1 v2 …` on a line, or from an .npz file.
-
-    A first line of two numbers, as in word2vec's format, is skipped. An .npz file holds the arrays `words` and
-    `vectors`.
-    """
+    """Read word vectors from a text file with `word v1 v2 …` on a line, or from an .npz file. A first line of two
+    numbers, as in word2vec's format, is skipped. An .npz file holds the arrays `words` and `vectors`."""
     path = Path(path)
     if not os.path.isfile(path):
         raise InputError(f"there is no file {path} of word vectors; give {LINES}, or an .npz")

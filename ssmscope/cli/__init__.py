@@ -21,9 +21,9 @@ from ssmscope import __version__
 from ssmscope.api.sharding.workers import on_engine
 from ssmscope.api.signatures import options_of
 from ssmscope.cli import command
+from ssmscope.cli.command import add_to, declared
 from ssmscope.cli.pages import report, serve
 from ssmscope.cli.training import models, train
-from ssmscope.cli.verbs import add_to, declared
 from ssmscope.training import train_model
 
 app = typer.Typer(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ssmscope.api.options import REPEATED, Metavar, Range
-from ssmscope.api.sharding.cluster import check_engine
+from ssmscope.api.sharding.workers import check_engine
 from ssmscope.api.writing import check_writable
 from ssmscope.cli.command import DEVICE, DTYPE, JSON, MODEL, TOKENIZER, show
 from ssmscope.errors import InputError, did_you_mean
@@ -119,7 +119,7 @@ def _variables(given: Sequence[str], data: str | None) -> dict[str, str]:
 
 def _engine(engine: str, *, address: str | None, workers: int | None, by_batch: bool) -> Engine:
     check_engine(engine, address=address, workers=workers, by_batch=by_batch or None)
-    from ssmscope.reports.engines import batches_on_ray, ray_engine, run_locally
+    from ssmscope.reports.running import batches_on_ray, ray_engine, run_locally
 
     if engine == "local":
         return run_locally

@@ -24,8 +24,7 @@ def train(
         typer.Option("--data", "--task", metavar="NAME", help="A data set, a generated task, or a file; see below."),
     ],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Directory for the model, by default runs/NAME-ARCH."),
+        Path | None, typer.Option("--out", metavar="DIR", help="Directory for the model, by default runs/NAME-ARCH.")
     ] = None,
     json: JSON = False,
     **options: Any,

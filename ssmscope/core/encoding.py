@@ -157,9 +157,8 @@ def _is_id(value: Any) -> bool:
 def _id_row(row: Any, where: str) -> list[int]:
     if isinstance(row, str) or not isinstance(row, Sequence):
         raise InputError(f"{where} {row!r:.40}, which is no list of token ids")
-    wrong = next((value for value in row if not _is_id(value)), None)
-    if wrong is not None:
-        raise InputError(f"{where} {wrong!r:.40}, which is no token id; ids are whole numbers")
+    if wrong := [value for value in row if not _is_id(value)]:
+        raise InputError(f"{where} {wrong[0]!r:.40}, which is no token id; ids are whole numbers")
     return [int(value) for value in row]
 
 

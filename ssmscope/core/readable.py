@@ -23,7 +23,7 @@ THEIRS: Mapping[str, tuple[str, str]] = {
     "falcon_h1": ("FalconH1Mixer", "read.falcon_h1"),
     "granitemoehybrid": ("GraniteMoeHybridMambaLayer", "read.mamba2"),
     "jamba": ("JambaMambaMixer", "read.mamba"),
-    "kimi_linear": ("KimiLinearDeltaAttention", "read.kimi_linear"),
+    "kimi_linear": ("KimiLinearDeltaAttention", "read.gated_delta"),
     "lfm2": ("Lfm2ShortConv", "read.lfm2"),
     "lfm2_moe": ("Lfm2MoeShortConv", "read.lfm2"),
     "lfm3": ("Lfm3ShortConv", "read.lfm2"),
@@ -44,7 +44,7 @@ TEXT_TYPES = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 OURS: Mapping[str, tuple[str, ...]] = {
     "baleen-mamba": ("own.baleen", "own.baleen:BaleenMambaMixer"),
     "baleen-mamba2": ("own.baleen", "own.baleen:BaleenMamba2Mixer"),
-    "diff-mamba": ("own.diff_mamba", "own.diff_layers:DiffMambaMixer", "own.diff_layers:DiffS6Mixer"),
+    "diff-mamba": ("own.diff_mamba", "own.diff_mamba:DiffMambaMixer", "own.diff_mamba:DiffS6Mixer"),
     "diff-mamba1": ("own.diff_mamba",),
     "gfssm": ("own.gfssm", "own.gfssm:GFSSMMixer"),
     "gfssm-mamba": ("own.gfssm", "own.gfssm:GFSSMMambaMixer"),

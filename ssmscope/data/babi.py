@@ -1,16 +1,13 @@
 """Questions about facts hidden in long text: BABILong's recipe (Kuratov et al. 2024) over our own stories.
 
-The facts of a story (`ssmscope.data.stories`, tasks `qa1` to `qa5`, or its needles) keep their order and
-stand at random places between sentences of filler, which keep the order of their source (`ssmscope.data.filler`). The
-question comes last. Differential Mamba (section 4.5, appendix A.5) compares models on such questions, and its Figure 6
-shows the probability of the needle at each layer.
+The facts of a story (`ssmscope.data.stories`) stand at random places between sentences of filler
+(`ssmscope.data.filler`); both keep their order, and the question comes last. Differential Mamba (section 4.5, appendix
+A.5) compares models on such questions, and its Figure 6 shows the probability of the needle at each layer.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import os
 import zlib
 from collections.abc import Callable, Sequence
@@ -25,10 +22,11 @@ from ssmscope.core.batching import MAX_STORY_WORDS, refuse_held
 from ssmscope.core.reading import parse_json
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.filler import generated, spaced_out, without_world
+from ssmscope.data.instructions import answered
 from ssmscope.data.language import token_names
 from ssmscope.data.rows import SUFFIXES, Row, checked_text, read_rows
 from ssmscope.data.stories import NAMES, TASKS, Task, write
-from ssmscope.data.tokens import IGNORED, TokenData
+from ssmscope.data.tokens import IGNORED, TokenData, fingerprint_of
 from ssmscope.errors import InputError, did_you_mean
 
 PROMPT = "{context} {question}"
@@ -44,10 +42,8 @@ GENERATED_SENTENCES = 1000
 
 @dataclass(frozen=True)
 class Fact:
-    """One sentence of the story: `context[start:end]` or `context.split()[first_word:last_word]`.
-
-    `supporting` is True for the needles, the facts that give the answer.
-    """
+    """One sentence of the story: `context[start:end]` or `context.split()[first_word:last_word]`. `supporting` is True
+    for the needles, the facts that give the answer."""
 
     text: str
     start: int
@@ -59,12 +55,9 @@ class Fact:
 
 @dataclass(frozen=True)
 class Question:
-    """A context, a question about it and its one-word answer.
-
-    Attributes:
-        facts: the story's sentences in the order of the context; the rest is filler.
-        distractors: other words of the answer's kind in the context, in order of appearance.
-    """
+    """A context, a question about it and its one-word answer. `facts` are the story's sentences in the order of the
+    context, whose rest is filler, and `distractors` other words of the answer's kind in the context, in order of
+    appearance."""
 
     context: str
     question: str
@@ -74,7 +67,6 @@ class Question:
 
     @property
     def needles(self) -> tuple[Fact, ...]:
-        """The supporting facts."""
         return tuple(fact for fact in self.facts if fact.supporting)
 
 
@@ -111,7 +103,7 @@ class QuestionData:
     def fingerprint(self) -> str:
         """First 16 hexadecimal digits of the SHA-256 of everything but name and split."""
         content = [[dataclasses.asdict(example) for example in self.examples], self.candidates]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        return fingerprint_of(content, sort_keys=True)
 
     def take(self, indices: Sequence[int] | np.ndarray, *, split: str | None = None) -> QuestionData:
         """Return the questions at `indices`, in that order."""
@@ -149,12 +141,10 @@ def questions(
     Args:
         task: `qa1` (where is a person), `qa2` (where is an object), `qa3` (where was it before), `qa4` (which place
             lies north of …), `qa5` (who gave what to whom), or one of `NEEDLES`.
-        length: maximum length of a context without its question, as measured by `count`. Whole sentences of filler are
-            added while any fits. All facts are always present, so length 0 gives no filler (BABILong's 0k).
-        filler: sentences in their natural order, read from a random one on and from the first again after the last;
-            those that name something of the world are left out. By default sentences of a small grammar.
-        count: function that measures a text, by default in words; `lambda text: len(tokenizer.encode(text))` counts
-            tokens.
+        length: maximum length of a context without its question, as measured by `count`, by default in words. Whole
+            sentences of filler are added while any fits; length 0 gives the facts alone (BABILong's 0k).
+        filler: sentences in their natural order, read in a circle from a random one on; those that name something of
+            the world are left out. By default sentences of a small grammar.
         facts: minimum and maximum number of facts per story (default: `TASKS[task].facts`), drawn uniformly.
         spaced: put a space before the full stops and question marks of our sentences, as WikiText does, so that a word
             tokenizer reads the same word in the facts and as the answer. False suits subword tokenizers.
@@ -176,7 +166,7 @@ def questions(
     key = [seed, list(TASKS).index(task), list(SPLITS).index(split)]
     stories, places = (np.random.default_rng([*key, part]) for part in (0, 1))
     sentences = generated(places, GENERATED_SENTENCES, spaced) if filler is None else without_world(filler)
-    hay = Haystack(sentences, [max(count(f" {sentence}"), 1) for sentence in sentences])
+    hay = [(sentence, max(count(f" {sentence}"), 1)) for sentence in sentences]
     made: list[Question] = []
     while len(made) < examples:
         for at in stories.permutation(len(kind.answers))[: examples - len(made)]:
@@ -199,10 +189,7 @@ class WrittenStory(NamedTuple):
 def draw_story(
     task: Task, answer: str, facts: int, split: str, random: np.random.Generator, spaced: bool
 ) -> WrittenStory:
-    """Draw a story of the split whose answer is `answer`.
-
-    Stories are drawn without names and the names assigned afterwards, so any name can be the answer.
-    """
+    """Draw a story of the split with this answer: first without names, so that any name can be the answer."""
     while True:
         story = task.draw(random, facts)
         if story is None or answer not in NAMES[story.answer.kind]:
@@ -220,30 +207,23 @@ def draw_story(
             return WrittenStory(tuple(written), question, answer, story.supporting, distractors)
 
 
-class Haystack(NamedTuple):
-    """Filler sentences in order, and the length that each adds to a context."""
-
-    sentences: Sequence[str]
-    sizes: Sequence[int]
-
-    def fitting(self, room: int, start: int) -> list[str]:
-        """Return sentences from index `start` on, skipping those longer than the room that is left."""
-        shortest, found, at = min(self.sizes), list[str](), start
-        while room >= shortest:
-            at %= len(self.sentences)
-            if self.sizes[at] <= room:
-                found.append(self.sentences[at])
-                room -= self.sizes[at]
-            at += 1
-        return found
+Haystack = Sequence[tuple[str, int]]
+"""Filler sentences in order, each with the length that it adds to a context."""
 
 
 def hide_facts(
     story: WrittenStory, hay: Haystack, length: int, count: Callable[[str], int], random: np.random.Generator
 ) -> Question:
-    """Place the facts of a story between sentences of filler; several may share one gap."""
-    room = length - count(" ".join(story.facts))
-    found = hay.fitting(room, int(random.integers(len(hay.sentences))))
+    """Place the facts of a story between sentences of filler, from a random one on, without those longer than the room
+    that is left; several facts may share one gap."""
+    room, found = length - count(" ".join(story.facts)), list[str]()
+    shortest, at = min(size for _, size in hay), int(random.integers(len(hay)))
+    while room >= shortest:
+        sentence, size = hay[at % len(hay)]
+        if size <= room:
+            found.append(sentence)
+            room -= size
+        at += 1
     places = np.sort(random.random(len(story.facts)))
     while True:
         question = _placed(story, found, (places * (len(found) + 1)).astype(int).tolist())
@@ -273,11 +253,8 @@ def load_questions(path: str | Path) -> QuestionData:
     """Load the questions of a csv, tsv, jsonl or parquet file with the columns `context`, `question` and `answer`.
 
     An optional column `distractors` holds other words of the context that might be taken for the answer: a list, in a
-    csv or tsv file written as JSON or separated by commas. It may be empty.
-
-    Raises:
-        InputError: the file cannot be read, a column or a value is missing, or distractors are no words or include the
-            answer.
+    csv or tsv file written as JSON or separated by commas. It may be empty. Raise InputError if the file cannot be
+    read, a column or a value is missing, or distractors are no words or include the answer.
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES or not os.path.isfile(path):
@@ -286,14 +263,14 @@ def load_questions(path: str | Path) -> QuestionData:
             f"{', '.join(QUESTION_COLUMNS)}"
         )
     examples = []
-    for number, row in enumerate(read_rows(path), 1):
-        context, question, answer = (checked_text(row, (column,), number, path) for column in QUESTION_COLUMNS)
-        examples.append(Question(context, question, answer, (), _distractors(row, answer, f"row {number} of {path}")))
+    for row in read_rows(path):
+        context, question, answer = (checked_text(row, column) for column in QUESTION_COLUMNS)
+        examples.append(Question(context, question, answer, (), _distractors(row, answer)))
     words = {word for one in examples for word in (one.answer, *one.distractors)}
     return QuestionData(path.stem, "all", tuple(examples), tuple(sorted(words)))
 
 
-def _distractors(row: Row, answer: str, where: str) -> tuple[str, ...]:
+def _distractors(row: Row, answer: str) -> tuple[str, ...]:
     given = row.get("distractors")
     if isinstance(given, str) and given.strip().startswith("["):
         with suppress(ValueError):
@@ -303,21 +280,17 @@ def _distractors(row: Row, answer: str, where: str) -> tuple[str, ...]:
     if given is None or given != given:
         return ()
     if not isinstance(given, list) or not all(isinstance(word, str) and word.strip() for word in given):
-        raise InputError(f"{where} has the distractors {given!r:.60}; allowed is a list of words")
+        raise InputError(f"{row.where} has the distractors {given!r:.60}; allowed is a list of words")
     words = tuple(dict.fromkeys(word.strip() for word in given))
     if answer in words:
-        raise InputError(f"{where} has its answer {answer!r:.40} among the distractors; leave it out there")
+        raise InputError(f"{row.where} has its answer {answer!r:.40} among the distractors; leave it out there")
     return words
 
 
 @dataclass(frozen=True, eq=False)
 class QuestionTokens(TokenData):
-    """Questions as rows of tokens, padded on the right.
-
-    Attributes:
-        lengths: (examples,), number of tokens of each prompt.
-        tasks: (examples,), index of each example's task in `task_names`.
-    """
+    """Questions as rows of tokens, padded on the right; `lengths` and `tasks` (examples,) are the number of tokens of
+    each prompt and the index of its task in `task_names`."""
 
     lengths: np.ndarray
     tasks: np.ndarray
@@ -350,16 +323,14 @@ def refuse_contexts(length: int, examples: int) -> None:
 def question_tokens(data: QuestionData, tokenizer: Any, *, template: str = PROMPT) -> QuestionTokens:
     """Encode questions for a language model, which predicts the answer's first token after the prompt's last token.
 
-    No other position has a target. Rows are padded on the right to the longest. No special tokens are added.
-
-    Raises:
-        InputError: the tokenizer gives no offsets, does not know a word of a fact, question or answer, or begins two
-            answers with the same token.
+    No other position has a target. Rows are padded on the right to the longest. No special tokens are added. Raise
+    InputError if the tokenizer gives no offsets, does not know a word of a fact, question or answer, or begins two
+    answers with the same token.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise InputError("question_tokens needs a fast tokenizer: where the answer begins is read from its offsets")
     prompts = data.prompts(template)
-    texts = [p + ("" if p[-1].isspace() else " ") + a for p, a in zip(prompts, data.answers)]
+    texts = list(map(answered, prompts, data.answers))
     _check_known(data, tokenizer)
     encoded = tokenize(tokenizer, texts, add_special_tokens=False, return_offsets_mapping=True)
     rows: list[list[int]] = []
@@ -369,31 +340,26 @@ def question_tokens(data: QuestionData, tokenizer: Any, *, template: str = PROMP
         first = next((at for at, (_, end) in enumerate(spans) if end > begin), None)
         if first is None:
             raise InputError(f"the tokenizer makes no token of the answer {answer!r}; use one that knows it")
-        if named.setdefault(row[first], answer) != answer:
-            other = named[row[first]]
+        if (other := named.setdefault(row[first], answer)) != answer:
             raise InputError(
                 f"'{other}' and '{answer}' begin with the same token; use a tokenizer that tells them apart"
             )
         rows.append(row[: first + 1])
-    padding = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    ids = np.full((len(rows), max(map(len, rows)) - 1), padding, dtype=np.int64)
+    lengths, tasks = np.array([len(row) - 1 for row in rows]), np.zeros(len(rows), dtype=np.int64)
+    ids = np.full((len(rows), lengths.max()), tokenizer.pad_token_id or 0, dtype=np.int64)
     targets = np.full_like(ids, IGNORED)
     for line, asked, row in zip(ids, targets, rows):
         line[: len(row) - 1] = row[:-1]
         asked[len(row) - 2] = row[-1]
-    lengths, tasks = np.array([len(row) - 1 for row in rows]), np.zeros(len(rows), dtype=np.int64)
     return QuestionTokens(data.name, data.split, ids, targets, token_names(tokenizer), lengths, tasks, (data.name,))
 
 
 def _check_known(data: QuestionData, tokenizer: Any) -> None:
-    unknown = tokenizer.unk_token_id
-    if unknown is None:
-        return
-    for example in data.examples:
+    for example in data.examples if tokenizer.unk_token_id is not None else ():
         needed = " ".join((*(fact.text for fact in example.facts), example.question, example.answer))
         encoded = tokenize(tokenizer, needed, add_special_tokens=False, return_offsets_mapping=True)
         for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"]):
-            if token == unknown:
+            if token == tokenizer.unk_token_id:
                 raise InputError(
                     f"the tokenizer does not know {needed[start:end]!r}, a word of a fact, question or answer; make it "
                     "of the texts of the training questions (QuestionData.texts)"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
+from itertools import groupby, takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -34,12 +34,6 @@ def epoch_order(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) 
         pool = sorted(rows[start : start + batch_size * BATCHES_PER_POOL], key=lambda row: lengths[row])
         batches += [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
     return [batches[i] for i in torch.randperm(len(batches), generator=draw).tolist()]
-
-
-def length_order(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Return the indices of all rows in batches, shortest rows first."""
-    rows = sorted(range(len(lengths)), key=lambda row: lengths[row])
-    return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
 
 
 def padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
@@ -88,35 +82,31 @@ class SubwordDropout:
         self.names = {i: name for name, i in self.vocabulary.items() if name != model.get("unk_token")}
         self.max_length, self.share, self.seed = max_length, share, seed
         encoded = tokenize(tokenizer, list(data.texts))
-        self.numbers: dict[Word, int] = {}
+        known: dict[Word, Word] = {}  # Texts share their words.
         self.texts = [
-            [self.numbers.setdefault(word, len(self.numbers)) for word in words(ids, encoded.word_ids(i))]
+            [known.setdefault(word, word) for word in words(ids, encoded.word_ids(i))]
             for i, ids in enumerate(encoded["input_ids"])
         ]
-        self.letters = [self._letters(word) for word in self.numbers]
-        self.special = [word.special for word in self.numbers]
+        self.letters = {word: self._letters(word) for word in known}
 
     def rows(self, epoch: int) -> list[list[int]]:
         """Return every text as token ids of this epoch's segmentation, the same for the same seed and epoch."""
         cuts = self.cuts(epoch)
         return [self.row(text, cuts) for text in range(len(self.texts))]
 
-    def cuts(self, epoch: int) -> list[list[int]]:
+    def cuts(self, epoch: int) -> dict[Word, list[int]]:
         """Return the token ids of every distinct word in this epoch."""
         draw = random.Random(self.seed * 1_000_003 + epoch)
-        return [
-            list(word.ids) if letters is None else [self.vocabulary[part] for part in self.cut(letters, draw)]
-            for word, letters in zip(self.numbers, self.letters)
-        ]
+        return {
+            word: list(word.ids) if letters is None else [self.vocabulary[part] for part in self.cut(letters, draw)]
+            for word, letters in self.letters.items()
+        }
 
-    def row(self, number: int, cuts: Sequence[Sequence[int]]) -> list[int]:
+    def row(self, number: int, cuts: Mapping[Word, Sequence[int]]) -> list[int]:
         """Return one text as token ids of the given segmentations."""
         text = self.texts[number]
-        end = len(text)
-        while end and self.special[text[end - 1]]:
-            end -= 1
-        tail = [token for word in text[end:] for token in cuts[word]]
-        body = [token for word in text[:end] for token in cuts[word]]
+        end = len(text) - sum(1 for _ in takewhile(lambda word: word.special, reversed(text)))
+        body, tail = ([token for word in part for token in cuts[word]] for part in (text[:end], text[end:]))
         return (body if self.max_length is None else body[: self.max_length - len(tail)]) + tail
 
     def cut(self, letters: str, draw: random.Random) -> list[str]:
@@ -145,6 +135,6 @@ def words(ids: list[int], word_ids: list[int | None]) -> list[Word]:
     """Group a text's token ids by word; each special token (None) is its own group."""
     found = []
     for number, group in groupby(zip(ids, word_ids), key=lambda pair: pair[1]):
-        tokens = [token for token, _ in group]
-        found += [Word((t,), True) for t in tokens] if number is None else [Word(tuple(tokens), False)]
+        tokens = tuple(token for token, _ in group)
+        found += [Word((t,), True) for t in tokens] if number is None else [Word(tokens, False)]
     return found

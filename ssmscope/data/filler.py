@@ -23,10 +23,7 @@ def _without_world(filler: tuple[str, ...]) -> list[str]:
 
 
 def without_world(filler: Sequence[str]) -> list[str]:
-    """Return the sentences that name no person, place or object of the world, with single spaces.
-
-    A single text, or sentences of which none is left, raise InputError.
-    """
+    """Return the sentences that name nothing of the world, with single spaces; raise InputError if there is none."""
     if isinstance(filler, str):
         raise InputError("the filler is one text; give sentences, e.g. of sentences(load_lines('wikitext2'))")
     if kept := _without_world(tuple(filler)):
@@ -38,13 +35,8 @@ GENERATED = "generated"
 
 
 def load_filler(source: str | Path | None, split: str = "test") -> tuple[str, ...] | None:
-    """Load the sentences of a text as filler; return None for `generated` or None, the sentences of the grammar.
-
-    Args:
-        source: `generated`, `wikitext2`, or a file that `load_lines` reads.
-        split: split of the questions. Test questions use WikiText's test split, all others its validation split. A file
-            is the same for all.
-    """
+    """Load the sentences of a known text or a file as filler; return None for `generated` or None, the grammar's.
+    Questions of the split `test` use a known text's test split, all others its validation split."""
     if source is None or source == GENERATED:
         return None
     known = str(source) in LINE_SOURCES
@@ -52,12 +44,9 @@ def load_filler(source: str | Path | None, split: str = "test") -> tuple[str, ..
 
 
 def sentences(lines: Sequence[str]) -> tuple[str, ...]:
-    """Split lines of prose into sentences, in order; raise InputError if there is none.
-
-    Headings (`= Title =`), blank lines and fragments of fewer than three words are left out. In a line with spaces
-    before full stops, as in WikiText, only those end a sentence; elsewhere a full stop ends one if a space and a
-    capital letter, digit or quote follow.
-    """
+    """Split lines of prose into sentences, in order; raise InputError if there is none. Headings (`= Title =`), blank
+    lines and fragments of fewer than three words are left out. In a line with spaces before full stops, as in WikiText,
+    only those end a sentence; elsewhere a full stop ends one if a space and a capital letter, digit or quote follow."""
     found: list[str] = []
     for line in lines:
         text = " ".join(line.split())
@@ -90,9 +79,8 @@ ENDINGS = (
 def generated(random: np.random.Generator, number: int, spaced: bool = True) -> list[str]:
     """Draw sentences of a small grammar that name nothing of the world: `In spring the old river changes again .`"""
     parts = (OPENINGS, QUALITIES, THINGS, DEEDS, ENDINGS)
-    draws = np.stack([random.integers(len(part), size=number) for part in parts], axis=1)
-    chosen = ([part[i] for part, i in zip(parts, row)] for row in draws)
-    made = [f"{opening} {quality} {thing} {deed}{ending}." for opening, quality, thing, deed, ending in chosen]
+    columns = [np.array(part)[random.integers(len(part), size=number)].tolist() for part in parts]
+    made = [f"{opening} {quality} {thing} {deed}{ending}." for opening, quality, thing, deed, ending in zip(*columns)]
     return list(map(spaced_out, made)) if spaced else made
 
 

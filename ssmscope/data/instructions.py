@@ -7,8 +7,6 @@ unseen prompts.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from ssmscope.core.tokenizing import tokenize
-from ssmscope.data.prompts import TASK_PROMPTS, content_of
+from ssmscope.data.prompts import CONTENT, TASK_PROMPTS, content_of
 from ssmscope.data.text import SOURCES, TextData, load_text
+from ssmscope.data.tokens import fingerprint_of
 from ssmscope.errors import InputError, did_you_mean
 
 TASKS = ("sst2", "wnli", "snli")
@@ -30,16 +29,9 @@ UNSEEN_TEMPLATES = 2
 
 @dataclass(frozen=True)
 class InstructionData:
-    """Prompts and their classes; the prompts of one example are consecutive.
-
-    Attributes:
-        split: `train`, `validation`, `test` or `unseen` (test examples in held-out templates).
-        sources: split of each task's data set that the examples come from.
-        texts, tasks: the prompts and the task of each.
-        labels: class id of each prompt, an index into the words of its task.
-        templates: template of each prompt, an index into `TASK_PROMPTS[task].templates`.
-        examples: example number of each prompt: 0, 0, …, 1, …
-    """
+    """Prompts (`texts`), and for each its task, class (an index into the task's words), template (an index) and example
+    (0, 0, …, 1, …). `split` is `train`, `validation`, `test` or `unseen` (test examples in held-out templates), and
+    `sources` the split of each task's data set that the examples come from."""
 
     name: str
     split: str
@@ -66,8 +58,7 @@ class InstructionData:
     @property
     def fingerprint(self) -> str:
         """First 16 hexadecimal digits of the SHA-256 of prompts and answers."""
-        content = json.dumps([self.texts, self.answers], ensure_ascii=False).encode("utf-8", "surrogatepass")
-        return hashlib.sha256(content).hexdigest()[:16]
+        return fingerprint_of([self.texts, self.answers], ensure_ascii=False)
 
     def drawn(self, *seed: int) -> list[int]:
         """Draw one prompt of every example and return their indices; the same `seed` numbers give the same prompts."""
@@ -85,7 +76,7 @@ def instruction_data(parts: Sequence[TextData], split: str, *, unseen: bool = Fa
     """Put every text into each training template of its task, or into each held-out one (`unseen`)."""
     numbered = enumerate((part.name, *each) for part in parts for each in zip(part.texts, part.labels))
     rows = [
-        (TASK_PROMPTS[task].templates[at].replace("{content}", content_of(task, text)), label, task, at, number)
+        (TASK_PROMPTS[task].templates[at].replace(CONTENT, content_of(task, text)), label, task, at, number)
         for number, (task, text, label) in numbered
         for at in template_numbers(task, unseen=unseen)
     ]
@@ -105,11 +96,8 @@ def roles(task: str, splits: Collection[str]) -> tuple[str, str | None, str | No
 
 def splits_of(task: str) -> tuple[str, ...]:
     """Return the available splits of a data set: those in `$SSMSCOPE_DATA` if that is set, else the hub's."""
-    known = SOURCES[task].splits
-    folder = os.environ.get("SSMSCOPE_DATA")
-    if not folder:
-        return known
-    return tuple(split for split in known if Path(folder, task, f"{split}.parquet").exists())
+    folder, known = os.environ.get("SSMSCOPE_DATA"), SOURCES[task].splits
+    return tuple(split for split in known if not folder or Path(folder, task, f"{split}.parquet").exists())
 
 
 def chosen_tasks(mixture: str | None) -> tuple[str, ...]:
@@ -129,14 +117,9 @@ def chosen_tasks(mixture: str | None) -> tuple[str, ...]:
 def load_mixture(
     mixture: str | None = None, *, examples: int = 10_000, held_out: float = 0.1, share: float = 1.0, seed: int = 0
 ) -> dict[str, InstructionData | None]:
-    """Load the parts `train`, `validation`, `test` and `unseen` of a mixture of tasks; an empty part is None.
-
-    Args:
-        mixture: comma-separated tasks, by default all.
-        examples: maximum number of training examples per task; at most a tenth as many choose the epoch.
-        held_out: share of a task's training examples that chooses the epoch if the task has no split for it.
-        share: share of the training examples to use.
-    """
+    """Load the parts `train`, `validation`, `test` and `unseen` of a mixture of tasks; an empty part is None. At most
+    `examples` per task are for training, of which a `share` is used, and a tenth as many for choosing the epoch:
+    `held_out` from the training examples if the task has no split for it."""
     found: dict[str, list[TextData]] = {"train": [], "validation": [], "test": []}
     for task in chosen_tasks(mixture):
         trained, choosing, tested = roles(task, splits_of(task) or SOURCES[task].splits)
@@ -156,38 +139,29 @@ def load_mixture(
 
 
 def label_tokens(tokenizer: Any, tasks: Collection[str]) -> dict[tuple[str, int], tuple[int, ...]]:
-    """Return the token of every class's word as it follows a prompt after a space, by task and template index.
-
-    Raises:
-        InputError: if a word is not exactly one token there, or two words are the same token.
-    """
+    """Return the token of every class's word as it follows a prompt after a space, by task and template index. A word
+    that is not exactly one token there, or two words of the same token, raise InputError."""
     found = {}
-    for task in tasks:
-        for at, template in enumerate(TASK_PROMPTS[task].templates):
-            prompt, words = template.replace("{content}", "a text"), list[int]()
-            before = _ids(tokenizer, prompt)
-            for word in TASK_PROMPTS[task].words:
-                whole = _ids(tokenizer, _answered(prompt, word))
-                if whole[:-1] != before:
-                    raise InputError(
-                        f"the label word '{word}' of {task} is not one token after prompt {at + 1}; use a tokenizer "
-                        "that knows it as a whole, or one of a larger vocabulary"
-                    )
-                words.append(whole[-1])
-            if len({*words}) < len(words):
-                raise InputError(f"two label words of {task} are the same token; use one that separates them")
-            found[task, at] = tuple(words)
+    for task, at, template in ((name, *each) for name in tasks for each in enumerate(TASK_PROMPTS[name].templates)):
+        prompt, words = template.replace(CONTENT, "a text"), TASK_PROMPTS[task].words
+        texts = [prompt, *(answered(prompt, word) for word in words)]
+        before, *longer = tokenize(tokenizer, texts, add_special_tokens=False)["input_ids"]
+        for word, whole in zip(words, longer):
+            if whole[:-1] != before:
+                raise InputError(
+                    f"the label word '{word}' of {task} is not one token after prompt {at + 1}; use a tokenizer that "
+                    "knows it as a whole, or one of a larger vocabulary"
+                )
+        found[task, at] = tuple(whole[-1] for whole in longer)
+        if len({*found[task, at]}) < len(words):
+            raise InputError(f"two label words of {task} are the same token; use one that separates them")
     return found
-
-
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    return tokenize(tokenizer, text, add_special_tokens=False)["input_ids"]
 
 
 def spoken(data: InstructionData) -> list[str]:
     """Return every prompt with its answer, as training text for a tokenizer."""
-    return list(map(_answered, data.texts, data.answers))
+    return list(map(answered, data.texts, data.answers))
 
 
-def _answered(prompt: str, word: str) -> str:
-    return prompt + ("" if prompt[-1].isspace() else " ") + word
+def answered(prompt: str, word: str) -> str:
+    return prompt + " " * (not prompt[-1].isspace()) + word

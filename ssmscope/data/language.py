@@ -16,7 +16,7 @@ import numpy as np
 from ssmscope.core.batching import MAX_TOKENS_PER_ROW, refuse_above
 from ssmscope.core.reading import read_text
 from ssmscope.core.tokenizing import tokenize
-from ssmscope.data.rows import SUFFIXES, checked_column, checked_path, read_rows, text_of
+from ssmscope.data.rows import SUFFIXES, Row, checked_column, checked_path, read_rows, text_of
 from ssmscope.data.text import LINE_SOURCES, known_rows
 from ssmscope.data.tokenizer import fast_tokenizer
 from ssmscope.data.tokens import IGNORED, TokenData
@@ -35,34 +35,29 @@ DOCUMENTS = ("books",)
 def load_lines(data: str | Path, split: str | None = None) -> tuple[str, ...]:
     """Load the lines of a known text or of a file, stripped of white space. Blank lines are kept.
 
-    Args:
-        data: `wikitext2` (WikiText-2, words separated by spaces and rare ones written `<unk>`), `books` (English
-            novels), a .txt file, or a csv, tsv, jsonl or parquet file with a column `text`.
-        split: `train`, `validation` or, by default, `test` of a known text. A file has no splits.
-
-    Raises:
-        InputError: for an unknown name or split, a file that cannot be read, a missing column, or no word at all.
+    The data are `wikitext2` (WikiText-2, words separated by spaces and rare ones written `<unk>`), `books` (English
+    novels), of the split `train`, `validation` or (default) `test`, a .txt file, or a csv, tsv, jsonl or parquet file
+    with a column `text`. Raise InputError for what cannot be read, a missing column, or no word at all.
     """
     if isinstance(data, str) and data in LINE_SOURCES:
         source = LINE_SOURCES[data]
-        rows, place = known_rows(data, source, split or source.default_split)
-        texts = [_text(row, number, place) for number, row in enumerate(rows, 1)]
+        rows = known_rows(data, source, split or source.default_split)
+        texts = list(map(_text, rows))
         # The hub's files, cut at line ends, may leave an empty last row, which is no line.
-        return _lines(texts[:-1] if texts[-1] == "" else texts, place)
+        return _lines(texts[:-1] if texts[-1] == "" else texts, rows[0].place)
     path = Path(data)
     if os.path.isdir(path):
         raise InputError(f"{path} is a directory; give a file of text")
     checked_path(data, LINE_SOURCES, split, suffixes=(".txt", *SUFFIXES), what="text", one_of="")
     if path.suffix.lower() != ".txt":
-        return _lines([_text(row, number, path) for number, row in enumerate(read_rows(path), 1)], path)
+        return _lines(list(map(_text, read_rows(path))), path)
     return _lines([read_text(path, str(path)).replace("\r\n", "\n").replace("\r", "\n")], path)
 
 
-def _text(row: Any, number: int, place: str | Path) -> str:
-    value = checked_column(row, "text", number, place)
-    if value is None:
-        raise InputError(f"row {number} of {place} has no text; every row needs one, which may be blank")
-    return text_of(value, "text", number, place)
+def _text(row: Row) -> str:
+    if checked_column(row, "text") is None:
+        raise InputError(f"{row.where} has no text; every row needs one, which may be blank")
+    return text_of(row)
 
 
 def _lines(texts: Sequence[str], place: str | Path) -> tuple[str, ...]:
@@ -73,11 +68,8 @@ def _lines(texts: Sequence[str], place: str | Path) -> tuple[str, ...]:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer of UTF-8 bytes: 256 tokens, the byte's value being its id.
-
-    Every text can be encoded and is decoded exactly. There are no special tokens. In `word_ids`, the bytes of a word
-    belong together with the space before it.
-    """
+    """Return a tokenizer of UTF-8 bytes: 256 tokens, the byte's value being its id, and no special tokens. In
+    `word_ids`, the bytes of a word belong together with the space before it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -92,10 +84,8 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 def word_tokenizer(lines: Sequence[str], *, vocabulary: int = 10_000) -> PreTrainedTokenizerFast:
     """Make a tokenizer of the most frequent white-space-separated words of `lines`; ties are in alphabetical order.
-
     There are at most `vocabulary` tokens: id 0 is `<unk>`, any other word, and id 1 `<eos>`, the end of a line, which
-    `language_data` adds; encoding a text adds no token. Decoding joins the words with single spaces.
-    """
+    `language_data` adds; encoding a text adds no token. Decoding joins the words with single spaces."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     if vocabulary < 3:
@@ -115,10 +105,8 @@ def word_tokenizer(lines: Sequence[str], *, vocabulary: int = 10_000) -> PreTrai
 
 
 def symbol_tokenizer(tokens: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Make a tokenizer of a synthetic task's symbols, written with white space between them; the index is the id.
-
-    There are no special tokens, and a text with any other symbol cannot be encoded (`tokenize` names it).
-    """
+    """Make a tokenizer of a synthetic task's symbols, written with white space between them; the index is the id. There
+    are no special tokens, and a text with any other symbol cannot be encoded (`tokenize` names it)."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     if not tokens:
@@ -147,16 +135,13 @@ def language_data(
 
     Every line is followed by the tokenizer's `eos_token`, or by a line end if it has none. The text is one stream: a
     row's last target is the first token of the next row, so all tokens but the first are predicted exactly once. The
-    rest of the last row is padding without targets.
-
-    Raises:
-        InputError: for a length below 1 or too large, fewer than two tokens, or a symbol unknown to the tokenizer.
+    rest of the last row is padding without targets. Raise InputError for a length below 1 or too large, fewer than two
+    tokens, or a symbol unknown to the tokenizer.
     """
     _check_length(length)
     refuse_above(MAX_TOKENS_PER_ROW, length=length)
-    end = tokenizer.eos_token_id
-    texts = [line if end is not None else line + "\n" for line in lines]
-    tail = [] if end is None else [end]
+    tail = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    texts = [line if tail else line + "\n" for line in lines]
     rows = tokenize(tokenizer, texts, add_special_tokens=False)["input_ids"] if texts else []
     stream = np.array([i for row in rows for i in (*row, *tail)], dtype=np.int64)
     if len(stream) < 2:
@@ -171,12 +156,10 @@ def _check_length(length: int) -> None:
 
 def next_token_rows(stream: np.ndarray, length: int, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
     """Cut a stream of token ids into rows, (rows, length) inputs and next-token targets, the last one padded."""
-    count = -(-(len(stream) - 1) // length)
-    padding = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    ids = np.full(count * length, padding, dtype=np.int64)
-    targets = np.full(count * length, IGNORED, dtype=np.int64)
-    ids[: len(stream) - 1], targets[: len(stream) - 1] = stream[:-1], stream[1:]
-    return ids.reshape(count, length), targets.reshape(count, length)
+    short = -(len(stream) - 1) % length
+    ids = np.pad(stream[:-1], (0, short), constant_values=tokenizer.pad_token_id or 0)
+    targets = np.pad(stream[1:], (0, short), constant_values=IGNORED)
+    return ids.reshape(-1, length), targets.reshape(-1, length)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,35 +170,24 @@ class DocumentData(TokenData):
 
 
 def load_documents(data: str, split: str | None = None) -> tuple[str, ...]:
-    """Load the documents of a known text, unchanged, by default of its split `test`.
-
-    `books` (English novels in the public domain, in documents of about 10,000 characters) is read from
-    `$SSMSCOPE_DATA/books/<split>.parquet`.
-
-    Raises:
-        InputError: an unknown name or split, rows that cannot be read, or one without a text.
-    """
+    """Load the documents of a known text, unchanged, by default of its split `test`. `books` (English novels in the
+    public domain, in documents of about 10,000 characters) is read from `$SSMSCOPE_DATA/books/<split>.parquet`. Raise
+    InputError for an unknown name or split, rows that cannot be read, or one without a text."""
     if data not in DOCUMENTS:
         raise InputError(f"unknown documents '{data}'; give {', '.join(DOCUMENTS)}{did_you_mean(data, DOCUMENTS)}")
     source = LINE_SOURCES[data]
-    rows, place = known_rows(data, source, split or source.default_split)
-    texts = []
-    for number, row in enumerate(rows, 1):
-        text = checked_column(row, "text", number, place)
+    rows = known_rows(data, source, split or source.default_split)
+    texts = tuple(checked_column(row, "text") for row in rows)
+    for row, text in zip(rows, texts):
         if not isinstance(text, str) or not text.strip():
-            raise InputError(f"row {number} of {place} has no text; every row needs one")
-        texts.append(text)
-    return tuple(texts)
+            raise InputError(f"{row.where} has no text; every row needs one")
+    return texts
 
 
 def characters_of_tokens(tokenizer: Any) -> np.ndarray:
     """Count the characters that begin in each token of a byte-level tokenizer, (tokens,) int64; 0 for special tokens.
-
     Every UTF-8 character has exactly one byte that is no continuation byte (10xxxxxx), so the counts of a text's tokens
-    sum to its number of characters even where a token is part of a character.
-
-    Another kind of tokenizer, or one with a normalizer, raises InputError.
-    """
+    sum to its number of characters. Another kind of tokenizer, or one with a normalizer, raises InputError."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     whole = json.loads(backend.to_str()) if backend is not None else {}
     if (whole.get("decoder") or {}).get("type") != "ByteLevel" or whole.get("normalizer") is not None:
@@ -226,9 +198,8 @@ def characters_of_tokens(tokenizer: Any) -> np.ndarray:
     # U+0080 to U+00BF are byte 194 and one continuation byte each, so they show how ByteLevel writes all 64 of these.
     continuation = {cut.pre_tokenize_str(chr(code))[0][0][1] for code in range(0x80, 0xC0)}
     special = {*tokenizer.all_special_tokens}
-    names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    counts = [0 if name in special else sum(letter not in continuation for letter in name) for name in names]
-    return np.array(counts, dtype=np.int64)
+    counts = (0 if name in special else sum(c not in continuation for c in name) for name in token_names(tokenizer))
+    return np.array(list(counts), dtype=np.int64)
 
 
 def document_data(
@@ -237,10 +208,8 @@ def document_data(
     """Join documents into one stream and cut it into rows of `length` tokens with next-token targets.
 
     The stream begins with the tokenizer's end token and has one after each document, so every character is predicted
-    exactly once. The rest of the last row is padding without targets.
-
-    Raises:
-        InputError: for a length below 1, no document, or a tokenizer without an end token or not of bytes.
+    exactly once. The rest of the last row is padding without targets. Raise InputError for a length below 1, no
+    document, or a tokenizer without an end token or not of bytes.
     """
     _check_length(length)
     if not texts:

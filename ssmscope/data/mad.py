@@ -9,9 +9,8 @@ authors' code; each task states where it departs from it. Two differences hold f
 - Training has the same targets as testing. Their code trains the three recall tasks on every next token, most of
   which are unpredictable; `every_token` does so too.
 
-Every task takes `train_examples`, `test_examples` and `seed`, returns a training and a test set, and raises InputError
-for sizes that its sequences cannot have. The same seed gives the same data. Training and test set have separate random
-streams, so the number of training examples does not change the test set.
+Every task takes `train_examples`, `test_examples` and `seed`, returns a training and a test set with separate random
+streams, and raises InputError for sizes that its sequences cannot have.
 """
 
 from __future__ import annotations
@@ -34,12 +33,9 @@ Parts = tuple[TokenData, TokenData]
 
 @dataclass(frozen=True, eq=False)
 class CompressionData(TokenData):
-    """Sequences to compress into the hidden state at their last token; not a next-token prediction task.
-
-    `targets[:, t]` is `ids[:, t]`, predicted by a decoder that reads only the hidden state of the LAST position and a
-    code for `t`: `logits[:, t] = decoder(hidden[:, -1] + code[t])`. The last position, with the token `compress`, has
-    no target.
-    """
+    """Sequences to compress into the hidden state at their last token; not a next-token prediction task. `targets[:,
+    t]` is `ids[:, t]`, predicted by a decoder that reads only the hidden state of the LAST position and a code for `t`:
+    `logits[:, t] = decoder(hidden[:, -1] + code[t])`. The last position, with the token `compress`, has no target."""
 
 
 class Part(NamedTuple):
@@ -62,11 +58,10 @@ def generator(
     name: str, *, train_examples: int = 12800, kind: type[TokenData] = TokenData
 ) -> Callable[[Callable[..., Drawn]], Callable[..., Parts]]:
     """Register a function that draws a part of a task as the generator of its training and test set."""
-    default = train_examples
 
     def register(draw: Callable[..., Drawn]) -> Callable[..., Parts]:
         def generate(
-            *, train_examples: int = default, test_examples: int = 1280, seed: int = 0, **sizes: int | float
+            *, train_examples: int = train_examples, test_examples: int = 1280, seed: int = 0, **sizes: int | float
         ) -> Parts:
             refuse_below(1, train_examples=train_examples, test_examples=test_examples)
             refuse_below(0, seed=seed)
@@ -89,11 +84,9 @@ def generator(
 
 @generator("associative-recall")
 def associative_recall(part: Part, *, length: int = 128, vocabulary: int = 16, every_token: bool = False) -> Drawn:
-    """Draw in-context recall (multi-query): pairs of a key and its value, drawn anew for every sequence.
-
-    A key keeps its value within a sequence; whenever it recurs, its value is the target. The key of the last pair has
-    always occurred before. Several keys may have the same value. One half of the vocabulary are keys, the other values.
-    """
+    """Draw in-context recall (multi-query): pairs of a key and its value, drawn anew for every sequence. Whenever a key
+    recurs, its value is the target; the key of the last pair has always occurred before. Several keys may have the same
+    value. One half of the vocabulary are keys, the other values."""
     return _recall(part, length, vocabulary, 0, 0.0, every_token)
 
 
@@ -107,11 +100,9 @@ def noisy_recall(
     noise: float = 0.2,
     every_token: bool = False,
 ) -> Drawn:
-    """Draw noisy in-context recall: `associative_recall` with tokens of another vocabulary between the pairs.
-
-    As in the authors' code, each pair is replaced with probability `noise` by two independent noise tokens, which are
-    `noise_vocabulary` of the `vocabulary`. One pair at a random position and the last pair are always kept.
-    """
+    """Draw noisy in-context recall: `associative_recall` with tokens of another vocabulary between the pairs. As in the
+    authors' code, each pair is replaced with probability `noise` by two independent noise tokens, which are
+    `noise_vocabulary` of the `vocabulary`. One pair at a random position and the last pair are always kept."""
     refuse_below(1, noise_vocabulary=noise_vocabulary)
     return _recall(part, length, vocabulary, noise_vocabulary, noise, every_token)
 
@@ -145,10 +136,8 @@ def mqar(part: Part, *, length: int = 64, vocabulary: int = 64, pairs: int = 4, 
     After the `pairs`, every second position is a slot for a key; the p-th slot is taken with a probability proportional
     to p^(`power` − 1), so that distances follow a power law, and are uniform for 1. Keys and values, each one half of
     the vocabulary, are distinct within a sequence. The value is the target at the queried key but does not follow it in
-    the input; all other positions hold random tokens.
-
-    The paper's vocabulary is 8,192, with 4 to 64 pairs at lengths of 64 to 512; 256 pairs just fit into 1,024 tokens.
-    Their code fills with any token, including keys of the sequence without a target; here no key occurs a third time.
+    the input; all other positions hold random tokens. The paper's vocabulary is 8,192, with 4 to 64 pairs at lengths of
+    64 to 512. Their code fills with any token, including keys without a target; here no key occurs a third time.
     """
     refuse_below(1, pairs=pairs)
     halves = _refuse_pairs(length, vocabulary, 0)
@@ -187,13 +176,11 @@ def fuzzy_recall(
     """Draw fuzzy in-context recall: keys and values are runs of one or more tokens.
 
     Their lengths are uniform on 1…`key_tokens` and 1…`value_tokens`, and the tokens of a run are distinct; in the test
-    set every key has `key_tokens`. When a key recurs, every token of its value is a target: the first after the key's
-    last token, the others after the value's previous one. The last key has always occurred before. Padding is on the
-    left.
+    set every key has `key_tokens`. When a key recurs, every token of its value is a target. The last key has always
+    occurred before. Padding is on the left.
 
-    The paper divides the whole vocabulary equally into keys and values, the authors' code all but the padding, as
-    here. Their code draws the last key first and sometimes fails to place it among the earlier ones; here it is drawn
-    from the distinct keys that occurred.
+    The paper divides the whole vocabulary equally into keys and values, the authors' code all but the padding, as here.
+    Their code draws the last key first and sometimes fails to place it earlier; here it is drawn from those before.
     """
     refuse_below(1, key_tokens=key_tokens, value_tokens=value_tokens)
     refuse_below(max(2 * max(2, key_tokens) + 1, 2 * max(2, value_tokens)), vocabulary=vocabulary)
@@ -224,14 +211,12 @@ def fuzzy_recall(
     start = length - size[:, ::-1].cumsum(axis=1)[:, ::-1]
     ids = np.full((examples, length), tokens.index("pad"), dtype=np.int64)
     targets = np.full_like(ids, IGNORED)
-    for i in range(key_tokens):
-        row, pair = np.nonzero(kept & (i < key_size))
-        ids[row, start[row, pair] + i] = key[row, pair, i]
-    for i in range(value_tokens):
-        row, pair = np.nonzero(kept & (i < value_size))
-        spot, known = start[row, pair] + key_size[row, pair] + i, first[row, pair] < pair
-        ids[row, spot] = value[row, pair, i]
-        targets[row[known], spot[known] - 1] = value[row, pair, i][known]
+    row, pair, i = np.nonzero(kept[..., None] & (np.arange(key_tokens) < key_size[..., None]))
+    ids[row, start[row, pair] + i] = key[row, pair, i]
+    row, pair, i = np.nonzero(kept[..., None] & (np.arange(value_tokens) < value_size[..., None]))
+    spot, known = start[row, pair] + key_size[row, pair] + i, first[row, pair] < pair
+    ids[row, spot] = value[row, pair, i]
+    targets[row[known], spot[known] - 1] = value[row, pair, i][known]
     return *_asked(part, ids, targets, every_token), tokens
 
 
@@ -240,10 +225,8 @@ def selective_copying(part: Part, *, length: int = 256, vocabulary: int = 16, co
     """Draw selective copying: `copied` tokens scattered among blanks, to be repeated in order after a copy token.
 
     After the copy token come as many blanks as there are tokens to copy; the target at each is the next of these. The
-    vocabulary includes the blank and the copy token.
-
-    In the authors' code a blank never follows the last token to copy, and the positions of blanks do not depend on the
-    seed. Here all choices of positions before the copy token are equally likely and drawn with the seed.
+    vocabulary includes both. In the authors' code a blank never follows the last token to copy, and the positions of
+    blanks do not depend on the seed; here all choices of positions are equally likely and drawn with the seed.
     """
     refuse_below(1, copied=copied)
     refuse_below(4, vocabulary=vocabulary)
@@ -281,12 +264,10 @@ def memorization(part: Part, *, length: int = 32, vocabulary: int = 256) -> Draw
     """Draw memorization: one dictionary of keys and values for all sequences, to be learnt by heart.
 
     Keys alternate with an insert token, whose target is the value of the preceding key. Values never occur in the
-    input, and no two keys share one. The seed determines the dictionary, whatever the numbers of examples. Of the
-    vocabulary but the insert token, the lower half are keys, the rest values.
+    input, and no two keys share one. Of the vocabulary but the insert token, the lower half are keys, the rest values.
 
     A key occurs about `train_examples * length / vocabulary` times in training: 32 times by default, once in the
-    paper's hardest setting, a vocabulary of 8192. Keys are drawn with replacement, so if that number is small the test
-    set has some keys that training never showed.
+    paper's hardest setting, a vocabulary of 8192. If that is few, the test set has keys that training never showed.
     """
     refuse_below(2, length=length)
     _refuse_odd(length)
@@ -344,10 +325,8 @@ def one_of(allowed: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def weighted(weights: np.ndarray, count: int, examples: int, random: np.random.Generator) -> np.ndarray:
-    """Draw (examples, count) indices without replacement, with probabilities proportional to `weights`.
-
-    They are the largest values of log weight + Gumbel noise, in order.
-    """
+    """Draw (examples, count) indices without replacement, with probabilities proportional to `weights`. They are the
+    largest values of log weight + Gumbel noise, in order."""
     noisy = np.log(weights) + random.gumbel(size=(examples, len(weights)))
     return np.argsort(-noisy, axis=1)[:, :count]
 

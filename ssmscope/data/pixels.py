@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ssmscope.data.rows import check_split, checked_class_id, checked_label, checked_path, first_line
+from ssmscope.data.rows import Row, check_split, checked_class_id, checked_path, first_line
 from ssmscope.data.text import SOURCES, Source, TextData, known_rows, load_text
 from ssmscope.data.tokens import ArrayData
 from ssmscope.errors import InputError, did_you_mean
@@ -44,14 +44,8 @@ CIFAR10 = Source(
 
 @dataclass(frozen=True, eq=False)
 class PixelData(ArrayData):
-    """Images with their classes, one token per pixel: row by row, from the top left.
-
-    Attributes:
-        pixels: (examples, height · width, channels) uint8; a model reads `pixels` / 255.
-        labels: (examples,) int64 class ids.
-        label_names: names of the classes.
-        shape: (height, width).
-    """
+    """Images with their class ids `labels` (examples,), one token per pixel: row by row, from the top left. `pixels`
+    are (examples, height · width, channels) uint8, of which a model reads 1 / 255, and `shape` is (height, width)."""
 
     pixels: np.ndarray
     labels: np.ndarray
@@ -64,13 +58,11 @@ class PixelData(ArrayData):
 
 
 def load_pixels(data: str, split: str | None = None) -> PixelData:
-    """Load one split of a known data set of images.
+    """Load one split of a known data set of images, `train` or `test` (default).
 
-    Args:
-        data: `cifar10` (32 × 32 RGB, 1024 tokens of 3 channels; 50,000 and 10,000 images) is read from
-            `$SSMSCOPE_DATA/cifar10/<split>.parquet` when that variable is set, else through `datasets` from the hub.
-            `digits` (8 × 8 grey, 64 tokens of 1 channel) is the function `digits` with seed 0.
-        split: `train` or `test`; by default `test`.
+    `cifar10` (32 × 32 RGB, 1024 tokens of 3 channels; 50,000 and 10,000 images) is read from
+    `$SSMSCOPE_DATA/cifar10/<split>.parquet` when that variable is set, else through `datasets` from the hub. `digits`
+    (8 × 8 grey, 64 tokens of 1 channel) is the function `digits` with seed 0.
     """
     if data not in KNOWN:
         raise InputError(f"unknown images {data!r}; give one of {', '.join(KNOWN)}{did_you_mean(str(data), KNOWN)}")
@@ -79,10 +71,9 @@ def load_pixels(data: str, split: str | None = None) -> PixelData:
     if data == "digits":
         train, test = digits()
         return train if split == "train" else test
-    rows, place = known_rows(data, CIFAR10, split)
-    numbered = list(enumerate(rows, 1))
-    labels = [checked_class_id(checked_label(row, at, place), CIFAR10.labels, at, place) for at, row in numbered]
-    pixels, shape = decoded([_image_of(row, at, place) for at, row in numbered], "RGB", place)
+    rows = known_rows(data, CIFAR10, split)
+    labels = [checked_class_id(row, CIFAR10.labels) for row in rows]
+    pixels, shape = decoded(list(map(_image_of, rows)), "RGB", str(rows[0].place) if rows else f"{data} ({split})")
     return PixelData(data, split, pixels, np.array(labels, dtype=np.int64), CIFAR10.labels, shape)
 
 
@@ -102,10 +93,8 @@ def digits(*, seed: int = 0, test: float = 0.2) -> tuple[PixelData, PixelData]:
     """Load a training and a test part of scikit-learn's 1797 handwritten digits (UCI, test part), 8 × 8 grey pixels.
 
     A grey value g from 0 to 16 becomes round(255 g / 16), halves to the even neighbour. A share `test` of the images,
-    drawn with `seed`, is the test part; the rest is the training part.
-
-    Raises:
-        InputError: without scikit-learn, or for a share that leaves a part empty.
+    drawn with `seed`, is the test part; the rest is the training part. Raise InputError without scikit-learn, or for
+    a share that leaves a part empty.
     """
     try:
         from sklearn.datasets import load_digits
@@ -116,32 +105,20 @@ def digits(*, seed: int = 0, test: float = 0.2) -> tuple[PixelData, PixelData]:
     bunch = load_digits()
     pixels = np.rint(np.asarray(bunch.data) * (255 / 16)).astype(np.uint8)[:, :, None]
     labels = np.asarray(bunch.target, dtype=np.int64)
-    held = round(test * len(labels))
-    if not 0 < held < len(labels):
-        raise InputError(f"a test share of {test} was asked for; it must leave both parts some of {len(labels)} images")
     everything = PixelData("digits", "all", pixels, labels, tuple("0123456789"), (8, 8))
-    order = np.random.default_rng(seed).permutation(len(labels))
-    return (
-        everything.take(np.sort(order[held:]), split="train"),
-        everything.take(np.sort(order[:held]), split="test"),
-    )
+    return everything.divide(test, seed=seed, what="a test share of", splits=("train", "test"))
 
 
 def read_images(
     files: Sequence[str | os.PathLike[str]], channels: int, shape: Sequence[int] | None = None
 ) -> np.ndarray:
     """Read image files as tokens (files, height · width, channels) uint8, in RGB for 3 channels and in grey for 1.
-
-    Raises:
-        InputError: if a file cannot be read, is no image, has more than 8 bits per channel, or another size than
-            `shape` (height, width), by default that of the first. No image is resized.
-    """
+    Raise InputError if a file cannot be read, is no image, has more than 8 bits per channel, or another size than
+    `shape` (height, width), by default that of the first. No image is resized."""
     modes, found = {1: "L", 3: "RGB"}, []
+    if channels not in modes:
+        raise InputError(f"an image file has 1 or 3 channels, the model reads {channels}: give it arrays from Python")
     for file in files:
-        if channels not in modes:
-            raise InputError(
-                f"an image file has 1 or 3 channels, the model reads {channels}: give it arrays from Python"
-            )
         try:
             content = Path(file).read_bytes()
         except OSError as error:
@@ -155,12 +132,8 @@ def decoded(
     images: Sequence[Any], mode: str, place: str, shape: Sequence[int] | None = None
 ) -> tuple[np.ndarray, tuple[int, int]]:
     """Decode images (PNG or JPEG bytes, or PIL images) to tokens (n, height · width, channels) uint8, and return their
-    size (height, width).
-
-    Raises:
-        InputError: if there is no image, or one cannot be decoded, has more than 8 bits per channel or more than
-            `MAX_PIXELS` pixels, or another size than `shape` or the first.
-    """
+    size (height, width). Raise InputError if there is no image, or one cannot be decoded, has more than 8 bits per
+    channel or more than `MAX_PIXELS` pixels, or another size than `shape` or the first."""
     from PIL import Image, UnidentifiedImageError
 
     if not images:
@@ -170,47 +143,41 @@ def decoded(
         opened = Image.open(io.BytesIO(image), formats=FORMATS) if isinstance(image, bytes) else image
         width, height = opened.size
         if shape is not None and (height, width) != tuple(shape):
-            raise InputError(
-                f"the image {place} is {width} × {height} pixels; the model reads {shape[1]} × {shape[0]}: resize it "
-                "first"
-            )
+            needed = f"the model reads {shape[1]} × {shape[0]}: resize it first"
+            raise InputError(f"the image {place} is {width} × {height} pixels; {needed}")
         if width * height > MAX_PIXELS:
             raise InputError(f"an image of {place} has {width} × {height} pixels; allowed are up to {MAX_PIXELS:,}")
         if opened.mode.startswith(("I", "F")):  # Pillow would clip these at 255.
             raise InputError(f"an image of {place} has more than 8 bits a channel (mode {opened.mode}): save it with 8")
         return np.asarray(opened.convert(mode), dtype=np.uint8)
 
-    pixels, size = np.empty(0, dtype=np.uint8), (0, 0)
     try:
         # Pillow decodes outside Python's lock. Whatever it warns of is either refused or harmless.
         with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
             warnings.simplefilter("ignore")
-            for at, array in enumerate(pool.map(open_image, images)):
-                height, width, channels = array.shape if array.ndim == 3 else (*array.shape, 1)
-                if not at:
-                    size, pixels = (height, width), np.empty((len(images), height * width, channels), dtype=np.uint8)
-                if (height, width) != size:
-                    raise InputError(
-                        f"image {at + 1} of {place} is {width} × {height} pixels, the first {size[1]} × {size[0]}; one "
-                        "size is needed"
-                    )
-                pixels[at] = array.reshape(-1, channels)
+            arrays = list(pool.map(open_image, images))
     except InputError:
         raise
     except UnidentifiedImageError as error:  # Its message is only the address of a buffer.
         raise InputError(f"an image of {place} cannot be decoded: it is no image that Pillow can read") from error
     except (*DECODING_ERRORS, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"an image of {place} cannot be decoded: {first_line(error)}") from error
-    return pixels, size
+    height, width = arrays[0].shape[:2]
+    for at, (tall, wide, *_) in enumerate((array.shape for array in arrays), 1):
+        if (tall, wide) != (height, width):
+            raise InputError(
+                f"image {at} of {place} is {wide} × {tall} pixels, the first {width} × {height}; one size is needed"
+            )
+    return np.stack([array.reshape(height * width, -1) for array in arrays]), (height, width)
 
 
-def _image_of(row: Any, number: int, place: str) -> Any:
+def _image_of(row: Row) -> Any:
     """Return the image of a row: encoded bytes, or an image that `datasets` has opened."""
     column = next((name for name in CIFAR10.columns if name in row), None)
     if column is None:
-        raise InputError(f"row {number} of {place} has no column 'img' or 'image'; its columns are {', '.join(row)}")
+        raise InputError(f"{row.where} has no column 'img' or 'image'; its columns are {', '.join(row)}")
     image = row[column]
     image = image.get("bytes") if isinstance(image, dict) else image
     if image is None:
-        raise InputError(f"row {number} of {place} has an empty {column}; every row needs an image")
+        raise InputError(f"{row.where} has an empty {column}; every row needs an image")
     return image

@@ -7,8 +7,7 @@ Four tasks of two classes:
 - `planted-xor`: the text has two words of direction, and the label says whether they are the same.
 - `planted-position`: the text has several of the eight words, and only the first counts.
 
-Neither the filler, nor the length of a text, nor the position of the planted words depends on the label, except for
-that "first".
+Filler, length and positions of the planted words do not depend on the label, except for that "first".
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
-from ssmscope.data.rows import Row
+Row = dict[str, Any]
 
 FILLER = (
     *("the a of to in on at by with from for and or as so then there here one two some any each this that").split(),
@@ -88,9 +88,7 @@ TASKS: Mapping[str, tuple[Callable[[random.Random, int], Row], tuple[str, str]]]
 
 
 def planted(name: str, split: str) -> list[Row]:
-    """Draw the rows of a task: `text`, `label` (0 and 1, equally often) and `rationale`, a 0 or 1 for every word.
-
-    Every call gives the same rows. Each split has its own seed; splits are not checked for common texts.
-    """
+    """Draw the rows of a task: `text`, `label` (0 and 1, equally often) and `rationale`, a 0 or 1 for every word. Every
+    call gives the same rows. Each split has its own seed; splits are not checked for common texts."""
     draw, (of, _) = random.Random(f"{name} {split}"), TASKS[name]
     return [{**of(draw, at % 2), "label": at % 2} for at in range(SIZES[split])]

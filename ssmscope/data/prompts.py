@@ -40,10 +40,8 @@ def content_of(data_name: str, text: str) -> str:
 def prompts_of(data_name: str) -> TaskPrompts:
     """Return the task prompts of a known data set."""
     if data_name not in TASK_PROMPTS:
-        raise InputError(
-            f"there are no task prompts for {data_name!r}; give templates and words, or one of "
-            f"{', '.join(TASK_PROMPTS)}{did_you_mean(data_name, TASK_PROMPTS)}"
-        )
+        known = f"{', '.join(TASK_PROMPTS)}{did_you_mean(data_name, TASK_PROMPTS)}"
+        raise InputError(f"there are no task prompts for {data_name!r}; give templates and words, or one of {known}")
     return TASK_PROMPTS[data_name]
 
 

@@ -6,7 +6,8 @@ import csv
 import io
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,18 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 MAX_ROWS = 10_000_000
 """Maximum number of rows of a parquet file; a small file can hold any number of equal rows."""
 
-Row = Mapping[str, Any]
+
+class Row(dict[str, Any]):
+    """Values of a row by column, with its number (from 1) and its place, a file or a data set, for error messages."""
+
+    def __init__(self, values: Mapping[str, Any], number: int, place: str | Path) -> None:
+        super().__init__(values)
+        self.number, self.place = number, place
+
+    @property
+    def where(self) -> str:
+        return f"row {self.number} of {self.place}"
+
 
 Spans = tuple[tuple[int, int], ...]
 """Spans of characters [start, end) of a text, in order and not touching."""
@@ -36,11 +48,8 @@ def checked_path(
     what: str = "data",
     one_of: str = "one of ",
 ) -> Path:
-    """Return data as the path of a file.
-
-    Raises:
-        InputError: it is neither a known name nor a file, or a split is given.
-    """
+    """Return data as the path of a file. Raise InputError if it is neither a known name nor a file, or a split is
+    given."""
     path = Path(data)
     if path.suffix.lower() not in suffixes and not os.path.exists(path):
         raise InputError(
@@ -60,11 +69,8 @@ def check_split(name: str, split: str, splits: Sequence[str], kind: str = "") ->
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read the rows of a csv, tsv, jsonl or parquet file as mappings from column to value.
-
-    Raises:
-        InputError: the file is absent, malformed or without rows, or has a column twice or an invalid character.
-    """
+    """Read the rows of a csv, tsv, jsonl or parquet file. Raise InputError if the file is absent, malformed or without
+    rows, or has a column twice or an invalid character."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise InputError(f"{path} is not a data file; its name must end in {', '.join(SUFFIXES)}")
@@ -80,7 +86,11 @@ def read_rows(path: Path) -> list[Row]:
         raise InputError(f"{path} could not be read as {suffix[1:]}: {first_line(error)}") from error
     if not rows:
         raise InputError(f"{path} holds no rows; give at least one text")
-    return rows
+    return numbered(rows, path)
+
+
+def numbered(rows: Iterable[Mapping[str, Any]], place: str | Path) -> list[Row]:
+    return [Row(row, number, place) for number, row in enumerate(rows, 1)]
 
 
 CSV: dict[str, Any] = {"delimiter": ",", "strict": True}
@@ -100,16 +110,15 @@ def _is_quoted(content: str) -> bool:
         )
     except csv.Error:
         return False
-    width = len(quoted[0])
-    if any(len(fields) != width for fields in quoted):
+    if {*map(len, quoted)} != {len(quoted[0])}:
         return False
-    if len(quoted) != len(plain) or any(len(fields) != width for fields in plain):
+    if len(quoted) != len(plain) or {*map(len, plain)} != {len(quoted[0])}:
         return True
     return any('""' in plain_field[1:-1] and plain_field != field
                for rows in zip(quoted, plain) for field, plain_field in zip(*rows))  # fmt: skip
 
 
-def read_table(path: Path) -> list[Row]:
+def read_table(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a csv or tsv file below its header, ignoring blank lines and empty fields beyond the header; a
     short row has None in its missing columns."""
     content, separator = read_text(path, str(path)), "comma"
@@ -117,7 +126,7 @@ def read_table(path: Path) -> list[Row]:
     if path.suffix.lower() == ".tsv":
         dialect, separator = QUOTED_TSV if _is_quoted(content) else PLAIN_TSV, "tab"
     lines = csv.reader(io.StringIO(content, newline=""), **dialect)
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
     header: list[str] = []
     try:
         for fields in lines:
@@ -145,8 +154,8 @@ def _distinct(columns: Sequence[str], path: Path) -> None:
         raise InputError(f"{path} has the column {twice!r:.60} twice; rename or remove one")
 
 
-def read_jsonl(path: Path) -> list[Row]:
-    rows: list[Row] = []
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
     for number, line in enumerate(read_text(path, str(path)).replace("\r", "\n").split("\n"), 1):
         if not line.strip():
             continue
@@ -163,7 +172,7 @@ def read_jsonl(path: Path) -> list[Row]:
     return rows
 
 
-def read_parquet(path: Path) -> list[Row]:
+def read_parquet(path: Path) -> list[dict[str, Any]]:
     import pyarrow
     import pyarrow.parquet
 
@@ -179,36 +188,35 @@ def read_parquet(path: Path) -> list[Row]:
         raise ValueError(first_line(error)) from error
 
 
-READERS: Mapping[str, Callable[[Path], list[Row]]] = {
-    **{".csv": read_table, ".tsv": read_table, ".jsonl": read_jsonl, ".parquet": read_parquet}
-}
+READERS = {".csv": read_table, ".tsv": read_table, ".jsonl": read_jsonl, ".parquet": read_parquet}
 
 
-def checked_column(row: Row, column: str, number: int, place: str | Path) -> Any:
+def checked_column(row: Row, column: str) -> Any:
     if column not in row:
         found = ", ".join(str(name) for name in row if name is not None) or "none"
-        where = place if number == 1 else f"row {number} of {place}"
+        where = row.place if row.number == 1 else row.where
         raise InputError(f"{where} has no column '{column}'; its columns are {found:.300}")
     return row[column]
 
 
-def checked_string(value: str, column: str, number: int, place: str | Path) -> str:
+def checked_string(value: str, column: str, row: Row) -> str:
     """Return the value, or raise InputError if it has an invalid character, as parquet files and hubs may."""
     wrong = no_character(value)
     if wrong is not None:
-        raise InputError(f"the {column} of row {number} of {place} has {wrong}, which is no character; remove it")
+        raise InputError(f"the {column} of {row.where} has {wrong}, which is no character; remove it")
     return value
 
 
-def text_of(value: Any, column: str, number: int, place: str | Path) -> str:
-    """Return a text unchanged, or "" if there is none; raise InputError if the value is no text."""
+def text_of(row: Row, column: str = "text") -> str:
+    """Return the text in a column unchanged, or "" if there is none; raise InputError if the value is no text."""
+    value = checked_column(row, column)
     if value is None or value != value:
         return ""
     if not isinstance(value, str):
         kinds = {bool: "the value", list: "the list", dict: "the struct", bytes: "the bytes"}
         what = kinds.get(type(value), "the number" if isinstance(value, int | float) else f"the {type(value).__name__}")
-        raise InputError(f"row {number} of {place} has {what} {value!r:.40} as its {column}; give a text in quotes")
-    return checked_string(value, column, number, place)
+        raise InputError(f"{row.where} has {what} {value!r:.40} as its {column}; give a text in quotes")
+    return checked_string(value, column, row)
 
 
 def whole(label: str) -> str:
@@ -216,35 +224,34 @@ def whole(label: str) -> str:
     return re.sub(r"^([+-]?\d+)\.0+$", r"\1", label, flags=re.ASCII)
 
 
-def checked_text(row: Row, columns: Sequence[str], number: int, place: str | Path, separator: str = " ") -> str:
+def checked_text(row: Row, *columns: str, separator: str = " ") -> str:
     """Return the stripped text of a row; several columns are joined by the separator."""
-    parts: list[str] = []
-    for column in columns:
-        text = text_of(checked_column(row, column, number, place), column, number, place).strip()
-        if not text:
-            raise InputError(f"row {number} of {place} has an empty {column}; every row needs a text")
-        parts.append(text)
-    return separator.join(parts)
+    parts = {column: text_of(row, column).strip() for column in columns}
+    empty = next((column for column, text in parts.items() if not text), None)
+    if empty is not None:
+        raise InputError(f"{row.where} has an empty {empty}; every row needs a text")
+    return separator.join(parts.values())
 
 
-def checked_label(row: Row, number: int, place: str | Path, column: str = "label") -> str:
+def checked_label(row: Row, column: str = "label") -> str:
     """Return a row's label as a string; integers have no fraction, so that 1 and 1.0 are one class."""
-    value = checked_column(row, column, number, place)
+    value = checked_column(row, column)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not (value is None or isinstance(value, str | int | float)):
-        raise InputError(f"row {number} of {place} has the label {value!r:.40}; a label is a name or a whole number")
-    label = "" if value is None or value != value else checked_string(str(value).strip(), column, number, place)
+        raise InputError(f"{row.where} has the label {value!r:.40}; a label is a name or a whole number")
+    label = "" if value is None or value != value else checked_string(str(value).strip(), column, row)
     if not label:
-        raise InputError(f"row {number} of {place} has no label; every row needs one")
+        raise InputError(f"{row.where} has no label; every row needs one")
     return label
 
 
-def checked_class_id(label: str, names: Sequence[str], number: int, place: str | Path) -> int:
+def checked_class_id(row: Row, names: Sequence[str]) -> int:
     """Return a row's label as an index into `names`, or raise InputError if it is none."""
+    label = checked_label(row)
     if not label.isdecimal() or int(label) >= len(names):
         allowed = ", ".join(f"{i} ({name})" for i, name in enumerate(names))
-        raise InputError(f"row {number} of {place} has the label '{label}'; allowed are {allowed}")
+        raise InputError(f"{row.where} has the label '{label}'; allowed are {allowed}")
     return int(label)
 
 
@@ -269,18 +276,15 @@ def class_ids(
     """
     by_name = {name: at for at, name in enumerate(names)}
     by_index = {str(at): at for at in range(len(names))}
-    allowed = ", ".join(names)
+    allowed = f"0 to {len(names) - 1}" if column == COLUMNS[2] else ", ".join(names)
     readings = dict(zip(COLUMNS, ([by_name, by_index], [by_name], [by_index])))[column]
     known = {label for reading in readings for label in reading}
     labels = [label if label in known else whole(label) for label in labels]
     distinct = dict.fromkeys(labels)
-    unknown = next((label for label in distinct if label not in known), None)
-    if unknown is not None:
-        if column == COLUMNS[2]:
-            allowed = f"0 to {len(names) - 1}"
-        raise InputError(
-            f"row {labels.index(unknown) + 1} of {place} has the label '{unknown:.60}'; allowed are {allowed}"
-        )
+    for label in distinct:
+        if label not in known:
+            where = f"row {labels.index(label) + 1} of {place}"
+            raise InputError(f"{where} has the label '{label:.60}'; allowed are {allowed}")
     fitting = [reading for reading in readings if all(label in reading for label in distinct)]
     if not fitting:
         name = next(label for label in distinct if label not in by_index)
@@ -307,7 +311,7 @@ def sorted_names(labels: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(distinct))
 
 
-def rationale_spans(row: Row, number: int, place: str | Path) -> Spans | None:
+def rationale_spans(row: Row) -> Spans | None:
     """Read the column `rationale` of a row as spans of characters of its stripped text; None if absent or empty.
 
     The column holds spans of characters, [[0, 4], [10, 17]] (end exclusive); a 0 or 1 for every white-space-separated
@@ -320,7 +324,7 @@ def rationale_spans(row: Row, number: int, place: str | Path) -> Spans | None:
         given = _parsed_rationale(given, len(whole.split()))
     if given is None or given != given or given == []:
         return None
-    which = f"the rationale of row {number} of {place}"
+    which = f"the rationale of {row.where}"
     if not isinstance(given, list):
         raise InputError(f"{which} is {given!r}; allowed are {RATIONALES}")
     if all(isinstance(item, str) for item in given):
@@ -347,18 +351,18 @@ def _parsed_rationale(given: str, words: int) -> Any:
         return None
     if re.fullmatch(r"[01](\s+[01])*", given) and len(given.split()) == words:
         return [int(digit) for digit in given.split()]
-    try:
+    found = None
+    with suppress(ValueError):
         found = parse_json(given)
-    except ValueError:
-        found = None
     return found if isinstance(found, list) else [given]
 
 
 def _found(words: str, whole: str, which: str) -> tuple[int, int]:
-    if (times := whole.count(words) if words else 0) != 1:
-        hint = f"in its text {times} times; give spans [[start, end], …] instead"
-        hint = hint if times else "not in its text; rename the column if it holds something else"
-        raise InputError(f"{which}, {words!r:.60}, is {hint}")
+    times = whole.count(words) if words else 0
+    if not times:
+        raise InputError(f"{which}, {words!r:.60}, is not in its text; rename the column if it holds something else")
+    if times > 1:
+        raise InputError(f"{which}, {words!r:.60}, is in its text {times} times; give spans [[start, end], …] instead")
     start = whole.index(words)
     return start, start + len(words)
 

@@ -32,10 +32,8 @@ LENGTH_TOLERANCE, MIN_LENGTH, MAX_LENGTH = 4, 8, 2000
 
 @dataclass(frozen=True, eq=False)
 class SequenceData(ArrayData):
-    """Sequences `ids` (examples, length) of token ids with their class ids `labels` (examples,).
-
-    `tokens` names each id, `label_names` each class.
-    """
+    """Sequences `ids` (examples, length) of token ids with their class ids `labels` (examples,). `tokens` names each
+    id, `label_names` each class."""
 
     ids: np.ndarray
     labels: np.ndarray
@@ -68,22 +66,17 @@ def majority(
             random.shuffle(row)
         return rows, (ones > length / 2).astype(np.int64)
 
-    (train, train_labels), (test, test_labels) = draw(), draw()
-    train[(random.rand(examples, length) < flipped) & (train == 1)] = 0
+    train, test = draw(), draw()
+    train[0][(random.rand(examples, length) < flipped) & (train[0] == 1)] = 0
     named = ("0", "1"), ("more zeros", "more ones")
-    return (
-        SequenceData("majority", "train", train, train_labels, *named),
-        SequenceData("majority", "test", test, test_labels, *named),
-    )
+    return SequenceData("majority", "train", *train, *named), SequenceData("majority", "test", *test, *named)
 
 
 def listops(
     texts: Sequence[str], labels: Sequence[int], *, split: str = "all", width: int | None = None
 ) -> SequenceData:
     """Encode ListOps expressions, e.g. `( ( ( [MAX 4 ) 7 ) ] )`, as ids padded on the right to `width` or the longest.
-
-    Round brackets are left out; the authors' models read the padding too. `listops_expressions` draws random ones.
-    """
+    Round brackets are left out; the authors' models read the padding too. `listops_expressions` draws random ones."""
     if not texts or len(texts) != len(labels):
         raise InputError(f"{len(texts)} expressions and {len(labels)} labels: as many of each are needed, at least one")
     ids = {token: i for i, token in enumerate(LISTOPS)}
@@ -113,12 +106,10 @@ def listops_expressions(length: int, *, examples: int = 1000, seed: int = 0) -> 
     the distribution of the files used by the authors of the selective SSM (Generalization bounds for selective SSMs,
     B.3), which is that of Long Range Arena (Tay et al. 2020): a value is an expression with probability 1/4, else a
     digit; an expression has 2 to 10 values, uniformly; the tenth level has digits only; digits and operators are
-    uniform; and only expressions within 4 tokens of the requested length are kept. The round brackets of their files
-    are left out.
+    uniform; and only expressions within 4 tokens of the requested length are kept.
 
-    Rejection sampling would keep one in a thousand expressions at 96 to 104 tokens. Instead, the probability that a
-    value at a level has n tokens is computed for every n; then the length of an expression is drawn and, from the
-    outside in, its number of values and the length of each, given the length that remains.
+    Rejection sampling would keep one in a thousand expressions at 96 to 104 tokens. Instead, the length of an
+    expression is drawn and, from the outside in, its number of values and the length of each, given what remains.
     """
     if not MIN_LENGTH <= length <= MAX_LENGTH:
         raise InputError(f"length is {length}; give {MIN_LENGTH} to {MAX_LENGTH}, the tokens of an expression")
@@ -146,6 +137,7 @@ def evaluate(text: str) -> int:
     """Return the value of a ListOps expression or digit, 0 to 9; round brackets are ignored."""
     outer: list[tuple[str, list[int]]] = []
     values: list[int] = []  # They belong to the innermost open expression, or at the end to the whole.
+    shown = text if len(text) <= 40 else text[:39] + "…"
     for token in text.replace("(", " ").replace(")", " ").split():
         if token in OPERATORS:
             outer.append((token, values))
@@ -157,23 +149,16 @@ def evaluate(text: str) -> int:
         elif len(token) == 1 and token in "0123456789":
             values.append(int(token))
         else:
-            raise InputError(f"{token!r} has no place in the expression '{_shortened(text)}'")
+            raise InputError(f"{token!r} has no place in the expression '{shown}'")
     if outer or len(values) != 1:
         what = f"{len(outer)} unclosed brackets" if outer else f"{len(values)} values"
-        raise InputError(f"'{_shortened(text)}' has {what}; give one expression, e.g. [MAX 4 7 ]")
+        raise InputError(f"'{shown}' has {what}; give one expression, e.g. [MAX 4 7 ]")
     return values[0]
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= 40 else text[:39] + "…"
-
-
 class _Trees:
-    """Sampler of expressions of about `length` tokens.
-
-    `rows[level][k, n]` is the probability that k consecutive values at that level have n tokens together; a value has
-    1 token, or 2 more than the values that it holds.
-    """
+    """Sampler of expressions of about `length` tokens. `rows[level][k, n]` is the probability that k consecutive values
+    at that level have n tokens together; a value has 1 token, or 2 more than the values that it holds."""
 
     def __init__(self, length: int) -> None:
         longest = length + LENGTH_TOLERANCE

@@ -63,11 +63,9 @@ class Story(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Recipe for the stories of a task.
-
-    `draw` draws a story with the given number of facts, None if no question has a unique answer. `kinds` are those of
-    the answers, `facts` the default minimum and maximum number of facts, `limits` the range of a user's choice.
-    """
+    """Recipe for the stories of a task. `draw` draws a story with the given number of facts, None if no question has a
+    unique answer. `kinds` are those of the answers, `facts` the default minimum and maximum number of facts, `limits`
+    the range of a user's choice."""
 
     draw: Callable[[np.random.Generator, int], Story | None]
     kinds: tuple[str, ...]
@@ -95,14 +93,12 @@ def write(sentence: Sentence, names: Mapping[str, list[str]]) -> str:
 
 
 def errands(random: np.random.Generator, count: int) -> list[Event]:
-    """Draw events in which persons walk, take objects that lie where they are, carry them and drop them.
-
-    Nobody acts before the story has said where they are. An object that was never touched may lie anywhere.
-    """
+    """Draw events in which persons walk, take objects that lie where they are, carry them and drop them. Nobody acts
+    before the story has said where they are. An object that was never touched may lie anywhere."""
     places: dict[Entity, Entity] = {}
     holders: dict[Entity, Entity] = {}
     lying: dict[Entity, Entity] = {}
-    objects = [Entity("object", i) for i in range(CAST["object"])]
+    objects = named("object", range(CAST["object"]))
     events: list[Event] = []
     for _ in range(count):
         drops = [("drop", person, thing) for thing, person in holders.items()]
@@ -126,7 +122,7 @@ def errands(random: np.random.Generator, count: int) -> list[Event]:
 def _walk(random: np.random.Generator, places: dict[Entity, Entity]) -> Event:
     """Draw a walk of a person to a place other than the current one in `places`."""
     person = Entity("person", int(random.integers(CAST["person"])))
-    options = [place for i in range(CAST["place"]) if (place := Entity("place", i)) != places.get(person)]
+    options = [place for place in named("place", range(CAST["place"])) if place != places.get(person)]
     place = places[person] = options[random.integers(len(options))]
     return Event("walk", person, place, place)
 
@@ -145,8 +141,7 @@ def where_person(random: np.random.Generator, facts: int) -> Story | None:
     places: dict[Entity, Entity] = {}
     events = [_walk(random, places) for _ in range(facts)]
     last = {event.person: at for at, event in enumerate(events)}
-    person = list(last)[random.integers(len(last))]
-    at = last[person]
+    person, at = list(last.items())[random.integers(len(last))]
     return Story(told(random, events), ("Where is ", person, "?"), events[at].at, frozenset([at]))
 
 
@@ -159,17 +154,13 @@ def where_object(random: np.random.Generator, facts: int) -> Story | None:
     thing = list(last)[random.integers(len(last))]
     touched = last[thing]
     action, person, _, _ = events[touched]
-    until = touched if action == "drop" else len(events)
-    walk = last_walk(events, person, until)
-    supporting = frozenset([touched, walk])
-    return Story(told(random, events), ("Where is the ", thing, "?"), events[walk].at, supporting)
+    walk = last_walk(events, person, touched if action == "drop" else len(events))
+    return Story(told(random, events), ("Where is the ", thing, "?"), events[walk].at, frozenset([touched, walk]))
 
 
 def where_before(random: np.random.Generator, facts: int) -> Story | None:
     """Draw a story of qa3: the answer needs who took the object, where that person was, and the walk that brought it.
-
-    Only places to which the object came once, and by being carried, are asked about.
-    """
+    Only places to which the object came once, and by being carried, are asked about."""
     events = errands(random, facts)
     holders: dict[Entity, int] = {}
     stays: dict[Entity, list[Entity]] = {}
@@ -201,11 +192,9 @@ def last_walk(events: list[Event], person: Entity, until: int) -> int:
 
 
 def which_place(random: np.random.Generator, facts: int) -> Story | None:
-    """Draw a story of qa4: places on a grid, each next to an earlier one.
-
-    The question repeats the words of one fact, so the two sides of the relation must not be confused, and no other
-    place lies in the direction that it asks about.
-    """
+    """Draw a story of qa4: places on a grid, each next to an earlier one. The question repeats the words of one fact,
+    so the two sides of the relation must not be confused, and no other place lies in the direction that it asks
+    about."""
     spots = {Entity("place", 0): (0, 0)}
     relations: list[tuple[Entity, str, Entity]] = []
     names = list(DIRECTIONS)
@@ -221,8 +210,7 @@ def which_place(random: np.random.Generator, facts: int) -> Story | None:
         spots[new] = spot
         opposite = names[names.index(name) ^ 1]
         relations.append((new, name, old) if random.random() < 0.5 else (old, opposite, new))
-    order = random.permutation(facts)
-    relations = [relations[i] for i in order]
+    relations = [relations[i] for i in random.permutation(facts)]
     found: list[tuple[Sentence, Entity, int]] = []
     for at, (one, name, other) in enumerate(relations):
         right, up = DIRECTIONS[name]
@@ -239,7 +227,7 @@ def who_gave(random: np.random.Generator, facts: int) -> Story | None:
     holders: dict[Entity, Entity] = {}
     gifts: list[tuple[Entity, Entity, Entity]] = []
     told_facts: list[Sentence] = []
-    persons = [Entity("person", i) for i in range(CAST["person"])]
+    persons = named("person", range(CAST["person"]))
     for _ in range(facts):
         thing = Entity("object", int(random.integers(CAST["object"])))
         giver = holders.get(thing, persons[random.integers(len(persons))])
@@ -253,17 +241,13 @@ def who_gave(random: np.random.Generator, facts: int) -> Story | None:
             else (giver, f" {verb} ", taker, " the ", thing, ".")
         )
     found: list[tuple[Sentence, Entity, int]] = []
-    for at, gift in enumerate(gifts):
-        giver, thing, taker = gift
-        questions: list[Sentence] = [
-            ("Who gave the ", thing, " to ", taker, "?"),
-            ("What did ", giver, " give to ", taker, "?"),
-            ("Who did ", giver, " give the ", thing, " to?"),
-        ]
-        for left_out in (0, 2, 1):
-            known = [part for i, part in enumerate(gift) if i != left_out]
-            if sum([part for i, part in enumerate(other) if i != left_out] == known for other in gifts) == 1:
-                found.append((questions[left_out], gift[left_out], at))
+    for at, (giver, thing, taker) in enumerate(gifts):
+        if sum(other[1:] == (thing, taker) for other in gifts) == 1:
+            found.append((("Who gave the ", thing, " to ", taker, "?"), giver, at))
+        if sum(other[:2] == (giver, thing) for other in gifts) == 1:
+            found.append((("Who did ", giver, " give the ", thing, " to?"), taker, at))
+        if sum(other[::2] == (giver, taker) for other in gifts) == 1:
+            found.append((("What did ", giver, " give to ", taker, "?"), thing, at))
     return _asked(random, told_facts, found)
 
 
@@ -277,16 +261,13 @@ def _asked(
     return Story(tuple(facts), question, answer, frozenset([at]))
 
 
-def named(kind: str, numbers: np.ndarray) -> list[Entity]:
-    return [Entity(kind, number) for number in numbers.tolist()]
+def named(kind: str, numbers: np.ndarray | range) -> list[Entity]:
+    return [Entity(kind, int(number)) for number in numbers]
 
 
 def besides(others: Sequence[Entity], article: str = "the ") -> Sentence:
     """Join names with `and`."""
-    parts: list[str | Entity] = []
-    for other in others:
-        parts += [" and " + article if parts else article, other]
-    return tuple(parts)
+    return tuple(part for at, other in enumerate(others) for part in (" and " * (at > 0) + article, other))
 
 
 def one_of_many(random: np.random.Generator, facts: int) -> Story:
@@ -373,20 +354,16 @@ NEEDLES: Mapping[str, Task] = MappingProxyType(
   the first thing besides four of the five? (variable tracking)
 - `common-words`: three words occur ten times each, five others once; which occurs as often as two of the three?
 
-As in RULER, a needle's key is two words (here a place and its owner), drawn like its value; facts stand at random
-positions in filler, those of a chain in order; a chain has four hops; a common word occurs ten times as often as
-others.
+As in RULER, a needle's key is two words (here a place and its owner), facts stand at random positions in filler, those
+of a chain in order, a chain has four hops, and a common word occurs ten times as often as others. Differences:
 
-Differences from RULER:
-
-- There, values are seven-digit numbers, words or UUIDs, and variables are five letters, which models with a small
+- There, values are seven-digit numbers, words or UUIDs, and variables five letters, which models with a small
   vocabulary cannot read. Here all are names of the world, eight of each kind.
 - There, a model generates text and is scored by the share of all values in it. Here the first token of one word is
-  scored: if several words are the answer, the question names all but one, each equally often left out. Accuracy is thus
-  the recall of a value given the others, an easier question, and not comparable with RULER's numbers.
+  scored: if several words are the answer, the question names all but one, each equally often left out. That recall of a
+  value given the others is an easier question, and not comparable with RULER's numbers.
 - Several keys queried in a row (multi-query) are `multi-key` here, one question each.
-- RULER has one chain of variables by default. The second chain here keeps the names of the first from being the only
-  ones in the context.
+- RULER has one chain of variables by default. A second one here adds other names to the context.
 - There, the list of words fills the context: ten common ones thirty times, others three times. Here it is the same at
   every length and spread in filler.
 """

@@ -6,8 +6,6 @@ through `datasets`. Both have the hub's own columns, so a file of the hub can be
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import random
@@ -15,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from ssmscope.data.planted import SIZES, TASKS, planted
 from ssmscope.data.rows import (
@@ -28,11 +27,13 @@ from ssmscope.data.rows import (
     class_ids,
     first_line,
     label_column,
+    numbered,
     rationale_spans,
     read_rows,
     sorted_names,
     whole,
 )
+from ssmscope.data.tokens import fingerprint_of
 from ssmscope.errors import InputError, did_you_mean
 
 PAIR_SEPARATOR = " ||| "
@@ -41,12 +42,10 @@ PAIR_SEPARATOR = " ||| "
 
 @dataclass(frozen=True)
 class TextData:
-    """Texts with their classes, in the order of their source.
+    """Texts with their classes (`labels`, indices into `label_names`), in the order of their source.
 
     Attributes:
-        name: the data set's name, or the file's stem.
-        split: `train`, `validation`, `test`; `all` for a user's file.
-        labels: one class id per text, an index into `label_names`.
+        name: the data set's name, or the file's stem; the `split` of a user's file is `all`.
         fingerprint: first 16 hex digits of the SHA-256 of texts, labels, label names and any rationales.
         rationales: for each text the spans of characters (start, end) that people marked as the reason for its label,
             None for an unmarked text; None if no text is marked.
@@ -78,10 +77,8 @@ class TextData:
         return self.take(sorted(random.Random(seed).sample(range(len(self)), n)))
 
     def divide(self, share: float, *, seed: int = 0) -> tuple[TextData, TextData]:
-        """Split off about `share`, within (0, 1), of the examples; return the rest and the part.
-
-        Both have every class; raise InputError if one has a single example.
-        """
+        """Split off about `share`, within (0, 1), of the examples; return the rest and the part. Both have every class;
+        raise InputError if one has a single example."""
         if not 0 < share < 1:
             raise InputError(f"a share of {share} was asked for; it must lie between 0 and 1")
         draw, held = random.Random(seed), set[int]()
@@ -97,11 +94,9 @@ class TextData:
 
 @dataclass(frozen=True)
 class Source:
-    """Location of a known data set on the hub and format of its rows.
-
-    Without a repository, the data set is found only in `$SSMSCOPE_DATA`, or is `planted`: generated. Rows without a
-    gold label (-1), of which an `unlabelled` data set has some, are left out.
-    """
+    """Location of a known data set on the hub and format of its rows. Without a repository, the data set is found only
+    in `$SSMSCOPE_DATA`, or is `planted`: generated. Rows without a gold label (-1), of which an `unlabelled` data set
+    has some, are left out."""
 
     repository: str
     labels: tuple[str, ...]
@@ -113,7 +108,8 @@ class Source:
     planted: bool = False
 
 
-SENTIMENT, SPLITS = ("negative", "positive"), ("train", "validation", "test")
+SENTIMENT, RELATIONS = ("negative", "positive"), ("entailment", "neutral", "contradiction")
+SPLITS = ("train", "validation", "test")
 SOURCES: Mapping[str, Source] = MappingProxyType(
     {
         # The papers use sentence-level SST-2; GLUE's has 67,349 phrases and an unlabelled test split.
@@ -121,13 +117,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
         "imdb": Source("stanfordnlp/imdb", SENTIMENT, ("train", "test")),
         "rotten_tomatoes": Source("cornell-movie-review-data/rotten_tomatoes", SENTIMENT, SPLITS),
         # SNLI has the label -1 where the annotators did not agree.
-        "snli": Source(
-            "stanfordnlp/snli",
-            ("entailment", "neutral", "contradiction"),
-            SPLITS,
-            columns=("premise", "hypothesis"),
-            unlabelled=True,
-        ),
+        "snli": Source("stanfordnlp/snli", RELATIONS, SPLITS, columns=("premise", "hypothesis"), unlabelled=True),
         # GLUE does not publish the labels of WNLI's test split.
         "wnli": Source(
             "nyu-mll/glue",
@@ -162,24 +152,18 @@ def text_data(
     """Make a `TextData` with its fingerprint from texts, class ids and optional rationales."""
     marked = None if rationales is None or not any(rationales) else tuple(spans or None for spans in rationales)
     parts = [list(texts), list(labels), list(label_names), *([marked] if marked is not None else [])]
-    content = json.dumps(parts, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    digest = hashlib.sha256(content).hexdigest()[:16]
+    digest = fingerprint_of(parts, ensure_ascii=False)
     return TextData(name, split, tuple(texts), tuple(labels), tuple(label_names), digest, marked)
 
 
 def load_text(
-    data: str | Path,
-    split: str | None = None,
-    *,
-    label_names: Sequence[str] | None = None,
-    as_written: bool = False,
+    data: str | Path, split: str | None = None, *, label_names: Sequence[str] | None = None, as_written: bool = False
 ) -> TextData:
     """Load the labelled texts of a known data set or of a csv, tsv, jsonl or parquet file.
 
     Args:
-        data: `sst2`, `imdb`, `rotten_tomatoes`, `snli`, `wnli`, or the path of a file with the columns `text` and
-            `label`. Pairs of sentences are joined to one text by `PAIR_SEPARATOR`. A file may have a column `rationale`
-            in one of the forms that `rationale_spans` reads.
+        data: one of `SOURCES`, or the path of a file with the columns `text` and `label`. Pairs of sentences are joined
+            to one text by `PAIR_SEPARATOR`. A file may have a column `rationale` that `rationale_spans` reads.
         split: split of a known data set, by default the one to evaluate on (`test`; `validation` for wnli, whose test
             split has no labels). A file has no splits.
         label_names: classes of a model or of another file. The file's labels are then all names of these or all
@@ -197,9 +181,9 @@ def load_text(
         raise InputError(f"{data} has no labels: it is data for language models; give one of {', '.join(SOURCES)}")
     path = checked_path(data, SOURCES, split)
     rows = read_rows(path)
-    texts = [checked_text(row, ("text",), number, path) for number, row in enumerate(rows, 1)]
+    texts = [checked_text(row, "text") for row in rows]
     column = label_column(rows[0])
-    raw = [checked_label(row, number, path, column) for number, row in enumerate(rows, 1)]
+    raw = [checked_label(row, column) for row in rows]
     if label_names is None:
         raw = [whole(label) for label in raw]
         names = sorted_names(raw)
@@ -208,38 +192,29 @@ def load_text(
     else:
         names = tuple(label_names)
         ids = class_ids(raw, names, path, column, as_written=as_written)
-    rationales = [rationale_spans(row, number, path) for number, row in enumerate(rows, 1)]
-    return text_data(path.stem, "all", texts, ids, names, rationales)
+    return text_data(path.stem, "all", texts, ids, names, list(map(rationale_spans, rows)))
 
 
 def load_known(name: str, split: str | None) -> TextData:
     source = SOURCES[name]
     split = split or source.default_split
-    rows, place = known_rows(name, source, split)
-    texts: list[str] = []
-    labels: list[int] = []
-    rationales: list[Spans | None] = []
-    for number, row in enumerate(rows, 1):
-        label = checked_label(row, number, place)
-        if label == "-1" and source.unlabelled:
-            continue
-        labels.append(checked_class_id(label, source.labels, number, place))
-        texts.append(checked_text(row, source.columns, number, place, PAIR_SEPARATOR))
-        rationales.append(rationale_spans(row, number, place) if source.planted else None)
+    rows = [row for row in known_rows(name, source, split) if not source.unlabelled or checked_label(row) != "-1"]
+    labels = [checked_class_id(row, source.labels) for row in rows]
+    texts = [checked_text(row, *source.columns, separator=PAIR_SEPARATOR) for row in rows]
+    rationales = list(map(rationale_spans, rows)) if source.planted else None
     return text_data(name, split, texts, labels, source.labels, rationales)
 
 
-def known_rows(name: str, source: Source, split: str) -> tuple[list[Row], str]:
-    """Return the rows of a known data set from `$SSMSCOPE_DATA` or the hub, and the name of that place."""
+def known_rows(name: str, source: Source, split: str) -> list[Row]:
+    """Return the rows of a known data set from `$SSMSCOPE_DATA` or the hub."""
     root = os.environ.get("SSMSCOPE_DATA")
     if root and not source.planted:
-        file = split_file(Path(root, name), split)
-        return read_rows(file), str(file)
+        return read_rows(split_file(Path(root, name), split))
     if not source.repository and not source.planted:
         raise InputError(f"{name} is not on the hub; set SSMSCOPE_DATA to a folder with {name}/<split>.parquet")
     check_split(name, split, source.splits, "labelled " if source.labels else "")
     rows = planted(name, split) if source.planted else hub_rows(source, split)
-    return rows, f"{source.repository or name} ({split})"
+    return numbered(rows, f"{source.repository or name} ({split})")
 
 
 def split_file(folder: Path, split: str) -> Path:
@@ -253,7 +228,7 @@ def split_file(folder: Path, split: str) -> Path:
     return folder / f"{split}.parquet"
 
 
-def hub_rows(source: Source, split: str) -> list[Row]:
+def hub_rows(source: Source, split: str) -> list[dict[str, Any]]:
     try:
         import datasets
     except ModuleNotFoundError as error:

@@ -2,14 +2,13 @@
 
 For classifiers, words are runs of letters and digits with their apostrophes (`don't`), separate clitics (`'ve`), and
 runs of one punctuation mark (`...`); sub-words never cross a word, so `word_ids()` restores words. A character not seen
-in training becomes [UNK]. Every text ends with [CLS], so that the last position, which a recurrent classifier reads,
-holds the same token in every text. Sub-words have no `##` or `▁`: with a continuation prefix the `tokenizers` trainer
-numbers sub-words in the order of a randomly seeded hash map, and the same texts would give another vocabulary in each
-process.
+in training becomes [UNK]. Every text ends with [CLS], the token at the last position, which a recurrent classifier
+reads. Sub-words have no `##` or `▁`: with a continuation prefix the `tokenizers` trainer numbers sub-words in the order
+of a randomly seeded hash map, so the same texts would give another vocabulary in each process.
 
-For language models that answer prompts, the smallest tokens are the 256 bytes, so no character is unknown. A word
-includes the space before it (" good", or "good" at the start of a line), and decoding restores the text, lowercased if
-the tokenizer lowercases. There is no end token, which would separate a prompt from its answer.
+For language models, the smallest tokens are the 256 bytes, so no character is unknown. A word includes the space before
+it, and decoding restores the text, lowercased if the tokenizer lowercases. No end token separates a prompt from its
+answer.
 """
 
 from __future__ import annotations
@@ -38,12 +37,8 @@ def train_tokenizer(
     texts: Sequence[str], *, vocabulary: int = 4000, lowercase: bool = True, max_length: int = 512
 ) -> PreTrainedTokenizerFast:
     """Train a byte-pair tokenizer of at most `vocabulary` tokens; the same texts give the same one in every process.
-
-    With truncation, a text is cut to `max_length` tokens and keeps its end token.
-
-    Raises:
-        InputError: for no text, a `max_length` below 2, or a `vocabulary` too small for the texts' characters.
-    """
+    With truncation, a text is cut to `max_length` tokens and keeps its end token. Raise InputError for no text, a
+    `max_length` below 2, or a `vocabulary` too small for the texts' characters."""
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
     if max_length < 2:
@@ -65,10 +60,7 @@ def train_byte_pairs(
     texts: Sequence[str], *, vocabulary: int = 4000, lowercase: bool = True
 ) -> PreTrainedTokenizerFast:
     """Train a tokenizer of bytes of at most `vocabulary` tokens; the same texts give the same one in every process.
-
-    Raises:
-        InputError: no text, or a `vocabulary` without room for the bytes and the special tokens.
-    """
+    Raise InputError for no text, or a `vocabulary` without room for the bytes and the special tokens."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE())
@@ -117,10 +109,8 @@ def fast_tokenizer(tokenizer: Any, **options: Any) -> PreTrainedTokenizerFast:
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: str | Path) -> None:
     """Save a tokenizer like `save_pretrained`, but readable by transformers 4 and 5 and without indentation.
-
     transformers 5 names the class `TokenizersBackend`, which transformers 4 does not know; both know
-    `PreTrainedTokenizerFast`. Indentation, four lines per merge, would make tokenizer.json several times larger.
-    """
+    `PreTrainedTokenizerFast`. Indentation, four lines per merge, would make tokenizer.json several times larger."""
     directory = Path(directory)
     tokenizer.save_pretrained(str(directory))
     settings_file = directory / "tokenizer_config.json"

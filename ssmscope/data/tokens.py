@@ -18,6 +18,11 @@ IGNORED = -100
 """Target of positions without a target; torch's cross-entropy ignores it."""
 
 
+def fingerprint_of(content: Any, **options: Any) -> str:
+    """Return the first 16 hexadecimal digits of the SHA-256 of the content as JSON."""
+    return hashlib.sha256(json.dumps(content, **options).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ArrayData:
     """Data set with a name and a split, e.g. `majority` and `test`, whose arrays have one row per example."""
@@ -28,8 +33,7 @@ class ArrayData:
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         """All arrays by name."""
-        every = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
-        return {name: value for name, value in every if isinstance(value, np.ndarray)}
+        return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
 
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
@@ -37,11 +41,9 @@ class ArrayData:
     @property
     def fingerprint(self) -> str:
         """First 16 hexadecimal digits of the SHA-256 of everything but name and split."""
-        arrays = self.arrays
-        names = (f.name for f in dataclasses.fields(self) if f.name not in ("name", "split", *arrays))
-        plain = {name: getattr(self, name) for name in names}
+        plain = {name: value for name, value in vars(self).items() if name not in ("name", "split", *self.arrays)}
         digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
-        for key, array in arrays.items():
+        for key, array in self.arrays.items():
             digest.update(f"{key} {array.dtype.str} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()[:16]
@@ -50,6 +52,17 @@ class ArrayData:
         """Return the examples at `indices`, in that order."""
         rows: dict[str, Any] = {key: array[np.asarray(indices)] for key, array in self.arrays.items()}
         return dataclasses.replace(self, split=split or self.split, **rows)
+
+    def divide(
+        self: D, share: float, *, seed: int = 0, what: str = "held_out", splits: Sequence[str | None] = (None, None)
+    ) -> tuple[D, D]:
+        """Split off a `share` of the examples; return the rest and the part, by default "(held out)" of this split."""
+        held = round(share * len(self))
+        if not 0 < held < len(self):
+            raise InputError(f"{what} {share} of {len(self)} examples leaves one of two parts empty")
+        order = np.random.default_rng(seed).permutation(len(self))
+        part = self.take(np.sort(order[:held]), split=splits[1] or f"{self.split} (held out)")
+        return self.take(np.sort(order[held:]), split=splits[0]), part
 
     def sample(self: D, n: int, *, seed: int = 0) -> D:
         """Draw at most `n` examples without replacement; they keep their order."""
@@ -62,13 +75,8 @@ class ArrayData:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenData(ArrayData):
-    """Sequences of token ids and the target at each position.
-
-    Attributes:
-        ids: (examples, length) token ids.
-        targets: (examples, length) token to predict after reading that position, `IGNORED` where there is none.
-        tokens: token of each id; their number is the vocabulary size.
-    """
+    """Token `ids` (examples, length) and the token to predict after each position, `targets` (examples, length),
+    `IGNORED` where there is none; `tokens` are the tokens by id."""
 
     ids: np.ndarray
     targets: np.ndarray

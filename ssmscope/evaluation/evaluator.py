@@ -21,8 +21,7 @@ from ssmscope.core.encoding import texts_or_ids
 from ssmscope.core.model import Model
 from ssmscope.core.trace import States
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.evaluation.encoded import token_rows
-from ssmscope.evaluation.forking import Rows, as_bytes, whole_rows
+from ssmscope.evaluation.forking import Rows, as_bytes, token_rows, whole_rows
 from ssmscope.evaluation.running import (
     GreedyDecoder,
     Read,
@@ -53,8 +52,7 @@ class Evaluator:
 
     Texts with the same tokens are one row, and a row runs once. Each call sorts its new rows and cuts them into chunks;
     rows of a chunk that share a prefix continue from the state after it. With a cache, a chunk's scores are in the file
-    as soon as it is done. A process that is killed and started again finds them there and runs the remaining rows in
-    the same batches as an unbroken one, so that every bit is the same.
+    as soon as it is done, and a process that is killed and started again ends with the same bits as an unbroken one.
 
     Args:
         words: a language model's word for each class, in the order of the classes; see `label_words`.
@@ -66,13 +64,14 @@ class Evaluator:
         new_tokens: maximum length of a continuation, which stops at the tokenizer's end token, or at a line break after
             the first word.
         cache: a file that keeps scores beyond this process.
-        fork: continue from the states of shared prefixes where the model allows it (see `forks`).
+        fork: continue from the states of shared prefixes where the model allows it.
         tokens_at_once: tokens that run together; by default as many as suit the device.
 
     Attributes:
         asked: number of texts scored so far.
         run: number of rows that the model ran; the scores of the others were known.
         seconds: run time of these rows, and of earlier processes on the rows that the cache returned.
+        forks: True if rows continue from states: the option `fork`, until a test whether a run in two parts equals one.
 
     Raises:
         InputError: the model does not read texts, the options do not apply to it, or the cache cannot be used.
@@ -105,28 +104,19 @@ class Evaluator:
             self._settings |= {"words": self._generator[1].words, "new_tokens": new_tokens, "vocabulary": vocabulary}
         elif self.words is not None:
             self._settings |= {"normalise": normalise}
-        self._forks, self._tried, self._states_at_once = fork, not fork, NO_LIMIT
+        self.forks, self._tried, self._states_at_once = fork, not fork, NO_LIMIT
         self._tokens_at_once = tokens_at_once or max_batch_tokens(model)
         self._trees: list[LabelTree] = []
         self._tree_of_end: dict[str, int] = {}
         self._store, self._known = Store(cache), dict[bytes, np.ndarray]()
 
     @property
-    def forks(self) -> bool:
-        """True if rows continue from states: the option `fork`, until a test whether a run in two parts equals one."""
-        return self._forks
-
-    @property
     def _forking(self) -> bool:
-        return self._forks and self._tried
+        return self.forks and self._tried
 
     def scores(self, texts: Sequence[str]) -> Float[np.ndarray, "texts classes"]:
-        """Return the scores of every text, in the order of the call.
-
-        Raises:
-            InputError: for a text without a token, label words that do not fit what a text ends with (see
-                `label_words`), or scores that are not finite.
-        """
+        """Return the scores of every text, in the order of the call. Raise InputError for a text without a token, label
+        words that do not fit what a text ends with (see `label_words`), or scores that are not finite."""
         if isinstance(texts, str):
             raise InputError("one text was given; give a list of texts")
         given = texts if isinstance(texts, list | tuple) else texts_or_ids(texts)[0]
@@ -179,18 +169,15 @@ class Evaluator:
             shared |= {"edits": edits}
         of_labels = [_digest([shared, tree]) for tree in self._trees or (None,)]
         found = {}
-        for row, label in rows:
-            if (row, label) not in found:
-                digest = of_labels[label].copy()
-                digest.update(row)
-                found[row, label] = digest.digest()
+        for row, label in dict.fromkeys(rows):
+            digest = of_labels[label].copy()
+            digest.update(row)
+            found[row, label] = digest.digest()
         return found
 
     def _run_new_rows(self, keys: dict[tuple[bytes, int], bytes]) -> None:
-        """Run the rows that are not known yet, chunk by chunk, in the order of rows.
-
-        Where a chunk begins depends on no row before it, so that a restarted process cuts as the killed one did.
-        """
+        """Run the rows that are not known yet, chunk by chunk, in the order of rows. Where a chunk begins depends on no
+        row before it, so that a restarted process cuts as the killed one did."""
         self._recall([key for key in keys.values() if key not in self._known])
         new = sorted(row for row, key in keys.items() if key not in self._known)
         if not new:
@@ -207,7 +194,7 @@ class Evaluator:
     def _recall(self, keys: Sequence[bytes]) -> None:
         """Load the scores of rows from the cache, where they follow the seconds that the row took."""
         for key, value in self._store.get(keys).items():
-            whole = isinstance(value, bytes) and len(value) == 8 * (1 + self._width)
+            whole = isinstance(value, bytes) and len(value) == 8 + self._empty(1).nbytes
             numbers = np.frombuffer(value, dtype="<f8") if whole else np.array([np.nan])
             with errors_told(self._store.file):
                 if np.isnan(numbers).any():
@@ -216,7 +203,6 @@ class Evaluator:
             self._known[key] = numbers[1:]
 
     def _timed_scores(self, chunk: list[tuple[bytes, int]]) -> Columns:
-        """Return the scores of a chunk and its run time in seconds."""
         started = time.perf_counter()
         found = self._scores(chunk)
         if not np.isfinite(found).all():
@@ -238,8 +224,8 @@ class Evaluator:
         alone = self._generator is None and all(len(tree.prefixes) == 1 for tree in self._trees)
         if not alone or plan_pieces(self.model, ids, **most).kept.any():
             self._tried = True
-            self._forks, size = try_resuming(self.model, ids)
-            self._states_at_once = max_held_states(self.model, size) if self._forks else NO_LIMIT
+            self.forks, size = try_resuming(self.model, ids)
+            self._states_at_once = max_held_states(self.model, size) if self.forks else NO_LIMIT
 
     def _chunks(self, rows: list[tuple[bytes, int]]) -> Iterator[list[tuple[bytes, int]]]:
         """Yield neighbouring rows in chunks that respect the limits on tokens and on held states."""
@@ -311,11 +297,7 @@ class Evaluator:
         return scores
 
     def _empty(self, rows: int) -> Float[np.ndarray, "rows classes"]:
-        return np.full((rows, self._width), np.nan)
-
-    @property
-    def _width(self) -> int:
-        return len(self.words or self.model.labels or ())
+        return np.full((rows, len(self.words or self.model.labels or ())), np.nan)
 
     def _run_rows(self, rows: Rows, read: Read, *, states: bool = False) -> None:
         most = {"tokens_at_once": self._tokens_at_once, "states_at_once": self._states_at_once}

@@ -1,13 +1,21 @@
-"""Rows that share prefixes as a tree, and the positions at which a run forks to continue from a state."""
+"""Rows of token ids: of texts, and as a tree of shared prefixes, with the positions at which a run forks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int
+
+from ssmscope.core.reading import SURROGATE
+from ssmscope.core.tokenizing import tokenize
+from ssmscope.errors import InputError
+
+if TYPE_CHECKING:
+    from ssmscope.core.model import Model
 
 MIN_FORK_DISTANCE, MIN_TOKENS_SAVED = 8, 256
 """Minimum distance between two forks, because every further fork makes batches smaller, unless it saves so many tokens.
@@ -18,6 +26,47 @@ THRESHOLD_FACTORS = 0.5, 1, 2, 4, 16, 64
 """Factors on these thresholds, one for each candidate plan of forks."""
 MAX_TOKENS_COMPARED = 2**22
 """Tokens that are compared at a time."""
+
+
+def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> list[list[int]]:
+    """Return the token ids of every text as the model reads them, with the tokenizer's special tokens. A language
+    model's rows drop those at the end, which would come between the text and its continuation. Unless `blank`, a text
+    without a token of its own raises InputError."""
+    model.check_tokenizer()
+    if not texts:
+        return []
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"text {number} is {text!r:.40} ({type(text).__name__}), not a text; give a list of texts")
+        half = SURROGATE.search(text)
+        if half is not None:
+            raise InputError(f"text {number} has U+{ord(half.group()):04X}, which is not a character: remove it")
+    found = tokenize(model.tokenizer, list(texts), return_attention_mask=False, return_token_type_ids=False)
+    rows: list[list[int]] = found["input_ids"]
+    longest = max(zip(map(len, rows), texts))[1]
+    # The tokenizer puts as many special tokens around every text.
+    special = tokenize(model.tokenizer, longest, return_special_tokens_mask=True)["special_tokens_mask"]
+    start = sum(1 for _ in takewhile(bool, special))
+    end = sum(1 for _ in takewhile(bool, reversed(special[start:])))
+    for number, row in enumerate(rows):
+        if len(row) <= start + end and not blank:
+            which = f"text {number}" if len(rows) > 1 else "the text"
+            raise InputError(
+                f"{which} ({texts[number][:40]!r}) has no token that the tokenizer of {model.name} knows: give at "
+                "least one word"
+            )
+    if end and not model.is_classifier:
+        rows = [row[:-end] for row in rows]
+    check_vocabulary(model, max((max(row) for row in rows if row), default=0))
+    return rows
+
+
+def check_vocabulary(model: Model, highest: int) -> None:
+    """Raise InputError if the highest of some token ids is outside the model's vocabulary."""
+    if highest >= model.vocabulary:
+        raise InputError(
+            f"the tokenizer gives id {highest}, outside the vocabulary 0…{model.vocabulary - 1} of {model.name}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,10 +160,8 @@ def whole_rows(rows: Rows) -> Pieces:
 
 def ways_to_fork(rows: Rows, factors: Sequence[float] = THRESHOLD_FACTORS) -> Iterator[Pieces]:
     """Yield plans that run shared prefixes of sorted, distinct rows once where that saves enough, by their prefix tree.
-
     A run forks where rows diverge, at least `MIN_FORK_DISTANCE` tokens after the fork before, and where a row ends that
-    is a prefix of others. Each plan has one of the factors on these thresholds.
-    """
+    is a prefix of others. Each plan has one of the factors on these thresholds."""
     lengths = rows.lengths.tolist()
     n = len(lengths)
     # In the prefix tree node i < n is the end of row i, later nodes are where rows diverge, and −1 is the root.
@@ -139,41 +186,28 @@ def ways_to_fork(rows: Rows, factors: Sequence[float] = THRESHOLD_FACTORS) -> It
         parent[lower] = upper
 
     order = np.argsort(depth, kind="stable").tolist()
-    below = [1] * n + [0] * (len(depth) - n)
+    below = [1] * n + [0] * (len(depth) - n)  # Number of rows that a node is a prefix of.
     for node in reversed(order):
         if parent[node] >= 0:
             below[parent[node]] += below[node]
+    depth.append(0)  # The root is the last node, −1.
     for times in factors:
-        yield _plan(depth, parent, row, below, order, n, times)
-
-
-def _plan(
-    depth: list[int], parent: list[int], row: list[int], below: list[int], order: list[int], n: int, times: float
-) -> Pieces:
-    """Return the pieces between the nodes at which a run forks and the ends of rows, the first `n` nodes.
-
-    A node is a prefix of `below` rows; one with more than one has others below it.
-    """
-    nearest, above, level = list(range(len(depth))), [-1] * len(depth), [0] * len(depth)
-    chosen = []
-    for node in order:
-        fork = nearest[parent[node]] if parent[node] >= 0 else -1
-        length = depth[node] - (depth[fork] if fork >= 0 else 0)
-        saved = (below[node] - 1) * length - below[node] * RESUME_COST_TOKENS
-        worth = length >= MIN_FORK_DISTANCE * times or saved >= MIN_TOKENS_SAVED * times
-        nearest[node] = node if below[node] > 1 and (node < n or worth) else fork
-        if node < n or nearest[node] == node:
-            above[node], level[node] = fork, level[fork] + 1 if fork >= 0 else 0
-            chosen.append(node)
-    chosen.sort(key=lambda node: (level[node], row[node]))
-    place = {node: index for index, node in enumerate(chosen)} | {-1: -1}
-    columns = {
-        "row": [row[node] for node in chosen],
-        "start": [depth[above[node]] if above[node] >= 0 else 0 for node in chosen],
-        "stop": [depth[node] for node in chosen],
-        "above": [place[above[node]] for node in chosen],
-        "level": [level[node] for node in chosen],
-    }
-    numbers: dict[str, Any] = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
-    kept = np.array([below[node] > 1 for node in chosen], dtype=bool)
-    return Pieces(**numbers, kept=kept, ends=np.array(chosen, dtype=np.int64) < n)
+        above, level, nearest = [-1] * len(depth), [-1] * len(depth), [-1] * len(depth)
+        chosen = []
+        for node in order:
+            fork = nearest[parent[node]]
+            length = depth[node] - depth[fork]
+            saved = (below[node] - 1) * length - below[node] * RESUME_COST_TOKENS
+            worth = length >= MIN_FORK_DISTANCE * times or saved >= MIN_TOKENS_SAVED * times
+            nearest[node] = node if below[node] > 1 and (node < n or worth) else fork
+            if node < n or nearest[node] == node:
+                above[node], level[node] = fork, level[fork] + 1
+                chosen.append(node)
+        chosen.sort(key=lambda node: (level[node], row[node]))
+        place = {node: index for index, node in enumerate(chosen)} | {-1: -1}
+        table = [
+            (row[node], depth[above[node]], depth[node], place[above[node]], level[node], below[node] > 1, node < n)
+            for node in chosen
+        ]
+        *numbers, kept, ends = np.array(table, dtype=np.int64).reshape(-1, 7).T
+        yield Pieces(*numbers, kept=kept.astype(bool), ends=ends.astype(bool))

@@ -23,8 +23,7 @@ GPU_BATCH_FACTOR = 32
 """Factor by which a batch on a GPU is larger."""
 BATCH_COST = {"cpu": (24, 2**24), "cuda": (768, 2**36)}
 """Cost of one more batch by device, in tokens: a constant for reading the weights, and a number of weights to divide by
-those of a layer, for launching a layer's operations. On a GPU the latter takes half a millisecond, in which an H200
-multiplies a token by some 2³⁶ weights."""
+those of a layer, for launching a layer's operations: what the device multiplies a token by in that time."""
 MAX_BATCH_LOGITS = 2**26
 """Maximum number of logits in a batch: 256 MiB of float32."""
 MAX_STATE_BYTES = 2**29
@@ -40,10 +39,8 @@ Read = Callable[[Int[np.ndarray, " ends"], Tensor, States], None]
 
 def max_batch_tokens(model: Model) -> int:
     """Return the number of tokens per batch that suits the model's device."""
-    fewest, most = CPU_BATCH_TOKENS
-    return min(max(fewest, MAX_BATCH_ACTIVATIONS // model.width), most) * (
-        1 if model.device.type == "cpu" else GPU_BATCH_FACTOR
-    )
+    on_cpu = int(np.clip(MAX_BATCH_ACTIVATIONS // model.width, *CPU_BATCH_TOKENS))
+    return on_cpu * (1 if model.device.type == "cpu" else GPU_BATCH_FACTOR)
 
 
 def max_batch_padding(model: Model) -> int:
@@ -55,9 +52,9 @@ def max_batch_padding(model: Model) -> int:
 
 def max_held_states(model: Model, size: int) -> int:
     """Return the number of states of `size` bytes that may be held at a time."""
-    if model.device.type != "cuda":
-        return max(1, MAX_STATE_BYTES // max(1, size))
-    return max(1, torch.cuda.get_device_properties(model.device).total_memory // 16 // max(1, size))
+    gpu = model.device.type == "cuda"
+    room = torch.cuda.get_device_properties(model.device).total_memory // 16 if gpu else MAX_STATE_BYTES
+    return max(1, room // max(1, size))
 
 
 def plan_pieces(model: Model, rows: Rows, tokens_at_once: int, states_at_once: int) -> Pieces:
@@ -94,13 +91,14 @@ def run_pieces(
     states_at_once: int,
     states: bool = False,
 ) -> None:
-    """Run every piece once, and `read` the logits, and with `states` the states, where rows end.
-
-    Pieces from whose states others start run level after level, then the others in full batches: of at most
-    `tokens_at_once` tokens with padding, and `states_at_once` rows that start from states or keep them.
-    """
+    """Run every piece once, and `read` the logits, and with `states` the states, where rows end. Pieces from whose
+    states others start run level after level, then the others in full batches: of at most `tokens_at_once` tokens with
+    padding, and `states_at_once` rows that start from states or keep them."""
     padding = max_batch_padding(model)
     places = np.zeros(len(pieces.row), dtype=np.int64)  # Indices of pieces among the states that others start from.
+
+    def index(at: Int[np.ndarray, " rows"]) -> Tensor:
+        return torch.from_numpy(at).to(model.device)
 
     def run(chosen: Int[np.ndarray, " chosen"], starts: States, keep: bool) -> States:
         ended: list[States] = []
@@ -109,14 +107,13 @@ def run_pieces(
         for part in by_length(lengths, tokens_at_once, most=most, padding=padding):
             batch = chosen[part]
             ids, mask = rows.padded(pieces.row[batch], pieces.start[batch], pieces.stop[batch])
-            start = gathered(starts, _index(places[pieces.above[batch]], model)) if starts else None
+            start = gathered(starts, index(places[pieces.above[batch]])) if starts else None
             logits, after = run_batch(model, ids, mask, start, keep=keep)
             ends = np.flatnonzero(pieces.ends[batch])
             if len(ends) == len(batch):
                 read(pieces.row[batch], logits, after)
             elif len(ends):
-                at = _index(ends, model)
-                read(pieces.row[batch[ends]], logits[at], gathered(after, at))
+                read(pieces.row[batch[ends]], logits[index(ends)], gathered(after, index(ends)))
             ended.append(after)
         return joined(ended)
 
@@ -148,10 +145,8 @@ def run_batch(
     *,
     keep: bool = False,
 ) -> Run:
-    """Return the logits at each row's last token, (rows, …), and with `keep` the states after it.
-
-    Padding, which comes after the last token, needs a mask only where states are kept or layers are bidirectional.
-    """
+    """Return the logits at each row's last token, (rows, …), and with `keep` the states after it. Padding, which comes
+    after the last token, needs a mask only where states are kept or layers are bidirectional."""
     device = model.device
     batch = Batch(torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device), (), ())
     real = batch.mask if keep or is_bidirectional(model.module) else torch.ones_like(batch.mask)
@@ -162,10 +157,8 @@ def run_batch(
 
 
 def try_resuming(model: Model, rows: Rows) -> tuple[bool, int]:
-    """Test on a few rows, cut or repeated, whether a run in two parts equals a whole run.
-
-    Return also the bytes of a row's states, with keys and values of the longest row's.
-    """
+    """Test on a few rows, cut or repeated, whether a run in two parts equals a whole run. Return also the bytes of a
+    row's states, with keys and values of the longest row's."""
     if not model.continues:
         return False, 0
     ascending = np.argsort(rows.lengths, kind="stable")
@@ -187,21 +180,13 @@ def try_resuming(model: Model, rows: Rows) -> tuple[bool, int]:
     return bool(((found - expected).abs().amax(-1) <= allowed * spread).all()), each
 
 
-def _index(places: Int[np.ndarray, " rows"], model: Model) -> Tensor:
-    return torch.from_numpy(places).to(model.device)
-
-
 class GreedyDecoder:
-    """Greedy decoding of at most `new_tokens` tokens after a text.
-
-    An answer stops at the tokenizer's end token, or at a line break after its first word. Of equally likely tokens the
-    one with the lowest id is taken.
-    """
+    """Greedy decoding of at most `new_tokens` tokens after a text. An answer stops at the tokenizer's end token, or at
+    a line break after its first word. Of equally likely tokens the one with the lowest id is taken."""
 
     def __init__(self, model: Model, new_tokens: int) -> None:
         self.model, self.new_tokens = model, new_tokens
         self.end = getattr(model.tokenizer, "eos_token_id", None)
-        self._breaks: dict[int, bool] = {}
 
     def answers(self, rows: Rows, chosen: Int[np.ndarray, " ends"], logits: Tensor, states: States = ()) -> list[str]:
         """Generate the answers after these rows from the logits (ends, vocabulary) and the states there; without states
@@ -234,6 +219,4 @@ class GreedyDecoder:
         return self.model.tokenizer.decode(ids, skip_special_tokens=True).lstrip()
 
     def _finished(self, ids: list[int]) -> bool:
-        if ids[-1] not in self._breaks:  # True for tokens with a line break
-            self._breaks[ids[-1]] = "\n" in self.model.tokenizer.decode([ids[-1]])
-        return ids[-1] == self.end or (self._breaks[ids[-1]] and "\n" in self._text(ids))
+        return ids[-1] == self.end or "\n" in self._text(ids)

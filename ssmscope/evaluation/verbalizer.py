@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ssmscope.data.prompts import CONTENT
 from ssmscope.errors import InputError, nearest
-from ssmscope.evaluation.encoded import token_rows
+from ssmscope.evaluation.forking import token_rows
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -32,11 +32,11 @@ class Template:
 
     def __post_init__(self) -> None:
         count = self.text.count(CONTENT)
-        if count == 1:
-            return
         shown = self.text if len(self.text) <= 60 else self.text[:60] + "…"
-        if count:
+        if count > 1:
             raise InputError(f"the template {shown!r} has {CONTENT} {count} times; it must have it once")
+        if count:
+            return
         fields = FIELD.findall(self.text)
         like = nearest(CONTENT, fields, n=1) or fields[:1]
         hint = f"; did you mean {CONTENT} by {like[0]!r}?" if like else ""
@@ -66,11 +66,9 @@ class LabelWords:
 def label_words(model: Model, words: Sequence[str], *, after: str) -> LabelWords:
     """Return the tokens that each class's word adds to a text: those of `after + " " + word` that follow `after`'s.
 
-    No space is added if `after`, the end of the text, ends in white space.
-
-    Raises:
-        InputError: the model is no language model with a tokenizer; a word is empty, has no token or an unknown one, or
-            merges with the text before it; or one class's tokens begin with another's.
+    No space is added if `after`, the end of the text, ends in white space. Raise InputError if the model is no language
+    model with a tokenizer; a word is empty, has no token or an unknown one, or merges with the text before it; or one
+    class's tokens begin with another's.
     """
     return label_words_after(model, words, [after])[0]
 
@@ -80,17 +78,13 @@ def label_words_after(model: Model, words: Sequence[str], ends: Sequence[str]) -
     words = checked_words(words)
     if model.is_classifier:
         raise InputError(f"{model.name} is a classifier with its own classes: label words are for language models")
-    texts = [end + what for end in ends for what in ("", *(_joint(end) + word for word in words))]
+    texts = [end + what for end in ends for what in ("", *(" " * (not end[-1:].isspace()) + word for word in words))]
     rows = token_rows(model, texts, blank=True)
     each = len(words) + 1
     return [
         LabelWords(words, _added(model, words, rows[at], rows[at + 1 : at + each], end))
         for at, end in zip(range(0, len(rows), each), ends)
     ]
-
-
-def _joint(end: str) -> str:
-    return "" if end[-1:].isspace() else " "
 
 
 def _added(
@@ -131,11 +125,9 @@ def checked_words(words: Sequence[str]) -> tuple[str, ...]:
 
 
 class WordMatcher:
-    """Matcher that finds the class an answer names: the one whose word comes first as a whole word, ignoring case.
-
-    Of two words that begin at the same position the longer one counts. Words that differ only in case and white space
-    raise InputError.
-    """
+    """Matcher that finds the class an answer names: the one whose word comes first as a whole word, ignoring case. Of
+    two words that begin at the same position the longer one counts. Words that differ only in case and white space
+    raise InputError."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = tuple(" ".join(word.split()).casefold() for word in checked_words(words))
@@ -153,11 +145,9 @@ class WordMatcher:
 
 
 class LabelTree(NamedTuple):
-    """Prefix tree of the tokens of every class's label word.
-
-    `prefixes` are those after which a next token is read, the empty one first, `next_tokens` the tokens that may come
-    after each. `steps` are, per class, the (prefix, index in `next_tokens`) of each of its tokens.
-    """
+    """Prefix tree of the tokens of every class's label word. `prefixes` are those after which a next token is read, the
+    empty one first, `next_tokens` the tokens that may come after each. `steps` are, per class, the (prefix, index in
+    `next_tokens`) of each of its tokens."""
 
     prefixes: tuple[tuple[int, ...], ...]
     next_tokens: tuple[tuple[int, ...], ...]
@@ -165,18 +155,17 @@ class LabelTree(NamedTuple):
 
     @classmethod
     def of(cls, words: LabelWords) -> LabelTree:
-        tree: dict[tuple[int, ...], list[int]] = {}
+        tree: dict[tuple[int, ...], dict[int, int]] = {}  # Places of the next tokens after every prefix.
         for ids in words.ids:
             for at, token in enumerate(ids):
-                next_tokens = tree.setdefault(ids[:at], [])
-                if token not in next_tokens:
-                    next_tokens.append(token)
-        prefixes = list(tree)
+                places = tree.setdefault(ids[:at], {})
+                places.setdefault(token, len(places))
+        prefixes = tuple(tree)
         steps = tuple(
-            tuple((prefixes.index(ids[:at]), tree[ids[:at]].index(token)) for at, token in enumerate(ids))
+            tuple((prefixes.index(ids[:at]), tree[ids[:at]][token]) for at, token in enumerate(ids))
             for ids in words.ids
         )
-        return cls(tuple(prefixes), tuple(map(tuple, tree.values())), steps)
+        return cls(prefixes, tuple(map(tuple, tree.values())), steps)
 
     def scores(
         self, found: Float[np.ndarray, "rows prefixes next"], *, normalise: bool

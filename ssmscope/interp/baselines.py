@@ -80,11 +80,7 @@ def baseline_name(objective: Objective, baseline: str | int | float = NEUTRAL) -
 
 
 def singularity_note(objective: Objective, start: Float[Tensor, "texts length width"]) -> str:
-    """Return a note if norms are nearly singular at a baseline's embeddings; else "".
-
-    RMSNorm divides by an embedding's size (root mean square), so that its gradient grows as the size falls. The typical
-    size is the median of the embedding table's, of pixels that of the images' own embeddings.
-    """
+    """Return a note if a baseline's embeddings are so small that norms are nearly singular there; else ""."""
     mask, of_pixels = objective.batch.mask, objective.batch.values is not None
     table = objective.embeddings()[mask] if of_pixels else embedding_table(objective.model.module)
     typical, least = float(_sizes(table).median()), float(_sizes(start)[mask].min())

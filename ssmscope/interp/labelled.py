@@ -19,8 +19,7 @@ from ssmscope.errors import InputError
 
 
 def check_classifier(model: Model, data: Any, what: str) -> None:
-    """Raise InputError unless a model is a classifier of texts and data are labelled texts; `what` is measured on
-    them."""
+    """Raise InputError unless the model is a classifier of texts, and data are labelled texts."""
     model.check_classes(what)
     if not model.is_classifier:
         raise InputError(f"{model.name} is no classifier: {what} needs a predicted class")
@@ -52,8 +51,7 @@ def marked_tokens(model: Model, text: str, spans: Spans | None) -> Bool[np.ndarr
 
 
 def read_texts(model: Model, data: TextData) -> tuple[list[int], list[int], list[np.ndarray | None]]:
-    """Return for each text its number of tokens, the number that are not special, and a mask of the latter that people
-    marked."""
+    """Return each text's numbers of tokens and of ordinary tokens, and a mask of the latter that people marked."""
     lengths, sizes, masks = [], [], []
     for row, text in enumerate(data.texts):
         try:
@@ -69,7 +67,9 @@ def read_texts(model: Model, data: TextData) -> tuple[list[int], list[int], list
     return lengths, sizes, masks
 
 
-def token_scores(name: str, scores: Any, batch: Batch) -> tuple[list[np.ndarray], np.ndarray | None]:
+def token_scores(
+    name: str, scores: Any, batch: Batch, *, finite: bool = True
+) -> tuple[list[np.ndarray], np.ndarray | None]:
     """Return a method's scores of the non-special tokens of every text, and the texts on which it converged."""
     values = scores.scores.detach().double().cpu().numpy()
     if values.shape != tuple(batch.mask.shape):
@@ -77,14 +77,13 @@ def token_scores(name: str, scores: Any, batch: Batch) -> tuple[list[np.ndarray]
     own = [
         row[: len(words)][[word is not None for word in words]] for row, words in zip(values, batch.words, strict=True)
     ]
-    if not all(np.isfinite(row).all() for row in own):
+    if finite and not all(np.isfinite(row).all() for row in own):
         raise InputError(f"the scores of the method {name} are not finite: the model is damaged, or overflows")
     return own, None if scores.converged is None else scores.converged.detach().cpu().numpy().astype(bool)
 
 
 def class_ids(model: Model, data: PixelData | TextData | SequenceData) -> Int[np.ndarray, " examples"]:
-    """Return the examples' labels as a classifier numbers its classes, (examples,) int64: matched by name, or by number
-    where the model's have no names of their own."""
+    """Return labels as a classifier numbers its classes, matched by name, or by number where its own have none."""
     model.check_classes(f"accuracy on {data.name}")
     ours, theirs = list(data.label_names), list(model.labels or ())
     labels = np.asarray(data.labels, dtype=np.int64)

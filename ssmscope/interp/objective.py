@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -69,8 +71,7 @@ def backward_bytes(model: Model) -> int:
 
 
 def kept_bytes_per_token(model: Model) -> float:
-    """Return the number of bytes that a backward pass keeps per token: on a GPU as measured at the last gradient, if
-    any."""
+    """Return the number of bytes that a backward pass keeps per token; on a GPU as last measured."""
     return model.__dict__.get("_kept_of_each", 4 * KEPT_NUMBERS_PER_TOKEN * model.num_layers * model.width)
 
 
@@ -209,13 +210,11 @@ class Objective:
             yield
 
     def function(self, text: int = 0) -> nn.Module:
-        """Return f of one text alone, as a function from (runs, length, width) embeddings to (runs,): captum's
-        `forward_func`. Further arguments of a call are ignored."""
+        """Return f of one text alone, of embeddings (runs, length, width): captum's `forward_func`."""
         return _Function(self, text)
 
     def batches(self, texts: Sequence[int], *, gradients: bool = False) -> Iterator[list[int]]:
-        """Yield the places of `texts`, the text that each run is a copy of, in batches of similar length that suit the
-        device; with `gradients` in a backward pass."""
+        """Yield the places of `texts`, the text that each run copies, in batches that suit the device."""
         sizes = [length + len(ids) - 1 for length, ids in zip(self.lengths, self.targets, strict=True)]
         most = tokens_that_fit(self.model, gradients=gradients, every_position=self.continues)
         yield from by_length([sizes[text] for text in texts], most)
@@ -267,8 +266,7 @@ class Objective:
 
 @contextmanager
 def _in_float32(model: Model, ids: list[int]) -> Iterator[None]:
-    """Within the context the logits of these ids are float32 products of the head's input in a half-precision model:
-    rounded to 8 bits, f would be a staircase of steps of 1/256. An lrp rule for the head is kept."""
+    """Within the context a half-precision head gives these ids' logits in float32; an lrp rule for it is kept."""
     head: Any = None if model.is_classifier else model.module.get_output_embeddings()
     half = type(head) is nn.Linear and head.weight.dtype in (torch.bfloat16, torch.float16) and not is_kept(head)
     if not half or not is_own(head, head.forward):
@@ -283,6 +281,30 @@ def _in_float32(model: Model, ids: list[int]) -> Iterator[None]:
 
     with override_forward([(head, partial(exact, active_override(head)))]):
         yield
+
+
+def check_whole(name: str, value: int, least: int) -> None:
+    """Raise InputError unless a method's option is a whole number from `least` on."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InputError(f"{name} is {value!r}; allowed is a whole number from {least} on")
+
+
+def check_number(name: str, value: float, least: float) -> None:
+    """Raise InputError unless a method's option is a finite number from `least` on."""
+    plain = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not plain or not math.isfinite(value) or value < least:
+        raise InputError(f"{name} is {value!r}; allowed is a number from {least} on")
+
+
+def text_generator(objective: Objective, text: int, seed: int) -> np.random.Generator:
+    """Return a generator that depends only on the seed and on the text's own tokens or pixels."""
+    check_whole("seed", seed, 0)
+    batch = objective.batch
+    if batch.values is not None:
+        content = [zlib.crc32(batch.values[text].cpu().double().numpy().tobytes())]
+    else:
+        content = batch.input_ids[text, : objective.lengths[text]].tolist()
+    return np.random.default_rng([int(seed), *content])
 
 
 class _Function(nn.Module):
@@ -395,8 +417,7 @@ def _tokenized(model: Model, target: str) -> tuple[int, ...]:
 
 
 def target_warning(model: Model, target: str) -> str:
-    """Return a warning about a target whose tokens are of another text, or which with a space before it, as words in a
-    text have one, is a token of its own; "" for any other."""
+    """Return a warning about a target of other text, or one that with a space before it is one token; else ""."""
     found = list(_tokenized(model, target))
     pieces = ", ".join(repr(model.tokenizer.decode([each])) for each in found)
     many = f"the {len(found)} tokens {pieces}" if len(found) > 1 else f"the token {pieces}"

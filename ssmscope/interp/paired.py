@@ -10,6 +10,7 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.errors import InputError
@@ -21,7 +22,6 @@ from ssmscope.render.tokens import name_scores, spell_tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import DataFrame
 
     from ssmscope.render.figure import Frame
 
@@ -54,17 +54,14 @@ class Paired(Result, kind="pair"):
         return self.results[at].verdict()
 
     def rows(self) -> TokenRows | None:
-        """Return the tokens in the colours of both models and of the difference; None for results without rows of
-        tokens."""
+        """Return the tokens in the colours of both models and of the difference; None without rows of tokens."""
         shown = [result.token_rows() for result in self.results]  # type: ignore[attr-defined]
         return paired_rows(shown[0], shown[1], self.names) if shown[0] is not None and shown[1] is not None else None
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per model, text, row and token, or word where the tokenizers differ: columns model (one of the
         two, or "difference", the first minus the other), text, row (the layer or method), position, token, score.
         Results without rows of tokens give both tables, with a column model."""
-        import pandas as pd
-
         shown = self.rows()
         if shown is None:
             frames = [result.to_frame().assign(model=name) for name, result in zip(self.names, self.results)]
@@ -109,8 +106,7 @@ class Paired(Result, kind="pair"):
 
 
 def paired_rows(first: TokenRows, other: TokenRows, names: Sequence[str]) -> TokenRows:
-    """Return for every row that both have that of the first model, of the other, and the first minus the other, all on
-    one scale."""
+    """Return every row that both have: the first model's, the other's, and the difference, on one scale."""
     signed = any(row.signed for text in first.texts for row in text.rows)
     both = zip(first.texts, other.texts, strict=True)
     return TokenRows(
@@ -142,8 +138,7 @@ def _text(number: int, first: TokenText, other: TokenText, names: Sequence[str],
 
 
 def _matched(number: int, first: TokenText, other: TokenText) -> list[tuple[TokenRow, TokenRow]]:
-    """Return the rows of the same name; without any, those of the same place that are not of the queries of two
-    words."""
+    """Return the rows of the same name; without any, those of the same place, if not of two words' queries."""
     theirs = {row.name: row for row in other.rows}
     named = [(row, theirs[row.name]) for row in first.rows if row.name in theirs]
     placed = list(zip(first.rows, other.rows))
@@ -183,8 +178,7 @@ def _by_word(number: int, first: TokenText, other: TokenText, summed: bool) -> t
 
 
 def _groups(text: TokenText, spans: Sequence[tuple[int, int, str]], cuts: Sequence[int]) -> list[list[int]]:
-    """Return the tokens between two cuts each. A token that shows no character, such as the rest of one that the token
-    before began, belongs to the token before it in its word, or to the first."""
+    """Return the tokens between two cuts each; one without characters goes with the one before it in its word."""
     groups: list[list[int]] = [[] for _ in cuts[1:]]
     for _, run in groupby(range(len(text.words)), key=lambda at: text.words[at]):
         tokens = list(run)

@@ -1,4 +1,4 @@
-"""Examples with known answers, run as they are or edited: the answers' loss, accuracy and probability."""
+"""Answers of runs, edited or not: their probability, on examples with known answers loss and accuracy, and means."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ssmscope.core.batching import by_length
+from ssmscope.core.bootstrap import estimates, resampled_means
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.data.pixels import PixelData
@@ -18,7 +20,7 @@ from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import TextData
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
-from ssmscope.interp.objective import tokens_that_fit
+from ssmscope.interp.objective import objective, tokens_that_fit
 
 if TYPE_CHECKING:
     from ssmscope.api.inputs import ExampleData
@@ -31,8 +33,7 @@ HARM_SIGNS = (1.0, -1.0, -1.0)
 
 @dataclass(frozen=True, eq=False)
 class ScoredExamples:
-    """Encoded examples of a model and their answers: (examples,) classes, or (examples, length) next tokens, `IGNORED`
-    where nothing is asked. Made by `scored_examples`."""
+    """Encoded examples with their classes, or (examples, length) next tokens, `IGNORED` where none is asked."""
 
     model: Model
     batch: Batch
@@ -51,8 +52,7 @@ class ScoredExamples:
         yield from by_length(self.batch.lengths, self.room, rows=rows)
 
     def measured(self, logits: Tensor, rows: Sequence[int]) -> np.ndarray:
-        """Return (runs, measures) for runs' logits (runs, classes) or (runs, length, vocabulary); `rows` has the
-        example of each run."""
+        """Return (runs, measures) for logits of the last or of all positions; `rows` has each run's example."""
         targets = self.targets[list(rows)]
         if targets.ndim == 1:
             logits, targets = logits.unsqueeze(1), targets.unsqueeze(1)
@@ -91,3 +91,36 @@ def scored_examples(model: Model, data: ExampleData) -> ScoredExamples:
     if int(labels.max()) >= classes:
         raise InputError(f"{data.name} ({data.split}) has the class {int(labels.max())}; {model.name} has {classes}")
     return ScoredExamples(model, batch, labels.to(model.device))
+
+
+MAX_HEADS = 256
+"""Largest number of heads of a layer; with more, heads are single channels."""
+
+
+def check_heads(model: Model, heads: int, instead: str) -> None:
+    """Raise InputError if the heads of a layer are single channels; `instead` says what to do."""
+    if heads > MAX_HEADS:
+        raise InputError(f"the {heads:,} heads of {model.name} are single channels; {instead}")
+
+
+def means_with_intervals(columns: Float[np.ndarray, "examples ..."], seed: int) -> Float[np.ndarray, "... three"]:
+    """Return the mean over examples and its interval, all from one set of resamples; one example has no interval."""
+    rows = resampled_means(columns.reshape(len(columns), -1), seed=seed)
+    rows = rows if len(columns) > 1 else rows[:1]
+    return estimates(rows.reshape(len(rows), *columns.shape[1:]))
+
+
+def answer_ids(model: Model, batch: Batch, answer: int | str | None) -> tuple[list[int], list[str]]:
+    """Return for every text the id and the name of the class or token in question; by default the predicted one."""
+    goal = objective(model, batch, target=answer)
+    if goal.continues:
+        raise InputError(
+            f"the answer {answer!r} has several tokens; give one, with the space before it where it has one"
+        )
+    return [ids[0] for ids in goal.targets], list(goal.names)
+
+
+def probability_and_logit(model: Model, logits: Tensor, answer: int) -> tuple[Tensor, Tensor]:
+    """Return the answer's probability and logit in every row of logits (rows, classes), float64."""
+    precise = logits.double()
+    return model.probabilities(precise)[:, answer], precise[:, answer]

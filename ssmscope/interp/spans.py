@@ -73,8 +73,7 @@ def spelling(batch: Batch | Trace, row: int) -> Spelled:
 
 
 def fold_text(text: str, space: str = " ") -> tuple[str, list[int]]:
-    """Return a text without differences of case, composed characters and white space, any run of which becomes `space`;
-    and the place of each of its characters in the text."""
+    """Return a text without case, accents and runs of white space, and the place of each of its characters."""
     found, places = "", []
     for at, character in enumerate(text):
         if character.isspace():
@@ -107,8 +106,7 @@ def _of_words(span: str, spelled: Spelled, which: str) -> tuple[int, ...]:
 
 
 def find_piece(piece: str, spelled: Spelled) -> tuple[int, int] | None:
-    """Return the tokens of the first occurrence of a piece of the text, from the first to the one after the last; None
-    where it does not occur. Case and spaces do not matter, since not every tokenizer says what stands between ids."""
+    """Return the first tokens of a piece of the text, as first and last + 1; case and spaces do not matter."""
     text, places = fold_text(spelled.text, "")
     wanted = fold_text(piece, "")[0]
     for match in re.finditer(re.escape(wanted), text) if wanted else ():

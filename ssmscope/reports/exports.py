@@ -69,10 +69,8 @@ _SUFFIX = {"number": "", "text": ":text", "flag": ":flag"}
 
 
 def _table(found: LabelledResult) -> DataFrame:
-    """Return a result's rows after the identifying columns; its own columns of the same names get the prefix `of_`.
-
-    The result's own column `model` is dropped if the entry has one model.
-    """
+    """Return a result's rows after the identifying columns; its own columns of the same names get the prefix `of_`, and
+    its column `model` is dropped if the entry has one model."""
     frame = found.result.to_frame()
     if len(found.entry.models) == 1:
         frame = frame.drop(columns="model")

@@ -23,10 +23,8 @@ MAX_VERDICT_CHARACTERS = 240
 
 @dataclass(frozen=True)
 class Group:
-    """Entries of one analysis, all with the same heading and verb.
-
-    `name` is that of its anchor in the page and of its files: letters, digits and hyphens, unique within the report.
-    """
+    """Entries of one analysis, all with the same heading and verb. `name` is that of its anchor in the page and of its
+    files: letters, digits and hyphens, unique within the report."""
 
     name: str
     heading: str

@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmscope.api.options import Option
+from ssmscope.api.registry import analysis_of
 from ssmscope.api.results import TABLE_ROWS
 from ssmscope.attacks.effect import attack_effect
+from ssmscope.core.reading import SURROGATE
 from ssmscope.errors import InputError, as_typed
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.views import query_rows, readouts
@@ -30,13 +33,13 @@ from ssmscope.render.html import fragment
 from ssmscope.render.table import table
 from ssmscope.render.tokens import shorten, visible
 from ssmscope.render.worddiff import html_diff
-from ssmscope.reports import forms
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from ssmscope.core.model import Model
     from ssmscope.core.trace import Trace
+
 
 MAX_LAYERS_SHOWN = 8
 """Maximum number of layers that are shown below their average."""
@@ -47,13 +50,64 @@ PREDICTIONS_SHOWN = 10
 MAX_TOKEN_CHARACTERS = 60
 """Maximum length of a class or token as shown."""
 
+# ---- options that a visitor may set, as the analyses declare them
+# Left out are options that name files on the server, those that change no number, and those of `EXCLUDED_OPTIONS`.
+
+EXCLUDED_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "heatmap": ("layers", "merge", "limit", "seed"),
+    "attention": ("layers", "rows", "pool", "rollout", "residual", "span", "top"),
+    "effect": ("before", "after"),
+}
+"""Analyses of the page, and their options without a control in its forms: layer and token have controls next to the
+views, tokens are clicked, and whole maps, products of layers and data sets are not shown."""
+
+
+def form_options(verb: str) -> dict[str, Option]:
+    """Return the options of an analysis that a visitor may set, by name."""
+    known = analysis_of(verb).options.items()
+    return {
+        name: option
+        for name, option in known
+        if name not in EXCLUDED_OPTIONS[verb] and option.reads is None and not option.no_effect
+    }
+
+
+def choices(option: Option) -> tuple[str, ...]:
+    """Return the words that an option takes, with "" if it is optional; none if it takes other values too."""
+    if option.kind is not None or option.several:
+        return ()
+    return option.words if option.default is not None else ("", *option.words)
+
+
+def shown(option: Option) -> Any:
+    """Return the default as a form shows it: a bool or a text."""
+    if option.is_flag:
+        return bool(option.default)
+    return "" if option.default is None else option.typed(option.default)[1]
+
+
+def form_values(verb: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a form's values to the analysis's options, leaving out empty ones; raise InputError for wrong ones."""
+    known, found = form_options(verb), {}
+    for name, value in given.items():
+        if name not in known:
+            raise InputError(f"{verb} has no option {name!r:.80} here; there are {', '.join(known)}")
+        if isinstance(value, str):
+            if SURROGATE.search(value):
+                raise InputError(f"{name} has half of a character (a lone surrogate): remove it")
+            value = value.strip()
+        if value != "":
+            found[name] = known[name].read(value)
+    return found
+
+
+# ---- the page's pieces
+
 
 @dataclass(frozen=True)
 class Answer:
-    """HTML pieces of one model: prediction, heatmaps of the text and of the edited text, and what the edit changes.
-
-    Each is "" if empty; a refused text has only `prediction`, which says why.
-    """
+    """HTML pieces of one model: prediction, heatmaps of the text and of the edited text, and what the edit changes,
+    each "" if empty; a refused text has only `prediction`, which says why."""
 
     prediction: str
     given: str = ""
@@ -62,18 +116,12 @@ class Answer:
 
 
 class Live:
-    """Models that analyze typed texts.
+    """Language models or text classifiers, with their tokenizers, that analyze typed texts of at most `max_tokens`
+    tokens.
 
     A text whose trace is among the last `TRACES_KEPT` is not run again. Calls from all threads are serialized, because
-    a run changes the model's layers while it lasts.
-
-    Args:
-        models: language models or text classifiers with their tokenizers.
-        max_tokens: maximum number of tokens of a text, counted by each model's tokenizer.
-
-    Raises:
-        InputError: for no model, a model of pixels, one without a tokenizer, or a `max_tokens` below 1.
-    """
+    a run changes the model's layers while it lasts. Raise InputError for no model, a model of pixels, one without a
+    tokenizer, or a `max_tokens` below 1."""
 
     def __init__(self, models: Sequence[Model], *, max_tokens: int = 1024) -> None:
         if not models:
@@ -99,12 +147,9 @@ class Live:
         heatmap: Mapping[str, Any] | None = None,
         effect: Mapping[str, Any] | None = None,
     ) -> Answer:
-        """Return all pieces for a text, and for its edited version if given, by the model with that index.
-
-        Args:
-            layer: layer of the heatmaps, or "mean" for the average of all layers.
-            heatmap, effect: options of these analyses as a form has them (`ssmscope.reports.forms`).
-        """
+        """Return all pieces for a text, and for its edited version if given, by the model with that index; `layer` is
+        that of the heatmaps, or "mean" for the average, `heatmap` and `effect` are options of these analyses as a form
+        has them."""
         with self._lock:
             try:
                 given, other = self._both(number, text, edited)
@@ -118,7 +163,7 @@ class Live:
         """Return only the two heatmaps of an `answer`; `options` are those of the heatmap form."""
         with self._lock:
             try:
-                chosen, both = forms.chosen("heatmap", options), self._both(number, text, edited)
+                chosen, both = form_values("heatmap", options), self._both(number, text, edited)
                 given, other = ("" if trace is None else _heatmap(trace, layer, chosen) for trace in both)
                 return given, other
             except InputError as error:
@@ -130,20 +175,18 @@ class Live:
             return ""
         with self._lock:
             try:
-                return _change(self.models[number], text, edited, forms.chosen("effect", options))
+                return _change(self.models[number], text, edited, form_values("effect", options))
             except InputError as error:
                 return refusal(error)
 
     def row(self, number: int, text: str, position: str, *, layer: int, **options: Any) -> str:
-        """Return the row of a layer's implicit attention for the token at a position, or a hint if position is "".
-
-        `options` are those of the attention form.
-        """
+        """Return the row of a layer's implicit attention for the token at a position, or a hint if position is "";
+        `options` are those of the attention form."""
         if not position.strip():
             return _piece('<p class="note">Click a token above to see what it attends to.</p>')
         with self._lock:
             try:
-                chosen = forms.chosen("attention", options)
+                chosen = form_values("attention", options)
                 return _row(self.models[number], self.trace(number, text), position, layer, chosen)
             except InputError as error:
                 return refusal(error)
@@ -176,11 +219,8 @@ def refusal(error: InputError) -> str:
 
 
 def predictions(model: Model, given: Trace, edited: Trace | None = None) -> DataFrame:
-    """Return the `PREDICTIONS_SHOWN` likeliest classes or next tokens of a text or its edited version, one per row.
-
-    Rows are sorted by the probability given the text. Columns: name, given, and with an edited text also edited and
-    change (edited − given). Each trace has one text.
-    """
+    """Return the `PREDICTIONS_SHOWN` likeliest classes or next tokens of a text or its edited version, one per row,
+    sorted by the probability given the text: name, given, and with an edited text edited and change."""
     import pandas as pd
 
     rows = [

@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from ssmscope.api import registry
 from ssmscope.api.analysis import Analysis, Call
 from ssmscope.api.inputs import KINDS
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.reports.plan_yaml import read_yaml
 
 PLAN_KEYS = ("title", "models", "analyses", "variables")
 MODEL_KEYS = ("model", "name", "tokenizer", "device", "dtype", "resources")
@@ -372,3 +373,74 @@ def _shown(value: Any) -> str:
     if value is None or value is _UNSET:
         return "nothing"
     return f"{value!r:.60}" if not isinstance(value, dict) else f"a mapping with {', '.join(value)!r:.60}"
+
+
+# ---- YAML of mappings, lists and texts only
+# Numbers, dates and the like stay text, because every value becomes a command-line argument that its option reads. Only
+# `true`, `false` and null have their own types.
+
+MAX_CHARACTERS = 2_000_000
+"""Maximum length of a plan."""
+MAX_NODES = 100_000
+"""Maximum number of values of a plan; values repeated by aliases count each time."""
+MAX_DEPTH = 20
+"""Maximum nesting of mappings and lists."""
+
+_PLAIN = "tag:yaml.org,2002:"
+_BOOLEANS = {"true": True, "false": False}
+_NOTHING = {"", "~", "null", "Null", "NULL"}
+_SCALARS = {_PLAIN + name for name in ("str", "int", "float", "bool", "null", "timestamp", "merge", "value")}
+
+
+def read_yaml(text: str) -> Any:
+    """Parse a YAML text to None, a str, a bool, a list, or a dict from str to values. Raise InputError if it is not
+    valid YAML, a key is repeated, a tag asks for anything but plain values, aliases make it too large, or a text has
+    characters that no command line can hold."""
+    if len(text) > MAX_CHARACTERS:
+        raise InputError(f"the plan has {len(text):,} characters; at most {MAX_CHARACTERS:,} are allowed")
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except RecursionError as error:
+        raise InputError(f"the plan nests more than {MAX_DEPTH} lists and mappings; flatten it") from error
+    except (yaml.YAMLError, ValueError) as error:  # PyYAML's scanner raises ValueError for escapes beyond Unicode.
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        where = f" in line {mark.line + 1}" if mark is not None else ""
+        told = getattr(error, "problem", None) or getattr(error, "context", None) or " ".join(str(error).split())
+        raise InputError(f"the plan is not valid YAML{where}: {told}") from error
+    return None if node is None else _value(node, 0, itertools.count(1))
+
+
+def _value(node: yaml.Node, depth: int, count: Iterator[int]) -> Any:
+    line = f"line {node.start_mark.line + 1} of the plan"
+    if next(count) > MAX_NODES:
+        raise InputError(f"the plan has more than {MAX_NODES:,} values, aliases counted as often as they are used")
+    if depth > MAX_DEPTH:
+        raise InputError(f"{line} is nested in more than {MAX_DEPTH} lists and mappings; flatten it")
+    if isinstance(node, yaml.ScalarNode):
+        return _scalar(node)
+    if node.tag not in (_PLAIN + "seq", _PLAIN + "map"):
+        raise InputError(f"{line} has the tag {node.tag!r}; only plain values are allowed")
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item, depth + 1, count) for item in node.value]
+    found: dict[str, Any] = {}
+    for key, value in node.value:
+        line = f"line {key.start_mark.line + 1} of the plan"
+        if not isinstance(key, yaml.ScalarNode):
+            raise InputError(f"{line} has a list or mapping as a key; keys are words")
+        _scalar(key)
+        if key.value in found:
+            raise InputError(f"{line} repeats the key {key.value!r:.80}; give it once")
+        found[key.value] = _value(value, depth + 1, count)
+    return found
+
+
+def _scalar(node: yaml.ScalarNode) -> str | bool | None:
+    text: str = node.value
+    line = f"line {node.start_mark.line + 1} of the plan"
+    if node.tag not in _SCALARS:
+        raise InputError(f"{line} has the tag {node.tag!r}; only plain values are allowed")
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise InputError(f"{line} has a character that is no text (U+0000, or half of a pair)")
+    if node.style is None and node.tag == _PLAIN + "bool":
+        return _BOOLEANS.get(text.lower(), text)
+    return None if node.style is None and text in _NOTHING else text

@@ -1,10 +1,13 @@
-"""Execution of a plan: finished jobs are skipped, failures recorded, and the report written at the end."""
+"""Execution of a plan, here or on a Ray cluster: finished jobs are skipped, failures recorded, and the report written
+at the end."""
 
 from __future__ import annotations
 
 import os
 import platform
+import shutil
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmscope.api.results import now, versions
+from ssmscope.api.sharding.workers import MAX_RETRIES, Setting, check_installed, connected, finished, lacking, on_engine
 from ssmscope.api.writing import locked, write_whole
 from ssmscope.errors import InputError, Unanswerable, as_typed
 from ssmscope.reports.jobs import Job, Jobs
@@ -24,9 +28,7 @@ from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, LOG, Report, Store
 @dataclass(frozen=True)
 class Outcome:
     """Outcome of a job. `error` and `traceback` are None if it succeeded; its files are then in its working folder.
-
-    `unanswerable` is True if the error says that the analysis has no answer for the model.
-    """
+    `unanswerable` is True if the error says that the analysis has no answer for the model."""
 
     seconds: float
     error: str | None = None
@@ -35,10 +37,8 @@ class Outcome:
 
 
 def execute(job: Job, folder: Path) -> Outcome:
-    """Run one job in this process and write its results to `folder`.
-
-    Its output goes to a file next to the folder, with the folder's name and ".log", and into the folder on success.
-    """
+    """Run one job in this process and write its results to `folder`. Its output goes to a file next to the folder, with
+    the folder's name and ".log", and into the folder on success."""
     started = time.perf_counter()
     log = folder.with_name(f"{folder.name}.log")
     try:
@@ -82,12 +82,9 @@ Engine = Callable[[Sequence[Job], Store], Iterator[tuple[Job, Outcome]]]
 
 
 def run_plan(plan: Plan, jobs: Jobs, root: Path, *, engine: Engine) -> Report:
-    """Run the unfinished jobs of a plan and write its report into `root`: `index.html` and tables of all results.
-
-    Raises:
-        InputError: if another process uses the directory, it cannot be written to, or the engine cannot start.
-        OSError: if the page or the tables cannot be written; finished results stay.
-    """
+    """Run the unfinished jobs of a plan and write its report into `root`: `index.html` and tables of all results. Raise
+    InputError if another process uses the directory, it cannot be written to, or the engine cannot start, and OSError
+    if the page or the tables cannot be written; finished results stay."""
     with locked(root):
         store = Store(root)
         missing = [job for job in jobs.to_run() if not store.is_done(job)]
@@ -153,3 +150,95 @@ def _reason(error: Exception) -> str:
 
 def _say(line: str) -> None:
     print("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), file=sys.stderr, flush=True)
+
+
+# ---- engines
+
+
+def max_models_loaded(jobs: Sequence[Job]) -> int:
+    """Return how many models a worker keeps loaded: one more than a job needs, for verbs that load a second dtype."""
+    return 1 + max(len(job.call.models) for job in jobs)
+
+
+def run_locally(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Job, Outcome]]:
+    """Run one job after the other in this process."""
+    from ssmscope.architectures.loading.load import ModelCache, cache_models
+
+    with cache_models(ModelCache(max_models_loaded(jobs))):
+        for job in jobs:
+            yield job, execute(job, store.working(job.key))
+
+
+def batches_on_ray(address: str | None = None, workers: int | None = None) -> Engine:
+    """Return an engine that runs jobs in this process and their batches over data sets on Ray's workers."""
+    check_installed()
+
+    def run(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Job, Outcome]]:
+        with on_engine(engine="ray", workers=workers, address=address):
+            yield from run_locally(jobs, store)
+
+    return run
+
+
+def ray_engine(address: str | None = None, workers: int | None = None) -> Engine:
+    """Return an engine whose jobs are tasks of a Ray cluster, restarted elsewhere when their worker or node dies.
+
+    Only this process writes to the report's directory: workers send the files of their jobs. They need the package, and
+    the models and data under the names in the plan. Without an `address` a cluster with `workers` CPUs, by default all,
+    is started on this machine and stopped after the run. Raise InputError if Ray is not installed."""
+    check_installed()
+
+    def run(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Job, Outcome]]:
+        with connected(address, workers) as ray:
+            work, setting, able = ray.remote(_work), Setting(max_models_loaded(jobs)), []
+            for job in jobs:
+                lacks = lacking(ray.nodes(), job.cpus, job.gpus)
+                if lacks is None:
+                    able.append(job)
+                else:
+                    yield job, Outcome(0.0, f"{lacks} that the job asks for")
+
+            def submit(job: Job) -> Any:
+                needs = {"num_cpus": job.cpus, "num_gpus": job.gpus, "max_retries": MAX_RETRIES}
+                return work.options(**needs, name=f"{job.verb} {job.key}").remote(job, setting)
+
+            for job, done in finished(ray, submit, able):
+                yield job, _received(ray, done, store.working(job.key))
+
+    return run
+
+
+_kept: Any = None
+"""Models that this worker keeps between its jobs."""
+
+
+def _work(job: Job, setting: Setting) -> tuple[Outcome, dict[str, bytes]]:
+    """Run a job on a worker; return its outcome and its files by path below `working`."""
+    global _kept
+    setting.apply()
+    from ssmscope.architectures.loading.load import ModelCache, cache_models
+
+    if _kept is None:
+        _kept = ModelCache(setting.models)
+    with tempfile.TemporaryDirectory(prefix="ssmscope-") as folder, cache_models(_kept):
+        outcome = execute(job, Path(folder, job.key))
+        files = {str(path.relative_to(folder)): path for path in Path(folder).rglob("*") if path.is_file()}
+        return outcome, {name: path.read_bytes() for name, path in files.items()}
+
+
+def _received(ray: Any, done: Any, folder: Path) -> Outcome:
+    """Write the files of a task into `folder` and next to it, and return its outcome."""
+    try:
+        outcome, files = ray.get(done)
+    except ray.exceptions.RayError as error:
+        return Outcome(0.0, f"{type(error).__name__}: {' '.join(str(error).split())[:500]}", str(error))
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+        for name, content in files.items():
+            path = folder.parent / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    except OSError as error:
+        return Outcome(outcome.seconds, f"its results cannot be written: {error.strerror or error}", str(error))
+    return outcome

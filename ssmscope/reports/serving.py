@@ -25,8 +25,7 @@ from ssmscope.core.encoding import MAX_CHARACTERS_PER_TOKEN
 from ssmscope.errors import InputError
 from ssmscope.render.html import stylesheet
 from ssmscope.render.tokens import visible
-from ssmscope.reports import forms
-from ssmscope.reports.live import Live
+from ssmscope.reports.live import EXCLUDED_OPTIONS, Live, choices, form_options, shown
 from ssmscope.reports.page import file, policy, template
 
 FIRST_PORT, PORTS_TRIED = 7860, 100
@@ -53,12 +52,8 @@ class Refused(Exception):
 
 
 class Server(ThreadingHTTPServer):
-    """Server of a page.
-
-    Args:
-        hosts: allowed host names, which prevents DNS rebinding by other pages; None for any numeric address and this
-            machine's names.
-    """
+    """Server of a page. `hosts` are the allowed host names, which prevents DNS rebinding by other pages; None allows
+    any numeric address and this machine's names."""
 
     daemon_threads = True
 
@@ -139,11 +134,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def checked_call(name: str, body: bytes, models: int) -> dict[str, Any]:
-    """Return the arguments of a call of `Live`.
-
-    Raises:
-        Refused: it is no call of the page, or has values of other types.
-    """
+    """Return the arguments of a call of `Live`; raise Refused for no call of the page, or values of other types."""
     try:
         given = json.loads(body)
     except (ValueError, RecursionError):
@@ -154,7 +145,7 @@ def checked_call(name: str, body: bytes, models: int) -> dict[str, Any]:
     for each, kind in wanted.items():
         if type(given[each]) is not kind:
             raise Refused(422, f"{each} is not {'an object' if kind is dict else f'of type {kind.__name__}'}")
-        if kind is dict and not given[each].keys() <= forms.options(each).keys():
+        if kind is dict and not given[each].keys() <= form_options(each).keys():
             raise Refused(422, f"{each} has options that the page does not have")
         if kind is dict and not all(isinstance(value, str | bool) for value in given[each].values()):
             raise Refused(422, f"an option of {each} is neither a text nor true or false")
@@ -166,14 +157,8 @@ def checked_call(name: str, body: bytes, models: int) -> dict[str, Any]:
 
 
 def check_origin(headers: Any, hosts: Collection[str] | None, *, page: bool = False) -> None:
-    """Refuse a request that uses another name than the server's own, or comes from another page.
-
-    Args:
-        page: True if the page itself is requested, to which any other may link.
-
-    Raises:
-        Refused: with status 400 for the name, 403 for the other page.
-    """
+    """Raise Refused for a request that uses another name than the server's own (status 400), or comes from another page
+    (403); to the `page` itself any other may link."""
     host = headers.get("Host", "").lower()
     name = re.sub(r":\d+$", "", host)
     if not (name in hosts if hosts is not None else _is_own(name)):
@@ -206,24 +191,17 @@ def page(live: Live) -> str:
         models=live.models,
         visible=visible,
         example=EXAMPLE,
-        forms={verb: (analysis_of(verb).question, forms.options(verb)) for verb in forms.EXCLUDED_OPTIONS},
-        choices=forms.choices,
-        default=forms.shown,
+        forms={verb: (analysis_of(verb).question, form_options(verb)) for verb in EXCLUDED_OPTIONS},
+        choices=choices,
+        default=shown,
         style=Markup(stylesheet() + file("serve.css")),
         script=Markup(file("serve.js")),
     )
 
 
 def serve(live: Live, *, host: str = "127.0.0.1", port: int | None = None) -> None:
-    """Serve the page until the process is interrupted.
-
-    Args:
-        host: address to listen on; other machines can reach the page unless it is a loopback address.
-        port: by default the first free port from 7860 on.
-
-    Raises:
-        InputError: the address cannot be listened on.
-    """
+    """Serve the page until the process is interrupted, by default at the first free port from 7860 on; other machines
+    can reach it unless the host is a loopback address. Raise InputError if the address cannot be listened on."""
     server, url = start(live, host=host, port=port)
     print(f"Serving {', '.join(model.name for model in live.models)} at {url} (Ctrl+C ends it)", flush=True)
     if not _is_loopback(host):
@@ -237,11 +215,7 @@ def serve(live: Live, *, host: str = "127.0.0.1", port: int | None = None) -> No
 
 
 def start(live: Live, *, host: str = "127.0.0.1", port: int | None = None) -> tuple[Server, str]:
-    """Start serving the page; return the server, whose `close` ends it, and the page's address.
-
-    Raises:
-        InputError: as `serve`.
-    """
+    """Start serving the page as `serve`; return the server, whose `close` ends it, and the page's address."""
     check_address(host, port)
     hosts = {"localhost", "127.0.0.1", "[::1]", host.lower()} if _is_loopback(host) else None
     error: Exception | None = None

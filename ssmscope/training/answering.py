@@ -31,7 +31,6 @@ from ssmscope.training.objectives import (
     Sequences,
     Texts,
     Tokenized,
-    chosen,
     regularized,
 )
 
@@ -88,8 +87,8 @@ class Answers(Tokenized):
         last = mask.sum(1) - 1
         of_prompt = torch.arange(whole.shape[1]) < last[:, None]
         dropped = drop_tokens(whole, self.options["token_dropout"] or 0.0, self.unknown_id, torch.tensor([self.pad_id]))
-        each = torch.where(of_prompt, dropped, whole), mask, last, said, words, whole[:, 1:], of_prompt[:, 1:]
-        ids, mask, last, said, words, following, inner = (tensor.to(self.device) for tensor in each)
+        each = torch.where(of_prompt, dropped, whole), mask, last, said, words, whole
+        ids, mask, last, said, words, whole = (tensor.to(self.device) for tensor in each)
         with self.autocast():
             hidden = _hidden(module, self.embedded(module, ids), mask)
             head, every = module.get_output_embeddings(), torch.arange(len(rows), device=self.device)
@@ -98,9 +97,7 @@ class Answers(Tokenized):
             )
             loss = self._word_loss(after_prompt, said, words)
             loss = loss + cross_entropy(after_word, torch.full_like(last, self.end_id))
-            if self.options["prompt_weight"]:
-                logits = head(hidden[:, :-1][inner]).float()
-                loss = loss + self.options["prompt_weight"] * cross_entropy(logits, following[inner])
+            loss = self.with_prompt(loss, head, hidden, whole, last)
         return regularized(module, loss)
 
     def _word_loss(self, logits: Tensor, said: Tensor, words: Tensor) -> Tensor:
@@ -132,7 +129,7 @@ class Answers(Tokenized):
         groups = {}
         for task in data.sources:
             prompts = {
-                str(at + 1): chosen(rows, np.flatnonzero((tasks == task) & (templates == at)))
+                str(at + 1): rows.take((tasks == task) & (templates == at))
                 for at in np.unique(templates[tasks == task]).tolist()
             }
             groups[task] = _by_example(rows, examples, np.flatnonzero(tasks == task), prompts)

@@ -35,15 +35,9 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Architecture:
-    """Architecture that can be trained.
-
-    Attributes:
-        bases: keys of `SIZES` that it can be built on, the default first.
-        configure: function that makes its configuration from the options and the tokens.
-        kinds: model types from which its further training can start.
-        own: its own options.
-        gate: random gate to which a trained Mamba or Mamba-2 can be converted.
-    """
+    """Architecture that can be trained. It is built on one of its `bases`, keys of `SIZES`, the default first, and has
+    its `own` options. Its further training starts from a model of one of its `kinds`, or of a Mamba or Mamba-2
+    converted to its random `gate`."""
 
     bases: tuple[str, ...]
     configure: Callable[[Mapping[str, Any], Tokens], Any]
@@ -55,9 +49,8 @@ class Architecture:
 def named(name: str) -> Architecture:
     """Return the architecture of that name, or raise InputError if there is none."""
     if name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        hint = did_you_mean(str(name), ARCHITECTURES)
-        raise InputError(f"unknown architecture '{name}'; choose one of {known}{hint}")
+        known = f"{', '.join(ARCHITECTURES)}{did_you_mean(str(name), ARCHITECTURES)}"
+        raise InputError(f"unknown architecture '{name}'; choose one of {known}")
     return ARCHITECTURES[name]
 
 
@@ -76,14 +69,9 @@ def _shared(options: Mapping[str, Any], tokens: Tokens) -> dict[str, Any]:
 
 def _on_mamba(options: Mapping[str, Any], tokens: Tokens) -> dict[str, Any]:
     """Return the fields of a `MambaConfig` or a `Mamba2Config`."""
-    fields = _shared(options, tokens)
     low, high = options["steps"]
-    fields |= {
-        "state_size": options["state"],
-        "expand": options["expand"],
-        "time_step_min": low,
-        "time_step_max": high,
-    }
+    fields = {"state_size": options["state"], "expand": options["expand"], "time_step_min": low, "time_step_max": high}
+    fields |= _shared(options, tokens)
     if options["base"] == "mamba2":
         fields["head_dim"] = options["head_width"]
         fields["num_heads"] = options["width"] * options["expand"] // options["head_width"]
@@ -156,15 +144,11 @@ def _hybrid(options: Mapping[str, Any], tokens: Tokens) -> Any:
 def _selective(options: Mapping[str, Any], tokens: Tokens) -> Any:
     from ssmscope.architectures.own.selective import SelectiveSSMConfig
 
-    return SelectiveSSMConfig(
-        vocab_size=tokens.number,
-        hidden_size=options["width"],
-        state_size=options["state"],
-        spectral_abscissa=options["spectral_abscissa"],
-        pad_token_id=tokens.pad_id,
-        bos_token_id=tokens.end_id,
-        eos_token_id=tokens.end_id,
-    )
+    own = {"state_size": options["state"], "spectral_abscissa": options["spectral_abscissa"]}
+    shared = _shared(options, tokens)
+    for name in ("num_hidden_layers", "use_cache", "tie_word_embeddings"):
+        del shared[name]
+    return SelectiveSSMConfig(**own, **shared)
 
 
 PLAIN = "transformers:Mamba2Config,MambaConfig"

@@ -39,10 +39,8 @@ def build(options: Mapping[str, Any], train: Any, tokenizer: Any) -> tuple[Any, 
         module = language_model(options, tokens, source)
     else:
         module = _classifier(options, train, tokens, source)
-    if source is None and options["architecture"] == "hybrid":
-        _mamba_steps(module, STEPS[options["decays"] or "standard"])
-    if source is None and options["decays"] == "spread":
-        _spread_decays(module)
+    if source is None:
+        _initialize(module, options)
     return tokenizer, module
 
 
@@ -60,9 +58,8 @@ def _text_tokenizer(options: Mapping[str, Any], train: Any, source: Any) -> Any:
 def _tokens(train: Any, tokenizer: Any) -> Tokens:
     if isinstance(train, PixelData):
         return Tokens(1)  # Only the class token is in the vocabulary.
-    pad = tokenizer.pad_token_id
     end = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.eos_token_id
-    return Tokens(len(tokenizer), 0 if pad is None else pad, 0 if end is None else end)
+    return Tokens(len(tokenizer), tokenizer.pad_token_id or 0, end or 0)
 
 
 def _configuration(options: Mapping[str, Any], tokens: Tokens) -> Any:
@@ -83,8 +80,8 @@ def language_model(options: Mapping[str, Any], tokens: Tokens, source: Any) -> A
 
 def _classifier(options: Mapping[str, Any], train: Any, tokens: Tokens, source: Any) -> Any:
     names = train.label_names
-    numbers = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
-    labels: dict[str, Any] = {"num_labels": len(names), **numbers}
+    labels: dict[str, Any] = {"num_labels": len(names), "id2label": dict(enumerate(names))}
+    labels["label2id"] = {name: i for i, name in enumerate(names)}
     if options["architecture"] == "selective":
         return _selective(options, train, tokens, labels, source)
     if source is None:
@@ -93,28 +90,25 @@ def _classifier(options: Mapping[str, Any], train: Any, tokens: Tokens, source: 
         _check_input(source, train, tokens)
         backbone = _converted(source, getattr(source.module, "backbone", None), options)
         configuration = backbone.config
-    pixels: dict[str, Any] = {}
-    if isinstance(train, PixelData):
-        pixels = {"channels": train.channels, "image_size": list(train.shape)}
+    of_pixels = isinstance(train, PixelData)
+    pixels: dict[str, Any] = {"channels": train.channels, "image_size": list(train.shape)} if of_pixels else {}
     dropout = options["dropout"] or 0.0
     module = SSMForSequenceClassification(SSMClassifierConfig(configuration, dropout=dropout, **pixels, **labels))
     if backbone is not None:
         module.backbone.load_state_dict(backbone.state_dict())
-        if source.is_classifier and source.labels == list(names):
-            module.head.load_state_dict(source.module.head.state_dict())
-            if pixels:
-                module.embed.load_state_dict(source.module.embed.state_dict())
+        same = source.is_classifier and source.labels == list(names)
+        for part in ("head", *["embed"] * of_pixels) if same else ():
+            getattr(module, part).load_state_dict(getattr(source.module, part).state_dict())
     return module
 
 
 def _check_input(source: Any, train: Any, tokens: Tokens) -> None:
     """Raise InputError if the source reads other input. Texts are read by the source's own tokenizer."""
-    if isinstance(train, PixelData):
-        if source.channels != train.channels:
-            raise InputError(
-                f"{source.name} reads no pixels of {train.channels} channels; init_from needs a classifier of them"
-            )
-    elif isinstance(train, SequenceData) and source.vocabulary != tokens.number:
+    if isinstance(train, PixelData) and source.channels != train.channels:
+        raise InputError(
+            f"{source.name} reads no pixels of {train.channels} channels; init_from needs a classifier of them"
+        )
+    if isinstance(train, SequenceData) and source.vocabulary != tokens.number:
         raise InputError(
             f"{source.name} knows {source.vocabulary} tokens, and {train.name} has {tokens.number}; init_from needs a "
             "model of the same tokens"
@@ -155,18 +149,14 @@ def _converted(source: Any, module: Any, options: Mapping[str, Any]) -> Any:
     )
 
 
-def _mamba_steps(module: Any, steps: tuple[float, float]) -> None:
-    """Draw Δ of every head log-uniformly like Mamba-2; Bamba's start at softplus(1) and forget within a step."""
+def _initialize(module: Any, options: Mapping[str, Any]) -> None:
+    """Draw Δ of a hybrid's heads log-uniformly like Mamba-2, because Bamba's start at softplus(1) and forget within a
+    step; and with `spread`, put |A| of every layer in equal ratios between `RATES`, over states or heads."""
+    low, high = map(math.log, STEPS[options["decays"] or "standard"])
     for name, parameter in module.named_parameters():
-        if name.endswith("dt_bias"):
-            low, high = math.log(steps[0]), math.log(steps[1])
+        if name.endswith("dt_bias") and options["architecture"] == "hybrid":
             drawn = torch.exp(low + (high - low) * torch.rand_like(parameter))
             parameter.data.copy_(drawn + torch.log(-torch.expm1(-drawn)))  # This is the inverse of softplus.
-
-
-def _spread_decays(module: Any) -> None:
-    """Spread |A| of every layer from the smallest to the largest of `RATES` in equal ratios, over states or heads."""
-    for name, parameter in module.named_parameters():
-        if name.endswith("A_log"):
-            rates = torch.linspace(math.log(RATES[0]), math.log(RATES[1]), parameter.shape[-1])
+        elif name.endswith("A_log") and options["decays"] == "spread":
+            rates = torch.linspace(*map(math.log, RATES), parameter.shape[-1])
             parameter.data.copy_(rates.expand_as(parameter))

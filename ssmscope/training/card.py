@@ -7,14 +7,13 @@ import json
 import math
 import platform
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jinja2 import Environment, PackageLoader, Template
+from jinja2 import Environment, PackageLoader
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -67,11 +66,9 @@ def bootstrap_interval(
 
 
 def score_record(score: Score, characters: np.ndarray | None = None, *, seed: int = 0) -> dict[str, Any]:
-    """Return accuracy with its 95 % interval, and the mean cross-entropy in nats, also of every group of the score.
-
-    The interval is Wilson's if every example has one answer, else a bootstrap over examples, because answers within one
-    are not independent. With `characters`, the number per example (examples,), bits per character are added.
-    """
+    """Return accuracy with its 95 % interval, and the mean cross-entropy in nats, also of every group of the score. The
+    interval is Wilson's if every example has one answer, else a bootstrap over examples, because answers within one are
+    not independent. With `characters`, the number per example (examples,), bits per character are added."""
     right, asked = int(score.right.sum()), int(score.asked.sum())
     once = asked == len(score.asked) and bool((score.asked == 1).all())
     interval = wilson_interval(right, asked) if once else bootstrap_interval(score.right, score.asked, seed=seed)
@@ -106,7 +103,9 @@ def model_card(record: Mapping[str, Any]) -> str:
     layers = (record.get("selectivity") or {"layers": []})["layers"]
     tasks = record["data"]["train"].get("tasks", {})
     prompted = record["kind"] == "instructions" and record["test"] is not None
-    return _template().render(
+    loader = PackageLoader("ssmscope.training")
+    environment = Environment(loader=loader, trim_blocks=True, keep_trailing_newline=True)  # Markdown, not HTML.
+    return environment.get_template("card.md").render(
         record=record,
         parts=PARTS,
         measured={shown: record[name] for name, shown in PARTS.items() if record.get(name) is not None},
@@ -123,13 +122,6 @@ def model_card(record: Mapping[str, Any]) -> str:
     )
 
 
-@lru_cache(maxsize=1)
-def _template() -> Template:
-    loader = PackageLoader("ssmscope.training")
-    environment = Environment(loader=loader, trim_blocks=True, keep_trailing_newline=True)  # Markdown, not HTML.
-    return environment.get_template("card.md")
-
-
 def _example(record: Mapping[str, Any]) -> str:
     """Return a line of Python that runs the model."""
     kind = record["kind"]
@@ -139,13 +131,10 @@ def _example(record: Mapping[str, Any]) -> str:
         task = next(iter(record["data"]["train"]["tasks"]))
         prompt = json.dumps(TASK_PROMPTS[task].templates[0], ensure_ascii=False)
         return f'model.trace({prompt}.replace("{{content}}", "a text")).answers'
-    examples = {
-        "text": "a text to classify",
-        "language": "a text to go on from",
-        "questions": "Clara walked to the attic . Where is Clara ?",
-    }
-    asked = "questions" if record["data"]["train"]["name"] in QUESTIONS else kind
-    example = examples.get(asked, "tokens with spaces between")
+    examples = {"text": "a text to classify", "language": "a text to go on from"}
+    example = examples.get(kind, "tokens with spaces between")
+    if record["data"]["train"]["name"] in QUESTIONS:
+        example = "Clara walked to the attic . Where is Clara ?"
     return f'model.trace("{example}").{"retention" if record.get("decoder") else "answers"}'
 
 
@@ -228,7 +217,7 @@ def describe(
     command: str,
 ) -> None:
     """Write README.md, then training.json, which marks the run as finished."""
-    config, chosen = module.config, {name: options[name] for name in ("saved_as", "precision", "seed")}
+    config = module.config
     classifies = options["kind"] in ("text", "sequences", "pixels")
     record = {
         **result,
@@ -237,7 +226,7 @@ def describe(
         "labels": [config.id2label[i] for i in range(config.num_labels)] if classifies else None,
         "parameters": sum(p.numel() for p in module.parameters()),
         "decoder": sum(tensor.numel() for tensor in outcome.extra.values()) or None,
-        **chosen,
+        **{name: options[name] for name in ("saved_as", "precision", "seed")},
         "device": device.type,
         "best_epoch": outcome.best_epoch,
         "epochs_run": len(outcome.history),
@@ -248,29 +237,6 @@ def describe(
     }
     write_whole(out / "README.md", model_card(record))
     write_json(out / FINISHED, record)
-
-
-class _Sums:
-    """Sums over tokens of one layer: Δ, Δ² and log a by head, and the divergence."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.of: dict[str, Any] = dict.fromkeys(("delta", "squared", "log_a", "kl"), 0.0)
-
-    def add(self, mixer: Any, layer: LayerTrace) -> None:
-        recurrence = layer.recurrence
-        if recurrence.delta is None:
-            return
-        delta = recurrence.delta.double()
-        log_a = recurrence.log_decay().double().mean(-1)
-        values = {"delta": delta, "squared": delta.square(), "log_a": log_a}
-        if isinstance(mixer, MIXERS):
-            values["kl"] = _divergence(mixer, recurrence)
-        real = torch.ones_like(delta[..., 0], dtype=torch.bool) if layer.mask is None else layer.mask.bool()
-        self.tokens += int(real.sum())
-        for name, value in values.items():
-            # Padding has Δ = 0, where the divergence is infinite.
-            self.of[name] = self.of[name] + value.where(real.unsqueeze(-1), 0.0).sum((0, 1))
 
 
 def _divergence(mixer: Any, recurrence: Recurrence) -> Tensor:
@@ -290,34 +256,37 @@ class Selectivity:
     `records` returns by head (by channel for Mamba): `variation`, standard deviation / mean of Δ over tokens;
     `half_life`, ln 2 / mean of −log a, in tokens; `selective`, the share of heads that vary by `FLAT` or more; for a
     Baleen `kl`, the divergence from its prior, a mean over tokens and heads in nats. Gates are those of evaluation.
-
-        watched = Selectivity(module)
-        with torch.no_grad(), fast_scan(module, visit=watched.visit):
-            module(**inputs)
-        watched.records()
     """
 
     def __init__(self, module: Any) -> None:
         self.mixers = mixers(module)
-        self.sums: dict[int, _Sums] = {}
+        self.sums: dict[int, dict[str, Any]] = {}
 
     def visit(self, index: int, layer: LayerTrace, _: Any) -> None:
-        if len(layer.recurrences) == 1:
-            self.sums.setdefault(index, _Sums()).add(self.mixers[index], layer)
+        if len(layer.recurrences) != 1 or layer.recurrence.delta is None:
+            return
+        delta, log_a = layer.recurrence.delta.double(), layer.recurrence.log_decay().double().mean(-1)
+        values = {"delta": delta, "squared": delta.square(), "log_a": log_a}
+        if isinstance(self.mixers[index], MIXERS):
+            values["kl"] = _divergence(self.mixers[index], layer.recurrence)
+        real = torch.ones_like(delta[..., 0], dtype=torch.bool) if layer.mask is None else layer.mask.bool()
+        sums = self.sums.setdefault(index, dict.fromkeys(("tokens", *values), 0))
+        sums["tokens"] += int(real.sum())
+        for name, value in values.items():
+            # Padding has Δ = 0, where the divergence is infinite.
+            sums[name] = sums[name] + value.where(real.unsqueeze(-1), 0.0).sum((0, 1))
 
     def records(self) -> list[dict[str, Any]]:
-        return [_record(index, self.mixers[index], one) for index, one in sorted(self.sums.items()) if one.tokens]
+        return [_record(index, sums) for index, sums in sorted(self.sums.items())]
 
 
-def _record(index: int, mixer: Any, sums: _Sums) -> dict[str, Any]:
-    mean, squared, log_a = (sums.of[name] / sums.tokens for name in ("delta", "squared", "log_a"))
-    variation = (squared - mean.square()).clamp(min=0).sqrt() / mean
+def _record(index: int, sums: Mapping[str, Any]) -> dict[str, Any]:
+    means = {name: total / sums["tokens"] for name, total in sums.items()}
+    variation = (means["squared"] - means["delta"].square()).clamp(min=0).sqrt() / means["delta"]
     record = {
         "layer": index,
         "variation": [round(v, 4) for v in variation.tolist()],
-        "half_life": [round(v, 2) for v in (math.log(2) / (-log_a).clamp(min=1e-12)).tolist()],
+        "half_life": [round(v, 2) for v in (math.log(2) / (-means["log_a"]).clamp(min=1e-12)).tolist()],
         "selective": float((variation >= FLAT).double().mean()),
     }
-    if isinstance(mixer, MIXERS):
-        record["kl"] = float((sums.of["kl"] / sums.tokens).mean())
-    return record
+    return record | ({"kl": float(means["kl"].mean())} if "kl" in means else {})

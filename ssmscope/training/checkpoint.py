@@ -16,6 +16,7 @@ import torch
 
 from ssmscope.api.writing import LOCK, locked, write_atomically, write_whole
 from ssmscope.core.reading import parse_json
+from ssmscope.data.rows import first_line
 from ssmscope.errors import UNPICKLABLE, InputError, ran_out_of_memory
 
 PLAN, STATE = "plan.json", "state.pt"
@@ -24,11 +25,9 @@ PLAN, STATE = "plan.json", "state.pt"
 
 @contextmanager
 def continued(plan: Path) -> Iterator[None]:
-    """Lock the working directory of a run, which holds its plan, for this process.
-
-    A new run whose input is refused leaves nothing. A run that fails on a full disk leaves its last checkpoint, if any,
-    from which the same call continues. Another process there, and a failure to write, raise InputError.
-    """
+    """Lock the working directory of a run, which holds its plan, for this process. A new run whose input is refused
+    leaves nothing. A run that fails on a full disk leaves its last checkpoint, if any, from which the same call
+    continues. Another process there, and a failure to write, raise InputError."""
     folder = plan.parent
     begins = not os.path.exists(plan)
     with locked(folder):
@@ -64,10 +63,8 @@ def clear(plan: Path) -> None:
 
 def is_new(out: Path, folder: Path) -> bool:
     """Return True if `out` is absent, empty, or holds only the working directory of a run stopped before its plan."""
-    if not os.path.lexists(out):
-        return True
     if not out.is_dir():
-        return False
+        return not os.path.lexists(out)
     inside = [*folder.iterdir()] if folder.is_dir() else []
     begun = {LOCK, f".{PLAN}.unfinished"}
     return {*out.iterdir()} <= {folder} and {place.name for place in inside} <= begun
@@ -127,7 +124,5 @@ def load_state(path: Path) -> dict[str, Any]:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except UNPICKLABLE as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(
-            f"the checkpoint {path} cannot be read ({reason}); remove its directory to start again"
-        ) from error
+        again = "remove its directory to start again"
+        raise InputError(f"the checkpoint {path} cannot be read ({first_line(error)}); {again}") from error

@@ -24,13 +24,13 @@ from ssmscope.data.language import (
 )
 from ssmscope.data.mad import GENERATORS
 from ssmscope.data.pixels import KNOWN as PIXELS
-from ssmscope.data.pixels import PixelData, digits, load_pixels
+from ssmscope.data.pixels import PixelData, load_pixels
 from ssmscope.data.rows import SUFFIXES, checked_label, checked_path, checked_text, read_rows
 from ssmscope.data.sequences import SequenceData, listops, listops_expressions, majority
 from ssmscope.data.stories import NEEDLES, STORIES
 from ssmscope.data.text import LINE_SOURCES, SOURCES, TextData, load_text
 from ssmscope.data.tokenizer import train_byte_pairs
-from ssmscope.data.tokens import ArrayData, TokenData
+from ssmscope.data.tokens import TokenData
 from ssmscope.errors import InputError
 
 Data = TextData | SequenceData | PixelData | TokenData | InstructionData
@@ -79,34 +79,33 @@ def task_options(data: str | Path) -> tuple[str, ...]:
 
 
 def parts_of(options: Mapping[str, Any]) -> tuple[Parts, Any]:
-    """Return training, validation and test examples, None for missing parts, and the tokenizer that made them.
-
-    There is a tokenizer if the data's tokens do not depend on a model: for generated tasks, questions and language.
-    Labelled texts and instructions are still texts, and pixels have none.
-    """
+    """Return training, validation and test examples, None for missing parts, and the tokenizer that made them. There is
+    a tokenizer if the data's tokens do not depend on a model: for generated tasks, questions and language. Labelled
+    texts and instructions are still texts, and pixels have none."""
     data, kind = options["data"], options["kind"]
-    if kind == "text":
-        return _divided(_texts(options), options), None
-    if kind == "language" and data not in DOCUMENTS:
-        *parts, tokenizer = _language(options)
-        return _divided(parts, options), tokenizer
+    own_splits = kind != "text" and (kind != "language" or data in DOCUMENTS)
     why = "whose questions are generated" if data in QUESTIONS else "which has its own splits"
     for name in ("split", "validation", "test"):
-        if options[name] is not None:
+        if own_splits and options[name] is not None:
             why = "a mixture of data sets" if kind == "instructions" else why
             raise InputError(f"{name} does not apply to {data}, {why}; leave it out")
     if kind == "instructions":
         chosen = {name: options[name] for name in ("examples", "held_out", "share", "seed")}
         return {**load_mixture(options["mixture"], **chosen)}, None
-    if data in DOCUMENTS or data in QUESTIONS:
-        *parts, tokenizer = (_documents if data in DOCUMENTS else _questions)(options)
-        return _divided(parts, options), tokenizer
     if kind == "pixels":
-        # Digits have the parts that `load_pixels` returns, so no model is tested on training examples.
-        pixels = digits() if data == "digits" else (load_pixels(data, "train"), load_pixels(data, "test"))
-        return _divided((pixels[0], None, pixels[1]), options), None
-    train, test = _generated(options)
-    return _divided((train, None, test), options), symbol_tokenizer(train.tokens)
+        # `load_pixels` returns the same parts of the digits, so no model is tested on training examples.
+        parts: list[Any] = [load_pixels(data, "train"), None, load_pixels(data, "test")]
+        tokenizer = None
+    elif kind == "text":
+        parts, tokenizer = [*_texts(options)], None
+    elif data in QUESTIONS:
+        *parts, tokenizer = _questions(options)
+    elif kind == "language":
+        *parts, tokenizer = (_documents if data in DOCUMENTS else _language)(options)
+    else:
+        train, test = _generated(options)
+        parts, tokenizer = [train, None, test], symbol_tokenizer(train.tokens)
+    return _divided(parts, options), tokenizer
 
 
 def _generated(options: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -123,23 +122,21 @@ def _generated(options: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _listops(length: int, examples: int, seed: int) -> tuple[SequenceData, SequenceData]:
-    """Load ListOps expressions of about `length` tokens for training and test.
-
-    They are those of `$SSMSCOPE_DATA/listops/T<length>_<examples>_*.parquet` if there are such files, else random.
-    Expressions of a file are padded to its longest, random ones to `length` + 4; models read the padding too.
-    """
+    """Load ListOps expressions of about `length` tokens for training and test. They are those of
+    `$SSMSCOPE_DATA/listops/T<length>_<examples>_*.parquet` if there are such files, else random. Expressions of a file
+    are padded to its longest, random ones to `length` + 4; models read the padding too."""
     root, splits = os.environ.get("SSMSCOPE_DATA"), []
     files = {split: Path(root or "", "listops", f"T{length}_{examples}_{split}.parquet") for split in ("train", "test")}
     if not root or not os.path.exists(files["train"]):
         return listops_expressions(length, examples=examples, seed=seed)
     for split, file in files.items():
-        rows = list(enumerate(read_rows(file), 1))
-        labels = [checked_label(row, number, file) for number, row in rows]
+        rows = read_rows(file)
+        labels = list(map(checked_label, rows))
         wrong = next((label for label in labels if len(label) != 1 or not label.isdecimal()), None)
         if wrong is not None:
             raise InputError(f"{file} has the label '{wrong:.40}'; allowed are 0 to 9")
-        texts = [checked_text(row, ("text",), number, file) for number, row in rows]
-        splits.append(listops(texts, [int(label) for label in labels], split=split))
+        texts = [checked_text(row, "text") for row in rows]
+        splits.append(listops(texts, list(map(int, labels)), split=split))
     return splits[0], splits[1]
 
 
@@ -148,14 +145,12 @@ def _language(options: Mapping[str, Any]) -> tuple[Any, ...]:
     known = data in LINE_SOURCES
     split = options["split"] or ("train" if known else None)
     lines = load_lines(data, split)
-    if options["init_from"] is not None:
-        tokenizer = _tokenizer_of(options["init_from"])
-    elif options["unit"] == "byte":
+    if options["unit"] == "byte" and options["init_from"] is None:
         if options["vocabulary"] is not None:
             raise InputError("vocabulary does not apply to bytes, of which there are 256; leave it out")
         tokenizer = byte_tokenizer()
     else:
-        tokenizer = word_tokenizer(lines, vocabulary=options["vocabulary"] or 10_000)
+        tokenizer = _tokenizer(options, lines)
 
     def rows(source: Any, part: str) -> TokenData | None:
         if source is None:
@@ -171,10 +166,7 @@ def _language(options: Mapping[str, Any]) -> tuple[Any, ...]:
 def _documents(options: Mapping[str, Any]) -> tuple[Any, ...]:
     name = options["data"]
     texts = {split: load_documents(name, split) for split in ("train", "validation", "test")}
-    if options["init_from"] is not None:
-        tokenizer = _tokenizer_of(options["init_from"])
-    else:
-        tokenizer = train_byte_pairs(texts["train"], vocabulary=options["vocabulary"], lowercase=False)
+    tokenizer = _tokenizer(options, texts["train"])
     settings = {"length": options["length"], "name": name}
     return *(document_data(each, tokenizer, split=split, **settings) for split, each in texts.items()), tokenizer
 
@@ -189,38 +181,35 @@ def _questions(options: Mapping[str, Any]) -> tuple[Any, ...]:
         raise InputError(f"examples is {count}; {name} needs at least {len(cells)}, one of each task and length")
     made: dict[str, list[Any]] = {}
     for split, number in (("train", count), ("validation", max(count // 10, 1)), ("test", max(count // 5, 1))):
-        common: dict[str, Any] = {
-            "examples": -(-number // len(cells)),
-            "filler": load_filler(options["filler"], split),
-            "split": split,
-        }
+        common: dict[str, Any] = {"split": split, "filler": load_filler(options["filler"], split)}
+        common["examples"] = -(-number // len(cells))
         made[split] = [
             questions(task, length=length, seed=options["seed"] + at, **common)
             for at, (task, length) in enumerate(cells)
         ]
-    if options["init_from"] is not None:
-        tokenizer = _tokenizer_of(options["init_from"])
-    else:
-        texts = [text for data in made["train"] for text in data.texts]
-        tokenizer = word_tokenizer(texts, vocabulary=options["vocabulary"] or 10_000)
+    tokenizer = _tokenizer(options, [text for data in made["train"] for text in data.texts])
     tokens = [[question_tokens(data, tokenizer) for data in each] for each in made.values()]
     return *(QuestionTokens.joined(each, name) for each in tokens), tokenizer
 
 
-def _tokenizer_of(source: str | Path) -> Any:
+def _tokenizer(options: Mapping[str, Any], texts: Sequence[str]) -> Any:
+    """Return the tokenizer of `init_from`, or make one of the texts: of bytes for documents, else of words."""
     from ssmscope.architectures.loading.load import load
 
-    model = load(source)
+    if options["init_from"] is None and options["data"] in DOCUMENTS:
+        return train_byte_pairs(texts, vocabulary=options["vocabulary"], lowercase=False)
+    if options["init_from"] is None:
+        return word_tokenizer(texts, vocabulary=options["vocabulary"] or 10_000)
+    model = load(options["init_from"])
     if model.tokenizer is None:
-        raise InputError(f"{source} has no tokenizer; init_from needs a model that reads text")
+        raise InputError(f"{options['init_from']} has no tokenizer; init_from needs a model that reads text")
     return model.tokenizer
 
 
 def _texts(options: Mapping[str, Any]) -> tuple[Any, ...]:
     data, split = options["data"], options["split"]
     known = SOURCES.get(data) if isinstance(data, str) else None
-    if known is not None:
-        split = split or "train"
+    split = split or (None if known is None else "train")
     train = load_text(data, split)
     if len(train.label_names) < 2:
         raise InputError(f"{data} has one class, '{train.label_names[0]}'; a classifier needs at least two")
@@ -246,15 +235,7 @@ def _divided(parts: Sequence[Any], options: Mapping[str, Any]) -> Parts:
     """Return the parts; validation examples are held out from the training ones if there are none of their own."""
     (train, validation, test), seed, share = parts, options["seed"], options["held_out"]
     if validation is None and share:
-        if isinstance(train, ArrayData):
-            order = np.random.default_rng(seed).permutation(len(train))
-            held = round(share * len(train))
-            if not 0 < held < len(train):
-                raise InputError(f"held_out {share} of {len(train)} examples leaves one of two parts empty")
-            validation = train.take(np.sort(order[:held]), split=f"{train.split} (held out)")
-            train = train.take(np.sort(order[held:]))
-        else:
-            train, validation = train.divide(share, seed=seed)
+        train, validation = train.divide(share, seed=seed)
     if options["share"] < 1:
         train = balanced(train, options["share"], seed=seed)
     return {"train": train, "validation": validation, "test": test}

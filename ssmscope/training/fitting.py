@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from ssmscope.architectures.own.baleen import anneal_prior
-from ssmscope.architectures.own.diff_layers import Subtraction
+from ssmscope.architectures.own.diff_mamba import Subtraction
 from ssmscope.architectures.own.selective import SelectiveSSM
 from ssmscope.core.mixers import fast_scan
 from ssmscope.core.progress import progress_bar
@@ -29,6 +28,8 @@ from ssmscope.training.objectives import Arrays, Objective
 UNDECAYED = ("A_log", "D", "dt_bias", "dt_proj.bias")
 MAX_GRADIENT_DIFFERENCE = 1e-3
 """Largest difference of a compiled or recorded step's gradients, relative to each parameter's norm."""
+PROGRESS = ("epoch", "step", "loss_sum", "best", "history")
+"""Attributes of a `Fit` that a checkpoint keeps as they are."""
 STEPS_BETWEEN_CHECKS = 50
 """Steps between checks of the loss on a GPU, because each check waits for all queued work."""
 
@@ -106,11 +107,10 @@ def recordable(module: nn.Module, device: torch.device) -> bool:
 class Recording:
     """Training step, from a batch on a GPU to the gradients, recorded as a CUDA graph and replayed.
 
-    A small model's step consists of hundreds of short kernels, whose launches dominate. A recording is launched as one.
-    It holds the kernels, not the Python code: shapes and Python numbers stay as they were, so only steps of fixed
-    shapes are recorded (`Objective.settled`), and a changed prior needs a new recording. Gradients are in the
-    parameters' `grad`, which must stay the same tensors: they are overwritten, never accumulated. Random numbers come
-    from the generators at each call, as without a recording.
+    A small model's step consists of hundreds of short kernels, whose launches dominate; a recording is launched as one.
+    Shapes and Python numbers stay as they were, so only steps of fixed shapes are recorded (`Objective.settled`), and a
+    changed prior needs a new recording. Gradients are in the parameters' `grad`, which must stay the same tensors: they
+    are overwritten, never accumulated. Random numbers come from the generators at each call.
     """
 
     def __init__(
@@ -147,10 +147,8 @@ class Recording:
 
 
 class Fit:
-    """Run of training, which can be interrupted at any step and continued from its checkpoint, if that exists.
-
-    The console gets a progress bar and one line per epoch.
-    """
+    """Run of training, which can be interrupted at any step and continued from its checkpoint, if that exists. The
+    console gets a progress bar and one line per epoch."""
 
     def __init__(
         self, module: Any, objective: Objective, options: Mapping[str, Any], checkpoint: Path, console: Console
@@ -158,9 +156,8 @@ class Fit:
         self.module, self.objective = module, objective
         self.options, self.checkpoint, self.console = options, checkpoint, console
         self.device = next(module.parameters()).device
-        groups = parameter_groups(module, options["weight_decay"])
-        if objective.extra is not None:
-            groups += parameter_groups(objective.extra, options["weight_decay"])
+        self.trained = {"weights": module} | ({"extra": objective.extra} if objective.extra is not None else {})
+        groups = [each for part in self.trained.values() for each in parameter_groups(part, options["weight_decay"])]
         self.optimizer = torch.optim.AdamW(groups, lr=options["learning_rate"], fused=self.device.type == "cuda")
         self.parameters = [parameter for group in groups for parameter in group["params"]]
         self.epoch, self.step, self.loss_sum = 0, 0, torch.zeros((), dtype=torch.float64, device=self.device)
@@ -170,11 +167,8 @@ class Fit:
         self.recorded_prior: float | None = None
 
     def run(self) -> Outcome:
-        """Train to the end, from the checkpoint if there is one.
-
-        Raises:
-            InputError: the loss is no longer finite, or the checkpoint cannot be read.
-        """
+        """Train to the end, from the checkpoint if there is one. Raise InputError if the loss is no longer finite, or
+        the checkpoint cannot be read."""
         if self.checkpoint.exists():
             self._restore(load_state(self.checkpoint))
             self.console.print(f"continuing in epoch {self.epoch + 1} after {self.step} steps")
@@ -188,7 +182,7 @@ class Fit:
             while self.epoch < self.options["epochs"] and not self._out_of_patience():
                 self._run_epoch(bar)
         assert self.best is not None
-        return Outcome(self.best["weights"], self.best["extra"], self.best["epoch"], self.history)
+        return Outcome(self.best["weights"], self.best.get("extra", {}), self.best["epoch"], self.history)
 
     def _compiles(self) -> bool:
         """Return True if compiled parts give the gradients of plain torch, tried on the first batch of this epoch."""
@@ -203,15 +197,12 @@ class Fit:
             gradients.append(self._gradients())
         restore_random_states(states)
         self.optimizer.zero_grad(set_to_none=True)
-        return self._agree(
-            gradients[0], gradients[1], "compiled gradients are {} from those of plain torch", "not compiled"
-        )
+        return self._agree(*gradients, "compiled gradients are {} from those of plain torch", "not compiled")
 
     def _agree(self, expected: list[Tensor], found: list[Tensor], said: str, otherwise: str) -> bool:
         """Return True if gradients are close, relative to each parameter's norm, and print how close."""
-        # Unlike Python's maximum, torch's is NaN if one of the numbers is.
         each = [(a - b).norm() / b.norm().clamp(min=1e-12) for b, a in zip(expected, found)]
-        apart = torch.stack(each).max().item()
+        apart = torch.stack(each).max().item()  # Unlike Python's maximum, NaN if one of the numbers is.
         agrees = apart < MAX_GRADIENT_DIFFERENCE
         self.console.print(said.format(f"{apart:.1e}") + ("" if agrees else f": {otherwise}"))
         return agrees
@@ -253,11 +244,9 @@ class Fit:
         return prior
 
     def _run_epoch(self, bar: Progress) -> None:
-        prior = self._anneal()
-        if self.recording is not None and prior != self.recorded_prior:
+        if self._anneal() != self.recorded_prior and self.recording is not None:
             self._record()
-        order = self.objective.batches(self.epoch)
-        epochs = self.options["epochs"]
+        order, epochs = self.objective.batches(self.epoch), self.options["epochs"]
         task = bar.add_task(f"epoch {self.epoch + 1}/{epochs}", total=len(order), completed=self.step)
         saved = time.monotonic()
         self.module.train()
@@ -291,8 +280,7 @@ class Fit:
         self.optimizer.step()
 
     def _check_loss(self, loss: Tensor) -> None:
-        value = loss.item()
-        if not math.isfinite(value):
+        if not math.isfinite(value := loss.item()):
             raise InputError(
                 f"the loss is {value} in epoch {self.epoch + 1}, step {self.step + 1}; "
                 f"lower learning_rate ({self.options['learning_rate']}) or clip ({self.options['clip']})"
@@ -317,8 +305,7 @@ class Fit:
         self.history.append(entry)
         self.epoch, self.step, self.loss_sum = self.epoch + 1, 0, torch.zeros_like(self.loss_sum)
         if better:
-            extra = self.objective.extra
-            copies = {name: {} if m is None else _copied(m) for name, m in (("weights", self.module), ("extra", extra))}
+            copies = {name: _copied(part) for name, part in self.trained.items()}
             self.best = {"epoch": self.epoch, "rank": list(rank), **copies}
         save_state(self.checkpoint, self._state())
         self.console.print(told)
@@ -328,26 +315,16 @@ class Fit:
         return patience is not None and self.best is not None and self.epoch - self.best["epoch"] >= patience
 
     def _state(self) -> dict[str, Any]:
-        extra = self.objective.extra
-        return {
-            "weights": self.module.state_dict(),
-            "extra": {} if extra is None else extra.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "random": random_states(),
-            "epoch": self.epoch,
-            "step": self.step,
-            "loss_sum": self.loss_sum,
-            "best": self.best,
-            "history": copy.deepcopy(self.history),
-        }
+        parts = {**self.trained, "optimizer": self.optimizer}
+        states = {name: part.state_dict() for name, part in parts.items()}
+        return {**states, "random": random_states(), **{name: getattr(self, name) for name in PROGRESS}}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        self.module.load_state_dict(state["weights"])
-        if self.objective.extra is not None:
-            self.objective.extra.load_state_dict(state["extra"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.epoch, self.step, self.loss_sum = state["epoch"], state["step"], state["loss_sum"].to(self.device)
-        self.best, self.history = state["best"], list(state["history"])
+        for name, part in {**self.trained, "optimizer": self.optimizer}.items():
+            part.load_state_dict(state[name])
+        for name in PROGRESS:
+            setattr(self, name, state[name])
+        self.loss_sum = self.loss_sum.to(self.device)
         restore_random_states(state["random"])
 
 

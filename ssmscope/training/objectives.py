@@ -14,7 +14,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.functional import dropout as drop
 
 from ssmscope.architectures.own.baleen import information_loss
-from ssmscope.data.batches import SubwordDropout, drop_tokens, encode, epoch_order, length_order, padded
+from ssmscope.core.batching import by_length
+from ssmscope.data.batches import SubwordDropout, drop_tokens, encode, epoch_order, padded
 from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
 
@@ -43,20 +44,16 @@ class Score:
     def cross_entropy(self) -> float:
         return float(self.loss.sum() / self.asked.sum())
 
-
-def chosen(score: Score, at: np.ndarray) -> Score:
-    """Return the score of the examples at these places."""
-    return Score(score.right[at], score.asked[at], score.loss[at])
+    def take(self, at: np.ndarray) -> Score:
+        return Score(self.right[at], self.asked[at], self.loss[at])
 
 
 class Objective(ABC):
     """Objective on the parts of one data set.
 
-    Attributes:
-        extra: a module that is trained together with the model; None if there is none.
-        by_loss: True if the best epoch has the lowest loss rather than the highest accuracy.
-        settled: True if all batches are `taken` in tensors of the same shapes and `loss_of` never waits for the GPU, so
-            that steps can be recorded (`ssmscope.training.fitting`).
+    `extra` is a module that is trained together with the model, if any. With `by_loss` the best epoch has the lowest
+    loss rather than the highest accuracy. If `settled`, all batches are `taken` in tensors of the same shapes and
+    `loss_of` never waits for the GPU, so that steps can be recorded (`ssmscope.training.fitting`).
     """
 
     extra: nn.Module | None = None
@@ -96,7 +93,7 @@ class Objective(ABC):
         lengths = self.lengths(part)
         found = np.zeros((3, len(lengths)))
         at_once = MAX_TOKENS_PER_BATCH["cuda" if self.device.type == "cuda" else "cpu"]
-        for rows in length_order(lengths, max(at_once // max(lengths), 1)):
+        for rows in by_length(lengths, size=max(at_once // max(lengths), 1)):
             logits, targets = self.answers(module, part, rows)
             asked = targets != IGNORED
             losses = cross_entropy(logits.float().flatten(0, -2), targets.flatten(), reduction="none")
@@ -113,6 +110,14 @@ class Objective(ABC):
         if not self.options["embedding_dropout"]:
             return {"input_ids": ids}
         return {"inputs_embeds": drop(module.get_input_embeddings()(ids), self.options["embedding_dropout"])}
+
+    def with_prompt(self, loss: Tensor, head: Any, hidden: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+        """Add `prompt_weight` times the mean cross-entropy of the prompts' own tokens, the first `lengths` of `ids`."""
+        if not self.options["prompt_weight"]:
+            return loss
+        inner = torch.arange(1, ids.shape[1], device=self.device) < lengths[:, None]
+        logits = head(hidden[:, :-1][inner]).float()
+        return loss + self.options["prompt_weight"] * cross_entropy(logits, ids[:, 1:][inner])
 
     def classified(self, module: Any, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute a classifier's loss: cross-entropy, a Baleen's KL, and the penalty on uniform answers."""
@@ -134,10 +139,8 @@ def regularized(module: Any, loss: Tensor) -> Tensor:
 
 def spread(logits: Tensor) -> Tensor:
     """Compute the standard deviation over the batch of the predicted probability, for more than two classes the mean.
-
     The selective SSM's authors keep that of two classes above 0.1, because a model can get stuck with one answer for
-    all (Generalization bounds, section 5); the mean is our choice for their tasks of ten classes.
-    """
+    all (Generalization bounds, section 5); the mean is our choice for their tasks of ten classes."""
     probabilities = logits.softmax(-1)
     if len(probabilities) < 2:
         return probabilities.new_tensor(MIN_SPREAD)
@@ -152,12 +155,12 @@ class Tokenized(Objective):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         options, tokenizer = self.options, self.tokenizer
-        dropped, skipped, self.unknown_id = options["token_dropout"], options["subword_dropout"], tokenizer.unk_token_id
+        dropped, self.unknown_id = options["token_dropout"], tokenizer.unk_token_id
         if dropped and self.unknown_id is None:
             raise InputError(f"token_dropout is {dropped}, but the tokenizer has no unknown token; set it to 0")
-        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.pad_id = tokenizer.pad_token_id or 0
         self.subwords = None
-        if skipped:
+        if skipped := options["subword_dropout"]:
             limit = options.get("max_length")
             self.subwords = SubwordDropout(self.parts["train"], tokenizer, limit, skipped, options["seed"])
 
@@ -280,10 +283,8 @@ class NextTokens(Arrays):
 
 
 class Questions(Arrays):
-    """Prompts of different lengths, and the one token that a language model predicts after each.
-
-    With `prompt_weight` w, w times the mean cross-entropy of the prompts' own tokens is added.
-    """
+    """Prompts of different lengths, and the one token that a language model predicts after each. With `prompt_weight`
+    w, w times the mean cross-entropy of the prompts' own tokens is added."""
 
     def batches(self, epoch: int) -> list[list[int]]:
         return self.order(self.lengths("train"), epoch)
@@ -292,17 +293,12 @@ class Questions(Arrays):
         return self.parts[part].lengths.tolist()
 
     def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        weight = self.options["prompt_weight"]
         with self.autocast():
             hidden = module.base_model(**self.embedded(module, batch["ids"]), use_cache=False).last_hidden_state
             asked = batch["targets"] != IGNORED
             head = module.get_output_embeddings()
             loss = cross_entropy(head(hidden[asked]).float(), batch["targets"][asked])
-            if weight:
-                at = torch.arange(hidden.shape[1] - 1, device=self.device)
-                inner = at + 1 < batch["lengths"][:, None]  # Both a token and the next one are in the prompt.
-                logits = head(hidden[:, :-1][inner]).float()
-                loss = loss + weight * cross_entropy(logits, batch["ids"][:, 1:][inner])
+            loss = self.with_prompt(loss, head, hidden, batch["ids"], batch["lengths"])
         return regularized(module, loss)
 
     def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -316,7 +312,7 @@ class Questions(Arrays):
         rows, data = super().score(module, part), self.parts[part]
         if len(data.task_names) == 1:
             return rows
-        groups = {name: chosen(rows, np.flatnonzero(data.tasks == at)) for at, name in enumerate(data.task_names)}
+        groups = {name: rows.take(data.tasks == at) for at, name in enumerate(data.task_names)}
         return replace(rows, groups=groups)
 
     def taken(self, part: str, rows: Sequence[int]) -> dict[str, Tensor]:
@@ -332,13 +328,8 @@ class Decoder(nn.Module):
     def __init__(self, width: int, length: int, vocabulary: int) -> None:
         super().__init__()
         self.position = nn.Parameter(torch.randn(length, width) * width**-0.5)
-        self.network = nn.Sequential(
-            nn.Linear(2 * width, 4 * width),
-            nn.SiLU(),
-            nn.Linear(4 * width, width),
-            nn.SiLU(),
-            nn.Linear(width, vocabulary),
-        )
+        first, second, last = nn.Linear(2 * width, 4 * width), nn.Linear(4 * width, width), nn.Linear(width, vocabulary)
+        self.network = nn.Sequential(first, nn.SiLU(), second, nn.SiLU(), last)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Compute logits (batch, length, vocabulary) from `hidden` (batch, width)."""

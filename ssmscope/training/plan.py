@@ -14,7 +14,6 @@ import numpy as np
 from ssmscope.core.batching import refuse_beyond, refuse_held
 from ssmscope.data.instructions import InstructionData
 from ssmscope.data.prompts import TASK_PROMPTS
-from ssmscope.data.text import TextData
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
 from ssmscope.training.architectures import ANNEALING, GATE_OPTIONS, OWN, SIZES, Architecture, named
@@ -24,6 +23,7 @@ from ssmscope.training.recipes import OPTIONS, Allowed, defaults
 TOKENIZER = {"vocabulary": 4000, "lowercase": True}
 """Default tokenizer of texts or instructions for a model trained from scratch."""
 
+EVERY_SIZE = frozenset(name for names in SIZES.values() for name in names)
 MAX_PARAMETERS = 4 * 10**9
 """Parameters of a trained model; each takes 16 bytes with AdamW."""
 
@@ -57,7 +57,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     _check_kind(options)
     refuse_beyond({name: each["most"] for name, each in OPTIONS.items() if each["most"] is not None}, options)
     recipe = defaults(options["architecture"], kind, options["recipe"], str(options["data"]))
-    of_model = {*(name for names in SIZES.values() for name in names), "decays", "tied", *OWN}
+    of_model = {*EVERY_SIZE, "decays", "tied", *OWN}
     if options["init_from"] is not None:
         of_model.add("vocabulary")
         _check_further(options, architecture, of_model)
@@ -103,13 +103,11 @@ def _check_kind(options: Mapping[str, Any]) -> None:
 def _check_further(options: Mapping[str, Any], architecture: Architecture, of_model: set[str]) -> None:
     """Raise InputError for options of a new model, or of another gate than the one that a trained model gets."""
     gate_options = (*GATE_OPTIONS, *ANNEALING) if architecture.gate else ()
-    refused = of_model | {"base", "vocabulary", "lowercase"}
-    useless = [name for name in sorted(refused - {*gate_options}) if options[name] is not None]
-    useless += [name for name in gate_options if options[name] is not None and name not in architecture.own]
-    if useless:
-        raise InputError(
-            f"{useless[0]} cannot be chosen for {options['architecture']} trained from {options['init_from']}"
-        )
+    refused = sorted((of_model | {"base", "vocabulary", "lowercase"}) - {*gate_options})
+    for name in (*refused, *(name for name in gate_options if name not in architecture.own)):
+        if options[name] is not None:
+            trained = f"{options['architecture']} trained from {options['init_from']}"
+            raise InputError(f"{name} cannot be chosen for {trained}")
 
 
 def _settle_model(options: dict[str, Any], architecture: Architecture, recipe: Mapping[str, Any]) -> None:
@@ -117,9 +115,9 @@ def _settle_model(options: dict[str, Any], architecture: Architecture, recipe: M
     name, bases = options["architecture"], architecture.bases
     base = options["base"] or bases[0]
     on_mamba = base in ("mamba", "mamba2")
-    foreign = {size for names in SIZES.values() for size in names} - {*SIZES[base]}
     useless = [*(each for each in OWN if each not in architecture.own), *(["base"] * (len(bases) == 1))]
-    useless += [*sorted(foreign), *([] if on_mamba else ["decays"]), *(["tied"] * (base == "selective"))]
+    useless += [*sorted(EVERY_SIZE - {*SIZES[base]}), *(["decays"] * (not on_mamba))]
+    useless += ["tied"] * (base == "selective")
     if wrong := [each for each in useless if options[each] is not None]:
         on = f" on {base}" if len(bases) > 1 else ""
         raise InputError(f"{wrong[0]} does not apply to {name}{on}; leave it out")
@@ -129,8 +127,7 @@ def _settle_model(options: dict[str, Any], architecture: Architecture, recipe: M
     if options["layers"] is not None and options["layers"] < least:
         raise InputError(f"layers is {options['layers']}; for this {name} it must be at least {least}")
     fresh = {**recipe, "base": base, "layers": max(recipe["layers"], least)}
-    filled = ["base", *SIZES[base], *architecture.own, *(["decays"] if on_mamba else [])]
-    filled += ["tied"] if base != "selective" else []
+    filled = ["base", *SIZES[base], *architecture.own, *(["decays"] * on_mamba), *(["tied"] * (base != "selective"))]
     if options["kind"] in ("text", "instructions"):
         fresh, filled = fresh | TOKENIZER, [*filled, *TOKENIZER]
     options.update({each: fresh.get(each) for each in filled if options[each] is None})
@@ -151,29 +148,22 @@ def plan_of(options: Mapping[str, Any], parts: Mapping[str, Data | None]) -> dic
 
 def _described(data: Data) -> dict[str, Any]:
     found = {"name": data.name, "split": data.split, "examples": len(data), "fingerprint": data.fingerprint}
-    if isinstance(data, InstructionData):
-        return {**found, "examples": len(data.first), "prompts": len(data), "tasks": _tasks(data)}
     if isinstance(data, TokenData):
         return {**found, "asked": int((data.targets != IGNORED).sum())}
-    counts = Counter(data.labels if isinstance(data, TextData) else np.asarray(data.labels).tolist())
-    return {**found, "classes": {name: counts[i] for i, name in enumerate(data.label_names)}}
-
-
-def _tasks(data: InstructionData) -> dict[str, Any]:
-    """Return the split of each task's examples and their number in every class."""
-    answers = data.answers
-    counts = Counter((data.tasks[at], answers[at]) for at in data.first)
-    return {
-        task: {"split": split, "classes": {word: counts[task, word] for word in TASK_PROMPTS[task].words}}
+    if not isinstance(data, InstructionData):
+        counts = np.bincount(data.labels, minlength=len(data.label_names)).tolist()
+        return {**found, "classes": dict(zip(data.label_names, counts))}
+    number = Counter((data.tasks[at], data.answers[at]) for at in data.first)
+    tasks = {
+        task: {"split": split, "classes": {word: number[task, word] for word in TASK_PROMPTS[task].words}}
         for task, split in data.sources.items()
     }
+    return {**found, "examples": len(data.first), "prompts": len(data), "tasks": tasks}
 
 
 def is_finished(out: Path, plan: Mapping[str, Any]) -> bool:
-    """Return True if `out` holds this run and it has ended, False for a new run or one to be continued.
-
-    Anything else in `out` raises InputError.
-    """
+    """Return True if `out` holds this run and it has ended, False for a new run or one to be continued. Anything else
+    in `out` raises InputError."""
     from ssmscope.training.checkpoint import is_new, read_json
 
     for file, finished in ((out / FINISHED, True), (out / CLAIMED, False)):
@@ -191,9 +181,11 @@ def compare(out: Path, found: Mapping[str, Any], plan: Mapping[str, Any]) -> Non
         return
     if not all(isinstance(found.get(key), Mapping) for key in ("recipe", "data")):
         raise InputError(f"{out} holds a damaged record of a run; remove it, or give another directory")
-    then, now = ({**p.get("recipe", {}), "architecture": p.get("architecture")} for p in (found, plan))
-    for part in plan["data"]:
-        then[f"{part} data"], now[f"{part} data"] = (_shown(p.get("data", {}).get(part)) for p in (found, plan))
+    then, now = (
+        {**run["recipe"], "architecture": run.get("architecture")}
+        | {f"{part} data": _shown(run["data"].get(part)) for part in plan["data"]}
+        for run in (found, plan)
+    )
     name = next((name for name in now if name not in then or then[name] != now[name]), "recipe")
     raise InputError(
         f"{out} holds a run with another {name} ({then.get(name)}, now {now.get(name)}); "

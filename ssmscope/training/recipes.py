@@ -245,20 +245,16 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def defaults(architecture: str, kind: str, recipe: str | None, data: str = "") -> dict[str, Any]:
-    """Return the defaults of all options for an architecture, a kind of data, a named recipe and the data's name.
-
-    Raises:
-        InputError: the recipe does not exist or belongs to another architecture.
-    """
+    """Return the defaults of all options for an architecture, a kind of data, a named recipe and the data's name. Raise
+    InputError if the recipe does not exist or belongs to another architecture."""
     found = {**PLAIN, **{name: row[KINDS.index(kind)] for name, row in BY_KIND.items()}, **DATA.get(data, {})}
     if architecture == "selective":
         found |= SELECTIVE
     if recipe is None:
         return found
     if recipe not in RECIPES:
-        raise InputError(
-            f"unknown recipe '{recipe}'; choose one of {', '.join(RECIPES)}{did_you_mean(recipe, RECIPES)}"
-        )
+        known = f"{', '.join(RECIPES)}{did_you_mean(recipe, RECIPES)}"
+        raise InputError(f"unknown recipe '{recipe}'; choose one of {known}")
     if architecture != "selective":
         raise InputError(f"the recipe '{recipe}' is the selective SSM's; leave it out for {architecture}")
     return {**found, **RECIPES[recipe]}

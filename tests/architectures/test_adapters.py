@@ -24,7 +24,7 @@ from ssmscope.core.affine import embedding_table
 from ssmscope.core.mixers import adapter_for
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.fidelity.perturbed import replacement_vector
+from ssmscope.interp.fidelity.measure import replacement_vector
 from ssmscope.interp.methods.lrp import bias_relevance, lrp, relevance_rules
 from ssmscope.interp.objective import objective
 from ssmscope.probes.bound.terms import theorem_model

@@ -8,7 +8,7 @@ from loud import loud
 from transformers import AutoModelForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from ssmscope.architectures.own import baleen
-from ssmscope.architectures.own.concrete import mean_log_gate
+from ssmscope.architectures.own.baleen import mean_log_gate
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError

@@ -179,9 +179,85 @@ def test_a_token_classifier_refuses_pixels_and_knows_no_channels(classifier):
         ({"channels": True}, "channels is True"),
         ({"channels": 3, "backbone": MambaConfig(vocab_size=2)}, "give it vocab_size=1, not 2"),
         ({"channels": 3, "image_size": (32,)}, r"image_size is \(32,\); allowed is \[height, width\]"),
-        ({"image_size": (2, 3)}, "needs channels"),
+        ({"channels": 3, "image_size": (32, 0)}, r"image_size is \(32, 0\); allowed is \[height, width\]"),
+        ({"channels": 3, "image_size": (32, 2.0)}, r"image_size is \(32, 2.0\)"),
+        ({"channels": 3, "image_size": (1, 2, 3)}, r"image_size is \(1, 2, 3\)"),
+        ({"channels": 1.0}, "channels is 1.0; allowed"),
+        ({"image_size": (2, 3)}, r"image_size \(2, 3\) needs channels"),
+        *(
+            ({"channels": 12, "image_size": size, "patch": patch}, r"patch is .*; allowed is \[size, step\] in pixels")
+            for size, patch in (((2, 3), (2,)), ((2, 3), (0, 1)), ((2, 3), (1, 0)), ((2, 3), (2, True)), (None, (2, 1)))
+        ),
+        ({"channels": 6, "image_size": (2, 3), "patch": (2, 1)}, "channels 6 are not those of the 4 pixels of a patch"),
     ],
 )
 def test_pixel_configurations_that_are_refused(fields, says):
     with pytest.raises(InputError, match=says):
         SSMClassifierConfig(**{"backbone": MambaConfig(vocab_size=1), **fields})
+
+
+def test_pixel_configurations_that_are_allowed():
+    def made(**fields):
+        return SSMClassifierConfig(MambaConfig(vocab_size=1), **fields)
+
+    plain = made(channels=1)
+    assert (plain.channels, plain.image_size, plain.patch) == (1, None, None)
+    assert "patch" not in plain.to_dict() and "image_size" not in plain.to_dict()
+    one = made(channels=4, image_size=(1, 1), patch=(1, 1))
+    assert (one.channels, one.image_size, one.patch) == (4, [1, 1], [1, 1])
+    found = made(channels=12, image_size=(2, 3), patch=(2, 5))
+    assert (found.image_size, found.patch) == ([2, 3], [2, 5])
+    again = SSMClassifierConfig.from_dict(found.to_dict())
+    assert (again.channels, again.image_size, again.patch) == (12, [2, 3], [2, 5])
+    assert again.hidden_size == again.backbone.hidden_size and again.vocab_size == 1
+    own = SSMClassifierConfig(MambaConfig(pad_token_id=7), hidden_size=3, vocab_size=5)
+    assert own.pad_token_id == 7 and own.hidden_size == 768 and own.vocab_size == 50280
+    assert SSMClassifierConfig(MambaConfig(pad_token_id=7), pad_token_id=8).pad_token_id == 8
+
+
+LOGITS = torch.tensor([[0.5, -1.0, 2.0], [1.5, 0.25, -0.5]])
+
+
+@pytest.mark.parametrize(
+    ("problem", "outputs", "labels", "expected"),
+    [
+        (None, 3, [2, 0], -(LOGITS.log_softmax(-1)[0, 2] + LOGITS.log_softmax(-1)[1, 0]) / 2),
+        (
+            "multi_label_classification", 3, [[1, 0, 1], [0, 1, 0]],
+            -(LOGITS * torch.tensor([[1, -1, 1], [-1, 1, -1]])).sigmoid().log().mean(),
+        ),
+        ("regression", 3, [[1, 0, 2], [3, 0, 0]], (LOGITS - torch.tensor([[1, 0, 2], [3, 0, 0]])).square().mean()),
+        ("regression", 1, [2, 3], torch.tensor(((0.5 - 2) ** 2 + (1.5 - 3) ** 2) / 2)),
+    ],
+)  # fmt: skip
+def test_losses_by_kind(problem, outputs, labels, expected, monkeypatch):
+    backbone = MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, state_size=2, time_step_rank=2)
+    config = SSMClassifierConfig(backbone, num_labels=outputs, problem_type=problem)
+    module = SSMForSequenceClassification(config)
+    monkeypatch.setattr("ssmscope.architectures.own.classifier.applied", lambda head, hidden: LOGITS[:, :outputs])
+    for training in (True, False):
+        found = module.train(training)(torch.tensor([[1, 2], [3, 4]]), labels=torch.tensor(labels))
+        torch.testing.assert_close(found.loss, expected)
+        assert found.hidden_states is None
+    states = module(torch.tensor([[1, 2], [3, 4]]), output_hidden_states=True)
+    assert states.loss is None and len(states.hidden_states) == 2
+
+
+def test_its_own_parts_are_initialised_by_their_width():
+    torch.manual_seed(0)
+    backbone = MambaConfig(vocab_size=1, hidden_size=64, num_hidden_layers=1)
+    module = SSMForSequenceClassification(SSMClassifierConfig(backbone, channels=100, num_labels=200))
+    for part, width in ((module.head, 64), (module.embed, 100)):
+        assert float(part.weight.detach().std()) == pytest.approx(width**-0.5, rel=0.05) and not part.bias.any()
+    assert module.backbone.layers[0].mixer.dt_proj.bias.any()
+
+
+def test_a_divergence_is_added_in_training_alone(monkeypatch):
+    backbone = MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, state_size=2, time_step_rank=2)
+    module = SSMForSequenceClassification(SSMClassifierConfig(backbone, num_labels=3))
+    module.config.backbone.kl_weight = 0.25
+    ids, labels = torch.tensor([[1, 2], [3, 4]]), torch.tensor([2, 0])
+    plain = module.eval()(ids, labels=labels).loss
+    monkeypatch.setattr("ssmscope.architectures.own.classifier.information_loss", lambda part: torch.tensor(8.0))
+    assert torch.equal(module(ids, labels=labels).loss, plain)
+    torch.testing.assert_close(module.train()(ids, labels=labels).loss, plain + 2)

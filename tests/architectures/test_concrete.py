@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from ssmscope.architectures.own.concrete import MAX_LOGIT, mean_log_gate
+from ssmscope.architectures.own.baleen import MAX_LOGIT, mean_log_gate
 
 LOGITS = torch.linspace(-30, 30, 301, dtype=torch.float64) + 0.01234
 
@@ -55,3 +55,11 @@ def test_its_logarithm_keeps_its_digits_at_both_ends():
 def test_its_gradient_is_that_of_its_values():
     logit = torch.tensor([3.3, -1.2, 0.07, -17.0], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda t: mean_log_gate(t, 0.7), logit)
+
+
+def test_the_largest_logits_are_in_the_table():
+    """And those beyond are as the largest, p (−1 − ln p) at τ = 1."""
+    sizes = torch.tensor([MAX_LOGIT - 0.15, MAX_LOGIT - 0.05, MAX_LOGIT, MAX_LOGIT + 5], dtype=torch.float64)
+    exact = -sizes.clamp(max=MAX_LOGIT) + (sizes.clamp(max=MAX_LOGIT) - 1).log()
+    assert torch.allclose(mean_log_gate(-sizes, 1.0), exact, rtol=0, atol=1e-9)
+    assert torch.allclose(mean_log_gate(sizes, 1.0), -exact.exp(), rtol=1e-9, atol=0)

@@ -19,7 +19,7 @@ from warm import TRANSFORMERS
 from ssmscope.architectures.loading.load import load
 from ssmscope.architectures.own import diff_mamba
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.architectures.own.diff_layers import DiffMambaMixer, DiffS6Mixer, lambda_init
+from ssmscope.architectures.own.diff_mamba import DiffMambaMixer, DiffS6Mixer, lambda_init
 from ssmscope.architectures.read import mamba2
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model

@@ -14,8 +14,8 @@ from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from ssmscope import ops
-from ssmscope.architectures.own import groupmamba, state_attention
-from ssmscope.architectures.own.state_attention import all_states
+from ssmscope.architectures.own import groupmamba
+from ssmscope.architectures.own.groupmamba import all_states
 from ssmscope.architectures.read import mamba, mamba2
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
@@ -132,7 +132,7 @@ def test_the_model_is_its_definition(base, k, monkeypatch):
         expected = by_hand(model, ids, k, PLAIN[base][0])
         assert relative(model.backbone(ids).last_hidden_state, expected) < 1e-11
         for at_once in (1, 2 * 32 * 3 * 4):  # one position at a time; four
-            monkeypatch.setattr(state_attention, "MAX_CPU_STATE_NUMBERS", at_once)
+            monkeypatch.setattr(groupmamba, "MAX_CPU_STATE_NUMBERS", at_once)
             assert relative(model.backbone(ids).last_hidden_state, expected) < 1e-11
 
 
@@ -146,7 +146,7 @@ def test_a_wrong_definition_is_seen(base, mistake):
 
 @BASES
 def test_gradients_are_those_of_the_definition(base, monkeypatch):
-    monkeypatch.setattr(state_attention, "MAX_CPU_STATE_NUMBERS", 2 * 32 * 3 * 4)
+    monkeypatch.setattr(groupmamba, "MAX_CPU_STATE_NUMBERS", 2 * 32 * 3 * 4)
     model, ids = double_model(base, k=3)
     weights = [p for n, p in model.named_parameters() if "lm_head" not in n]
     target = torch.randn(2, 9, 16).double()

@@ -142,6 +142,15 @@ def test_weights_that_are_not_finite(value):
         ssmscope.load(module)
 
 
+def test_weights_that_are_not_finite_any_more():
+    module = classifier()
+    model = ssmscope.load(module)
+    with torch.no_grad():
+        module.backbone.layers[1].mixer.D[2] = float("nan")
+    with pytest.raises(InputError, match=r"1 of the 4 numbers of backbone.layers.1.mixer.D are not finite"):
+        _ = model.fingerprint
+
+
 def test_large_weights_are_finite():
     """Their sum is not."""
     module = language_model()

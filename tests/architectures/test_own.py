@@ -263,6 +263,18 @@ def test_a_language_model_of_ones_own():
     assert follow.value == pytest.approx(float(own[-2, 4] + own[-1, 5]), rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["mamba", "jamba"])
+def test_a_language_model_of_ones_own_continues_from_its_states(name):
+    """Its backbone is given the ids first, not by name."""
+    model = ssmscope.load(doubled(loud(Language(backbone(name)))))
+    assert model.continues
+    whole = model.run(model.encode(ids=TEXTS[1]))
+    first = model.run(model.encode(ids=TEXTS[1][:4]))
+    second = model.run(model.encode(ids=TEXTS[1][4:]), first.states)
+    assert relative(torch.cat([first.logits, second.logits], 1), whole.logits) < 1e-5
+    assert len(whole.states) == len(second.states) > model.num_layers - (name == "mamba")
+
+
 @pytest.mark.parametrize("outputs, gives", [(1, "numbers"), (2, "classes")])
 def test_one_output_is_a_number(outputs, gives):
     class Squeezed(Wrapper):

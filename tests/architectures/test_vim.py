@@ -16,6 +16,7 @@ from torch.nn.functional import silu, softplus
 import ssmscope
 from ssmscope import ops
 from ssmscope.api.inputs import Texts
+from ssmscope.architectures.loading.layouts import plan_vim
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.mixers import adapter_for
 from ssmscope.errors import InputError
@@ -134,6 +135,13 @@ def test_logits_are_the_references(form, tmp_path):
         assert relative(model.logits(batch)[0], expected) < 1e-6  # the normalisation is in weights of float32
     with torch.no_grad():  # the model's own pass
         assert relative(model.module(input_values=batch.values).logits[0], expected) < 1e-6
+
+
+@pytest.mark.parametrize(("size", "grid", "step"), [(64, 6, 64), (60, 5, 41), (32, 7, 32), (50, 3, 50)])
+def test_the_step_is_the_largest_that_a_published_width_gives(size, grid, step):
+    """And not larger than a patch; where none gives one, patches lie side by side."""
+    plan = plan_vim(stored(size, grid), "m")
+    assert plan.build().config.patch == [size, step] and not plan.tied
 
 
 def test_a_changed_formula_is_seen(tmp_path):

@@ -21,8 +21,7 @@ from seen import render
 import ssmscope
 from ssmscope.attacks.effect import attack_effect
 from ssmscope.attacks.effect.measure import SAME, aligned, cosine, effect_of, relative
-from ssmscope.attacks.effect.result import AttackEffect
-from ssmscope.attacks.effect.views import attended, token_rows
+from ssmscope.attacks.effect.result import AttackEffect, attended
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.render.colours import BLUES, ramp
@@ -354,7 +353,7 @@ class TestResult:
     def test_rows(self, result):
         """The same share has the same colour on both sides, 0 the lowest; changed tokens and the top 3 are marked."""
         highest = max(side.mean_attention.max() for side in (result.before, result.after))
-        for (_, side), text in zip(result.sides, token_rows(result).texts):
+        for (_, side), text in zip(result.sides, result.token_rows().texts):
             retention, attention = text.rows
             assert attention.shades().tolist() == np.rint(31 * side.mean_attention / highest).astype(int).tolist()
             assert list(attention.marked) == side.top(3)
@@ -366,7 +365,7 @@ class TestResult:
     def test_layers_have_rows_where_they_were_asked_for(self):
         model = ssmscope.load("demo/sst2-mamba2")
         found = attack_effect(model, before="a good film", after="a bad film", layers="all")
-        (text, _), side = token_rows(found).texts, found.before
+        (text, _), side = found.token_rows().texts, found.before
         names = [row.name for row in text.rows]
         assert names == ["retention", "attention", *(f"layer {at} {name}" for at in (0, 1) for name in names[:2])]
         assert (text.rows[4].scores == side.text.scores[1]).all() and (text.rows[5].scores == side.attention[1]).all()
@@ -467,7 +466,7 @@ class TestResult:
 
 def shades(result: AttackEffect) -> list[list[int]]:
     """The shades of both texts in the row of retention."""
-    return [text.rows[0].shades().tolist() for text in token_rows(result).texts]
+    return [text.rows[0].shades().tolist() for text in result.token_rows().texts]
 
 
 def apart(first, second) -> bool:

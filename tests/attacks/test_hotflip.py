@@ -131,7 +131,7 @@ def node(text: str) -> module.Node:
     return module.Node(text, (0,), {0: (0, len(text))})
 
 
-def flip(model: ssmscope.Model, texts: list[str], labels: list[int], **limits) -> list[module.Flipped]:
+def flip(model: ssmscope.Model, texts: list[str], labels: list[int], **limits) -> list[module.Search]:
     return hotflip(model, texts, labels, whole(model).scores, template=PLAIN, limits=Limits(**limits))
 
 
@@ -148,21 +148,26 @@ class TestSearch:
             ]
             sums = {" ".join(way): sum(map(WEIGHTS.get, way)) for way in ways}
             worst = max(sums, key=sums.get) if label == 0 else min(sums, key=sums.get)
-            assert found.text == worst and found.queries == 2 and found.gradients == 1
-            assert found.scores.tolist() == pytest.approx([0, sums[worst]])
+            assert found.best.text == worst and found.queries == 2 and found.gradients == 1
+            assert found.best.scores.tolist() == pytest.approx([0, sums[worst]])
 
     def test_ends_when_the_answer_changes(self):
         (found,) = flip(bag(WEIGHTS), ["great great great"], [1], candidates=3)
-        assert sorted(found.text.split()) == ["awful", "awful", "great"] and (found.queries, found.gradients) == (7, 2)
+        assert sorted(found.best.text.split()) == ["awful", "awful", "great"] and (found.queries, found.gradients) == (
+            7,
+            2,
+        )
 
     def test_of_the_candidates_that_change_the_answer_the_worst_is_taken(self):
         (found,) = flip(bag(WEIGHTS, link=lambda total: torch.where(total < -3, -total, total)), ["film good"], [1])
-        assert found.text == "awful good" and found.scores[1] == -2  # "film awful", the best estimate, is right again
+        assert (
+            found.best.text == "awful good" and found.best.scores[1] == -2
+        )  # "film awful", the best estimate, is right again
 
     def test_goes_on_where_no_flip_helps_and_ends_with_the_best_text(self):
         (found,) = flip(bag({"good": 2.0, "fine": 3.0}, ending=-1.0), ["good good"], [1])
-        assert found.text == "good good" and (found.queries, found.gradients) == (4, 2)
-        assert found.scores.tolist() == [0, 3]
+        assert found.best.text == "good good" and (found.queries, found.gradients) == (4, 2)
+        assert found.best.scores.tolist() == [0, 3]
 
     def test_no_place_is_flipped_twice(self, monkeypatch):
         model, seen = bag(WEIGHTS, ending=-40.0), []
@@ -175,24 +180,24 @@ class TestSearch:
 
         monkeypatch.setattr(module, "offers", kept)
         (found,) = flip(model, ["awful poor dull"], [0])
-        assert found.text == "great great great" and {(3, 2), (2, 1), (1, 0)} == set(seen)
+        assert found.best.text == "great great great" and {(3, 2), (2, 1), (1, 0)} == set(seen)
 
     def test_the_number_of_flips_is_limited(self):
         model = bag(WEIGHTS, ending=-40.0)
         for flips in (1, 2, 3):
             (found,) = flip(model, ["awful poor dull film"], [0], flips=flips)
-            changed = [a != b for a, b in zip("awful poor dull film".split(), found.text.split())]
+            changed = [a != b for a, b in zip("awful poor dull film".split(), found.best.text.split())]
             assert sum(changed) == flips == found.gradients
 
     @pytest.mark.parametrize("budget", [1, 2, 8, 15, 16])
     def test_the_budget_is_kept(self, budget):
         (found,) = flip(bag(WEIGHTS, ending=-40.0), ["awful poor dull film"], [0], budget=budget, candidates=7)
         assert found.queries == budget
-        assert (budget == 1) == (found.text == "awful poor dull film")
-        assert budget != 2 or found.text == "great poor dull film"  # of a step's candidates the best by estimate
+        assert (budget == 1) == (found.best.text == "awful poor dull film")
+        assert budget != 2 or found.best.text == "great poor dull film"  # of a step's candidates the best by estimate
 
     def test_of_three_classes_one_that_changes_the_answer_is_preferred_to_a_higher_loss(self):
-        search = module._Search(0, node("film"), [node("film")])
+        search = module.Search(0, node("film"), [node("film")])
         search.best.judge(np.log([0.8, 0.1, 0.1]), 0)
         higher, won, lower = node("a"), node("b"), node("c")
         for each, p in ((higher, [0.34, 0.33, 0.33]), (won, [0.4, 0.5, 0.1]), (lower, [0.45, 0.52, 0.03])):
@@ -204,15 +209,15 @@ class TestSearch:
     def test_words_that_are_kept_and_those_that_are_not_put_in(self):
         model, texts = bag(WEIGHTS, ending=-40.0), ["awful Poor dull film"]
         (found,) = flip(model, texts, [0], kept=frozenset({"awful"}), absent=frozenset({"great"}))
-        assert found.text == "awful Poor good good"  # what the tokenizer does not know is not letters of one token
+        assert found.best.text == "awful Poor good good"  # what the tokenizer does not know is not letters of one token
 
     def test_a_beam_finds_what_greed_does_not(self):
         """Two flips help only together: the best single one leads away from them."""
         peak = lambda total: torch.where(total > 9.5, total, -1 - (total - 3) ** 2 / 50)  # noqa: E731
         model = bag({"film": 0.0, "three": 3.0, "five": 5.0}, link=peak)
         greedy, beam = (flip(model, ["film film"], [0], beam=width, candidates=9)[0] for width in (1, 4))
-        assert greedy.scores[1] < 0 and "five five" not in greedy.text
-        assert beam.text == "five five" and beam.scores[1] == 10
+        assert greedy.best.scores[1] < 0 and "five five" not in greedy.best.text
+        assert beam.best.text == "five five" and beam.best.scores[1] == 10
 
     def test_each_search_is_what_it_is_alone(self):
         draw = np.random.default_rng(0)
@@ -222,7 +227,11 @@ class TestSearch:
         together = flip(model, texts, labels, beam=2, candidates=3)
         for text, label, found in zip(texts, labels, together):
             (alone,) = flip(model, [text], [label], beam=2, candidates=3)
-            assert (alone.text, alone.queries, alone.gradients) == (found.text, found.queries, found.gradients)
+            assert (alone.best.text, alone.queries, alone.gradients) == (
+                found.best.text,
+                found.queries,
+                found.gradients,
+            )
 
     def test_all_gradients_and_all_candidates_of_a_step_are_taken_together(self, monkeypatch):
         model, batches, waves = bag(WEIGHTS, ending=-40.0), [], []
@@ -350,7 +359,7 @@ def asked_and_won(model, texts, labels, candidates: int) -> tuple[int, int]:
     """How many texts were asked about, and how many answers changed."""
     limits = Limits(candidates=candidates, kept=stopwords()[0])
     found = hotflip(model, texts, labels, whole(model).scores, template=PLAIN, limits=limits)
-    won = sum(int(each.scores.argmax()) != label for each, label in zip(found, labels))
+    won = sum(int(each.best.scores.argmax()) != label for each, label in zip(found, labels))
     return sum(each.queries for each in found), won
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -192,20 +193,23 @@ class TestMeasure:
         labels, answers = draw.integers(0, 3, 60), draw.integers(0, 3, (2, 4, 60))
         answers[1, 0] = answers[0, 0]
         odds = draw.normal(size=(2, 4, 60))
-        found = measure(labels, answers, odds, (0, 1, 2, 3), 3, seed=0)
+        added = draw.normal(size=(2, 4))
+        fields = measure(labels, answers, odds, ("after", "before"), (0, 1, 2, 3), added, 3, seed=0)
+        found = SimpleNamespace(**fields)
         assert found.chance == max((labels == c).mean() for c in range(3))
         for place in range(2):
             for at in range(4):
-                one, given = found.points[place][at], answers[place, at]
+                one, given = found.curves[place].points[at], answers[place, at]
+                assert (one.tokens, one.added) == (at, added[place, at])
                 accuracy = (given == labels).mean()
                 shares = [(given == c).mean() for c in range(3)]
-                assert one["accuracy"].value == pytest.approx(accuracy)
-                assert one["drop"].value == pytest.approx(1 - accuracy / found.clean.value)
-                assert one["log_odds"].value == pytest.approx(odds[place, at].mean())
-                assert [share.value for share in one["shares"]] == pytest.approx(shares)
-                assert one["majority"].value == pytest.approx(max(shares))
-                assert one["entropy"].value == pytest.approx(-sum(p * math.log2(p) for p in shares))
-                assert one["accuracy"].low < accuracy < one["accuracy"].high
+                assert one.accuracy.value == pytest.approx(accuracy)
+                assert one.drop.value == pytest.approx(1 - accuracy / found.clean.value)
+                assert one.log_odds.value == pytest.approx(odds[place, at].mean())
+                assert [share.value for share in one.shares] == pytest.approx(shares)
+                assert one.majority.value == pytest.approx(max(shares))
+                assert one.entropy.value == pytest.approx(-sum(p * math.log2(p) for p in shares))
+                assert one.accuracy.low < accuracy < one.accuracy.high
         gaps = [(answers[1, at] == labels).mean() - (answers[0, at] == labels).mean() for at in range(4)]
         assert [gap.value for gap in found.gaps] == pytest.approx(gaps) and found.gaps[0] == Estimate(0, 0, 0)
 
@@ -228,8 +232,9 @@ class TestMeasure:
     def test_intervals_are_paired(self):
         """Of nested hits the gap between the places varies by the few examples between."""
         hits = np.arange(400)[None, None] < np.array([[[390], [290]], [[390], [300]]])
-        found = measure(np.ones(400, dtype=int), hits.astype(int), np.zeros((2, 2, 400)), (0, 1), 2, seed=0)
-        gap = found.gaps[1]
+        nothing = np.zeros((2, 2, 400))
+        given = (np.ones(400, dtype=int), hits.astype(int), nothing, ("after", "before"), (0, 1), nothing[..., 0], 2)
+        gap = measure(*given, seed=0)["gaps"][1]
         assert gap.value == pytest.approx(0.025) and 0.009 < gap.low < gap.high < 0.045
 
 

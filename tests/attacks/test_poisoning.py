@@ -18,8 +18,8 @@ from transformers import Mamba2Config
 
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.attacks.curves import questions
-from ssmscope.attacks.poisoning import state_poisoning
-from ssmscope.attacks.poisoning.measure import Parts, Seen, Tried, auroc_counts, searched, victim
+from ssmscope.attacks.poisoning import check_poison, state_poisoning
+from ssmscope.attacks.poisoning.measure import Seen, Tried, auroc_counts, divided, searched, victim
 from ssmscope.attacks.poisoning.memory import (
     DETECTORS,
     NO_TRIGGER,
@@ -40,7 +40,7 @@ from ssmscope.core.bootstrap import resampled_sums
 from ssmscope.core.model import Model
 from ssmscope.data.text import TextData, text_data
 from ssmscope.errors import InputError
-from ssmscope.evaluation.encoded import token_rows
+from ssmscope.evaluation.forking import token_rows
 from ssmscope.ops import Recurrence, survival
 
 WEIGHTS = {"good": 2.0, "bad": -2.0, "film": 0.25, "dull": -0.9, "fine": 0.7, "a": 0.1, "zap": 0.3, "the": -0.1}
@@ -359,10 +359,10 @@ class TestParts:
         ("texts", "train", "sizes"), [(20, 3, (3, 5, 12)), (20, 50, (5, 5, 10)), (4, 9, (1, 1, 2))]
     )
     def test_no_text_is_searched_on_and_reported_on(self, texts, train, sizes):
-        parts = Parts.of(range(texts), train, seed=1)
-        assert tuple(map(len, (parts.train, parts.threshold, parts.held_out))) == sizes
-        assert sorted([*parts.train, *parts.threshold, *parts.held_out]) == list(range(texts))
-        assert parts == Parts.of(range(texts), train, seed=1) != Parts.of(range(texts), train, seed=2)
+        parts = divided(range(texts), train, seed=1)
+        assert tuple(map(len, parts)) == sizes
+        assert sorted([row for part in parts for row in part]) == list(range(texts))
+        assert parts == divided(range(texts), train, seed=1) != divided(range(texts), train, seed=2)
 
     def test_all_values_are_of_the_first_goal(self, erasing, data):
         """A search for another goal may find another trigger, and what that does is measured as the first's is."""
@@ -377,7 +377,7 @@ class TestParts:
 
     def test_too_few_texts(self):
         with pytest.raises(InputError, match="3 texts can be attacked; give at least four"):
-            Parts.of(range(3), 1, seed=0)
+            divided(range(3), 1, seed=0)
 
 
 class TestTexts:
@@ -489,3 +489,23 @@ def test_views_and_files(found, tmp_path):
     assert found.verdict().startswith("survival 0.") and "after “zap”" in found.verdict()
     compared = StatePoisoning.compare([found, found], [["one"], ["two"]])
     assert len(compared.rows) == 10 and "AUROC, window" in compared.columns
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, None),
+        ({"objective": "plant", "target": "good"}, None),
+        ({"span": "film", "template": "Is {content} it", "words": ["bad", "good"]}, None),
+        ({"target": "good"}, "target is the class to plant; leave it out, or give objective plant, not forget"),
+        ({"span": " "}, "the span is empty; give words of the texts, or none for everything before the trigger"),
+        ({"template": "Is it"}, "content"),
+        ({"words": ["bad", " "]}, "the label word of class 1 is ' '; give every class a word"),
+    ],
+)
+def test_what_is_asked_is_checked_before_anything_is_loaded(change, said):
+    asked = {"objective": "forget", "target": None, "span": None, "length": 4, **change}
+    if said is None:
+        return check_poison(**asked)
+    with pytest.raises(InputError, match=said):
+        check_poison(**asked)

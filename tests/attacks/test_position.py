@@ -30,7 +30,6 @@ from ssmscope.attacks.position.measure import (
     PAPER,
     Pixels,
     Tokens,
-    averages,
     draw_donors,
     measure,
     noise_of,
@@ -168,17 +167,17 @@ class TestAgainstASlowReference:
         model, data, seed = deep(name), three_classes(), 5
         regions = [Region(0, 3), Region(7, 11), Region(3, 20), Region(19, 20), Region(7, 8), Region(0, 50, True)]
         donors = draw_donors(data.labels, np.full(15, 20), np.full(15, 20), seed) if replacement == "other" else None
-        found = Pixels(model, data, replacement, seed).predict(regions, donors, batch_size=4)
+        plain, attacked = Pixels(model, data, replacement, seed).predict(regions, donors, batch_size=4)
         clean = model.logits(model.encode(values=data.pixels)).argmax(-1)
-        assert found.clean.tolist() == clean.tolist()
+        assert plain.tolist() == clean.tolist()
         whole = np.stack([self.replaced(data, row, replacement, donors, seed) for row in range(len(data))])
         for column, region in enumerate(regions):
             start, stop = region.bounds(20)
             values = data.pixels / 255
             values[:, start:stop] = whole[:, start:stop]
             expected = model.logits(model.encode(values=values)).argmax(-1)
-            assert found.attacked[:, column].tolist() == expected.tolist()
-        assert (found.attacked != found.clean[:, None]).any()  # the regions do matter to this model
+            assert attacked[:, column].tolist() == expected.tolist()
+        assert (attacked != plain[:, None]).any()  # the regions do matter to this model
 
     @pytest.mark.parametrize("name", REFERENCE)
     @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=str)
@@ -206,19 +205,19 @@ class TestAgainstASlowReference:
         labels = np.array(data.labels)
         needed = np.full(len(data), 5)
         donors = draw_donors(labels, subject.lengths, needed, seed) if replacement == "other" else None
-        found = subject.predict(regions, donors, batch_size=3)
+        plain, attacked = subject.predict(regions, donors, batch_size=3)
         table = model.module.get_input_embeddings().weight.detach()
         changed = skipped = 0
         for row, text in enumerate(data.texts):
             batch = model.encode(text)
             clean = int(model.logits(batch).argmax(-1))
-            assert found.clean[row] == clean
+            assert plain[row] == clean
             length = len(text.split())
             for column, region in enumerate(regions):
                 start, stop = region.bounds(length)
                 reach = length if donors is None else min(length, subject.lengths[donors[row]])
                 if stop > reach:
-                    assert found.attacked[row, column] == LEFT_OUT
+                    assert attacked[row, column] == LEFT_OUT
                     skipped += 1
                     continue
                 embeddings = table[batch.input_ids].clone()
@@ -231,7 +230,7 @@ class TestAgainstASlowReference:
                         put = table.mean(0) if replacement == "mean" else torch.zeros(8)
                     embeddings[0, 1 + token] = put
                 expected = int(run_embeddings(model, embeddings).logits.argmax(-1))
-                assert found.attacked[row, column] == expected
+                assert attacked[row, column] == expected
                 changed += expected != clean
         assert changed and skipped
 
@@ -332,9 +331,9 @@ class TestNumbers:
         clean = np.array([0, 0, 1, 1, 0])
         attacked = np.array([[0, 1, 1, 2, 2], [0, 0, LEFT_OUT, 2, 0]]).T
         donors = np.array([1, 1, 0, 2, 0])
-        found = measure(labels, clean, attacked, donors, [Region(0, 1), Region(1, 2)], seed=0)
-        one, two = found.attacked
-        assert found.clean.value == 0.8 and one.accuracy.value == 0.6 and one.drop.value == pytest.approx(0.25)
+        found = measure(labels, clean, attacked, donors, [Region(0, 1)], [Region(1, 2)], seed=0)
+        (one,), (two,) = found["regions"], found["windows"]
+        assert found["clean"].value == 0.8 and one.accuracy.value == 0.6 and one.drop.value == pytest.approx(0.25)
         assert one.flipped.value == 0.5 and one.success.value == 0.5  # the second becomes 1, the fourth 2
         assert (two.examples, two.left_out) == (4, 1) and two.clean.value == 0.75 and two.accuracy.value == 0.5
         assert two.drop.value == pytest.approx(1 / 3) and two.flipped.value == two.success.value == pytest.approx(1 / 3)
@@ -345,7 +344,7 @@ class TestNumbers:
         clean = np.array([0, 0, 0, 1, 2, 0, 0, 1])
         attacked = np.array([[0, 1, 2, 2, 2, 1, 2, 0]]).T
         donors = np.array([1, 1, 1, 2, 0, 1, 2, 0])
-        (found,) = measure(labels, clean, attacked, donors, [Region(0, 1)], seed=0).attacked
+        (found,) = measure(labels, clean, attacked, donors, [Region(0, 1)], [], seed=0)["regions"]
         assert found.flipped.value == pytest.approx(3 / 5)  # the second, the third and the fourth of five right ones
         assert found.success.value == pytest.approx(2 / 5)  # the third is given a class that was not put in
         assert found.accuracy.value == pytest.approx(3 / 8) and found.drop.value == pytest.approx(2 / 5)
@@ -357,24 +356,23 @@ class TestNumbers:
             ((0.672, 0.655, 0.631, 0.102, 0.152), 0.442, 0.289),
         ):
             hits = np.arange(1000)[:, None] < np.array(row) * 1000
-            found = measure(np.ones(1000), hits[:, 0], hits[:, 1:], None, [Region(*r) for r in PAPER], seed=0)
-            means = averages(found, 4)
+            means = measure(np.ones(1000), hits[:, 0], hits[:, 1:], None, [Region(*r) for r in PAPER], [], seed=0)
             assert means["average_with_clean"].value == pytest.approx(average, abs=1.1e-3)
             assert means["spread"] == pytest.approx(spread, abs=6e-4)
             assert means["average"].value == pytest.approx(np.mean(row[1:]))
             assert means["average_drop"].value == pytest.approx(1 - np.mean(row[1:]) / row[0])
-            assert [one.drop.value for one in found.attacked] == pytest.approx([1 - a / row[0] for a in row[1:]])
+            assert [one.drop.value for one in means["regions"]] == pytest.approx([1 - a / row[0] for a in row[1:]])
 
     def test_intervals_are_paired(self):
         """Of two sets of hits as independent draws the drop would vary; of nested ones it varies by the few between."""
         hits = np.arange(400)[:, None] < np.array([300, 290])
-        drop = measure(np.ones(400), hits[:, 0], hits[:, 1:], None, [Region(0, 1)], seed=0).attacked[0].drop
+        drop = measure(np.ones(400), hits[:, 0], hits[:, 1:], None, [Region(0, 1)], [], seed=0)["regions"][0].drop
         assert drop.value == pytest.approx(1 / 30) and 0.013 < drop.low < drop.high < 0.056
 
     def test_without_a_right_answer_no_drop_is_given(self, planted, test_images):
         wrong = dataclasses.replace(test_images, labels=1 - test_images.labels)
         right = position_bias(planted, wrong, regions="0:8").clean.value
-        wrong = wrong.take(np.flatnonzero(Pixels(planted, wrong, "zeros", 0).predict([], None).clean != wrong.labels))
+        wrong = wrong.take(np.flatnonzero(Pixels(planted, wrong, "zeros", 0).predict([], None)[0] != wrong.labels))
         assert right < 0.05 and len(wrong) > 190
         found = position_bias(planted, wrong, regions="0:8")
         assert found.clean == Estimate(0, 0, 0)
@@ -581,12 +579,12 @@ class TestResult:
         for region, lost in enumerate((range(38), range(40), range(30), range(100, 130))):
             attacked[list(lost), region] = 1
         regions = [Region(at, at + 1) for at in range(4)]
-        found = averages(measure(labels, labels, attacked, None, regions, seed=0), 2)
+        found = measure(labels, labels, attacked, None, regions[:2], regions[2:], seed=0)
         assert found["worst_regions"] == (1, 0) and found["worst_windows"] == (0, 1)
         attacked[38:60, 1] = 1
-        found = averages(measure(labels, labels, attacked, None, regions, seed=0), 2)
+        found = measure(labels, labels, attacked, None, regions[:2], regions[2:], seed=0)
         assert found["worst_regions"] == (1,)  # their own intervals overlap
-        one, other = (measure(labels, labels, attacked, None, regions, seed=0).attacked[at].drop for at in (0, 1))
+        one, other = (region.drop for region in found["regions"])
         assert one.high > other.low
 
 

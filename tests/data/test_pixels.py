@@ -144,7 +144,7 @@ class TestDigits:
 
     def test_the_seed_draws_the_parts(self):
         assert digits(seed=1)[1].fingerprint == digits(seed=1)[1].fingerprint != digits(seed=2)[1].fingerprint
-        with pytest.raises(InputError, match="a test share of 0 was asked for"):
+        with pytest.raises(InputError, match="a test share of 0 of 1797 examples leaves one of two parts empty"):
             digits(test=0)
 
     def test_without_scikit_learn(self, monkeypatch):

@@ -30,7 +30,7 @@ from ssmscope.data.language import byte_tokenizer, symbol_tokenizer
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, Template, running
 from ssmscope.evaluation import evaluator as asking
-from ssmscope.evaluation.encoded import token_rows
+from ssmscope.evaluation.forking import token_rows
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2"])

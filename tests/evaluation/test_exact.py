@@ -13,7 +13,7 @@ from exhaustive import few
 from loud import TrueFloat64
 
 from ssmscope.evaluation import Evaluator
-from ssmscope.evaluation.encoded import token_rows
+from ssmscope.evaluation.forking import token_rows
 
 RECURRENT = [name for name in LANGUAGE if name not in HYBRIDS or name in ("bamba", "falcon_h1", "jamba")]
 EACH = [("float64", name) for name in RECURRENT] + [("float32", name) for name in few(RECURRENT, "mamba", "mamba2")]

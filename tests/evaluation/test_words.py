@@ -12,7 +12,7 @@ from ssmscope.data.language import byte_tokenizer, symbol_tokenizer, word_tokeni
 from ssmscope.data.tokenizer import train_tokenizer
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Template, label_words
-from ssmscope.evaluation.encoded import token_rows
+from ssmscope.evaluation.forking import token_rows
 from ssmscope.evaluation.verbalizer import WordMatcher
 
 SIZES = dict(hidden_size=16, state_size=4, num_heads=4, head_dim=8, n_groups=1, num_hidden_layers=1, expand=2)

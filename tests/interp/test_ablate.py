@@ -174,7 +174,7 @@ def test_refused(models, name, options, says):
 
 
 def test_channels_are_no_heads(models, monkeypatch):
-    monkeypatch.setattr("ssmscope.interp.interventions.MAX_HEADS", 8)
+    monkeypatch.setattr("ssmscope.interp.scoring.MAX_HEADS", 8)
     with pytest.raises(InputError, match="heads of mamba are single channels; ablate layers or another part"):
         ssmscope.ablate(models["mamba"], DATA)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -127,6 +128,18 @@ def test_colours_end_at_the_percentile_of_what_can_be_attended_to():
     sparse = AttentionMap("0", "", "mean", np.where(np.arange(60) == 3, np.eye(60) * 0.5, 0), None, only.readouts)
     assert limit(sparse, make_text(60)) == (0.5, 0.5)  # not the percentile, which is zero
     assert limit(AttentionMap("0", "", "mean", np.zeros((60, 60)), None, only.readouts), make_text(60)) == (0, 0)
+
+
+def test_the_colours_of_each_row_end_at_its_own_percentile():
+    """Of 400 keys at most the 99.5th percentile leaves two out; the state before the first token is counted too."""
+    text = make_text(400)
+    values = np.tril(np.arange(1, 401)[None, :] * np.where(np.arange(400) % 2, -1.0, 1.0)[:, None])
+    whole = AttentionMap("0", "", "mean", values, None, text.maps[0].readouts)
+    ends = row_limits(whole, text)
+    assert ends.dtype == np.float64 and ends.shape == (400,)
+    assert ends[[0, 1, 99, 199]].tolist() == [1, 2, 100, 200] and ends[[250, 399]].tolist() == [250, 399]
+    with_state = row_limits(replace(whole, sink=np.linspace(0, -1000, 400)), text)
+    assert with_state[99] == pytest.approx(99 * 1000 / 399) and with_state[399] == 399
 
 
 def test_shades_are_symmetric_around_zero():

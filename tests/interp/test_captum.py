@@ -13,8 +13,7 @@ import ssmscope
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import baseline_embeddings
-from ssmscope.interp.methods import CAPTUM_PREFIX, METHODS, NAMES, bind_method
-from ssmscope.interp.methods.captum_names import CAPTUM
+from ssmscope.interp.methods import CAPTUM, CAPTUM_PREFIX, METHODS, NAMES, bind_method
 from ssmscope.interp.methods.from_captum import attributed
 from ssmscope.interp.objective import objective
 

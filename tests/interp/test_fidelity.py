@@ -14,18 +14,19 @@ from faithful import WORDS, lines, random_scores, reader
 import ssmscope
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
-from ssmscope.interp.fidelity import fidelity_auc, perturbed
-from ssmscope.interp.fidelity.measure import measures, trapezoid
-from ssmscope.interp.fidelity.measures import MEASURES
-from ssmscope.interp.fidelity.perturbed import (
+from ssmscope.interp.fidelity import fidelity_auc, measure
+from ssmscope.interp.fidelity.measure import (
     SHARES,
     counts,
     distinct,
     hidden_sets,
+    measures,
     ranking,
     replacement_vector,
     run_hidden,
+    trapezoid,
 )
+from ssmscope.interp.fidelity.measures import MEASURES
 from ssmscope.interp.fidelity.result import Fidelity
 from ssmscope.interp.objective import objective
 
@@ -190,7 +191,7 @@ class TestReference:
     def test_running_each_set_once_changes_nothing(self, monkeypatch):
         model, data = reader(), texts(*lines(4))
         whole = fidelity_auc(model, data, methods={"own": random_scores})
-        monkeypatch.setattr(perturbed, "distinct", lambda sets: (list(range(len(sets))), np.arange(len(sets))))
+        monkeypatch.setattr(measure, "distinct", lambda sets: (list(range(len(sets))), np.arange(len(sets))))
         again = fidelity_auc(model, data, methods={"own": random_scores})
         assert again.values == pytest.approx(whole.values, abs=1e-5)
         assert again.random == pytest.approx(whole.random, abs=1e-5)

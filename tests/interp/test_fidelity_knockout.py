@@ -15,8 +15,8 @@ from ssmscope.core.cuts import cut_attention, cut_edges
 from ssmscope.data.text import text_data
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.fidelity import fidelity_auc
+from ssmscope.interp.fidelity.measure import knockout_effects
 from ssmscope.interp.fidelity.measures import MEASURES
-from ssmscope.interp.fidelity.perturbed import knockout_effects
 
 
 @pytest.fixture(scope="module")

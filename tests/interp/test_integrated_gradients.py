@@ -282,103 +282,21 @@ def test_explain_says_it_on_stderr(demo, monkeypatch, capsys):
     assert "ig: 2 texts take 72 to 3,000 gradients, about" in answer.err and not answer.out
 
 
-def test_in_half_precision_it_stops_where_rounding_is_what_is_left():
+def test_in_half_precision_it_goes_to_its_cap_and_says_the_error():
     errors, scores = [], []
     for dtype in ("float32", "bfloat16"):
         model = ssmscope.load("demo/sst2-mamba", dtype=dtype)
-        result = ig(objective(model, model.encode(TEXTS[:1]), target=1), tolerance=1e-4)
+        result = ig(objective(model, model.encode(TEXTS[:1]), target=1), tolerance=1e-4, cap=250)
         errors.append(float(result.error[0]))
         scores.append(result.scores[0].double())
-        assert bool(result.converged[0]) == (dtype == "float32") and int(result.steps[0]) < 250
-        assert result.rounding == (dtype.replace("float32", ""),)
+        assert bool(result.converged[0]) == (dtype == "float32")
     apart = (scores[1] - scores[0]).abs().max() / scores[0].abs().max()
-    assert errors[0] < 1e-4 < errors[1] < 0.02 and apart < errors[1]
-
-
-class Rounded(Cliff):
-    """f = Σ_t s(e_t) with the rounding of bfloat16, and its gradient too; s is smooth, or the sum has a bend."""
-
-    lengths = [24]
-    batch = SimpleNamespace(words=[tuple(range(24))], mask=torch.ones(1, 24, dtype=torch.bool))
-    end = torch.linspace(0.5, 1.5, 24).view(1, 24, 1)
-
-    def __init__(self, bend: float) -> None:
-        self.bend, self.noise = bend, torch.Generator().manual_seed(0)
-
-    def exact(self, e):
-        return (e**3).sum((1, 2)) + self.bend * (e.sum((1, 2)) - 0.3 * self.end.sum()).relu()
-
-    def draw(self, like):
-        return 2.0**-8 * torch.randn(like.shape, generator=self.noise, dtype=torch.float64)
-
-    def embeddings(self):
-        return self.end.bfloat16()
-
-    def __call__(self, e, _):
-        exact = self.exact(e.double())
-        return exact + 20 * self.draw(exact)
-
-    def gradient(self, e, _):
-        with torch.enable_grad():
-            inside = e.double().requires_grad_()
-            (exact,) = torch.autograd.grad(self.exact(inside).sum(), inside)
-        return (exact * (1 + self.draw(exact))).float()
-
-
-@pytest.mark.parametrize("bend", [0.0, 30.0])
-def test_rounding_is_told_from_a_bend(bend, monkeypatch):
-    """A smooth integrand is left as soon as halves show that it is resolved; a bend is halved as long as its error is
-    larger than that of rounding. The stated error is at least the true one."""
-    for name, given in (("embeddings", torch.zeros(1, 24, 1)), ("name", "")):
-        monkeypatch.setattr(integrated, f"baseline_{name}", lambda *_, given=given: given)
-    monkeypatch.setattr(integrated, "singularity_note", lambda *_: "")
-    f = Rounded(bend)
-    found, end = ig(f, special=True, tolerance=1e-5), f.embeddings().double()
-    expected = end**3 + bend * end * (1 - 0.3 * float(f.end.sum() / end.sum()))
-    wrong = (found.scores - expected[..., 0]).abs().max() / expected.abs().max()
-    assert found.rounding == ("bfloat16",) and not found.converged.any()
-    assert 1e-5 < wrong < found.error[0] < 0.2
-    assert (int(found.steps[0]) > 180) if bend else (int(found.steps[0]) <= 84)
+    assert errors[0] < 1e-4 < errors[1] and apart < errors[1]
 
 
 def test_places_on_a_path_are_not_rounded_to_half_precision():
     """0.503 in bfloat16 is 0.5: the quadrature would be at other places than its nodes."""
-    start, end = torch.zeros(1, 24, 1).bfloat16(), Rounded.end.bfloat16()
-    path = integrated._Path(Rounded(0.0), start, end, 12)
+    start, end = torch.zeros(1, 24, 1).bfloat16(), torch.linspace(0.5, 1.5, 24).view(1, 24, 1).bfloat16()
+    path = integrated._Path(SimpleNamespace(lengths=[24], meter=None), start, end, 12)
     assert torch.equal(path.points([0], [0.503]), (0.503 * end.float()).bfloat16())
     assert path.points([0], [0.503]).ne(path.points([0], [0.5])).any()
-
-
-def piece(typical: float, largest: float, missed: float, scale: float = 1.0) -> SimpleNamespace:
-    return SimpleNamespace(typical=typical, largest=largest, missed=missed, scale=scale)
-
-
-def test_pieces_at_their_rounding_are_near_their_halves_and_miss_what_others_miss():
-    """A noise of 1 / 64 lets a whole be 1 / 16 from its halves, in units of its scale."""
-    far = piece(1.0, 3.0, 5.0)  # neither near nor nearer than what it misses
-    near, wide = piece(1 / 16, 9.0, 1.0), piece(2 / 16, 9.0, 0.25, scale=2.0)
-    missing, peak = piece(9.0, 1.0, 4.0), piece(0.0, 9.0, 4.5)
-    pieces = [peak, missing, far, near, wide]
-    assert integrated._at_rounding(pieces, 1 / 64) == [missing, near, wide]  # four times what the second one misses
-    assert integrated._at_rounding([piece(0.07, 9.0, 0.0), far], 1 / 64) == []
-    five = [piece(0.0, 9.0, missed) for missed in (9.0, 0.5, 8.0, 2.0, 1.0)]
-    assert integrated._at_rounding(five, 1 / 64) == five[1:]  # 8 = 4 · 2, the middle one of 0.5, 1, 2, 8, 9
-    two = [piece(0.0, 9.0, missed) for missed in (3.0, 1.0)]
-    assert integrated._at_rounding(two, 1 / 64) == two
-    for missed, kept in ((0.5, 0), (0.0, 1)):  # with nothing to compare it with
-        assert len(integrated._at_rounding([piece(0.0, 9.0, missed)], 1 / 64)) == kept
-
-
-@pytest.mark.parametrize(("steps", "degrees"), [(12, (9, 10, 11)), (5, (3, 4)), (4, (3,)), (3, ()), (1, ())])
-def test_the_quadrature_and_the_highest_coefficients(steps, degrees):
-    nodes, weights, highest = integrated._quadrature(steps)
-    for power in range(2 * steps):  # exact up to degree 2 · steps − 1
-        assert weights @ nodes**power == pytest.approx(1 / (power + 1))
-    if not degrees:
-        assert highest.shape == (1, steps) and not highest.any()
-        return
-    assert (highest**2).sum(1) == pytest.approx(np.ones(len(degrees)))
-    polynomials = np.array([np.polynomial.legendre.Legendre.basis(k)(2 * nodes - 1) for k in range(steps)])
-    seen = highest @ polynomials.T
-    assert [int(row.argmax()) for row in seen] == list(degrees)
-    assert np.abs(seen - np.diag(seen.max(0))[list(degrees)]).max() < 1e-9  # each sees one degree alone

@@ -75,6 +75,24 @@ def test_heads_and_parts_are_cut_alone(models):
             assert found.probabilities[0, 0, at] != found.probability[0]
 
 
+@pytest.mark.parametrize("level", ["ssm", "block"])
+@pytest.mark.parametrize("name", ["mamba2", "diff-mamba-hybrid", "groupmamba"])
+def test_recurrences_are_cut_by_their_numbers(models, name, level):
+    """One that a layer does not have changes nothing, and all together are what is cut without numbers."""
+    model = models[name]
+
+    def last(**options) -> torch.Tensor:
+        edits = cut_edges([2], [7], level=level, **options) if options else ()
+        return model.run(model.encode(ids=IDS[0]), last_only=True, edits=edits).logits
+
+    plain, every = last(), last(recurrences=None)
+    assert torch.equal(last(recurrences=[9]), plain) and relative(every, plain) > 1e-4
+    torch.testing.assert_close(last(recurrences=range(9)), every)
+    if name != "mamba2":
+        one, other = last(recurrences=[0]), last(recurrences=[1])
+        assert min(relative(one, plain), relative(other, plain), relative(one, other)) > 1e-5
+
+
 def test_both_roads_of_a_hybrid_are_cut(models):
     """Layer 1 of three is attention: alone, beside the states of the others, and head by head."""
     model, last = models["bamba"], len(IDS[0]) - 1

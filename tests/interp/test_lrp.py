@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.methods.lrp import bias_relevance, lrp, relevance_rules
+from ssmscope.interp.methods.lrp_blocks import freeze_soft_caps
 from ssmscope.interp.objective import Objective, objective
 
 SST2 = [f"demo/sst2-{name}" for name in ("baleen-b", "baleen-e", "mamba", "mamba2")]
@@ -48,6 +50,37 @@ def values(of: Objective) -> Tensor:
 OTHERS = "gla-hybrid gsa hgrn hgrn2 lfm2 mamba2attn mamba3 minimax recurrent_gemma rwkv7 xlstm".split()
 LATENT = [name for name in ("kimi_linear", "lfm3") if name in EXAMPLES]
 """Of a release of transformers that has it."""
+
+
+class Capped(nn.Module):
+    def __init__(self, **fields: float | None):
+        super().__init__()
+        self.lm_head, self.config = nn.Linear(3, 2, bias=False), SimpleNamespace(**fields)
+
+    def forward(self, x: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=2 * (self.lm_head(x) / 2).tanh())
+
+
+@pytest.mark.parametrize("field", ["output_logit_soft_cap", "logits_soft_cap"])
+def test_soft_caps_are_frozen_factors(field):
+    """A logit of zero has the factor 1, which is the limit of the cap's."""
+    module = Capped(**{field: 2.0})
+    weight = module.lm_head.weight.detach()
+    for x in (torch.tensor([1.5, -0.5, 2.0]), torch.zeros(3)):
+        given = x.clone().requires_grad_()
+        plain, capped = weight @ x, module(x).logits.detach()
+        factor = torch.where(plain == 0, 1.0, capped / plain)
+        with freeze_soft_caps(module):
+            found = module(given).logits
+        torch.testing.assert_close(found.detach(), capped)
+        for at in range(2):
+            (gradient,) = torch.autograd.grad(found[at], given, retain_graph=True)
+            torch.testing.assert_close(gradient, factor[at] * weight[at])
+        assert not module.lm_head._forward_hooks
+    for uncapped in (Capped(), Capped(**{field: None}), nn.Linear(3, 2)):
+        with freeze_soft_caps(uncapped):
+            (gradient,) = torch.autograd.grad(Capped.forward(module, given).logits[0], given)
+            torch.testing.assert_close(gradient, weight[0] * (1 - (plain[0] / 2).tanh() ** 2))
 
 
 @pytest.mark.parametrize(("name", "half"), in_turns([*FEW, *OTHERS, *LATENT], [True, False]))

@@ -25,9 +25,8 @@ from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain import explain
 from ssmscope.interp.explain.result import UNSIGNED, Scores
 from ssmscope.interp.methods import METHODS, bind_method
-from ssmscope.interp.methods.checks import text_generator
 from ssmscope.interp.methods.gradients import output_gradients
-from ssmscope.interp.objective import objective
+from ssmscope.interp.objective import objective, text_generator
 
 CHEAP = {"ig": {"steps": 8, "cap": 8}, "smoothgrad": {"samples": 3}}
 ARCHITECTURES = ["mamba", "mamba2", "diff-mamba", "gfssm", "groupmamba-mamba2", "rwkv", "gla", "gated-deltanet"]

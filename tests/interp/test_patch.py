@@ -15,12 +15,12 @@ from planned import tiny_model
 import ssmscope
 from ssmscope.api.analysis import Call
 from ssmscope.api.results import Result
-from ssmscope.core.edits import Edit, new_state, recorded, replaced
+from ssmscope.core.edits import new_state, recorded, replaced
 from ssmscope.core.model import Model
 from ssmscope.core.trace import mapped, tensors
 from ssmscope.errors import InputError
+from ssmscope.interp.patch import measure
 from ssmscope.interp.patch.result import Patching
-from ssmscope.interp.resuming import JoiningRun
 from ssmscope.render.table import Table
 
 CLEAN, CORRUPTED = [5, 17, 3, 9, 22, 1, 4, 60], [5, 17, 30, 9, 22, 7, 4, 60]
@@ -235,24 +235,13 @@ def test_a_gradient_has_no_probability(models):
         ssmscope.patch(models["mamba"], clean=CLEAN, corrupted=CORRUPTED, method="gradient", metric="probability")
 
 
-def test_rows_join_where_they_differ(models, monkeypatch):
-    """Below its layer a cell is not run, and what it gives is what it gives when it is."""
-    for name, model in models.items():
-        base = model.encode(ids=CORRUPTED)
-        joining = JoiningRun(model, base)
-        assert joining.works == (name not in ("groupmamba", "bamba"))  # layers that read others, and attention
-        if not joining.works:
-            continue
-        seen = []
-        keep = Edit("seen", "input", lambda u, site, seen=seen: seen.append(len(u)) or u)
-        rows = base.rows([0] * (model.num_layers + 1))
-        with joining.rows([0, *range(model.num_layers)], [0] * (model.num_layers + 1)):
-            model.run(rows, edits=keep)
-        assert seen == [2 + layer for layer in range(model.num_layers)]
-    asked = dict(clean=CLEAN, corrupted=CORRUPTED, **ASKED)
-    joined = ssmscope.patch(models["mamba2"], **asked)
-    monkeypatch.setattr(JoiningRun, "works", property(lambda self: False, lambda self, value: None), raising=False)
-    assert not JoiningRun(models["mamba2"], base).works
-    whole = ssmscope.patch(models["mamba2"], **asked)
-    np.testing.assert_allclose(joined.values, whole.values, rtol=1e-4, atol=1e-5)
-    assert np.abs(joined.values[:-1, FIRST:, 1] - joined.base[1]).max() > 1e-2
+@pytest.mark.parametrize("site", ["state", "residual"])
+def test_layers_below_are_not_run_and_nothing_changes(models, site, monkeypatch):
+    asked = dict(clean=CLEAN, corrupted=CORRUPTED, site=site, **ASKED)
+    for name in ("mamba2", "bamba"):
+        found = ssmscope.patch(models[name], **asked)
+        with monkeypatch.context() as patched:
+            patched.setattr(measure, "resumes", lambda *_: False)
+            whole = ssmscope.patch(models[name], **asked)
+        np.testing.assert_allclose(found.values, whole.values, rtol=1e-4, atol=1e-5)
+        assert np.abs(found.values[:-1, FIRST:, 1] - found.base[1]).max() > 1e-3

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ssmscope import ops
 from ssmscope.errors import InputError
-from ssmscope.ops import DeltaRecurrence, Recurrence, matrices, pooled, triangle
+from ssmscope.ops import DeltaRecurrence, Recurrence, matrices, pooled, terms, triangle
 from ssmscope.ops.terms import GateAndTaps
 
 # name: heads, width, groups of b and c, state
@@ -26,6 +26,25 @@ KINDS = {
     "delta, a decay per state": (4, 3, 2, 5),
 }
 AROUND = ("nothing", "left", "taps", "both")
+
+
+@pytest.mark.parametrize("kind", ["mamba", "mamba-2", "gla", "delta"])
+def test_gradients_are_needed_where_a_term_asks_for_one(kind):
+    plain = draw(kind, 4)
+    left, taps = torch.ones(2, 4, 1, 1), torch.ones(2, 4, 2, 1, 1)
+    empty = GateAndTaps()
+    assert not terms.needs_gradients(plain, empty) and not terms.needs_gradients(plain, GateAndTaps(left, taps))
+    assert not terms.needs_gradients(replace(plain, D=None), empty)
+    tensors = {
+        name: value for name in ("b", "c", "D", "A", "log_a") if (value := getattr(plain, name, None)) is not None
+    }
+    for name, value in tensors.items():
+        asking = replace(plain, **{name: value.clone().requires_grad_()})
+        assert terms.needs_gradients(asking, empty)
+        with torch.no_grad():
+            assert not terms.needs_gradients(asking, empty)
+    assert terms.needs_gradients(plain, GateAndTaps(left.clone().requires_grad_()))
+    assert terms.needs_gradients(plain, GateAndTaps(None, taps.clone().requires_grad_()))
 
 
 def draw(kind: str, length: int, *, batch: int = 2, seed: int = 0, dtype=torch.float64) -> Recurrence:

@@ -29,7 +29,6 @@ from ssmscope.probes.bound.terms import (
     Norms,
     capacity,
     gap,
-    largest_pairs,
     log_linear_capacity,
     log_lower_bound,
     log_sums,
@@ -355,16 +354,6 @@ class TestClasses:
         assert found.rows == 4 and found.row == worst_row(parts, 20)
         assert f"row {found.row} of the 4 rows of W" in str(found)
         assert found.capacity == capacity(norms_of(parts, found.row), 20)
-
-    def test_rows_that_none_exceeds(self):
-        draw = np.random.default_rng(0)
-        for _ in range(50):
-            a, b = draw.integers(0, 6, (2, 12)).astype(float)
-            expected = {
-                (x, y) for x, y in zip(a, b) if not any(p >= x and q >= y and (p, q) != (x, y) for p, q in zip(a, b))
-            }
-            found = largest_pairs(a, b)
-            assert {(a[i], b[i]) for i in found} == expected and len(found) == len(expected)
 
     def test_other_heads(self):
         """A language model has a row per token, a classifier of ours two rows and a bias, which is said."""

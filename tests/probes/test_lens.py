@@ -297,20 +297,12 @@ class TestFiles:
         shutil.rmtree(path)
 
 
-def test_prediction_trajectory_is_tuned_lens_own():
-    pytest.importorskip("plotly")
+def test_log_probabilities_are_those_of_tuned_lens():
     model = small()
     lens, text = randomly_tuned(model), TEXTS[0][:3] + [9, 22]
-    found = lens.prediction_trajectory(model, text)
-    states = hidden_states(model, model.encode(ids=[text]))[:, 0]
-    assert found.log_probs.shape == (4, 4, 40) and found.num_layers == 3
-    assert found.input_ids.tolist() == text[:-1] and found.targets.tolist() == text[1:]
+    batch = model.encode(ids=[text])
+    found, states = lens.log_probs(chosen_states(model, batch, "every")), hidden_states(model, batch)[:, 0]
+    assert found.shape == (4, 5, 40)
     for layer in range(3):
-        slow = lens.tuned(states[layer, :-1], layer).log_softmax(-1)
-        assert relative(torch.from_numpy(found.log_probs[layer]), slow) < 1e-5
-    own = model.logits(model.encode(ids=[text]))[0, :-1].log_softmax(-1)
-    assert relative(torch.from_numpy(found.model_log_probs), own) < 1e-5
-    with pytest.raises(InputError, match="one token; a trajectory of next tokens needs at least 2"):
-        lens.prediction_trajectory(model, [3])
-    with pytest.raises(InputError, match="is a classifier"):
-        logit_lens(classifier()).prediction_trajectory(classifier(), text)
+        assert relative(found[layer], lens.tuned(states[layer], layer).log_softmax(-1)) < 1e-5
+    assert relative(found[-1], model.logits(batch)[0].log_softmax(-1)) < 1e-5

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from examples import HALVES, random_example
 from loud import loud
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
+from tokenizers.processors import TemplateProcessing
 from torch import nn
-from transformers import MambaConfig, MambaForCausalLM
+from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
 from ssmscope.api.results import Result
@@ -225,6 +229,25 @@ class TestWindows:
         windows, found = self.seen(model, ["\n".join(lines), text(5)], monkeypatch, length=12)
         assert len(stream) == 38 and windows.tolist() == [stream[a : a + 13] for a in (0, 12, 24)]
         assert found.notes == ("1 document is shorter than a window and not read",)
+
+    @pytest.mark.parametrize("newline", [False, True])
+    def test_a_line_ends_with_a_newline_or_the_end_of_a_text(self, newline):
+        """Special tokens, which a tokenizer puts around any text, are no token for a newline."""
+        names = ["a", "b", "c", "</s>", *(["\n"] if newline else [])]
+        tokenizer = Tokenizer(WordLevel({name: at for at, name in enumerate(names)}, unk_token="a"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(
+            Regex("\n" if newline else r"\s+"), "isolated" if newline else "removed"
+        )
+        tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 3)])
+        fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+        model = SimpleNamespace(tokenizer=fast, vocabulary=len(names), name="m")
+        lines = ["b", "c", "a"] if newline else ["b c", "a"]
+        stream = [1, 4, 2, 4, 0, 4] if newline else [1, 2, 3, 0, 3]
+        windows, left_out = measuring.windows_of(model, [lines, ["b"], []], 2)
+        assert windows.tolist() == [stream[:3], stream[2:5]] and left_out == 2
+        fast.eos_token = None
+        if not newline:
+            assert measuring.windows_of(model, [lines], 2)[0].tolist() == [[1, 2, 0]]
 
     def test_the_last_token_is_asked_for_and_never_missing(self, monkeypatch):
         """Of 36 tokens a third window of 12 would have no token to ask for at its end."""

@@ -14,10 +14,10 @@ from planned import TEXT, jobs_of, numbers, run, tiny_model, unpainted
 
 import ssmscope.architectures.loading.load
 from ssmscope.api.sharding import parts
-from ssmscope.api.sharding.cluster import Setting, connected, lacking
+from ssmscope.api.sharding.workers import Setting, connected, lacking
 from ssmscope.errors import InputError
-from ssmscope.reports import engines, running
-from ssmscope.reports.engines import batches_on_ray, ray_engine
+from ssmscope.reports import running
+from ssmscope.reports.running import batches_on_ray, ray_engine
 
 SMALL = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
@@ -45,7 +45,7 @@ class TestAWorker:
 
     @pytest.fixture(autouse=True)
     def own_models(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(engines, "_kept", None)
+        monkeypatch.setattr(running, "_kept", None)
         unpainted(monkeypatch)
 
     def test_sends_what_it_wrote_and_loads_a_model_once(self, models, monkeypatch) -> None:
@@ -57,16 +57,16 @@ class TestAWorker:
             lambda where, name, *more: read.append(name) or original(where, name, *more),
         )
         jobs = jobs_of(plan(models)).to_run()
-        setting = Setting(engines.max_models_loaded(jobs))
+        setting = Setting(running.max_models_loaded(jobs))
         for job in jobs:
-            outcome, files = engines._work(job, setting)
+            outcome, files = running._work(job, setting)
             written = {f"{job.key}/{name}" for name in ("job.log", f"{job.verb}.json", f"{job.verb}.csv")}
             assert outcome.error is None and written <= set(files)
         assert read == models
 
     def test_sends_how_a_job_failed(self, models) -> None:
         (job,) = jobs_of({"models": models[:1], "analyses": [{"heatmap": {"ids": "99"}}]}).every
-        outcome, files = engines._work(job, Setting(1))
+        outcome, files = running._work(job, Setting(1))
         assert "99" in str(outcome.error) and "Traceback" in str(outcome.traceback) and set(files) == {f"{job.key}.log"}
 
     def test_works_as_the_process_that_sends_it(self, tmp_path, monkeypatch) -> None:
@@ -87,8 +87,8 @@ class TestAWorker:
 
     def test_keeps_as_many_models_as_a_job_reads_and_one(self, models) -> None:
         together = {"loss": {}, "together": True}
-        assert engines.max_models_loaded(jobs_of(plan(models)).to_run()) == 2
-        assert engines.max_models_loaded(jobs_of(plan(models, together)).to_run()) == 3
+        assert running.max_models_loaded(jobs_of(plan(models)).to_run()) == 2
+        assert running.max_models_loaded(jobs_of(plan(models, together)).to_run()) == 3
 
 
 class TestResources:
@@ -167,7 +167,7 @@ def test_by_batch_jobs_run_here_and_their_batches_elsewhere(models, tmp_path, mo
         yield
         parts.engine.reset(token)
 
-    monkeypatch.setattr(engines, "on_engine", on_engine)
+    monkeypatch.setattr(running, "on_engine", on_engine)
     unpainted(monkeypatch)
     lines = tmp_path / "lines.txt"
     lines.write_text(f"{TEXT}\n" * 9)

@@ -16,9 +16,7 @@ from ssmscope.api import registry
 from ssmscope.api.analysis import Call
 from ssmscope.api.inputs import KINDS
 from ssmscope.errors import InputError
-from ssmscope.reports.fingerprints import Fingerprints
-from ssmscope.reports.jobs import key_of
-from ssmscope.reports.sources import kind_of
+from ssmscope.reports.jobs import Fingerprints, key_of, kind_of
 from ssmscope.reports.store import RECORD, Store, _results
 
 VERBS = registry.analyses()

@@ -19,8 +19,9 @@ from ssmscope.attacks.effect import attack_effect
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.heatmap import selection_heatmap
-from ssmscope.reports import forms, serving
+from ssmscope.reports import live as forms
 from ssmscope.reports import live as module
+from ssmscope.reports import serving
 from ssmscope.reports.live import PREDICTIONS_SHOWN, TRACES_KEPT, Live, predictions
 from ssmscope.reports.serving import _is_loopback, page
 
@@ -291,18 +292,18 @@ def test_one_call_at_a_time(models, monkeypatch):
 
 class TestForms:
     def test_options_are_declared_and_read_nothing_on_the_server(self):
-        every = {verb: forms.options(verb) for verb in forms.EXCLUDED_OPTIONS}
+        every = {verb: forms.form_options(verb) for verb in forms.EXCLUDED_OPTIONS}
         assert set(every["effect"]) == {"layers", "top"} and "contrast" not in every["heatmap"]
         for verb, options in every.items():
             declared = analysis_of(verb).options
             for name, option in options.items():
                 assert option is declared[name] and option.reads is None and not option.no_effect
-                left = forms.chosen(verb, {name: forms.shown(option)})
+                left = forms.form_values(verb, {name: forms.shown(option)})
                 assert option.is_default(left.get(name))
             assert set(forms.EXCLUDED_OPTIONS[verb]) <= set(declared)  # none that is gone
 
     def test_what_is_left_empty_is_left_out(self):
-        assert forms.chosen("heatmap", {"at": " ", "heads": "", "top": "3 "}) == {"top": 3}
+        assert forms.form_values("heatmap", {"at": " ", "heads": "", "top": "3 "}) == {"top": 3}
 
     def test_what_an_option_does_not_take_is_refused(self, live):
         for options, line in (

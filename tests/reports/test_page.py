@@ -25,7 +25,7 @@ from ssmscope.render.blocks import Custom, Picture, Prose, TokenMaps, TokenRows
 from ssmscope.render.numbers import with_ties
 from ssmscope.render.table import Cell, Line, frame_table, table
 from ssmscope.render.tokens import spell_tokens, visible
-from ssmscope.reports import page_heatmap
+from ssmscope.reports import page as report_page
 from ssmscope.reports.grouping import LabelledResult, comparison, groups, unique_names, verdict
 from ssmscope.reports.page import render
 
@@ -365,8 +365,8 @@ class TestTexts:
         made = reported.without_pictures(reported.report(entry))
         found = Page(made)
         first, second = found.islands()[0]["texts"]
-        assert (len(first["tokens"]), first["length"]) == (page_heatmap.MAX_TOKENS_PER_TEXT, 12_000)
-        assert len(second["tokens"][0]) == page_heatmap.MAX_TOKEN_CHARACTERS and second["tokens"][0][:5] == "xxxxx"
+        assert (len(first["tokens"]), first["length"]) == (report_page.MAX_TOKENS_PER_TEXT, 12_000)
+        assert len(second["tokens"][0]) == report_page.MAX_TOKEN_CHARACTERS and second["tokens"][0][:5] == "xxxxx"
         assert command in [text for _, text in found.all("code")], "a command must re-make its item"
         assert "(50,000 characters)" in made and "v" * 301 not in made
 
@@ -458,14 +458,14 @@ class TestHeatmaps:
             assert [len(text["attention"]) for text in Page(made).islands()[0]["texts"]] == links
 
     def test_a_range_is_that_of_the_whole_text(self):
-        heatmap = reported.heatmap([["a"] * (page_heatmap.MAX_TOKENS_PER_TEXT + 1)])
+        heatmap = reported.heatmap([["a"] * (report_page.MAX_TOKENS_PER_TEXT + 1)])
         text = heatmap[0]
         text.scores[0, -1] = 9.0
         (island,) = Page(reported.without_pictures(reported.report(reported.entry("heatmap", heatmap)))).islands()
         assert island["texts"][0]["high"][1] == 9.0
 
     def test_what_does_not_fit_is_counted(self, monkeypatch):
-        monkeypatch.setattr(page_heatmap, "MAX_BYTES", 1200)
+        monkeypatch.setattr(report_page, "MAX_BYTES", 1200)
         made = reported.without_pictures(reported.report(reported.entry("heatmap", reported.heatmap([["a"] * 10] * 5))))
         shown = len(Page(made).islands()[0]["texts"])
         assert 0 < shown < 5

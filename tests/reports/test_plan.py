@@ -23,8 +23,7 @@ from ssmscope.core.readable import demos
 from ssmscope.errors import InputError
 from ssmscope.reports import plan as plan_module
 from ssmscope.reports.jobs import json_options, make_jobs
-from ssmscope.reports.plan import SHIPPED_PLANS, Plan, PlannedCall, read_plan
-from ssmscope.reports.plan_yaml import MAX_NODES, read_yaml
+from ssmscope.reports.plan import MAX_NODES, SHIPPED_PLANS, Plan, PlannedCall, read_plan, read_yaml
 
 VERBS = registry.analyses()
 OPTIONS = sorted({name for verb in VERBS.values() for name in (*verb.inputs, *verb.options)})

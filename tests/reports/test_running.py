@@ -23,11 +23,12 @@ from ssmscope import cli
 from ssmscope.api.writing import locked
 from ssmscope.architectures.loading.load import ModelCache, cache_models, load
 from ssmscope.errors import InputError
-from ssmscope.interp.heatmap import scored
+from ssmscope.interp.heatmap import measure
 from ssmscope.render import pictures
-from ssmscope.reports import fingerprints as code
-from ssmscope.reports import page_items, running
-from ssmscope.reports.sources import kind_of
+from ssmscope.reports import jobs as code
+from ssmscope.reports import page as report_page
+from ssmscope.reports import running
+from ssmscope.reports.jobs import kind_of
 from ssmscope.reports.store import Store
 
 
@@ -47,16 +48,14 @@ def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The verbs of the jobs that were run, in order, with their models."""
-    import ssmscope.reports.engines as engines
-
     found: list[str] = []
 
     def counted(job: Any, folder: Path) -> Any:
         found.append(" ".join([job.verb, *job.models]))
         return execute(job, folder)
 
-    execute = engines.execute
-    monkeypatch.setattr(engines, "execute", counted)
+    execute = running.execute
+    monkeypatch.setattr(running, "execute", counted)
     return found
 
 
@@ -131,7 +130,7 @@ class TestKeys:
         assert changed("\nX = 1\n", "backends/triton/ssd_kernels.py") == every, "backends are imported by name"
         assert changed("\nX = 1\n", "architectures/read/mamba.py") == every, "architectures are imported by name"
         assert changed("\nX = 1\n", "api/inputs.py") == every, "how texts are read"
-        others = ("api/analyses.py", "reports/page.py", "cli/verbs.py", "training/run.py", "__init__.py")
+        others = ("api/analyses.py", "reports/page.py", "cli/command.py", "training/run.py", "__init__.py")
         assert changed("\nX = 1\n", *others) == set()
         line = "    return scored("
         file = root / "interp/heatmap/__init__.py"
@@ -316,7 +315,7 @@ class TestRunning:
             raise ZeroDivisionError("by nought")
 
         with monkeypatch.context() as patch:
-            patch.setattr("ssmscope.interp.heatmap.scored.scored", broken)
+            patch.setattr("ssmscope.interp.heatmap.measure.scored", broken)
             report = run(plan(models[:1]), tmp_path)
         assert states(report) == ["failed", "done", "done"]
         assert report.entries[0].error == "ZeroDivisionError: by nought" and "broken" in str(
@@ -386,8 +385,9 @@ class TestRunning:
         import torch
 
         seen: list[int] = []
-        original = scored.scored
-        monkeypatch.setattr(scored, "scored", lambda *a, **k: seen.append(torch.get_num_threads()) or original(*a, **k))
+        original = measure.scored
+        count = torch.get_num_threads
+        monkeypatch.setattr(measure, "scored", lambda *a, **k: seen.append(count()) or original(*a, **k))
         before = torch.get_num_threads()
         item = {"heatmap": {"text": TEXT}, "resources": {"cpus": before + 1}}
         run({"models": models[:1], "analyses": [item]}, tmp_path)
@@ -444,7 +444,7 @@ class TestKilled:
         root, again = tmp_path / "unbroken", tmp_path / "killed"
         unpainted(monkeypatch)  # nor are pictures looked at that stand in the page and beside it
         monkeypatch.setattr(pictures, "encode_figure", lambda figure, suffix: b"a picture")
-        monkeypatch.setattr(page_items, "image_html", lambda picture: "")
+        monkeypatch.setattr(report_page, "image_html", lambda picture: "")
         started = time.perf_counter()
         with monkeypatch.context() as patch:
             patch.setattr(running, "_write", lambda report, root: None)

@@ -16,7 +16,7 @@ import pytest
 
 from ssmscope.architectures.loading.load import load
 from ssmscope.errors import InputError
-from ssmscope.reports import forms
+from ssmscope.reports import live as forms
 from ssmscope.reports.live import Live, predictions
 from ssmscope.reports.serving import EXAMPLE, start
 
@@ -192,7 +192,7 @@ def test_options_are_those_that_the_analyses_declare(opened, live):
         wait_for_heatmap(page, number, shown_like(live.answer(number, TEXT).given))
     for verb in forms.EXCLUDED_OPTIONS:
         page.locator(f"#ssmscope-{verb}-more summary").click()
-        for name, option in forms.options(verb).items():
+        for name, option in forms.form_options(verb).items():
             control = page.locator(f"#ssmscope-{verb}-{name}")
             sync.expect(control).to_contain_text(option.help)
             for word in forms.choices(option):
@@ -292,7 +292,7 @@ def test_light_dark_and_narrow(opened):
         assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
         for place in ("#ssmscope-given-0-row .row", "#ssmscope-prediction-0 th", "#ssmscope-given-0-row .out"):
             assert contrast(page.locator(place).first) >= 4.5
-        assert contrast(page.get_by_text(forms.options("attention")["level"].help)) >= 4.5
+        assert contrast(page.get_by_text(forms.form_options("attention")["level"].help)) >= 4.5
         for token in tokens(page, 0).all() + page.locator("#ssmscope-given-0-row [data-l]").all():
             assert contrast(token) >= 4.5
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssmscope.architectures.loading.load import load
-from ssmscope.reports import forms, serving
+from ssmscope.reports import live as forms
+from ssmscope.reports import serving
 from ssmscope.reports.live import Live
 from ssmscope.reports.serving import CALLS, Refused, check_origin, checked_call, start
 
@@ -245,6 +246,6 @@ def test_whatever_passes_has_the_types_of_the_method(name, more):
 
 
 def test_options_of_a_form_are_arguments():
-    (first, *_) = forms.options("heatmap")
+    (first, *_) = forms.form_options("heatmap")
     found = checked_call("heatmaps", json.dumps({**arguments("heatmaps"), "heatmap": {first: "write"}}).encode(), 1)
     assert found == {"number": 0, "text": "A film.", "edited": "", "layer": "mean", first: "write"}

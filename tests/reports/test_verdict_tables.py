@@ -16,7 +16,7 @@ from ssmscope.render.markup import to_latex, to_markdown
 from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Table, frame_table, in_percent
 from ssmscope.render.table import with_interval as as_text
 from ssmscope.reports.grouping import MAX_VERDICT_CHARACTERS
-from ssmscope.reports.page_items import _origin, duration, flatten, shortened
+from ssmscope.reports.page import _origin, duration, flatten, shortened
 
 
 class TestVerdicts:

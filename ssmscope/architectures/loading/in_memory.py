@@ -212,7 +212,8 @@ class OwnModel(nn.Module):
     def _run(self, given: Tensor, mask: Tensor) -> Any:
         """Return the module's output for ids (batch, length) or embeddings (batch, length, width), without padding."""
         known = inspect.signature(self.module.forward).parameters
-        first = next((name for name, each in known.items() if each.kind is not each.KEYWORD_ONLY), None)
+        by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+        first = next((name for name, each in known.items() if each.kind not in by_name), None)
         arguments: dict[str, Any] = {name: mask.long() for name in ("attention_mask", "mask") if name in known}
         if given.ndim == 2 or "inputs_embeds" not in known:
 

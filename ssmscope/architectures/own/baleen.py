@@ -8,6 +8,7 @@ have their expected values. As a layer's output is linear in H, this is its exac
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from typing import Any
@@ -19,8 +20,7 @@ from transformers import PreTrainedModel
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-from ssmscope.architectures.own.base import base_of, variant
-from ssmscope.architectures.own.concrete import mean_log_gate
+from ssmscope.architectures.own.generation import base_of, variant
 from ssmscope.architectures.read.parts import ReadMixer, at_least_float32
 from ssmscope.core.affine import offset, stored_weights
 from ssmscope.core.linearized import LinearizedLayer
@@ -36,6 +36,55 @@ LOG_DROPPED_GATE = -30.0
 """Log-gate of a state that is dropped."""
 PAPER_BETA = {"bernoulli": 0.01, "exponential": 0.5}
 """The paper's weight β of the KL for each gate."""
+
+
+TABLE_STEP = 0.1
+"""Distance of the table's ℓ; the cubic between them is right to 1e-7."""
+MAX_LOGIT = 100.0
+"""Largest ℓ in the table, beyond that of any float32 keep probability."""
+
+
+def mean_log_gate(logit: Tensor, tau: float) -> Tensor:
+    """Return log E[σ((ℓ + z) / τ)] of every ℓ in `logit`, without cancellation at either end; differentiable. The noise
+    is symmetric, so 1 − E at ℓ is E at −ℓ: one table of log E for ℓ ≤ 0 does for both."""
+    size = logit.abs().clamp(max=MAX_LOGIT)
+    log_small = _interpolated(size, tau)
+    return torch.where(logit > 0, torch.log1p(-log_small.exp()), log_small)
+
+
+def _interpolated(size: Tensor, tau: float) -> Tensor:
+    """Interpolate the table's log E at ℓ = −`size` by cubic Hermite pieces."""
+    values, slopes = (t.to(size) for t in _table(float(tau)))
+    place = size / TABLE_STEP
+    at = place.detach().floor().clamp(max=len(values) - 2)
+    u, at = place - at, at.long()
+    v0, v1, s0, s1 = values[at], values[at + 1], slopes[at] * TABLE_STEP, slopes[at + 1] * TABLE_STEP
+    rise = v1 - v0
+    return v0 + u * (s0 + u * (3 * rise - 2 * s0 - s1 + u * (s0 + s1 - 2 * rise)))
+
+
+@functools.cache
+def _table(tau: float) -> tuple[Tensor, Tensor]:
+    """Return log E at ℓ = 0, −TABLE_STEP, …, −MAX_LOGIT and its derivative by −ℓ, float64.
+
+    E = ∫ σ((ℓ + z) / τ) f(z) dz, f the logistic density, by the trapezium rule, which converges exponentially for
+    analytic functions: their poles are π and πτ from the real line. The integral further than `reach` below 0 and above
+    −ℓ is less than e^−60 of it.
+    """
+    spacing, reach = min(1.0, tau) / 4, 60 * max(1.0, tau)
+    z = torch.arange(-reach, MAX_LOGIT + 1 + reach, spacing, dtype=torch.float64)
+    log_density = logsigmoid(z) + logsigmoid(-z) + torch.tensor(spacing, dtype=torch.float64).log()
+    values, slopes = [], []
+    for size in torch.arange(0.0, MAX_LOGIT + 1.5 * TABLE_STEP, TABLE_STEP, dtype=torch.float64):
+        near = slice(int((size + 2 * reach) / spacing))
+        score = (z[near] - size) / tau
+        opened = logsigmoid(score)
+        terms = opened + log_density[near]
+        value = torch.logsumexp(terms, 0)
+        steep = torch.logsumexp(terms + opened - score, 0)
+        values.append(value)
+        slopes.append(-(steep - value).exp() / tau)
+    return torch.stack(values), torch.stack(slopes)
 
 
 # ---- the random gates and their divergences from the prior
@@ -108,9 +157,7 @@ class BaleenMamba2Mixer(ReadMixer, Mamba2Mixer):
 MIXERS: tuple[type[nn.Module], ...] = (BaleenMambaMixer, BaleenMamba2Mixer)
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the base model's terms with sampled gates in training and expected gates in evaluation.
 
     In training `extras["kl"]` is the layer's divergence from the prior, its mean over states, heads and sequences and
@@ -151,12 +198,12 @@ def compute_terms(
     return replace(layer, recurrences=(recurrence,), extras={"kl": kl})
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms, as the base model's."""
     return base_of(mixer).output(mixer, layer, scans)
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map, as the base model's: with the gates that `layer` has, sampled or expected."""
     return base_of(mixer).linearized(mixer, layer)
 
@@ -171,7 +218,7 @@ def _over_positions(t: Tensor, mask: Tensor | None, how: str, first: int = 0) ->
     return t.sum() / max(t.numel() if mask is None else int(mask[:, first:].sum()), 1)
 
 
-def prior_of(mixer: nn.Module) -> Any:
+def prior_of(mixer: Any) -> Any:
     """Return a Baleen-B's prior probability, or a Baleen-E's prior mean of Δ, or a list of one per head."""
     config = mixer.baleen
     if "annealed_prior" in mixer.__dict__:
@@ -188,12 +235,12 @@ def anneal_prior(model: nn.Module, prior: float) -> None:
             module.__dict__["annealed_prior"] = prior
 
 
-def initial_steps(mixer: nn.Module) -> float:
+def initial_steps(mixer: Any) -> float:
     """The geometric mean of softplus(bias of Δ) over a mixer's channels or heads: the prior mean λ of Baleen-E."""
     return _initial_steps(mixer).log().mean().exp().item()
 
 
-def _initial_steps(mixer: nn.Module) -> Tensor:
+def _initial_steps(mixer: Any) -> Tensor:
     bias = offset(mixer.dt_proj, "dt_proj") if isinstance(mixer, MambaMixer) else mixer.dt_bias
     if bias is None:
         bias = mixer.D.new_zeros(mixer.D.shape)
@@ -292,11 +339,9 @@ AUTO = (BaleenMambaModel, BaleenMambaForCausalLM, BaleenMamba2Model, BaleenMamba
 
 
 def information_loss(module: nn.Module) -> Tensor | None:
-    """Return, and clear, the mean over layers of the last training pass's KL; None if no layer left one.
-
-    The KL of a layer is a mean over states and heads, so β means the same at every size of the model; over positions it
-    is a mean too, or with `kl_over` "sum" a sum.
-    """
+    """Return, and clear, the mean over layers of the last training pass's KL; None if no layer left one. A layer's KL
+    is a mean over states and heads, so β means the same at every size, and a mean or, with `kl_over` "sum", a sum over
+    positions."""
     found = [m.__dict__.pop("kl") for m in module.modules() if isinstance(m.__dict__.get("kl"), Tensor)]
     return torch.stack(found).mean() if found else None
 

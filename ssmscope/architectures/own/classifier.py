@@ -126,11 +126,8 @@ class SSMForSequenceClassification(PreTrainedModel):
             nn.init.zeros_(module.bias)
 
     def is_custom_code(self) -> bool:
-        """Return the backbone's answer.
-
-        transformers 5 does not initialise parts of custom code without weights of their own, and such parts fill the
-        buffers of Falcon-H1 that no file holds.
-        """
+        """Return the backbone's answer: transformers 5 does not initialise parts of custom code without weights of
+        their own, and such parts fill the buffers of Falcon-H1 that no file holds."""
         return self.backbone.is_custom_code()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -140,11 +137,8 @@ class SSMForSequenceClassification(PreTrainedModel):
         self.backbone.set_input_embeddings(value)
 
     def embed_values(self, input_values: Float[Tensor, "batch length channels"]) -> Float[Tensor, "batch after width"]:
-        """Return the embeddings of the pixels and then of the class token; `after` is length + 1.
-
-        Raises:
-            InputError: if this classifies tokens, or pixels with another number of channels.
-        """
+        """Return the embeddings of the pixels and then of the class token; `after` is length + 1. Raise InputError if
+        this classifies tokens, or pixels with another number of channels."""
         if self.config.channels is None:
             raise InputError("this classifier reads tokens, not pixels: give input_ids")
         if input_values.ndim != 3 or input_values.shape[-1] != self.config.channels:

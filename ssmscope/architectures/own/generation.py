@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import Mamba2ForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
+from transformers.models.mamba.modeling_mamba import MambaMixer
+
+from ssmscope.architectures.read import mamba, mamba2
 
 MAMBA2_TIED = Mamba2ForCausalLM._tied_weights_keys or ["lm_head.weight"]
 """Tied weights, which transformers 4 leaves empty for Mamba-2, and then cannot save a model with tied embeddings."""
@@ -73,11 +77,9 @@ class BlocksInTurn:
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> BaseModelOutput | tuple[Tensor, ...]:
-        """Return the last hidden state (batch, length, width) from `input_ids` (batch, length) or `inputs_embeds`.
-
-        `hidden_states` are, as Mamba's, every layer's output and then the norm's. There is no cache; `use_cache` is
-        accepted as transformers' callers pass it to every model.
-        """
+        """Return the last hidden state (batch, length, width) from `input_ids` (batch, length) or `inputs_embeds`;
+        `hidden_states` are, as Mamba's, every layer's output and then the norm's. There is no cache; transformers'
+        callers pass `use_cache` to every model."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         x = self.add_positions(self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds)
@@ -142,3 +144,21 @@ class HeadOnBackbone(WholeSequences):
             loss = cross_entropy(rearrange(logits[:, :-1].float(), "b t v -> (b t) v"), labels[:, 1:].flatten())
         result = CausalLMOutput(loss=loss, logits=logits, hidden_states=run.hidden_states)
         return result if return_dict is not False else result.to_tuple()
+
+
+def base_of(mixer: Any) -> Any:
+    """Return the architecture, `mamba` or `mamba2`, that reads the base of a mixer."""
+    return mamba if isinstance(mixer, MambaMixer) else mamba2
+
+
+def variant(base: str, name: str, model_type: str, fields: type, backbone: type, language: type) -> tuple[Any, ...]:
+    """Return NAMEConfig, NAMEModel, the backbone, and NAMEForCausalLM, the language model: the classes of transformers'
+    `base`, "Mamba" or "Mamba2", after these mixins. `fields` has the `__init__` of the configuration."""
+    module = {"__module__": fields.__module__}
+    made = {"model_type": model_type, "__init__": fields.__init__, "__doc__": fields.__doc__}  # type: ignore[misc]
+    config = type(f"{name}Config", (fields, getattr(transformers, f"{base}Config")), {**module, **made})
+    own = {**module, "config_class": config}
+    model = type(f"{name}Model", (backbone, getattr(transformers, f"{base}Model")), own)
+    own |= {"backbone_class": model} | ({"_tied_weights_keys": MAMBA2_TIED} if base == "Mamba2" else {})
+    bases = (WholeSequences, language, getattr(transformers, f"{base}ForCausalLM"))
+    return config, model, type(f"{name}ForCausalLM", bases, own)

@@ -25,13 +25,8 @@ from torch import Tensor, nn
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-from ssmscope.architectures.own.base import base_of, variant
-from ssmscope.architectures.read.parts import (
-    ReadMixer,
-    at_least_float32,
-    causal_convolution,
-    constant,
-)
+from ssmscope.architectures.own.generation import base_of, variant
+from ssmscope.architectures.read import parts
 from ssmscope.core.linearized import LinearizedLayer, Path
 from ssmscope.core.trace import LayerState, LayerTrace, last_inputs
 from ssmscope.errors import InputError
@@ -44,7 +39,7 @@ class Grouping(nn.Module):
     """Parameters that a GFSSM layer adds to its base: the filter's taps `fir` (1, taps), k_0 first, and the states
     before the first token, `prompt` (groups, heads, width, state), None without prompts."""
 
-    def __init__(self, config: Any, mixer: nn.Module) -> None:
+    def __init__(self, config: Any, mixer: Any) -> None:
         super().__init__()
         self.groups = config.state_groups
         heads, width = (mixer.intermediate_size, 1)
@@ -63,11 +58,11 @@ class Grouping(nn.Module):
             nn.init.zeros_(self.prompt)
 
 
-class GFSSMMambaMixer(ReadMixer, MambaMixer):
+class GFSSMMambaMixer(parts.ReadMixer, MambaMixer):
     """Mamba's mixer with grouped states."""
 
 
-class GFSSMMixer(ReadMixer, Mamba2Mixer):
+class GFSSMMixer(parts.ReadMixer, Mamba2Mixer):
     """Mamba-2's mixer with grouped states."""
 
 
@@ -87,11 +82,9 @@ def turns(mask: Tensor | None, batch: int, length: int, groups: int) -> Int[Tens
 
 
 def grouped(recurrence: Recurrence, turn: Int[Tensor, "batch length"], groups: int) -> tuple[Recurrence, ...]:
-    """Return one recurrence per group on the whole time axis.
-
-    Each is `recurrence` (given by Δ and A) where `turn` is the group's number, and holds its state elsewhere. The first
-    one has the skip D, so that the outputs sum to the layer's.
-    """
+    """Return one recurrence per group on the whole time axis: `recurrence`, given by Δ and A, where `turn` is the
+    group's number, and holding its state elsewhere. The first one has the skip D, so that the outputs sum to the
+    layer's."""
     delta = recurrence.delta
     assert delta is not None
     own = (delta * (turn == group).to(delta).unsqueeze(-1) for group in range(groups))
@@ -100,46 +93,41 @@ def grouped(recurrence: Recurrence, turn: Int[Tensor, "batch length"], groups: i
     )
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
-    """Return the base model's terms with the filtered input and one recurrence per group.
-
-    `extras` has the filter's taps `k`, its input `x` (batch, length, channels) and, in a run that continues, `x_tail`,
-    the inputs before that.
-    """
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """Return the base model's terms with the filtered input and one recurrence per group. `extras` has the filter's
+    taps `k`, its input `x` (batch, length, channels) and, in a run that continues, `x_tail`, the inputs before that."""
     layer = base_of(mixer).compute_terms(mixer, u, mask, state)
     recurrence, grouping = layer.recurrence, mixer.grouping
     batch, length, heads, width, _ = recurrence.shape
 
-    k = at_least_float32(grouping.fir).squeeze(0)
+    k = parts.at_least_float32(grouping.fir).squeeze(0)
     x = rearrange(recurrence.x, "b t h p -> b t (h p)")
     extras = {"k": k, "x": x}
     if state is not None:
         assert isinstance(state, GroupedState)
         extras["x_tail"] = state.fir
-    s = causal_convolution(x, rearrange(k.flip(0), "j -> 1 1 j"), None, extras.get("x_tail"))
+    s = parts.causal_convolution(x, rearrange(k.flip(0), "j -> 1 1 j"), None, extras.get("x_tail"))
     recurrence = replace(recurrence, x=rearrange(s, "b t (h p) -> b t h p", h=heads))
 
     initial = state.ssm if state is not None else None
     if state is None and grouping.prompt is not None:
-        initial = tuple(h.expand(batch, *h.shape) for h in at_least_float32(grouping.prompt))
+        initial = tuple(h.expand(batch, *h.shape) for h in parts.at_least_float32(grouping.prompt))
     turn = turns(layer.mask, batch, length, grouping.groups).to(u.device)
     recurrences = grouped(recurrence, turn, grouping.groups)
     reach = layer.reach + len(k) - 1
     return replace(layer, recurrences=recurrences, initial=initial, turn=turn, reach=reach, extras=extras)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the base model's output (batch, length, width) for the sum of the groups' outputs."""
     scans = layer.scan() if scans is None else scans
     y = torch.stack([s.y for s in scans]).sum(0)
     return base_of(mixer).output(mixer, layer, (Scan(y, scans[0].state, None),))
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map: a path per group of states, after the filter, with the prompts as its sink."""
-    base, u = base_of(mixer), at_least_float32(layer.u)
+    base, u = base_of(mixer), parts.at_least_float32(layer.u)
     input_map = base.input_map(mixer, layer)
     output_map = base.output_map(mixer, layer, torch.stack([s.y for s in layer.scan()]).sum(0))
     initial = layer.initial or (None,) * len(layer.recurrences)
@@ -155,10 +143,10 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
         )
         for group, (recurrence, H) in enumerate(zip(layer.recurrences, initial))
     )
-    return LinearizedLayer(u, paths, rest=constant(mixer, "out_proj", u))
+    return LinearizedLayer(u, paths, rest=parts.constant(mixer, "out_proj", u))
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> GroupedState:
+def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> GroupedState:
     """Return the state from which a run continues, every row's by its own number of real positions."""
     base = replace(layer, reach=mixer.conv_kernel_size).state_after(scans)
     states = torch.stack(base.ssm, dim=1)

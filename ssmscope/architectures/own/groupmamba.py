@@ -24,22 +24,122 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from einops import einsum, rearrange
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers.models.mamba.modeling_mamba import MambaBlock, MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2Mixer
 
 from ssmscope import ops
-from ssmscope.architectures.own.base import base_of, variant
-from ssmscope.architectures.own.state_attention import GroupTrace, StateAttention, attend, initial_states
+from ssmscope.architectures.own.generation import base_of, variant
 from ssmscope.architectures.read.parts import ReadMixer, at_least_float32, constant
 from ssmscope.core.linearized import InputMap, LinearizedLayer, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
-from ssmscope.ops import Scan, skip_alone
+from ssmscope.ops import Recurrence, Scan, skip_alone
+
+MAX_CPU_STATE_NUMBERS, MAX_STATE_NUMBERS = 2**18, 2**24
+"""Numbers of a module's states in memory at a time: on a CPU as many as fit in its cache."""
+
+
+def all_states(
+    recurrence: Recurrence, initial: Float[Tensor, "batch heads width state"] | None = None
+) -> Float[Tensor, "batch length heads width state"]:
+    """Compute H_t at every position by doubling: pass i makes every H_t the sum of the last 2ⁱ writes, decayed. That
+    takes log₂(length) passes over all of the states, and only multiplies decays, so that nothing overflows."""
+    b = recurrence.b.repeat_interleave(recurrence.shape[2] // recurrence.b.shape[2], dim=2)
+    H = einsum(recurrence.written, b, "batch t head width, batch t head n -> batch t head width n")
+    a = recurrence.log_decay().exp().unsqueeze(3)
+    if initial is not None:
+        H = torch.cat([H[:, :1] + a[:, :1] * initial.unsqueeze(1), H[:, 1:]], dim=1)
+    step, length = 1, H.shape[1]
+    while step < length:
+        H = torch.cat([H[:, :step], H[:, step:] + a[:, step:] * H[:, :-step]], dim=1)
+        a = torch.cat([a[:, :step], a[:, step:] * a[:, :-step]], dim=1)
+        step *= 2
+    return H
+
+
+class Attended(NamedTuple):
+    """Attention of every channel: `weights`, the α_j, and `reads`, the C^l W_V h^j, both (batch, length, heads, width,
+    modules), the module itself first, then the modules before it in their order."""
+
+    weights: Tensor
+    reads: Tensor
+
+
+def _attend_chunk(recurrences: tuple[Recurrence, ...], initial: tuple[Tensor, ...], metric: Tensor):
+    states = torch.stack([all_states(r, H) for r, H in zip(recurrences, initial)])
+    read = recurrences[0].c.repeat_interleave(states.shape[3] // recurrences[0].c.shape[2], dim=2)
+    query = einsum(states[0], metric, "batch t head width m, m n -> batch t head width n")
+    scores = einsum(query, states, "batch t head width n, j batch t head width n -> batch t head width j")
+    reads = einsum(read, states, "batch t head n, j batch t head width n -> batch t head width j")
+    return scores.softmax(-1), reads, states[:, :, -1]
+
+
+def attend(mixer: Any, layer: GroupTrace) -> Attended:
+    """Return a layer's attention to its own and the borrowed states (GroupMamba, Eq. 7), differentiable. States are
+    computed in chunks of time, and again for the backward pass: those of a long text are never all in memory."""
+    W_Q, W_K = (at_least_float32(W) for W in (mixer.attention.W_Q, mixer.attention.W_K))
+    metric = einsum(W_Q, W_K, "i m, i n -> m n") / W_Q.shape[0] ** 0.5  # qᵀ W_K h / √N = h^lᵀ metric h
+    recurrences = (layer.recurrence, *layer.borrowed)
+    batch, length, heads, width, state = layer.recurrence.shape
+    zero = layer.recurrence.x.new_zeros(batch, heads, width, state)
+    H = tuple(zero if start is None else start for start in initial_states(layer))
+    limit = MAX_CPU_STATE_NUMBERS if zero.device.type == "cpu" else MAX_STATE_NUMBERS
+    step = max(1, limit // (batch * heads * width * state))
+    parts = []
+    for start in range(0, length, step):
+        chunk = tuple(r.between(start, start + step) for r in recurrences)
+        if torch.is_grad_enabled():
+            weights, reads, last = checkpoint(
+                _attend_chunk, chunk, H, metric, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            weights, reads, last = _attend_chunk(chunk, H, metric)
+        H = tuple(last.unbind(0))
+        parts.append((weights, reads))
+    return Attended(*(torch.cat(part, dim=1) for part in zip(*parts)))
+
+
+class StateAttention(nn.Module):
+    """Matrices W_Q, W_K, W_V (state, state) of a module; the first module attends to no other and has only W_V."""
+
+    def __init__(self, state: int, first: bool) -> None:
+        super().__init__()
+        self.W_Q = None if first else nn.Parameter(torch.empty(state, state))
+        self.W_K = None if first else nn.Parameter(torch.empty(state, state))
+        self.W_V = nn.Parameter(torch.empty(state, state))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set W_V to the identity, and draw W_Q and W_K, so that states are averaged with random weights."""
+        for W in (self.W_Q, self.W_K):
+            if W is not None:
+                nn.init.normal_(W, std=W.shape[0] ** -0.5)
+        nn.init.eye_(self.W_V)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupTrace(LayerTrace):
+    """Trace of a layer that also reads the states of the modules before it, by its own W_Vᵀ C. `u` (batch, length,
+    modules · width) are the inputs of those modules and, last, its own. `recurrence` is its own, and so is its
+    retention; `borrowed` are those of the modules before it, in their order, with their states before the first
+    position (None for zero) and their own traces in `before`."""
+
+    borrowed: tuple[Recurrence, ...] = ()
+    borrowed_initial: tuple[Tensor | None, ...] = ()
+    before: tuple[LayerTrace, ...] = ()
+
+
+def initial_states(layer: GroupTrace) -> tuple[Tensor | None, ...]:
+    """Return the states before the first position of a layer's own recurrence and of the borrowed ones."""
+    return (None if layer.initial is None else layer.initial[0], *layer.borrowed_initial)
+
 
 # ---- the layer
 
@@ -59,17 +159,12 @@ class GroupMamba2Mixer(ReadMixer, Mamba2Mixer):
     """Mamba-2's mixer, reading the states of a group of modules; its input is described at `compute_terms`."""
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms from the inputs of its group and the weights of the group's modules.
 
     `u` (batch, length, modules · width) has the inputs of the modules before this one, in their order, and its own
     last; with fewer than the group has (an own input alone), those nearest to this module, which attends to no others.
-
-    Raises:
-        InputError: if `u` does not consist of the inputs of 1 … k modules, or of as many as `state` has.
-    """
+    Raise InputError if it does not consist of the inputs of 1 … k modules, or of as many as `state` has."""
     base = base_of(mixer)
     number, rest = divmod(u.shape[-1], mixer.hidden_size)
     if rest or not 1 <= number <= len(mixer.before) + 1:
@@ -106,7 +201,7 @@ def compute_terms(
     )
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the base model's output (batch, length, width) for the attended states."""
     (scanned,) = layer.scan() if scans is None else scans
     if isinstance(layer, GroupTrace) and layer.borrowed:
@@ -116,7 +211,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return base_of(mixer).output(mixer, layer, (scanned,))
 
 
-def without(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...], part: Any) -> tuple[Scan, ...]:
+def without(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...], part: Any) -> tuple[Scan, ...]:
     """Return the scan without the `part` of every recurrence, weighted by the attention to it."""
     if not isinstance(layer, GroupTrace) or not layer.borrowed:
         return (scans[0]._replace(y=scans[0].y - part(0, layer.recurrence)),)
@@ -125,7 +220,7 @@ def without(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...], part: 
     return (scans[0]._replace(y=scans[0].y - read),)
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map of the inputs of its group: Σ_j diag(α_j) [C^l W_V (∏ Ā^j) B̄^j] with the
     attention weights α_j frozen, as a path for itself and for each module before it."""
     base, u = base_of(mixer), at_least_float32(layer.u)
@@ -177,7 +272,7 @@ def _sliced(of: Callable[[Tensor, bool], Tensor], start: int, stop: int | None) 
     return lambda u, biased: of(u[..., start:stop], biased)
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
     """Return the state from which a run continues after this layer."""
     own = layer.state_after(scans)
     if not isinstance(layer, GroupTrace):
@@ -208,11 +303,8 @@ class Memory:
         return _inputs.get().get(id(self))
 
     def group(self, u: Tensor, k: int) -> Tensor:
-        """Store a module's input, and return the last k inputs, concatenated.
-
-        Raises:
-            InputError: outside a forward pass, where earlier inputs are unknown, and on several devices.
-        """
+        """Store a module's input, and return the last k inputs, concatenated. Raise InputError outside a forward pass,
+        where earlier inputs are unknown, and on several devices."""
         inputs = self.inputs
         if inputs is None:
             raise InputError("a GroupMamba's block reads the modules before it: call the model, not the block alone")

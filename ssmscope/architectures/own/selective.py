@@ -8,6 +8,8 @@ the language model, which is ours, reads every position.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
@@ -42,9 +44,7 @@ class SelectiveSSM(ReadMixer, nn.Module):
         return self.A.max().item()
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms (Generalization bounds, Eq. 3)."""
     mask = as_mask(mask)
     u = mask_padding(u, mask)
@@ -61,13 +61,13 @@ def compute_terms(
     return LayerTrace(u, (recurrence,), mask=mask)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the layer's output y (batch, length, channels)."""
     (scanned,) = layer.scan() if scans is None else scans
     return scanned.y.squeeze(-1).to(layer.u.dtype)
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map, its recurrence alone."""
     u = at_least_float32(layer.u)
     input_map = InputMap(source=u, enter=lambda v, biased: mask_padding(v, layer.mask))
@@ -150,11 +150,7 @@ class SelectiveSSMModel(_EmbeddingAndSSM):
         return_dict: bool | None = None,
     ) -> BaseModelOutput | tuple[Tensor, ...]:
         """Return y (batch, length, channels) from `input_ids` (batch, length) or `inputs_embeds` (batch, length,
-        channels).
-
-        `hidden_states` is y alone, the one layer's. There is no cache; `use_cache` is accepted as transformers' callers
-        pass it to every model.
-        """
+        channels), and it alone as `hidden_states`. There is no cache; `use_cache` is passed by transformers."""
         y = self.outputs(input_ids, attention_mask, inputs_embeds)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
@@ -163,10 +159,8 @@ class SelectiveSSMModel(_EmbeddingAndSSM):
 
 
 class SelectiveSSMForSequenceClassification(_EmbeddingAndSSM):
-    """Classifier of an embedding, one selective SSM, and a head without bias on y at each row's last real position.
-
-    A binary model's logits are (0, wᵀy), whose softmax is the paper's sigmoid(wᵀy).
-    """
+    """Classifier of an embedding, one selective SSM, and a head without bias on y at each row's last real position. A
+    binary model's logits are (0, wᵀy), whose softmax is the paper's sigmoid(wᵀy)."""
 
     def __init__(self, config: SelectiveSSMConfig):
         super().__init__(config)

@@ -36,10 +36,8 @@ def check_split(device_map: Any, device: Any, source: Any) -> None:
 
 
 def device_of_parts(empty: Any, device_map: str | Mapping[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
-    """Return the device of each part of a model.
-
-    The CPU is given as a `torch.device`: for parts on the string "cpu" accelerate keeps their weights elsewhere, and
-    moves them to a GPU as they run.
+    """Return the device of each part of a model, the CPU as a `torch.device`: for parts on the string "cpu" accelerate
+    keeps their weights elsewhere, and moves them to a GPU as they run.
 
     Args:
         empty: the model on the meta device.
@@ -47,8 +45,7 @@ def device_of_parts(empty: Any, device_map: str | Mapping[str, Any], dtype: torc
         dtype: that in which the model is read; by default its own.
 
     Raises:
-        InputError: if a part is on a disk or the device meta or has no device, or a mixer is on several.
-    """
+        InputError: if a part is on a disk or the device meta or has no device, or a mixer is on several."""
     where = {} if isinstance(device_map, str) else dict(device_map)
     if isinstance(device_map, str):
         from accelerate import infer_auto_device_map

@@ -22,21 +22,9 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import normalize, rms_norm, silu, softplus
 
+from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.gated_delta import unit
 from ssmscope.architectures.read.linear_attention import LinearAttentionConfig, family
-from ssmscope.architectures.read.parts import (
-    ReadMixer,
-    as_mask,
-    at_least_float32,
-    convolution,
-    convolve,
-    convolved_input_map,
-    gated_by,
-    mask_padding,
-    one_path,
-    projection,
-    rms_factor,
-)
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import DeltaRecurrence, Scan
@@ -44,7 +32,7 @@ from ssmscope.ops import DeltaRecurrence, Scan
 # ---- the layer
 
 
-class DeltaMixer(ReadMixer, nn.Module):
+class DeltaMixer(parts.ReadMixer, nn.Module):
     """Gated DeltaNet's or DeltaNet's mixer; input and output are (batch, length, width)."""
 
     def __init__(self, config: Any) -> None:
@@ -72,29 +60,27 @@ class DeltaMixer(ReadMixer, nn.Module):
         nn.init.uniform_(self.dt_bias, math.log(math.expm1(1e-3)), math.log(math.expm1(1e-1)))
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms. At padding keys are zero, so that such a token exchanges nothing, whatever its β."""
-    mask = as_mask(mask)
+    mask = parts.as_mask(mask)
     qkv = mixer.qkv_proj(u)
-    convolved, around = convolve(mixer, qkv, convolution(mixer, qkv), mask, state, silu)
+    convolved, around = parts.convolve(mixer, qkv, parts.convolution(mixer, qkv), mask, state, silu)
     q, k, v = (
-        rearrange(at_least_float32(t), "b t (h n) -> b t h n", h=mixer.num_heads)
+        rearrange(parts.at_least_float32(t), "b t (h n) -> b t h n", h=mixer.num_heads)
         for t in convolved.split(mixer.sizes, dim=-1)
     )
-    beta = mixer.largest_beta * torch.sigmoid(at_least_float32(mixer.beta_proj(u)))
+    beta = mixer.largest_beta * torch.sigmoid(parts.at_least_float32(mixer.beta_proj(u)))
     log_a = torch.zeros_like(beta)
     if mixer.decay_proj is not None:
-        step = softplus(at_least_float32(mixer.decay_proj(u)) + at_least_float32(mixer.dt_bias))
-        log_a = mask_padding(-at_least_float32(mixer.A_log).exp() * step, mask)
+        step = softplus(parts.at_least_float32(mixer.decay_proj(u)) + parts.at_least_float32(mixer.dt_bias))
+        log_a = parts.mask_padding(-parts.at_least_float32(mixer.A_log).exp() * step, mask)
     q, k = ((normalize(t, dim=-1) if not mixer.unit_epsilon else unit(t, mixer.unit_epsilon)) for t in (q, k))
     recurrence = DeltaRecurrence(x=v, b=k, c=q, log_a=log_a.unsqueeze(-1), beta=beta)
     z = mixer.z_proj(u) if mixer.z_proj is not None else None
     return LayerTrace(u, (recurrence,), mask=mask, z=z, **around)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ SiLU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
     norm = mixer.head_norm
@@ -103,14 +89,14 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return mixer.out_proj(o if layer.z is None else o * silu(layer.z))
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
     norm, (scanned,) = mixer.head_norm, layer.scan()
-    factor = rms_factor(scanned.y, norm.eps) * at_least_float32(norm.weight)
+    factor = parts.rms_factor(scanned.y, norm.eps) * parts.at_least_float32(norm.weight)
     factor = rearrange(factor, "b t h p -> b t (h p)")
     values = slice(sum(mixer.sizes[:2]), sum(mixer.sizes))
-    input_map = convolved_input_map(mixer, layer, silu, projection(mixer, "qkv_proj", values), values)
-    return one_path(mixer, layer, input_map, **gated_by(mixer, layer, factor))
+    input_map = parts.convolved_input_map(mixer, layer, silu, parts.projection(mixer, "qkv_proj", values), values)
+    return parts.one_path(mixer, layer, input_map, **parts.gated_by(mixer, layer, factor))
 
 
 # ---- the models

@@ -1,4 +1,5 @@
-"""Gated delta rule of other libraries' hybrids: Qwen3-Next (Qwen 2025), Qwen3.5 (Qwen 2026), OLMo-hybrid (Ai2 2026).
+"""Gated delta rule of other libraries' hybrids: Qwen3-Next (Qwen 2025), Qwen3.5 (Qwen 2026), OLMo-hybrid (Ai2 2026),
+and Kimi-Linear (Zhang et al. 2025).
 
     S_t = α_t S_{t−1} (I − β_t k_t k_tᵀ) + β_t v_t k_tᵀ,        o_t = S_t q_t / √d,
 
@@ -8,33 +9,21 @@ mean square, gated by SiLU(z_t), and projected. The rule is that of `delta`.
 
 Qwen3-Next has one projection for q, k, v and z, one head of keys after another, Qwen3.5 others for z, β and α, and
 OLMo-hybrid one for every term; its β is up to 2, which makes eigenvalues of the transition negative, where
-`linear_allow_neg_eigval` is set. Attention and experts are run by the model itself.
+`linear_allow_neg_eigval` is set. Kimi-Linear has a decay per channel of the keys, α_t = exp(−e^A softplus(W₂ W₁ x_t +
+b)), and gates by σ(z_t). Attention and experts are run by the model itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from ssmscope.architectures.read.parts import (
-    activation,
-    as_mask,
-    at_least_float32,
-    convolution,
-    convolve,
-    convolved_input_map,
-    mask_padding,
-    norm_weight,
-    one_path,
-    opened_by,
-    projection,
-    rms_factor,
-)
+from ssmscope.architectures.read import parts
 from ssmscope.core.affine import innermost
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -46,7 +35,7 @@ UNIT_EPSILON = 1e-6
 
 class Projected(NamedTuple):
     """Projections of a mixer's input: `qkv` (batch, length, 2 · key + value sizes), `z` (batch, length, value size),
-    `a` (batch, length, heads), from which α is computed, and β, `beta` (batch, length, heads)."""
+    `a` (batch, length, heads or channels), from which α is computed, and β, `beta` (batch, length, heads)."""
 
     qkv: Tensor
     z: Tensor
@@ -54,52 +43,61 @@ class Projected(NamedTuple):
     beta: Tensor
 
 
-def _projected(mixer: nn.Module, u: Tensor) -> Projected:
+def _is_kimi(mixer: Any) -> bool:
+    return hasattr(mixer, "forget_gate")
+
+
+def _projected(mixer: Any, u: Tensor) -> Projected:
     if hasattr(mixer, "in_proj_qkvz"):  # Qwen3-Next
         q, k, v, z, b, a = mixer.fix_query_key_value_ordering(mixer.in_proj_qkvz(u), mixer.in_proj_ba(u))
         return Projected(torch.cat([t.flatten(2) for t in (q, k, v)], dim=-1), z.flatten(2), a, b.sigmoid())
     if hasattr(mixer, "in_proj_qkv"):  # Qwen3.5
         return Projected(mixer.in_proj_qkv(u), mixer.in_proj_z(u), mixer.in_proj_a(u), mixer.in_proj_b(u).sigmoid())
     qkv = torch.cat([mixer.q_proj(u), mixer.k_proj(u), mixer.v_proj(u)], dim=-1)
+    if _is_kimi(mixer):
+        z, a = mixer.g_b_proj(mixer.g_a_proj(u)), mixer.forget_gate.f_b_proj(mixer.forget_gate.f_a_proj(u))
+        return Projected(qkv, z, a, mixer.b_proj(u).sigmoid())
     beta = mixer.b_proj(u).sigmoid() * (2.0 if mixer.allow_neg_eigval else 1.0)
     return Projected(qkv, mixer.g_proj(u), mixer.a_proj(u), beta)
 
 
-def _entering(mixer: nn.Module) -> list[Callable[[Tensor, bool], Tensor]]:
-    """Return the maps of the layer's input to v and to z."""
+def _entering(mixer: Any) -> list[Callable[[Tensor, bool], Tensor]]:
+    """Return the maps of the layer's input to v and, except for Kimi-Linear's, to z."""
     if hasattr(mixer, "in_proj_qkvz"):
         each = mixer.num_v_heads // mixer.num_k_heads * mixer.head_v_dim
         places = torch.arange(mixer.in_proj_qkvz.out_features).view(mixer.num_k_heads, -1)
         rows = places[:, -2 * each : -each].flatten(), places[:, -each:].flatten()
-        return [projection(mixer, "in_proj_qkvz", each) for each in rows]
+        return [parts.projection(mixer, "in_proj_qkvz", each) for each in rows]
     if hasattr(mixer, "in_proj_qkv"):
-        values = projection(mixer, "in_proj_qkv", slice(2 * mixer.key_dim, None))
-        return [values, projection(mixer, "in_proj_z")]
-    return [projection(mixer, "v_proj"), projection(mixer, "g_proj")]
+        values = parts.projection(mixer, "in_proj_qkv", slice(2 * mixer.key_dim, None))
+        return [values, parts.projection(mixer, "in_proj_z")]
+    return [parts.projection(mixer, name) for name in ("v_proj", "g_proj") if hasattr(mixer, name)]
 
 
-def _named(mixer: nn.Module) -> tuple[str, str]:
+def _named(mixer: Any) -> tuple[str, str]:
     """Return the names of a mixer's norm and output projection."""
     return ("o_norm", "o_proj") if hasattr(mixer, "o_norm") else ("norm", "out_proj")
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms. At padding nothing is exchanged."""
-    mask, projected = as_mask(mask), _projected(mixer, u)
-    qkv, act = projected.qkv, activation(mixer, silu)
-    convolved, around = convolve(mixer, qkv, convolution(mixer, qkv), mask, state, act)
-    q, k, v = at_least_float32(convolved).split([mixer.key_dim, mixer.key_dim, mixer.value_dim], dim=-1)
-    q, k = (unit(rearrange(t, "b t (h n) -> b t h n", n=mixer.head_k_dim)) for t in (q, k))
-    step = softplus(at_least_float32(projected.a) + at_least_float32(mixer.dt_bias))
-    log_a = mask_padding(-at_least_float32(mixer.A_log).exp() * step, mask)
+    mask, projected = parts.as_mask(mask), _projected(mixer, u)
+    qkv, act = projected.qkv, parts.activation(mixer, silu)
+    convolved, around = parts.convolve(mixer, qkv, parts.convolution(mixer, qkv), mask, state, act)
+    rates = mixer.forget_gate if _is_kimi(mixer) else mixer
+    sizes = [mixer.qkv_dim] * 3 if _is_kimi(mixer) else [mixer.key_dim, mixer.key_dim, mixer.value_dim]
+    key, value = [mixer.head_dim] * 2 if _is_kimi(mixer) else [mixer.head_k_dim, mixer.head_v_dim]
+    q, k, v = parts.at_least_float32(convolved).split(sizes, dim=-1)
+    q, k = (unit(rearrange(t, "b t (h n) -> b t h n", n=key)) for t in (q, k))
+    step = softplus(parts.at_least_float32(projected.a) + parts.at_least_float32(rates.dt_bias))
+    rate = parts.at_least_float32(rates.A_log).exp().flatten()
+    step = rearrange(step, "b t (h n) -> b t h n", h=len(rate))
     recurrence = DeltaRecurrence(
-        x=rearrange(v, "b t (h p) -> b t h p", p=mixer.head_v_dim),
+        x=rearrange(v, "b t (h p) -> b t h p", p=value),
         b=k,
-        c=q * mixer.head_k_dim**-0.5,
-        log_a=log_a.unsqueeze(-1),
-        beta=at_least_float32(projected.beta),
+        c=q * key**-0.5,
+        log_a=parts.mask_padding(-rate.unsqueeze(-1) * step, mask),
+        beta=parts.at_least_float32(projected.beta),
     )
     return LayerTrace(u, (recurrence,), mask=mask, z=projected.z, **around)
 
@@ -109,8 +107,8 @@ def unit(t: Tensor, eps: float = UNIT_EPSILON) -> Tensor:
     return t * torch.rsqrt(t.square().sum(-1, keepdim=True) + eps)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ SiLU(z))."""
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """Return the mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ SiLU(z)), or σ(z)."""
     (scanned,) = layer.scan() if scans is None else scans
     norm, out = _named(mixer)
     z = rearrange(layer.gate, "b t (h p) -> b t h p", p=scanned.y.shape[-1])
@@ -118,12 +116,18 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return getattr(mixer, out)(rearrange(normed, "b t h p -> b t (h p)"))
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
-    (norm, out), (enter, enter_gate), (scanned,) = _named(mixer), _entering(mixer), layer.scan()
-    z, kind = at_least_float32(layer.gate), type(innermost(getattr(mixer, norm)))
-    factor = rms_factor(scanned.y, getattr(mixer, norm).variance_epsilon) * norm_weight(mixer, norm, kind)
+    (norm, out), (scanned,) = _named(mixer), layer.scan()
+    z, kind = parts.at_least_float32(layer.gate), type(innermost(getattr(mixer, norm)))
+    known = not _is_kimi(mixer) or kind.__name__ == "KimiLinearRMSNormGated"
+    weight = parts.norm_weight(mixer, norm, kind if known else ())
+    factor = parts.rms_factor(scanned.y, getattr(mixer, norm).variance_epsilon) * weight
     factor = rearrange(factor, "b t h p -> b t (h p)")
-    input_map = convolved_input_map(mixer, layer, activation(mixer, silu), enter, slice(2 * mixer.key_dim, None))
-    gate_map = opened_by(enter_gate, silu, z)
-    return one_path(mixer, layer, input_map, factor * silu(z), out, gate_map=gate_map, factor=factor)
+    enter, *enter_gate = _entering(mixer)
+    values = slice(-z.shape[-1], None)
+    input_map = parts.convolved_input_map(mixer, layer, parts.activation(mixer, silu), enter, values)
+    if _is_kimi(mixer):
+        return parts.one_path(mixer, layer, input_map, torch.sigmoid(z) * factor, out)
+    gate_map = parts.opened_by(enter_gate[0], silu, z)
+    return parts.one_path(mixer, layer, input_map, factor * silu(z), out, gate_map=gate_map, factor=factor)

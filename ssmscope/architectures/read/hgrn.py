@@ -30,17 +30,8 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, rms_norm, silu
 
 from ssmscope import ops
+from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.linear_attention import LinearAttentionConfig, LinearAttentionModel, family
-from ssmscope.architectures.read.parts import (
-    ReadMixer,
-    as_mask,
-    at_least_float32,
-    gated_by,
-    mask_padding,
-    one_path,
-    projection,
-    rms_factor,
-)
 from ssmscope.core.linearized import InputMap, LinearizedLayer, as_diagonal
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
@@ -57,11 +48,11 @@ class LowerBounds(nn.Module):
 
     def forward(self) -> Tensor:
         """Return the bounds (layers, width); the first layer's are 0."""
-        shares = at_least_float32(self.weight).softmax(0)
+        shares = parts.at_least_float32(self.weight).softmax(0)
         return shares.cumsum(0) - shares[0]
 
 
-class GatedMixer(ReadMixer, nn.Module, ABC):
+class GatedMixer(parts.ReadMixer, nn.Module, ABC):
     """Base of the three mixers; input and output are (batch, length, width)."""
 
     read = "q_proj"
@@ -81,11 +72,11 @@ class GatedMixer(ReadMixer, nn.Module, ABC):
 
     def heads(self, t: Tensor) -> Tensor:
         """Return `t` (batch, length, heads · n) by heads, in at least float32."""
-        return rearrange(at_least_float32(t), "b t (h n) -> b t h n", h=self.num_heads)
+        return rearrange(parts.at_least_float32(t), "b t (h n) -> b t h n", h=self.num_heads)
 
     def log_f(self, u: Tensor) -> Tensor:
         """Return log f, (batch, length, heads, n)."""
-        log_f = at_least_float32(logsigmoid(at_least_float32(self.f_proj(u))))
+        log_f = parts.at_least_float32(logsigmoid(parts.at_least_float32(self.f_proj(u))))
         for bounds in self.bounds if self.number else ():
             bound = bounds()[self.number].to(log_f.device)
             log_f = torch.logaddexp(bound.log(), torch.log1p(-bound) + log_f)
@@ -158,12 +149,10 @@ class SlotState(LayerState):
     keys: Tensor
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms. A GSA layer's `extras` have the slots' `keys` after the last position."""
-    mask = as_mask(mask)
-    log_f = mask_padding(mixer.log_f(u), mask)
+    mask = parts.as_mask(mask)
+    log_f = parts.mask_padding(mixer.log_f(u), mask)
     written = -torch.expm1(log_f)
     reads, extras = mixer.reads(u, written, log_f, state)
     recurrence = Recurrence(x=mixer.heads(mixer.value(mixer.i_proj(u))), b=written, c=reads, log_a=log_f)
@@ -171,7 +160,7 @@ def compute_terms(
     return LayerTrace(u, (recurrence,), mask=mask, z=z, extras=extras)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms."""
     (scanned,) = layer.scan() if scans is None else scans
     o, norm = mixer.activated(rearrange(scanned.y, "b t h p -> b t (h p)")), mixer.norm
@@ -179,19 +168,19 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return mixer.out_proj(o if layer.z is None else o * silu(layer.z))
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map of its values with f, what reads, SiLU, the gate and the norm frozen."""
-    value, (scanned,) = projection(mixer, "i_proj"), layer.scan()
+    value, (scanned,) = parts.projection(mixer, "i_proj"), layer.scan()
     y = rearrange(scanned.y, "b t h p -> b t (h p)")
-    factor = rms_factor(mixer.activated(y), mixer.norm.eps) * at_least_float32(mixer.norm.weight)
+    factor = parts.rms_factor(mixer.activated(y), mixer.norm.eps) * parts.at_least_float32(mixer.norm.weight)
     factor = factor if not isinstance(mixer, SlotMixer) else factor * as_diagonal(silu, y)
-    source = value(at_least_float32(layer.u), True)
+    source = value(parts.at_least_float32(layer.u), True)
     activation = None if isinstance(mixer, HGRN2Mixer) else as_diagonal(silu, source)
     input_map = InputMap(source=source, enter=value, activation=activation)
-    return one_path(mixer, layer, input_map, **gated_by(mixer, layer, factor))
+    return parts.one_path(mixer, layer, input_map, **parts.gated_by(mixer, layer, factor))
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
     """Return the state from which a run continues after this layer."""
     found, keys = layer.state_after(scans), layer.extras.get("keys")
     return found if keys is None else SlotState(**vars(found), keys=keys)

@@ -9,19 +9,12 @@ ask about. Attention, which in LFM3 has windows and a gate, feed-forward parts a
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from typing import Any
 
-from ssmscope.architectures.read.parts import (
-    as_mask,
-    at_least_float32,
-    convolution,
-    convolve,
-    convolved_input_map,
-    mask_padding,
-    one_path,
-    projection,
-)
+import torch
+from torch import Tensor
+
+from ssmscope.architectures.read import parts
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
@@ -30,35 +23,36 @@ from ssmscope.ops.recurrence import smallest_exponent
 HAS_RECURRENT_STATE = False
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms."""
-    mask = as_mask(mask) if mask is None or mask.ndim == 2 else None  # transformers 4.57 passes the mask of attention.
+    # Transformers 4.57 passes the mask of attention.
+    mask = parts.as_mask(mask) if mask is None or mask.ndim == 2 else None
     B, C, x = mixer.in_proj(u).chunk(3, dim=-1)
-    convolved, around = convolve(mixer, B * x, _convolution(mixer, x), mask, state)
-    convolved = at_least_float32(convolved).unsqueeze(-1)
-    log_a = mask_padding(torch.full_like(convolved, smallest_exponent(torch.float32)), mask)
+    convolved, around = parts.convolve(mixer, B * x, _convolution(mixer, x), mask, state)
+    convolved = parts.at_least_float32(convolved).unsqueeze(-1)
+    log_a = parts.mask_padding(torch.full_like(convolved, smallest_exponent(torch.float32)), mask)
     one = torch.ones_like(convolved)
     recurrence = Recurrence(x=convolved, b=one, c=one, log_a=log_a)
     return LayerTrace(u, (recurrence,), mask=mask, z=C, extras={"B": B}, **around)
 
 
-def _convolution(mixer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    return convolution(mixer, x, "conv", mixer.config.conv_L_cache)
+def _convolution(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    return parts.convolution(mixer, x, "conv", mixer.config.conv_L_cache)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: W_O (C ⊙ y)."""
     (scanned,) = layer.scan() if scans is None else scans
     return mixer.out_proj(scanned.y.squeeze(-1).to(layer.gate.dtype) * layer.gate)
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with B and C frozen; C opens, B is frozen for relevance too."""
     assert layer.conv_input is not None
-    B, width = at_least_float32(layer.extras["B"]), layer.gate.shape[-1]
-    enter_gate, enter = (projection(mixer, "in_proj", slice(start * width, (start + 1) * width)) for start in (1, 2))
+    B, width = parts.at_least_float32(layer.extras["B"]), layer.gate.shape[-1]
+    enter_gate, enter = (
+        parts.projection(mixer, "in_proj", slice(start * width, (start + 1) * width)) for start in (1, 2)
+    )
     kernel = _convolution(mixer, layer.conv_input)
-    input_map = convolved_input_map(mixer, layer, None, lambda u, biased: enter(u, biased) * B, kernel=kernel)
-    return one_path(mixer, layer, input_map, at_least_float32(layer.gate), gate_map=enter_gate)
+    input_map = parts.convolved_input_map(mixer, layer, None, lambda u, biased: enter(u, biased) * B, kernel=kernel)
+    return parts.one_path(mixer, layer, input_map, parts.at_least_float32(layer.gate), gate_map=enter_gate)

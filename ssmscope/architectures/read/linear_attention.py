@@ -31,16 +31,8 @@ from torch.nn.functional import gelu, silu
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 
 from ssmscope.architectures.own.generation import MAMBA2_TIED, BlocksInTurn, HeadOnBackbone
+from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.linear_layers import GatedLinearAttention, Retention
-from ssmscope.architectures.read.parts import (
-    as_mask,
-    at_least_float32,
-    mask_padding,
-    one_path,
-    opened_by,
-    projection,
-    rms_factor,
-)
 from ssmscope.architectures.read.rotary_attention import RotaryAttention, score_mask
 from ssmscope.core.linearized import InputMap, LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -239,48 +231,50 @@ class RetentionState(LayerState):
     position: Tensor
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms. A rotated layer's `extras` have every token's `position` (batch, length)."""
-    mask = as_mask(mask)
+    mask = parts.as_mask(mask)
     q, k, v = (mixer.heads(project(u)) for project in (mixer.q_proj, mixer.k_proj, mixer.v_proj))
     position = mixer.position(u, mask, state.position if isinstance(state, RetentionState) else None)
-    q, k = mixer.rotate(q * mixer.scale, position), mixer.rotate(mask_padding(k, mask), position)
-    recurrence = Recurrence(x=v, b=k, c=q, log_a=mask_padding(mixer.log_decay(u), mask))
+    q, k = mixer.rotate(q * mixer.scale, position), mixer.rotate(parts.mask_padding(k, mask), position)
+    recurrence = Recurrence(x=v, b=k, c=q, log_a=parts.mask_padding(mixer.log_decay(u), mask))
     extras = {} if position is None else {"position": position}
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.z_proj(u), extras=extras)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms."""
     (scanned,) = layer.scan() if scans is None else scans
     return mixer.finish(scanned.y, layer.gate)
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, decays, the gate and the norms of its heads frozen."""
     norm, (scanned,) = mixer.head_norm, layer.scan()
-    z, weight, centred = at_least_float32(layer.gate), at_least_float32(norm.weight), isinstance(norm, nn.GroupNorm)
+    z, weight, centred = (
+        parts.at_least_float32(layer.gate),
+        parts.at_least_float32(norm.weight),
+        isinstance(norm, nn.GroupNorm),
+    )
     y = scanned.y - scanned.y.mean(-1, keepdim=True) if centred else scanned.y
     weight = weight if centred else weight.repeat(mixer.num_heads)
-    factor = rearrange(rms_factor(y, norm.eps), "b t h p -> b t (h p)") * weight
-    opened, shift = silu(z), at_least_float32(norm.bias) if centred else None
+    factor = rearrange(parts.rms_factor(y, norm.eps), "b t h p -> b t (h p)") * weight
+    opened, shift = silu(z), parts.at_least_float32(norm.bias) if centred else None
     source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
-    return one_path(
+    return parts.one_path(
         mixer,
         layer,
-        InputMap(source=source, enter=projection(mixer, "v_proj")),
+        InputMap(source=source, enter=parts.projection(mixer, "v_proj")),
         opened * factor,
         added=None if shift is None else opened * shift,
         centred=centred,
-        gate_map=opened_by(projection(mixer, "z_proj"), silu, z),
+        gate_map=parts.opened_by(parts.projection(mixer, "z_proj"), silu, z),
         factor=factor,
         shift=shift,
     )
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
     """Return the state from which a run continues after this layer."""
     found, position = layer.state_after(scans), layer.extras.get("position")
     return found if position is None else RetentionState(**vars(found), position=position[:, -1] + 1)
@@ -377,7 +371,7 @@ class LinearAttentionModel(BlocksInTurn, _LinearAttentionPreTrainedModel):
         attention = getattr(self.config, "attention", ())
         if not attention:
             return (attention_mask,)
-        mask, steps = as_mask(attention_mask), torch.arange(x.shape[1], device=x.device)
+        mask, steps = parts.as_mask(attention_mask), torch.arange(x.shape[1], device=x.device)
         windows = {options.get("window_size") for options in attention}
         hidden = {window: score_mask(x, mask, window) for window in windows}
         return attention_mask, hidden, steps.expand(len(x), -1) if position_ids is None else position_ids

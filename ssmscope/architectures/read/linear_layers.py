@@ -105,10 +105,8 @@ class Retention(LinearAttention):
 def rotated(
     t: Float[Tensor, "batch length heads key"], position: Tensor, base: float = 10000.0
 ) -> Float[Tensor, "batch length heads key"]:
-    """Return `t` e^{i n θ} at position n, neighbouring dimensions being complex numbers, θ_i = base^{−2i / key}.
-
-    Angles are computed in float64: at ten thousand tokens float32 numbers are a thousandth of a radian apart.
-    """
+    """Return `t` e^{i n θ} at position n, neighbouring dimensions being complex numbers, θ_i = base^{−2i / key}. Angles
+    are in float64: at ten thousand tokens float32 numbers are a thousandth of a radian apart."""
     key = t.shape[-1]
     theta = base ** (-torch.arange(0, key, 2, dtype=torch.float64, device=t.device) / key)
     angle = rearrange(position, "b t -> b t 1 1") * theta

@@ -9,71 +9,60 @@ layers are run by the model itself.
 
 from __future__ import annotations
 
+from typing import Any
+
 from einops import einsum, rearrange
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import rms_norm, softplus
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
 
-from ssmscope.architectures.read.parts import (
-    activation,
-    as_mask,
-    at_least_float32,
-    constant,
-    convolution,
-    convolve,
-    convolved_input_map,
-    gate_activation,
-    mask_padding,
-    opened_by,
-    projection,
-    step_projection,
-)
+from ssmscope.architectures.read import parts
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms (Mamba, Algorithm 2)."""
-    mask, projected, rows = as_mask(mask), mixer.in_proj(u), _rows(mixer)
+    mask, projected, rows = parts.as_mask(mask), mixer.in_proj(u), _rows(mixer)
     conv_input, z = projected[..., rows[0]], projected[..., rows[1]]
-    x, around = convolve(mixer, conv_input, convolution(mixer, conv_input), mask, state, activation(mixer))
+    x, around = parts.convolve(
+        mixer, conv_input, parts.convolution(mixer, conv_input), mask, state, parts.activation(mixer)
+    )
     step, B, C = _head_terms(mixer, x) if hasattr(mixer, "x_proj_weight") else _channel_terms(mixer, x)
     recurrence = Recurrence(
-        x=at_least_float32(x).unsqueeze(-1),
-        b=at_least_float32(B),
-        c=at_least_float32(C),
-        delta=mask_padding(softplus(at_least_float32(step)), mask),
-        A=-at_least_float32(mixer.A_log).exp().flatten(0, -2),
-        D=at_least_float32(mixer.D).flatten(),
+        x=parts.at_least_float32(x).unsqueeze(-1),
+        b=parts.at_least_float32(B),
+        c=parts.at_least_float32(C),
+        delta=parts.mask_padding(softplus(parts.at_least_float32(step)), mask),
+        A=-parts.at_least_float32(mixer.A_log).exp().flatten(0, -2),
+        D=parts.at_least_float32(mixer.D).flatten(),
     )
     return LayerTrace(u, (recurrence,), mask=mask, z=z, **around)
 
 
-def _rows(mixer: nn.Module) -> tuple[slice, slice]:
+def _rows(mixer: Any) -> tuple[slice, slice]:
     """Return the outputs of `in_proj` that are the recurrence's input, and its gate."""
     if hasattr(mixer, "x_proj_weight"):
         return slice(0, None, 2), slice(1, None, 2)
     return slice(0, mixer.intermediate_size), slice(mixer.intermediate_size, None)
 
 
-def _sizes(mixer: nn.Module) -> list[int]:
+def _sizes(mixer: Any) -> list[int]:
     return [mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size]
 
 
-def _channel_terms(mixer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _channel_terms(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return Δ before its softplus (batch, length, channels), and B and C (batch, length, 1, state)."""
     step, B, C = mixer.x_proj(x).split(_sizes(mixer), dim=-1)
     if hasattr(mixer, "dt_layernorm"):  # Jamba has these and, in transformers 5, Falcon-Mamba.
         step, B, C = mixer.dt_layernorm(step), mixer.b_layernorm(B), mixer.c_layernorm(C)
     elif isinstance(mixer, FalconMambaMixer):
         step, B, C = (_unit_rms(t, mixer.rms_eps) for t in (step, B, C))
-    return step_projection(mixer, step), B.unsqueeze(2), C.unsqueeze(2)
+    return parts.step_projection(mixer, step), B.unsqueeze(2), C.unsqueeze(2)
 
 
-def _head_terms(mixer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _head_terms(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the same, B and C (batch, length, heads, state), for a mixer with weights per head."""
     by_head = rearrange(x, "b t (h p) -> b t h p", h=mixer.n_mamba_heads)
     made = einsum(by_head, mixer.x_proj_weight, "b t h p, h n p -> b t h n")
@@ -82,30 +71,32 @@ def _head_terms(mixer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return rearrange(delta, "b t h p -> b t (h p)"), B, C
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: out_proj(y ⊙ SiLU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
-    return mixer.out_proj(scanned.y.squeeze(-1).to(layer.gate.dtype) * gate_activation(mixer)(layer.gate))
+    return mixer.out_proj(scanned.y.squeeze(-1).to(layer.gate.dtype) * parts.gate_activation(mixer)(layer.gate))
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, B, C, SiLU and the gate frozen; see `input_map` and `output_map`."""
-    u = at_least_float32(layer.u)
+    u = parts.at_least_float32(layer.u)
     path = Path(layer.recurrence, input_map(mixer, layer), output_map(mixer, layer))
-    return LinearizedLayer(u, (path,), rest=constant(mixer, "out_proj", u))
+    return LinearizedLayer(u, (path,), rest=parts.constant(mixer, "out_proj", u))
 
 
-def input_map(mixer: nn.Module, layer: LayerTrace) -> InputMap:
+def input_map(mixer: Any, layer: LayerTrace) -> InputMap:
     """Return the map from the layer's input to its recurrence's."""
-    return convolved_input_map(mixer, layer, activation(mixer), projection(mixer, "in_proj", _rows(mixer)[0]))
+    return parts.convolved_input_map(
+        mixer, layer, parts.activation(mixer), parts.projection(mixer, "in_proj", _rows(mixer)[0])
+    )
 
 
-def output_map(mixer: nn.Module, layer: LayerTrace, y: Tensor | None = None) -> OutputMap:
+def output_map(mixer: Any, layer: LayerTrace, y: Tensor | None = None) -> OutputMap:
     """Return the map from the recurrence's output to the layer's, which does not depend on `y`."""
-    project, z = projection(mixer, "out_proj"), at_least_float32(layer.gate)
-    enter, act = projection(mixer, "in_proj", _rows(mixer)[1]), gate_activation(mixer)
-    return OutputMap(lambda v: project(v, False), gate=act(z), gate_map=opened_by(enter, act, z))
+    project, z = parts.projection(mixer, "out_proj"), parts.at_least_float32(layer.gate)
+    enter, act = parts.projection(mixer, "in_proj", _rows(mixer)[1]), parts.gate_activation(mixer)
+    return OutputMap(lambda v: project(v, False), gate=act(z), gate_map=parts.opened_by(enter, act, z))
 
 
 def _unit_rms(t: Tensor, eps: float) -> Tensor:
-    return rms_norm(at_least_float32(t), t.shape[-1:], eps=eps).to(t.dtype)
+    return rms_norm(parts.at_least_float32(t), t.shape[-1:], eps=eps).to(t.dtype)

@@ -14,33 +14,19 @@ than on a GPU, or than release 5 and we give them.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from ssmscope.architectures.read.parts import (
-    activation,
-    as_mask,
-    at_least_float32,
-    constant,
-    convolution,
-    convolve,
-    convolved_input_map,
-    gated_norm_weight,
-    mask_padding,
-    opened_by,
-    projection,
-    rms_factor,
-)
+from ssmscope.architectures.read import parts
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms (Mamba-2, section 7)."""
     unbounded = any(kind.__name__ == "Zamba2MambaMixer" for kind in type(mixer).__mro__)
     limits = (mixer.config.time_step_min, math.inf) if unbounded else mixer.time_step_limit
@@ -48,25 +34,22 @@ def compute_terms(
 
 
 def terms(
-    mixer: nn.Module,
-    u: Tensor,
-    projected: Tensor,
-    limits: tuple[float, float],
-    mask: Tensor | None,
-    state: LayerState | None,
+    mixer: Any, u: Tensor, projected: Tensor, limits: tuple[float, float], mask: Tensor | None, state: LayerState | None
 ) -> LayerTrace:
     """Return the layer's terms from `in_proj`'s output, z, x, B, C and Δ before its softplus, and perhaps more after
     these; Δ is clamped from limits[0] to limits[1]."""
-    mask = as_mask(mask)
+    mask = parts.as_mask(mask)
     sizes = [mixer.intermediate_size, mixer.conv_dim, mixer.num_heads]
     z, conv_input, step, _ = projected.split([*sizes, projected.shape[-1] - sum(sizes)], dim=-1)
-    xBC, around = convolve(mixer, conv_input, convolution(mixer, conv_input), mask, state, activation(mixer))
-    delta = softplus(at_least_float32(step) + at_least_float32(mixer.dt_bias)).clamp(*limits)
-    recurrence = recurrence_of(mixer, at_least_float32(xBC), mask_padding(delta, mask))
+    xBC, around = parts.convolve(
+        mixer, conv_input, parts.convolution(mixer, conv_input), mask, state, parts.activation(mixer)
+    )
+    delta = softplus(parts.at_least_float32(step) + parts.at_least_float32(mixer.dt_bias)).clamp(*limits)
+    recurrence = recurrence_of(mixer, parts.at_least_float32(xBC), parts.mask_padding(delta, mask))
     return LayerTrace(u, (recurrence,), mask=mask, z=z, **around)
 
 
-def recurrence_of(mixer: nn.Module, xBC: Tensor, delta: Tensor) -> Recurrence:
+def recurrence_of(mixer: Any, xBC: Tensor, delta: Tensor) -> Recurrence:
     """Return the layer's recurrence from x, B and C, (batch, length, channels), and Δ, (batch, length, heads)."""
     per_group = mixer.n_groups * mixer.ssm_state_size
     x, B, C = xBC.split([mixer.intermediate_size, per_group, per_group], dim=-1)
@@ -75,40 +58,43 @@ def recurrence_of(mixer: nn.Module, xBC: Tensor, delta: Tensor) -> Recurrence:
         b=rearrange(B, "b t (g n) -> b t g n", g=mixer.n_groups),
         c=rearrange(C, "b t (g n) -> b t g n", g=mixer.n_groups),
         delta=delta,
-        A=-at_least_float32(mixer.A_log).exp().unsqueeze(-1),
-        D=at_least_float32(mixer.D),
+        A=-parts.at_least_float32(mixer.A_log).exp().unsqueeze(-1),
+        D=parts.at_least_float32(mixer.D),
     )
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: out_proj(RMSNorm(y ⊙ SiLU(z)))."""
     (scanned,) = layer.scan() if scans is None else scans
     y = rearrange(scanned.y, "b t h p -> b t (h p)")
     return mixer.out_proj(mixer.norm(y, layer.gate).to(layer.gate.dtype))
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, B, C, SiLU, the gate and the norm frozen."""
-    u = at_least_float32(layer.u)
+    u = parts.at_least_float32(layer.u)
     (scanned,) = layer.scan()
     path = Path(layer.recurrence, input_map(mixer, layer), output_map(mixer, layer, scanned.y))
-    return LinearizedLayer(u, (path,), rest=constant(mixer, "out_proj", u))
+    return LinearizedLayer(u, (path,), rest=parts.constant(mixer, "out_proj", u))
 
 
-def input_map(mixer: nn.Module, layer: LayerTrace) -> InputMap:
+def input_map(mixer: Any, layer: LayerTrace) -> InputMap:
     """Return the map from the layer's input to its recurrence's."""
     inner = mixer.intermediate_size
-    enter = projection(mixer, "in_proj", slice(inner, 2 * inner))
-    return convolved_input_map(mixer, layer, activation(mixer), enter, slice(0, inner))
+    enter = parts.projection(mixer, "in_proj", slice(inner, 2 * inner))
+    return parts.convolved_input_map(mixer, layer, parts.activation(mixer), enter, slice(0, inner))
 
 
-def output_map(mixer: nn.Module, layer: LayerTrace, y: Tensor) -> OutputMap:
+def output_map(mixer: Any, layer: LayerTrace, y: Tensor) -> OutputMap:
     """Return the map from the recurrence's output to the layer's, with the norm's factor frozen at `y` (batch, length,
     heads, width)."""
-    norm, project = mixer.norm, projection(mixer, "out_proj")
-    z = at_least_float32(layer.gate)
-    opened, gate_map = silu(z), opened_by(projection(mixer, "in_proj", slice(0, mixer.intermediate_size)), silu, z)
+    norm, project = mixer.norm, parts.projection(mixer, "out_proj")
+    z = parts.at_least_float32(layer.gate)
+    opened, gate_map = (
+        silu(z),
+        parts.opened_by(parts.projection(mixer, "in_proj", slice(0, mixer.intermediate_size)), silu, z),
+    )
     size = getattr(norm, "group_size", None)  # transformers before 5 has one group.
-    factor = rms_factor(rearrange(y, "b t h p -> b t (h p)") * opened, norm.variance_epsilon, size)
-    factor = factor * gated_norm_weight(mixer)
+    factor = parts.rms_factor(rearrange(y, "b t h p -> b t (h p)") * opened, norm.variance_epsilon, size)
+    factor = factor * parts.gated_norm_weight(mixer)
     return OutputMap(lambda v: project(v, False), gate=opened * factor, gate_map=gate_map, factor=factor)

@@ -27,19 +27,9 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
+from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.linear_layers import turned
 from ssmscope.architectures.read.mamba2attn import Mamba2AttnConfig, Mamba2AttnForCausalLM, Mamba2AttnModel
-from ssmscope.architectures.read.parts import (
-    ReadMixer,
-    as_mask,
-    at_least_float32,
-    constant,
-    delayed,
-    mask_padding,
-    opened_by,
-    projection,
-    rms_factor,
-)
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace, last_inputs
 from ssmscope.errors import InputError
@@ -52,7 +42,7 @@ NORM_EPSILON = 1e-5
 """Epsilon of the norms within a layer."""
 
 
-class Mamba3Mixer(ReadMixer, nn.Module):
+class Mamba3Mixer(parts.ReadMixer, nn.Module):
     """Mamba-3's mixer; its parameters have mamba_ssm's names."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
@@ -82,9 +72,9 @@ class Mamba3Mixer(ReadMixer, nn.Module):
 
     def turned_heads(self, norm: nn.Module, t: Tensor, bias: Tensor, angle: Tensor) -> Tensor:
         """Return B or C (batch, length, groups · state) of every head, normed, with its bias, and turned."""
-        by_group = at_least_float32(norm(rearrange(t, "b t (g n) -> b t g n", g=self.n_groups)))
+        by_group = parts.at_least_float32(norm(rearrange(t, "b t (g n) -> b t g n", g=self.n_groups)))
         by_head = by_group.repeat_interleave(self.num_heads // self.n_groups, dim=2)
-        return turned(by_head + at_least_float32(bias).squeeze(1), angle)
+        return turned(by_head + parts.at_least_float32(bias).squeeze(1), angle)
 
     def rate(self, t: Tensor) -> Tensor:
         """Return f(t), which is positive; see the module's docstring."""
@@ -94,8 +84,8 @@ class Mamba3Mixer(ReadMixer, nn.Module):
         """Return the output from the heads' y (batch, length, heads, width) and the gate z: W_O (norm(y) ⊙ SiLU(z))."""
         flat = rearrange(y, "b t h p -> b t (h p)")
         if self.norm is not None:
-            flat = flat * rms_factor(flat, NORM_EPSILON, self.head_dim) * at_least_float32(self.norm.weight)
-        return self.out_proj((flat * silu(at_least_float32(z))).to(z.dtype))
+            flat = flat * parts.rms_factor(flat, NORM_EPSILON, self.head_dim) * parts.at_least_float32(self.norm.weight)
+        return self.out_proj((flat * silu(parts.at_least_float32(z))).to(z.dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,55 +98,53 @@ class Mamba3State(LayerState):
     angle: Tensor
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms as two recurrences, "now" and "before"; `extras` has the `angle` of every pair of the
     state's dimensions, (batch, length, heads, pairs) in float64."""
     assert state is None or isinstance(state, Mamba3State)
-    mask = as_mask(mask)
+    mask = parts.as_mask(mask)
     z, x, B, C, step, rate, share, theta = mixer.in_proj(u).split(mixer.sizes, dim=-1)
-    delta = mask_padding(softplus(at_least_float32(step) + at_least_float32(mixer.dt_bias)), mask)
-    log_a = -mixer.rate(at_least_float32(rate)).clamp(min=mixer.decay_floor) * delta
-    angle = (math.pi * at_least_float32(theta).tanh().unsqueeze(2) * delta.unsqueeze(-1)).double().cumsum(1)
+    delta = parts.mask_padding(softplus(parts.at_least_float32(step) + parts.at_least_float32(mixer.dt_bias)), mask)
+    log_a = -mixer.rate(parts.at_least_float32(rate)).clamp(min=mixer.decay_floor) * delta
+    angle = (math.pi * parts.at_least_float32(theta).tanh().unsqueeze(2) * delta.unsqueeze(-1)).double().cumsum(1)
     angle = angle if state is None else angle + state.angle.unsqueeze(1)
-    x = rearrange(at_least_float32(mask_padding(x, mask)), "b t (h p) -> b t h p", p=mixer.head_dim)
+    x = rearrange(parts.at_least_float32(parts.mask_padding(x, mask)), "b t (h p) -> b t h p", p=mixer.head_dim)
     b, c = (
         mixer.turned_heads(norm, t, bias, angle)
         for norm, t, bias in ((mixer.B_norm, B, mixer.B_bias), (mixer.C_norm, C, mixer.C_bias))
     )
-    share = at_least_float32(share).sigmoid()  # λ, the share of the current input.
+    share = parts.at_least_float32(share).sigmoid()  # λ, the share of the current input.
     decay = log_a.unsqueeze(-1)
-    now = Recurrence(x=x, b=b, c=c, delta=share * delta, log_a=decay, D=at_least_float32(mixer.D))
+    now = Recurrence(x=x, b=b, c=c, delta=share * delta, log_a=decay, D=parts.at_least_float32(mixer.D))
     before_x, before_b = (None, None) if state is None else (state.x, state.b)
     later = (1 - share) * delta * log_a.exp()
-    before = Recurrence(x=delayed(x, before_x), b=delayed(b, before_b), c=c, delta=later, log_a=decay)
+    before = Recurrence(x=parts.delayed(x, before_x), b=parts.delayed(b, before_b), c=c, delta=later, log_a=decay)
     initial = None if state is None else state.ssm
     return LayerTrace(u, (now, before), mask=mask, z=z, initial=initial, reach=2, extras={"angle": angle})
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms."""
     now, before = layer.scan() if scans is None else scans
     return mixer.finish(now.y + before.y, layer.gate)
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, λ, A, b, c, the gate and the norm frozen: a path for each recurrence,
     that of "before" after a shift by one token."""
     now, before = layer.recurrences
-    z, inner = at_least_float32(layer.gate), mixer.sizes[0]
+    z, inner = parts.at_least_float32(layer.gate), mixer.sizes[0]
     gate, factor = silu(z), None
     if mixer.norm is not None:
         scans = layer.scan()
         y = rearrange(scans[0].y + scans[1].y, "b t h p -> b t (h p)")
-        factor = rms_factor(y, NORM_EPSILON, mixer.head_dim) * at_least_float32(mixer.norm.weight)
+        factor = parts.rms_factor(y, NORM_EPSILON, mixer.head_dim) * parts.at_least_float32(mixer.norm.weight)
         gate = gate * factor
-    project, enter = projection(mixer, "out_proj"), projection(mixer, "in_proj", slice(inner, 2 * inner))
-    gate_map = opened_by(projection(mixer, "in_proj", slice(0, inner)), silu, z)
+    project, enter = parts.projection(mixer, "out_proj"), parts.projection(mixer, "in_proj", slice(inner, 2 * inner))
+    gate_map = parts.opened_by(parts.projection(mixer, "in_proj", slice(0, inner)), silu, z)
     output_map = OutputMap(lambda v: project(v, False), gate=gate, gate_map=gate_map, factor=factor)
     source = rearrange(now.x, "b t h p -> b t (h p)")
-    input_map = InputMap(source=source, enter=lambda u, biased: mask_padding(enter(u, biased), layer.mask))
+    input_map = InputMap(source=source, enter=lambda u, biased: parts.mask_padding(enter(u, biased), layer.mask))
     first, second, tail = None, None, None
     if layer.initial is not None:
         (first, second), tail = layer.initial, rearrange(before.x[:, :1], "b t h p -> b t (h p)")
@@ -172,11 +160,11 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
             filter_tail=tail,
         ),
     )
-    u = at_least_float32(layer.u)
-    return LinearizedLayer(u, paths, rest=constant(mixer, "out_proj", u))
+    u = parts.at_least_float32(layer.u)
+    return LinearizedLayer(u, paths, rest=parts.constant(mixer, "out_proj", u))
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> Mamba3State:
+def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> Mamba3State:
     """Return the state from which a run continues after this layer."""
     now, before = layer.recurrences
     x, b = (

@@ -34,7 +34,7 @@ class ReadMixer:
         return reader.output(self, reader.compute_terms(self, hidden_states, attention_mask))
 
 
-def refuse_caches(mixer: nn.Module, *caches: Any) -> None:
+def refuse_caches(mixer: Any, *caches: Any) -> None:
     """Raise ValueError if a cache is given to a mixer that fills none."""
     if any(cache is not None for cache in caches):
         raise ValueError(
@@ -69,11 +69,8 @@ def causal_convolution(
     taps: Bool[Tensor, "batch length taps"] | None = None,
     act: Activation | None = None,
 ) -> Float[Tensor, "batch length channels"]:
-    """Compute a depthwise causal convolution, act(Σ_j weight_j x_{t − taps + 1 + j} + bias).
-
-    `tail` holds the taps − 1 inputs before the first position (default zeros), and `taps` says which inputs are read,
-    x_t first (default all).
-    """
+    """Compute a depthwise causal convolution, act(Σ_j weight_j x_{t − taps + 1 + j} + bias). `tail` holds the taps − 1
+    inputs before the first position (default zeros), and `taps` says which inputs are read, x_t first (default all)."""
     kernel = as_constant(weight)[:, 0].flip(-1).to(x.dtype)
     bias = None if bias is None else as_constant(bias).to(x.dtype)
     return convolved(x, kernel, tail, taps, bias) if act is None else _activated(act, x, kernel, tail, taps, bias)
@@ -85,19 +82,15 @@ def _activated(act: Activation, *terms: Any) -> Tensor:
 
 
 def convolve(
-    mixer: nn.Module,
+    mixer: Any,
     x: Float[Tensor, "batch length channels"],
     kernel: tuple[Tensor, Tensor | None],
     mask: Bool[Tensor, "batch length"] | None,
     state: LayerState | None,
     act: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Float[Tensor, "batch length channels"], dict[str, Any]]:
-    """Return act(conv1d(x)) with zeros at padding, and the convolution's fields of a `LayerTrace`.
-
-    Args:
-        kernel: the weight (channels, 1, taps) and bias (channels,), see `convolution`.
-        state: where the run continues from.
-    """
+    """Return act(conv1d(x)) with zeros at padding, continued from `state`, and the convolution's fields of a
+    `LayerTrace`; `kernel` is the weight (channels, 1, taps) and bias (channels,), see `convolution`."""
     weight, bias = kernel
     x = edit_conv_input(mixer, mask_padding(x, mask))
     tail, taps = None if state is None else state.conv, conv_tap_mask(mixer, x, weight.shape[-1])
@@ -105,24 +98,17 @@ def convolve(
     return mask_padding(y, mask), {"conv_input": x, "conv_tail": tail, "taps": taps, "reach": weight.shape[-1]}
 
 
-def projection(mixer: nn.Module, name: str, rows: slice | Tensor | None = None) -> Callable[[Tensor, bool], Tensor]:
-    """Return a linear layer of a mixer, or the `rows` of its outputs, as a map (x, biased): without its bias if
-    `biased` is False.
-
-    Raises:
-        InputError: if the layer is not linear, see `ssmscope.core.affine`.
-    """
+def projection(mixer: Any, name: str, rows: slice | Tensor | None = None) -> Callable[[Tensor, bool], Tensor]:
+    """Return a linear layer of a mixer, or the `rows` of its outputs, as a map (x, biased), without its bias if
+    `biased` is False. Raise InputError if the layer is not linear, see `ssmscope.core.affine`."""
     return linear_map(getattr(mixer, name), _named(mixer, name), rows)
 
 
 def convolution(
-    mixer: nn.Module, x: Float[Tensor, "batch length channels"], name: str = "conv1d", taps: int | None = None
+    mixer: Any, x: Float[Tensor, "batch length channels"], name: str = "conv1d", taps: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the weight (channels, 1, taps) and bias (channels,) of a mixer's convolution, which reads `x`.
-
-    Raises:
-        InputError: if it is no depthwise convolution, or the library's mixer ignores its adapter.
-    """
+    """Return the weight (channels, 1, taps) and bias (channels,) of a mixer's convolution, which reads `x`. Raise
+    InputError if it is no depthwise convolution, or the library's mixer ignores its adapter."""
     _check_weight_is_all(mixer, name)
     taps = taps or (mixer.taps if hasattr(mixer, "taps") else mixer.conv_kernel_size)
     return depthwise(getattr(mixer, name), x.shape[-1], taps, _named(mixer, name))
@@ -138,33 +124,29 @@ GATED_NORMS = (
 """Norms in transformers that compute RMSNorm(y ⊙ SiLU(z))."""
 
 
-def step_projection(mixer: nn.Module, step: Tensor) -> Tensor:
-    """Return Δ before its softplus for a Mamba's mixer.
-
-    Raises:
-        InputError: if the library's mixer ignores an adapter of `dt_proj`.
-    """
+def step_projection(mixer: Any, step: Tensor) -> Tensor:
+    """Return Δ before its softplus for a Mamba's mixer. Raise InputError if that ignores an adapter of `dt_proj`."""
     _check_weight_is_all(mixer, "dt_proj")
     return mixer.dt_proj(step)
 
 
-def activation(mixer: nn.Module, otherwise: Activation | None = None) -> Activation:
+def activation(mixer: Any, otherwise: Activation | None = None) -> Activation:
     """Return the activation after a mixer's convolution, by default its `act`; transformers 5 looks it up by name."""
     return ACT2FN[mixer.activation] if _by_weight(mixer) else otherwise or mixer.act
 
 
-def gate_activation(mixer: nn.Module) -> Activation:
+def gate_activation(mixer: Any) -> Activation:
     """Return the activation of a Mamba mixer's gate."""
     return silu if _by_weight(mixer) else mixer.act
 
 
-def _by_weight(mixer: nn.Module) -> bool:
+def _by_weight(mixer: Any) -> bool:
     """Return True if a mixer uses the weights and names of parts that others call."""
     theirs = any(kind.__module__.startswith("transformers.") for kind in type(mixer).__mro__)
     return BY_WEIGHT and theirs and not isinstance(mixer, ReadMixer)
 
 
-def _check_weight_is_all(mixer: nn.Module, name: str) -> None:
+def _check_weight_is_all(mixer: Any, name: str) -> None:
     """Raise InputError if transformers' mixer uses a part's weight alone and the part computes something else."""
     if _by_weight(mixer) and not agrees_with_weight(getattr(mixer, name)):
         raise InputError(
@@ -173,45 +155,35 @@ def _check_weight_is_all(mixer: nn.Module, name: str) -> None:
         )
 
 
-def _named(mixer: nn.Module, name: str) -> str:
+def _named(mixer: Any, name: str) -> str:
     layer = getattr(mixer, "layer_idx", getattr(mixer, "layer_id", None))
     return f"{type(mixer).__name__}.{name}" + ("" if layer is None else f" of layer {layer}")
 
 
-def norm_weight(mixer: nn.Module, name: str, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> Tensor:
-    """Return the weight of a mixer's norm, a `kind`, in at least float32.
-
-    Raises:
-        InputError: if it is no such norm.
-    """
+def norm_weight(mixer: Any, name: str, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> Tensor:
+    """Return the weight of a mixer's norm, in at least float32. Raise InputError if it is no norm of this `kind`."""
     weight = norm_terms(getattr(mixer, name), kind, _named(mixer, name)).weight
     assert weight is not None
     return at_least_float32(weight)
 
 
-def gated_norm_weight(mixer: nn.Module) -> Tensor:
-    """Return the weight of a mixer's gated norm, one of `GATED_NORMS`, in at least float32.
-
-    Raises:
-        InputError: if it is no such norm.
-    """
+def gated_norm_weight(mixer: Any) -> Tensor:
+    """Return the weight of a mixer's gated norm in at least float32; raise InputError if not of `GATED_NORMS`."""
     kind = type(innermost(mixer.norm))
     known = kind.__name__ in GATED_NORMS and kind.__module__.startswith("transformers.")
     return norm_weight(mixer, "norm", kind if known else ())
 
 
 def convolved_input_map(
-    mixer: nn.Module,
+    mixer: Any,
     layer: LayerTrace,
     act: Callable[[Tensor], Tensor] | None,
     enter: Callable[[Tensor, bool], Tensor],
     channels: slice = slice(None),
     kernel: tuple[Tensor, Tensor | None] | None = None,
 ) -> InputMap:
-    """Return the input map of values act(conv1d(source)), the source being `channels` of the layer's `conv_input`.
-
-    Without `act` there is no activation; `kernel` is the convolution's weight and bias, by default those of `conv1d`.
-    """
+    """Return the input map of values act(conv1d(source)), the source being `channels` of the layer's `conv_input`;
+    without `act` there is no activation; `kernel` is the convolution's weight and bias, by default `conv1d`'s."""
     assert layer.conv_input is not None
     source = at_least_float32(layer.conv_input[..., channels])
     weight, bias = kernel or convolution(mixer, layer.conv_input)
@@ -233,7 +205,7 @@ def convolved_input_map(
 
 
 def one_path(
-    mixer: nn.Module,
+    mixer: Any,
     layer: LayerTrace,
     input_map: InputMap,
     gate: Tensor,
@@ -249,7 +221,7 @@ def one_path(
     return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=rest)
 
 
-def gated_by(mixer: nn.Module, layer: LayerTrace, factor: Tensor) -> dict[str, Any]:
+def gated_by(mixer: Any, layer: LayerTrace, factor: Tensor) -> dict[str, Any]:
     """Return the fields of an `OutputMap` for values times `factor` and, if the layer has a gate, SiLU(z_proj(u))."""
     if layer.z is None:
         return {"gate": factor}
@@ -264,7 +236,7 @@ def opened_by(
     return lambda u, biased: enter(u, biased) * as_diagonal(act, z)
 
 
-def constant(mixer: nn.Module, name: str, u: Tensor) -> Tensor | None:
+def constant(mixer: Any, name: str, u: Tensor) -> Tensor | None:
     """Return a linear layer's bias at every position of `u` (batch, length, …); None without one."""
     bias = offset(getattr(mixer, name), _named(mixer, name))
     return None if bias is None else bias.to(u).expand(*u.shape[:2], -1)

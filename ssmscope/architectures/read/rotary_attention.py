@@ -76,11 +76,9 @@ class RotaryAttention(nn.Module):
         past_key_values: Any = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the layer's output (batch, length, width), and its weights (batch, heads, queries, keys) if it is
-        `eager`.
-
-        `attention_mask` (batch, 1 or heads, queries, keys) is 0 where a key is read, `padding_mask` (batch, length)
-        True at tokens. `past_key_values` adds the keys and values before these, and has the convolution's last inputs.
-        """
+        `eager`. `attention_mask` (batch, 1 or heads, queries, keys) is 0 where a key is read, `padding_mask` (batch,
+        length) True at tokens. `past_key_values` adds the keys and values before these, and has the convolution's last
+        inputs."""
         q, k, v = self.heads_of(hidden_states, position_ids, padding_mask, past_key_values)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)

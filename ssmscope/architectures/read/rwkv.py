@@ -38,15 +38,7 @@ from torch.nn.functional import logsigmoid
 from torch.nn.utils.parametrize import is_parametrized
 from transformers.models.rwkv.modeling_rwkv import RwkvBlock, RwkvForCausalLM, RwkvModel, RwkvOutput
 
-from ssmscope.architectures.read.parts import (
-    as_mask,
-    at_least_float32,
-    constant,
-    delayed,
-    mask_padding,
-    projection,
-    rms_factor,
-)
+from ssmscope.architectures.read import parts
 from ssmscope.core.affine import agrees_with_weight, norm_terms
 from ssmscope.core.intercept import observe, override_forward
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
@@ -75,10 +67,8 @@ def log_weights(
     start: Float[Tensor, "batch channels"] | None = None,
 ) -> Float[Tensor, "batch length+1 channels"]:
     """Compute ℓ_0 … ℓ_length in float64: log Σ_{s≤t} e^{k_s − (t−s) w}, from ℓ_0 = `start` (default: an empty memory).
-
     Where `mask` (batch, length) is False ℓ holds. As e^{ℓ_t + t w} is a cumulative sum, all steps are computed at once;
-    t w becomes large, for which float64 has enough digits.
-    """
+    t w becomes large, for which float64 has enough digits."""
     batch, length, channels = k.shape
     real = torch.ones(batch, length, dtype=torch.bool, device=k.device) if mask is None else mask
     k, w = k.double().masked_fill(~real.unsqueeze(-1), EMPTY_LOG_WEIGHT), w.double()
@@ -88,22 +78,16 @@ def log_weights(
     return grown.logcumsumexp(1) - rearrange(past, "b t -> b t 1") * w
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
-    """Return the block's terms.
-
-    `extras` has the mean's
-    log-weights `log_weight` (batch, length + 1, channels), from ℓ_0; `bonus`, the log-odds ℓ_{t−1} − u − k_t of reading
-    the memory (batch, length, channels); the bare decays `decay` (channels,), e^{−w}; and in a run that continues
-    `channel_tail`, the last input of the channel mixing.
-    """
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """Return the block's terms. `extras` has the mean's log-weights `log_weight` (batch, length + 1, channels), from
+    ℓ_0; `bonus`, the log-odds ℓ_{t−1} − u − k_t of reading the memory (batch, length, channels); the bare decays
+    `decay` (channels,), e^{−w}; and in a run that continues `channel_tail`, the last input of the channel mixing."""
     if state is not None and not isinstance(state, RwkvState):
         raise TypeError("an RWKV block continues from an RwkvState, which state_after gives: it holds log-weights too")
     attention = mixer.attention
-    mask = as_mask(mask)
+    mask = parts.as_mask(mask)
     tail = state.conv if state is not None else None
-    x = edit_conv_input(mixer, mask_padding(mixer.ln1(_stream(mixer, u)), mask))
+    x = edit_conv_input(mixer, parts.mask_padding(mixer.ln1(_stream(mixer, u)), mask))
     taps = conv_tap_mask(mixer, x, 2)
     before = token_before(x, tail, taps)
     k, v, z = (
@@ -114,15 +98,15 @@ def compute_terms(
             (attention.receptance, attention.time_mix_receptance),
         )
     )
-    k, v, w, bonus = (at_least_float32(t) for t in (k, v, attention.time_decay.exp(), attention.time_first))
+    k, v, w, bonus = (parts.at_least_float32(t) for t in (k, v, attention.time_decay.exp(), attention.time_first))
     log_weight = log_weights(k, w, mask, state.log_weight if isinstance(state, RwkvState) else None)
-    odds = mask_padding((k + w - log_weight[:, :-1]).to(v.dtype), mask)  # Of the write against the memory.
-    share = mask_padding(torch.sigmoid(odds), mask)
+    odds = parts.mask_padding((k + w - log_weight[:, :-1]).to(v.dtype), mask)  # Of the write against the memory.
+    share = parts.mask_padding(torch.sigmoid(odds), mask)
     recurrence = Recurrence(
         x=v.unsqueeze(-1),
         b=share.unsqueeze(-1),
         c=torch.ones_like(share).unsqueeze(-1),
-        log_a=mask_padding(logsigmoid(-odds), mask).unsqueeze(-1),
+        log_a=parts.mask_padding(logsigmoid(-odds), mask).unsqueeze(-1),
     )
     extras = {
         "log_weight": log_weight,
@@ -136,42 +120,44 @@ def compute_terms(
     return LayerTrace(u, (recurrence,), mask, reach=2, **around)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the block's output (batch, length, width) from its terms: x + W_o (σ(z) ⊙ wkv), then the channel
     mixing."""
     x = _after_time_mixing(mixer, layer, layer.scan() if scans is None else scans)
     return x + _channel_mixing(mixer, layer, x)
 
 
-def without(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...], part: Any) -> tuple[Scan, ...]:
+def without(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...], part: Any) -> tuple[Scan, ...]:
     """Return the scan without the `part` of its recurrence: a token reads the memory that the token before it left."""
     return (scans[0]._replace(y=scans[0].y - part(0, layer.recurrence, late=1)),)
 
 
-def _channel_mixing(mixer: nn.Module, layer: LayerTrace, x: Tensor) -> Tensor:
+def _channel_mixing(mixer: Any, layer: LayerTrace, x: Tensor) -> Tensor:
     mixing = mixer.feed_forward
-    shown = mask_padding(mixer.ln2(x), layer.mask)
+    shown = parts.mask_padding(mixer.ln2(x), layer.mask)
     before = token_before(shown, layer.extras.get("channel_tail"), layer.taps)
     k = torch.relu(mixing.key(mixed_with_before(shown, before, mixing.time_mix_key))).square()
     r = torch.sigmoid(mixing.receptance(mixed_with_before(shown, before, mixing.time_mix_receptance)))
     return r * mixing.value(k) * _rescaling(mixer)
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the time mixing as a linear map with keys, receptance and the norms' scales frozen; the residual stream
     and the channel mixing are in the rest.
 
     wkv_t = g_t p_{t−1} + (1 − g_t) v_t is two paths: the memory one step before, a recurrence of shifted terms, and the
     token's own value. Maps act on the values v, which the token shift has already mixed with those of the token before.
     """
-    attention, u = mixer.attention, at_least_float32(layer.u)
+    attention, u = mixer.attention, parts.at_least_float32(layer.u)
     recurrence = layer.recurrence
     assert recurrence.log_a is not None
     read = torch.sigmoid(layer.extras["bonus"])
-    project, rescaling = projection(attention, "output"), _rescaling(mixer)
-    output_map = OutputMap(lambda v: project(v, False) * rescaling, gate=torch.sigmoid(at_least_float32(layer.gate)))
+    project, rescaling = parts.projection(attention, "output"), _rescaling(mixer)
+    output_map = OutputMap(
+        lambda v: project(v, False) * rescaling, gate=torch.sigmoid(parts.at_least_float32(layer.gate))
+    )
     input_map = InputMap(source=rearrange(recurrence.x, "b t c 1 -> b t c"), enter=_values(mixer, layer))
-    memory = replace(recurrence, b=delayed(recurrence.b), log_a=delayed(recurrence.log_a))
+    memory = replace(recurrence, b=parts.delayed(recurrence.b), log_a=parts.delayed(recurrence.log_a))
     shift = read.new_tensor([0.0, 1.0])
     start = None if layer.initial is None else layer.initial[0]
     paths = (
@@ -179,27 +165,27 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
         Path(skip_alone(recurrence, read.new_ones(read.shape[-1])), input_map, output_map, "own", weight=1 - read),
     )
     mixed = _after_time_mixing(mixer, layer, layer.scan())
-    rest = at_least_float32(_stream(mixer, layer.u) + _channel_mixing(mixer, layer, mixed))
-    added = constant(attention, "output", u)
+    rest = parts.at_least_float32(_stream(mixer, layer.u) + _channel_mixing(mixer, layer, mixed))
+    added = parts.constant(attention, "output", u)
     rest = rest if added is None else rest + added
-    return LinearizedLayer(u, paths, rest=rest, rest_map=_rest_map(mixer, layer, at_least_float32(mixed), added))
+    return LinearizedLayer(u, paths, rest=rest, rest_map=_rest_map(mixer, layer, parts.at_least_float32(mixed), added))
 
 
 def _rest_map(
-    mixer: nn.Module, layer: LayerTrace, x: Tensor, added: Tensor | None
+    mixer: Any, layer: LayerTrace, x: Tensor, added: Tensor | None
 ) -> Callable[[Tensor, Tensor, bool], Tensor]:
     """Return the residual stream and the channel mixing as a map of the block's input and the time mixing's output
     without its bias `added`, with the norms' scales, the receptance and ReLU frozen at `x`, the stream after the time
     mixing: relu(k)² is k [relu(k)]."""
     mixing, tail = mixer.feed_forward, layer.extras.get("channel_tail")
-    u = at_least_float32(layer.u)
+    u = parts.at_least_float32(layer.u)
     first = frozen_layer_norm(mixer, "pre_ln", u) if mixer.layer_id == 0 else None
     second = frozen_layer_norm(mixer, "ln2", x)
-    key, value, receptance = (projection(mixing, name) for name in ("key", "value", "receptance"))
+    key, value, receptance = (parts.projection(mixing, name) for name in ("key", "value", "receptance"))
     rescaling = _rescaling(mixer)
 
     def shifted(x: Tensor, mix: Tensor, biased: bool) -> Tensor:
-        shown = mask_padding(second(x, biased), layer.mask)
+        shown = parts.mask_padding(second(x, biased), layer.mask)
         return mixed_with_before(shown, token_before(shown, tail if biased else None, layer.taps), mix.to(shown))
 
     k = torch.relu(key(shifted(x, mixing.time_mix_key, True), True))
@@ -213,15 +199,15 @@ def _rest_map(
     return rest_map
 
 
-def _values(mixer: nn.Module, layer: LayerTrace) -> Callable[[Tensor, bool], Tensor]:
+def _values(mixer: Any, layer: LayerTrace) -> Callable[[Tensor, bool], Tensor]:
     """Return the values v of the time mixing as a map of the block's input, with the norms' scales at `layer.u`."""
     norms = (["pre_ln"] if mixer.layer_id == 0 else []) + ["ln1"]
-    value, mix = projection(mixer.attention, "value"), at_least_float32(mixer.attention.time_mix_value)
-    return shifted_map(mixer, norms, at_least_float32(layer.u), layer, layer.conv_tail, mix, value)
+    value, mix = parts.projection(mixer.attention, "value"), parts.at_least_float32(mixer.attention.time_mix_value)
+    return shifted_map(mixer, norms, parts.at_least_float32(layer.u), layer, layer.conv_tail, mix, value)
 
 
 def shifted_map(
-    mixer: nn.Module,
+    mixer: Any,
     norms: Sequence[str],
     x: Tensor,
     layer: LayerTrace,
@@ -239,7 +225,7 @@ def shifted_map(
     def enter(v: Tensor, biased: bool) -> Tensor:
         for norm in frozen:
             v = norm(v, biased)
-        v = mask_padding(v, layer.mask)
+        v = parts.mask_padding(v, layer.mask)
         before = token_before(v, tail if biased else None, layer.taps)
         return project(mixed_with_before(v, before, mix.to(v)), biased)
 
@@ -250,7 +236,7 @@ def frozen_layer_norm(part: nn.Module, name: str, x: Tensor) -> Callable[[Tensor
     """Return a layer norm of a block as a linear map with its factor frozen at `x`, biased or not."""
     weight, bias, eps = norm_terms(getattr(part, name), nn.LayerNorm, f"{name} of a {type(part).__name__}")
     assert weight is not None and eps is not None
-    scale = rms_factor(x - x.mean(-1, keepdim=True), eps) * weight.to(x)
+    scale = parts.rms_factor(x - x.mean(-1, keepdim=True), eps) * weight.to(x)
 
     def scaled(v: Tensor, biased: bool) -> Tensor:
         v = (v - v.mean(-1, keepdim=True)) * scale
@@ -264,20 +250,20 @@ def returned(output: Tensor) -> tuple[Tensor, None, None]:
     return output, None, None
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> RwkvState:
+def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> RwkvState:
     """Return the state from which a run continues after this block."""
-    shown = mask_padding(mixer.ln2(_after_time_mixing(mixer, layer, scans)), layer.mask)
+    shown = parts.mask_padding(mixer.ln2(_after_time_mixing(mixer, layer, scans)), layer.mask)
     channel = last_inputs(shown, 2, layer.extras.get("channel_tail"), layer.mask)
     return RwkvState(**vars(layer.state_after(scans)), channel=channel, log_weight=layer.extras["log_weight"][:, -1])
 
 
-def _stream(mixer: nn.Module, u: Tensor) -> Tensor:
+def _stream(mixer: Any, u: Tensor) -> Tensor:
     return mixer.pre_ln(u) if mixer.layer_id == 0 else u
 
 
 def token_before(x: Tensor, tail: Tensor | None, taps: Tensor | None) -> Tensor:
     """Return the input one token earlier, 0 where `taps` (batch, length, 2) bool leaves it out."""
-    before = delayed(x, tail)
+    before = parts.delayed(x, tail)
     return before if taps is None else before * taps[..., 1:]
 
 
@@ -286,11 +272,11 @@ def mixed_with_before(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:
     return x * mix + before * (1 - mix)
 
 
-def _after_time_mixing(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> Tensor:
+def _after_time_mixing(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> Tensor:
     (scanned,) = scans
     p, v = scanned.y.squeeze(-1), layer.recurrence.x.squeeze(-1)
     first = None if layer.initial is None else rearrange(layer.initial[0], "b c 1 1 -> b 1 c")
-    wkv = torch.lerp(v, delayed(p, first), torch.sigmoid(layer.extras["bonus"]))
+    wkv = torch.lerp(v, parts.delayed(p, first), torch.sigmoid(layer.extras["bonus"]))
     gated = torch.sigmoid(layer.gate) * wkv.to(layer.gate.dtype)
     return _stream(mixer, layer.u) + mixer.attention.output(gated) * _rescaling(mixer)
 
@@ -302,11 +288,9 @@ _backbones: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakr
 
 
 def _rescaling(block: nn.Module) -> float:
-    """Return the factor that gives a block's projections the outputs of the stored weights.
-
-    When it first runs in evaluation, transformers' backbone divides the weights of later blocks by powers of two, in
-    place, and the residual stream with them, so that float16 does not overflow.
-    """
+    """Return the factor that gives a block's projections the outputs of the stored weights: when it first runs in
+    evaluation, transformers' backbone divides the weights of later blocks by powers of two, in place, and the residual
+    stream with them, so that float16 does not overflow."""
     found = _backbones.get(block)
     backbone = None if found is None else found()
     if backbone is None or not backbone.layers_are_rescaled or backbone.config.rescale_every <= 0:
@@ -337,14 +321,12 @@ def _remember(module: nn.Module) -> list[RwkvModel]:
 @contextmanager
 def reading(module: nn.Module) -> Iterator[None]:
     """Have the backbones of `module` pass the padding mask to their blocks and rescale nothing, in this thread and
-    within the context; rescaled weights are read as stored.
-
-    Outputs change by no more than the ε of the norms, and no weight changes.
+    within the context; rescaled weights are read as stored. Outputs change by no more than the ε of the norms, and no
+    weight changes.
 
     Raises:
         InputError: if a float16 model relies on rescaling, one with adapters would be rescaled, or the model's first
-            forward pass, in another thread, rescaled the weights meanwhile.
-    """
+            forward pass, in another thread, rescaled the weights meanwhile."""
     found = _remember(module)
     for part in found:
         every = part.config.rescale_every

@@ -30,16 +30,9 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import group_norm, normalize
 
+from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.gated_delta import unit
 from ssmscope.architectures.read.linear_attention import LinearAttentionConfig, LinearAttentionModel, family
-from ssmscope.architectures.read.parts import (
-    ReadMixer,
-    as_mask,
-    at_least_float32,
-    mask_padding,
-    projection,
-    rms_factor,
-)
 from ssmscope.architectures.read.rwkv import frozen_layer_norm, mixed_with_before, shifted_map, token_before
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
@@ -140,7 +133,7 @@ class ChannelMixing(nn.Module):
         self.key, self.value = nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
 
 
-class RWKV7Mixer(ReadMixer, nn.Module):
+class RWKV7Mixer(parts.ReadMixer, nn.Module):
     """Mixer that is the whole block. The input is (batch, length, width), in later blocks after the first block's; the
     output is (batch, length, width). `before` has the first block's mixer, and is empty in that itself."""
 
@@ -189,21 +182,16 @@ def _shifted(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:
     return mixed_with_before(x, before, 1 - mix)
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
-    """Return the block's terms from its input `u` (batch, length, width or 2 · width).
-
-    `extras` has the `gate`
-    (batch, length, width), the `bonus` (batch, length, heads), the share `mixed_in` of the first layer's values
-    (batch, length, width), the last input of the first layer `first_input` and, in a run that continues,
-    `channel_tail` and `first_tail`, the inputs before it.
-    """
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """Return the block's terms from its input `u` (batch, length, width or 2 · width). `extras` has the `gate` (batch,
+    length, width), the `bonus` (batch, length, heads), the share `mixed_in` of the first layer's values (batch, length,
+    width), the last input of the first layer `first_input` and, in a run that continues, `channel_tail` and
+    `first_tail`, the inputs before it."""
     if state is not None and not isinstance(state, RWKV7State):
         raise TypeError("an RWKV-7 block continues from an RWKV7State, which state_after gives")
-    mask, part, (own, first) = as_mask(mask), mixer.attn, _inputs(mixer, u)
+    mask, part, (own, first) = parts.as_mask(mask), mixer.attn, _inputs(mixer, u)
     tail, first_tail = (state.conv, state.first) if isinstance(state, RWKV7State) else (None, None)
-    x = edit_conv_input(mixer, mask_padding(mixer.attn_norm(_stream(mixer, own)), mask))
+    x = edit_conv_input(mixer, parts.mask_padding(mixer.attn_norm(_stream(mixer, own)), mask))
     taps = conv_tap_mask(mixer, x, 2)
     before = token_before(x, tail, taps)
     r, w, k, v, a, g = (_shifted(x, before, getattr(part, f"x_{name}")) for name in "rwkvag")
@@ -211,20 +199,27 @@ def compute_terms(
     values = part.v_proj(v)
     if first is not None and part.v_lora is not None:
         (source,) = mixer.before
-        extras["first_input"] = mask_padding(source.attn_norm(_stream(source, first)), mask)
+        extras["first_input"] = parts.mask_padding(source.attn_norm(_stream(source, first)), mask)
         earlier = token_before(extras["first_input"], first_tail, taps)
         mixed_in = extras["mixed_in"] = torch.sigmoid(part.v_lora(v))
         others = source.attn.v_proj(_shifted(extras["first_input"], earlier, source.attn.x_v))
         values = torch.lerp(values, others, mixed_in)
-    rate, keys = torch.sigmoid(at_least_float32(part.a_lora(a))), at_least_float32(part.k_proj(k))
-    log_w = mask_padding(MIN_LOG_DECAY * torch.sigmoid(at_least_float32(part.w_lora(w))), mask)
-    written = mask_padding(keys * (1 + (rate - 1) * at_least_float32(part.k_a)), mask)
+    rate, keys = torch.sigmoid(parts.at_least_float32(part.a_lora(a))), parts.at_least_float32(part.k_proj(k))
+    log_w = parts.mask_padding(MIN_LOG_DECAY * torch.sigmoid(parts.at_least_float32(part.w_lora(w))), mask)
+    written = parts.mask_padding(keys * (1 + (rate - 1) * parts.at_least_float32(part.k_a)), mask)
     r, log_w, written, v, rate, looked_up = (
-        rearrange(at_least_float32(t), "b t (h n) -> b t h n", h=part.num_heads)
-        for t in (part.r_proj(r), log_w, written, mask_padding(values, mask), rate, keys * at_least_float32(part.k_k))
+        rearrange(parts.at_least_float32(t), "b t (h n) -> b t h n", h=part.num_heads)
+        for t in (
+            part.r_proj(r),
+            log_w,
+            written,
+            parts.mask_padding(values, mask),
+            rate,
+            keys * parts.at_least_float32(part.k_k),
+        )
     )
     looked_up = unit(looked_up, part.unit_epsilon) if part.unit_epsilon else normalize(looked_up, dim=-1)
-    extras["bonus"] = (r * written * at_least_float32(part.r_k)).sum(-1)
+    extras["bonus"] = (r * written * parts.at_least_float32(part.r_k)).sum(-1)
     recurrence = DeltaRecurrence(
         x=v,
         b=written,
@@ -232,18 +227,18 @@ def compute_terms(
         log_a=log_w,
         beta=torch.ones_like(extras["bonus"]),
         e=looked_up * (-log_w).exp(),
-        r=mask_padding(rate * looked_up, mask),
+        r=parts.mask_padding(rate * looked_up, mask),
     )
     if isinstance(state, RWKV7State):
         extras |= {"channel_tail": state.channel} | ({} if first_tail is None else {"first_tail": first_tail})
     return LayerTrace(u, (recurrence,), mask=mask, conv_input=x, conv_tail=tail, taps=taps, reach=2, extras=extras)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the block's output (batch, length, width) from its terms: x + W_o (gate ⊙ (norm(o) + bonus v)), then the
     channel mixing."""
     x = _after_time_mixing(mixer, layer, layer.scan() if scans is None else scans)
-    shown = mask_padding(mixer.ffn_norm(x), layer.mask)
+    shown = parts.mask_padding(mixer.ffn_norm(x), layer.mask)
     before = token_before(shown, layer.extras.get("channel_tail"), layer.taps)
     return x + mixer.ffn.value(torch.relu(mixer.ffn.key(_shifted(shown, before, mixer.ffn.x_k))).square())
 
@@ -257,15 +252,15 @@ def _after_time_mixing(mixer: RWKV7Mixer, layer: LayerTrace, scans: tuple[Scan, 
     return _stream(mixer, _inputs(mixer, layer.u).own) + mixer.attn.o_proj(mixed.to(gate.dtype) * gate)
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the time mixing as a linear map with all of the transition, r, k̃, ν, the gate and the norms' scales
     frozen: the memory, and the bonus of the token's own value. The residual stream and the channel mixing are in the
     rest."""
-    u, recurrence, norm = at_least_float32(layer.u), layer.recurrence, mixer.attn.g_norm
-    (scanned,), gate = layer.scan(), at_least_float32(layer.extras["gate"])
-    factor = rms_factor(scanned.y - scanned.y.mean(-1, keepdim=True), norm.eps)
-    factor = rearrange(factor, "b t h p -> b t (h p)") * at_least_float32(norm.weight)
-    project = projection(mixer.attn, "o_proj")
+    u, recurrence, norm = parts.at_least_float32(layer.u), layer.recurrence, mixer.attn.g_norm
+    (scanned,), gate = layer.scan(), parts.at_least_float32(layer.extras["gate"])
+    factor = parts.rms_factor(scanned.y - scanned.y.mean(-1, keepdim=True), norm.eps)
+    factor = rearrange(factor, "b t h p -> b t (h p)") * parts.at_least_float32(norm.weight)
+    project = parts.projection(mixer.attn, "o_proj")
     input_map = InputMap(source=rearrange(recurrence.x, "b t h p -> b t (h p)"), enter=_values(mixer, layer))
     bonus = layer.extras["bonus"].repeat_interleave(recurrence.shape[3], dim=-1)
     itself = skip_alone(recurrence, recurrence.x.new_ones(recurrence.shape[2]))
@@ -273,10 +268,10 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
         Path(recurrence, input_map, OutputMap(lambda v: project(v, False), gate=gate * factor, centred=True), "memory"),
         Path(itself, input_map, OutputMap(lambda v: project(v, False), gate=gate), "own", weight=bonus),
     )
-    added = project(gate * at_least_float32(norm.bias), True)
-    mixed = at_least_float32(_after_time_mixing(mixer, layer, (scanned,)))
+    added = project(gate * parts.at_least_float32(norm.bias), True)
+    mixed = parts.at_least_float32(_after_time_mixing(mixer, layer, (scanned,)))
     rest_map = _rest_map(mixer, layer, mixed, added)
-    stream = at_least_float32(_stream(mixer, _inputs(mixer, layer.u).own))
+    stream = parts.at_least_float32(_stream(mixer, _inputs(mixer, layer.u).own))
     return LinearizedLayer(u, paths, rest=rest_map(u, mixed - stream - added, True), rest_map=rest_map)
 
 
@@ -286,13 +281,17 @@ def _rest_map(
     """Return the residual stream and the channel mixing as a map of the block's input and the time mixing's output
     without its norm's bias `added`, with the norms' scales and ReLU frozen at `x`, the stream after the time mixing:
     relu(k)² is k [relu(k)]."""
-    u, tail, mix = at_least_float32(layer.u), layer.extras.get("channel_tail"), at_least_float32(mixer.ffn.x_k)
+    u, tail, mix = (
+        parts.at_least_float32(layer.u),
+        layer.extras.get("channel_tail"),
+        parts.at_least_float32(mixer.ffn.x_k),
+    )
     first = None if mixer.pre_norm is None else frozen_layer_norm(mixer, "pre_norm", _inputs(mixer, u).own)
     second = frozen_layer_norm(mixer, "ffn_norm", x)
-    key, value = (projection(mixer.ffn, name) for name in ("key", "value"))
+    key, value = (parts.projection(mixer.ffn, name) for name in ("key", "value"))
 
     def keys(x: Tensor, biased: bool) -> Tensor:
-        shown = mask_padding(second(x, biased), layer.mask)
+        shown = parts.mask_padding(second(x, biased), layer.mask)
         return key(_shifted(shown, token_before(shown, tail if biased else None, layer.taps), mix), biased)
 
     opened = torch.relu(keys(x, True))
@@ -308,19 +307,19 @@ def _rest_map(
 
 def _values(mixer: RWKV7Mixer, layer: LayerTrace) -> Callable[[Tensor, bool], Tensor]:
     """Return the values v of the time mixing as a map of the block's input, with the norms' scales and ν frozen."""
-    u, mixed_in = _inputs(mixer, at_least_float32(layer.u)), layer.extras.get("mixed_in")
+    u, mixed_in = _inputs(mixer, parts.at_least_float32(layer.u)), layer.extras.get("mixed_in")
     own = _projected(mixer, u.own, layer, layer.conv_tail)
     others = None
     if u.first is not None and mixed_in is not None:
-        mixed_in = at_least_float32(mixed_in)
+        mixed_in = parts.at_least_float32(mixed_in)
         others = _projected(mixer.before[0], u.first, layer, layer.extras.get("first_tail"))
 
     def enter(v: Tensor, biased: bool) -> Tensor:
-        parts = _inputs(mixer, v)
-        values = own(parts.own, biased)
-        if others is not None and mixed_in is not None and parts.first is not None:
-            values = values * (1 - mixed_in) + others(parts.first, biased) * mixed_in
-        return mask_padding(values, layer.mask)
+        inputs = _inputs(mixer, v)
+        values = own(inputs.own, biased)
+        if others is not None and mixed_in is not None and inputs.first is not None:
+            values = values * (1 - mixed_in) + others(inputs.first, biased) * mixed_in
+        return parts.mask_padding(values, layer.mask)
 
     return enter
 
@@ -330,13 +329,13 @@ def _projected(
 ) -> Callable[[Tensor, bool], Tensor]:
     """Return W_v of a block's input, after its norms and the token shift, as a linear map."""
     norms = [name for name in ("pre_norm", "attn_norm") if getattr(mixer, name) is not None]
-    value, mix = projection(mixer.attn, "v_proj"), 1 - at_least_float32(mixer.attn.x_v)
+    value, mix = parts.projection(mixer.attn, "v_proj"), 1 - parts.at_least_float32(mixer.attn.x_v)
     return shifted_map(mixer, norms, x, layer, tail, mix, value)
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> RWKV7State:
+def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> RWKV7State:
     """Return the state from which a run continues after this block."""
-    shown = mask_padding(mixer.ffn_norm(_after_time_mixing(mixer, layer, scans)), layer.mask)
+    shown = parts.mask_padding(mixer.ffn_norm(_after_time_mixing(mixer, layer, scans)), layer.mask)
     first = layer.extras.get("first_input")
     return RWKV7State(
         **vars(layer.state_after(scans)),
@@ -356,11 +355,8 @@ class RWKV7Block(nn.Module):
         self.mixer = RWKV7Mixer(config, before)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None, first: list[Tensor]) -> Tensor:
-        """Run the block; `first` holds the first block's input, which that block stores.
-
-        Raises:
-            InputError: if blocks are on several devices.
-        """
+        """Run the block; `first` holds the first block's input, which that block stores. Raise InputError if blocks are
+        on several devices."""
         if not self.mixer.before:
             first[:] = [x]
             return self.mixer(x, attention_mask=attention_mask)

@@ -16,17 +16,8 @@ from torch.nn.functional import softplus
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ssmscope.architectures.own.generation import BlocksInTurn
+from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.linear_attention import Block
-from ssmscope.architectures.read.parts import (
-    ReadMixer,
-    as_mask,
-    at_least_float32,
-    causal_convolution,
-    constant,
-    mask_padding,
-    opened_by,
-    projection,
-)
 from ssmscope.core.affine import depthwise
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -49,7 +40,7 @@ class Direction(NamedTuple):
     order: Tensor
 
 
-class VimMixer(ReadMixer, nn.Module):
+class VimMixer(parts.ReadMixer, nn.Module):
     """Vim's mixer; its parameters have the names of the published code, with _b for the backward direction."""
 
     def __init__(self, config: Any) -> None:
@@ -69,11 +60,8 @@ class VimMixer(ReadMixer, nn.Module):
             setattr(self, f"D{back}", nn.Parameter(torch.ones(inner)))
 
     def directions(self, u: Tensor, mask: Tensor | None) -> tuple[Direction, Direction]:
-        """Return both directions, forward first, through an input (batch, length, width).
-
-        Raises:
-            InputError: if there is padding and the class token is in the middle.
-        """
+        """Return both directions, forward first, through an input (batch, length, width). Raise InputError if there is
+        padding and the class token is in the middle."""
         order = torch.arange(u.shape[1], device=u.device)
         if self.middle:
             if mask is not None:
@@ -84,32 +72,27 @@ class VimMixer(ReadMixer, nn.Module):
         return Direction(*own, order), Direction(*back, order.flip(0))
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
-    """Return the layer's terms, two recurrences with an order; `extras` has `values`, the convolutions' input.
-
-    Raises:
-        InputError: if a state is given, as a layer that looks ahead cannot continue.
-    """
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """Return the layer's terms, two recurrences with an order; `extras` has `values`, the convolutions' input. Raise
+    InputError if a state is given, as a layer that looks ahead cannot continue."""
     if state is not None:
         raise InputError("Vim reads whole images in both directions: no run continues from its states")
-    mask = as_mask(mask)
+    mask = parts.as_mask(mask)
     values, z = mixer.in_proj(u).chunk(2, dim=-1)
-    values, recurrences = mask_padding(values, mask), []
+    values, recurrences = parts.mask_padding(values, mask), []
     for direction in mixer.directions(u, mask):
         weight, bias = _taps(mixer, direction)
-        x = along(direction.order, lambda t: causal_convolution(t, weight, bias, act=mixer.act), values)  # noqa: B023
-        x = mask_padding(x, mask)
+        x = along(direction.order, lambda t: parts.causal_convolution(t, weight, bias, act=mixer.act), values)  # noqa: B023
+        x = parts.mask_padding(x, mask)
         step, B, C = direction.x_proj(x).split([mixer.rank, mixer.state, mixer.state], dim=-1)
         recurrences.append(
             Recurrence(
-                x=at_least_float32(x).unsqueeze(-1),
-                b=at_least_float32(B).unsqueeze(2),
-                c=at_least_float32(C).unsqueeze(2),
-                delta=mask_padding(softplus(at_least_float32(direction.dt_proj(step))), mask),
-                A=-at_least_float32(direction.A_log).exp(),
-                D=at_least_float32(direction.D),
+                x=parts.at_least_float32(x).unsqueeze(-1),
+                b=parts.at_least_float32(B).unsqueeze(2),
+                c=parts.at_least_float32(C).unsqueeze(2),
+                delta=parts.mask_padding(softplus(parts.at_least_float32(direction.dt_proj(step))), mask),
+                A=-parts.at_least_float32(direction.A_log).exp(),
+                D=parts.at_least_float32(direction.D),
                 order=direction.order,
             )
         )
@@ -121,33 +104,33 @@ def _taps(mixer: VimMixer, direction: Direction) -> tuple[Tensor, Tensor | None]
     return depthwise(direction.conv1d, mixer.out_proj.in_features, mixer.taps, "VimMixer.conv1d")
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms."""
     forward, backward = layer.scan() if scans is None else scans
     y = (forward.y + backward.y).squeeze(-1) / 2
     return mixer.out_proj(y.to(layer.gate.dtype) * mixer.act(layer.gate))
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, B, C, SiLU and the gate frozen: a path for each direction."""
-    u, z, inner = at_least_float32(layer.u), at_least_float32(layer.gate), mixer.out_proj.in_features
-    enter, project = projection(mixer, "in_proj", slice(0, inner)), projection(mixer, "out_proj")
-    gate_map = opened_by(projection(mixer, "in_proj", slice(inner, None)), mixer.act, z)
+    u, z, inner = parts.at_least_float32(layer.u), parts.at_least_float32(layer.gate), mixer.out_proj.in_features
+    enter, project = parts.projection(mixer, "in_proj", slice(0, inner)), parts.projection(mixer, "out_proj")
+    gate_map = parts.opened_by(parts.projection(mixer, "in_proj", slice(inner, None)), mixer.act, z)
     output_map = OutputMap(lambda v: project(v, False), gate=mixer.act(z), gate_map=gate_map)
-    source, paths = at_least_float32(layer.extras["values"]), []
+    source, paths = parts.at_least_float32(layer.extras["values"]), []
     for name, direction, recurrence in zip(DIRECTIONS, mixer.directions(layer.u, layer.mask), layer.recurrences):
         weight, bias = _taps(mixer, direction)
-        y = along(direction.order, lambda t: causal_convolution(t, weight, bias), source)  # noqa: B023
+        y = along(direction.order, lambda t: parts.causal_convolution(t, weight, bias), source)  # noqa: B023
         input_map = InputMap(
             source=source,
-            enter=lambda u, biased: mask_padding(enter(u, biased), layer.mask),
-            kernel=at_least_float32(weight[:, 0].flip(-1)),
-            bias=None if bias is None else at_least_float32(bias),
-            activation=mask_padding(as_diagonal(mixer.act, y), layer.mask),
+            enter=lambda u, biased: parts.mask_padding(enter(u, biased), layer.mask),
+            kernel=parts.at_least_float32(weight[:, 0].flip(-1)),
+            bias=None if bias is None else parts.at_least_float32(bias),
+            activation=parts.mask_padding(as_diagonal(mixer.act, y), layer.mask),
             order=direction.order,
         )
         paths.append(Path(recurrence, input_map, output_map, name=name, weight=0.5))
-    return LinearizedLayer(u, tuple(paths), rest=constant(mixer, "out_proj", u))
+    return LinearizedLayer(u, tuple(paths), rest=parts.constant(mixer, "out_proj", u))
 
 
 # ---- the models
@@ -219,11 +202,7 @@ class VimModel(BlocksInTurn, PreTrainedModel):
                 nn.init.uniform_(dt_proj.bias, -5.0, -2.0)
 
     def add_positions(self, x: Tensor) -> Tensor:
-        """Return the embeddings with the positions' vectors added.
-
-        Raises:
-            InputError: if the number of tokens is not that of positions.
-        """
+        """Return the embeddings with the positions' vectors added. Raise InputError if their numbers differ."""
         if self.position is None:
             return x
         if x.shape[1] != self.config.positions:

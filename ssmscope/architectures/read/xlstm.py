@@ -26,21 +26,10 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad
-from transformers.models.xlstm.modeling_xlstm import (
-    xLSTMModel,
-    xLSTMMultiHeadLayerNorm,
-    xLSTMOutput,
-)
+from transformers.models.xlstm.modeling_xlstm import xLSTMModel, xLSTMMultiHeadLayerNorm, xLSTMOutput
 
 from ssmscope import ops
-from ssmscope.architectures.read.parts import (
-    as_mask,
-    at_least_float32,
-    mask_padding,
-    one_path,
-    projection,
-    rms_factor,
-)
+from ssmscope.architectures.read import parts
 from ssmscope.core.affine import norm_terms
 from ssmscope.core.intercept import override_forward
 from ssmscope.core.linearized import InputMap, LinearizedLayer
@@ -74,17 +63,10 @@ def stabilizers(
     return kept + entered.cummax(1).values
 
 
-def compute_terms(
-    mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-) -> LayerTrace:
-    """Return the layer's terms.
-
-    `extras` has the `normalizer` (batch, length, heads) by which q is divided, and the final `n` (batch, heads, 1,
-    state) and `m` (batch, heads).
-
-    Raises:
-        InputError: if gates have no cap or one above `MAX_GATE_CAP`, or projections share one matrix.
-    """
+def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """Return the layer's terms. `extras` has the `normalizer` (batch, length, heads) by which q is divided, and the
+    final `n` (batch, heads, 1, state) and `m` (batch, heads). Raise InputError if gates have no cap or one above
+    `MAX_GATE_CAP`, or projections share one matrix."""
     if state is not None and not isinstance(state, MLSTMState):
         raise TypeError("an mLSTM continues from an MLSTMState, which state_after gives: it holds n and m too")
     cap, heads = mixer.config.gate_soft_cap, mixer.config.num_heads
@@ -96,12 +78,12 @@ def compute_terms(
         raise InputError(
             f"weight_mode is {mixer.config.weight_mode!r}: an xLSTM can be read with 'single' weights alone"
         )
-    mask = as_mask(mask)
+    mask = parts.as_mask(mask)
     i, f = (cap * torch.tanh(project(u) / cap) for project in (mixer.igate_preact, mixer.fgate_preact))
     q, k, v = (rearrange(project(u), "b t (h p) -> b t h p", h=heads) for project in (mixer.q, mixer.k, mixer.v))
-    q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(mask_padding(v, mask))
-    log_f, log_i = mask_padding(logsigmoid(at_least_float32(f)), mask), at_least_float32(i)
-    b, q = mask_padding(log_i.exp().unsqueeze(-1) * k, mask), q * q.shape[-1] ** -0.5
+    q, k, v = parts.at_least_float32(q), parts.at_least_float32(k), parts.at_least_float32(parts.mask_padding(v, mask))
+    log_f, log_i = parts.mask_padding(logsigmoid(parts.at_least_float32(f)), mask), parts.at_least_float32(i)
+    b, q = parts.mask_padding(log_i.exp().unsqueeze(-1) * k, mask), q * q.shape[-1] ** -0.5
     real = log_i if mask is None else log_i.masked_fill(~mask.unsqueeze(-1), -torch.inf)
     m = stabilizers(log_f, real, None if state is None else state.stabilizer)
     counted = Recurrence(x=torch.ones_like(v[..., :1]), b=b, c=q, log_a=log_f.unsqueeze(-1))
@@ -112,7 +94,7 @@ def compute_terms(
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.ogate_preact(u), extras=extras)
 
 
-def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: W_O (σ(z) ⊙ norm(h))."""
     (scanned,) = layer.scan() if scans is None else scans
     return mixer.out_proj(mixer.ogate_act_fn(layer.gate) * mixer.multihead_norm(scanned.y.to(layer.gate.dtype)))
@@ -123,23 +105,23 @@ def returned(output: Tensor) -> tuple[Tensor, None]:
     return output, None
 
 
-def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> MLSTMState:
+def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> MLSTMState:
     """Return the state from which a run continues after this layer."""
     return MLSTMState(**vars(layer.state_after(scans)), normalizer=layer.extras["n"], stabilizer=layer.extras["m"])
 
 
-def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
+def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, gates, the normaliser and the norms of its heads frozen."""
     (scanned,) = layer.scan()
     weight, bias, eps = norm_terms(mixer.multihead_norm, xLSTMMultiHeadLayerNorm, "the norm of an xLSTM's heads")
     assert weight is not None and eps is not None
-    factor = rms_factor(scanned.y - scanned.y.mean(-1, keepdim=True), eps)
-    factor = rearrange(factor, "b t h p -> b t (h p)") * at_least_float32(weight)
-    opened, value = mixer.ogate_act_fn(at_least_float32(layer.gate)), projection(mixer, "v")
+    factor = parts.rms_factor(scanned.y - scanned.y.mean(-1, keepdim=True), eps)
+    factor = rearrange(factor, "b t h p -> b t (h p)") * parts.at_least_float32(weight)
+    opened, value = mixer.ogate_act_fn(parts.at_least_float32(layer.gate)), parts.projection(mixer, "v")
     source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
-    input_map = InputMap(source=source, enter=lambda u, biased: mask_padding(value(u, biased), layer.mask))
-    added = None if bias is None else opened * at_least_float32(bias)
-    return one_path(mixer, layer, input_map, opened * factor, added=added, centred=True)
+    input_map = InputMap(source=source, enter=lambda u, biased: parts.mask_padding(value(u, biased), layer.mask))
+    added = None if bias is None else opened * parts.at_least_float32(bias)
+    return parts.one_path(mixer, layer, input_map, opened * factor, added=added, centred=True)
 
 
 # ---- the whole model while it is read
@@ -147,13 +129,9 @@ def linearized(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
 
 @contextmanager
 def reading(module: nn.Module) -> Iterator[None]:
-    """Run texts longer than `max_inference_chunksize` in one piece, in this thread and within the context.
-
-    transformers cuts them, without gradients and with a cache.
-
-    Raises:
-        InputError: within, if gradients of such a text are asked for, which its head cuts off too.
-    """
+    """Run texts longer than `max_inference_chunksize`, which transformers cuts, without gradients and with a cache, in
+    one piece, in this thread and within the context. Within it, raise InputError if gradients of such a text are asked
+    for, which its head cuts off too."""
     with override_forward(
         [(part, partial(_backbone, part)) for part in module.modules() if isinstance(part, xLSTMModel)]
     ):

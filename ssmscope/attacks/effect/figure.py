@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from ssmscope.attacks.effect.result import AttackEffect
-from ssmscope.attacks.effect.views import token_rows
 from ssmscope.render import figure as plot
 from ssmscope.render.colours import BLUES, ramp
 from ssmscope.render.letters import drawable
@@ -34,7 +33,7 @@ def draw(result: AttackEffect, frame: plot.Frame, *, distances: bool = False) ->
         _curves(axes, result)
 
     title = f"Effect of a change on {result.model_name}: {result.answer_name}; {result.changed_name}"
-    return draw_rows(token_rows(result), title, frame, more=[Part(CURVES_INCHES, curves)])
+    return draw_rows(result.token_rows(), title, frame, more=[Part(CURVES_INCHES, curves)])
 
 
 def _curves(axes: Axes, result: AttackEffect) -> None:

@@ -10,30 +10,24 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ssmscope.api.options import chosen_layers
 from ssmscope.api.results import call_options, record_provenance
 from ssmscope.attacks.effect.result import AttackEffect, Side
 from ssmscope.core.encoding import Batch
-from ssmscope.core.heads import hidden_vectors
 from ssmscope.core.model import Model
 from ssmscope.core.trace import Trace
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.interp.heatmap.result import SelectionHeatmap
-from ssmscope.interp.methods.gradients import keep_outputs
+from ssmscope.interp.methods.gradients import head_input
 
 SAME = 1e-5
 """Relative distance up to which float32 vectors count as the same, because of rounding; 16 ε for coarser dtypes."""
 
 
 def effect_of(
-    model: Model,
-    batch: Batch,
-    *,
-    layers: Literal["mean", "all"] | Sequence[int] = "mean",
-    top: int = 5,
+    model: Model, batch: Batch, *, layers: Literal["mean", "all"] | Sequence[int] = "mean", top: int = 5
 ) -> AttackEffect:
     """Compute the effect of the change from a batch's first row to its second, with options as in `attack_effect`."""
     trace = model.trace(batch)
@@ -95,8 +89,10 @@ def _moved(
         for row, index in enumerate(chosen):
             flat = torch.cat([scan.state.flatten(1) for scan in trace.layers[index].scan()], dim=1)
             states[row] = cosine(*flat.double().cpu().numpy())
+    with torch.no_grad(), model.running(mask=batch.mask):
+        read = head_input(model, model.embed(batch), batch.mask)
     distances, cosines = [], []
-    for vectors in (*(trace.layers[index].u for index in chosen), _read_by_head(model, batch)):
+    for vectors in (*(trace.layers[index].u for index in chosen), read):
         before, after = vectors.detach().double().cpu().numpy()
         same = max(SAME, 16 * torch.finfo(vectors.dtype).eps)
         distances.append(relative(before[pairs[:, 0]], after[pairs[:, 1]], same))
@@ -117,15 +113,3 @@ def cosine(first: np.ndarray, second: np.ndarray) -> float:
         return 1.0
     size = float(np.linalg.norm(first) * np.linalg.norm(second))
     return float(first @ second) / size if size else math.nan
-
-
-def _read_by_head(model: Model, batch: Batch) -> Tensor:
-    """Return the vectors (2, length, width) of which the head reads the last."""
-    module = model.module
-    kept: dict[int, Tensor] = {}
-    with torch.no_grad(), model.running(mask=batch.mask):
-        if module.base_model is not module:
-            return hidden_vectors(module, inputs_embeds=model.embed(batch), attention_mask=batch.mask.long())
-        with keep_outputs(model.mixers[-1:], kept):  # A model that is its own base has one bare layer.
-            model.forward(batch, last_only=True)
-    return kept[0]

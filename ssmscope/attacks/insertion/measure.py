@@ -28,7 +28,6 @@ def inserted(text: str, phrase: str, words: int) -> str:
 
 
 def attacked_texts(asked: Questions, phrase: str, spots: Sequence[tuple[str, float | None]]) -> Iterable[str]:
-    """Yield all texts with the phrase at each spot, spot by spot."""
     before, after = asked.before, asked.after
     for name, share in spots:
         for content in asked.contents:
@@ -49,10 +48,8 @@ def measure(
     odds: Float[np.ndarray, "spots+1 examples"] | None,
     seed: int,
 ) -> InsertionCurve:
-    """Compute all estimates of a phrase from class ids and log-odds of the true class, those of the clean texts first.
-
-    Without log-odds (of generated answers) the curve has no numbers from them.
-    """
+    """Compute all estimates of a phrase from class ids and log-odds (None for generated answers), the clean texts
+    first."""
     hits = answers == labels
     clean, right = hits[0], hits[1:]
     columns = [clean[None], right.all(0, keepdims=True), right, (answers[1:] != answers[0]) & clean]

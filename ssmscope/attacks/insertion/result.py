@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pandas import DataFrame
 
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import closing, percent, tidy
@@ -14,12 +16,8 @@ from ssmscope.render.numbers import with_ties
 from ssmscope.render.table import Cell, Line, Table, table, value_cell, with_interval
 from ssmscope.render.tokens import shorten, visible
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 FIRST, LAST = "before the template", "after the template"
 """Places outside the content, if there is a template."""
-
 MAX_SHOWN_PHRASES = 6
 """Phrases that figure and terminal show."""
 
@@ -53,7 +51,6 @@ class InsertionCurve:
 
     phrase: str
     places: tuple[Place, ...]
-    """Places from first to last."""
     hardest_places: tuple[int, ...]
     """Place of the lowest accuracy, and those indistinguishable from it (`bootstrap.lowest`)."""
     lowest_odds: tuple[int, ...]
@@ -117,13 +114,11 @@ class InsertionSweep(Result, kind="insertion"):
         )
 
     def to_frame(self) -> DataFrame:
-        """A row for the clean texts, and per phrase one for every place and one for the worst of each example.
-
-        Columns: part ("clean", "place", "worst"), phrase, place, share, accuracy, drop (relative, in percent), flipped
-        (of the examples right when clean), log_odds (the mean change; for clean texts the mean itself) and worst_here;
-        the 95 % interval of each is in columns ending in _low and _high. With several phrases the last row is the worst
-        phrase and place of each example.
-        """
+        """A row for the clean texts, and per phrase one for every place and one for the worst of each example. Columns:
+        part ("clean", "place", "worst"), phrase, place, share, accuracy, drop (relative, in percent), flipped (of the
+        examples right when clean), log_odds (the mean change; for clean texts the mean itself) and worst_here; the 95 %
+        interval of each is in columns ending in _low and _high. With several phrases the last row is the worst phrase
+        and place of each example."""
 
         def worst(phrase: str, one: InsertionCurve | InsertionSweep) -> dict[str, Any]:
             numbers = {"accuracy": one.worst, "drop": one.worst_drop.times(100)}
@@ -157,7 +152,6 @@ class InsertionSweep(Result, kind="insertion"):
 
 
 def curve_table(curve: InsertionCurve, clean: Estimate) -> Table:
-    """Return a table of the clean texts, the phrase at every place, and the worst place of each example."""
     lines = [Line(("clean",), {"accuracy": Cell(clean)})]
     for one in curve.places:
         cells = {"accuracy": Cell(one.accuracy), "drop in %": percent(one.drop), "flipped": value_cell(one.flipped)}

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import TEXT_MODELS, Data
 from ssmscope.api.options import Cache, LabelWords, Limit, Metavar, Range, Reads, Seed, Template
-from ssmscope.attacks.checks import check_asked
+from ssmscope.attacks.recipes import check_asked
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
     from ssmscope.attacks.overflow.result import StateOverflow
     from ssmscope.core.model import Model
     from ssmscope.data.text import TextData
+
+LENGTHS = (0, 16, 32, 64, 128, 256, 512)
 
 
 def check_overflow(*, lengths: Sequence[int], filler: str | None, **others: Any) -> None:
@@ -44,15 +46,7 @@ def state_overflow(
     model: Model,
     data: TextData,
     *,
-    lengths: Annotated[Sequence[int], "Numbers of filler tokens; 0 is added.", Range(0)] = (
-        0,
-        16,
-        32,
-        64,
-        128,
-        256,
-        512,
-    ),
+    lengths: Annotated[Sequence[int], "Numbers of filler tokens; 0 is added.", Range(0)] = LENGTHS,
     filler: Annotated[
         str | None, "A text, a file or wikitext2; by default generated sentences.", Reads("lines"), Metavar("TEXT|FILE")
     ] = None,
@@ -87,7 +81,7 @@ def state_overflow(
     from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks.curves import questions, true_log_odds
     from ssmscope.attacks.overflow.measure import added_tokens, filled, filler_text, measure, notes_on, pieces_of
-    from ssmscope.attacks.overflow.result import Filled, OverflowCurve, StateOverflow
+    from ssmscope.attacks.overflow.result import StateOverflow
     from ssmscope.core.batching import MAX_TOKENS_PER_ROW, refuse_above, refuse_reading
 
     steps = tuple(sorted({0, *lengths}))
@@ -102,20 +96,13 @@ def state_overflow(
     texts = [text for place in places for piece in pieces for text in filled(asked, place, piece)]
     scores = asked.evaluator.scores(texts).reshape(len(places), len(steps), len(asked.data), len(asked.classes))
     answers = asked.evaluator.answers(scores)
-    measured = measure(asked.labels, answers, true_log_odds(scores, asked.labels), steps, len(asked.classes), seed)
-    added = added_tokens(model, texts, (len(places), len(steps)))
-    curves = []
-    for place, counts, points, half in zip(places, added.tolist(), measured.points, measured.half_lengths):
-        filled_points = tuple(Filled(n, count, **point) for n, count, point in zip(steps, counts, points))
-        curves.append(OverflowCurve(place, filled_points, half))
+    odds, added = true_log_odds(scores, asked.labels), added_tokens(model, texts, (len(places), len(steps)))
+    found = measure(asked.labels, answers, odds, places, steps, added, len(asked.classes), seed)
     options = call_options(lengths=list(steps), **asked.options)
     return StateOverflow(
         provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
         classes=asked.classes,
-        chance=measured.chance,
-        clean=measured.clean,
-        curves=tuple(curves),
-        gaps=measured.gaps,
+        **found,
         filler=pieces[-1],
-        notes=tuple(notes_on(model, asked, given, pieces[-1], measured, curves)),
+        notes=tuple(notes_on(model, given, pieces[-1], found["clean"], found["chance"], found["curves"])),
     )

@@ -7,14 +7,14 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from einops import rearrange
 from jaxtyping import Float, Int
 
 from ssmscope.attacks.curves import Questions, unknown_tokens
-from ssmscope.attacks.overflow.result import OverflowCurve
+from ssmscope.attacks.overflow.result import Filled, OverflowCurve
 from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
 from ssmscope.core.model import Model
 from ssmscope.data.filler import generated, sentences
@@ -22,7 +22,7 @@ from ssmscope.data.language import load_lines
 from ssmscope.data.rows import SUFFIXES
 from ssmscope.data.text import LINE_SOURCES
 from ssmscope.errors import InputError
-from ssmscope.evaluation.encoded import token_rows
+from ssmscope.evaluation.forking import token_rows
 
 SENTENCES_PER_DRAW = 64
 """Sentences drawn at a time for all lengths, so that the same seed begins with the same filler."""
@@ -71,10 +71,8 @@ def pieces_of(asked: Questions, model: Model, given: str | None, steps: Sequence
 
 
 def cut(text: str, tokens: int, count: Callable[[str], int]) -> str:
-    """Return the longest beginning of a text, in whole words, that has at most so many tokens by `count`.
-
-    If it has fewer, the part of the next word that comes closest to the number is added.
-    """
+    """Return the longest beginning of a text, in whole words, that has at most so many tokens by `count`. If it has
+    fewer, the part of the next word that comes closest to the number is added."""
     words = text.split(" ")
     number = bisect_right(range(len(words) + 1), tokens, key=lambda n: count(" ".join(words[:n]))) - 1
     piece = " ".join(words[:number])
@@ -113,55 +111,51 @@ def _tokens(model: Model, texts: Sequence[str]) -> Int[np.ndarray, " texts"]:
     return np.array([len(row) for row in token_rows(model, texts, blank=True)])
 
 
-class Measured(NamedTuple):
-    """Estimates of all curves; `points` [place][length] are the fields of `Filled`."""
-
-    clean: Estimate
-    chance: float
-    points: list[list[dict[str, Any]]]
-    gaps: tuple[Estimate, ...]
-    half_lengths: tuple[Estimate | None, ...]
-
-
 def measure(
-    labels: np.ndarray, answers: np.ndarray, odds: np.ndarray, lengths: Sequence[int], classes: int, seed: int
-) -> Measured:
-    """Compute all estimates from class ids (examples,) and, by places and lengths, the answers and true log-odds."""
-    places, steps, examples = answers.shape
+    labels: np.ndarray,
+    answers: Int[np.ndarray, "places lengths examples"],
+    odds: Float[np.ndarray, "places lengths examples"],
+    places: Sequence[str],
+    lengths: Sequence[int],
+    added: Float[np.ndarray, "places lengths"],
+    classes: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Compute the estimates by the fields of `StateOverflow`, from class ids and log-odds of the true class."""
+    examples = len(labels)
     most = labels == np.bincount(labels, minlength=classes).argmax()
     given = np.moveaxis(answers[..., None] == np.arange(classes), -1, 0)
     every = np.concatenate([(answers == labels)[None], odds[None], given]).reshape(-1, examples)
     means = resampled_sums(np.concatenate([most[None], every]).T.astype(np.float64), seed=seed) / examples
+    shape = {"places": len(places), "lengths": len(lengths)}
     chance, (accuracy, mean_odds, *rest) = (
         means[:, 0],
-        rearrange(means[:, 1:], "rows (numbers places steps) -> numbers rows places steps", places=places, steps=steps),
+        rearrange(means[:, 1:], "rows (numbers places lengths) -> numbers rows places lengths", **shape),
     )
     shares = np.stack(rest)
     entropy = (shares * -np.log2(np.where(shares > 0, shares, 1.0))).sum(0) + 0.0  # 0.0 + -0.0 is 0.0
     drops = 1 - ratio(accuracy, accuracy[:, :, :1])
     parts = {"accuracy": accuracy, "drop": drops, "log_odds": mean_odds, "majority": shares.max(0), "entropy": entropy}
 
-    def point(place: int, at: int) -> dict[str, Any]:
+    def point(place: int, at: int) -> Filled:
         own = {name: estimate(part[:, place, at]) for name, part in parts.items()}
-        return own | {"shares": tuple(estimate(share[:, place, at]) for share in shares)}
+        by_class = tuple(estimate(share[:, place, at]) for share in shares)
+        return Filled(lengths[at], float(added[place, at]), shares=by_class, **own)
 
-    return Measured(
-        clean=estimate(accuracy[:, 0, 0]),
-        chance=float(chance[0]),
-        points=[[point(place, at) for at in range(steps)] for place in range(places)],
-        gaps=tuple(map(estimate, (accuracy[:, 1] - accuracy[:, 0]).T)) if places == 2 else (),
-        half_lengths=tuple(half_length(accuracy[:, place], chance, lengths) for place in range(places)),
-    )
+    curves = []
+    for place, where in enumerate(places):
+        points = tuple(point(place, at) for at in range(len(lengths)))
+        curves.append(OverflowCurve(where, points, half_length(accuracy[:, place], chance, lengths)))
+    gaps = tuple(map(estimate, (accuracy[:, 1] - accuracy[:, 0]).T)) if len(places) == 2 else ()
+    return {"clean": estimate(accuracy[:, 0, 0]), "chance": float(chance[0]), "curves": tuple(curves), "gaps": gaps}
 
 
 def half_length(
     accuracy: Float[np.ndarray, "rows lengths"], chance: Float[np.ndarray, " rows"], lengths: Sequence[int]
 ) -> Estimate | None:
-    """Compute the shortest length at which accuracy − chance is at most half of its value at the first length.
-
-    The value is that of the first row, the interval that of the others. Return None if there is no such length, or if
-    the first accuracy is not above chance.
-    """
+    """Compute the shortest length at which accuracy − chance is at most half of its value at the first length. The
+    value is that of the first row, the interval that of the others. Return None if there is no such length, or if the
+    first accuracy is not above chance."""
     above = accuracy - chance[:, None]
     gone = above <= above[:, :1] / 2 + 1e-9  # Exactly half counts, despite rounding.
     first = np.where(gone.any(1), np.asarray(lengths, dtype=np.float64)[gone.argmax(1)], np.inf)
@@ -174,14 +168,11 @@ def half_length(
 
 
 def notes_on(
-    model: Model, asked: Questions, given: str | None, longest: str, measured: Measured, curves: Sequence[OverflowCurve]
+    model: Model, given: str | None, longest: str, clean: Estimate, chance: float, curves: Sequence[OverflowCurve]
 ) -> Iterable[str]:
-    if measured.clean.low <= measured.chance:
-        yield (
-            f"the clean accuracy, {measured.clean}, is not clearly above chance, {measured.chance:.3f}: there is "
-            "little to forget"
-        )
-    half = (measured.clean.value + measured.chance) / 2
+    if clean.low <= chance:
+        yield f"the clean accuracy, {clean}, is not clearly above chance, {chance:.3f}: there is little to forget"
+    half = (clean.value + chance) / 2
     for curve in curves:
         gone = math.inf if curve.half_length is None else curve.half_length.value
         back = [point.tokens for point in curve.points if point.tokens > gone and point.accuracy.value > half + 1e-9]

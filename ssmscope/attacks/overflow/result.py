@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+from pandas import DataFrame
 
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import closing, percent, tidy
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.table import Cell, Line, Table, table, value_cell, with_interval
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,6 @@ class OverflowCurve:
     where: str
     """"after" or "before" the text."""
     points: tuple[Filled, ...]
-    """Points from no filler to the longest."""
     half_length: Estimate | None
     """Shortest measured length at which half of the accuracy above chance is lost; None if it never is. The upper end
     of its interval can be infinite: beyond the measured lengths, or never."""
@@ -94,12 +91,9 @@ class StateOverflow(Result, kind="overflow"):
         )
 
     def to_frame(self) -> DataFrame:
-        """A row per place and length.
-
-        Columns: where, tokens, added, accuracy, drop (relative, in percent), log_odds, majority, entropy (bits), the
-        share of each class as "share CLASS", and with both places gap (accuracy before − after, in both places' rows);
-        the 95 % interval of each is in columns ending in _low and _high.
-        """
+        """A row per place and length. Columns: where, tokens, added, accuracy, drop (relative, in percent), log_odds,
+        majority, entropy (bits), the share of each class as "share CLASS", and with both places gap (accuracy before −
+        after, in both places' rows); the 95 % interval of each is in columns ending in _low and _high."""
         rows = []
         for curve in self.curves:
             for at, point in enumerate(curve.points):
@@ -124,7 +118,6 @@ class StateOverflow(Result, kind="overflow"):
 
 
 def curve_table(curve: OverflowCurve, classes: Sequence[str]) -> Table:
-    """Return a table with a row for each length of filler."""
     lines = []
     for point in curve.points:
         share, name = max(zip([e.value for e in point.shares], classes))
@@ -141,7 +134,6 @@ def curve_table(curve: OverflowCurve, classes: Sequence[str]) -> Table:
 
 
 def half_name(curve: OverflowCurve) -> str:
-    """Describe a half-length and its interval."""
     longest = curve.points[-1].tokens
     if curve.half_length is None:
         return f"never within {longest:,} tokens"

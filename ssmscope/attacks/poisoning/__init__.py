@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import TEXT_MODELS, Data
 from ssmscope.api.options import Cache, LabelWords, Limit, Metavar, Progress, Range, Reads, Seed, Template
-from ssmscope.attacks.checks import check_asked
+from ssmscope.attacks.recipes import check_asked
 from ssmscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def state_poisoning(
     """
     from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks.curves import questions
-    from ssmscope.attacks.poisoning.measure import Parts, observe, other_models, read_otherwise, searched, victim
+    from ssmscope.attacks.poisoning.measure import divided, observe, other_models, read_otherwise, searched, victim
     from ssmscope.attacks.poisoning.memory import DETECTORS, Vocabulary, slots_of
     from ssmscope.attacks.poisoning.result import StatePoisoning
     from ssmscope.attacks.poisoning.search import Goal
@@ -129,13 +129,14 @@ def state_poisoning(
         raise InputError(f"there is no class {target!r}; allowed are {', '.join(asked.classes)}{near}")
     planted = None if objective != "plant" else 0 if target is None else asked.classes.index(target)
     known = Vocabulary.of(model, vocabulary, asked.evaluator.words or ())
-    parts = Parts.of(slots_of(model, asked, known.text((0,) * length), place, span), train, seed)
+    usable = slots_of(model, asked, known.text((0,) * length), place, span)
+    to_search, for_thresholds, held_out = divided(usable, train, seed)
     number = 4 * (draws + sweeps * length * beam * candidates)
-    tokens = sum(len(slot.before) + length + len(slot.after) for slot in parts.train)
+    tokens = sum(len(slot.before) + length + len(slot.after) for slot in to_search)
     refuse_reading(number * tokens, "this search", "search with fewer candidates, sweeps or texts")
 
     def goal(objective: str, penalty: float) -> Goal:
-        slots = parts.train
+        slots = to_search
         if objective == "plant":  # Texts of the planted class already have it.
             slots = [slot for slot in slots if asked.labels[slot.row] != planted] or slots
         return Goal(model, asked, slots, known, objective, planted or 0, detector, length, penalty, alarms)
@@ -147,23 +148,23 @@ def state_poisoning(
         groups, cost = searched(
             goals, length, draws, candidates, beam, sweeps, seed, functools.partial(bar.advance, searching)
         )
-        total = (len(parts.threshold) + len(parts.held_out)) * (1 + len(others))
+        total = (len(for_thresholds) + len(held_out)) * (1 + len(others))
         advance = functools.partial(bar.advance, bar.add_task("texts", total=total))
         victims, triggers = [], [trigger for group in groups for trigger in group.triggers]
         for each in (model, *others):
             its = asked if each is model else questions(each, data, **asking)
-            seen = observe(each, its, parts.held_out, known, triggers, length, advance)
-            clean = observe(each, its, parts.threshold, known, (), length, advance)
-            labels = its.labels[[slot.row for slot in parts.held_out]]
+            seen = observe(each, its, held_out, known, triggers, length, advance)
+            clean = observe(each, its, for_thresholds, known, (), length, advance)
+            labels = its.labels[[slot.row for slot in held_out]]
             victims.append(victim(each.name, labels, seen, groups, known, clean, alarms, planted, seed))
     to_plant = None if planted is None else asked.classes[planted]
     options = call_options(target=to_plant, transfer=[each.name for each in others] or None, **asked.options)
     return StatePoisoning(
         provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
         detectors=DETECTORS,
-        texts=(len(parts.train), len(parts.threshold), len(parts.held_out)),
+        texts=(len(to_search), len(for_thresholds), len(held_out)),
         vocabulary=len(known),
         victims=tuple(victims),
         cost=cost,
-        notes=tuple(read_otherwise(model, asked, parts.held_out, known, groups)),
+        notes=tuple(read_otherwise(model, asked, held_out, known, groups)),
     )

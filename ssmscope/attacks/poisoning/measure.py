@@ -27,7 +27,7 @@ from ssmscope.attacks.poisoning.search import Goal, Guided, random_search, searc
 from ssmscope.core.bootstrap import estimate, ratio, resampled_sums
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.evaluation.encoded import token_rows
+from ssmscope.evaluation.forking import token_rows
 
 
 class Tried(NamedTuple):
@@ -47,24 +47,16 @@ class Seen(NamedTuple):
     suspicion: Mapping[str, Float[np.ndarray, " texts"]]
 
 
-class Parts(NamedTuple):
-    """Texts to search on, texts that set thresholds, and held-out texts."""
-
-    train: list[Slot]
-    threshold: list[Slot]
-    held_out: list[Slot]
-
-    @classmethod
-    def of(cls, slots: Sequence[Slot], train: int, seed: int) -> Parts:
-        """Divide the texts at random: at most a quarter for the search, a third of the rest for thresholds."""
-        if len(slots) < 4:
-            raise InputError(
-                f"{len(slots)} texts can be attacked; give at least four, for the search, thresholds and results"
-            )
-        drawn = [slots[at] for at in np.random.default_rng(seed).permutation(len(slots))]
-        first = min(train, len(slots) // 4)
-        second = first + (len(slots) - first) // 3
-        return cls(drawn[:first], drawn[first:second], drawn[second:])
+def divided(slots: Sequence[Slot], train: int, seed: int) -> tuple[list[Slot], list[Slot], list[Slot]]:
+    """Divide texts at random: at most a quarter to search on, a third of the rest for thresholds, and held-out ones."""
+    if len(slots) < 4:
+        raise InputError(
+            f"{len(slots)} texts can be attacked; give at least four, for the search, thresholds and results"
+        )
+    drawn = [slots[at] for at in np.random.default_rng(seed).permutation(len(slots))]
+    first = min(train, len(slots) // 4)
+    second = first + (len(slots) - first) // 3
+    return drawn[:first], drawn[first:second], drawn[second:]
 
 
 def searched(
@@ -77,10 +69,8 @@ def searched(
     seed: int,
     advance: Callable[[], None],
 ) -> tuple[list[Tried], Cost]:
-    """Return random triggers, the best of a random search of equal cost, and the trigger found for each goal.
-
-    All searches start from the same random triggers, and all values are those of the first goal.
-    """
+    """Return random triggers, the best of a random search of equal cost, and the trigger found for each goal. All
+    searches start from the same random triggers, and all values are those of the first goal."""
     started = time.perf_counter()
     goal = next(iter(goals.values()))
     random = np.random.default_rng([seed, 1])
@@ -135,10 +125,8 @@ def observe(
 def auroc_counts(
     negative: np.ndarray, positive: np.ndarray, counts: Float[np.ndarray, "rows texts"]
 ) -> Float[np.ndarray, " rows"]:
-    """Compute the area under the ROC curve, P(negative < positive) + P(negative = positive) / 2, of paired texts.
-
-    Text i occurs counts[r, i] times in resample r on both sides.
-    """
+    """Compute the area under the ROC curve, P(negative < positive) + P(negative = positive) / 2, of paired texts. Text
+    i occurs counts[r, i] times in resample r on both sides."""
     wins = (negative[:, None] < positive) + 0.5 * (negative[:, None] == positive)
     pairs = counts.sum(1) ** 2
     return np.einsum("rt,rt->r", counts @ wins, counts) / pairs
@@ -155,11 +143,9 @@ def victim(
     target: int | None,
     seed: int,
 ) -> Victim:
-    """Compute all estimates of one model.
-
-    `seen` are measurements on the clean texts, then with the triggers of all groups in order; `others` those on other
-    clean texts, which set the detectors' thresholds; `target` is the planted class.
-    """
+    """Compute all estimates of one model. `seen` are measurements on the clean texts, then with the triggers of all
+    groups in order; `others` those on other clean texts, which set the detectors' thresholds; `target` is the planted
+    class."""
     clean, texts = seen[0], len(labels)
     counts = resampled_sums(np.eye(texts), seed=seed)
     thresholds = {each: threshold(others[0].suspicion[each], alarms) for each in DETECTORS}

@@ -30,7 +30,7 @@ from ssmscope.core.tokenizing import tokenize
 from ssmscope.core.trace import LayerState, LayerTrace, States, gathered, mapped
 from ssmscope.data.language import load_lines
 from ssmscope.errors import InputError
-from ssmscope.evaluation.encoded import token_rows
+from ssmscope.evaluation.forking import token_rows
 from ssmscope.ops import Recurrence, survival
 
 Trigger = tuple[int, ...]
@@ -84,16 +84,13 @@ class Vocabulary:
         return np.asarray(self.ids, dtype=np.int64)[np.asarray(triggers, dtype=np.int64)]
 
     def drawn(self, random: np.random.Generator, number: int, length: int) -> list[Trigger]:
-        """Draw random triggers."""
         return [tuple(row) for row in random.integers(0, len(self), (number, length)).tolist()]
 
 
 @dataclass(frozen=True)
 class Slot:
     """A text (`row` of the questions) with a place for a trigger after so many words, and the token ids on either side.
-
-    `span` is True at the tokens before it whose memory is attacked.
-    """
+    `span` is True at the tokens before it whose memory is attacked."""
 
     row: int
     words: int
@@ -103,11 +100,9 @@ class Slot:
 
 
 def slots_of(model: Model, asked: Questions, filler: str, place: float, span: str | None) -> list[Slot]:
-    """Return the texts that have the span before the place, which is after the first ⌊place · n + ½⌋ of n words.
-
-    The filler has as many words, of one token each, as a trigger. The first occurrence of the span counts; without one,
-    all tokens before the place are attacked.
-    """
+    """Return the texts that have the span before the place, which is after the first ⌊place · n + ½⌋ of n words. The
+    filler has as many words, of one token each, as a trigger. The first occurrence of the span counts; without one, all
+    tokens before the place are attacked."""
     places = [math.floor(place * len(content.split()) + 0.5) for content in asked.contents]
     filled = [inserted(content, filler, words) for content, words in zip(asked.contents, places)]
     texts = [asked.before + content + asked.after for content in filled]
@@ -145,7 +140,6 @@ def attacked(asked: Questions, slot: Slot, trigger: str) -> str:
 DETECTORS = ("token", "window", "half-life")
 NO_TRIGGER: Int[np.ndarray, "1 0"] = np.empty((1, 0), dtype=np.int64)
 """Empty trigger of a clean text."""
-
 Terms = list[tuple[Recurrence, ...]]
 """Recurrences of every layer."""
 
@@ -158,15 +152,12 @@ def masses(recurrences: Sequence[Recurrence], at: int) -> Float[Tensor, "batch p
 def suspicion(
     recurrences: Sequence[Recurrence], detector: str, window: int, since: int = 1
 ) -> Float[Tensor, "batch positions"]:
-    """Compute a detector's statistic in one layer, smaller where more is forgotten.
+    """Compute a detector's statistic in one layer, smaller where more is forgotten, the first two from t = `since` on.
 
     token: Σ_{s<t} ‖R_s(t)‖ / Σ_{s<t} ‖R_s(t − 1)‖, the share of the earlier memory that token t leaves.
     window: Σ_{s≤t−w} ‖R_s(t)‖ / Σ_{s≤t} ‖R_s(t)‖, the share of the memory that is older than w tokens, divided by the
         share (t − w + 1) / (t + 1) of such tokens; from t = 2w on.
     half-life: 1 − the mean over s of 1 / half-life (without the last position), a single number.
-
-    Args:
-        since: the first t of the first two statistics.
     """
     length = recurrences[0].shape[1]
     found: list[Tensor] = []
@@ -190,10 +181,8 @@ def _quotient(above: Tensor, below: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Beginning:
-    """Text before a trigger after one run; its `states` are empty if the model cannot continue from them.
-
-    `least` is each detector's minimum so far.
-    """
+    """Text before a trigger after one run; its `states` are empty if the model cannot continue from them. `least` is
+    each detector's minimum so far."""
 
     slot: Slot
     terms: Terms
@@ -219,10 +208,8 @@ def _lowest(terms: Terms, detector: str, window: int, since: int) -> Float[Tenso
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Survival of the span at the end (mean over layers), and detectors' suspicion, of a text with several triggers.
-
-    Suspicion is 1 minus the detector's minimum, 0 for texts that are too short for it.
-    """
+    """Survival of the span at the end, mean over layers, and 1 − each detector's minimum (0 for texts too short for
+    it)."""
 
     survival: Float[np.ndarray, " triggers"]
     suspicion: dict[str, Float[np.ndarray, " triggers"]]
@@ -276,9 +263,8 @@ def _continued(model: Model, beginning: Beginning, rest: np.ndarray) -> Terms:
     """Return the terms of the rest alone, run from the states; of the whole texts if there are none."""
     if not beginning.states:
         return run(model, _rows(beginning.slot.before, rest, ()))[0]
-    return run(model, rest, gathered(beginning.states, torch.zeros(len(rest), dtype=torch.long, device=model.device)))[
-        0
-    ]
+    same = torch.zeros(len(rest), dtype=torch.long, device=model.device)
+    return run(model, rest, gathered(beginning.states, same))[0]
 
 
 def concatenated(first: Recurrence, second: Recurrence) -> Recurrence:
@@ -325,10 +311,8 @@ def share_gradients(
     model: Model, slots: Sequence[Slot], triggers: Int[np.ndarray, "triggers length"]
 ) -> Float[Tensor, "triggers length width"]:
     """Compute the gradient of the spans' share of the final states at the triggers' embeddings, summed over texts.
-
     Norms are not differentiated position by position: with P the final state of a run that writes at the span alone,
-    and H the final state, the share is the mean over layers of ‖P‖ / (‖P‖ + ‖H − P‖), the norms summed over heads.
-    """
+    and H the final state, the share is the mean over layers of ‖P‖ / (‖P‖ + ‖H − P‖), the norms summed over heads."""
     total: Tensor | float = 0.0
     for slot in slots:
         rows = torch.from_numpy(_rows(slot.before, triggers, slot.after)).to(model.device)

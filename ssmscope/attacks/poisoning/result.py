@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pandas import DataFrame
 
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import closing, tidy
@@ -13,9 +15,6 @@ from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import Cell, Line, Table, table, value_cell, with_interval
 from ssmscope.render.tokens import visible
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 FOUND = "found"
 NAMES: Mapping[str, str] = {
@@ -60,7 +59,6 @@ class Poisoned:
     planted: Estimate | None
     """Share of the texts of other classes that are answered with the planted one; None if none is planted."""
     alarms: tuple[Alarm, ...]
-    """Alarms by detector."""
 
 
 @dataclass(frozen=True)
@@ -147,12 +145,9 @@ class StatePoisoning(Result, kind="poison"):
         return table(("model", "trigger"), lines, more=("survival", "accuracy"), less=("flipped",))
 
     def to_frame(self) -> DataFrame:
-        """A row per model and attack, "clean" first.
-
-        Columns: model, attack, trigger, value (on the texts of the search), asked, survival, kept, accuracy, flipped,
-        planted, and for each detector "auroc NAME" and "caught NAME" (of clean texts the false positives); the 95 %
-        interval of each is in columns ending in _low and _high.
-        """
+        """A row per model and attack, "clean" first. Columns: model, attack, trigger, value (on the texts of the
+        search), asked, survival, kept, accuracy, flipped, planted, and for each detector "auroc NAME" and "caught NAME"
+        (of clean texts the false positives); the 95 % interval of each is in columns ending in _low and _high."""
         rows: list[dict[str, Any]] = []
         for one in self.victims:
             row = {"attack": "clean", "survival": one.survival, "accuracy": one.accuracy, "planted": one.planted}
@@ -186,7 +181,6 @@ class StatePoisoning(Result, kind="poison"):
         yield from closing(self, self.notes)
 
     def _seen(self, one: Victim) -> Table:
-        """Return a table of each attack's AUROC and detection rate by detector."""
         lines = []
         for each in one.attacks:
             seen = [(f"{name}: ", alarm) for name, alarm in zip(self.detectors, each.alarms)]
@@ -203,7 +197,6 @@ class StatePoisoning(Result, kind="poison"):
 
 
 def _answers(one: Victim) -> Table:
-    """Return a table of the clean texts and each attack."""
     lines = []
     rows: list[tuple[str, Victim | Poisoned]] = [("clean", one), *((NAMES[each.name], each) for each in one.attacks)]
     for name, each in rows:

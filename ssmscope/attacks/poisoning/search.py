@@ -37,14 +37,10 @@ Proposals = Callable[[Sequence[Trigger], int], Sequence[Sequence[int]]]
 
 @dataclass(eq=False)
 class Goal:
-    """Mean over texts of a number from 0 to 1 that a trigger is to raise, minus a penalty on a detector's suspicion.
-
-    Attributes:
-        objective: "forget": 1 − the survival of the span at the end; "plant": the probability of the target class;
-            "flip": 1 − that of the true one.
-        penalty: weight of the detector's suspicion above `allowed`.
-        runs, gradients: number of texts run for values, and of gradients, one per text and trigger.
-    """
+    """Mean over texts of a number from 0 to 1 that a trigger is to raise, minus `penalty` times a detector's suspicion
+    above `allowed`. The number is, by `objective`, forget: 1 − the survival of the span at the end; plant: the
+    probability of the target class; flip: 1 − that of the true one. `runs` and `gradients` count the texts that were
+    run for values and for gradients, one per text and trigger."""
 
     model: Model
     asked: Questions
@@ -82,7 +78,6 @@ class Goal:
         return self.asked.labels[[slot.row for slot in self.slots]]
 
     def __call__(self, triggers: Sequence[Trigger]) -> Float[np.ndarray, " triggers"]:
-        """Compute the value of every trigger."""
         self.runs += len(triggers) * len(self.slots)
         found = np.zeros(len(triggers))
         if self.objective == "forget" or self.penalty:
@@ -107,10 +102,8 @@ class Goal:
         return 1 - shares[:, np.arange(len(self.slots)), self.labels]
 
     def gains(self, triggers: Sequence[Trigger], place: int) -> Float[Tensor, "triggers words"]:
-        """Estimate to first order how much each word at a place would add to the goal without its penalty.
-
-        This is HotFlip (Ebrahimi et al. 2018, Eq. 4), summed over texts as by Wallace et al. (2019).
-        """
+        """Estimate to first order how much each word at a place would add to the goal without its penalty. This is
+        HotFlip (Ebrahimi et al. 2018, Eq. 4), summed over texts as by Wallace et al. (2019)."""
         self.gradients += len(triggers) * len(self.slots)
         tokens = self.vocabulary.tokens(triggers)
         if self.objective == "forget":
@@ -170,10 +163,8 @@ def search(
     sweeps: int,
     known: dict[Trigger, float] | None = None,
 ) -> Found:
-    """Replace one token after the other, and keep the `beam` best of all evaluated triggers, from the best start on.
-
-    A sweep is over all places; one that finds nothing better ends the search. `known` holds values, also new ones.
-    """
+    """Replace one token after the other, and keep the `beam` best of all evaluated triggers, from the best start on. A
+    sweep is over all places; one that finds nothing better ends the search. `known` holds values, also new ones."""
     values = {} if known is None else known
     met = set(starts)
     kept = _best(value, starts, values, beam)

@@ -76,15 +76,7 @@ def position_bias(
     import numpy as np
 
     from ssmscope.api.results import call_options, record_provenance
-    from ssmscope.attacks.position.measure import (
-        PAPER,
-        SHARES,
-        averages,
-        draw_donors,
-        measure,
-        notes_on,
-        replaced_inputs,
-    )
+    from ssmscope.attacks.position import measure
     from ssmscope.attacks.position.regions import regions_of, windows_of
     from ssmscope.attacks.position.result import PositionBias
     from ssmscope.core.batching import refuse_above
@@ -92,13 +84,13 @@ def position_bias(
     from ssmscope.interp.labelled import class_ids
 
     refuse_above(2**16, batch_size=batch_size)
-    kind = replaced_inputs(model, data)
+    kind = measure.replaced_inputs(model, data)
     if limit is not None:
         data = data.sample(limit, seed=seed)
     labels = class_ids(model, data)
     inputs = kind(model, data, replacement, seed)
     longest = int(inputs.lengths.max())
-    usual = PAPER if longest == PAPER[-1][1] and inputs.lengths.min() == longest else SHARES
+    usual = measure.PAPER if longest == measure.PAPER[-1][1] and inputs.lengths.min() == longest else measure.SHARES
     named = regions_of(usual if regions is None else regions, longest)
     windows = windows_of(window, stride, longest) if window is not None else ()
     every = (*named, *windows)
@@ -106,20 +98,18 @@ def position_bias(
     if replacement == "other":
         reach = [[stop for _, stop in (r.bounds(n) for r in every) if stop <= n] for n in inputs.lengths.tolist()]
         needed = np.array([max(stops, default=0) for stops in reach])
-        donors = draw_donors(labels, inputs.lengths, needed, seed)
+        donors = measure.draw_donors(labels, inputs.lengths, needed, seed)
     options = call_options(regions=[str(region) for region in named])
     provenance = record_provenance(model.source, options=options, seed=seed, data=data)
     clean, attacked = inputs.predict(every, donors, batch_size, provenance)
-    measured = measure(labels, clean, attacked, labels[donors] if donors is not None else None, every, seed)
+    donor_labels = None if donors is None else labels[donors]
+    found = measure.measure(labels, clean, attacked, donor_labels, named, windows, seed)
     return PositionBias(
         provenance=provenance,
         replacement=replacement,
         unit=inputs.unit,
         length=longest,
         width=data.shape[1] if isinstance(data, PixelData) else None,
-        clean=measured.clean,
-        regions=measured.attacked[: len(named)],
-        windows=measured.attacked[len(named) :],
-        **averages(measured, len(named)),
-        notes=(*inputs.remarks, *notes_on(measured, len(data))),
+        **found,
+        notes=(*inputs.remarks, *measure.notes_on(found["clean"], (*found["regions"], *found["windows"]), len(data))),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,13 +28,6 @@ from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
 
 LEFT_OUT = -1
-
-
-class Predictions(NamedTuple):
-    """Class ids on clean inputs (examples,) and with each region replaced (examples, regions); −1 if impossible."""
-
-    clean: np.ndarray
-    attacked: np.ndarray
 
 
 def draw_donors(labels: np.ndarray, lengths: np.ndarray, needed: np.ndarray, seed: int) -> Int[np.ndarray, " examples"]:
@@ -83,14 +76,16 @@ class Inputs(ABC):
         donors: np.ndarray | None,
         batch_size: int | None = None,
         provenance: Mapping[str, Any] | None = None,
-    ) -> Predictions:
-        """Predict on clean inputs and with each region replaced."""
-        number = len(self.lengths)
-        found = Predictions(np.empty(number, dtype=np.int64), np.empty((number, len(regions)), dtype=np.int64))
+    ) -> tuple[Int[np.ndarray, " examples"], Int[np.ndarray, "examples regions"]]:
+        """Predict class ids on clean inputs, and with each region replaced; −1 where that is impossible."""
+        clean, attacked = (
+            np.empty(len(self.lengths), dtype=np.int64),
+            np.empty((len(self.lengths), len(regions)), dtype=np.int64),
+        )
         measure = partial(self._measured, regions, donors)
         for rows, part in over(self.model, self._batches(batch_size), measure, provenance=provenance, what=self.what):
-            found.clean[list(rows)], found.attacked[list(rows)] = part["clean"], part["attacked"]
-        return found
+            clean[list(rows)], attacked[list(rows)] = part["clean"], part["attacked"]
+        return clean, attacked
 
     @abstractmethod
     def _batches(self, size: int | None) -> Iterable[Sequence[int]]: ...
@@ -100,11 +95,9 @@ class Inputs(ABC):
 
 
 class Pixels(Inputs):
-    """Images whose pixels are replaced; each run of a region continues from the clean run's states at its start.
-
-    noise: N(0, 1) in each channel, where pixels lie in [0, 1]; zeros: black; mean: the mean pixel of the data; other:
-    the same pixels of an image of another class.
-    """
+    """Images whose pixels are replaced; each run of a region continues from the clean run's states at its start. For
+    noise a pixel, in [0, 1], is N(0, 1) in each channel, for zeros black, for mean the data's mean pixel; other: an
+    image of another class."""
 
     unit = "pixels"
     what = "images"
@@ -158,13 +151,10 @@ class Pixels(Inputs):
 
 
 class Tokens(Inputs):
-    """Texts, or sequences of ids, whose tokens are replaced; special tokens are not part of a region.
-
-    The padding of ListOps counts as ordinary tokens, because its models read it.
-
-    noise: an embedding of N(0, 1) times the standard deviation of the embedding table; zeros: a zero embedding; mean:
-    the mean of the embedding table; other: the tokens of an example of another class at the same places.
-    """
+    """Texts, or sequences of ids, whose tokens are replaced; special tokens are not part of a region, but the padding
+    of ListOps is, because its models read it. For noise an embedding is N(0, 1) times the standard deviation of the
+    embedding table, for zeros 0, for mean the table's mean; other: the tokens of an example of another class at the
+    same places."""
 
     def __init__(self, model: Model, data: TextData | SequenceData, replacement: str, seed: int) -> None:
         super().__init__(model, replacement, seed)
@@ -245,18 +235,8 @@ def classes(logits: Float[Tensor, "batch classes"]) -> Int[np.ndarray, " batch"]
 
 PAPER = ((0, 32), (0, 96), (928, 1024), (992, 1024))
 """Regions of Baleen's Table 3, in 1024 pixels."""
-
 SHARES = ("0%:10%", "0%:25%", "75%:100%", "90%:100%")
 """Regions for sequences of other lengths than 1024 tokens."""
-
-
-class Measured(NamedTuple):
-    """Estimates, and the rows (value, then resamples) behind them: accuracies, the clean one first, and drops."""
-
-    clean: Estimate
-    attacked: tuple[Attacked, ...]
-    rows: np.ndarray
-    drops: np.ndarray
 
 
 def measure(
@@ -265,47 +245,47 @@ def measure(
     attacked: np.ndarray,
     donor_labels: np.ndarray | None,
     regions: Sequence[Region],
+    windows: Sequence[Region],
     seed: int,
-) -> Measured:
-    """Compute all estimates from class ids (examples,), and with each region replaced (examples, regions)."""
+) -> dict[str, Any]:
+    """Compute the estimates by the fields of `PositionBias`, from class ids (examples,), and with each region and then
+    each window replaced (examples, regions + windows)."""
     right = (clean == labels)[:, None]
     usable = attacked != LEFT_OUT
     changed = usable & right & (attacked != clean[:, None])
     taken = changed & (attacked == (labels if donor_labels is None else donor_labels)[:, None])
     columns = [right, usable, usable & right, usable & (attacked == labels[:, None]), changed, taken]
     sums = resampled_sums(np.concatenate(columns, axis=1).astype(np.float64), seed=seed)
-    rights, *rest = np.split(sums, 1 + len(regions) * np.arange(5), axis=1)
+    rights, *rest = np.split(sums, 1 + attacked.shape[1] * np.arange(5), axis=1)
     among, clean_right, hits, changes, takes = rest
     accuracy, drops = ratio(hits, among), 1 - ratio(hits, clean_right)
     parts = {"accuracy": accuracy, "clean": ratio(clean_right, among), "drop": drops}
     parts |= {"flipped": ratio(changes, clean_right)}
     parts |= {"success": ratio(takes, clean_right)} if donor_labels is not None else {}
     results = []
-    for i, region in enumerate(regions):
+    for i, region in enumerate((*regions, *windows)):
         own: dict[str, Any] = {"region": str(region), **vars(region)}
         own |= {"examples": int(usable[:, i].sum()), "left_out": int((~usable[:, i]).sum())}
         results.append(Attacked(**own | {name: estimate(part[:, i]) for name, part in parts.items()}))
-    rows = np.concatenate([rights / len(labels), accuracy], axis=1)
-    return Measured(estimate(rows[:, 0]), tuple(results), rows, drops)
-
-
-def averages(measured: Measured, number: int) -> dict[str, Any]:
-    """Compute the averages over the first `number` regions, by the fields of `PositionBias`."""
-    accuracies = measured.rows[:, : 1 + number]
+    number = len(regions)
+    accuracies = np.concatenate([rights / len(labels), accuracy[:, :number]], axis=1)
     return {
+        "clean": estimate(accuracies[:, 0]),
+        "regions": tuple(results[:number]),
+        "windows": tuple(results[number:]),
         "average": estimate(accuracies[:, 1:].mean(1)),
-        "average_drop": estimate(measured.drops[:, :number].mean(1)),
+        "average_drop": estimate(drops[:, :number].mean(1)),
         "average_with_clean": estimate(accuracies.mean(1)),
         "spread": float(accuracies[0].std(ddof=1)),
-        "worst_regions": lowest(-measured.drops[:, :number]),
-        "worst_windows": lowest(-measured.drops[:, number:]),
+        "worst_regions": lowest(-drops[:, :number]),
+        "worst_windows": lowest(-drops[:, number:]),
     }
 
 
-def notes_on(measured: Measured, examples: int) -> Iterator[str]:
-    if measured.clean.value == 0:
+def notes_on(clean: Estimate, attacked: Sequence[Attacked], examples: int) -> Iterator[str]:
+    if clean.value == 0:
         yield "the clean accuracy is 0: there is no drop to measure"
-    if short := [one for one in measured.attacked if one.left_out]:
+    if short := [one for one in attacked if one.left_out]:
         most = max(short, key=lambda one: one.left_out)
         yield (
             f"{len(short)} of the regions and windows extend beyond some examples or their donors, which are left out "

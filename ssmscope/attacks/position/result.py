@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from pandas import DataFrame
 
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import closing, percent, tidy
@@ -15,9 +16,6 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import counted, with_ties
 from ssmscope.render.table import Cell, Line, Table, as_share, in_percent, table, value_cell, with_interval
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 REPLACEMENTS = {"noise": "noise", "zeros": "zeros", "mean": "the mean", "other": "those of another class"}
 """Names of the replacements in views."""
@@ -110,12 +108,10 @@ class PositionBias(Result, kind="position"):
         return told + _worst(self, lambda one: as_share(one.accuracy.value))
 
     def to_frame(self) -> DataFrame:
-        """A row for the clean inputs, each region, their averages, and each window.
-
-        Columns: part, region, start, stop, unit ("pixels", "tokens" or "percent"), examples, left_out, accuracy, drop
-        (relative, in percent), flipped and, with "other", success (shares of the examples right when clean); the 95 %
-        interval of each is in columns ending in _low and _high.
-        """
+        """A row for the clean inputs, each region, their averages, and each window. Columns: part, region, start, stop,
+        unit ("pixels", "tokens" or "percent"), examples, left_out, accuracy, drop (relative, in percent), flipped and,
+        with "other", success (shares of the examples right when clean); the 95 % interval of each is in columns ending
+        in _low and _high."""
         examples = self.provenance["data"]["examples"]
         rows: list[dict[str, Any]] = [dict(part="clean", region="clean", examples=examples, accuracy=self.clean)]
         for part, attacked in (("region", self.regions), ("window", self.windows)):
@@ -145,7 +141,6 @@ class PositionBias(Result, kind="position"):
         yield from closing(self, self.notes)
 
     def _regions_table(self) -> Table:
-        """Return a table of the clean inputs, each region, and their averages."""
         names = ["accuracy", "drop in %", "flipped", *(["success"] if self.replacement == "other" else [])]
         names += ["examples"] if any(one.left_out for one in self.regions) else []
         examples = self.provenance["data"]["examples"]

@@ -26,8 +26,7 @@ from ssmscope.api.options import (
     Scoring,
     Seed,
 )
-from ssmscope.attacks.checks import check_asked
-from ssmscope.attacks.recipes import PROMPT, SEMANTIC
+from ssmscope.attacks.recipes import PROMPT, SEMANTIC, check_asked
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:

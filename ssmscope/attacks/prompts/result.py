@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 UNDEFINED = Estimate(math.nan, math.nan, math.nan)
 
-
 MEASURED = {
     False: "Measured as ssmscope does: a search takes a change only if it costs accuracy, and suffixes stand at the "
     "prompt's end or before its content; not comparable with PromptBench's own drops.",
@@ -153,12 +152,10 @@ class PromptAttack(Result, kind="prompts"):
 
     def to_frame(self) -> DataFrame:
         """A row for each attack and template, and for each attack its average over templates and its worst template.
-
         Columns: part (template, average, worst), attack, template (0, 1, …; none for an average), clean and accuracy
         (shares of the examples), drop (PDR in percent), each with its 95 % interval in columns ending in _low and
         _high, tried (prompts measured; of an average, over all templates), prompt (the worst one found), clean_prompt,
-        and measured_as ("ssmscope" or "promptbench"), which `attrs["caption"]` says in a sentence.
-        """
+        and measured_as ("ssmscope" or "promptbench"), which `attrs["caption"]` says in a sentence."""
         rows: list[dict[str, Any]] = []
         for one in self.attacks:
             each = [

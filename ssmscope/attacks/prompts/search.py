@@ -28,13 +28,10 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS_PER_CALL = 100_000_000
 """Characters of the filled prompts that are asked for together."""
-
 UNKNOWN = np.int8(-1)
 """Mark of an example that was not asked about, in place of right (1) or wrong (0)."""
-
 PROMPTBENCH = "promptbench"
 """Name of the rewritten prompts in the package promptbench."""
-
 MIN_EXAMPLES_PER_CALL = 8
 """Examples that are asked about together even if fewer may decide."""
 
@@ -51,11 +48,8 @@ class Judge:
         return self._asked(prompts, np.arange(len(self.labels)))
 
     def fewer(self, prompts: Sequence[str], than: int) -> Int[np.ndarray, " prompts"]:
-        """Count the examples that are right under each prompt, until there are `than` of them.
-
-        Examples that are right under most prompts come first, in batches of the smallest number that can settle a
-        prompt.
-        """
+        """Count the examples that are right under each prompt, until there are `than` of them. Examples that are right
+        under most prompts come first, in batches of the smallest number that can settle a prompt."""
         known = np.array(list(self._known.values())).reshape(-1, len(self.labels))
         order = np.argsort(-(known == 1).sum(0) / np.maximum(1, (known != UNKNOWN).sum(0)), kind="stable")
         found = dict.fromkeys(prompts, 0)
@@ -107,13 +101,10 @@ def tried_all(template: str, candidates: Sequence[str], judge: Judge) -> tuple[s
 
 
 def with_suffix(template: str, suffix: str, where: str) -> str:
-    """Add the suffix at the template's end, before its content, or where PromptBench puts it.
-
-    At the end there is a space before the suffix and none after it, because the answer begins with its own. Before the
-    content there is white space on both sides. PromptBench's place is after the template's last word as TextAttack
-    splits words, before the punctuation there, and the suffix keeps its own spaces; unlike in PromptBench, a
-    placeholder is not broken up but counts as a word.
-    """
+    """Add the suffix at the template's end, before its content, or where PromptBench puts it. At the end no space
+    follows it, because the answer begins with its own. Before the content there is white space on both sides.
+    PromptBench's place is after the template's last word as TextAttack splits words, before the punctuation there, and
+    the suffix keeps its own spaces; unlike in PromptBench, a placeholder counts as a word."""
     if where == "end":
         return f"{template} {suffix}".rstrip()
     if where == PROMPTBENCH:
@@ -130,13 +121,10 @@ def with_suffix(template: str, suffix: str, where: str) -> str:
 def searched(
     each: Recipe, template: str, judge: Judge, *, words: Sequence[str], seed: int, as_promptbench: bool = False
 ) -> tuple[str, int]:
-    """Return the prompt at which the attack's search ends, and how many prompts other than the template it tried.
-
-    The placeholder and `words` do not change.
-    """
+    """Return the prompt at which the attack's search ends, and how many others than the template it tried."""
     from textattack.shared import AttackedText
 
-    from ssmscope.attacks.goals import PromptAccuracy
+    from ssmscope.attacks.swaps import PromptAccuracy
 
     goal = PromptAccuracy(judge, as_promptbench=as_promptbench)
     with drawn_from(seed, template, each.name):
@@ -152,11 +140,8 @@ def drawn_from(seed: int, template: str, attack: str) -> AbstractContextManager[
 
 
 def rewritten(source: str | Path, data_name: str) -> tuple[str, ...]:
-    """Read the prompts of the attack semantic: those of promptbench for a data set, or a text file's, one a line.
-
-    In a file \\n stands for a line break. Prompts of promptbench have no place for the text, so a question and an
-    answer are appended.
-    """
+    """Read the prompts of the attack semantic: promptbench's for a data set, with a question and an answer appended
+    because they have no place for the text, or a text file's, one a line with \\n for a line break."""
     if str(source) == PROMPTBENCH:
         return tuple(f"{prompt.rstrip()}\nQuestion: {CONTENT}\nAnswer:" for prompt in _of_promptbench(data_name))
     path = Path(source)

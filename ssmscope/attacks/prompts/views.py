@@ -28,10 +28,8 @@ STYLE = """
 
 
 def draw(result: PromptAttack, frame: plot.Frame) -> Figure:
-    """Draw a row for each attack and template: the clean accuracy and the attacked one with intervals.
-
-    The average drop stands next to each attack.
-    """
+    """Draw a row for each attack and template: the clean accuracy and the attacked one with intervals. The average drop
+    stands next to each attack."""
     number = len(result.templates)
     templates = f"{number} templates" if number > 1 else "one template"
     way = f"measured {'' if result.as_promptbench else 'not '}as PromptBench"

@@ -29,8 +29,7 @@ from ssmscope.api.options import (
     Seed,
     Template,
 )
-from ssmscope.attacks.checks import check_asked
-from ssmscope.attacks.recipes import ACTIVE, CANDIDATES, HOTFLIP, OPTIONS, WORDS
+from ssmscope.attacks.recipes import ACTIVE, CANDIDATES, HOTFLIP, OPTIONS, WORDS, check_asked
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -164,9 +163,10 @@ def word_attack(
         if attack is None:
             ids = label_words(model, answers, after=prompt.fill(texts[0])).ids if answers and texts else None
             ends = hotflip(model, texts, true, scores, template=prompt, label_ids=ids, limits=limits, ended=ended)
-            outcomes = [Outcome(e.text, probabilities(e.scores[None])[0], e.queries, e.gradients) for e in ends]
+            shares = [probabilities(end.best.scores[None])[0] for end in ends]
+            outcomes = [Outcome(e.best.text, share, e.queries, e.gradients) for e, share in zip(ends, shares)]
         else:
-            from ssmscope.attacks.goals import search
+            from ssmscope.attacks.swaps import search
 
             seeds = [draw_seed(seed, rows[place]) for place in right]
             guards = (parts.protect(answers, None),) if answers or not all(map(str.isascii, texts)) else ()

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,12 +25,11 @@ from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import is_within_word, tokenize
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Template
-from ssmscope.evaluation.encoded import token_rows
+from ssmscope.evaluation.forking import token_rows
 from ssmscope.interp.objective import tokens_that_fit
 
 OVERSAMPLING = 3
 """Ratio of drawn to needed flips, because some are tokenized differently within the text."""
-
 Scores = Callable[[Sequence[str]], Float[np.ndarray, "texts classes"]]
 
 
@@ -57,15 +55,6 @@ class Limits:
         )
 
 
-class Flipped(NamedTuple):
-    """End of a search: the text, its class scores, and the numbers of queries and gradients."""
-
-    text: str
-    scores: Float[np.ndarray, " classes"]
-    queries: int
-    gradients: int
-
-
 def hotflip(
     model: Model,
     texts: Sequence[str],
@@ -76,26 +65,19 @@ def hotflip(
     label_ids: Sequence[Sequence[int]] | None = None,
     limits: Limits = Limits(),
     ended: Callable[[int], None] | None = None,
-) -> list[Flipped]:
-    """Attack correctly classified texts together: gradients and scores are computed in common batches.
-
-    Each step replaces one more word, no place twice, and continues from the `beam` candidates of the highest loss
-    −log p(true), even if it is lower than before, because the first-order estimate is not exact. A search ends with the
-    text that changes the answer, or at a limit with the text of the highest loss.
-
-    Replaced words consist of letters and are one token. So are inserted words, and the rest of the text must keep its
-    tokens.
-
-    Args:
-        scores: function that computes the class scores of texts within the template.
-        label_ids: tokens of a language model's word for each class; None for a classifier.
-        ended: called after each step with the number of searches that it ended.
-    """
+) -> list[Search]:
+    """Attack correctly classified texts together: gradients and scores (`scores` returns those of texts within the
+    template) are computed in common batches. Each step replaces one more word, no place twice, and continues from the
+    `beam` candidates of the highest loss −log p(true), even if it is lower than before, because the first-order
+    estimate is not exact. A search ends with the text that changes the answer, or at a limit with the text of the
+    highest loss. Replaced and inserted words consist of letters and are one token, and the rest of the text must keep
+    its tokens. `label_ids` are tokens of a language model's word for each class; `ended` receives the number of
+    searches that a step ended."""
     if not model.tokenizer.is_fast:
         raise InputError(f"hotflip needs the offsets of tokens in a text; the slow tokenizer of {model.name} has none")
     vocabulary = Vocabulary.of(model, limits.absent)
     clean = [read(model, text, template, limits.kept) for text in texts]
-    searches = [_Search(label, node, [node]) for label, node in zip(labels, clean)]
+    searches = [Search(label, node, [node]) for label, node in zip(labels, clean)]
     for search, row in zip(searches, scores(texts)):
         search.best.judge(row, search.label)
     while going := [search for search in searches if not search.over]:
@@ -113,16 +95,14 @@ def hotflip(
             search.settle(nodes, limits)
         if ended is not None:
             ended(sum(search.over for search in going))
-    return [Flipped(each.best.text, each.best.scores, each.queries, each.gradients) for each in searches]
+    return searches
 
 
 @dataclass(eq=False)
 class Node:
-    """A text (the template's content) within a search, and the tokens of the filled template.
-
-    `places` maps tokens to (start, stop) in `text` of the words that may be replaced; `estimate` is the loss that the
-    last flip added, to first order; `loss` is −log p(true).
-    """
+    """A text (the template's content) within a search, and the tokens of the filled template. `places` maps tokens to
+    (start, stop) in `text` of the words that may be replaced; `estimate` is the loss that the last flip added, to first
+    order; `loss` is −log p(true)."""
 
     text: str
     ids: tuple[int, ...]
@@ -148,8 +128,8 @@ class Node:
 
 
 @dataclass(eq=False)
-class _Search:
-    """Search for one example."""
+class Search:
+    """Search for one example; `best` is the text that it ends with."""
 
     label: int
     best: Node
@@ -184,10 +164,8 @@ class _Search:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens that may be inserted, their words and embeddings, by the mark before their letters.
-
-    "Ġ" or "▁" often marks the token of a word after a space; without it a token continues a word.
-    """
+    """Tokens that may be inserted, their words and embeddings, by the mark before their letters. "Ġ" or "▁" often marks
+    the token of a word after a space; without it a token continues a word."""
 
     ids: Mapping[str, tuple[int, ...]]
     words: Mapping[str, tuple[str, ...]]

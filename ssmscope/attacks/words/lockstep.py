@@ -20,7 +20,6 @@ from ssmscope.attacks.recipes import ACTIVE
 
 R = TypeVar("R")
 A = TypeVar("A")
-
 Ask = Callable[[Sequence[str]], list[A]]
 """Function that returns an answer for each of some texts."""
 
@@ -64,20 +63,12 @@ def lockstep(
     active: int = ACTIVE,
     ended: Callable[[R], None] | None = None,
 ) -> list[R]:
-    """Run all searches and return their results in order.
-
-    Of the `active` searches each runs until it asks or returns; the next one replaces one that has returned. Then
-    `answer` is called once with all texts that they asked for, each once, in the order of asking.
-
-    Each search has its own states of `random` and `numpy.random`, seeded by its seed, so its random choices depend on
-    nothing else. Outside the searches, and in `answer`, both have the caller's states.
-
-    An error in a search or in `answer` ends all searches and is raised, and so is a keyboard interrupt once the running
-    search asks or returns. No thread is left when this function returns or raises.
-
-    Args:
-        ended: called with each search's result, in the order in which they end.
-    """
+    """Run all searches and return their results in order. Of the `active` searches each runs until it asks or returns;
+    the next one replaces one that has returned. Then `answer` is called once with all texts that they asked for, each
+    once, in the order of asking. `ended` is called with each search's result. Each search has its own states of
+    `random` and `numpy.random`, seeded by its seed; outside the searches, and in `answer`, both have the caller's. An
+    error in a search or in `answer` ends all searches and is raised, and so is a keyboard interrupt once the running
+    search asks or returns; no thread is left."""
     results: dict[int, R] = {}
     begun: dict[int, _Search[A, R]] = {}
 

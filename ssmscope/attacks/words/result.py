@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
-
 SUCCESS, FAILED, SKIPPED = "success", "failed", "skipped"
 
 SUMMARY = {
@@ -63,7 +62,6 @@ class AttackedText:
     queries: int
     """Number of texts that the model evaluated, including the clean one."""
     gradients: int
-    """Number of gradients."""
     words: int
     """Number of words of the clean text."""
     changed: int
@@ -132,7 +130,6 @@ class WordAttack(Result, kind="words"):
         return {name: getattr(self, name) for name in SUMMARY}
 
     def cells(self) -> dict[str, Cell]:
-        """Return the totals as cells of a table."""
         return {SUMMARY[name]: Cell(one, digits=1 if name == "queries" else 3) for name, one in self.summary.items()}
 
     @property
@@ -161,12 +158,9 @@ class WordAttack(Result, kind="words"):
         return f"{sum(each.queries for each in self.examples):,} texts and {gradients:,} gradients"
 
     def to_frame(self) -> DataFrame:
-        """A row per example.
-
-        Columns: row (in the data, from 0), status, label, clean, answer (classes: the true one, those predicted on
-        the clean and on the attacked text), before, after (the probability of the true class), queries, gradients,
-        words, changed, share (of words changed), text, attacked.
-        """
+        """A row per example. Columns: row (in the data, from 0), status, label, clean, answer (classes: the true one,
+        those predicted on the clean and on the attacked text), before, after (the probability of the true class),
+        queries, gradients, words, changed, share (of words changed), text, attacked."""
         import pandas as pd
 
         frame = pd.DataFrame(map(vars, self.examples), columns=[field.name for field in fields(AttackedText)])

@@ -73,8 +73,7 @@ def ablate(
     from ssmscope.api.results import record_provenance
     from ssmscope.interp.ablate import measure
     from ssmscope.interp.ablate.result import Ablation
-    from ssmscope.interp.interventions import means_with_intervals
-    from ssmscope.interp.scoring import HARM_SIGNS, MEASURES, scored_examples
+    from ssmscope.interp.scoring import HARM_SIGNS, MEASURES, means_with_intervals, scored_examples
 
     data = data if limit is None else data.sample(limit, seed=seed)
     if len(data) < 2:

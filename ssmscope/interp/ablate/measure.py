@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,14 +12,13 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from ssmscope.api.sharding.parts import Columns, over
-from ssmscope.core.edits import Edit, Place, Site, blocks_of, edited
+from ssmscope.core.edits import Edit, Place, Site, blocks_of
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.ablate.result import Unit
-from ssmscope.interp.interventions import check_heads
 from ssmscope.interp.resuming import PlainRun, resumes
-from ssmscope.interp.scoring import MEASURES, ScoredExamples
+from ssmscope.interp.scoring import MEASURES, ScoredExamples, check_heads
 
 What = Literal["head", "layer", "recurrence", "convolution", "gate", "skip"]
 PLACES: dict[str, Place] = {"layer": "output", "convolution": "convolution", "gate": "terms"}
@@ -39,8 +37,7 @@ class Part:
     """Layers that are whole blocks, whose output has what entered them in it."""
 
     def edits(self, change: Callable[[Key, Tensor], Tensor], layers: Sequence[int] | None = None) -> list[Edit]:
-        """Return the edits that replace a part's value by what `change` returns for it: (runs, length, heads, width) of
-        a recurrence's output or its D x, else (runs, length, channels)."""
+        """Return the edits that replace a part's value, (runs, length, [heads,] width), by what `change` returns."""
         own = None if layers is None else tuple(layers)
         entered: dict[int, Tensor] = {}
 
@@ -121,8 +118,7 @@ def units_of(model: Model, batch: Batch, part: Part) -> list[Unit]:
 
 
 def chosen_of(sets: Sequence[Sequence[Unit]], copies: int, heads: int, parts: int) -> dict[int, Tensor]:
-    """Return `Part.ablated`'s choice for runs in which these sets of units are ablated, `copies` of each one after
-    another."""
+    """Return `Part.ablated`'s choice for runs that ablate these sets of units, `copies` of each in a row."""
     found = {unit.layer: torch.zeros(len(sets), parts, heads, dtype=torch.bool) for own in sets for unit in own}
     for run, own in enumerate(sets):
         for unit in own:
@@ -154,15 +150,14 @@ class AblationRuns:
         self.donors[cycle] = np.roll(cycle, 1)
 
     def single(self, units: Sequence[Unit]) -> tuple[np.ndarray, np.ndarray]:
-        """Return (examples, measures) with nothing ablated, (units, examples, measures) with each unit ablated
-        alone."""
+        """Return (examples, measures) of the plain run, and (units, examples, measures) of single ablations."""
         examples = self.examples
         plain = np.empty((len(examples), len(MEASURES)))
         found = np.empty((len(units), *plain.shape))
         layers = {unit.layer: [n for n, other in enumerate(units) if other.layer == unit.layer] for unit in units}
 
         def measure(rows: list[int]) -> Columns:
-            base = PlainRun(examples.model, examples.batch.rows(rows))
+            base = PlainRun(examples.model, examples.batch.rows(rows), resumed=self.resumes)
             own = np.empty((len(units), len(rows), len(MEASURES)))
             values = self._values(rows)
             for layer, numbers in layers.items():
@@ -206,15 +201,15 @@ class AblationRuns:
         layer: int = 0,
     ) -> np.ndarray:
         """Return (sets, rows, measures), from `layer` on starting from the plain run of these rows."""
-        model, copies = self.examples.model, len(sets)
-        batch = self.examples.batch.rows(list(rows) * copies)
+        copies = len(sets)
         values = {key: value.repeat(copies, *[1] * (value.ndim - 1)) for key, value in values.items()}
         own = {key: value for key, value in values.items() if base is None or key[0] == layer}
         edits = self.part.ablated(own or self.means, chosen_of(sets, len(rows), self.heads, self.parts))
-        resumed = base is not None and self.resumes
-        below = base.below(layer, list(range(len(rows))) * copies) if resumed else nullcontext()  # type: ignore[union-attr]
-        with edited(model, edits), below, torch.no_grad(), model.running(mask=batch.mask):
-            logits = model.forward(batch)
+        batch = self.examples.batch.rows(list(rows) * copies)
+        if base is None:
+            logits = self.examples.model.run(batch, edits=edits).logits
+        else:
+            logits = base.again(layer, edits, copies)
         return self.examples.measured(logits, list(rows) * copies).reshape(copies, len(rows), len(MEASURES))
 
     def _means(self) -> dict[Key, Tensor]:

@@ -97,8 +97,7 @@ class Ablation(Result, kind="ablate"):
         return f"{start}; most harm: {self.units[most].name}, {self.metric} worse by {with_interval(self.harm(most))}"
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row per unit: layer, recurrence, head, the harm to each measure with its interval, and whether it
-        can go."""
+        """Return a row per unit: layer, recurrence, head, the harm to each measure, and whether it can go."""
         rows = []
         for number, unit in enumerate(self.units):
             harms = {name: self.harm(number, name) for name in MEASURES}
@@ -107,8 +106,7 @@ class Ablation(Result, kind="ablate"):
         return pd.DataFrame(rows).astype({"layer": "Int64", "recurrence": "Int64", "head": "Int64"})
 
     def together(self) -> pd.DataFrame:
-        """Return a row per curve ("least important first", "random") and number of ablated units: every measure's
-        mean."""
+        """Return every measure's mean per curve ("least important first", "random") and number of ablated units."""
         rows = []
         for which, name in enumerate(("least important first", "random")):
             for count, ends in zip(self.counts, self.curves[which]):

@@ -76,20 +76,17 @@ def implicit_attention(
     weights softmax(q kᵀ); for a trace this needs its model as well.
 
     Args:
-        level: "ssm", the recurrence alone, or "block", with convolution, SiLU, gate and norm.
-        heads: "mean", the signed mean over channels; "abs", the mean of absolute values, which takes many times longer;
-            "all", the signed mean of each head, or of each group of neighbouring channels where there are more than 64.
+        heads: "all" is the signed mean of each head, or of each group of neighbouring channels where there are more
+            than 64; "abs" takes many times longer.
         pool: number of cells along a map's axes. A cell is the mean over its pairs.
-        parts: also a map of each summand of a layer: the two terms of a differential layer, the modules of a
-            GroupMamba, the state groups of a GFSSM.
+        parts: summands are the two terms of a differential layer, the modules of a GroupMamba, the state groups of a
+            GFSSM.
         rollout: one map for all chosen layers: the product over layers of residual · I + (1 − residual) · A
             (attention rollout, Abnar & Zuidema 2020). A is the absolute value of the signed mean with heads "mean", the
             mean of absolute values with "abs", its rows divided by their sums. The two differ: in the first, channels
             of opposite sign have cancelled before the sign is dropped. For softmax attention A is the mean over heads;
             for a layer that has both, the mean of the two A.
-        span: marked tokens, as "first:last + 1" or a piece of the text; the readout `outside` is the share of the mass
-            off them.
-        top: number of tokens that the readouts `recent` and `sink` count.
+        span: marked tokens, as "first:last + 1" or a piece of the text; the readout `outside` is the mass off them.
 
     Raises:
         InputError: a trace without layers, a layer that the model does not have, a row or span that is not in a text,

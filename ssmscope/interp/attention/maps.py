@@ -20,17 +20,13 @@ MEAN_MAP = "mean of |weight|"
 
 
 def causal(text: AttendedText) -> np.ndarray:
-    """Return (queries, keys) bool: the cells of the text's maps in which some key does not come after its query; all
-    cells where queries look ahead."""
+    """Return (queries, keys) bool: cells with a key that is not after its query, all where queries look ahead."""
     keys = np.arange(len(text)) if text.edges is None else text.edges[:-1]
     return (keys <= text.queries[:, None]) | text.bidirectional
 
 
 def limit(map_: AttentionMap, text: AttendedText) -> tuple[float, float]:
-    """Return the end of a map's colours and its largest |weight|, the state before the first token included.
-
-    The end is the 99.5th percentile, or the largest where that is zero, which it is in a map of few weights.
-    """
+    """Return the end of a map's colours, the 99.5th percentile of |weight| (or the largest), and the largest."""
     return _end(map_.values[causal(text)], map_.sink)
 
 
@@ -51,8 +47,7 @@ def _end(values: np.ndarray, sink: np.ndarray | None) -> tuple[float, float]:
 
 
 def mean_map(text: AttendedText) -> AttentionMap | None:
-    """Average |weight| over a text's implicit maps of whole layers and their heads; None where there is only one
-    map."""
+    """Average |weight| over a text's implicit maps of whole layers and heads; None where there is only one."""
     maps = [each for each in text.maps if not each.part and not each.softmax]
     if len(maps) < 2:
         return None
@@ -87,8 +82,7 @@ def heads_name(result: ImplicitAttention) -> str:
 
 
 def strongest(map_: AttentionMap, row: int, text: AttendedText, count: int) -> list[tuple[int, float]]:
-    """Return the `count` keys of the largest |weight| of a row, the strongest first, ties by position; the key −1 is
-    the state before the first token. In a pooled map keys are numbers of cells."""
+    """Return the `count` strongest keys of a row, or cells of a pooled map, with weights; −1 is the state before."""
     sink = None if map_.sink is None else map_.sink[[row]]
     _, keys, weights = strongest_keys(map_.values[[row]], sink, causal(text)[[row]], count)
     return list(zip(keys.tolist(), weights.tolist()))
@@ -97,11 +91,7 @@ def strongest(map_: AttentionMap, row: int, text: AttendedText, count: int) -> l
 def strongest_keys(
     values: np.ndarray, sink: np.ndarray | None, seen: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the `count` strongest keys of each query: rows, columns (−1: the state) and weights.
-
-    `seen` (queries, keys) bool: which keys a query can attend to. A row of fewer keys gives fewer: the others, all zero
-    and after them, never come before one of them.
-    """
+    """Return the `count` strongest keys of each query among those `seen`: rows, columns (−1: the state), weights."""
     if sink is not None:
         values = np.concatenate([sink[:, None], values], axis=1)
         seen = np.concatenate([np.ones((len(seen), 1), dtype=bool), seen], axis=1)

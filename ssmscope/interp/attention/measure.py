@@ -204,12 +204,8 @@ def roll_out(
     trace: Trace, chosen: Sequence[int], texts: Sequence[ShownText], beside: Sequence[Mapping[int, Tensor]]
 ) -> None:
     """Add the rollout of every text: R ← R (residual · I + (1 − residual) A) from the last layer to the first, A being
-    |signed mean| or, with heads "abs", the mean of absolute values. The share of a state before the first token stays
-    there.
-
-    `beside` has every text's softmax weights (length, length), by the number of the layer: they are the A of a layer of
-    attention, and where a layer has both its A is the mean of the two.
-    """
+    |signed mean|, the mean of absolute values with heads "abs", or a text's softmax weights `beside`, by layer; where a
+    layer has both, their mean. The share of a state before the first token stays there."""
     asked, sinks = texts[0].asked, False
     every_row = slice(None)
     starts = [torch.eye(t.length, dtype=torch.float32)[every_row if t.chosen is None else t.chosen] for t in texts]
@@ -238,8 +234,7 @@ def roll_out(
 def absolute_map(
     linearized: LinearizedLayer, level: str, *, signed: bool = False, skip: bool = True
 ) -> tuple[Float[Tensor, "length keys"], Float[Tensor, " length"], bool]:
-    """Return a text's mean of absolute values over channels, or with `signed` |signed mean|; the same of the state
-    before the first token; and True if there is one."""
+    """Return a text's mean of |weight| over channels, or |signed mean|, its state's, and True if it has one."""
     weights = linearized.attention(level, absolute=not signed, skip=skip)[0, 0].abs().float().cpu()
     sink = linearized.sink(level, absolute=not signed)
     column = torch.zeros_like(weights[0]) if sink is None else sink[0, 0].abs().float().cpu()
@@ -247,8 +242,7 @@ def absolute_map(
 
 
 def normalise_rows(weights: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """Divide rows (length, length) and the sink column (length,), none negative, by their sums; a row of zeros becomes
-    the identity's."""
+    """Divide rows and the sink column, none negative, by their sums; rows of zeros become the identity's."""
     total = weights.sum(-1) + sink
     empty = total == 0
     weights = weights / total.masked_fill(empty, 1).unsqueeze(-1)
@@ -272,8 +266,7 @@ def split_layers(
 def see_softmax(
     model: Model, batch: Batch, row: int, layers: Sequence[int], take: Callable[[int, Tensor], None]
 ) -> None:
-    """Run a text and pass softmax(q kᵀ) (heads, length, length) of the attention layers with these numbers, as the
-    model's own code computes it, to `take`."""
+    """Run a text and pass softmax(q kᵀ), (heads, length, length), of these attention layers to `take`."""
     numbers, one = attention_numbers(model.module), batch.rows([row])
 
     def see(index: int, weights: Tensor) -> None:
@@ -307,8 +300,7 @@ def exceeds_map_limit(model: Model, texts: int, length: int) -> bool:
 def gradient_maps(
     model: Model, batch: Batch, layers: str | Sequence[int], target: int | str | None, asked: Asked
 ) -> tuple[Trace, list[ShownText], list[str]]:
-    """Return the texts with a map of attention × gradient for each layer, (queries, keys), their trace, and the
-    targets."""
+    """Return the trace, the texts with their maps of attention × gradient, and the targets."""
     labels = model.labels
     if isinstance(target, str) and target.isdecimal() and target not in (labels or ()):
         target = int(target)
@@ -345,11 +337,8 @@ class Reader:
     This is exact where the weights within each cell are equal; where their signs differ within a cell, less mass is
     seen than there is. A row of cells is one distribution, and counts as often as it has queries.
 
-    Args:
-        queries: the position of each row; in a pooled map any position in its cell.
-        edges: first positions of the cells of a map, and the length; single tokens are cells too.
-        span: the marked tokens, from the first to the one after the last. Without it `outside` is NaN.
-        top: the k of `recent` and `sink`, from 1 on.
+    `queries` has the position of each row, in a pooled map any in its cell; `edges` the first positions of the cells,
+    or of single tokens, and the length; `top` is the k of `recent` and `sink`. Without a `span` `outside` is NaN.
     """
 
     def __init__(
@@ -376,12 +365,7 @@ class Reader:
         self.beside = self.whole - _pairs(rest, last, np.clip(start, begin, end), np.clip(stop, begin, end))
 
     def read(self, values: Float[np.ndarray, "queries keys"], sink: Float[np.ndarray, " queries"] | None) -> Readouts:
-        """Compute the readouts of one map.
-
-        Args:
-            values: the weights, zero where the key comes after the query; in a pooled map means over causal pairs.
-            sink: weight of the state before the first token; in a pooled map the mean over the cell's queries.
-        """
+        """Compute the readouts of one map, with the weight of the state before it; of pooled maps both are means."""
         mass = np.abs(values.astype(np.float64))
         state = np.zeros(len(mass)) if sink is None else np.abs(sink.astype(np.float64))
 
@@ -399,10 +383,8 @@ class Reader:
 
 
 def _pairs(first: np.ndarray, last: np.ndarray, begin: np.ndarray, end: np.ndarray, lag: int = 0) -> np.ndarray:
-    """Count the pairs with a query t in [first, last), a key s in [begin, end), and t − s ≥ lag.
-
-    The query t has min(max(t − lag + 1 − begin, 0), end − begin) such keys.
-    """
+    """Count the pairs with a query t in [first, last), a key s in [begin, end), and t − s ≥ lag: of each t
+    min(max(t − lag + 1 − begin, 0), end − begin)."""
     width = end - begin
 
     def sum_below(count: np.ndarray) -> np.ndarray:  # Σ min(j, width) over j from 0 to count − 1

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.errors import InputError, did_you_mean
@@ -19,9 +20,6 @@ from ssmscope.interp.attention.maps import causal, strongest_keys
 from ssmscope.render.blocks import Block, OfTokens, Prose, TokenRows
 from ssmscope.render.numbers import number_runs
 from ssmscope.render.table import MAX_COMPARED_ROWS, Table, frame_table
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 SOFTMAX = "attention"
 """Suffix of the number of a softmax attention layer."""
@@ -146,8 +144,6 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
 
     @classmethod
     def compare(cls, results: Sequence[ImplicitAttention], labels: Sequence[Sequence[str]]) -> Table:
-        import pandas as pd
-
         frames = [result.summary().assign(model=label) for result, (label,) in zip(results, labels)]
         every = pd.concat(frames, ignore_index=True)
         empty = [name for name in ("part", "outside") if every[name].isin(["", math.nan]).all()]
@@ -177,15 +173,13 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
                 raise InputError(f"text {text} has no map of {name} {value!r}; allowed are {shown or 'none'}{near}")
         raise InputError(f"text {text} has no map of {', '.join(f'{n} {value!r}' for n, value in wanted.items())}")
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per text, map, query and key, with the `KEYS_PER_QUERY` strongest keys of every query.
 
         Columns model, text, layer, part, head, query, query_token, key, key_token, weight; the key −1 is the state
         before the first token, which has no token. Of a pooled map queries and keys are the first positions of their
         cells. The strongest key of a query comes first, ties by position.
         """
-        import pandas as pd
-
         parts = []
         for number, text in enumerate(self.texts):
             tokens = np.array([*text.tokens, None], dtype=object)  # The index −1 finds the last.
@@ -205,11 +199,8 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         names = ["text", "layer", "part", "head", "query", "query_token", "key", "key_token", "weight"]
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=names)
 
-    def summary(self) -> DataFrame:
-        """Return a row per text and map: columns model, text, layer, part, head and the readouts distance, recent,
-        sink, outside."""
-        import pandas as pd
-
+    def summary(self) -> pd.DataFrame:
+        """Return a row per text and map: columns model, text, layer, part, head, distance, recent, sink, outside."""
         read = ["distance", "recent", "sink", "outside"]
         rows = [
             (self.model_name, at, each.layer, each.part, each.head, *(getattr(each.readouts, name) for name in read))

@@ -54,8 +54,7 @@ NAMED_KEYS = 5
 
 
 def query_rows(result: ImplicitAttention) -> TokenRows:
-    """Return the weights of each text's chosen queries over the tokens, of whole maps those of the last query; with
-    several maps their mean |weight|."""
+    """Return the rows of each text's chosen queries, of whole maps the last; of several maps their mean |weight|."""
     texts, alone = [], True
     for text in result:
         shown = mean_map(text) or next(iter(text.maps), None)
@@ -71,8 +70,7 @@ def query_rows(result: ImplicitAttention) -> TokenRows:
 
 
 def maps_blocks(result: ImplicitAttention) -> Iterator[Block]:
-    """Yield the maps of every text, their mean |weight| first, in a terminal the rows of `query_rows`; and the picture,
-    folded away where a page has all texts."""
+    """Yield every text's maps, their mean |weight| first, and the picture, folded where a page has all texts."""
     texts = [_mapped(text, [*filter(None, [mean_map(text)]), *text.maps]) for text in result]
     legend = f"{heads_name(result)}; limit: the {CLIP_PERCENTILE:g}th percentile of |weight| of the row, or of the map"
     yield token_maps(texts, query_rows(result), result.level_name, legend)
@@ -161,12 +159,7 @@ def readouts(result: ImplicitAttention) -> Table:
 
 
 def draw(result: ImplicitAttention, frame: Frame, *, start: int = 0) -> Figure:
-    """Draw the maps of up to 4 texts, from number `start` on, as triangles; chosen queries over the text, or next to
-    the image. Up to 48 maps.
-
-    Raises:
-        InputError: there is no such text.
-    """
+    """Draw up to 48 maps of up to 4 texts, from number `start` on: triangles, or chosen queries over the text."""
     texts = chosen_texts(result.texts, start, TEXTS_PER_FIGURE)
     room = MAPS_PER_FIGURE // max(len(texts), 1)
     shown = [_shown(text, room) for text in texts]

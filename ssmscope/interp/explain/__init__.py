@@ -48,8 +48,7 @@ def explain(
     number of gradients and the time they take, and then reports progress.
 
     Args:
-        methods: names of `ssmscope.interp.methods.METHODS`, or functions by name: each gets an `Objective` and gives
-            `Scores`.
+        methods: names, or functions by name: each gets an `Objective` of a batch of texts and gives their `Scores`.
         target: a class's number or name; a token's id or text, or a continuation as a text or as a list of ids. A list
             has one for each text, or a single one for all.
         option: options of methods, by name: {"ig": {"baseline": "pad"}}.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
@@ -20,7 +21,6 @@ from ssmscope.render.tokens import name_scores, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import DataFrame
 
     from ssmscope.interp.objective import Objective
     from ssmscope.render.figure import Frame
@@ -44,7 +44,6 @@ class Scores:
         `delta`.
         error: (texts,), the largest error of a token's score as a share of the largest |score|, estimated; infinite
             where nothing was checked, None for methods without one.
-        rounding: for every text the type whose rounding limits the error, where the method stopped for that; else "".
         baseline: description of what a text is compared with; "" for methods without a baseline.
         note: note on that baseline.
     """
@@ -54,7 +53,6 @@ class Scores:
     steps: Tensor | None = None
     converged: Tensor | None = None
     error: Float[Tensor, " texts"] | None = None
-    rounding: tuple[str, ...] = ()
     baseline: str = ""
     note: str = ""
 
@@ -76,7 +74,6 @@ class Attribution:
     converged: bool | None
     error: float | None = None
     """This and the following as in `Scores`."""
-    rounding: str = ""
     baseline: str = ""
     note: str = ""
 
@@ -88,8 +85,7 @@ class Attribution:
             raise InputError(f"the scores of {name} for text {row} are not finite: the model is damaged")
         measured = {"delta": found.delta, "steps": found.steps, "converged": found.converged, "error": found.error}
         own: dict[str, Any] = {key: None if each is None else each[row].item() for key, each in measured.items()}
-        rounding = found.rounding[row] if found.rounding else ""
-        return Attribution(name, scores, **own, rounding=rounding, baseline=found.baseline, note=found.note)
+        return Attribution(name, scores, **own, baseline=found.baseline, note=found.note)
 
     @property
     def signed(self) -> bool:
@@ -115,13 +111,11 @@ class ExplainedText(OfTokens):
     """(height, width, channels) float32 for an image whose pixels are the tokens."""
 
     def top(self, attribution: Attribution, k: int) -> list[int]:
-        """Return positions of at most k ordinary tokens of the highest scores above zero, the highest first, ties by
-        position."""
+        """Return positions of at most k ordinary tokens of the highest scores above 0, ties by position."""
         return self._highest(attribution.scores, k)
 
     def against(self, attribution: Attribution, k: int) -> list[int]:
-        """Return positions of at most k ordinary tokens whose scores are most against what is explained, the strongest
-        first; none for a method without signs."""
+        """Return positions of at most k ordinary tokens most against what is explained; none without signs."""
         return self._highest(-attribution.scores, k) if attribution.signed else []
 
     def _highest(self, scores: np.ndarray, k: int) -> list[int]:
@@ -175,13 +169,11 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         hint = did_you_mean(str(method), self.methods)
         raise InputError(f"there is no method {method!r} in this result; allowed are {', '.join(self.methods)}{hint}")
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per text, method and token: columns model, text, position, token, word, method, score, in_top.
 
         `text` and `position` count from 0. `word` is missing for special tokens, which are never in the top.
         """
-        import pandas as pd
-
         parts = []
         for at, text in enumerate(self.texts):
             tokens, words = pd.array(text.tokens, dtype="string"), pd.array(text.words, dtype="Int64")
@@ -191,11 +183,9 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
                 parts.append(pd.DataFrame({**head, "method": each.method, "score": each.scores, "in_top": top}))
         return pd.concat(parts, ignore_index=True)
 
-    def summary(self) -> DataFrame:
+    def summary(self) -> pd.DataFrame:
         """Return a row per text and method: columns model, text, target, value (f), method, delta, steps, converged,
         error."""
-        import pandas as pd
-
         rows = [
             (self.model_name, at, text.target, text.value, one.method, one.delta, one.steps, one.converged, one.error)
             for at, text in enumerate(self.texts)
@@ -205,11 +195,9 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         frame = pd.DataFrame(rows, columns=columns)
         return frame.astype({"delta": "float64", "steps": "Int64", "converged": "boolean", "error": "float64"})
 
-    def highest(self, k: int | None = None) -> DataFrame:
+    def highest(self, k: int | None = None) -> pd.DataFrame:
         """Return at most k tokens (by default `top`) of the highest scores above zero of every text and method: columns
         model, text, method, rank, position, token, score."""
-        import pandas as pd
-
         rows = [
             (self.model_name, at, each.method, rank, position, text.tokens[position], float(each.scores[position]))
             for at, text in enumerate(self.texts)
@@ -264,8 +252,7 @@ def _row(each: Attribution, text: ExplainedText, top: int) -> TokenRow:
 
 
 def ends(each: Attribution, text: ExplainedText) -> tuple[float, float]:
-    """Return the ends of a method's colours: the lowest and highest score of the tokens drawn, of an image its pixels,
-    or for a signed method the largest |score| on both sides of zero."""
+    """Return the ends of a method's colours: lowest and highest drawn score, or ± the largest |score| if signed."""
     scores = (each.scores if text.pixels is None else each.scores[~text.special]).astype(np.float64)
     end = float(np.abs(scores).max())
     return (-end, end) if each.signed else (float(scores.min()), float(scores.max()))
@@ -275,8 +262,6 @@ def doubt(each: Attribution) -> str:
     """Return a remark where scores have not converged, or do not add up; else ""."""
     if each.converged is None or each.converged:
         return ""
-    if each.rounding:
-        return f"stopped at the rounding of {each.rounding}, ±{each.error:.1%}"
     if each.error is not None:
         return f"not converged, ±{each.error:.1%}" if math.isfinite(each.error) else "convergence not checked"
     if each.delta is None:
@@ -285,8 +270,7 @@ def doubt(each: Attribution) -> str:
 
 
 def baselines(result: Explanation) -> list[str]:
-    """Return a note per method with a baseline, on what it compares every text with; and on the number of gradients
-    that methods took."""
+    """Return notes on each method's baseline, and on the number of gradients that methods took."""
     found: dict[str, None] = {}
     for each in (each for text in result for each in text.attributions if each.baseline):
         found[f"{each.method} compares with {'; '.join(filter(None, (each.baseline, each.note)))}."] = None
@@ -304,9 +288,7 @@ def about(text: ExplainedText) -> str:
 
 
 def strongest(result: Explanation, label: str = "") -> Iterator[Line]:
-    """Yield a row per text and method: the words of the highest scores, for a signed method those most against what is
-    explained, special tokens, and the error of the sum. In a comparison of models, whose label comes first, also what
-    is explained."""
+    """Yield a row per text and method; in a comparison, with the model's `label`, also what is explained."""
     for at, text in enumerate(result):
         for each in text.attributions:
             cells = {"of": Cell(text=text.target), "f": number_cell(text.value)} if label else {}

@@ -23,8 +23,7 @@ MIN_TOKENS_PER_TEXT = 128
 
 
 def check_fidelity(*, methods: Any, option: Any, **_: Any) -> None:
-    """Raise InputError if methods or options do not fit, as in `check_methods`, if "random" is the only method, or if a
-    function has that name."""
+    """Raise InputError as `check_methods`, for "random" alone, and for a function of that name."""
     if isinstance(methods, Mapping) and RANDOM in methods:
         raise InputError(f"the method {RANDOM!r} is always there, as random rankings; give your function another name")
     names = [name for name in method_names(methods) if name != RANDOM]
@@ -89,16 +88,11 @@ def fidelity_auc(
     with them (`ssmscope.plausibility`) is measured too.
 
     Args:
-        model: a classifier of texts.
         data: texts; their labels are not used.
-        methods: those of `explain`, or functions of your own by name: each gets the objective of a batch of texts and
-            gives their `Scores`. The random rankings are there in any case.
-        mode: replace (hidden tokens' embeddings become one fixed vector, and the length is kept) or delete (the tokens
-            that are left close up).
-        replacement: the vector, which should not be a method's own baseline: the mean of the embedding table, zero, the
-            padding token's embedding, or that of any other token. When everything is deleted it is the one token that
-            is left.
-        batch_size: texts, and perturbed copies of them, that run together; by default as many as suit the device.
+        methods: those of `explain`, or functions by name, see there. The random rankings are there in any case.
+        mode: with "replace" the length is kept, with "delete" the tokens that are left close up.
+        replacement: the vector, which should not be a method's own baseline: the mean of the embedding table, zero, or
+            a token's embedding. When everything is deleted it is the one token that is left.
 
     Raises:
         InputError: the model is no classifier of texts, no text of two tokens, or scores or logits that are not finite.
@@ -110,15 +104,18 @@ def fidelity_auc(
     from ssmscope.api.results import call_options, record_provenance
     from ssmscope.api.sharding.parts import over
     from ssmscope.core.batching import by_length, tokens_at_once
-    from ssmscope.interp.fidelity.measure import circular_notes, summarise, text_measures, tied_share
-    from ssmscope.interp.fidelity.measures import KNOCKOUT, layer_measure
-    from ssmscope.interp.fidelity.perturbed import (
+    from ssmscope.interp.fidelity.measure import (
+        circular_notes,
         hidden_sets,
         knockout_effects,
         ranking,
         replacement_vector,
         run_hidden,
+        summarise,
+        text_measures,
+        tied_share,
     )
+    from ssmscope.interp.fidelity.measures import KNOCKOUT, layer_measure
     from ssmscope.interp.knockout.measure import roads_of
     from ssmscope.interp.labelled import check_classifier, read_texts, token_scores
     from ssmscope.interp.methods import bind_methods

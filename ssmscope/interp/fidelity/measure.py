@@ -1,27 +1,227 @@
-"""Measures of fidelity: from the curves of hidden tokens to means and differences with their intervals."""
+"""Measures of fidelity: runs with hidden tokens, or tokens knocked out, their curves, and means with intervals."""
 
 from __future__ import annotations
 
 import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ssmscope.core.affine import embedding_table
+from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import estimates, ratio, resampled_means
+from ssmscope.core.cuts import cut_attention, cut_edges
+from ssmscope.core.edits import edited
+from ssmscope.core.encoding import Batch
+from ssmscope.core.mixers import is_bidirectional
+from ssmscope.core.model import Model
+from ssmscope.core.tokenizing import tokenize
+from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.fidelity.measures import LERF, MEASURES, MORF, layer_of
-from ssmscope.interp.fidelity.perturbed import Hidden
 from ssmscope.interp.fidelity.result import Fidelity
+from ssmscope.interp.knockout.measure import roads_of
 from ssmscope.interp.objective import Objective
 from ssmscope.interp.plausibility.measure import agreement, rationale_size
 from ssmscope.interp.plausibility.measures import MEASURES as AGREEMENT
 from ssmscope.interp.sanity.measure import spearman
+
+REPLACEMENTS = ("mean", "zero", "pad")
+
+SHARES = (Fraction(1, 20), Fraction(1, 10), Fraction(1, 5), Fraction(1, 2))
+"""Shares of tokens that comprehensiveness and sufficiency are averaged over (ERASER)."""
+
+
+def counts(shares: Sequence[Fraction], n: int) -> Int[np.ndarray, " shares"]:
+    """Return round(q n) for every share q, halves to the even number; exact, as no share is a float."""
+    return np.array([round(share * n) for share in shares], dtype=np.int64)
+
+
+def ranking(scores: Float[np.ndarray, "rankings n"]) -> Int[np.ndarray, "rankings n"]:
+    """Return the place of every token in its ranking: 0 for the highest signed score, ties by position."""
+    order = np.argsort(-scores, axis=1, kind="stable")
+    places = np.empty_like(order)
+    np.put_along_axis(places, order, np.broadcast_to(np.arange(scores.shape[1]), order.shape), axis=1)
+    return places
+
+
+@dataclass(frozen=True, eq=False)
+class Hidden:
+    """Distinct sets of tokens of one text that rankings ask to hide, and the numbers of those asked."""
+
+    sets: Bool[np.ndarray, "sets n"]
+    """Over the text's non-special tokens, True where one is hidden."""
+    asked: Int[np.ndarray, "rankings two points"]
+    """For every share of the curves the top tokens hidden (most relevant first), and the last ones (least first)."""
+    without: Int[np.ndarray, "rankings shares"]
+    """The top tokens hidden, for `SHARES`."""
+    only: Int[np.ndarray, "rankings shares"]
+    """All but the top tokens hidden."""
+
+
+def hidden_sets(places: Int[np.ndarray, "rankings n"], grid: Sequence[Fraction]) -> Hidden:
+    """Return the sets to hide for the shares of `grid` and `SHARES`; least relevant first begins at a ranking's end."""
+    rankings, n = places.shape
+    curve, bins = counts(grid, n), counts(SHARES, n)
+    first = np.concatenate([curve, bins])[:, None]
+    last = np.concatenate([curve, n - bins])[:, None]
+    below = places[:, None, :]
+    wanted = np.stack([below < first, below >= n - last], axis=1).reshape(-1, n)
+    chosen, inverse = distinct(wanted)
+    numbers = inverse.reshape(rankings, 2, -1)
+    points = len(curve)
+    return Hidden(wanted[chosen], numbers[:, :, :points], numbers[:, 0, points:], numbers[:, 1, points:])
+
+
+def distinct(sets: Bool[np.ndarray, "asked n"]) -> tuple[list[int], Int[np.ndarray, " asked"]]:
+    """Return the rows of the distinct sets, in order, and for every row the number of its set."""
+    packed = np.packbits(sets, axis=1)
+    _, first, inverse = np.unique(packed, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return first[order].tolist(), np.argsort(order)[inverse.ravel()]
+
+
+def replacement_vector(model: Model, replacement: str) -> Float[Tensor, " width"]:
+    """Return the embedding that replaces hidden tokens': the table's mean, zeros, or a token's."""
+    table = embedding_table(model.module)
+    if replacement == "mean":
+        return table.mean(0, dtype=torch.promote_types(table.dtype, torch.float32)).to(table)
+    if replacement == "zero":
+        return torch.zeros_like(table[0])
+    return table[_token(model, replacement)]
+
+
+def _token(model: Model, replacement: Any) -> int:
+    tokenizer = model.tokenizer
+    if not isinstance(replacement, str) or not replacement:
+        raise InputError(f"replacement is {replacement!r}; allowed are {', '.join(REPLACEMENTS)} or a token")
+    if replacement == "pad":
+        if tokenizer.pad_token_id is None:
+            raise InputError(f"the tokenizer of {model.name} has no padding token: give another replacement, e.g. mean")
+        return int(tokenizer.pad_token_id)
+    known = tokenizer.get_vocab().get(replacement)
+    ids = [known] if known is not None else tokenize(tokenizer, replacement, add_special_tokens=False)["input_ids"]
+    unknown = tokenizer.unk_token_id is not None and ids == [tokenizer.unk_token_id]
+    if len(ids) != 1 or (unknown and replacement != tokenizer.unk_token):
+        raise InputError(
+            f"replacement {replacement!r} is no token of {model.name}; allowed are {', '.join(REPLACEMENTS)} or a token"
+            f"{did_you_mean(replacement, REPLACEMENTS)}"
+        )
+    return int(ids[0])
+
+
+def run_hidden(
+    model: Model,
+    batch: Batch,
+    targets: Sequence[int],
+    hidden: Sequence[Bool[np.ndarray, "_ _"]],
+    *,
+    fill: Float[Tensor, " width"],
+    mode: str = "replace",
+    value: str = "probability",
+    batch_size: int | None = None,
+) -> list[Float[np.ndarray, " _"]]:
+    """Return the probability or logit of each text's target, a class, with each of its sets of tokens hidden.
+
+    `hidden` has per text its sets (sets, n) over the non-special tokens; `fill` is the embedding of hidden tokens, and
+    of the only token of a text whose tokens are all deleted. With "delete" the tokens that are left close up.
+    """
+    with torch.no_grad():
+        embeddings = model.embed(batch)
+    numbers = [len(sets) for sets in hidden]
+    owner = np.repeat(np.arange(len(hidden)), numbers)
+    hit = np.zeros((len(owner), embeddings.shape[1]), dtype=bool)
+    for sets, words, own in zip(hidden, batch.words, np.split(hit, np.cumsum(numbers)[:-1])):
+        own[:, np.flatnonzero([word is not None for word in words])] = sets
+    lengths = np.array(batch.lengths)[owner]
+    if mode == "delete":
+        lengths = np.maximum(lengths - hit.sum(1), 1)
+    found = np.empty(len(owner))
+    wanted = np.asarray(targets)[owner]
+    for rows in by_length(lengths.tolist(), tokens_at_once(model.device), size=batch_size, longest_first=True):
+        width = int(lengths[rows].max())
+        index, hides, sizes = (torch.from_numpy(each[rows]).to(embeddings.device) for each in (owner, hit, lengths))
+        mask = torch.arange(width, device=embeddings.device) < sizes.unsqueeze(1)
+        if mode == "delete":
+            copies = _closed_up(embeddings[index], batch.mask[index] & ~hides, width, fill)
+        else:
+            copies = torch.where(hides[:, :width, None], fill, embeddings[index, :width])
+        with torch.no_grad(), model.running(mask=mask):
+            logits = model.forward_embeddings(copies, mask)
+        found[rows] = target_values(model, logits, torch.from_numpy(wanted[rows]).to(logits.device), value)
+    if not np.isfinite(found).all():
+        raise InputError("the model's logits are not finite: it is damaged, or overflows on these inputs")
+    return np.split(found, np.cumsum(numbers)[:-1])
+
+
+def _closed_up(embeddings: Tensor, kept: Bool[Tensor, "runs length"], width: int, fill: Tensor) -> Tensor:
+    """Move the embeddings of the remaining tokens to the front; `fill` stands at the first place where none remains."""
+    order = torch.argsort((~kept).int(), dim=1, stable=True)[:, :width]
+    moved = torch.take_along_dim(embeddings, order.unsqueeze(-1), dim=1)
+    moved[~kept.any(1), 0] = fill.to(moved)
+    return moved
+
+
+def target_values(
+    model: Model, logits: Float[Tensor, "runs classes"], targets: Int[Tensor, " runs"], value: str
+) -> np.ndarray:
+    """Return the probability or logit of every run's own target, float64."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    values = model.probabilities(logits) if value == "probability" else logits
+    return values.gather(1, targets.unsqueeze(1)).squeeze(1).double().cpu().numpy()
+
+
+def knockout_effects(
+    model: Model,
+    batch: Batch,
+    targets: Sequence[int],
+    *,
+    layers: Sequence[int | None] = (None,),
+    value: str = "probability",
+    batch_size: int | None = None,
+) -> list[Float[np.ndarray, "cuts _"]]:
+    """Return f(x) − f(x with the edges from token i to all later tokens cut) for every non-special token of every text.
+
+    The cut covers everything that the token becomes after the convolution (level "block" of `cut_edges`), in
+    recurrences and softmax attention of each of `layers`, by the model's own number, or, for None, of all at once;
+    where layers look ahead, no other position reads it. The token's own position keeps it: the effect of the last token
+    is 0 where a model reads there.
+    """
+    own = [[at for at, word in enumerate(words) if word is not None] for words in batch.words]
+    runs = [
+        (text, at, where)
+        for text, places in enumerate(own)
+        for where, at in ((None, None), *itertools.product(layers, places))
+    ]
+    found, roads = np.empty(len(runs)), roads_of(model)
+    lengths = [batch.lengths[text] for text, *_ in runs]
+    for chosen in by_length(lengths, tokens_at_once(model.device), size=batch_size):
+        part = batch.rows([runs[run][0] for run in chosen])
+        at = torch.tensor([-1 if (place := runs[run][1]) is None else place for run in chosen]).unsqueeze(1)
+        steps = torch.arange(part.input_ids.shape[1])
+        others = steps != at if is_bidirectional(model.module) else steps > at
+        sources, reads = steps == at, others & part.mask.cpu() & (at >= 0)
+        here = {number: torch.tensor([runs[run][2] in (number, None) for run in chosen]) for number in roads}
+        cuts = []
+        for number, (states, attending) in roads.items():
+            if states:
+                cuts.append(cut_edges(sources, reads, rows=dict.fromkeys(states, here[number]), level="block"))
+            if attending:
+                cuts.append(cut_attention(sources, reads, rows=dict.fromkeys(attending, here[number])))
+        with edited(model, cuts), torch.no_grad(), model.running(mask=part.mask):
+            logits = model.forward(part)
+        wanted = torch.tensor([targets[runs[run][0]] for run in chosen], device=logits.device)
+        found[chosen] = target_values(model, logits, wanted, value)
+    each = np.split(found, np.cumsum([1 + len(layers) * len(places) for places in own])[:-1])
+    return [(values[0] - values[1:]).reshape(len(layers), -1) for values in each]
+
 
 MAX_TIED_SHARE = 0.05
 """Largest share of tokens with another token's score that needs no note."""
@@ -37,13 +237,7 @@ def measures(
     without: Float[np.ndarray, "... shares"],
     only: Float[np.ndarray, "... shares"],
 ) -> Float[np.ndarray, "... measures"]:
-    """Compute all measures, in the order of `MEASURES`.
-
-    Args:
-        curve: f along MoRF and along LeRF, from the clean text on.
-        without: f without the top tokens, for every share.
-        only: f of the top tokens alone.
-    """
+    """Return all `MEASURES` of f along MoRF and LeRF, and of f without the top tokens and of these alone, by share."""
     areas, clean = trapezoid(curve), curve[..., MORF, 0]
     morf, lerf = areas[..., MORF], areas[..., LERF]
     return np.stack([lerf - morf, morf, lerf, clean - without.mean(-1), clean - only.mean(-1)], axis=-1)
@@ -111,16 +305,7 @@ def summarise(
     notes: list[str],
     seed: int,
 ) -> Fidelity:
-    """Summarise the measurements of texts: means and paired differences with their intervals, and notes.
-
-    Args:
-        found: values (texts, rankings, measures), curves, targets, and tied and unconverged (texts, methods).
-        total: number of texts in the data.
-        used: the numbers of the texts that are measured.
-        long: number of texts left out for their length.
-        share: the mean share of tokens that people marked; None without rationales.
-        knocked: the names of the correlations with knockouts.
-    """
+    """Return means and paired differences of texts' measurements, with intervals, and notes."""
     every = (*MEASURES, *AGREEMENT, *knocked)
     places = [at for at, name in enumerate(every) if share is not None or name not in AGREEMENT]
     names, number = tuple(every[at] for at in places), len(methods)

@@ -8,21 +8,19 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.errors import InputError, did_you_mean, index_of
 from ssmscope.interp.fidelity.measures import RANDOM, display_name, layer_of, more_is_better
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.markup import to_latex, to_markdown
 from ssmscope.render.numbers import counted, with_ties
 from ssmscope.render.table import Cell, Line, Table, table, with_interval
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 STYLES = ("markdown", "latex", "csv")
 UNKNOWN = Estimate(math.nan, math.nan, math.nan)
@@ -92,8 +90,7 @@ class Fidelity(Result, kind="fidelity"):
         return f"{found}, {clearly}the best of {len(self.methods)}"
 
     def _best_named(self) -> str:
-        """Name the method with the largest ΔA, with the methods that paired differences do not tell from it; "" where
-        too many."""
+        """Name the method of the largest ΔA with those not told from it; "" where there are too many."""
         first = max(self.methods, key=lambda name: self.estimate(name).value)
         alike = [name for name in self.methods if name != first and not self.difference(first, name).low > 0]
         return with_ties([first, *alike], len(self.methods))
@@ -114,7 +111,7 @@ class Fidelity(Result, kind="fidelity"):
         Raises:
             InputError: when there is no such method or measure.
         """
-        place = _place("method", method, self.rows), _place("measure", measure, self.measures)
+        place = index_of("method", method, self.rows), index_of("measure", measure, self.measures)
         return Estimate(*self.estimates[place].tolist())
 
     def difference(self, method: str, other: str = RANDOM, measure: str = "delta") -> Estimate:
@@ -123,8 +120,8 @@ class Fidelity(Result, kind="fidelity"):
         Raises:
             InputError: when there is no such method or measure.
         """
-        a, b = (_place("method", name, self.rows) for name in (method, other))
-        m = _place("measure", measure, self.measures)
+        a, b = (index_of("method", name, self.rows) for name in (method, other))
+        m = index_of("measure", measure, self.measures)
         if a == b:
             return Estimate(0.0, 0.0, 0.0)
         found = self.paired[self.pairs.index((self.rows[min(a, b)], self.rows[max(a, b)])), m].tolist()
@@ -132,16 +129,14 @@ class Fidelity(Result, kind="fidelity"):
 
     def best(self, measure: str) -> tuple[str, ...]:
         """Return the methods with the best mean, several where they are equal; never the random rankings."""
-        place = _place("measure", measure, self.measures)
+        place = index_of("measure", measure, self.measures)
         means = self.estimates[:-1, place, 0]
         top = np.nanmax(means) if more_is_better(measure) else np.nanmin(means)
         return tuple(name for name, mean in zip(self.methods, means) if mean == top)
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per method (and "random") and measure: columns method, measure, value, low, high (the 95 %
         interval), texts, and, for the random rankings, spread: the standard deviation of their own means."""
-        import pandas as pd
-
         spread = self.rankings.std(0, ddof=1)
         rows = []
         for number, method in enumerate(self.rows):
@@ -151,10 +146,8 @@ class Fidelity(Result, kind="fidelity"):
                 rows.append((method, measure, *self.estimates[number, place].tolist(), texts, own))
         return pd.DataFrame(rows, columns=["method", "measure", "value", "low", "high", "texts", "spread"])
 
-    def curves(self) -> DataFrame:
+    def curves(self) -> pd.DataFrame:
         """Return a row per method, ranking ("MoRF", "LeRF") and share q of hidden tokens: mean f with its interval."""
-        import pandas as pd
-
         rows = [
             (method, order, share, *self.curve[number, at, point].tolist())
             for number, method in enumerate(self.rows)
@@ -163,11 +156,8 @@ class Fidelity(Result, kind="fidelity"):
         ]
         return pd.DataFrame(rows, columns=["method", "ranking", "q", "mean", "low", "high"])
 
-    def differences(self) -> DataFrame:
-        """Return a row per pair of methods ("random" is the second) and measure: the paired difference, first −
-        second."""
-        import pandas as pd
-
+    def differences(self) -> pd.DataFrame:
+        """Return a row per pair of methods ("random" is the second) and measure: the paired difference."""
         rows = [
             (*pair, measure, *self.paired[number, place].tolist())
             for number, pair in enumerate(self.pairs)
@@ -175,11 +165,9 @@ class Fidelity(Result, kind="fidelity"):
         ]
         return pd.DataFrame(rows, columns=["method", "other", "measure", "difference", "low", "high"])
 
-    def per_text(self) -> DataFrame:
+    def per_text(self) -> pd.DataFrame:
         """Return a row per text and method (and "random"): columns text (its number in the data), predicted, clean (f
         of it), method, and a column for every measure."""
-        import pandas as pd
-
         parts = []
         for method, values in zip(self.rows, [*self.values, self.random]):
             columns = dict(zip(self.measures, values.T))
@@ -249,12 +237,6 @@ def _filled(replacement: str) -> str:
     return names.get(replacement, f"the token {replacement!r}")
 
 
-def _place(what: str, name: str, known: Sequence[str]) -> int:
-    if name not in known:
-        raise InputError(f"there is no {what} {name!r}; allowed are {', '.join(known)}{did_you_mean(str(name), known)}")
-    return known.index(name)
-
-
 def fidelity_table(results: Sequence[Fidelity], *, measure: str = "delta", style: str = "markdown") -> str:
     """Return a measure of methods × data sets, as in Baleen's Table 2: a row per method and model, a column per data
     set and their average, the best method of each model and data set marked. The random rankings stand below the
@@ -311,8 +293,7 @@ def _average(own: dict[str, Fidelity], sets: Sequence[str], method: str, measure
 
 
 def _written(found: Table, style: str) -> str:
-    """Write a table in a style; as CSV plain numbers, each with the ends of its interval, and in the last column the
-    columns in which the row is best."""
+    """Write a table in a style; CSV has plain numbers with the ends of their intervals, and where a row is best."""
     if style not in STYLES:
         raise InputError(f"unknown style {style!r}; allowed are {', '.join(STYLES)}{did_you_mean(str(style), STYLES)}")
     if style != "csv":

@@ -95,7 +95,8 @@ def selection_heatmap(
             other, and a trace without its inputs where they are needed.
     """
     from ssmscope.data.text import TextData
-    from ssmscope.interp.heatmap.scored import scored, scored_data
+    from ssmscope.interp.heatmap.measure import scored
+    from ssmscope.interp.heatmap.over_data import scored_data
 
     options: dict[str, Any] = {"score": score, "at": at, "layers": layers, "heads": heads, "through": through}
     options |= {"half_lives": half_lives, "contrast": contrast, "scale": scale}

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ssmscope.api.options import chosen_layers
+from ssmscope.api.results import record_provenance
 from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import estimate, ratio, resampled_means, resampled_sums
@@ -19,8 +21,8 @@ from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerTrace
 from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
-from ssmscope.interp.heatmap.measure import Score, scored_batch
-from ssmscope.interp.heatmap.result import MEASURES, KeptGroup, KeptLayer, KeptWord
+from ssmscope.interp.heatmap.measure import Score, layers_record, scored, scored_batch
+from ssmscope.interp.heatmap.result import MEASURES, DataHeatmap, KeptGroup, KeptLayer, KeptWord
 from ssmscope.interp.heatmap.words import (
     MAX_HALF_LIFE,
     SHOWN_HIGHEST,
@@ -47,6 +49,36 @@ MAX_TIMED_TEXTS = 200
 """Largest number of texts, drawn by the seed, whose half-lives are measured."""
 EXAMPLE_WORDS = (8, 60)
 """Smallest and largest number of words in a text that is shown as an example."""
+
+
+def scored_data(
+    model: Model | None, data: TextData, options: Mapping[str, Any], *, limit: int | None, seed: int
+) -> DataHeatmap:
+    """Compute the heatmap of a data set, with the options of `selection_heatmap`."""
+    if model is None or model.tokenizer is None:
+        raise InputError("labelled texts need a model with a tokenizer; give one, or name one with tokenizer")
+    model.check_recurrent_state("a heatmap")
+    score, layers, punctuation = (options[name] for name in ("score", "layers", "punctuation"))
+    places = chosen_layers(layers, model.layer_numbers)
+    data = data if limit is None else data.sample(limit, seed=seed)
+    numbers = tuple(model.layer_numbers[place] for place in places)
+    recorded = {"score": score, "layers": layers_record(layers, numbers), "top": options["top"]}
+    recorded |= {"punctuation": punctuation, "limit": limit}
+    provenance = record_provenance(model.source, options=recorded, seed=seed, data=data)
+    found, words, lives, timed = measure(model, data, score, places, seed=seed, provenance=provenance)
+    summary = summarise(model, data, found, words, lives, places, numbers, punctuation=punctuation, seed=seed)
+    picked = extremes(found)
+    shown = [data.texts[found["rows"][at]] for at, _ in picked]
+    return DataHeatmap(
+        provenance=provenance,
+        score=score,
+        layers=numbers,
+        texts=len(found["rows"]),
+        timed=timed,
+        examples=(scored(model, shown, {**options, "half_lives": False}),) if shown else (),
+        picked=tuple(what for _, what in picked),
+        **summary,
+    )
 
 
 @dataclass(eq=False)
@@ -101,8 +133,7 @@ def text_measures(tokens: Sequence[str], words: Sequence[int | None], scores: np
 
 
 def half_life_counts(model: Model, batch: Batch) -> dict[str, np.ndarray]:
-    """Return by layer (2, 1 + heads, `MAX_HALF_LIFE` + 1), the layer as a whole first: numbers of tokens that were
-    halved after d tokens, and of those observed for only d."""
+    """Return by layer (2, 1 + heads, `MAX_HALF_LIFE` + 1): tokens halved after d tokens, and seen for only d."""
     counts: dict[str, np.ndarray] = {}
 
     def visit(index: int, rows: Sequence[int], layer: LayerTrace) -> None:
@@ -140,13 +171,9 @@ def measure(
 ) -> tuple[dict[str, np.ndarray], WordSums, dict[int, np.ndarray], int]:
     """Run the texts in batches of similar length and measure each; with survival, run some again for half-lives.
 
-    Returns:
-        columns: of the texts, their rows in the data; answers, the class that a classifier predicts, else −1; measures
-            (texts, `MEASURES`); tenths (texts, 1 + layers, `TENTHS`) float32, the average first: mean scores of the
-            words in each part; sizes, numbers of words.
-        words: the sums of words.
-        lives: half-lives (1 + heads,) by layer.
-        timed: the number of texts that these are taken over.
+    Return columns of the texts: their rows in the data, answers (−1 without a classifier), measures, tenths (texts,
+    1 + layers, `TENTHS`) with the average first, sizes (numbers of words); the sums of words; half-lives (1 + heads,)
+    by layer; and the number of texts that these are taken over.
     """
     lengths, sizes, _ = read_texts(model, data)
     used = [row for row, size in enumerate(sizes) if size]
@@ -206,8 +233,7 @@ def summarise(
     punctuation: bool,
     seed: int,
 ) -> dict[str, Any]:
-    """Return the numerical fields of a `DataHeatmap`, with 95 % bootstrap intervals over texts from one set of
-    resamples."""
+    """Return the numerical fields of a `DataHeatmap`, with intervals from one set of resamples."""
     groups, notes = _groups(model, data, found)
     total = len(found["rows"])
     columns = [np.where(chosen[:, None], found["measures"], np.nan) for chosen in groups.values()]
@@ -306,8 +332,7 @@ def _with_intervals(
 
 
 def extremes(found: Mapping[str, np.ndarray]) -> list[tuple[int, str]]:
-    """Return example texts with a description: the two whose scores are spread most unevenly, and the two most even,
-    among those of few enough words."""
+    """Return the two example texts whose scores are spread most unevenly, and the two most even."""
     spread, sizes = found["measures"][:, MEASURES.index("spread")], found["sizes"]
     low, high = EXAMPLE_WORDS
     allowed = np.flatnonzero((sizes >= low) & (sizes <= high) & np.isfinite(spread))

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+import pandas as pd
 
 from ssmscope.api.results import OverTexts, Result
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.interp.heatmap import views
 from ssmscope.interp.heatmap.words import (
     SHOWN_HIGHEST,
     SHOWN_LOWEST,
@@ -26,7 +28,6 @@ from ssmscope.render.tokens import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import DataFrame
 
     from ssmscope.interp.paired import Paired
     from ssmscope.render.blocks import Block, TokenRows
@@ -139,9 +140,7 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         return any(text.pixels is not None for text in self)
 
     def token_rows(self) -> TokenRows:
-        from ssmscope.interp.heatmap.views import rows
-
-        return rows(self)
+        return views.rows(self)
 
     @property
     def summed(self) -> bool:
@@ -220,10 +219,8 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
     def headline(self) -> str:
         return f"Memory of {self.model_name}: {self.score}, {self.layers_name}"
 
-    def top(self, k: int) -> DataFrame:
+    def top(self, k: int) -> pd.DataFrame:
         """Return the k highest tokens of every text: columns text, rank, position, token, score."""
-        import pandas as pd
-
         rows = [
             (number, rank, *entry)
             for number, text in enumerate(self.texts)
@@ -231,15 +228,13 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         ]
         return pd.DataFrame(rows, columns=["text", "rank", "position", "token", "score"])
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per text, layer and token: columns model, text, position, token, word, layer, head, score,
         half_life (with survival, infinite where the text is too short for it), in_rationale.
 
         `layer` is "mean" for the average; the layers follow if they were asked for, and the heads. `text` and
         `position` count from 0. `word` is missing for special tokens, `head` and `half_life` where not defined.
         """
-        import pandas as pd
-
         parts = []
         for number, text in enumerate(self.texts):
             unknown = np.full((len(self.layers), len(text)), np.nan)
@@ -259,9 +254,7 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         return pd.concat(parts, ignore_index=True)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.interp.heatmap.views import blocks
-
-        return blocks(self)
+        return views.blocks(self)
 
 
 @dataclass(frozen=True)
@@ -375,15 +368,13 @@ class DataHeatmap(Result, kind="heatmap-data"):
             said += f"; half of what is written is left after {', '.join(map(format_half_life, known))} tokens"
         return f"{said} ({self.score}, {counted(self.texts, 'text')})"
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row per word, group, tenth of a text, layer and head.
 
         Columns: of ("word", "group", "part", "half-life"), name (the word, group or tenth, from 1), layer and head
         where it is of one, measure ("score", "strongest", "punctuation", "end", "spread" or "tokens"), texts, count
         (the occurrences of a word), value and its 95 % interval in low and high.
         """
-        import pandas as pd
-
         rows: list[dict[str, object]] = []
 
         def add(of: str, name: object, measure: str, found: Estimate, **more: object) -> None:
@@ -406,10 +397,8 @@ class DataHeatmap(Result, kind="heatmap-data"):
 
     @classmethod
     def compare(cls, results: Sequence[DataHeatmap], labels: Sequence[Sequence[str]]) -> Table:
-        from ssmscope.interp.heatmap.data_views import group_cells
-
         lines = [
-            Line((label, group.name), {"score": Cell(text=result.score), **group_cells(group)})
+            Line((label, group.name), {"score": Cell(text=result.score), **views.group_cells(group)})
             for result, (label,) in zip(results, labels)
             for group in result.groups
         ]
@@ -424,11 +413,7 @@ class DataHeatmap(Result, kind="heatmap-data"):
 
     @classmethod
     def differences(cls, results: Sequence[DataHeatmap], names: Sequence[str]) -> Table:
-        from ssmscope.interp.heatmap.data_views import differences
-
-        return differences(results, names)
+        return views.differences(results, names)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.interp.heatmap.data_views import blocks
-
-        return blocks(self)
+        return views.data_blocks(self)

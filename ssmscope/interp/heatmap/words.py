@@ -44,8 +44,7 @@ def word_text(tokens: Sequence[str], group: Sequence[int]) -> str:
 
 
 def word_scores(scores: np.ndarray, groups: Sequence[Sequence[int]], *, summed: bool) -> np.ndarray:
-    """Combine scores (…, tokens) into those of words, (…, groups): the sum of their tokens' where scores are shares,
-    else the mean."""
+    """Combine scores (…, tokens) into those of words, (…, groups): sums where scores are shares, else means."""
     if len(groups) in (0, scores.shape[-1]):
         return scores
     sizes, places = np.array(list(map(len, groups))), np.fromiter(chain.from_iterable(groups), dtype=np.int64)
@@ -61,11 +60,9 @@ def is_punctuation(word: str) -> bool:
 
 
 def is_selective(quantity: np.ndarray) -> bool:
-    """Return True if the spread of a row is more than noise: if the coefficient of variation of what is written, or
-    left, is at least 0.1 over the ordinary tokens (tokens,).
+    """Return True if the coefficient of variation over ordinary tokens of what is written, or left, is at least 0.1.
 
-    A layer whose steps Δ hardly vary does not select, and its retention 1 − Δ|A| varies less still: the test is on
-    what is replaced, which is proportional to Δ where steps are small.
+    Retention 1 − Δ|A| varies little even in a layer that selects: the test is on what is replaced.
     """
     mean = float(np.abs(quantity).mean()) if quantity.size else 0.0
     return mean > 0 and float(quantity.std()) >= NOISE_VARIATION * mean
@@ -87,12 +84,7 @@ def standing_out(words: Words, scores: np.ndarray, kind: Kind, top: int) -> tupl
     `top`, and at most a third of the text's words.
 
     A word stands out if its share of the state is at least 1.5 times that of an even spread over the words; if its
-    score is a standard deviation above the mean of the words; or, for z-scores, if it is at least 1.
-
-    Args:
-        scores: (tokens,).
-        kind: "share" for scores that add up over the tokens of a word, "mean" for scores that are averaged, "z" for
-            z-scores.
+    "mean" score is a standard deviation above the mean of the words; or if its z-score is at least 1.
     """
     groups, allowed = words
     if not len(allowed):
@@ -109,8 +101,7 @@ def standing_out(words: Words, scores: np.ndarray, kind: Kind, top: int) -> tupl
 
 
 def median_half_life(found: np.ndarray, length: int) -> str:
-    """Format the median of half-lives in tokens; "more than" the length where most of what is written outlives the
-    text."""
+    """Format the median of half-lives in tokens; "more than" the length where it is infinite."""
     if not found.size:
         return "–"
     middle = float(np.median(found))

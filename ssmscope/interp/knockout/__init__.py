@@ -72,10 +72,8 @@ def knockout(
     Args:
         from_: each is cut by itself; in Python also positions as numbers, lists of them and slices. Words must occur
             once in every text.
-        roads: "convolution" and "both" cut windows of layers.
         by: "part" cuts windows in each part of its layers alone, such as what a Diff-Mamba keeps and what it subtracts,
             or the states and the attention of a hybrid; "head" every head of every layer.
-        answer: a class's number or name; a token's id or text.
 
     Raises:
         InputError: a span that is not there, from which no edge leads to the target, an answer of several tokens, a
@@ -89,9 +87,9 @@ def knockout(
     from ssmscope.core.model import as_batch
     from ssmscope.core.progress import progress_bar
     from ssmscope.errors import InputError
-    from ssmscope.interp.interventions import answer_ids, means_with_intervals
     from ssmscope.interp.knockout.measure import CutRuns, others_have_attention, roads_of
     from ssmscope.interp.knockout.result import Knockout
+    from ssmscope.interp.scoring import answer_ids, means_with_intervals
     from ssmscope.interp.spans import positions_of, span_name, words_at
 
     sources = tuple(from_) if isinstance(from_, list | tuple) else (from_,)

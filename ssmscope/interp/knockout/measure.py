@@ -11,12 +11,12 @@ import torch
 from ssmscope.core.attention_layers import attention_layers, attention_modules, attention_numbers
 from ssmscope.core.batching import TOKENS_AT_ONCE
 from ssmscope.core.cuts import cut_attention, cut_convolution, cut_edges
-from ssmscope.core.edits import Edit, edited
+from ssmscope.core.edits import Edit
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.interventions import check_heads, probability_and_logit
 from ssmscope.interp.knockout.result import Cut
+from ssmscope.interp.scoring import check_heads, probability_and_logit
 
 STATES, ATTENTION = "states", "attention"
 """Parts of a hybrid: reads of states, and reads by softmax attention."""
@@ -65,8 +65,7 @@ def cuts_of(model: Model, batch: Batch, by: str, window: int) -> Iterator[Cut]:
 
 
 def parts_of(model: Model, batch: Batch) -> dict[int, tuple[str, ...]]:
-    """Return the names of the recurrences of every layer, by its number, in order; none for a layer with one
-    recurrence. In a hybrid the names of the ways it reads."""
+    """Return the names of a layer's recurrences, where it has several, or a hybrid's ways to read, by number."""
     if attention_layers(model.module):
         roads = roads_of(model).items()
         return {at: (STATES,) * bool(states) + (ATTENTION,) * bool(reads) for at, (states, reads) in roads}
@@ -86,11 +85,8 @@ class CutRuns:
         self.layers, self.hybrid = roads_of(model), bool(attention_layers(model.module))
         self.cuts = list(cuts_of(model, batch, by, window))
         self.parts = parts_of(model, batch) if by == "part" else {}
-        self.heads: dict[tuple[int, str], int] = {}
-        """Numbers of heads of the layers' parts whose heads are cut."""
-        for cut in self.cuts:
-            if cut.head is not None:
-                self.heads[cut.first, cut.part] = max(self.heads.get((cut.first, cut.part), 0), cut.head + 1)
+        self.heads = {(cut.first, cut.part): cut.head + 1 for cut in self.cuts if cut.head is not None}
+        """Numbers of heads of the layers' parts whose heads are cut, one after another."""
 
     def answers(
         self, text: int, sources: Sequence[int], targets: Sequence[int], answer: int
@@ -106,8 +102,7 @@ class CutRuns:
         return self._run(one, [], answer)[:, 0], found
 
     def _run(self, batch: Batch, edits: Sequence[Edit], answer: int) -> np.ndarray:
-        with edited(self.model, edits), torch.no_grad(), self.model.running(mask=batch.mask):
-            logits = self.model.forward(batch, last_only=True)
+        logits = self.model.run(batch, edits=edits, last_only=True).logits
         return torch.stack(probability_and_logit(self.model, logits, answer)).cpu().numpy()
 
     def _edits(self, name: str, chosen: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> list[Edit]:

@@ -95,8 +95,7 @@ class Knockout(Result, kind="knockout"):
         return max((at for at in range(1, len(ends)) if not whole[at]), key=lambda at: abs(self.changes[source, at, 0]))
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row per text, source and cut: the layers from first to last, head and part; the answer's probability
-        and logit before and after."""
+        """Return a row per text, source and cut, with the answer's probability and logit before and after."""
         rows = []
         for (text, source, at), after in np.ndenumerate(self.probabilities):
             cut, before = self.cuts[at], float(self.probability[text])

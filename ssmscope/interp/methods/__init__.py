@@ -27,8 +27,8 @@ METHOD_FUNCTIONS = {
     "gradcam": "gradients:gradcam",
     "lrp": "lrp:lrp",
     "occlusion": "memory:occlusion",
-    "attention-rollout": "attention:attention_rollout",
-    "attention-gradient": "attention:attention_gradient",
+    "attention-rollout": "memory:attention_rollout",
+    "attention-gradient": "memory:attention_gradient",
     "survival": "memory:survival",
     "self-retention": "memory:self_retention",
     "self-write": "memory:self_write",
@@ -129,10 +129,7 @@ def bind_methods(
     model: Model,
     seed: int = 0,
 ) -> dict[str, Method]:
-    """Return methods by name with their options bound; built-in methods that draw get the seed.
-
-    None stands for those of `DEFAULT_METHODS` that fit the model; stderr names those left out, and why.
-    """
+    """Return methods by name with their options bound; by default those of `DEFAULT_METHODS` that fit the model."""
     given = option or {}
     if isinstance(methods, Mapping):
         return {name: _own(each, given.get(name, {}), seed) for name, each in methods.items()}

@@ -20,8 +20,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary_tokens
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.captum_names import CAPTUM
-from ssmscope.interp.methods.checks import text_generator
-from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective, text_generator
 
 ADAPTER_PARAMETERS = {
     *("self", "inputs", "target", "additional_forward_args", "forward_func", "model", "baselines", "feature_mask"),
@@ -31,8 +30,7 @@ ADAPTER_PARAMETERS = {
 
 
 def captum_method(name: str) -> Callable[..., Scores]:
-    """Return captum's attribution of this name as a method; its options are those of its constructor and of
-    `attribute`."""
+    """Return captum's attribution of this name as a method with its constructor's and `attribute`'s options."""
 
     def attribute(objective: Objective, **options: Any) -> Scores:
         return attributed(objective, name, **options)
@@ -58,7 +56,6 @@ def attributed(
         which: a name in `captum.attr`, or an instance made with any function, which f replaces.
         baseline: embedding of hidden tokens and start of paths, see `baseline_embeddings`. Special tokens keep
             their own embedding.
-        seed: seed of methods that draw.
         options: options of captum's constructor and of its `attribute`, by name; for NoiseTunnel also `attribution`,
             the name of what it repeats, and the options of that.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ssmscope.core.attention_layers import attending
-from ssmscope.core.intercept import After, observe
+from ssmscope.core.heads import hidden_vectors
+from ssmscope.core.intercept import observe
 from ssmscope.core.mixers import weights_constant
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
-from ssmscope.interp.methods.checks import check_number, check_whole, text_generator
-from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective, check_number, check_whole, text_generator
 
 
 def gradxinput(objective: Objective) -> Scores:
@@ -41,9 +43,6 @@ def smoothgrad(objective: Objective, *, samples: int = 25, noise: float = 0.15, 
         samples: n.
         noise: σ as a share of max − min over the embeddings of the text.
         seed: seed of the noise, which is drawn for each text by itself, in any batch.
-
-    Raises:
-        InputError: for options out of range.
     """
     check_whole("samples", samples, 1)
     check_number("noise", noise, 0)
@@ -72,9 +71,6 @@ def gradcam(objective: Objective, *, layer: int = -1) -> Scores:
 
     Args:
         layer: layer whose output is read; negative numbers count from the last.
-
-    Raises:
-        InputError: for a layer that the model does not have.
     """
     mixers = objective.model.mixers
     if isinstance(layer, bool) or not isinstance(layer, int | np.integer) or not -len(mixers) <= layer < len(mixers):
@@ -98,8 +94,7 @@ def output_gradients(
     *,
     attention: bool = False,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return the output of each of these layers and the gradient of f there, (runs, length, width) each; with
-    `attention` also the weights of every layer of softmax attention, (runs, heads, queries, keys)."""
+    """Return each layer's output and the gradient of f there; with `attention` also of all softmax weights."""
     kept: dict[int, Tensor] = {}
     weights: dict[int, Tensor] = {}
     module, mask = objective.model.module, objective.batch.mask[texts, : embeddings.shape[1]]
@@ -115,11 +110,19 @@ def output_gradients(
 def keep_outputs(layers: list[nn.Module], kept: dict[int, Tensor]) -> Iterator[None]:
     """Within the context `kept` receives the output of each of these layers, by its place, when it has run."""
 
-    def keep(index: int) -> After:
-        def kept_from(module: nn.Module, output: Any) -> None:
-            kept[index] = output[0] if isinstance(output, tuple) else output
+    def keep(index: int, _: nn.Module, output: Any) -> None:
+        kept[index] = output[0] if isinstance(output, tuple) else output
 
-        return kept_from
-
-    with observe(after=[(layer, keep(index)) for index, layer in enumerate(layers)]):
+    with observe(after=[(layer, partial(keep, index)) for index, layer in enumerate(layers)]):
         yield
+
+
+def head_input(model: Model, embeddings: Tensor, mask: Tensor) -> Float[Tensor, "texts length width"]:
+    """Return the vectors that the head reads at every position, in the caller's context."""
+    module = model.module
+    if module.base_model is not module:
+        return hidden_vectors(module, inputs_embeds=embeddings, attention_mask=mask.long())
+    kept: dict[int, Tensor] = {}  # A model that is its own base has one bare layer.
+    with keep_outputs(model.mixers[-1:], kept):
+        module(inputs_embeds=embeddings, attention_mask=mask.long())
+    return kept[0]

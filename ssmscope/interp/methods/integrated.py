@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -15,17 +14,9 @@ from torch import Tensor
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary_tokens, singularity_note
 from ssmscope.interp.explain.result import Scores
-from ssmscope.interp.methods.checks import check_number, check_whole
-from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective, check_number, check_whole
 
 SMALLEST_DIVISOR = 1e-30
-MAX_FRUITLESS_HALVINGS = 3
-"""Halvings in a row without a lower error after which a text is left."""
-ROUNDING_MARGIN = 4
-"""Factor by which what counts as rounding may exceed its expected size."""
-MAX_LIKELY_ROUNDING = 0.1
-"""Largest rounding, as a share of an integrand, that needs no further evidence. More may be what no quadrature resolves
-yet, as long as halving lowers it."""
 
 
 def ig(
@@ -50,23 +41,17 @@ def ig(
         Σ_pieces |Σ_t halves_t − (f(end) − f(beginning))| ≤ tolerance · max_t |score_t|,
 
     or until the cap is reached. The scores are those of the halves. Half precision rounds f and its gradients, and more
-    nodes do not help against that (`_at_rounding`): such pieces are not halved, and a text is left, and said to be,
-    where the others' errors are less than half of theirs, or halving has not lowered its error three times in a row;
-    the scores are those with the smallest error.
+    nodes do not help against that.
 
     Args:
-        baseline: e', see `baseline_embeddings`: "neutral" (the token for unknown words where there is a trained one,
-            else the scaled mean), "scaled-mean", "mean", "zero", a token or a token's id; of pixels a grey. A path from
-            where norms are singular (zero; the mean of a small model) takes several times as many gradients, and its
-            scores depend on how near to that point it begins: the result says so.
+        baseline: e', see `baseline_embeddings`. A path from where norms are singular (zero; the mean of a small model)
+            takes several times as many gradients, and its scores depend on how near to that point it begins: the result
+            says so.
         special: special tokens move too. Otherwise they keep their own embedding on the whole path, and score 0: they
             say nothing of the text and would take the largest share.
         steps: nodes of the quadrature of a piece.
         tolerance: a text has converged when both errors are within this share of its largest |score|.
         cap: the most evaluations of the gradient for a text. Below 3 · steps nothing is checked and nothing converges.
-
-    Raises:
-        InputError: for an unknown baseline, or options out of range.
     """
     check_whole("steps", steps, 1)
     check_number("tolerance", tolerance, 0)
@@ -89,18 +74,16 @@ def ig(
     if not checked:
         unknown = [math.inf if path.difference[text].any() else 0.0 for text in texts]
         found = [_summed(once[text].scores, unknown[text], lowest[text], highest[text]) for text in texts]
-        used, rounded = [steps] * len(objective), [False] * len(objective)
+        used = [steps] * len(objective)
     else:
-        found, used, rounded = _refined(path, once, steps, tolerance, cap)
-    dtype, kind = torch.promote_types(end.dtype, torch.float32), str(end.dtype).removeprefix("torch.")
+        found, used = _refined(path, once, steps, tolerance, cap)
     scores, errors, deltas = zip(*found)
     return Scores(
-        torch.stack(scores).to(end.device, dtype),
+        torch.stack(scores).to(path.difference),
         delta=torch.tensor(deltas, dtype=torch.float64),
         steps=torch.tensor(used),
         converged=torch.tensor([error <= tolerance for error in errors]),
         error=torch.tensor(errors, dtype=torch.float64),
-        rounding=tuple(kind if left and error > tolerance else "" for left, error in zip(rounded, errors)),
         baseline=baseline_name(objective, baseline),
         note=singularity_note(objective, start),
     )
@@ -108,8 +91,7 @@ def ig(
 
 @dataclass(eq=False)
 class _Piece:
-    """Piece from `first` to `last` (of 0 to 1) of a text's path, with f at both ends, and the tokens' scores there by
-    one quadrature, (length,) float64."""
+    """Piece of a text's path, with f at both ends, and its tokens' scores by one quadrature, (length,) float64."""
 
     text: int
     first: float
@@ -117,10 +99,6 @@ class _Piece:
     before: float
     after: float
     scores: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
-    size: float = 0.0
-    """Root mean square of the tokens' integrands."""
-    rough: float = 0.0
-    """Root mean square that their rounding would have, judged by their highest coefficients."""
 
     @property
     def missed(self) -> float:
@@ -139,9 +117,7 @@ class _Halved:
         self.scores = self.halves[0].scores + self.halves[1].scores
         self.errors = (self.whole.scores - self.scores).abs()
         self.missed = sum(half.missed for half in self.halves)
-        self.typical, self.largest = float(self.errors.square().mean().sqrt()), float(self.errors.max())
-        self.worst = max(self.largest, self.missed)
-        self.scale = (self.whole.last - self.whole.first) * self.whole.size
+        self.worst = max(float(self.errors.max()), self.missed)
 
 
 _Sum = tuple[Tensor, float, float]
@@ -155,73 +131,25 @@ def _summed(scores: Tensor, error: float, before: float, after: float) -> _Sum:
     return scores, share, 0.0 if missed == 0 else missed / max(abs(after - before), SMALLEST_DIVISOR)
 
 
-def _refined(
-    path: _Path, once: list[_Piece], steps: int, tolerance: float, cap: int
-) -> tuple[list[_Sum], list[int], list[bool]]:
-    """Return every text's sum, its number of gradients, and True where it was left because of rounding."""
+def _refined(path: _Path, once: list[_Piece], steps: int, tolerance: float, cap: int) -> tuple[list[_Sum], list[int]]:
+    """Return every text's sum and its number of gradients."""
     pieces: dict[int, list[_Halved]] = defaultdict(list)
-    used, rounded = [3 * steps] * len(once), [False] * len(once)
-    half = path.end.dtype in (torch.float16, torch.bfloat16)
-    for halved in path.halved(once):
-        pieces[halved.whole.text].append(halved)
-    shares = [math.inf] * len(once)
-    least, since = {text: (_error(each), each) for text, each in pieces.items()}, [0] * len(once)
-    open_texts = list(pieces)
-    while True:
+    used, open_texts, new = [3 * steps] * len(once), list(range(len(once))), path.halved(once)
+    while new:
+        for halved in new:
+            pieces[halved.whole.text].append(halved)
         split: list[_Halved] = []
         for text in list(open_texts):
-            worst = _worst(pieces[text], tolerance)
-            if half and worst:
-                share = _rounding(pieces[text])
-                sure = share <= MAX_LIKELY_ROUNDING or share > shares[text] / 2
-                settled = _at_rounding(pieces[text], path.noise * share) if sure else []
-                shares[text] = share
-                others = [piece for piece in pieces[text] if piece not in settled]
-                left = not others or (bool(settled) and 2 * _error(others) <= _error(settled))
-                rounded[text] = left or since[text] == MAX_FRUITLESS_HALVINGS
-                worst = [] if rounded[text] else [piece for piece in worst if piece not in settled] or others
-            worst = worst[: (cap - used[text]) // (4 * steps)]
+            worst = _worst(pieces[text], tolerance)[: (cap - used[text]) // (4 * steps)]
             if not worst:
                 open_texts.remove(text)
+            pieces[text] = [each for each in pieces[text] if each not in worst]
             used[text] += 4 * steps * len(worst)
             split += worst
-        if not split:
-            break
         path.done = len(once) - len(open_texts)
-        gone = set(map(id, split))
-        for text in open_texts:
-            pieces[text] = [each for each in pieces[text] if id(each) not in gone]
-        for halved in path.halved([part for each in split for part in each.halves]):
-            pieces[halved.whole.text].append(halved)
-        for text in open_texts:
-            error = _error(pieces[text])
-            since[text] = 0 if error < least[text][0] else since[text] + 1
-            if error <= least[text][0] or not half:
-                least[text] = error, pieces[text]
-    ends = [(least[text], piece.before, piece.after) for text, piece in enumerate(once)]
-    return [_summed(_total(pieces), error, *change) for (error, pieces), *change in ends], used, rounded
-
-
-def _rounding(pieces: list[_Halved]) -> float:
-    """Estimate the rounding of a text's integrand, as a share of it, by its highest coefficients by Legendre
-    polynomials, which fall with their degree where a quadrature resolves it, in the halves with small ones."""
-    shares = sorted(half.rough / max(half.size, SMALLEST_DIVISOR) for piece in pieces for half in piece.halves)
-    return shares[(len(shares) - 1) // 4]
-
-
-def _at_rounding(pieces: list[_Halved], noise: float) -> list[_Halved]:
-    """Return the pieces of a text whose errors are explained by its rounding alone: the whole is as far from its halves
-    as expected, which is `noise` as a share of the integrand, or nearer than the change of f that they miss. That is
-    the rounding of f, alike in all such pieces; a peak between the nodes is in one."""
-    expected = ROUNDING_MARGIN * noise
-    found = [
-        each
-        for each in pieces
-        if each.typical <= expected * each.scale or ROUNDING_MARGIN * each.largest <= each.missed
-    ]
-    missed = sorted(each.missed for each in found)
-    bearable = ROUNDING_MARGIN * missed[(len(missed) - 1) // 2] if len(missed) > 1 else 0.0
-    return [each for each in found if each.missed <= bearable]
+        new = path.halved([part for each in split for part in each.halves]) if split else []
+    ends = [(pieces[text], piece.before, piece.after) for text, piece in enumerate(once)]
+    return [_summed(_total(own), _error(own), *change) for own, *change in ends], used
 
 
 def _total(pieces: Sequence[_Halved]) -> Tensor:
@@ -235,8 +163,7 @@ def _error(pieces: Sequence[_Halved]) -> float:
 
 
 def _worst(pieces: list[_Halved], tolerance: float) -> list[_Halved]:
-    """Return the pieces that have to be halved again, the worst first: as many as leave others with less than half of
-    the allowed error; none where all errors together are within it."""
+    """Return the pieces to be halved, the worst first, without which the others have half of the allowed error."""
     bearable = tolerance * float(_total(pieces).abs().max())
     if _error(pieces) <= bearable:
         return []
@@ -254,11 +181,9 @@ class _Path:
         self.objective, self.start, self.end = objective, start, end
         wide = torch.promote_types(end.dtype, torch.float32)
         self.difference = end.to(wide) - start.to(wide)
-        self.nodes, self.weights, self.highest = _quadrature(steps)
-        # The variance of a quadrature of numbers of variance 1 is Σ w², that of two halves' sum half of it.
-        self.noise = math.sqrt(1.5 * float((self.weights**2).sum()))
+        nodes, weights = np.polynomial.legendre.leggauss(steps)
+        self.nodes, self.weights = (nodes + 1) / 2, weights / 2
         self.done = 0
-        self._timed = objective.meter is None
 
     def points(self, texts: list[int], places: list[float]) -> Tensor:
         """Return points on the paths, (runs, longest of them, width)."""
@@ -271,7 +196,7 @@ class _Path:
         """Set the pieces' `scores`: Σ_width (end − start) · the integral of the gradient along each."""
         runs = [(piece, step) for piece in range(len(pieces)) for step in range(len(self.nodes))]
         values = torch.zeros(len(runs), self.end.shape[1], dtype=torch.float64)  # Not every device has float64.
-        for part in self._parts([pieces[piece].text for piece, _ in runs]):
+        for part in self.objective.batches([pieces[piece].text for piece, _ in runs], gradients=True):
             owners = [pieces[runs[place][0]] for place in part]
             texts = [piece.text for piece in owners]
             at = [self.nodes[runs[place][1]] for place in part]
@@ -281,22 +206,10 @@ class _Path:
             if self.objective.meter is not None:
                 tokens = sum(self.objective.lengths[text] for text in texts)
                 self.objective.meter.ran(len(texts), tokens, self.done)
-        by_piece = values.unflatten(0, (len(pieces), -1))
         weights = torch.from_numpy(self.weights).view(-1, 1)
-        sizes = (weights * by_piece.square()).sum(1).mean(-1).sqrt().tolist()
-        rough = torch.einsum("kn,pnt->pkt", torch.from_numpy(self.highest), by_piece).square().mean((1, 2)).sqrt()
-        for piece, own, size, high in zip(pieces, (weights * by_piece).sum(1), sizes, rough.tolist(), strict=True):
-            piece.scores, piece.size, piece.rough = (piece.last - piece.first) * own, size, high
+        for piece, own in zip(pieces, (weights * values.unflatten(0, (len(pieces), -1))).sum(1), strict=True):
+            piece.scores = (piece.last - piece.first) * own
         return pieces
-
-    def _parts(self, texts: list[int]) -> Iterator[list[int]]:
-        """Yield places in batches, the very first a single run: a meter knows early how long a gradient takes."""
-        for part in self.objective.batches(texts, gradients=True):
-            if not self._timed and len(part) > 1:
-                yield part[:1]
-                part = part[1:]
-            self._timed = True
-            yield part
 
     def halved(self, pieces: list[_Piece]) -> list[_Halved]:
         """Return every piece with its two integrated halves."""
@@ -314,14 +227,3 @@ class _Path:
             halves.append(_Piece(piece.text, middle, piece.last, value, piece.after))
         self.integrated(halves)
         return [_Halved(piece, (first, last)) for piece, first, last in zip(pieces, halves[::2], halves[1::2])]
-
-
-@lru_cache(maxsize=16)
-def _quadrature(steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return nodes in (0, 1), weights that sum to 1 (Gauss–Legendre), and weights (degrees, nodes) of the highest
-    quarter of the coefficients by Legendre polynomials, scaled so that numbers of variance 1 give variance 1."""
-    nodes, weights = np.polynomial.legendre.leggauss(steps)
-    degrees = range(max(3, 3 * steps // 4), steps)
-    highest = [weights * np.polynomial.legendre.Legendre.basis(k)(nodes) for k in degrees]
-    shaped = np.array([each / np.linalg.norm(each) for each in highest] or np.zeros((1, steps)))
-    return (nodes + 1) / 2, weights / 2, shaped

@@ -103,9 +103,6 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
 
     Args:
         half: apply the half rule at output gates; else they are frozen, and all of the relevance goes through y.
-
-    Raises:
-        InputError: for a model with a module whose rule is not known.
     """
     scores, constants = _propagated(objective, half)
     if objective.probability or any(len(target) > 1 for target in objective.targets):
@@ -129,14 +126,12 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
 
 
 def bias_relevance(objective: Objective, *, half: bool = True) -> Float[Tensor, " texts"]:
-    """Return the summed relevance of all constants in `lrp`'s network, biases and learnt initial states: gradient ×
-    value. (A continuation's own tokens are not included.)"""
+    """Return the summed relevance of all constants in `lrp`'s network, without a continuation's own tokens."""
     return _propagated(objective, half)[1]
 
 
 def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts length"], Float[Tensor, " texts"]]:
-    """Return the tokens' relevance and the constants': each is multiplied by a 1 that the text has of its own, and the
-    derivative of f by it is the sum of gradient × value over the constants."""
+    """Return the relevance of tokens, and of constants: f's derivative by the text's 1 that multiplies them all."""
     embeddings = objective.embeddings()
     wide = at_least_float32(embeddings)
     scores, constants = wide.new_zeros(wide.shape[:2]), wide.new_zeros(len(wide))
@@ -160,8 +155,7 @@ def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts 
 
 
 def _fits(objective: Objective, x: Tensor) -> bool:
-    """Return True if there is room for what the backward pass keeps: intermediate values of all tokens, and copies of
-    the weights that are not in float32."""
+    """Return True if there is room for what a backward pass keeps, and for float32 copies of the weights."""
     weights, tokens = objective.model.module.parameters(), x.shape[0] * x.shape[1]
     copies = sum(weight.numel() for weight in weights if at_least_float32(weight[:0]).dtype != weight.dtype)
     return tokens * kept_bytes_per_token(objective.model) + 4 * copies <= min(
@@ -249,8 +243,7 @@ def through_attention(
     position_ids: Tensor,
     padding_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Apply a layer of softmax attention with its weights frozen (XAI for Transformers), linear in the input of its
-    values, with constants multiplied by `one`; return the weights too."""
+    """Apply softmax attention with its weights frozen (XAI for Transformers), and return them too."""
     constant = _rest_map(one, x) - 1
     with torch.no_grad():
         q, k, _ = part.heads_of(x, position_ids, padding_mask)
@@ -326,20 +319,16 @@ def _around_backbone(module: nn.Module) -> set[int]:
     return {id(part) for part in module.modules() if next(part.children(), None) is not None} - inside
 
 
-def _is_model(kind: type[nn.Module]) -> bool:
-    return issubclass(kind, PreTrainedModel) and kind.__module__.startswith(MODEL_PACKAGES)
-
-
 def _rules(
     module: nn.Module, read: set[int], one: Tensor, half: bool, passing: Set[int] = frozenset()
 ) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
-    """Return the parts with a rule, and the rule, outside those in `read` (mixers, embeddings); parts in `passing` only
-    pass on what their parts give, and need none."""
+    """Return the parts that have a rule, with it, outside those in `read`; parts in `passing` need none."""
     if id(module) in read:
         return []
     kind, what = type_before_parametrizations(module), f"lrp's {type(module).__name__}"
     rules: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
     inner = innermost(module)
+    model = issubclass(kind, PreTrainedModel) and kind.__module__.startswith(MODEL_PACKAGES)
     norm = next((each for each in (nn.LayerNorm, *RMS_NORMS) if isinstance(inner, each)), None)
     if is_linear(module):
         layer = twin(module)
@@ -350,7 +339,7 @@ def _rules(
         return [(module, partial(through_norm, terms, one=one, centred=norm is nn.LayerNorm))]
     if issubclass(kind, FeedForward):
         rules.append((module, lambda x: through_feed_forward(module, x, half)))
-    elif not (kind in LINEAR_MODULES or is_family_block(module) or _is_model(kind) or id(module) in passing):
+    elif not (kind in LINEAR_MODULES or is_family_block(module) or model or id(module) in passing):
         kinds = (nn.Linear, nn.LayerNorm, *RMS_NORMS, FeedForward, *LINEAR_MODULES)
         known = ", ".join(sorted(each.__name__ for each in kinds))
         raise InputError(f"lrp has no rule for {kind.__name__}, which may not be linear; it has rules for {known}")

@@ -110,8 +110,7 @@ def _latent(attention: Any, parts: dict[str, nn.Module]) -> list[tuple[nn.Module
 
 @contextmanager
 def freeze_soft_caps(module: Any) -> Iterator[None]:
-    """Within the context logits after a soft cap (xLSTM, RecurrentGemma) are the head's logits, each times the frozen
-    factor of the cap."""
+    """Within the context a soft cap (xLSTM, RecurrentGemma) multiplies the head's logits by a frozen factor."""
     heads = [part for part in module.modules() if hasattr(part, "lm_head")]
     heads = [part for part in heads if any(getattr(part.config, name, None) for name in SOFT_CAP_FIELDS)]
     if not heads:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,23 +15,18 @@ from ssmscope.core.edits import Edit, Place, Site, edited, new_state, recorded, 
 from ssmscope.core.encoding import Batch
 from ssmscope.core.mixers import weights_constant
 from ssmscope.core.model import Model
-from ssmscope.core.trace import LayerState, States, gathered, mapped, tensors
+from ssmscope.core.trace import LayerState, States, gathered, mapped
 from ssmscope.errors import InputError
-from ssmscope.interp.interventions import answer_ids, check_heads, probability_and_logit
-from ssmscope.interp.resuming import JoiningRun, token_windows
+from ssmscope.interp.resuming import PlainRun, resumes
 from ssmscope.interp.sanity.measure import spearman
+from ssmscope.interp.scoring import answer_ids, check_heads, probability_and_logit
 
 MAX_STATE_ENDS = 8
 """Number of tokens after which states are kept at once."""
-STREAM_NUMBERS_AT_ONCE = 2**21
-"""Numbers of the residual stream that run at once, where that is more than `TOKENS_AT_ONCE` tokens: in narrow models a
-call costs more than its tokens."""
-
 PLACES: dict[str, Place] = {"head": "scans", **{name: name for name in ("output", "residual", "convolution")}}
 """Places of the edits that read and patch a site's values."""
 Cells = list[tuple[int | None, int]]
 """Layers, None for all together, and positions (or heads)."""
-
 
 Recorded = dict[tuple[int, int], list[Tensor]]
 """Values of a run, by layer, and by the token after which a state is, or the convolution or recurrence."""
@@ -70,9 +64,7 @@ class PatchRuns:
     def __init__(self, model: Model, base: Batch, source: Batch) -> None:
         self.model, self.base, self.source = model, base, source
         self.layers, self.length = range(model.num_layers), base.input_ids.shape[1]
-        self.joining = JoiningRun(model, base)
-        narrow = STREAM_NUMBERS_AT_ONCE // self.joining.width if self.joining.works else 0
-        self.at_once = max(TOKENS_AT_ONCE, narrow)
+        self.resumed, self.at_once = resumes(model, base), max(1, TOKENS_AT_ONCE // self.length)
         both = (base, source)
         self.pair = Batch(
             torch.cat([each.input_ids for each in both]),
@@ -90,113 +82,81 @@ class PatchRuns:
 
     def of_states(self, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
         """Yield cells with their logits, the state of a layer patched after a token."""
-        layers: list[int | None] = [None, *self.layers]
-        for places, states in self._groups(sorted(positions)):
-            cells = sorted(((layer, place) for place in places for layer in layers), key=_layer_of)
-            rows = [
-                torch.tensor([2 * places.index(place) + int(own in (layer, None)) for own, place in cells])
-                for layer in self.layers
-            ]
-            if states is not None:
-                begins = [place + 1 for _, place in cells]
-                yield cells, self._logits(cells, begins, self._spread(states, rows, cells), [])
-            else:
-                kept: dict[int, LayerState] = {}
-                keep = new_state(places[0], lambda state, site: kept.setdefault(site.layer, state))  # noqa: B023
-                self.model.run(self.pair, edits=keep, last_only=True)
-                put = new_state(places[0], partial(_put, kept, rows))
-                yield cells, self._logits(cells, [0] * len(cells), None, [put])
-
-    def _groups(self, positions: Sequence[int]) -> Iterator[tuple[Sequence[int], States | None]]:
-        """Yield positions whose cells run together, with the states after them: for each position the base run's, then
-        the source's, of one run whose rows have different ends; one by one and without states for a model that cannot
-        continue from them."""
+        layers: tuple[int | None, ...] = (None, *self.layers)
         if not self.model.continues:
-            yield from (([place], None) for place in positions)
-            return
+            run = self._plain(0)
+            for place in positions:
+                kept: dict[int, LayerState] = {}
+                keep = new_state(place, lambda state, site, kept=kept: kept.setdefault(site.layer, state))
+                self.model.run(self.source, edits=keep, last_only=True)
+                for layer in layers:
+                    own = None if layer is None else [layer]
+                    put = new_state(place, lambda state, site, kept=kept: kept[site.layer], layers=own)
+                    yield [(layer, place)], run.again(layer or 0, put)
+        for places, states in self._after(sorted(positions)) if self.model.continues else ():
+            base, source = (gathered(states, torch.arange(which, 2 * len(places), 2)) for which in (0, 1))
+            starts, rows = [place + 1 for place in places], [0] * len(places)
+            batch = token_windows(self.base, rows, starts, [self.length] * len(places))
+            run = PlainRun(self.model, batch, base, resumed=self.resumed, last_only=True)
+            for layer in layers:
+                own = tuple(source[each] if layer in (each, None) else base[each] for each in self.layers)
+                logits = run.again(layer or 0, states=own + base[len(own) :])  # Attention keeps the base run's.
+                yield [(layer, place) for place in places], logits
+
+    def _after(self, positions: Sequence[int]) -> Iterator[tuple[Sequence[int], States]]:
+        """Yield positions that run together and the states after them: for each the base run's, then the source's."""
         before: States | None = None
-        at = 0
-        for first in range(0, len(positions), MAX_STATE_ENDS):
-            chosen = positions[first : first + MAX_STATE_ENDS]
-            places = [place for place in chosen for _ in self.pair.tokens]
-            batch = token_windows(self.pair, [0, 1] * len(chosen), [at] * len(places), [place + 1 for place in places])
-            start = None if before is None else gathered(before, torch.tensor([0, 1] * len(chosen)))
-            after = self.model.run(batch, start, last_only=True).states
-            before, at = gathered(after, torch.tensor([-2, -1]) + len(places)), chosen[-1] + 1
-            done = 0
-            while done < len(chosen):
-                tokens = (len(self.layers) + 1) * (self.length - chosen[done])
-                group = chosen[done : done + (max(1, self.at_once // tokens) if self.joining.works else 1)]
-                yield group, gathered(after, torch.arange(2 * done, 2 * (done + len(group))))
-                done += len(group)
+        at, most = 0, min(MAX_STATE_ENDS, self.at_once)
+        for first in range(0, len(positions), most):
+            places = positions[first : first + most]
+            both, ends = [0, 1] * len(places), [place + 1 for place in places for _ in self.pair.tokens]
+            start = None if before is None else gathered(before, torch.tensor(both))
+            after = self.model.run(token_windows(self.pair, both, [at] * len(ends), ends), start, last_only=True).states
+            before, at = gathered(after, torch.tensor([-2, -1]) + len(ends)), places[-1] + 1
+            yield places, after
 
     def of_values(self, site: str, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
-        """Yield cells with their logits: a layer's value at `site` patched at a token, or a head's output at all of
-        these tokens."""
+        """Yield cells with their logits: a layer's value patched at a token, or a head's output at all of them."""
         heads, place = site == "head", PLACES[site]
         kept: dict[Any, Tensor] = {}
         self.model.run(self.source, edits=recorded(place, kept), last_only=True)
         if not kept:
             raise InputError(f"the layers of {self.model.name} have no {site}; patch another site")
         patched = sorted({key[0] if isinstance(key, tuple) else key for key in kept})
-        cells: Cells = [(layer, at) for at in sorted(positions) for layer in (None, *patched)]
-        if heads and positions:
-            cells = [(layer, head) for layer in patched for head in range(kept[layer, 0].shape[2])]
-        for chosen, start, states in self._chunks(cells, [min(positions) if heads else at for _, at in cells]):
-            rows = {}
-            for layer, count in zip(patched, self._counts(chosen, patched)):
-                of_head = (kept[layer, 0].shape[2],) if heads else ()
-                rows[layer] = torch.zeros(count, self.length - start, *of_head, dtype=torch.bool)
-                for row, (own, at) in enumerate(chosen[:count]):
-                    if own in (layer, None):
-                        rows[layer][row][([each - start for each in positions], at) if heads else at - start] = True
-            values = {key: value[:, start:] for key, value in kept.items()}
-            yield chosen, self._logits(chosen, [start] * len(chosen), states, [replaced(place, values, rows=rows)])
+        columns = list(range(max(value.shape[2] for value in kept.values()))) if heads else sorted(positions)
+        for chosen in (
+            columns[at : at + self.at_once] for at in range(0, len(columns) if positions else 0, self.at_once)
+        ):
+            start = (min(positions) if heads else chosen[0]) if self.model.continues else 0
+            run, values = self._plain(start), {key: value[:, start:] for key, value in kept.items()}
+            for layer in patched if heads else (None, *patched):
+                count = kept[layer, 0].shape[2] if heads else self.length
+                own = [each for each in chosen if each < count]
+                rows = torch.zeros(len(own), self.length - start, *[count] * heads, dtype=torch.bool)
+                for row, each in zip(rows, own):
+                    row[([at - start for at in positions], each) if heads else each - start] = True
+                edit = replaced(place, values, rows=dict.fromkeys(patched if layer is None else [layer], rows))
+                yield [(layer, each) for each in own], run.again(layer or 0, edit, len(own))
 
-    def _chunks(self, cells: Cells, begins: Sequence[int]) -> Iterator[tuple[Cells, int, States | None]]:
-        """Yield cells that run together, their first position, and the base run's state there; `begins` is sorted."""
-        at, done, states = 0, 0, None
-        while done < len(cells):
-            start = begins[done] if self.model.continues else 0
-            if start > at:
-                states = self.model.run(token_windows(self.base, [0], [at], [start]), states, last_only=True).states
-                at = start
-            count = max(1, self.at_once // (self.length - start))
-            chosen = sorted(cells[done : done + count], key=_layer_of)
-            rows = [torch.zeros(len(chosen), dtype=torch.long)] * len(self.layers)
-            yield chosen, start, None if states is None else self._spread(states, rows, chosen)
-            done += count
-
-    def _spread(self, states: States, rows: Sequence[Tensor], cells: Cells) -> States:
-        """Return the states of the cells' runs, out of those of each layer; attention keeps the base run's."""
-        counts = self._counts(cells)
-        own = tuple(gathered((state,), row[:count])[0] for state, row, count in zip(states, rows, counts))
-        return own + gathered(states[len(rows) :], torch.zeros(len(cells), dtype=torch.long))
-
-    def _counts(self, cells: Cells, layers: Sequence[int] | None = None) -> list[int]:
-        """Return the number of these cells' rows that each layer runs; cells are in the order of their layers."""
-        works = self.joining.works
-        counts = self.joining.counts([*map(_layer_of, cells)]) if works else [len(cells)] * len(self.layers)
-        return counts if layers is None else [counts[layer] for layer in layers]
-
-    def _logits(self, cells: Cells, begins: Sequence[int], states: States | None, edits: Sequence[Edit]) -> Tensor:
-        """Return the last logits of runs of the base text from some token on, one for each cell. Rows that begin later
-        are padded on the right, where nothing of them is read any more: layers need no mask."""
-        batch = token_windows(self.base, [0] * len(cells), begins, [self.length] * len(cells))
-        joining = self.joining.rows([*map(_layer_of, cells)], begins) if self.joining.works else nullcontext()
-        running = self.model.running(mask=torch.ones_like(batch.mask), states=states)
-        with joining, edited(self.model, edits) if edits else nullcontext(), torch.no_grad(), running:
-            return self.model.forward(batch, last_only=True)
+    def _plain(self, start: int) -> PlainRun:
+        """Return the base run from a token on."""
+        states = self.model.run(token_windows(self.base, [0], [0], [start]), last_only=True).states if start else None
+        batch = token_windows(self.base, [0], [start], [self.length])
+        return PlainRun(self.model, batch, states, resumed=self.resumed, last_only=True)
 
 
-def _layer_of(cell: tuple[int | None, int]) -> int:
-    """Return the layer from which on a cell's run differs from the base run; 0 where all layers are patched."""
-    return cell[0] or 0
-
-
-def _put(kept: Mapping[int, LayerState], rows: Sequence[Tensor], state: LayerState, site: Site) -> LayerState:
-    """Return the kept state of a layer for the rows in which it is patched, out of those that run there."""
-    return gathered((kept[site.layer],), rows[site.layer][: len(tensors((state,))[0])])[0]
+def token_windows(batch: Batch, rows: Sequence[int], begins: Sequence[int], ends: Sequence[int]) -> Batch:
+    """Return the tokens begin ≤ t < end of these rows of texts of one length, padded on the right."""
+    first, last = torch.tensor(begins)[:, None], torch.tensor(ends)[:, None]
+    at = first + torch.arange(int((last - first).max()))
+    chosen, device = torch.tensor(rows)[:, None], batch.mask.device
+    spans = list(zip(rows, begins, ends))
+    return Batch(
+        batch.input_ids[chosen.to(device), at.clamp(max=batch.input_ids.shape[1] - 1).to(device)],
+        (at < last).to(device),
+        tuple(batch.tokens[row][begin:end] for row, begin, end in spans),
+        tuple(batch.words[row][begin:end] for row, begin, end in spans),
+    )
 
 
 def measure(model: Model, logits: Tensor, ids: tuple[int, int]) -> np.ndarray:

@@ -58,12 +58,9 @@ def plausibility(
     with people says whether an explanation convinces, not whether it is what the model does: that is `fidelity_auc`.
 
     Args:
-        model: a classifier of texts.
         data: texts with rationales; those without one are left out. A file has them in its column "rationale", see
             `ssmscope.data.rows`.
-        methods: those of `explain`, or functions of your own by name: each gets the objective of a batch of texts and
-            gives their `Scores`.
-        batch_size: number of texts that run together; by default as many as suit the device.
+        methods: those of `explain`, or functions by name, see there.
 
     Raises:
         InputError: the model is no classifier of texts, no text has a rationale, a tokenizer that does not say which

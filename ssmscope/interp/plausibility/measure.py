@@ -69,8 +69,7 @@ def _overlap(a: tuple[int, int], b: tuple[int, int]) -> float:
 
 
 def agreement(scores: Float[np.ndarray, " n"], marked: Bool[np.ndarray, " n"], top: int) -> tuple[float, ...]:
-    """Return the measures of one text, in the order of `MEASURES`; the rationale is the `top` tokens, ties by
-    position."""
+    """Return `MEASURES` of one text; the rationale is the `top` tokens, ties by position."""
     chosen = np.zeros(len(scores), dtype=bool)
     chosen[np.argsort(-scores, kind="stable")[:top]] = True
     return token_f1(chosen, marked), iou_f1(chosen, marked), average_precision(scores, marked)
@@ -94,19 +93,14 @@ def plausibility_of(
     top: int | float | None = None,
     seed: int = 0,
 ) -> Plausibility:
-    """Measure how far the scores of each method agree with human rationales, token by token.
-
-    Per text: token F1 and IOU F1 of the top tokens as a rationale, and the area under the precision-recall curve of all
-    scores (AUPRC), compared with that of random scores; their means have 95 % bootstrap intervals over texts.
+    """Measure how far the scores of each method agree with human rationales, token by token, as `plausibility` does.
 
     Args:
         explained: texts that `explain` explained, whose special tokens are left out, or per method its scores of every
             text, without special tokens.
         rationales: per text a 0 or 1 for every token that its scores are of (`marked_tokens` makes them); None for a
             text that nobody marked, which is left out.
-        top: number of tokens in a rationale, or, between 0 and 1, share of each text's tokens. By default the mean
-            share that people marked.
-        seed: draws the resamples.
+        top: number of tokens in a rationale, or share of each text's tokens; by default the mean share marked.
 
     Raises:
         InputError: not one rationale for every text, one of another length, none at all, or a score that is not finite.

@@ -49,10 +49,8 @@ def cascading_randomisation(
     a text are equal, or not finite, or where the text has a single token.
 
     Args:
-        model: the explained model, which is not changed.
-        texts: explained for the predicted answers; or an objective of this model.
-        methods: those of `explain`, or functions of your own by name: each gets the objective of a batch of texts and
-            gives their `Scores`.
+        texts: explained for the predicted answers; or an objective of this model, which is not changed.
+        methods: those of `explain`, or functions by name, see there.
         layers: all, or the numbers of the layers that are randomised after the head, from the highest to the lowest.
 
     Raises:
@@ -67,11 +65,12 @@ def cascading_randomisation(
     from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.model import Model, as_batch
     from ssmscope.core.progress import progress_bar
-    from ssmscope.interp.interventions import means_with_intervals
+    from ssmscope.interp.labelled import token_scores
     from ssmscope.interp.methods import bind_methods
     from ssmscope.interp.objective import Objective, objective
-    from ssmscope.interp.sanity.measure import parts_of, randomise, scores_of_words, similarities
+    from ssmscope.interp.sanity.measure import parts_of, randomise, similarities
     from ssmscope.interp.sanity.result import MEASURES, TRAINED, SanityCheck
+    from ssmscope.interp.scoring import means_with_intervals
 
     goal = texts if isinstance(texts, Objective) else objective(model, as_batch(model, texts))
     if goal.model.module is not model.module:
@@ -79,11 +78,7 @@ def cascading_randomisation(
     ready = bind_methods(methods, option, model=model, seed=seed)
     changed = Model(copy.deepcopy(model.module), model.tokenizer, model.name)
     stages = parts_of(changed, layers)
-    own = [[at for at, word in enumerate(row) if word is not None] for row in goal.batch.words]
-    trained = {name: scores_of_words(method(goal), own) for name, method in ready.items()}
-    for name, scores in trained.items():
-        if not all(np.isfinite(row).all() for row in scores):
-            raise InputError(f"the scores of the method {name} are not finite: the model is damaged, or overflows")
+    trained = {name: token_scores(name, method(goal), goal.batch)[0] for name, method in ready.items()}
     values = np.empty((len(ready), len(stages) + 1, len(goal), len(MEASURES)))
     for number, scores in enumerate(trained.values()):
         values[number, 0] = [similarities(row, row) for row in scores]
@@ -92,7 +87,7 @@ def cascading_randomisation(
             randomise(tensors, seed)
             again = replace(goal, model=changed)
             for number, (name, method) in enumerate(ready.items()):
-                found = scores_of_words(method(again), own)
+                found = token_scores(name, method(again), goal.batch, finite=False)[0]
                 values[number, stage] = [similarities(*pair) for pair in zip(trained[name], found, strict=True)]
     options = call_options(methods=list(ready), option=option or {})
     return SanityCheck(

@@ -6,7 +6,6 @@ import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -46,8 +45,7 @@ def _block(name: str) -> str:
 
 
 def randomise(tensors: Mapping[str, Tensor], seed: int) -> None:
-    """Draw every tensor anew, in place, from a normal distribution of its own mean and standard deviation. What it
-    becomes depends on its name and the seed alone, not on what else is randomised."""
+    """Draw every tensor anew, in place, from N(its mean, its deviation²), by its name and the seed alone."""
     with torch.no_grad():
         for name, tensor in tensors.items():
             random = np.random.default_rng([seed, zlib.crc32(name.encode())])
@@ -57,8 +55,7 @@ def randomise(tensors: Mapping[str, Tensor], seed: int) -> None:
 
 
 def spearman(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> float:
-    """Return Spearman's rank correlation, equal numbers sharing their mean rank; NaN where one has equal numbers only,
-    or a number that is not finite."""
+    """Return Spearman's rank correlation, ties sharing their mean rank; NaN for constant or infinite numbers."""
     if len(a) < 2 or not (np.isfinite(a).all() and np.isfinite(b).all()):
         return math.nan
     ranks = [pd.Series(numbers).rank().to_numpy() - (len(numbers) + 1) / 2 for numbers in (a, b)]
@@ -68,9 +65,3 @@ def spearman(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> float:
 
 def similarities(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> tuple[float, float]:
     return spearman(a, b), spearman(np.abs(a), np.abs(b))
-
-
-def scores_of_words(found: Any, own: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Return a method's scores at the positions `own` of every text."""
-    values = found.scores.detach().double().cpu().numpy()
-    return [row[list(places)] for row, places in zip(values, own, strict=True)]

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.errors import index_of
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import Cell, Line, Table, table, value_cell, with_interval
@@ -46,12 +46,8 @@ class SanityCheck(Result, kind="sanity"):
 
     def estimate(self, method: str, part: str, measure: str = "signed") -> Estimate:
         """Return the mean correlation once this part and those above it are randomised."""
-        asked = {"method": (method, self.methods), "part": (part, self.parts), "measure": (measure, tuple(MEASURES))}
-        for what, (name, known) in asked.items():
-            if name not in known:
-                near = did_you_mean(str(name), known)
-                raise InputError(f"there is no {what} {name!r}; allowed are {', '.join(known)}{near}")
-        return Estimate(*self.estimates[tuple(known.index(name) for name, known in asked.values())].tolist())
+        places = index_of("method", method, self.methods), index_of("part", part, self.parts)
+        return Estimate(*self.estimates[(*places, index_of("measure", measure, tuple(MEASURES)))].tolist())
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per method, part and measure: columns method, randomised (how many parts), part (the newest of

@@ -93,8 +93,7 @@ def steer(
 
     from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.model import as_batch
-    from ssmscope.interp.interventions import answer_ids
-    from ssmscope.interp.scoring import MEASURES, scored_examples
+    from ssmscope.interp.scoring import MEASURES, answer_ids, scored_examples
     from ssmscope.interp.steer import measure
     from ssmscope.interp.steer.result import Steering
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +14,15 @@ from torch import Tensor
 
 from ssmscope.api.inputs import known_data, load_examples, one_text
 from ssmscope.core.batching import by_length
-from ssmscope.core.edits import Edit, Site, edited, new_state, recorded
+from ssmscope.core.edits import Edit, Site, new_state, recorded
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.core.progress import progress_bar
 from ssmscope.core.trace import LayerState
 from ssmscope.errors import InputError
-from ssmscope.interp.interventions import means_with_intervals, probability_and_logit
 from ssmscope.interp.objective import tokens_that_fit
 from ssmscope.interp.resuming import PlainRun, resumes
-from ssmscope.interp.scoring import MEASURES, ScoredExamples
+from ssmscope.interp.scoring import MEASURES, ScoredExamples, means_with_intervals, probability_and_logit
 
 if TYPE_CHECKING:
     from ssmscope.api.inputs import ExampleData
@@ -48,8 +46,7 @@ def held_out_examples(
 
 
 def mean_difference(model: Model, toward: Sequence[Any], away: Sequence[Any], site: str, layer: int) -> Direction:
-    """Return the mean over the texts of one side minus that over the other: of the block's input at their last tokens,
-    or of the states after them."""
+    """Return the mean of one side's texts minus the other's: of the stream at their ends, or of the states."""
     means = []
     for texts in (toward, away):
         if not texts:
@@ -85,8 +82,7 @@ def draw_like(direction: Direction, generator: torch.Generator) -> Direction:
 
 
 def steering_edit(site: str, layer: int, direction: Direction, strength: float) -> Edit:
-    """Return the edit that adds strength · d: to the residual stream that a block reads, at every token, or to the
-    state after the first token."""
+    """Return the edit that adds strength · d to the residual stream, or to the state after the first token."""
 
     def stream(value: Tensor, _: Site) -> Tensor:
         return value + (strength * direction[0]).to(value)
@@ -137,23 +133,17 @@ class SteeredRuns:
             task = bar.add_task("steered runs", total=self.shape[0] * self.shape[1] * len(batches))
             for rows in batches:
                 own = batch.rows(rows)
-                base = PlainRun(self.model, own)
+                base = PlainRun(self.model, own, resumed=resumed)
                 for which in np.ndindex(*self.shape):
                     edit = self.edits.get(which)
-                    yield which, rows, base.logits if edit is None else self._run(own, base, edit, resumed)
+                    yield which, rows, base.logits if edit is None else base.again(self.layer, edit)
                     bar.advance(task)
-
-    def _run(self, batch: Batch, base: PlainRun, edit: Edit, resumed: bool) -> Tensor:
-        below = base.below(self.layer, range(len(batch.tokens))) if resumed else nullcontext()
-        with edited(self.model, edit), below, torch.no_grad(), self.model.running(mask=batch.mask):
-            return self.model.forward(batch)
 
 
 def summarise(
     values: Float[np.ndarray, "directions strengths examples measures"], seed: int
 ) -> Float[np.ndarray, "three strengths measures ends"]:
-    """Return means over the examples with their intervals: of the direction, of the mean of the random ones, and of the
-    first minus the second, all from one set of resamples; one example has no interval."""
+    """Return the means with intervals of the direction, of the random ones' mean, and of the difference."""
     first, drawn = values[0], values[1:].mean(0)
     columns = np.stack([first, drawn, first - drawn]).transpose(2, 0, 1, 3)
     return means_with_intervals(columns, seed)

@@ -89,8 +89,7 @@ class Steering(Result, kind="steer"):
         return f"at strength {self.strengths[most]:g} the {told}{costs}"
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row per strength and one of `ROWS`: the probability and every measure on held-out data, with
-        intervals."""
+        """Return a row per strength and one of `ROWS`: the probability and every measure on held-out data."""
         rows = []
         for row, name in enumerate(ROWS):
             for place, strength in enumerate(self.strengths):

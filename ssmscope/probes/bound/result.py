@@ -153,10 +153,8 @@ class GeneralizationBound(Result, kind="bound"):
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per term: columns layer (missing for terms of the whole model), symbol, value and meaning.
-
         Symbols that begin with ln are natural logarithms. For a model outside the theorem the terms are those of its
-        layers, the largest on the inputs.
-        """
+        layers, the largest on the inputs."""
         frame = pd.DataFrame(self.terms(), columns=["layer", "symbol", "value", "meaning"])
         return frame.astype({"layer": "Int64"})
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
 
 from ssmscope.errors import InputError
 
@@ -26,10 +24,8 @@ if TYPE_CHECKING:
 
 LINEAR_P = math.log(math.e - 1)
 """The p with softplus(p) = 1, which Proposition 3.4 requires; it prints p = e, which gives a step of 2.78."""
-
 CURVES = ("with constants", "Eq. 14", "linear attention")
 """The readings of the capacity: with all constants, as printed, and of Proposition 3.4."""
-
 SERIES_BELOW = 0.1
 """|T ln ρ| below which the mean index of the sums is a series around ρ = 1; the closed form would lose two digits."""
 
@@ -52,11 +48,9 @@ def log_sum(terms: Iterable[float]) -> float:
 
 
 def log_sums(log_rho: float, length: int) -> tuple[float, float]:
-    """Return ln S₁ and ln S₂, S₁ = Σ_{t<T} ρᵗ and S₂ = Σ_{t<T} t ρᵗ, T = `length` (Lemma E.6), precisely at any ρ.
-
-    S₂ = S₁ times the mean index under the weights ρᵗ, whose closed form has no cancellation away from ρ = 1. (Eq. 15
-    prints S₂ with another sign: at ρ = .5, T = 3 it must be 1.) ln S₂ is −inf at T = 1, where S₂ = 0.
-    """
+    """Return ln S₁ and ln S₂, S₁ = Σ_{t<T} ρᵗ and S₂ = Σ_{t<T} t ρᵗ, T = `length` (Lemma E.6), precisely at any ρ. S₂ =
+    S₁ times the mean index under the weights ρᵗ, whose closed form has no cancellation away from ρ = 1. (Eq. 15 prints
+    S₂ with another sign: at ρ = .5, T = 3 it must be 1.) ln S₂ is −inf at T = 1, where S₂ = 0."""
     r, T = abs(log_rho), length
     if r == 0:
         return math.log(T), log(T * (T - 1) / 2)
@@ -79,11 +73,9 @@ def _langevin(y: float) -> float:
 
 @dataclass(frozen=True)
 class Norms:
-    """Sizes, p and norms of a selective SSM that the bound depends on (Assumptions 3.1, 3.2 and 3.4).
-
-    `B_u` is the largest norm of an embedding; `B_B`, `B_C` are spectral norms, `B_w`, `B_q` Euclidean ones, `B_A` the
-    largest |A|; each M is the sum of absolute values.
-    """
+    """Sizes, p and norms of a selective SSM that the bound depends on (Assumptions 3.1, 3.2 and 3.4). `B_u` is the
+    largest norm of an embedding; `B_B`, `B_C` are spectral norms, `B_w`, `B_q` Euclidean ones, `B_A` the largest |A|;
+    each M is the sum of absolute values."""
 
     channels: int
     state: int
@@ -114,10 +106,8 @@ class Norms:
 
     @property
     def log_rho(self) -> float:
-        """ln ρ, the largest growth of a state in a step: s_A δ_min for s_A ≤ 0, else s_A M_Δ.
-
-        Eq. 15 has δ_min at either sign, which is no upper bound for s_A > 0: see `log_rho_printed`.
-        """
+        """ln ρ, the largest growth of a state in a step: s_A δ_min for s_A ≤ 0, else s_A M_Δ. Eq. 15 has δ_min at
+        either sign, which is no upper bound for s_A > 0: see `log_rho_printed`."""
         return self.abscissa * (self.delta_min if self.abscissa <= 0 else self.M_delta)
 
     @property
@@ -137,11 +127,9 @@ class Capacity:
 
 
 def capacity(norms: Norms, length: int) -> Capacity:
-    """Compute C = (Σ α^{1/3} β^{2/3})^{3/2} over the covers of W_B, W_C, w, A, q (Eqs. 72–79, Lemma C.9), and Eq. 14.
-
-    α is the cost of a cover and β the sensitivity of the output to it (Lemma E.7). That of p is left out, as in the
-    proof.
-    """
+    """Compute C = (Σ α^{1/3} β^{2/3})^{3/2} over the covers of W_B, W_C, w, A, q (Eqs. 72–79, Lemma C.9), and Eq. 14. α
+    is the cost of a cover and β the sensitivity of the output to it (Lemma E.7). That of p is left out, as in the
+    proof."""
     n, N, d = norms, norms.state, norms.channels
     S1, S2 = log_sums(n.log_rho, length)
     u, B, C, w, A, q = map(log, (n.B_u, n.B_B, n.B_C, n.B_w, n.B_A, n.B_q))
@@ -201,10 +189,8 @@ def gap(log_capacity: float, *, examples: int, delta: float, loss_bound: float, 
 
 def log_lower_bound(abscissa: float, B_w: float, *, length: int, examples: int) -> float:
     """Return ln of the lower bound on the Rademacher complexity, as printed: B_w ((1 + s_A)ᵀ − 1) / s_A · √(2 / πm) for
-    s_A > 0 (Eq. 19), B_w T √(2 / πm) for s_A = 0 (Eq. 20); NaN for s_A < 0, where the theorem says nothing.
-
-    It holds for inputs in [−1, 1] and a class of scalar models (d = N = 1).
-    """
+    s_A > 0 (Eq. 19), B_w T √(2 / πm) for s_A = 0 (Eq. 20); NaN for s_A < 0, where the theorem says nothing. It holds
+    for inputs in [−1, 1] and a class of scalar models (d = N = 1)."""
     if abscissa < 0:
         return math.nan
     if abscissa == 0:
@@ -215,18 +201,11 @@ def log_lower_bound(abscissa: float, B_w: float, *, length: int, examples: int) 
     return log(B_w) + grown + math.log(2 / (math.pi * examples)) / 2
 
 
-def largest_pairs(first: np.ndarray, second: np.ndarray) -> list[int]:
-    """Return the indices of the pairs that no other pair exceeds in both numbers. The maximum of any function that
-    grows with both is among them."""
-    order = np.lexsort((-second, -first))
-    above = np.maximum.accumulate(second[order])
-    return [int(place) for at, place in enumerate(order) if at == 0 or second[place] > above[at - 1]]
-
-
 @dataclass(frozen=True)
 class LayerTerms:
-    """Terms of the bound in one recurrence of a layer outside the theorem, the largest on the inputs; without a
-    continuous A, s_A and |A| are NaN, without a Δ its half range is, and Δ is 1."""
+    """Terms of the bound in one recurrence of a layer outside the theorem, the largest on the inputs, as
+    `GeneralizationBound.terms` describes them; without a continuous A, s_A and |A| are NaN, without a Δ its half range
+    is, and Δ is 1."""
 
     layer: int
     part: int
@@ -235,22 +214,17 @@ class LayerTerms:
     """Heads × their width."""
     state: int
     abscissa: float
-    """s_A, the largest entry of A."""
     B_A: float
-    """The largest |A|."""
     B_x: float
-    """The largest norm of a step's input, ‖x_t‖₂ over all channels: B_u."""
     B_b: float
-    """The largest ‖b_t‖₂ of a group: B_B B_u."""
+    """The largest ‖b_t‖₂ of a group, as is that of c."""
     B_c: float
-    """The largest ‖c_t‖₂ of a group: B_C B_u."""
     delta_min: float
     """The smallest Δ (a delta rule's β)."""
     M_delta: float
     half_range: float
-    """Half the range of softplus⁻¹(Δ), the largest of all heads: B_q B_u."""
+    """The largest of all heads."""
     log_rho: float
-    """ln ρ, the largest log-gain of a step."""
 
     def sums(self, length: int) -> tuple[float, float]:
         return log_sums(self.log_rho, length)
@@ -279,8 +253,7 @@ class LayerTerms:
 
 
 class TheoremModel(NamedTuple):
-    """Model that the theorem covers: one selective SSM between embeddings (tokens, channels) and a head (rows,
-    channels)."""
+    """One selective SSM between embeddings (tokens, channels) and a head (rows, channels), which the theorem covers."""
 
     mixer: SelectiveSSM
     embeddings: Tensor
@@ -331,10 +304,7 @@ def norms_of(parts: TheoremModel, row: int) -> Norms:
 
 def worst_row(parts: TheoremModel, length: int) -> int:
     """Return the row of the head with the largest capacity at `length`; the theorem is for scalar outputs."""
-    W = parts.head.detach().cpu().double()
-    candidates = largest_pairs(W.norm(dim=1).numpy(), W.abs().sum(1).numpy())
-    return (
-        max(candidates, key=lambda row: capacity(norms_of(parts, row), length).log)
-        if len(candidates) > 1
-        else candidates[0]
-    )
+    W, norms = parts.head.detach().cpu().double(), norms_of(parts, 0)
+    sizes = zip(W.norm(dim=1).tolist(), W.abs().sum(1).tolist())
+    logs = [capacity(replace(norms, B_w=norm, M_w=total), length).log for norm, total in sizes]
+    return logs.index(max(logs))

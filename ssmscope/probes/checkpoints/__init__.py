@@ -58,7 +58,9 @@ def stability_table(
 
     given = measure.sources_of(checkpoints)
     sources = measure.expand_directories(given)
-    each = measure.length_of_each(length, len(sources))
+    each = [length] * len(sources) if length is None or isinstance(length, int) else list(length)
+    if len(each) != len(sources):
+        raise InputError(f"{len(each)} lengths were given for {len(sources)} checkpoints; give one for each, or one")
     grid = curve_lengths(lengths, max((T for T in each if T is not None), default=1))
     setting: dict[str, Any] = dict(delta=delta, loss_bound=loss_bound, lipschitz=lipschitz)
     with progress_bar() as bar:

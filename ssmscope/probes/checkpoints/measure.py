@@ -22,7 +22,6 @@ from ssmscope.probes.stability.measure import DEFAULT_LENGTH
 
 SUFFIXES = (".pth", ".pt")
 """Suffixes of weight files that a directory of checkpoints is searched for."""
-
 Source = str | os.PathLike[str] | Model
 
 
@@ -56,8 +55,7 @@ def expand_directories(sources: Sequence[Source]) -> list[Source]:
 def measure_checkpoint(
     source: Any, length: int | None, examples: int | None, setting: dict[str, Any], grid: np.ndarray, seed: int
 ) -> tuple[Checkpoint, np.ndarray]:
-    """Return a row of the table (with the reason if the checkpoint cannot be read), and ln C at the lengths of `grid`,
-    NaN without one."""
+    """Return a row of the table, with the reason if it cannot be read, and ln C at the lengths of `grid`, else NaN."""
     curve, bounded = np.full(len(grid), math.nan), dict[str, Any]()
     try:
         model = source if isinstance(source, Model) else load(source)
@@ -80,12 +78,3 @@ def measure_checkpoint(
     fingerprint = str(found.provenance["fingerprint"])
     about = Checkpoint(model.name, "", model.architecture, fingerprint, found.behaviour, *largest)
     return replace(about, **bounded), curve
-
-
-def length_of_each(length: int | Sequence[int] | None, number: int) -> list[int | None]:
-    """Return T of each checkpoint; raise InputError if the numbers of lengths and checkpoints differ."""
-    if length is None or isinstance(length, int):
-        return [length] * number
-    if len(length) != number:
-        raise InputError(f"{len(length)} lengths were given for {number} checkpoints; give one for each, or one")
-    return list(length)

@@ -95,13 +95,11 @@ class StabilityTable(Result, kind="stability-table"):
         return f"Stability of {self.provenance.get('model', 'checkpoints')}: {listed}"
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row per checkpoint, in the order given.
-
-        Columns: model, reason (why it could not be read, else empty), architecture, behaviour, spectral_abscissa,
-        log_rho (the largest log-gain of a step over all inputs), largest_gain and growth (on random tokens); length,
-        log_capacity (ln C with all constants), log_capacity_printed (Eq. 14), bound (Eq. 13; c_l if vacuous) and
-        vacuous; p, states (N), channels (d), the norms B_u to M_A; fingerprint. Unknown values are missing.
-        """
+        """Return a row per checkpoint, in the order given. Columns: model, reason (why it could not be read, else
+        empty), architecture, behaviour, spectral_abscissa, log_rho (the largest log-gain of a step over all inputs),
+        largest_gain and growth (on random tokens); length, log_capacity (ln C with all constants), log_capacity_printed
+        (Eq. 14), bound (Eq. 13; c_l if vacuous) and vacuous; p, states (N), channels (d), the norms B_u to M_A;
+        fingerprint. Unknown values are missing."""
         named = {"spectral_abscissa": "abscissa", "log_rho": "possible_gain", "largest_gain": "largest_gain"}
         same = ("growth", "length", "log_capacity", "log_capacity_printed", "bound", "vacuous")
         rows = []

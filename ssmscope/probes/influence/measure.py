@@ -14,12 +14,12 @@ from torch import Tensor
 
 from ssmscope.core.batching import by_length
 from ssmscope.core.encoding import Batch
-from ssmscope.core.heads import head_logits, hidden_vectors
+from ssmscope.core.heads import head_logits
 from ssmscope.core.intercept import evaluating
 from ssmscope.core.mixers import adapter_for, weights_constant
 from ssmscope.core.model import Model, TextsLike, as_batch
 from ssmscope.errors import InputError, Unanswerable
-from ssmscope.interp.methods.gradients import keep_outputs
+from ssmscope.interp.methods.gradients import head_input
 from ssmscope.interp.objective import tokens_that_fit
 from ssmscope.probes.influence.reach import Reach, noise_of, reach_of
 from ssmscope.probes.stability.measure import random_batch
@@ -30,8 +30,7 @@ MAX_EXACT_COMPONENTS = 64
 
 @dataclass(frozen=True)
 class Probes:
-    """Vectors v of the products vᵀJ: a random one depends only on the seed, the place, the text, the position and its
-    own number."""
+    """Vectors v of vᵀJ; a random one depends only on the seed, the place, the text, the position and its own number."""
 
     number: int | None
     """Number of random vectors; None for every unit vector, which is exact."""
@@ -89,7 +88,7 @@ def of_output(model: Model, batch: Batch, of: str) -> Dependence:
 
     def run(x: Tensor, mask: Tensor) -> Tensor:
         with model.running(mask=mask):
-            return model.forward_embeddings(x, mask) if classes else hidden(model, x, mask).to(x.device)
+            return model.forward_embeddings(x, mask) if classes else head_input(model, x, mask).to(x.device)
 
     def at(found: Tensor, positions: Tensor) -> Tensor:
         if classes:
@@ -116,17 +115,6 @@ def of_layer(model: Model, batch: Batch, index: int, u: Float[Tensor, "texts len
     return Dependence(u, model.width, run, at, max(1, u.shape[-1] // model.width), 1 + index)
 
 
-def hidden(model: Model, embeddings: Tensor, mask: Tensor) -> Float[Tensor, "texts length width"]:
-    """Return the head's input at every position, in the caller's context."""
-    module = model.module
-    if module.base_model is not module:
-        return hidden_vectors(module, inputs_embeds=embeddings, attention_mask=mask.long())
-    kept: dict[int, Tensor] = {}  # The head of a one-layer classifier reads its only mixer.
-    with keep_outputs(model.mixers[-1:], kept):
-        module(inputs_embeds=embeddings, attention_mask=mask.long())
-    return kept[0]
-
-
 def block_norms(
     model: Model,
     dependence: Dependence,
@@ -135,13 +123,11 @@ def block_norms(
     probes: Probes,
     chunk: int | None = None,
 ) -> list[Blocks]:
-    """Compute ‖∂y_t/∂x_s‖_F of every text at its `positions` t, for all s.
-
-    ‖J‖_F² = Σ_i ‖Jᵀe_i‖² over unit vectors e_i, or E‖Jᵀv‖² over random v with E vvᵀ = I (Hutchinson 1990). The mean
-    over the probes is unbiased; its root, the norm, is on average too small by about error² / (2 norm), and the errors
-    of neighbouring s are correlated. Texts, and copies of them if there is room, run forward once and backward once per
-    vector, at most `chunk` tokens at a time (but at least a whole text).
-    """
+    """Compute ‖∂y_t/∂x_s‖_F of every text at its `positions` t, for all s. ‖J‖_F² = Σ_i ‖Jᵀe_i‖² over unit vectors e_i,
+    or E‖Jᵀv‖² over random v with E vvᵀ = I (Hutchinson 1990). The mean over the probes is unbiased; its root, the norm,
+    is on average too small by about error² / (2 norm), and the errors of neighbouring s are correlated. Texts, and
+    copies of them if there is room, run forward once and backward once per vector, at most `chunk` tokens at a time
+    (but at least a whole text)."""
     count = probes.count(dependence.size)
     lengths = batch.lengths
     sums = [np.zeros((2, len(own), lengths[text])) for text, own in enumerate(positions)]

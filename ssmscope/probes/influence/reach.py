@@ -211,14 +211,7 @@ class _Table:
 
 def intervals(rows: Float[np.ndarray, "rows columns"], examples: int) -> Float[np.ndarray, "columns 3"]:
     """Return `estimate` of every column; a single example has no intervals."""
-    if examples < 2:
-        return np.stack([rows[0], *np.full((2, rows.shape[1]), np.nan)], axis=1)
-    value, spread = rows[0], rows[1:]
-    whole = ~np.isnan(rows).any(0)
-    found = np.full((rows.shape[1], 3), np.nan)
-    found[whole] = np.stack([value[whole], *np.quantile(spread[:, whole], [0.025, 0.975], axis=0)], axis=1)
-    found[~whole] = estimates(rows[:, ~whole])
-    return found
+    return estimates(rows if examples > 1 else rows[:1])
 
 
 def _decay(table: _Table, fit_from: int, fit_to: int | None, seed: int) -> Decay:

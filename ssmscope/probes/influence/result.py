@@ -101,13 +101,11 @@ class Influence(Result, kind="influence"):
         return table(("model", "of"), lines, note=note + " Held: of the influence of the text's own tokens." * own)
 
     def summary(self) -> pd.DataFrame:
-        """Return a row for the output and each layer.
-
-        Columns: place, rate (λ per token), decay_length (tokens), r2, fit_from, fit_to (distances); recent (the share
-        of the last tokens); context_50, context_90, context_95 (tokens, medians over texts, infinite if not reached,
-        missing if the fit is poor) and not_reached_50, … (texts); error (the median relative standard error of a norm);
-        the 95 % intervals of rate, decay_length and recent in columns ending in _low and _high.
-        """
+        """Return a row for the output and each layer. Columns: place, rate (λ per token), decay_length (tokens), r2,
+        fit_from, fit_to (distances); recent (the share of the last tokens); context_50, context_90, context_95 (tokens,
+        medians over texts, infinite if not reached, missing if the fit is poor) and not_reached_50, … (texts); error
+        (the median relative standard error of a norm); the 95 % intervals of rate, decay_length and recent in columns
+        ending in _low and _high."""
         rows = []
         for reach in self.reaches:
             decay, known = reach.decay, reach.error[~np.isnan(reach.error)]
@@ -132,13 +130,11 @@ class Influence(Result, kind="influence"):
         return pd.DataFrame({**columns, "error": reach.error, "noisy": reach.noisy})
 
     def to_frame(self) -> pd.DataFrame:
-        """Return everything as a row per number: columns part, place, distance, measure, value, low, high, count.
-
-        First the parts "decay" (rate, decay_length, intercept, r2), "context" (the median of the effective context for
-        each share, low and high being the quartiles over texts, count the texts that reach it), "recency" (the share of
-        the last tokens) and "stream" and "mixer" (cosine, centred, spread); then "distance": log_norm, norm, share,
-        within, with the number of (text, t) as count.
-        """
+        """Return everything as a row per number: columns part, place, distance, measure, value, low, high, count. First
+        the parts "decay" (rate, decay_length, intercept, r2), "context" (the median of the effective context for each
+        share, low and high being the quartiles over texts, count the texts that reach it), "recency" (the share of the
+        last tokens) and "stream" and "mixer" (cosine, centred, spread); then "distance": log_norm, norm, share, within,
+        with the number of (text, t) as count."""
         rows = [row for reach in self.reaches for row in _decay_rows(reach, self.recent)]
         similarity, texts = self.similarity, len(self.lengths)
         for part, values in (("stream", similarity.stream), ("mixer", similarity.mixer)):

@@ -19,8 +19,8 @@ from ssmscope.core.encoding import Batch
 from ssmscope.core.intercept import observe
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.interp.interventions import means_with_intervals
-from ssmscope.probes.influence.measure import hidden
+from ssmscope.interp.methods.gradients import head_input
+from ssmscope.interp.scoring import means_with_intervals
 
 MEASURES = ("cosine", "centred", "spread")
 PARTS = ("stream", "mixer")
@@ -28,12 +28,10 @@ PARTS = ("stream", "mixer")
 
 @dataclass(frozen=True)
 class Similarity:
-    """Similarity of the vectors of a text's tokens, in the residual stream and in each mixer's output.
-
-    For the vectors x_1 … x_n of one text: "cosine", the mean of cos(x_i, x_j) over pairs i ≠ j; "centred", the same for
-    x_i − μ, with μ the mean over all tokens of all texts; "spread", ‖X − 1 x̄ᵀ‖_F / ‖X‖_F with x̄ the text's own mean,
-    the share of the norm in which its tokens differ, 0 if all are equal.
-    """
+    """Similarity of the vectors of a text's tokens, in the residual stream and in each mixer's output. For the vectors
+    x_1 … x_n of one text: "cosine", the mean of cos(x_i, x_j) over pairs i ≠ j; "centred", the same for x_i − μ, with μ
+    the mean over all tokens of all texts; "spread", ‖X − 1 x̄ᵀ‖_F / ‖X‖_F with x̄ the text's own mean, the share of the
+    norm in which its tokens differ, 0 if all are equal."""
 
     places: tuple[str, ...]
     """Places in the stream: "embeddings", the layers' numbers (after each block), and "output", the head's input. The
@@ -77,10 +75,7 @@ def similarity_of(model: Model, batch: Batch, *, at_once: int | None, seed: int 
 
 def mean_cosine(x: Float[Tensor, "texts length width"], mask: Bool[Tensor, "texts length"]) -> Float[Tensor, " texts"]:
     """Return the mean of cos(x_i, x_j) over pairs i ≠ j of real tokens, (‖Σ u_i‖² − n) / (n (n − 1)) with unit vectors
-    u_i.
-
-    Vectors of length 0 are left out; NaN with fewer than two others.
-    """
+    u_i. Vectors of length 0 are left out; NaN with fewer than two others."""
     size = x.norm(dim=-1)
     real = mask & (size > 0)
     unit = x / size.where(real, 1).unsqueeze(-1) * real.unsqueeze(-1)
@@ -116,5 +111,5 @@ def _visit(model: Model, batch: Batch, at_once: int | None, read: Callable[..., 
             parts = [(("stream", 1 + index), block) for index, block in enumerate(blocks_of(model.module))]
             parts += [(("mixer", index), mixer) for index, mixer in enumerate(model.mixers)]
             with observe(after=[(part, partial(shown, place)) for place, part in parts]):
-                found = hidden(model, embeddings, mask)
+                found = head_input(model, embeddings, mask)
             show(("stream", model.num_layers + 1), found)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,21 +43,14 @@ from ssmscope.core.reading import parse_json
 from ssmscope.errors import UNPICKLABLE, InputError, Unanswerable
 from ssmscope.probes.lens.result import STATISTICS, LensedText, LensFit
 
-if TYPE_CHECKING:
-    from tuned_lens.plotting import PredictionTrajectory
-
 CONFIG, WEIGHTS = "config.json", "params.pt"
 """Files of tuned-lens."""
-
 RECORD = "lens.json"
 """File of the `LensFit`, which is written last and marks a finished fit."""
-
 LOGIT = "logit lens"
 FIT_ONE = "fit one to this model with fit_lens (analyze lens fit)"
-
 MAX_LOGITS = {"cpu": 2**22, "cuda": 2**27}
 """Maximum number of logits in memory; on a CPU more would no longer fit the cache."""
-
 MAX_STREAM_VALUES = 2**28
 """Maximum number of values of the residual stream in memory."""
 
@@ -219,33 +212,9 @@ class Lens:
         head = self.tuned.unembed.unembedding
         return slices(chosen, (len(self) + 1) * head.out_features, head.weight.device)
 
-    def prediction_trajectory(self, model: Model, text: str | list[int]) -> PredictionTrajectory:
-        """Return an object of tuned-lens with this lens's log-probabilities on a text or on token ids.
-
-        It has every position but the last, whose next token is unknown; the targets are the next tokens. tuned-lens
-        draws with plotly below version 6; its numbers need no plotly.
-
-        Raises:
-            InputError: for a classifier, a lens of another model, a text that cannot be encoded or of one token.
-        """
-        from tuned_lens.plotting import PredictionTrajectory
-
-        check_lens(self, model)
-        if model.is_classifier:
-            raise InputError(f"{model.name} is a classifier, but tuned-lens's trajectories are of next tokens")
-        batch = model.encode(text) if isinstance(text, str) else model.encode(ids=text)
-        ids = batch.input_ids[0].cpu().numpy()
-        if len(ids) < 2:
-            raise InputError("the text has one token; a trajectory of next tokens needs at least 2")
-        found = self.log_probs(chosen_states(model, batch, "every")[:, :-1])
-        return PredictionTrajectory(
-            log_probs=found.cpu().numpy(), input_ids=ids[:-1], targets=ids[1:], tokenizer=model.tokenizer
-        )
-
 
 def translated(hidden: Tensor, weight: Tensor, bias: Tensor) -> Float[Tensor, "streams chosen width"]:
-    """Return h_i + W_i h_i + b_i for every layer, in one product, and the last stream as it is; weights are (layers,
-    width, width), biases (layers, width)."""
+    """Return h_i + W_i h_i + b_i for every layer, weights (layers, width, width), and the last stream as it is."""
     added = torch.baddbmm(bias.unsqueeze(1), hidden[:-1], weight.mT)
     return torch.cat([hidden[:-1] + added, hidden[-1:]])
 

@@ -219,12 +219,10 @@ class Trajectory(Result, kind="trajectory"):
         return f"Answers by layer of {self.model_name}: {self.verdict()}"
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row per text, position and layer.
-
-        Columns: text and position (from 0), token, layer (0 the embeddings, the last one the model), answer (the
-        layer's own), top_probability (its), final (the model's answer), answer_probability (its), agrees, settled (the
-        layer from which on the final answer leads), entropy, kl and, of a language model, cross_entropy (nats).
-        """
+        """Return a row per text, position and layer. Columns: text and position (from 0), token, layer (0 the
+        embeddings, the last one the model), answer (the layer's own), top_probability (its), final (the model's
+        answer), answer_probability (its), agrees, settled (the layer from which on the final answer leads), entropy, kl
+        and, of a language model, cross_entropy (nats)."""
         parts = []
         for number, text in enumerate(self.texts):
             layers, read = text.top.shape

@@ -35,8 +35,6 @@ from ssmscope.training import checkpoint as stored
 MOMENTUM = 0.9
 PROGRESS = ("step", "epoch", "place", "loss_sum", "best", "history")
 """Attributes of a fit that its checkpoint keeps, besides the tensors."""
-
-
 PLAN = Path("checkpoint", "plan.json")
 """File with the plan of a fit that has started."""
 MAX_CHOOSING_TOKENS = 16_384

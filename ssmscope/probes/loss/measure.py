@@ -19,8 +19,7 @@ from ssmscope.data.language import load_lines, token_names
 from ssmscope.data.rows import SUFFIXES, checked_column, checked_path, checked_string, read_rows
 from ssmscope.data.text import LINE_SOURCES
 from ssmscope.errors import InputError
-from ssmscope.evaluation.encoded import check_vocabulary
-from ssmscope.evaluation.forking import Rows
+from ssmscope.evaluation.forking import Rows, check_vocabulary
 from ssmscope.evaluation.running import max_batch_tokens
 from ssmscope.probes.long_rows import PIECE_TOKENS, head_logits, pieces_of
 from ssmscope.probes.loss.result import Summary
@@ -43,13 +42,13 @@ def documents(data: str | Path | Sequence[str], split: str | None) -> tuple[list
         if str(data) in LINE_SOURCES or path.suffix.lower() not in SUFFIXES:
             return [load_lines(data, split)], str(data)
         checked_path(path, LINE_SOURCES, split)
-        rows = [checked_column(row, "text", number, path) for number, row in enumerate(read_rows(path), 1)]
-        wrong = next((number for number, text in enumerate(rows, 1) if not isinstance(text, str)), None)
-        if wrong is not None:
-            raise InputError(f"row {wrong} of {path} has no text; every row needs a document")
-        for number, text in enumerate(rows, 1):
-            checked_string(text, "text", number, path)
-        return [text.split("\n") for text in rows], str(data)
+        rows = read_rows(path)
+        texts = [checked_column(row, "text") for row in rows]
+        for row, text in zip(rows, texts):
+            if not isinstance(text, str):
+                raise InputError(f"{row.where} has no text; every row needs a document")
+            checked_string(text, "text", row)
+        return [text.split("\n") for text in texts], str(data)
     if split is not None:
         raise InputError(f"split '{split}' has no meaning for texts; leave it out")
     texts = list(data)

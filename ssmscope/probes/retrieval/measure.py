@@ -12,8 +12,7 @@ from jaxtyping import Bool, Float, Int
 from ssmscope.core.bootstrap import Estimate, estimate, resampled_sums, wilson_interval
 from ssmscope.core.model import Model
 from ssmscope.data.babi import PROMPT, QuestionData, question_tokens
-from ssmscope.evaluation.encoded import check_vocabulary
-from ssmscope.evaluation.forking import Rows
+from ssmscope.evaluation.forking import Rows, check_vocabulary
 from ssmscope.probes.long_rows import PIECE_TOKENS, head_logits, pieces_of
 from ssmscope.probes.retrieval.result import Cell, Ratio
 
@@ -89,8 +88,7 @@ def sign_test(above: Bool[np.ndarray, " examples"], below: Bool[np.ndarray, " ex
 
 
 def quotient(above: Float[np.ndarray, " rows"], below: Float[np.ndarray, " rows"]) -> Estimate:
-    """Return above / below of the first row with an interval from the others, where x / 0 is infinite and 0 / 0 is left
-    out."""
+    """Return above / below of the first row with an interval from the others; x / 0 is infinite, 0 / 0 is left out."""
     if below[0] == 0:
         return Estimate(math.nan, math.nan, math.nan)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -121,12 +121,9 @@ class Retrieval(Result, kind="retrieval"):
         return f"Retrieval, accuracy on {tasks} by context tokens: {'; '.join(found)}"
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row per model, task and length.
-
-        Columns: model, task, length, tokens, examples, accuracy, constrained, log_probability, chance, and in the rows
-        of the other models ratio (the first model's accuracy / theirs), p (of the sign test) and differs; the 95 %
-        interval of each is in columns ending in _low and _high.
-        """
+        """Return a row per model, task and length. Columns: model, task, length, tokens, examples, accuracy,
+        constrained, log_probability, chance, and in the rows of the other models ratio (the first model's accuracy /
+        theirs), p (of the sign test) and differs; the 95 % interval of each is in columns ending in _low and _high."""
         rows = []
         for model, name in enumerate(self.models):
             for row, task in enumerate(self.tasks):

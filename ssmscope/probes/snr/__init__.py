@@ -32,8 +32,7 @@ NO_LENS = "logit"
 def check_asked(
     *, models: int, names: Any, lens: Any, tasks: Any, lengths: Any, filler: Any, questions: Any, **others: Any
 ) -> None:
-    """Raise InputError if the numbers of lenses, names and models differ, or if options of generated questions are
-    given with the user's own."""
+    """Raise InputError if lenses or names are not one per model, or own questions have options of generated ones."""
     in_order = f"give one for each, in their order ({NO_LENS} is the logit lens)"
     for given, what, advice in ((lens, "lenses", in_order), (names, "names", "give one for each")):
         number = models if given is None else len(given) if isinstance(given, list | tuple) else 1
@@ -125,6 +124,7 @@ def needle_snr(
     """
     from ssmscope.api.results import record_provenance
     from ssmscope.core.progress import progress_bar
+    from ssmscope.data.filler import GENERATED
     from ssmscope.probes.lens.lenses import lens_of
     from ssmscope.probes.long_rows import distinct_names
     from ssmscope.probes.snr import measure, reading
@@ -165,7 +165,9 @@ def needle_snr(
         **{"lengths": [n for n in asked if n is not None], "unit": unit, "examples": examples, "template": template},
     }
     if questions is None:
-        options |= {"filler": reading.filler_record(filler), "spaced": spaced, "split": split}
+        told = f"{len(filler):,} sentences" if isinstance(filler, list | tuple) else str(filler or GENERATED)
+        options["filler"] = told
+        options |= {"spaced": spaced, "split": split}
     first = every[0].source if len(every) == 1 else {"model": ", ".join(shown)}
     return NeedleSNR(
         provenance={

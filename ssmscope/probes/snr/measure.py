@@ -95,8 +95,8 @@ class SNRDifference:
 
 
 def columns_of(read: Needles) -> Float[np.ndarray, "examples streams columns"]:
-    """Return every metric of every example and layer, in the order of `METRICS`, then the needle's probability only of
-    examples with distractors."""
+    """Return all metrics, in the order of `METRICS`, then the needle's probability of examples with distractors
+    alone."""
     alone = np.isnan(read.distractor)
     needle, apart = np.exp(read.needle), read.needle - read.distractor
     beats = np.where(alone, np.nan, apart > 0)

@@ -16,7 +16,7 @@ from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.babi import Question, QuestionData, count_words, load_questions
 from ssmscope.data.babi import questions as generated_questions
-from ssmscope.data.filler import GENERATED, load_filler
+from ssmscope.data.filler import load_filler
 from ssmscope.errors import InputError
 from ssmscope.probes.lens.lenses import LOGIT, Lens, chosen_states, tokens_at_once
 from ssmscope.probes.long_rows import token_counter
@@ -29,10 +29,7 @@ ALL = "all"
 """Name for the examples of all tasks together."""
 NOTED_UNKNOWN_SHARE = 0.01
 """Share of unknown words in the prompts from which on a note says so."""
-
 Source = str | Path | QuestionData
-
-
 NO_TOKEN = -1
 
 
@@ -94,12 +91,6 @@ def data_record(asked: Mapping[int | None, Sequence[QuestionData]]) -> dict[str,
             for length, one in parts
         ],
     }
-
-
-def filler_record(filler: str | Path | Sequence[str] | None) -> str:
-    return (
-        str(filler or GENERATED) if filler is None or isinstance(filler, str | Path) else f"{len(filler):,} sentences"
-    )
 
 
 def lens_notes(lenses: Sequence[Lens], names: Sequence[str]) -> list[str]:
@@ -171,8 +162,6 @@ class _Encoded(NamedTuple):
 
 
 class _Reader:
-    """Reader of prompts with one tokenizer."""
-
     def __init__(self, name: str, tokenizer: Any) -> None:
         self.name, self.tokenizer = name, tokenizer
 

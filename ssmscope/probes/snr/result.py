@@ -96,12 +96,10 @@ class NeedleSNR(Result, kind="snr"):
         return f"{as_share(needles[-1])}{at}, half of it from layer {late[-1] + 1 if late else 0} of {model.layers} on"
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row per model, task, length and layer, followed by those of the differences of two models.
-
-        Columns: part (curve or difference), model ("first − second" of a difference), lens, task, length, examples,
-        layer, depth, then needle, distractor, ratio, log_ratio, candidate, beats, rank and leads, each with the ends of
-        its 95 % interval in columns ending in _low and _high. A difference has needle and log_ratio.
-        """
+        """Return a row per model, task, length and layer, followed by those of the differences of two models. Columns:
+        part (curve or difference), model ("first − second" of a difference), lens, task, length, examples, layer,
+        depth, then needle, distractor, ratio, log_ratio, candidate, beats, rank and leads, each with the ends of its 95
+        % interval in columns ending in _low and _high. A difference has needle and log_ratio."""
         lenses = {one.name: one.lens for one in self.models}
         rows: list[dict[str, Any]] = []
         for curve in self.curves:

@@ -29,8 +29,6 @@ from ssmscope.render.numbers import counted
 
 DEFAULT_LENGTH = 512
 """Default length of random sequences in tokens."""
-
-
 MAX_DECAYS = 2**22
 """Maximum number of decays in memory."""
 MIN_LOG_GAIN = -80.0
@@ -155,11 +153,9 @@ def visit_layers(model: Model, batch: Batch, see: Callable[[list[int], int, Laye
 
 
 def step_masks(layer: LayerTrace, place: int) -> tuple[Tensor, Tensor]:
-    """Return two masks (batch, length): the steps of a layer's recurrence that count, and those that are its own.
-
-    All real positions count. If recurrences take turns, positions at which one holds its state are not its own steps.
-    The first token of an RWKV fills an empty memory with a fixed gate of 0, which does not count.
-    """
+    """Return two masks (batch, length): the steps of a layer's recurrence that count, and those that are its own. All
+    real positions count. If recurrences take turns, positions at which one holds its state are not its own steps. The
+    first token of an RWKV fills an empty memory with a fixed gate of 0, which does not count."""
     shape, device = layer.u.shape[:2], layer.u.device
     counted = torch.ones(shape, dtype=torch.bool, device=device) if layer.mask is None else layer.mask.clone()
     if "log_weight" in layer.extras and layer.initial is None:
@@ -168,12 +164,11 @@ def step_masks(layer: LayerTrace, place: int) -> tuple[Tensor, Tensor]:
 
 
 def step_gains(recurrence: ops.Recurrence, counted: Tensor, stepping: Tensor) -> StepGains:
-    """Compute the log-gains of a recurrence's steps, with means over the steps `counted` and maxima over `stepping`.
-
-    A diagonal transition's gains are its decays, log a_t. The delta rule's a (I − β b bᵀ) is symmetric; its eigenvalues
+    """Compute the log-gains of a recurrence's steps, with means over the steps `counted` and maxima over `stepping`. A
+    diagonal transition's gains are its decays, log a_t. The delta rule's a (I − β b bᵀ) is symmetric; its eigenvalues
     are a (state − 1 of them) and a (1 − β ‖b‖²), its largest singular value is the largest of these in size, and one
-    mean stands for all of a head's directions, log a + log|1 − β ‖b‖²| / state: their mean Lyapunov exponent exactly.
-    """
+    mean stands for all of a head's directions, log a + log|1 − β ‖b‖²| / state: their mean Lyapunov exponent
+    exactly."""
     steps = counted.sum(1).double().unsqueeze(-1)
     if isinstance(recurrence, ops.DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None

@@ -154,13 +154,11 @@ class Stability(Result, kind="stability"):
         return "recurrences" if any(layer.parts > 1 for layer in self.layers) else "layers"
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row per layer, or per recurrence of it.
-
-        Columns: layer, part (index among the layer's recurrences), heads, states (decays per head), behaviour,
-        spectral_abscissa (per unit of Δ), largest_gain (of a step on the inputs), possible_gain (over all inputs),
-        growth with its 95 % interval, all natural logarithms per token; half_life_5 … half_life_95 in tokens; never
-        (states with a half-life longer than the longest text) and never_share; last_norm, at the last position.
-        """
+        """Return a row per layer, or per recurrence of it. Columns: layer, part (index among the layer's recurrences),
+        heads, states (decays per head), behaviour, spectral_abscissa (per unit of Δ), largest_gain (of a step on the
+        inputs), possible_gain (over all inputs), growth with its 95 % interval, all natural logarithms per token;
+        half_life_5 … half_life_95 in tokens; never (states with a half-life longer than the longest text) and
+        never_share; last_norm, at the last position."""
         rows = []
         names = ("layer", "part", "heads", "states", "behaviour", "spectral_abscissa", "largest_gain", "possible_gain")
         for one in self.layers:

@@ -1,0 +1,100 @@
+"""Weights of new models: spreads, ends and constants as their initialisation says."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from small_models import language_model
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.architectures.own.selective import SelectiveSSM
+from ssmscope.architectures.read.rwkv7 import TimeMixing
+from ssmscope.architectures.read.vim import VimConfig
+from ssmscope.core.mixers import mixers
+
+WIDTH = 96
+SIZES = dict(vocab_size=300, hidden_size=WIDTH, num_hidden_layers=2, num_heads=4)
+
+
+def made(kind: str, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return language_model(kind, **{**SIZES, **options})
+
+
+def check_spread(weight: Tensor, std: float) -> None:
+    """A normal draw: the spread of so many, and some outside of ±1.9 of it, which a uniform draw never is."""
+    weight = weight.detach()
+    assert float(weight.std()) == pytest.approx(std, rel=0.1) and float(weight.abs().max()) > 1.9 * std
+
+
+def check_uniform(weight: Tensor, low: float, high: float) -> None:
+    weight = weight.detach()
+    room = (high - low) / 4
+    assert low <= float(weight.min()) < low + room and high - room < float(weight.max()) <= high
+
+
+@pytest.mark.parametrize("kind", ["ssm-gla", "ssm-retnet", "ssm-deltanet", "ssm-rwkv7", "ssm-hgrn2", "ssm-gsa"])
+def test_linear_maps_keep_the_size_of_their_input(kind):
+    module = made(kind)
+    tried = 0
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Linear) and part.weight.numel() >= 2000 and not name.endswith("lm_head"):
+            check_spread(part.weight, part.in_features**-0.5)
+            tried += 1
+        if isinstance(part, nn.RMSNorm | nn.LayerNorm | nn.GroupNorm) and part.weight is not None:
+            assert (part.weight == 1).all()
+    assert tried >= 4
+    check_spread(module.get_input_embeddings().weight, module.config.initializer_range)
+
+
+def test_of_an_rwkv7():
+    found = [part for part in made("ssm-rwkv7").modules() if isinstance(part, TimeMixing)]
+    for part in found:
+        assert (part.r_k == torch.tensor(-0.04)).all()
+        torch.testing.assert_close(part.w_lora.out.bias, torch.linspace(-6, 1, WIDTH))
+    assert len(found) == 2
+
+
+def test_of_a_delta_rule():
+    for mixer in mixers(made("ssm-deltanet", num_heads=32, key_size=64)):
+        check_uniform(mixer.conv1d.weight, -0.5, 0.5)
+        check_uniform(mixer.A_log, 0, math.log(16))
+        check_uniform(softplus(mixer.dt_bias).log(), math.log(1e-3), math.log(1e-1))
+
+
+def test_of_a_selective_ssm():
+    torch.manual_seed(0)
+    layer = SelectiveSSM(400, 25, spectral_abscissa=0.5)
+    for weight in (layer.W_B, layer.W_C):
+        check_spread(weight, 0.05)
+        assert weight.shape == (25, 400)
+    check_spread(layer.q_delta, 0.05)
+    assert not layer.p_delta.any() and (layer.A[:, 0] == 0.5).all() and layer.spectral_abscissa == 0.5
+    check_uniform(layer.A[:, 1:], -9.5, 0.5)
+    assert SelectiveSSM(4, 3).spectral_abscissa == 0
+
+
+def test_of_a_vision_mamba():
+    torch.manual_seed(0)
+    backbone = VimConfig(hidden_size=64, num_hidden_layers=1, positions=5, initializer_range=0.3)
+    config = SSMClassifierConfig(backbone, channels=12, image_size=(2, 2), patch=(2, 2), num_labels=3)
+    module = SSMForSequenceClassification(config)
+    (mixer,) = mixers(module)
+    for part in (mixer.in_proj, mixer.out_proj, mixer.x_proj, mixer.x_proj_b):
+        check_spread(part.weight, part.in_features**-0.5 / 3)
+    for part in (mixer.dt_proj, mixer.dt_proj_b):
+        check_uniform(part.bias, -5, -2)
+    check_spread(module.backbone.embeddings.weight, 0.3)
+
+
+def test_of_a_mamba_3():
+    for mixer in mixers(made("ssm-mamba3", state_size=16, head_dim=2, num_heads=96)):
+        low, high, floor = mixer.steps
+        check_uniform(softplus(mixer.dt_bias).log(), math.log(max(low, floor)), math.log(high))
+        for ones in (mixer.D, mixer.B_bias, mixer.C_bias):
+            assert (ones == 1).all()
