@@ -153,8 +153,8 @@ def _terminal_table(grid: WordGrid, layers: Sequence[int], counted: str) -> Tabl
         styles = ["bold" if grid.same[layer, at] else "" for layer in layers]
         words = [Text(short_token(grid.words[layer][at], 10), style) for layer, style in zip(layers, styles)]
         final = f"{short_token(grid.words[-1][at], 12)} {grid.scores['answer_probability'][-1, at]:.2f}"
-        shown = (str(number), Text(short_token(token, 12)), str(grid.settled[at]), *words)
-        table.add_row(*shown, Text(final, style="bold"))
+        words = [Text(short_token(token, 12)), Text(str(grid.settled[at])), *words, Text(final, style="bold")]
+        table.add_row(str(number), *words)
     return table
 
 
