@@ -108,7 +108,9 @@ def test_limits_are_allowed_themselves() -> None:
         "that would make 6 words; allowed are up to 5: ask for less"
     )
     batching.refuse_above(1000, one=1000, two=None, three=-5)
-    assert refusal(batching.refuse_above, 1000, one=1000, two=1001, three=5000) == "two is 1,001; allowed are up to 1,000"
+    assert (
+        refusal(batching.refuse_above, 1000, one=1000, two=1001, three=5000) == "two is 1,001; allowed are up to 1,000"
+    )
     batching.refuse_beyond({"a": 5, "b": 7}, {"a": 5, "b": 7.0, "c": 100})
     assert refusal(batching.refuse_beyond, {"a": 5, "b": 7}, {"b": 7.25, "a": 4}) == "b is 7.25; allowed are up to 7"
     assert refusal(batching.refuse_beyond, {"a": 5, "b": 7}, {"b": 8, "a": 6}) == "a is 6; allowed are up to 5"

@@ -183,8 +183,7 @@ def convolved(
 ) -> Channels:
     """Return Σ_j kernel_j source_{t−j} + bias, with `tail` or zeros at the taps − 1 positions before the first, over
     the j that are `read`, (batch, length, taps) bool. On a CPU torch's convolution of an image of one row is several
-    times as fast with contiguous channels as `conv1d`; compiled, the sum over the taps becomes one kernel.
-    """
+    times as fast with contiguous channels as `conv1d`; compiled, the sum over the taps becomes one kernel."""
     taps, (batch, length, channels) = kernel.shape[1], source.shape
     padded = pad(source, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(source), source], dim=1)
     if read is None and length and not torch.compiler.is_compiling():
@@ -358,8 +357,7 @@ def same_outcome(
     mixer: nn.Module, parts: Mapping[str, nn.Module], theirs: Compute, ours: Compute, u: Tensor, mask: Tensor | None
 ) -> bool:
     """Return True if a mixer's own forward pass and what is read of it agree, or its hooks change neither. Compared are
-    outputs at real positions, `mask` (batch, length), and where gradients are enabled, the gradients by this input.
-    """
+    outputs at real positions, `mask` (batch, length), and where gradients are enabled, the gradients by this input."""
     found = [_outcome(compute, mixer, u, mask) for compute in (theirs, ours)]
     if all(map(agree, *found)):
         return True

@@ -112,8 +112,7 @@ def resampled_means(
 
 def wilson_interval(correct: int, total: int) -> tuple[float, float]:
     """Compute the 95 % score interval of a proportion, (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n) (Wilson 1927),
-    which stays within [0, 1].
-    """
+    which stays within [0, 1]."""
     p, z = correct / total, 1.959963984540054
     centre, scale = p + z * z / (2 * total), 1 + z * z / total
     spread = z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))

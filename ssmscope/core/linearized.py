@@ -133,8 +133,7 @@ class LinearizedLayer:
     def contributions(self, gradient: Float[Tensor, "batch length width"]) -> LinearizedLayer:
         """Return the layer as a map whose entries [t, s], summed over channels, are the contributions of position s to
         Σ gradient_t · output_t through position t: attention × gradient. Over all t and s, and over `sink`, it is
-        Σ gradient ⊙ (output − rest) less the contribution of the convolution's bias.
-        """
+        Σ gradient ⊙ (output − rest) less the contribution of the convolution's bias."""
         paths = []
         for path in self.paths:
             with torch.enable_grad():

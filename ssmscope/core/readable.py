@@ -62,7 +62,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "ssm-rwkv7": ("read.rwkv7", "read.rwkv7:RWKV7Mixer"),
     "ssm-vim": ("read.vim", "read.vim:VimMixer"),
 }
-"""Modules with models and architecture of the types that transformers lacks, and the classes of layers they add."""
+"""Modules with models and architecture of the types that transformers lacks, and the layers' classes they add."""
 ROOT = "ssmscope.architectures."
 READERS: Mapping[tuple[str, str], str] = {
     (f"transformers.models.{family}.modeling_{family}", layer): ROOT + reader

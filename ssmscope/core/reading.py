@@ -30,8 +30,7 @@ NO_CHARACTER = re.compile("[\0\ud800-\udfff]")
 
 def read_text(path: str | os.PathLike[str], named: str, *, advice: str = "save it as UTF-8") -> str:
     """Return the text of a UTF-8 file, without a byte order mark; line ends stay as they are. Raises InputError, with
-    the file as `named` and `advice`, if it cannot be read, is no UTF-8, holds NUL, or is above `MAX_FILE_BYTES`.
-    """
+    the file as `named` and `advice`, if it cannot be read, is no UTF-8, holds NUL, or is above `MAX_FILE_BYTES`."""
     try:
         with open(path, "rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)

@@ -108,8 +108,7 @@ def is_glue(character: str) -> bool:
 
 def token_texts(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[str]) -> tuple[str, ...]:
     """Return each token as the text has it, every character once: the first of several tokens of a character shows it.
-    A token without characters is called by its name. Between tokens only marks of the character before are kept.
-    """
+    A token without characters is called by its name. Between tokens only marks of the character before are kept."""
     shown: list[str] = []
     end = 0
     whole = _untrimmed(text, offsets, names)

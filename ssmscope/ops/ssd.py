@@ -21,8 +21,7 @@ STEPS_PER_SEGMENT = 1024
 
 def segment_sums(log_a: Float[Tensor, "*batch length"]) -> Float[Tensor, "*batch length length"]:
     """Return Σ_{s<r≤t} log a_r at [t, s], and 0 above the diagonal. Every sum starts at its own s, so no digits are
-    lost to the difference of two long sums.
-    """
+    lost to the difference of two long sums."""
     length = log_a.shape[-1]
     below = torch.ones(length, length, dtype=torch.bool, device=log_a.device).tril(-1)
     spread = log_a.unsqueeze(-1).expand(*log_a.shape, length)

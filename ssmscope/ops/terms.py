@@ -13,8 +13,7 @@ from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head, smalle
 
 class GateAndTaps(NamedTuple):
     """Gate and taps around a recurrence: y_t = left_t ⊙ (α + D)(Σ_i taps_{t−i, i} ⊙ x_{t−i}), with `left` (batch,
-    length, heads, width) and `taps` (batch, length, reach, heads, width), of inputs at s as they arrive at s + i.
-    """
+    length, heads, width) and `taps` (batch, length, reach, heads, width), of inputs at s as they arrive at s + i."""
 
     left: Tensor | None = None
     taps: Tensor | None = None

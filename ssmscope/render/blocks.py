@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prose:
-    """A paragraph, a heading, the title of a result, or a note in smaller letters.
-
-    Only a terminal shows the title; a page has its own.
-    """
+    """Paragraph, heading, note in smaller letters, or the title of a result, which only a terminal shows."""
 
     text: str
     kind: Literal["text", "heading", "title", "note"] = "text"
@@ -36,10 +33,8 @@ class Prose:
 
 @dataclass(frozen=True)
 class Picture:
-    """Figure, described by `alt`, that only views with pictures draw.
-
-    `vector` prefers vector graphics to pixels; a `folded` one is shown on request, as another view shows the same.
-    """
+    """Figure, described by `alt`, that only views with pictures draw, if `vector` as vector graphics; a `folded` one is
+    shown on request, because another view shows the same."""
 
     draw: Callable[[], Figure]
     alt: str = ""
@@ -52,7 +47,7 @@ class TokenRow:
     """Score for every token of a text, for example by layer, by method, or as contributions to a query.
 
     Attributes:
-        name: label of the row; a second line is joined to the first where there is room for one.
+        name: label of the row; a picture joins its lines.
         ends: lowest and highest score of the colour scale; scores beyond have the colour of the end.
         signed: True if positive scores are evidence for and negative ones against; the ends are −e and e.
         outside: (tokens,) bool, the tokens without a colour; None if there are none.

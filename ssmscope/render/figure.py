@@ -158,8 +158,7 @@ class Sheet:
         **options: Any,
     ) -> list[Axes]:
         """Return `count` panels row by row, in fewer columns if the figure is narrow. `heights` are inches of each row,
-        without the labels of its axes; `options` are matplotlib's.
-        """
+        without the labels of its axes; `options` are matplotlib's."""
         count = len(heights) * across if count is None else count
         if self.frame.ax is not None and count == 1:
             self.frame.ax.set_title(_wrapped(self.title, 60))

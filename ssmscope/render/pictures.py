@@ -29,8 +29,7 @@ def encode_figure(figure: Figure, suffix: str) -> bytes:
 
 def data_uri(figure: Figure, *, vector: bool = True) -> str:
     """Return the figure for the `src` of an image, in which ids cannot clash with those of the page: an SVG if it is
-    `vector` and not too large, else a PNG.
-    """
+    `vector` and not too large, else a PNG."""
     if vector:
         svg = encode_figure(figure, "svg")
         if len(svg) <= MAX_SVG_BYTES:

@@ -116,15 +116,14 @@ def lay_out(text: TokenText, columns: float, most: int = MAX_BOXES) -> list[list
 def typewriter(part: SubFigure, lines: float) -> Axes:
     """Return axes that measure characters to the right, and lines down from the top."""
     columns = (part.get_figure(root=True).get_figwidth() - 0.16) / _character_inches()
-    axes = part.subplots(subplot_kw={"xlim": (0, columns), "ylim": (max(lines, 1), 0)})
+    axes = part.subplots(subplot_kw={"xlim": (0, columns), "ylim": (lines, 0)})
     axes.set_axis_off()
     return axes
 
 
 def draw_boxes(axes: Axes, boxes: Sequence[Box], left: float, y: float, text: TokenText, row: TokenRow | None) -> None:
     """Draw one line of tokens in the colours of a row, or without colour: marked ones underlined and bold, the query
-    framed, the text's span underlined in colour.
-    """
+    framed, the text's span underlined in colour."""
     fills = colours_of_row(row) if row is not None else ["#ffffff"] * len(text.tokens)
     kept, against = (set(row.marked), set(row.against)) if row is not None else (set(), set())
     span = range(*text.span) if text.span is not None else ()

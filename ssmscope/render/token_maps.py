@@ -80,8 +80,7 @@ class MappedText:
 
 def token_maps(texts: Sequence[MappedText], rows: TokenRows, name: str, legend: str) -> TokenMaps:
     """Return the block of texts with maps of weights called `name`, whose `legend` says how they are made: `rows` in a
-    terminal, the maps on a page.
-    """
+    terminal, the maps on a page."""
     return TokenMaps(
         lambda colours: token_rows.terminal(rows, colours),
         lambda: fragment(texts, legend),

@@ -43,8 +43,7 @@ def _parts(text: str) -> list[str]:
 
 def rich_diff(before: str, after: str) -> Text:
     """Return both texts in one line of a terminal, with ⏎ for line breaks: removals struck through and additions
-    underlined, in brackets.
-    """
+    underlined, in brackets."""
     line = Text()
     styles = {"same": "", "removed": "red strike", "added": "green underline"}
     for piece in word_diff(before, after):

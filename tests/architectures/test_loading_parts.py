@@ -214,7 +214,6 @@ def test_a_differential_mamba_without_its_parts() -> None:
     assert refusal(plan_diff_mamba2, config, held, "m") == "the weights of m lack backbone.embeddings.weight"
 
 
-
 SELECTIVE = {
     "embedding.weight": torch.arange(28.0).view(7, 4), "ssm.A": torch.tensor([[-3.0, -0.5, -2.0]]).expand(4, 3),
     "ssm.W_B": torch.ones(3, 4), "ssm.W_C": torch.ones(3, 4), "ssm.q_delta": torch.ones(4),

@@ -302,8 +302,7 @@ class OwnModel(nn.Module):
 
 def own_model(module: nn.Module, backbone: str | None = None) -> OwnModel | None:
     """Return a module as `OwnModel`, around the `backbone` at a path in it, by default the innermost transformers model
-    with all state-space layers; None without one. Raises InputError as `OwnModel`, and without such a `backbone`.
-    """
+    with all state-space layers; None without one. Raises InputError as `OwnModel`, and without such a `backbone`."""
     whole = [id(mixer) for mixer in mixers(module)]
     parts = [(name, part) for name, part in module.named_modules() if isinstance(part, PreTrainedModel) and whole]
     holding = [name for name, part in parts if [id(mixer) for mixer in mixers(part)] == whole]

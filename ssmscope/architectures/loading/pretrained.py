@@ -56,8 +56,7 @@ def read_transformers(
     where: Path, name: str, fields: Mapping[str, Any], dtype: torch.dtype | None, device_map: Any, classes: int | None
 ) -> nn.Module:
     """Return the model of a directory, with `fields` of its config.json, checked, and `classes` of the head that an
-    adapter gives it. Raises InputError if the files do not fit, or no state-space layer can be read.
-    """
+    adapter gives it. Raises InputError if the files do not fit, or no state-space layer can be read."""
     kind = fields["model_type"]
     stored.check_other_layouts(where, name)
     files = stored.weight_files(where)
