@@ -107,7 +107,7 @@ ADVICE = "give a text, a list of texts, token ids, or a tokenizer's output"
         (["a", "b"], ["a", "b"], None),
         (("a",), ["a"], None),
         (np.array(["a", "b"]), ["a", "b"], None),
-        (iter(["a", "b"]), ["a", "b"], None),
+        pytest.param(iter(["a", "b"]), ["a", "b"], None, id="iterator"),
         ([5, 17], None, [[5, 17]]),
         (range(2, 5), None, [[2, 3, 4]]),
         (np.array([5, 17]), None, [[5, 17]]),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LINE_INCHES, STRIP_INCHES, PICTURE_INCHES = 0.24, 0.19, 1.5
 """Heights in inches of a line of tokens, of a strip, and of a picture without its caption."""
-MAX_LINE, MIN_LINE, MAX_NAME, MAX_TOKEN = 100, 16, 44, 48
+MAX_LINE, MIN_LINE, MAX_NAME, MAX_TOKEN = 100, 16, 64, 48
 MIN_INCHES = 7.4
 PICTURES_PER_ROW = 5
 MAX_WRITTEN_ROWS, MAX_WRITTEN_TOKENS = 12, 800
