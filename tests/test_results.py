@@ -8,12 +8,14 @@ import dataclasses
 import importlib
 import json
 import math
+import re
 import sys
 import tracemalloc
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -452,3 +454,154 @@ def test_importing_results_imports_no_heavy_library():
     done = PLAIN.run(code)
     done.check_returncode()
     assert done.stdout.strip() == "[]"
+
+
+def test_arrays_of_texts_say_their_width_in_characters(provenance):
+    values = np.array([["abc", "de"], ["", "ä"]])
+    document = sample(provenance, parts=(Part("", values),)).to_dict()
+    expected = {"dtype": "U3", "shape": [2, 2], "values": [["abc", "de"], ["", "ä"]]}
+    assert document["parts"][0]["values"] == expected
+    assert Result.from_dict(document).parts[0].values.dtype == np.dtype("U3")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"shape": [-12_000]}, "expected the sizes of an array, not [-12000]"),
+        ({"shape": [-1, -12_000]}, "expected the sizes of an array, not [-1, -12000]"),
+        ({"shape": [True, 12_000]}, "expected the sizes of an array, not [True, 12000]"),
+        ({"shape": 12_000}, "expected the sizes of an array, not 12000"),
+        ({"shape": [11_999]}, "expected 47996 bytes for an array of shape [11999], not more"),
+        ({"shape": [12_001]}, "expected 48004 bytes for an array of shape [12001], not only 48000"),
+        ({"zlib": 7}, "expected compressed numbers, not 7"),
+        ({"zlib": packed(GOOD) + "\n"}, "Only base64 data is allowed"),
+        ({"zlib": packed(GOOD[:-1])}, "cut off, or followed by something else"),
+        ({"zlib": packed(GOOD + b"more")}, "cut off, or followed by something else"),
+        ({"zlib": packed(b"no zlib" * 100)}, "damaged compressed numbers: "),
+        ({"shape": [10**8]}, f"{len(GOOD)} compressed bytes cannot be read as an array of shape"),
+        ({"dtype": "U4"}, "expected a compressed array of numbers, not of U4"),
+        ({"dtype": "object"}, "expected the name of a dtype of numbers or text, not 'object'"),
+    ],
+)
+def test_a_damaged_array_is_told_by_what_is_wrong_with_it(provenance, change, said):
+    document = sample(provenance).to_dict()
+    document["parts"][0]["values"] = {"dtype": "float32", "shape": [12_000], "zlib": packed(GOOD), **change}
+    with pytest.raises(InputError) as raised:
+        Result.from_dict(document)
+    assert said in str(raised.value)
+
+
+@dataclass(frozen=True)
+class Union(Result, kind="test-union"):
+    value: tuple[int, ...] | Mapping[str, float] | float | str | None
+    part: Part | str
+    parts: Sequence[float]
+    anything: Any = None
+
+    def to_frame(self):
+        return pd.DataFrame({"a": [1]})
+
+
+@pytest.mark.parametrize(
+    ("value", "again"),
+    [
+        ((3, 1), (3, 1)),
+        ({"a": math.inf}, {"a": math.inf}),
+        (2.5, 2.5),
+        (math.inf, math.inf),
+        (-math.inf, -math.inf),
+        ("infinite", "infinite"),
+        ("", ""),
+        (None, None),
+        (np.float32(0.5), 0.5),
+    ],
+)
+def test_a_field_of_several_types_comes_back_as_what_it_was(provenance, value, again):
+    part = Part("x", np.arange(3))
+    found = Result.from_dict(json.loads(Union(provenance, value, part, [1.5, math.inf], {"b": [1]}).to_json()))
+    assert found.value == again and type(found.value) is type(again)
+    assert type(found.part) is Part and found.parts == [1.5, math.inf] and found.anything == {"b": [1]}
+    assert Result.from_dict(Union(provenance, None, "name", []).to_dict()).part == "name"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"mean": "x"}, "could not convert"),
+        ({"pair": [1]}, "expected 2 values, not 1"),
+        ({"pair": ["x", 1]}, "expected int, not 'x'"),
+        ({"parts": [3]}, "expected the fields of Part, not 3"),
+        ({"parts": [{"name": "x"}]}, "Part lacks values"),
+        ({"parts": [{"name": "x", "values": 3, "b": 1, "a": 2}]}, "Part has no a, b"),
+        ({"names": 3}, "expected Mapping, not 3"),
+        ({"note": 3}, "expected str, not 3"),
+    ],
+)
+def test_a_wrong_field_is_told_with_its_type(provenance, changed, said):
+    with pytest.raises(InputError) as raised:
+        Result.from_dict({**sample(provenance).to_dict(), **changed})
+    assert str(raised.value).startswith(f"a damaged result of kind 'test-sample': {said}")
+
+
+@pytest.mark.parametrize("value", [{1, 2}, np.array([1j]), np.array([object()]), 1j])
+def test_what_no_result_can_hold_is_refused(provenance, value):
+    with pytest.raises(TypeError, match="a result cannot hold a"):
+        Union(provenance, 1.0, "x", [], value).to_dict()
+
+
+def test_json_holds_numbers_of_numpy_as_numbers():
+    encoded = jsonable.encode([np.float64(0.1), np.int8(3), np.bool_(True), (math.nan, -math.inf), {3: None}])
+    assert encoded == [0.1, 3, True, [None, "-inf"], {"3": None}]
+    assert [type(each) for each in encoded[:3]] == [float, int, bool]
+
+
+def test_a_class_may_be_defined_again_where_it_was(provenance):
+    """As notebooks do, and `importlib.reload`."""
+    again = type("Sample", (Sample,), {"__module__": Sample.__module__, "__qualname__": "Sample"}, kind="test-sample")
+    try:
+        assert Result._kinds["test-sample"] is again
+    finally:
+        Result._kinds["test-sample"] = Sample
+    with pytest.raises(TypeError, match=r"'test-sample' of .*\.Other is already taken by .*\.Sample"):
+        type("Other", (Sample,), {"__module__": Sample.__module__, "__qualname__": "Other"}, kind="test-sample")
+
+
+def test_the_verdict_is_the_headline_without_the_model(provenance):
+    for headline, verdict in (
+        ("Loss of <script>alert(1)</script>: rises: twice", "rises: twice"),
+        ("Accuracy on <script>alert(1)</script>: falls", "falls"),
+        ("Nothing to say", "Nothing to say"),
+    ):
+        told = type("Told", (Sample,), {"headline": headline})
+        fields = {each.name: getattr(sample(provenance), each.name) for each in dataclasses.fields(Sample)}
+        assert told(**fields).verdict() == verdict
+
+
+def test_views_begin_with_title_paragraphs_notes_and_picture(provenance):
+    title, first, second, note, picture = sample(provenance).opening("One.", "Two.", notes=["three"])
+    assert [(each.text, each.kind) for each in (title, note)] == [
+        (sample(provenance).headline, "title"),
+        ("Note: three.", "note"),
+    ]
+    assert (first.text, second.text) == ("One.", "Two.") and first.kind == second.kind == "text"
+    assert picture.alt == sample(provenance).headline and picture.vector
+
+
+def test_formats_have_the_result_first_and_their_own_order():
+    assert results.checked_formats([]) == ("json",)
+    assert results.checked_formats(["tex", "csv", "csv"]) == ("json", "csv", "tex")
+    with pytest.raises(InputError, match=r"unknown format 'jsn'; allowed are json, .*; did you mean 'json'"):
+        results.checked_formats(["csv", "jsn"])
+
+
+def test_a_page_lists_the_provenance(provenance):
+    page = sample({**provenance, "empty": None, "nested": {"one": [1, "x"], "two": True}}).to_html()
+    for name, value in (("nested one", "[1, &#34;x&#34;]"), ("nested two", "true"), ("empty", "none"), ("seed", "7")):
+        assert re.search(rf"{name}\W.*?{re.escape(value)}", page, re.DOTALL), name
+
+
+def test_several_texts_are_counted_iterated_and_taken_by_number():
+    class Texts(results.OverTexts[str]):
+        texts = ("a", "b", "c")
+
+    assert len(Texts()) == 3 and list(Texts()) == ["a", "b", "c"] and Texts()[1] == "b" and Texts()[-1] == "c"

@@ -210,4 +210,4 @@ def ways_to_fork(rows: Rows, factors: Sequence[float] = THRESHOLD_FACTORS) -> It
             for node in chosen
         ]
         *numbers, kept, ends = np.array(table, dtype=np.int64).reshape(-1, 7).T
-        yield Pieces(*numbers, kept=kept.astype(bool), ends=ends.astype(bool))
+        yield Pieces(*numbers, kept.astype(bool), ends.astype(bool))

@@ -158,5 +158,5 @@ def _initialize(module: Any, options: Mapping[str, Any]) -> None:
             drawn = torch.exp(low + (high - low) * torch.rand_like(parameter))
             parameter.data.copy_(drawn + torch.log(-torch.expm1(-drawn)))  # This is the inverse of softplus.
         elif name.endswith("A_log") and options["decays"] == "spread":
-            rates = torch.linspace(*map(math.log, RATES), parameter.shape[-1])
+            rates = torch.linspace(math.log(RATES[0]), math.log(RATES[1]), parameter.shape[-1])
             parameter.data.copy_(rates.expand_as(parameter))

@@ -197,7 +197,8 @@ class Fit:
             gradients.append(self._gradients())
         restore_random_states(states)
         self.optimizer.zero_grad(set_to_none=True)
-        return self._agree(*gradients, "compiled gradients are {} from those of plain torch", "not compiled")
+        plain, compiled = gradients
+        return self._agree(plain, compiled, "compiled gradients are {} from those of plain torch", "not compiled")
 
     def _agree(self, expected: list[Tensor], found: list[Tensor], said: str, otherwise: str) -> bool:
         """Return True if gradients are close, relative to each parameter's norm, and print how close."""

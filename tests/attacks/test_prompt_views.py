@@ -6,6 +6,7 @@ import html
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -14,6 +15,7 @@ from drawn import drawn, labels, outside, overlapping
 
 import ssmscope
 from ssmscope.attacks.prompts.result import UNDEFINED, AttackedPrompt, Cost, PromptAttack, PromptAttacker
+from ssmscope.attacks.prompts.views import by_template, html_prompts, terminal_prompts
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.worddiff import Piece, html_diff, rich_diff, word_diff
 
@@ -286,6 +288,45 @@ class TestPage:
             assert [i for i, cell in enumerate(cells) if "worst" in cell] == [int(np.argmax(values))]
             assert f">{one.prompts[0].accuracy.value:.3f}" in accuracy
             assert f"{100 * one.drop.value:.1f} ".replace("-", "−") in cells[3]
+
+    def test_every_drop_is_in_percent_with_its_interval(self):
+        result = attacked(3)
+        *_, drops = re.findall(r"<tbody>(.*?)</tbody>", by_template(result), re.S)
+        for one, line in zip(result.attacks, re.findall(r"<tr>(.*?)</tr>", drops)):
+            told = html.unescape(re.sub("<.*?>", " ", line))
+            for found in (*(each.drop for each in one.prompts), one.drop):
+                ends = [f"{100 * end:.1f}".replace("-", "−") for end in (found.value, found.low, found.high)]
+                assert re.search(rf"{ends[0]}[\s★▼]+\[{ends[1]}, {ends[2]}\]", told), (one.name, ends)
+
+    def test_equal_drops_are_none_the_best(self):
+        result = attacked(2, NAMES[:1])
+        (one,) = result.attacks
+        same = replace(one, prompts=tuple(replace(each, drop=around(0.25)) for each in one.prompts))
+        text = by_template(replace(result, attacks=(same,)))
+        assert ' best"' not in text and ' worst"' not in text
+        twice = replace(one, prompts=tuple(replace(one.prompts[0], drop=around(drop)) for drop in (0.25, 0.5, 0.25)))
+        line = re.findall(r"<tr>(.*?)</tr>", by_template(replace(attacked(3, NAMES[:1]), attacks=(twice,))))[-1]
+        marked = re.findall(r"<td(.*?)</td>", line)
+        assert ["best" in cell for cell in marked] == [True, False, True, False]
+        assert ["worst" in cell for cell in marked] == [False, True, False, False]
+
+    def test_numbers_come_before_the_prompt(self):
+        text = html_prompts(attacked(2, NAMES[:1]))
+        numbers, prompt = text.index("<b>stresstest, template"), text.index('<p class="prompt">')
+        assert numbers < prompt < text.index("<ins>") < text.index("<summary>Templates</summary>")
+        one = attacked(2, NAMES[:1]).attacks[0]
+        found, clean = one.prompts[one.worst], attacked(2).clean[one.worst]
+        assert f"{clean.value:.3f} → {found.accuracy.value:.3f}, drop " in text
+
+    def test_attacks_without_a_worst_prompt_are_left_out(self):
+        result = attacked(2, NAMES[:3])
+        mixed = replace(result, attacks=(replace(result.attacks[0], worst=None), *result.attacks[1:]))
+        lines = [line.plain for line in terminal_prompts(mixed)]
+        assert len(lines) == 2 and lines[0].startswith(NAMES[1]) and lines[1].startswith(f"\n{NAMES[2]}, template ")
+        assert f"<b>{NAMES[0]}, template" not in html_prompts(mixed) and f"<b>{NAMES[1]}, template" in html_prompts(
+            mixed
+        )
+        assert [line.plain.partition(":")[0] for line in terminal_prompts(attacked(1, NAMES[:1]))] == [NAMES[0]]
 
     def test_one_template_has_no_best(self):
         text = attacked(1)._repr_html_()

@@ -162,6 +162,25 @@ class TestKnockout:
         ]  # fmt: skip
         assert [cell.interval for cell in table.rows[0][1]] == ["[0.800, 1.200]", "[6.800, 7.200]"]
 
+    def test_heads_that_change_nothing_are_listed_while_there_is_room(self, result):
+        changes = self.CHANGES.copy()
+        changes[:, 4:, 0] = 0.0
+        (table,) = replace(result, changes=changes).tables()
+        assert [label for (label,), _ in table.rows][4:] == ["layer 1, head 3", "layer 2, head 0, kept"]
+        cuts = (*self.CUTS[:4], *(Cut(1, 1, head=head) for head in range(14)))
+        changes = numbered(2, 18)
+        changes[1, 4:, 0] = -0.125 * np.arange(14)  # the largest of either source, whatever its sign
+        many = replace(result, cuts=cuts, changes=changes, probabilities=np.full((2, 2, 18), 0.5))
+        labels = [label for (label,), _ in many.tables()[0].rows]
+        assert labels[4:] == [f"layer 1, head {head}" for head in range(13, 1, -1)]
+        assert len(replace(many, by="layer").tables()[0].rows) == 4
+
+    def test_long_names_are_cut(self, result):
+        for length, said in ((30, "x" * 30), (31, "x" * 14 + "…" + "x" * 15)):
+            assert f" to “{said}” on own" in replace(result, target="x" * length).headline
+        for length, said in ((20, "x" * 20), (21, "x" * 9 + "…" + "x" * 10)):
+            assert f": “{said}” −50.0 %" in replace(result, sources=("x" * length, "b")).verdict()
+
     def test_its_frame(self, result):
         frame = result.to_frame()
         assert len(frame) == 24 and frame.text.tolist() == [0] * 12 + [1] * 12
@@ -215,6 +234,19 @@ class TestPatching:
         assert replace(result, values=values).headline.endswith("flipped first at token 3 “it”")
         assert replace(result, site="head").headline.endswith("flipped first by layer 2, head 0")
         assert replace(result, site="head", base=np.array([0.5, 5.0])).headline.endswith("first by layer 0, head 0")
+
+    def test_the_cell_that_changes_the_most_is_measured_from_the_plain_run(self):
+        """The last row, of all layers together, does not count."""
+        assert self.result().verdict() == "most in layer 0, 0 “good/bad”: −4 (difference of logits)"
+        assert replace(self.result(), base=np.array([0.5, -4.0])).verdict().startswith("most in layer 1, 3 “it”: 1 (")
+        of_chance = replace(self.result(), metric="probability")
+        assert of_chance.verdict() == "most in layer 0, 0 “good/bad”: 0 (probability of the answer)"
+        assert replace(of_chance, base=np.array([0.0, -1.0])).verdict().startswith("most in layer 1, 3 “it”: 0.0500 (")
+
+    def test_long_answers_are_cut(self):
+        short, long = "x" * 20, "y" * 9 + "…" + "y" * 10
+        assert replace(self.result(), answer="x" * 20, contrast="y" * 21).asked == f"“{short}” or “{long}”"
+        assert replace(self.result(), contrast="x" * 20, answer="y" * 21).asked == f"“{long}” or “{short}”"
 
     def test_without_one_of_the_two(self):
         only = self.result(site="head")
@@ -301,6 +333,23 @@ class TestSteering:
         assert table.columns == ("probability", "random", "difference", "held-out loss", "loss, random")
         assert table.note.startswith("Intervals: bootstrap over texts and over held-out examples.")
         assert self.result(costs=False).tables()[0].columns == ("probability", "random", "difference")
+
+    def test_digits_are_those_that_the_largest_of_both_directions_needs(self):
+        """Random directions count too, the difference does not."""
+        for row, other in ((0, 1), (1, 0)):
+            means = np.full((3, 4, 3), 2e-5)
+            means[row] = 0.5
+            (table,) = replace(self.result(costs=False), probability=means).tables()
+            assert [cell.digits for cell in table.rows[0][1]] == [3, 3, 3], other
+        means = np.full((3, 4, 3), 2e-5)
+        means[2] = 0.5
+        (table,) = replace(self.result(costs=False), probability=means).tables()
+        assert table.rows[0][1][0].digits != 3
+
+    def test_what_intervals_are_over(self):
+        one = self.result(answers=("yes",))
+        assert one.tables()[0].note.startswith("Intervals: bootstrap over held-out examples.")
+        assert replace(one, costs=np.empty((3, 4, 0, 3))).tables()[0].note == "In brackets: the 95 % interval."
 
     def expected(self) -> dict[str, list[str]]:
         """Digits are those of the largest share."""

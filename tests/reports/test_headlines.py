@@ -224,7 +224,8 @@ class TestBound:
         assert headline(result(of(vacuous=True, bound=1.0), capacity)) == (
             f"{start}vacuous at m = 6,920, ln C = 12.50 at T = 1,024"
         )
-        assert headline(result(None, None)) == f"{start}outside the theorem's assumptions"
+        for one in (result(None, None), result(None, capacity), result(of(vacuous=False, bound=0.5), None)):
+            assert headline(one) == f"{start}outside the theorem's assumptions"
         states = (None, of(vacuous=True), of(vacuous=False))
         assert [result(each, capacity).vacuous for each in states] == [None, True, False]
 
@@ -234,8 +235,10 @@ class TestBound:
             return Stand("bound", norms=norms).is_linear_attention
 
         assert is_one() and not Stand("bound", norms=None).is_linear_attention
-        for change in ({"p": 0.0}, {"p": 2.0}, {"B_A": 0.1}, {"B_q": 0.1}):
+        for change in ({"p": 0.0}, {"p": 2.0}, {"B_A": 0.1}, {"B_q": 0.1}, {"B_A": 1.5e-6}, {"B_q": 1.5e-6}):
             assert not is_one(**change)
+        exact = float(np.log(np.e - 1))
+        assert is_one(B_A=0.9e-6) and is_one(B_q=0.9e-6) and is_one(p=exact + 1e-6) and not is_one(p=exact + 2.5e-6)
 
 
 class TestStability:

@@ -100,6 +100,9 @@ class TestPredictions:
             assert [float(number.replace("−", "-")) for number in numbers] == pytest.approx(
                 [row.given, row.edited, row.change], abs=5.01e-4
             )
+        widths = [float(width) for width in re.findall(r"width:([\d.]+)px", piece)]
+        shares = [60 * share for row in frame.itertuples() for share in (row.given, row.edited)]
+        assert widths == pytest.approx(shares, abs=0.051)
         best = re.findall(r'<tr><td>(\w+)</td><td class="best">', piece)
         assert best == [frame["name"][0]]
         assert "edited" not in live.answer(CLASSIFIER, TEXT).prediction

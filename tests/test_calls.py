@@ -1,0 +1,212 @@
+"""Declared analyses and calls of them: what is checked, what the function receives, and how a call is typed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from ssmscope.api import registry, writing
+from ssmscope.api.analysis import Call, analysis
+from ssmscope.api.inputs import Texts
+from ssmscope.api.options import NO_EFFECT, Range, Reads, asked
+from ssmscope.api.results import call_options
+from ssmscope.api.writing import check_writable
+from ssmscope.errors import InputError
+
+Declare = Callable[..., Callable[..., Any]]
+
+
+@pytest.fixture
+def declare(monkeypatch: pytest.MonkeyPatch) -> Declare:
+    """Declare an analysis for this test alone, which returns what its function received and what is recorded."""
+    monkeypatch.setattr(registry, "_added", {})
+
+    def declared(name: str = "own thing", **declaration: Any) -> Callable[..., Any]:
+        @analysis(name, **declaration)
+        def function(
+            model: Any,
+            given: Any = "nothing",
+            *,
+            size: Annotated[int, "A size.", Range(1)] = 5,
+            from_: Annotated[str | None, "A text."] = None,
+            place: Annotated[str | None, "A known name, or a file.", Reads("data")] = None,
+            seed: Annotated[int, "Random seed."] = 3,
+            fast: Annotated[bool, "Faster.", NO_EFFECT] = False,
+        ) -> Any:
+            return (
+                model,
+                given,
+                {"size": size, "from_": from_, "place": place, "seed": seed, "fast": fast},
+                call_options(),
+            )
+
+        return function
+
+    return declared
+
+
+def test_options_are_converted_and_recorded_while_the_function_runs(declare: Declare) -> None:
+    function = declare()
+    model, given, options, recorded = function("m", "text", size="7", from_="x", seed=4, fast=True)
+    assert (model, given) == ("m", "text")
+    assert options == {"size": 7, "from_": "x", "place": None, "seed": 4, "fast": True}
+    assert recorded == {"size": 7, "from": "x"}  # neither the seed, nor data, nor what has no effect
+    assert function("m")[3] == {"size": 5, "from": None} and asked.get("outside") == "outside"
+    with pytest.raises(InputError, match="size is 0; allowed is a whole number from 1 on"):
+        function("m", size=0)
+    assert asked.get("outside") == "outside"
+
+
+def test_iterators_are_read_once_and_a_lone_trace_stands_for_model_and_texts(declare: Declare) -> None:
+    from ssmscope.core.trace import Trace
+
+    function = declare()
+    assert function("m", iter("ab"))[1] == ["a", "b"] and function("m", ("a", "b"))[1] == ("a", "b")
+    trace = object.__new__(Trace)
+    assert function(trace)[:2] == (None, trace) and function("m", trace)[:2] == ("m", trace)
+    assert function("m")[:2] == ("m", "nothing")
+
+
+def test_a_check_sees_all_options_with_defaults_and_the_number_of_models(declare: Declare) -> None:
+    told: list[dict[str, Any]] = []
+
+    def check(*, models: int, **options: Any) -> None:
+        told.append({"models": models, **options})
+
+    defaults = {"size": 5, "from_": None, "place": None, "seed": 3, "fast": False}
+    declare(check=check, several=True)(["m", "n"], size=7)
+    declare(check=check)(["m", "n"], seed=1)
+    assert told == [{"models": 2, **defaults, "size": 7}, {"models": 1, **defaults, "seed": 1}]
+    seen: list[dict[str, Any]] = []
+    declare(check=lambda **options: seen.append(options))("m")
+    assert seen == [defaults]
+
+
+def test_two_models_are_paired_and_one_in_a_list_is_alone(declare: Declare) -> None:
+    function = declare(pair=lambda found: ("pair", *(each[0] for each in found)))
+    assert function(["m"], "a")[:2] == ("m", "a") and function(("m", "n"), "a") == ("pair", "m", "n")
+    for models in ([], ["m", "n", "o"]):
+        with pytest.raises(InputError, match=f"own thing takes one model, or two; {len(models)} were given"):
+            function(models, "a")
+    with pytest.raises(InputError, match="a batch, or a trace, is of one model"):
+        function(["m", "n"], {"input_ids": 1})
+    alone = declare()
+    assert alone(["m", "n"])[0] == ["m", "n"]
+
+
+def test_declarations_and_their_limits(declare: Declare) -> None:
+    one, two, many = (declare(**more).analysis for more in ({}, {"pair": len}, {"several": True}))
+    assert [each.max_models for each in (one, two, many)] == [1, 2, math.inf]
+    assert (
+        one.module == __name__ and not one.inputs and list(replace(one, reads=Texts()).inputs)[:2] == ["text", "file"]
+    )
+    for declared, allowed in ((one, "one model"), (two, "one model, or two"), (many, "one or more models")):
+        registry._added["own thing"] = declared
+        most = int(min(declared.max_models, 3))
+        assert Call.of("own thing", ["m"] * most, {}).models == ("m",) * most
+        for models in ([], ["m"] * (most + 1)) if declared is not many else ([],):
+            with pytest.raises(InputError, match=rf"own thing takes {allowed}$"):
+                Call.of("own thing", models, {})
+
+
+def test_a_call_is_checked_without_a_model(declare: Declare) -> None:
+    declare(dtype="float32")
+    for loading, said in (
+        ({"dtype": "float3"}, "dtype 'float3' is unknown: choose one of auto, "),
+        ({"dtype": "bfloat16"}, "own thing needs float32, or float64; leave dtype bfloat16 out"),
+    ):
+        with pytest.raises(InputError, match=said):
+            Call.of("own thing", ["m"], {}, **loading)
+    for dtype in ("auto", "float32", "float64"):
+        assert Call.of("own thing", ["m"], {}, dtype=dtype).dtype == dtype
+    declare(loads=False)
+    Call.of("own thing", ["m"], {})
+    for loading, name in (
+        ({"tokenizer": "t"}, "tokenizer"),
+        ({"device": "cuda"}, "device"),
+        ({"dtype": "float32"}, "dtype"),
+    ):
+        with pytest.raises(InputError, match=f"own thing has no option '{name}': it loads its models itself"):
+            Call.of("own thing", ["m"], {}, **loading)
+    with pytest.raises(InputError, match="own thing has no option 'siz'; it has size, from_, .*; did you mean 'size'"):
+        Call.of("own thing", ["m"], {"siz": 1})
+    declare(reads=Texts())
+    with pytest.raises(InputError, match="no text; give --text TEXT"):
+        Call.of("own thing", ["m"], {})
+
+
+def test_a_call_is_typed_without_defaults(declare: Declare) -> None:
+    declare(reads=Texts())
+    given = {"text": ["a b", "c"], "size": "7", "seed": 3, "from_": "x", "fast": True, "max_tokens": None}
+    call = Call.of("own thing", ["m"], given, tokenizer="t", device="cuda", dtype="float64")
+    typed = ["own", "thing", "m", "--text", "a b", "--text", "c", "--size", "7", "--from", "x", "--fast"]
+    loading = ["--tokenizer", "t", "--device", "cuda", "--dtype", "float64"]
+    assert call.arguments == typed + loading
+    assert call.command == "analyze " + " ".join(typed + loading).replace("a b", "'a b'")
+    assert Call.of("own thing", ["m"], {"text": ["a"]}).arguments == ["own", "thing", "m", "--text", "a"]
+    assert [option.name for option, _ in call.option_values()] == [
+        *("text", "file", "ids", "image", "max_tokens", "size", "from_", "place", "seed", "fast")
+    ]
+    assert dict((option.name, value) for option, value in call.option_values())["size"] == 7
+
+
+def test_a_required_option_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_added", {})
+
+    @analysis("own")
+    def function(model: Any, *, some_size: Annotated[int, "A size."]) -> None: ...
+
+    for given in ({}, {"some_size": None}):
+        with pytest.raises(InputError, match="missing option '--some-size'"):
+            Call.of("own", ["m"], given)
+    assert Call.of("own", ["m"], {"some_size": "4"}).arguments == ["own", "m", "--some-size", "4"]
+
+
+def test_results_are_named_by_the_verb_and_several_by_their_kinds(declare: Declare) -> None:
+    declare()
+    call = Call.of("own thing", ["m"], {})
+    one, two = (type("R", (), {"kind": kind})() for kind in ("a", "b"))
+    assert call.named([one]) == {"own-thing": one}
+    assert call.named([one, two]) == {"own-thing-a": one, "own-thing-b": two}
+
+
+def test_names_of_analyses(declare: Declare) -> None:
+    function = declare()
+    assert registry.analysis_of("own thing") is function.analysis and list(registry.analyses())[-1] == "own thing"
+    assert registry.verbs()["own_thing"] == (__name__, "function")
+    assert registry.functions()["function"] == (__name__, "function")
+    with pytest.raises(InputError, match="no analysis 'own thin'; there are .*; did you mean 'own thing'"):
+        registry.analysis_of("own thin")
+    stranger = replace(function.analysis, name="heatmap")
+    with pytest.raises(
+        TypeError, match=f"the analysis 'heatmap' of {__name__} is already that of ssmscope.interp.heatmap"
+    ):
+        registry.add(stranger)
+
+
+def test_where_nothing_can_be_written_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    check_writable(None)
+    check_writable(tmp_path)
+    check_writable(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == [file]
+    for out, said in (
+        (file, f"out {file} is a file; give a directory"),
+        (file / "a", f"out {file / 'a'} lies under {file}, which is a file; give a directory"),
+        (tmp_path / ("x" * 256), "out has a name of 256 characters; give a shorter one"),
+    ):
+        with pytest.raises(InputError) as caught:
+            check_writable(out)
+        assert str(caught.value) == said
+    check_writable(tmp_path / ("x" * 255))
+    asked_for: list[tuple[Any, int]] = []
+    monkeypatch.setattr(writing.os, "access", lambda place, mode: asked_for.append((place, mode)))
+    with pytest.raises(InputError, match=rf"out .*/a/b: {tmp_path} cannot be written to; give a directory of yours"):
+        check_writable(tmp_path / "a" / "b")
+    assert asked_for == [(tmp_path, writing.os.W_OK | writing.os.X_OK)]
