@@ -209,5 +209,5 @@ def ways_to_fork(rows: Rows, factors: Sequence[float] = THRESHOLD_FACTORS) -> It
             (row[node], depth[above[node]], depth[node], place[above[node]], level[node], below[node] > 1, node < n)
             for node in chosen
         ]
-        *numbers, kept, ends = np.array(table, dtype=np.int64).reshape(-1, 7).T
-        yield Pieces(*numbers, kept.astype(bool), ends.astype(bool))
+        rows_of, starts, stops, above_of, levels, kept, ends = np.array(table, dtype=np.int64).reshape(-1, 7).T
+        yield Pieces(rows_of, starts, stops, above_of, levels, kept.astype(bool), ends.astype(bool))
