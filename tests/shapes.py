@@ -24,7 +24,7 @@ CHECKED = (
     # Not what takes sequences of recurrences: beartype draws the item that it checks from the global generator, and
     # every run of a model comes by. Nor what a compiled model may call: torch.compile cannot follow the checks.
     *("ops.ssd", "ops.implicit_attention"),
-    *("architectures.own.classifier", "attacks.position.measure"),
+    "attacks.position.measure",
 )
 """Modules whose functions are checked when a test calls them; users pay nothing for it."""
 NUMBERS = BeartypeConf(is_pep484_tower=True)

@@ -27,6 +27,7 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from ssmscope.architectures.own.generation import base_of, variant
 from ssmscope.architectures.read import parts
+from ssmscope.architectures.read.parts import causal_convolution
 from ssmscope.core.linearized import LinearizedLayer, Path
 from ssmscope.core.trace import LayerState, LayerTrace, last_inputs
 from ssmscope.errors import InputError
@@ -106,7 +107,7 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     if state is not None:
         assert isinstance(state, GroupedState)
         extras["x_tail"] = state.fir
-    s = parts.causal_convolution(x, rearrange(k.flip(0), "j -> 1 1 j"), None, extras.get("x_tail"))
+    s = causal_convolution(x, rearrange(k.flip(0), "j -> 1 1 j"), None, extras.get("x_tail"))
     recurrence = replace(recurrence, x=rearrange(s, "b t (h p) -> b t h p", h=heads))
 
     initial = state.ssm if state is not None else None

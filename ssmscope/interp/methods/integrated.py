@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -183,6 +183,7 @@ class _Path:
         self.difference = end.to(wide) - start.to(wide)
         nodes, weights = np.polynomial.legendre.leggauss(steps)
         self.nodes, self.weights = (nodes + 1) / 2, weights / 2
+        self._timed = self.objective.meter is None
         self.done = 0
 
     def points(self, texts: list[int], places: list[float]) -> Tensor:
@@ -196,7 +197,7 @@ class _Path:
         """Set the pieces' `scores`: Σ_width (end − start) · the integral of the gradient along each."""
         runs = [(piece, step) for piece in range(len(pieces)) for step in range(len(self.nodes))]
         values = torch.zeros(len(runs), self.end.shape[1], dtype=torch.float64)  # Not every device has float64.
-        for part in self.objective.batches([pieces[piece].text for piece, _ in runs], gradients=True):
+        for part in self._parts([pieces[piece].text for piece, _ in runs]):
             owners = [pieces[runs[place][0]] for place in part]
             texts = [piece.text for piece in owners]
             at = [self.nodes[runs[place][1]] for place in part]
@@ -210,6 +211,15 @@ class _Path:
         for piece, own in zip(pieces, (weights * values.unflatten(0, (len(pieces), -1))).sum(1), strict=True):
             piece.scores = (piece.last - piece.first) * own
         return pieces
+
+    def _parts(self, texts: list[int]) -> Iterator[list[int]]:
+        """Yield places in batches, the very first a single run: a meter knows early how long a gradient takes."""
+        for part in self.objective.batches(texts, gradients=True):
+            if not self._timed and len(part) > 1:
+                yield part[:1]
+                part = part[1:]
+            self._timed = True
+            yield part
 
     def halved(self, pieces: list[_Piece]) -> list[_Halved]:
         """Return every piece with its two integrated halves."""
