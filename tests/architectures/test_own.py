@@ -266,7 +266,7 @@ def test_a_language_model_of_ones_own():
 @pytest.mark.parametrize("name", ["mamba", "jamba"])
 def test_a_language_model_of_ones_own_continues_from_its_states(name):
     """Its backbone is given the ids first, not by name."""
-    model = ssmscope.load(doubled(loud(Language(backbone(name)))))
+    model = ssmscope.load(loud(Language(backbone(name))))
     assert model.continues
     whole = model.run(model.encode(ids=TEXTS[1]))
     first = model.run(model.encode(ids=TEXTS[1][:4]))
