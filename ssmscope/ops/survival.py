@@ -30,9 +30,9 @@ MAX_DECAYS_HELD = {"cpu": 2**19, "cuda": 2**26}
 """Decays of states held at once: as many as a CPU's cache holds, or keep a GPU busy."""
 
 
-def left_reference(recurrence: Recurrence) -> Float[Tensor, "batch length heads width state"]:
+def remaining_reference(recurrence: Recurrence) -> Float[Tensor, "batch length heads width state"]:
     """Return R_s of every s by its definition: the final state of a run that writes at s alone. Slow; the reference for
-    tests of `left_norms` and `half_lives`."""
+    tests of `remaining_norms` and `half_lives`."""
     x, length = recurrence.x, recurrence.x.shape[1]
     each = {n: v.repeat_interleave(length, 0) for n in OVER_TIME if (v := getattr(recurrence, n, None)) is not None}
     one = torch.eye(length, dtype=x.dtype, device=x.device)
@@ -41,7 +41,7 @@ def left_reference(recurrence: Recurrence) -> Float[Tensor, "batch length heads 
     return scan_reference(replace(recurrence, **each)).state.unflatten(0, (len(x), length))
 
 
-def left_norms(recurrence: Recurrence) -> PerHead:
+def remaining_norms(recurrence: Recurrence) -> PerHead:
     """Return ‖R_s‖ (Frobenius) of every position and head after the last position; on Mamba-1 a head is a channel. Time
     and memory are linear in the length: a decay per state costs one exponential for each, as the scan does."""
     written = _written_norms(recurrence)
@@ -113,7 +113,7 @@ def shares(
         left = torch.cat([_at(place, found, length) for place, (found, _) in zip(places, both)], dim=2)
         whole = left.sum(1, keepdim=True) + torch.cat([rest for _, rest in both], dim=1).unsqueeze(1)
     else:
-        found = [left_norms(r) if per_head else left_norms(r).sum(2, keepdim=True) for r in cut]
+        found = [remaining_norms(r) if per_head else remaining_norms(r).sum(2, keepdim=True) for r in cut]
         left = torch.cat([_at(place, each, length) for place, each in zip(places, found)], dim=2)
         whole = left.sum(1, keepdim=True)
     if not per_head:

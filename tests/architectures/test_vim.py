@@ -179,7 +179,7 @@ def test_survival_is_at_the_class_token(model, batch):
     found, norms = layer.survival(), []
     for recurrence in layer.recurrences:
         order = recurrence.order[: int((recurrence.order == 16).nonzero()) + 1]
-        left = survival.left_reference(recurrence.at(order)).flatten(3).norm(dim=-1)
+        left = survival.remaining_reference(recurrence.at(order)).flatten(3).norm(dim=-1)
         norms.append(torch.zeros(2, 17, left.shape[2]).double().index_copy(1, order, left))
     both = torch.cat(norms, dim=2)
     torch.testing.assert_close(found, both.sum(2) / both.sum((1, 2))[:, None])

@@ -134,7 +134,7 @@ class TestMemory:
         seen = memory(model, Beginning.of(model, slot, (), 1), TRIGGERS[:1])
         shares = []
         for (recurrence,) in run(model, np.array([[*BEFORE, *TRIGGERS[0], *AFTER]]))[0]:
-            left = survival.left_reference(recurrence).norm(dim=(3, 4)).sum((0, 2))
+            left = survival.remaining_reference(recurrence).norm(dim=(3, 4)).sum((0, 2))
             shares.append(float(left[:5].sum() / left.sum()))
         assert seen.survival[0] == pytest.approx(np.mean(shares), rel=1e-9)
 
@@ -198,7 +198,7 @@ class TestMemory:
         def share() -> float:
             found = []
             for recurrences in run(model, rows)[0]:
-                left = [survival.left_reference(r) for r in recurrences]
+                left = [survival.remaining_reference(r) for r in recurrences]
                 parts, wholes = [each[:, [0, 1, 3, 4]].sum(1) for each in left], [each.sum(1) for each in left]
                 ours = sum(part.norm(dim=(2, 3)).sum() for part in parts)
                 others = sum((whole - part).norm(dim=(2, 3)).sum() for whole, part in zip(wholes, parts))

@@ -31,7 +31,7 @@ def layers(model):
 
 def left_alone(recurrences, stop=LENGTH):
     """R_s of every position by the run that writes at s alone, (batch, stop, heads of all, width · state)."""
-    return torch.cat([survival.left_reference(r.between(0, stop)).flatten(3) for r in recurrences], dim=2)
+    return torch.cat([survival.remaining_reference(r.between(0, stop)).flatten(3) for r in recurrences], dim=2)
 
 
 def test_survival_is_what_the_run_that_writes_at_one_token_alone_ends_with(layers):
@@ -135,7 +135,7 @@ def test_blocks_and_chunks_change_nothing(kind, monkeypatch):
     r = long_recurrence(kind, 90)  # several chunks of the delta rule
     alone = left_alone([r], 90)
     monkeypatch.setitem(survival.MAX_DECAYS_HELD, "cpu", 300)  # several blocks
-    torch.testing.assert_close(survival.left_norms(r), alone.norm(dim=-1), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(survival.remaining_norms(r), alone.norm(dim=-1), rtol=1e-9, atol=1e-12)
     state = ops.scan_reference(r).state.flatten(2)
     inner, rest = survival.left_towards_state(r)
     torch.testing.assert_close(inner, (alone * state[:, None]).sum(-1), rtol=1e-9, atol=1e-9)
@@ -163,7 +163,7 @@ def test_mamba_in_float32_is_mamba_in_float64():
     """Its lengths of keys come from a kernel where one can be compiled."""
     r = long_recurrence("step", 70)
     r = replace(r, b=r.b[:, :, :1], c=r.c[:, :, :1], x=r.x[..., :1])
-    found, exact = survival.left_norms(r.to(torch.float32)), survival.left_norms(r)
+    found, exact = survival.remaining_norms(r.to(torch.float32)), survival.remaining_norms(r)
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-9)
     torch.testing.assert_close(survival.half_lives([r.to(torch.float32)]).double(), survival.half_lives([r]))
 
@@ -193,6 +193,6 @@ def test_small_keys_are_not_lost(kind):
         exact = replace(exact, **cut)
         terms = ("x", "b", "c", "delta", "A", "log_a")
         rounded = replace(exact, **{n: t.float() for n in terms if (t := getattr(exact, n)) is not None})
-        left, expected = survival.left_norms(rounded), left_alone([exact], 30).norm(dim=-1)
+        left, expected = survival.remaining_norms(rounded), left_alone([exact], 30).norm(dim=-1)
         torch.testing.assert_close(left.double(), expected, rtol=1e-4, atol=0)
         assert torch.equal(survival.half_lives([rounded]), survival.half_lives([exact]).float())

@@ -36,7 +36,7 @@ def test_what_is_left_is_that_of_float64(kind, small, monkeypatch):
     if small:
         make_small(monkeypatch)
     close = dict(rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(survival.left_norms(r).double(), norms, **close)
+    torch.testing.assert_close(survival.remaining_norms(r).double(), norms, **close)
     found, _ = survival.left_towards_state(r)
     torch.testing.assert_close(found.double(), towards, **close)
     torch.testing.assert_close(ops.scan(r).state.double(), H, **close)

@@ -83,8 +83,8 @@ def test_matrices_are_the_references(decays):
 @pytest.mark.parametrize("decays", [1, 4])
 def test_what_survives_is_what_a_run_that_writes_once_leaves(decays, monkeypatch):
     r, H = recurrence(70, decays)
-    left = survival.left_reference(r)
-    torch.testing.assert_close(survival.left_norms(r), left.norm(dim=(-2, -1)), **CLOSE)
+    left = survival.remaining_reference(r)
+    torch.testing.assert_close(survival.remaining_norms(r), left.norm(dim=(-2, -1)), **CLOSE)
     inner, rest = survival.left_towards_state(r, H)
     state = ops.scan_reference(r, H).state
     torch.testing.assert_close(inner, (left * state[:, None]).sum((-2, -1)), **CLOSE)
@@ -95,9 +95,12 @@ def test_what_survives_is_what_a_run_that_writes_once_leaves(decays, monkeypatch
         keys.append(torch.cat([k for _, k in reversed([*delta_rule.keys_left(*terms)])], 1))
     torch.testing.assert_close(*keys, **CLOSE)
     lives = survival.half_lives([r], per_head=True)
-    masses = survival.left_norms(r.between(0, 12))[0, 11], (r.written.norm(dim=-1) * r.by_head()[0].norm(dim=-1))[0, 11]
+    masses = (
+        survival.remaining_norms(r.between(0, 12))[0, 11],
+        (r.written.norm(dim=-1) * r.by_head()[0].norm(dim=-1))[0, 11],
+    )
     torch.testing.assert_close(*masses, **CLOSE)  # nothing has come after
-    each = [survival.left_norms(r.between(0, t + 1))[1] for t in range(70)]  # after every token
+    each = [survival.remaining_norms(r.between(0, t + 1))[1] for t in range(70)]  # after every token
     for s in (3, 20):
         for head in range(3):
             norms = [after[s, head].item() for after in each[s:]]

@@ -35,10 +35,10 @@ KINDS = ("one log-decay per head", "a log-decay per state", "mamba", "mamba expe
 @pytest.mark.parametrize("kind", KINDS)
 def test_survival_over_more_than_a_piece_is_that_of_the_runs_that_write_once(kind):
     r = slowly_decaying(kind)
-    alone = survival.left_reference(r)
+    alone = survival.remaining_reference(r)
     norms = alone.norm(dim=(3, 4))
     assert norms[:, 0].sum() > 0.05 * norms[:, -1].sum()  # something is left of the first pieces
-    torch.testing.assert_close(survival.left_norms(r), norms, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(survival.remaining_norms(r), norms, rtol=1e-9, atol=1e-12)
     shares = norms.sum(2) / norms.sum((1, 2))[:, None]
     torch.testing.assert_close(survival.shares([r]), shares, rtol=1e-9, atol=1e-12)
     state = ops.scan_reference(r).state
@@ -50,8 +50,8 @@ def test_survival_over_more_than_a_piece_is_that_of_the_runs_that_write_once(kin
 def test_survival_in_float32_over_more_than_a_piece(kind):
     """Float32 has kernels of its own on some devices."""
     r = slowly_decaying(kind)
-    norms = survival.left_reference(r).norm(dim=(3, 4))
-    torch.testing.assert_close(survival.left_norms(r.to(torch.float32)).double(), norms, rtol=1e-4, atol=1e-6)
+    norms = survival.remaining_reference(r).norm(dim=(3, 4))
+    torch.testing.assert_close(survival.remaining_norms(r.to(torch.float32)).double(), norms, rtol=1e-4, atol=1e-6)
 
 
 def row_by_definition(r: ops.Recurrence, t: int) -> Tensor:

@@ -46,7 +46,7 @@ def everything(r: Recurrence) -> dict[str, Tensor]:
     """Whatever is computed in pieces."""
     heads, width, state = r.shape[2:]
     initial = torch.linspace(-1, 1, 2 * heads * width * state, dtype=torch.float64).view(2, heads, width, state)
-    found = {"retention": ops.retention(r), "write": ops.write(r), "norms": survival.left_norms(r)}
+    found = {"retention": ops.retention(r), "write": ops.write(r), "norms": survival.remaining_norms(r)}
     found |= zip(("y", "state", "kept"), ops.scan(r, initial, retention=True))
     found["half-lives"] = survival.half_lives([r]).nan_to_num(posinf=-1.0)
     found["towards"], found["rest"] = survival.left_towards_state(r, initial)

@@ -146,7 +146,7 @@ Terms = list[tuple[Recurrence, ...]]
 
 def masses(recurrences: Sequence[Recurrence], at: int) -> Float[Tensor, "batch positions"]:
     """Compute Σ_heads ‖R_s(at)‖ for the positions s ≤ at."""
-    return torch.cat([survival.left_norms(r.between(0, at + 1)) for r in recurrences], dim=2).sum(2)
+    return torch.cat([survival.remaining_norms(r.between(0, at + 1)) for r in recurrences], dim=2).sum(2)
 
 
 def suspicion(
