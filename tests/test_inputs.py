@@ -12,7 +12,7 @@ import pytest
 
 from ssmscope.api.inputs import (
     DEFAULT_MAX_TOKENS,
-    KINDS,
+    MODEL_KINDS,
     Data,
     Examples,
     Texts,
@@ -129,8 +129,8 @@ def test_options_of_each_kind_of_input() -> None:
     ]
     assert [name for name, each in Texts().options.items() if each.repeated] == ["text", "ids", "image"]
     assert [name for name, each in Texts().options.items() if each.reads] == ["file", "image"]
-    assert [kind for kind in (*KINDS, None) if Examples().reads_lines(kind)] == ["language-model", "token-model"]
-    assert not any(each.reads_lines(kind) for each in (Texts(), Data()) for kind in KINDS)
+    assert [kind for kind in (*MODEL_KINDS, None) if Examples().reads_lines(kind)] == ["language-model", "token-model"]
+    assert not any(each.reads_lines(kind) for each in (Texts(), Data()) for kind in MODEL_KINDS)
 
 
 def test_texts_are_encoded_by_the_model() -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ssmscope.api import registry
-from ssmscope.api.inputs import KINDS, Input
+from ssmscope.api.inputs import MODEL_KINDS, Input
 from ssmscope.api.options import Option, asked, plain
 from ssmscope.api.signatures import options_of
 from ssmscope.api.store import removed_if_refused
@@ -54,7 +54,7 @@ class Analysis:
         question: the question that it answers, in the words of a user.
         several: True if it takes any number of models at once.
         pair: combines the results of two models, if it takes one or two; otherwise None.
-        models: kinds of models that it supports (`ssmscope.api.inputs.KINDS`); by default all.
+        models: kinds of models that it supports (`ssmscope.api.inputs.MODEL_KINDS`); by default all.
         dtype: dtype in which the models are loaded; None for the default of `load`.
         check: raises InputError if options contradict each other.
         loads: True if it receives loaded models, False if it receives their names.
@@ -70,7 +70,7 @@ class Analysis:
     question: str = ""
     several: bool = False
     pair: Callable[[Sequence[Any]], Any] | None = None
-    models: tuple[str, ...] = tuple(KINDS)
+    models: tuple[str, ...] = tuple(MODEL_KINDS)
     dtype: str | None = None
     check: Callable[..., None] | None = None
     loads: bool = True

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TEXT_CLASSIFIER, TOKEN_CLASSIFIER, PIXEL_CLASSIFIER = "text-classifier", "token-classifier", "pixel-classifier"
 LANGUAGE_MODEL, TOKEN_MODEL = "language-model", "token-model"
-KINDS: Mapping[str, str] = {
+MODEL_KINDS: Mapping[str, str] = {
     TEXT_CLASSIFIER: "classes of texts",
     TOKEN_CLASSIFIER: "classes of token ids, without a tokenizer",
     PIXEL_CLASSIFIER: "classes of images",

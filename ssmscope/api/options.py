@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal
 
 from ssmscope.errors import InputError, did_you_mean
 
-KINDS = (bool, int, float, str, Path, os.PathLike)
+VALUE_TYPES = (bool, int, float, str, Path, os.PathLike)
 """The types that can be typed on a command line."""
 WHOLE_NUMBER = re.compile(r"-?\d{1,18}", re.ASCII)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ssmscope.api.options import KINDS, NO_EFFECT, REPEATED, Later, Metavar, OneOf, Option, Range, Reads
+from ssmscope.api.options import NO_EFFECT, REPEATED, VALUE_TYPES, Later, Metavar, OneOf, Option, Range, Reads
 
 
 class Names(dict[str, Any]):
@@ -80,11 +80,11 @@ def _option(parameter: inspect.Parameter, hint: Any) -> Option:
                     elements += typing.get_args(each)
                 elif typing.get_origin(each) is not None:
                     objects += [list, tuple]
-                elif each in KINDS:
+                elif each in VALUE_TYPES:
                     kinds.append(each)
                 else:
                     objects.append(each)
-        elif member in KINDS:
+        elif member in VALUE_TYPES:
             singles.append(member)
             kinds.append(member)
         elif isinstance(member, type):

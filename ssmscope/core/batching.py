@@ -1,5 +1,5 @@
-"""How many tokens run at once, batches of texts by length, and refusals of work that would fill any memory or run for
-months."""
+"""Number of tokens that run at once, batches of texts by length, and refusals of work that would fill any memory or
+run for months."""
 
 from __future__ import annotations
 

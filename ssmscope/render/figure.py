@@ -47,7 +47,7 @@ MAX_NAMED = 60
 
 @dataclass(frozen=True)
 class Frame:
-    """What a user asks of a figure: axes to draw into, a title, and a width, or width and height, in inches."""
+    """Wishes of a user for a figure: axes to draw into, a title, and a width, or width and height, in inches."""
 
     ax: Axes | None = None
     title: str | None = None

@@ -14,7 +14,7 @@ import yaml
 
 from ssmscope.api import registry
 from ssmscope.api.analysis import Analysis, Call
-from ssmscope.api.inputs import KINDS
+from ssmscope.api.inputs import MODEL_KINDS
 from ssmscope.errors import InputError, did_you_mean
 
 PLAN_KEYS = ("title", "models", "analyses", "variables")
@@ -326,10 +326,10 @@ def _kinds(given: Any, where: str) -> tuple[str, ...] | None:
     if given is None:
         return None
     kinds = tuple(map(_word, given if isinstance(given, list) else [given]))
-    wrong = next((kind for kind in kinds if kind not in KINDS), None)
+    wrong = next((kind for kind in kinds if kind not in MODEL_KINDS), None)
     if wrong is not None or not kinds:
-        near = did_you_mean(wrong or "", KINDS)
-        raise InputError(f"{where}: for is {_shown(given)}; allowed are {', '.join(KINDS)}{near}")
+        near = did_you_mean(wrong or "", MODEL_KINDS)
+        raise InputError(f"{where}: for is {_shown(given)}; allowed are {', '.join(MODEL_KINDS)}{near}")
     return kinds
 
 

@@ -164,7 +164,7 @@ class Recipe:
 
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {each.name: each.metadata for each in fields(Recipe)}
-"""What is declared of each option."""
+"""Declaration of each option, by name."""
 
 
 def parameters() -> Iterator[inspect.Parameter]:
@@ -177,7 +177,7 @@ def parameters() -> Iterator[inspect.Parameter]:
         yield inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hint)
 
 
-KINDS = ("text", "pixels", "sequences", "tokens", "language", "instructions")
+DATA_KINDS = ("text", "pixels", "sequences", "tokens", "language", "instructions")
 """Kinds of data, in the order of the columns of `BY_KIND`."""
 
 BY_KIND: Mapping[str, tuple[Any, ...]] = {
@@ -247,7 +247,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 def defaults(architecture: str, kind: str, recipe: str | None, data: str = "") -> dict[str, Any]:
     """Return the defaults of all options for an architecture, a kind of data, a named recipe and the data's name. Raise
     InputError if the recipe does not exist or belongs to another architecture."""
-    found = {**PLAIN, **{name: row[KINDS.index(kind)] for name, row in BY_KIND.items()}, **DATA.get(data, {})}
+    found = {**PLAIN, **{name: row[DATA_KINDS.index(kind)] for name, row in BY_KIND.items()}, **DATA.get(data, {})}
     if architecture == "selective":
         found |= SELECTIVE
     if recipe is None:

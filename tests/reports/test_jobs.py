@@ -14,7 +14,7 @@ from planned import MINIMAL, jobs_of, planned, tiny_model
 
 from ssmscope.api import registry
 from ssmscope.api.analysis import Call
-from ssmscope.api.inputs import KINDS
+from ssmscope.api.inputs import MODEL_KINDS
 from ssmscope.errors import InputError
 from ssmscope.reports.jobs import Fingerprints, key_of, kind_of
 from ssmscope.reports.store import RECORD, Store, _results
@@ -208,7 +208,7 @@ def test_results_in_a_folder_are_files_that_say_so_in_the_order_of_their_names(t
 def test_a_model_is_of_the_kind_that_its_configuration_and_tokenizer_say(tmp_path, architecture, channels, kinds):
     config = {"architectures": [architecture] if architecture else None, "channels": channels}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert set(kinds) <= set(KINDS)
+    assert set(kinds) <= set(MODEL_KINDS)
     assert (kind_of(tmp_path), kind_of(tmp_path, tokenizer=True)) == kinds
     (tmp_path / "vocab.txt").write_text("a")
     assert kind_of(tmp_path) == kinds[1]

@@ -17,7 +17,7 @@ import ssmscope.architectures.loading.load
 from ssmscope import cli
 from ssmscope.api import registry
 from ssmscope.api.analysis import Call
-from ssmscope.api.inputs import KINDS
+from ssmscope.api.inputs import MODEL_KINDS
 from ssmscope.attacks.position.measure import PAPER
 from ssmscope.core.readable import demos
 from ssmscope.errors import InputError
@@ -286,7 +286,22 @@ WORD = st.one_of(
     st.text(max_size=12),
     st.sampled_from(
         ["title", "models", "analyses", "variables", "name", "matrix", "overrides", "together", "for", "resources"]
-        + ["cpus", "model", "m", "$x", "$$x", "-", "--help", *VERBS, "text", "seed", "data", "layers", "top", *KINDS]
+        + [
+            "cpus",
+            "model",
+            "m",
+            "$x",
+            "$$x",
+            "-",
+            "--help",
+            *VERBS,
+            "text",
+            "seed",
+            "data",
+            "layers",
+            "top",
+            *MODEL_KINDS,
+        ]
     ),
 )
 LEAF = st.one_of(
@@ -464,7 +479,7 @@ def test_every_option_that_names_data_counts_by_its_content() -> None:
 
 
 def test_restricted_verbs_name_kinds_that_exist() -> None:
-    assert all(set(verb.models) <= set(KINDS) for verb in VERBS.values())
+    assert all(set(verb.models) <= set(MODEL_KINDS) for verb in VERBS.values())
     assert any(verb.models for verb in VERBS.values())
 
 
