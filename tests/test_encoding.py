@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from refusals import refusal
 
 from ssmscope.core import encoding
 from ssmscope.core.encoding import Batch, encode_ids, encode_values, texts_or_ids
-from ssmscope.errors import InputError
-
-
-def refusal(check: Callable[..., Any], *given: Any, **options: Any) -> str | None:
-    try:
-        check(*given, **options)
-    except InputError as error:
-        return str(error)
-    return None
 
 
 def test_rows_of_ids_are_padded_on_the_right() -> None:

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refusal
 
 from ssmscope.core import batching, reading
-from ssmscope.errors import InputError
-
-
-def refusal(check: Callable[..., Any], *given: Any, **options: Any) -> str | None:
-    try:
-        check(*given, **options)
-    except InputError as error:
-        return str(error)
-    return None
 
 
 @pytest.mark.parametrize(

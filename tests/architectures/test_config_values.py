@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import pytest
+from refusals import refusal
 
 from ssmscope.architectures.loading import fields
 from ssmscope.errors import InputError
@@ -164,14 +165,6 @@ def test_fields_of_types_that_are_not_read_are_not_compared() -> None:
 def test_types_that_are_unknown(given: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=re.escape(said)):
         fields.check_fields(given, "the model")
-
-
-def refusal(check: Any, *given: Any) -> str | None:
-    try:
-        check(*given)
-    except InputError as error:
-        return str(error)
-    return None
 
 
 def test_words_that_a_library_would_look_up() -> None:

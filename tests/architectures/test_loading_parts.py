@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from refusals import refusal
 from safetensors.torch import save_file
 from transformers import MambaConfig, MambaForCausalLM
 from transformers.utils import logging
@@ -23,14 +23,6 @@ from ssmscope.architectures.loading.mamba_checkpoints import is_mamba_ssm, plan_
 from ssmscope.architectures.loading.stored import Contents, Stored, headers_of
 from ssmscope.data.language import symbol_tokenizer
 from ssmscope.errors import InputError
-
-
-def refusal(check: Callable[..., Any], *given: Any, **options: Any) -> str | None:
-    try:
-        check(*given, **options)
-    except InputError as error:
-        return str(error)
-    return None
 
 
 def saved(where: Path, **options: Any) -> MambaForCausalLM:

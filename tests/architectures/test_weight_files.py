@@ -10,23 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refusal
 from safetensors.torch import save_file
 from torch import nn
 
 from ssmscope.architectures.loading import stored
 from ssmscope.architectures.loading.stored import Contents, Plan, Stored
-from ssmscope.errors import InputError
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 ONE, TWO = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([4, 5])
-
-
-def refusal(check: Callable[..., Any], *given: Any) -> str | None:
-    try:
-        check(*given)
-    except InputError as error:
-        return str(error)
-    return None
 
 
 @pytest.mark.parametrize(
@@ -251,7 +243,7 @@ def test_no_larger_model_than_its_files_fill(allowed: dict[str, int], more: dict
 
 
 def test_absent_parts_are_not_counted() -> None:
-    """Of a linear map without a bias, one tensor is made."""
+    """A linear map without a bias makes one tensor."""
     assert (
         len(stored.outline(lambda: [nn.Linear(1, 1, bias=False) for _ in range(106)], HELD, "m", "its fields")) == 106
     )

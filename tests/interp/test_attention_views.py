@@ -131,7 +131,7 @@ def test_colours_end_at_the_percentile_of_what_can_be_attended_to():
 
 
 def test_the_colours_of_each_row_end_at_its_own_percentile():
-    """Of 400 keys at most the 99.5th percentile leaves two out; the state before the first token is counted too."""
+    """The 99.5th percentile leaves at most two of 400 keys out; the state before the first token is counted too."""
     text = make_text(400)
     values = np.tril(np.arange(1, 401)[None, :] * np.where(np.arange(400) % 2, -1.0, 1.0)[:, None])
     whole = AttentionMap("0", "", "mean", values, None, text.maps[0].readouts)

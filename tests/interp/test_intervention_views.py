@@ -31,7 +31,7 @@ def prose(result: Result) -> list[str]:
 
 
 def rows(result: Result) -> dict[str, list[str]]:
-    """Of the only table every cell with its interval, by the row's label."""
+    """Every cell of the only table with its interval, by the row's label."""
     (table,) = [block for block in result.blocks() if isinstance(block, Table)]
     return {label: [f"{cell.value} {cell.interval}".strip() for cell in cells] for (label,), cells in table.rows}
 

@@ -117,7 +117,7 @@ class TestResult:
 
 
 def sentences(abscissa: float, log_lower: float = math.nan, rows: int = 1, **gap) -> list[str]:
-    """What is said of terms made up."""
+    """Words about terms that are made up."""
     norms = dict(abscissa=abscissa, log_rho=-0.125, log_rho_printed=0.25, B_A=1.5, B_q=0.75, p=0.0)
     shares = {"W_B": 0.1, "A": 0.6, "w": 0.3}
     made = dict(length=1024, log_linear=8.75, rows=rows, row=1, delta=0.05, loss_bound=2.0, examples=6920)

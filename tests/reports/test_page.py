@@ -45,7 +45,7 @@ NASTY = (
 
 
 CHANGE = "retention, attention"
-"""What the report shows of a change of a text, by token."""
+"""Change of a text as the report shows it, by token."""
 
 
 class Page(HTMLParser):
