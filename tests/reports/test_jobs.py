@@ -174,7 +174,7 @@ def test_a_record_that_names_files_elsewhere_is_of_no_finished_job(tmp_path, nam
     ],
 )
 def test_a_job_asks_for_cores_and_gpus(tmp_path, resources, device, asked):
-    """A job asks for one core by default, and for a GPU where its model is on one; threads only where its cores are said."""
+    """One core by default, a GPU where its model is on one, and threads only where its cores are given."""
     model = {"model": str(tiny_model(tmp_path / "m")), **({"device": device} if device else {})}
     item = {"stability": {}, **({"resources": resources} if resources else {})}
     (job,) = jobs_of({"models": [model], "analyses": [item]}).every
