@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 MAX_SVG_BYTES = 300_000
 
 DOTS_PER_INCH = 150
+
+_CLIP = re.compile(rb'(?<=url\(#)p[0-9a-f]{10}(?=\))|(?<=<clipPath id=")p[0-9a-f]{10}(?=")')
 
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
@@ -24,7 +27,9 @@ def encode_figure(figure: Figure, suffix: str) -> bytes:
     # Without the salt every SVG gets other ids, and drawing a figure twice makes two different files.
     with matplotlib.rc_context({"svg.hashsalt": "ssmscope", "svg.fonttype": "path"}):
         figure.savefig(buffer, format=suffix, dpi=DOTS_PER_INCH, metadata=_UNDATED[suffix])
-    return buffer.getvalue()
+    # matplotlib names a clipping path after its unrounded corners, whose last digits differ from layout to layout.
+    numbers: dict[bytes, int] = {}
+    return _CLIP.sub(lambda at: b"p%d" % numbers.setdefault(at[0], len(numbers)), buffer.getvalue())
 
 
 def data_uri(figure: Figure, *, vector: bool = True) -> str:

@@ -88,6 +88,7 @@ def analyze(page, text: str, edited: str = "") -> None:
     page.locator("#ssmscope-text").fill(text)
     page.locator("#ssmscope-edited").fill(edited)
     page.locator("#ssmscope-analyze").click()
+    page.locator("body:not(.working)").wait_for()  # Both models have answered: what is clicked now stays.
 
 
 def tokens(page, number: int, side: str = "given"):

@@ -3,13 +3,13 @@
   const at = (id) => document.getElementById(`ssmscope-${id}`);
   const numbers = [...document.querySelectorAll("[data-number]")].map((one) => +one.dataset.number);
   let asked = null; // the texts that are shown, not those that are being typed
-  let turns = 0;
+  let turns = 0, pending = 0;
   const latest = {}; // the last call of each part of the page: earlier answers come too late
 
   async function call(name, part, given) {
     const turn = latest[part] = ++turns;
     let found;
-    document.body.classList.add("working");
+    document.body.classList.toggle("working", ++pending > 0);
     try {
       const answer = await fetch(name, {method: "POST", headers: {"Content-Type": "application/json"},
         body: JSON.stringify(given)});
@@ -17,8 +17,8 @@
     } catch {
       found = "the server does not answer";
     }
+    document.body.classList.toggle("working", --pending > 0);
     if (latest[part] !== turn) return null;
-    if (turn === turns) document.body.classList.remove("working");
     if (typeof found !== "string") return found;
     const line = document.createElement("p");
     line.className = "refusal";
