@@ -276,6 +276,35 @@ def table(arguments: argparse.Namespace) -> None:
                 print(f"| {arm} − mamba2 | {len(found)} | " + " | ".join(cells) + " |")
 
 
+def docs_table() -> list[str]:
+    """Return the lines of the documentation's table: per data set Mamba-2, Mamba-2 trained as long as a warm Baleen,
+    the chosen Baleen-E, and its difference, seed by seed, from the Mamba-2 trained as long."""
+    methods = ("lrp", "ig", "survival", "self-write")
+    lines = [
+        f"| | | accuracy | heads that select | {' | '.join(f'`{m}`' for m in methods)} |",
+        "|---|---|---|---|" + "---|" * len(methods),
+    ]
+    for data in (data for data in RECIPES if not data.startswith("planted")):
+        arms = {arm: {r["seed"]: r for r in results() if (r["data"], r["arm"]) == (data, arm)} for arm in ARMS}
+        best = chosen([r for found in arms.values() for r in found.values()], "baleen-e")
+        assert best is not None
+        plain = "mamba2 warm" if best.endswith("warm") else "mamba2"
+        for at, arm in enumerate(dict.fromkeys(("mamba2", plain, best))):
+            found = list(arms[arm].values())
+            variations = [v for r in found for layer in r["selectivity"] for v in layer["variation"]]
+            cells = [data if at == 0 else "", arm, running.told([r["test"] for r in found])]
+            cells.append(f"{sum(v >= MIN_VARIATION for v in variations) / len(variations):.2f}")
+            cells += [running.told([100 * r["delta"][m] for r in found], 1) for m in methods]
+            lines.append(f"| {' | '.join(cells)} |")
+        pairs = [(r, arms[plain][seed]) for seed, r in arms[best].items()]
+        cells = ["", "difference", running.told([one["test"] - other["test"] for one, other in pairs]), ""]
+        cells += [
+            running.told([100 * (one["delta"][m] - other["delta"][m]) for one, other in pairs], 1) for m in methods
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def main() -> None:
     found = running.verbs(__doc__, train, measure, choose, table)
     found["train"].add_argument("data", nargs="+", choices=list(RECIPES))
