@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from ssmscope.api.analysis import analysis
@@ -61,6 +61,7 @@ def explain(
     from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.model import as_batch
     from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
+    from ssmscope.interp.gates import note_on_gates
     from ssmscope.interp.methods import bind_methods
     from ssmscope.interp.objective import Meter, last_logits, objective
 
@@ -90,4 +91,5 @@ def explain(
     ]
     options = call_options(methods=list(named), target=list(explained.names), option=option or {})
     provenance = record_provenance(model.source, options=options, seed=seed)
-    return Explanation(provenance=provenance, texts=tuple(rows), methods=tuple(named), top=top)
+    notes = note_on_gates(model, batch, [] if isinstance(methods, Mapping) else list(named))
+    return Explanation(provenance=provenance, texts=tuple(rows), methods=tuple(named), top=top, notes=tuple(notes))

@@ -131,6 +131,7 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
     methods: tuple[str, ...]
     top: int
     """Number of tokens that the views name."""
+    notes: tuple[str, ...] = ()
 
     @property
     def of_images(self) -> bool:
@@ -219,6 +220,7 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         yield Picture(self.figure, self.headline, vector=False, folded=not self.of_images)
         yield replace(table(("text", "method"), list(strongest(self)), most=MAX_COMPARED_ROWS), brief=TABLE_ROWS)
         yield from (Prose(line, "note") for line in baselines(self))
+        yield from (Prose(f"{note[0].upper()}{note[1:]}.", "note") for note in self.notes)
 
 
 # ---- views: tokens in the colours of every method, the strongest words, and notes

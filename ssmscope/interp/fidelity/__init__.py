@@ -116,6 +116,7 @@ def fidelity_auc(
         tied_share,
     )
     from ssmscope.interp.fidelity.measures import KNOCKOUT, layer_measure
+    from ssmscope.interp.gates import TEXTS_JUDGED, note_on_gates
     from ssmscope.interp.knockout.measure import roads_of
     from ssmscope.interp.labelled import check_classifier, read_texts, token_scores
     from ssmscope.interp.methods import bind_methods
@@ -182,6 +183,8 @@ def fidelity_auc(
     if mode == "replace" and not isinstance(methods, Mapping):
         goal = objective(model, model.encode(data.texts[batches[0][0]]))
         notes |= dict.fromkeys(circular_notes(goal, list(ready), option or {}, fill))
+    judged = model.encode([data.texts[row] for row in used[:TEXTS_JUDGED]])
+    notes |= dict.fromkeys(note_on_gates(model, judged, [] if isinstance(methods, Mapping) else list(ready)))
     of_data: Any = {"total": len(data), "used": np.array(used), "long": long, "share": share}
     return summarise(
         provenance, tuple(ready), found, grid, **of_data, knocked=tuple(where), notes=list(notes), seed=seed

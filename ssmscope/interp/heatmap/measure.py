@@ -20,6 +20,7 @@ from ssmscope.core.model import Model, TextsLike, as_batch
 from ssmscope.core.trace import LayerTrace, Trace, check_recurrent_state
 from ssmscope.errors import InputError
 from ssmscope.interp.attention.measure import absolute_map, normalise_rows
+from ssmscope.interp.gates import MIN_SELECTING_SHARE, GateVariation
 from ssmscope.interp.heatmap.result import Head, ScoredText, SelectionHeatmap
 from ssmscope.interp.heatmap.words import (
     Kind,
@@ -46,7 +47,8 @@ TEXTS_AT_ONCE = 32
 class LayerScores:
     """Measurements of every layer as the model runs: survival and half-lives (layers, batch, length), NaN for layers
     that were not visited; by_head, (batch, length, heads) per layer; selectivity, (batch, heads) per layer, the
-    coefficient of variation over the text of what is overwritten; reach, the positions that contribute to a write."""
+    coefficient of variation over the text of what is overwritten; gates, with survival; reach, the positions that
+    contribute to a write."""
 
     def __init__(
         self,
@@ -64,6 +66,7 @@ class LayerScores:
         self.half_lives = np.full(shape, np.nan) if half_lives else None
         self.by_head: dict[int, np.ndarray] = {}
         self.selectivity: dict[int, np.ndarray] = {}
+        self.gates = GateVariation(mask)
         self.reach = 1
 
     def visit(self, index: int, rows: Sequence[int], layer: LayerTrace) -> None:
@@ -72,6 +75,7 @@ class LayerScores:
         self.reach = max(self.reach, layer.reach)
         if self.survival is not None:
             self.survival[index][chosen] = _numpy(layer.survival(self.at))
+            self.gates.visit(index, rows, layer)
         if self.half_lives is not None:
             self.half_lives[index][chosen] = _numpy(layer.half_lives())
         if self.heads:
@@ -276,6 +280,7 @@ def scored(model: Model | None, texts: TextsLike, options: Mapping[str, Any]) ->
         shared=options["scale"] == "shared" or (options["scale"] is None and trace.pixels is None),
         heads=tuple(replace(head, layer=trace.layer_numbers[head.layer]) for head in shown),
         attends=model is not None and bool(attention_modules(model.module)),
+        selects=(share := found.gates.share()) is None or share >= MIN_SELECTING_SHARE,
     )
 
 

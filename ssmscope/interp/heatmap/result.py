@@ -133,6 +133,8 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
     """Heads that are shown, the most selective first."""
     attends: bool = False
     """True if the model also has layers of attention, which keep no state."""
+    selects: bool = True
+    """False for survival in a model whose gates hardly vary over these tokens, see `ssmscope.interp.gates`."""
 
     @property
     def of_images(self) -> bool:

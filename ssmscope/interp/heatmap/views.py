@@ -161,6 +161,11 @@ def notes(result: SelectionHeatmap) -> list[str]:
         of_image = f"“{IMAGE_REMARK.capitalize()}”: a map varies over the image {by}, and its colours exaggerate that."
         of_text = f"A flat row varies over the tokens {by}: that is noise, and is not coloured."
         found.append(of_image if result.of_images else of_text)
+    if not result.selects:
+        found.append(
+            f"The gates hardly select: they vary over these tokens by a tenth or more in fewer than half of the heads. "
+            f"What survives says where a {'pixel' if result.of_images else 'token'} stands rather than what it is."
+        )
     if result.reach > 1 and not result.of_images:
         found.append(
             f"The first {result.reach - 1} tokens, in italics or underlined in orange: the convolution's window "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.api.analysis import analysis
@@ -73,6 +73,7 @@ def plausibility(
     from ssmscope.api.results import call_options, record_provenance
     from ssmscope.api.sharding.parts import over
     from ssmscope.core.batching import by_length, tokens_at_once
+    from ssmscope.interp.gates import TEXTS_JUDGED, note_on_gates
     from ssmscope.interp.labelled import check_classifier, read_texts, token_scores
     from ssmscope.interp.methods import bind_methods
     from ssmscope.interp.objective import objective
@@ -107,4 +108,6 @@ def plausibility(
         for name, scores in zip(ready, part["scores"], strict=True):
             for row, own in zip(rows, np.split(scores, ends), strict=True):
                 found[name][row] = own
-    return replace(plausibility_of(found, masks, top=size, seed=seed), provenance=provenance)
+    judged = model.encode([data.texts[row] for row in marked[:TEXTS_JUDGED]])
+    notes = note_on_gates(model, judged, [] if isinstance(methods, Mapping) else list(ready))
+    return replace(plausibility_of(found, masks, top=size, seed=seed), provenance=provenance, notes=tuple(notes))

@@ -34,6 +34,7 @@ class Plausibility(Result, kind="plausibility"):
     """Number of tokens, or share of them, in a rationale."""
     left_out: int
     """Number of texts without a rationale."""
+    notes: tuple[str, ...] = ()
 
     @property
     def headline(self) -> str:
@@ -77,3 +78,4 @@ class Plausibility(Result, kind="plausibility"):
         )
         if self.left_out:
             yield Prose(f"Note: {self.left_out:,} texts have no rationale and are left out.")
+        yield from (Prose(f"Note: {note}.") for note in self.notes)
