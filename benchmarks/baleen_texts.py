@@ -3,6 +3,7 @@
     python benchmarks/baleen_texts.py train sst2 rotten_tomatoes snli imdb --out runs/texts --gpus 1 --cores 14
     python benchmarks/baleen_texts.py choose
     python benchmarks/baleen_texts.py table
+    python benchmarks/baleen_texts.py position --out runs/texts --cores 2
 
 Every model is one `analyze train` command, two layers of width 48, the same for all arms of a data set but for the
 architecture, β and the form of the KL, from scratch or, in the warm arms, from Mamba-2's weights of the same seed.
@@ -13,6 +14,9 @@ finished is a line of benchmarks/results/baleen-texts.jsonl and is not run again
 arm of the data set, and in every seed gates that select. A layer selects if the coefficient of variation of Δ over
 tokens is 0.1 or more in at least half of its heads; of layer 0 the median over heads must reach 0.3 besides. Among the
 arms that meet it and have β > 0, the most accurate is chosen.
+
+`position` measures, of the chosen Baleen-E and of Mamba-2 trained as long, the accuracy with a region of each text
+replaced by noise: one `analyze position` command a model, whose numbers are a line of baleen-texts-position.jsonl.
 
 `table` gives ΔA (least minus most relevant first; larger is more faithful) × 100, means over seeds and 95 % t
 intervals, and of each Baleen the difference from Mamba-2, seed by seed.
@@ -33,6 +37,7 @@ from typing import Any
 import running
 
 RESULTS = Path(__file__).parent / "results" / "baleen-texts.jsonl"
+POSITIONS = RESULTS.with_name("baleen-texts-position.jsonl")
 SEEDS = (0, 1, 2)
 SIZES = "--layers 2 --width 48 --vocabulary 5000 --subword-dropout 0.1"
 RECIPES = {
@@ -42,8 +47,11 @@ RECIPES = {
     "imdb": "--data imdb --share 0.4 --max-length 400 --epochs 6 --batch-size 64",
     **{f"planted-{task}": f"--data planted-{task}" for task in ("words", "recall", "xor", "position")},
 }
+TEXTS = tuple(data for data in RECIPES if not data.startswith("planted"))
 LIMITS = {"imdb": 100}
 """Texts on which fidelity is measured, 300 elsewhere."""
+POSITION_TEXTS = {"imdb": 200}
+"""Texts in which regions are replaced, 500 elsewhere."""
 BETAS = {"true": ("0.001", "0.005", "0.02", "0.1"), "printed": ("0.001", "0.005", "0.02", "0.1")}
 """Grid of β of Baleen-E by the form of its KL."""
 WARM = ("0.001", "0.005", "0.02")
@@ -176,6 +184,33 @@ def accuracies(out: Path) -> dict[str, Any]:
     }
 
 
+def position(arguments: argparse.Namespace) -> None:
+    """Measure what replaced regions cost the chosen Baleen-E and Mamba-2 trained as long, which must be in --out."""
+    known = {(r["data"], r["arm"], r["seed"]) for r in running.read(POSITIONS)}
+    keys = [(data, arm, seed) for data in TEXTS for arm in compared(data) for seed in SEEDS]
+    running.run([_position(key, arguments.out, known) for key in keys], [""] * arguments.cores, arguments.minutes)
+
+
+def _position(key: Key, root: Path, known: set[Key]) -> running.Job:
+    data, arm, seed = key
+    model = root / name(*key)
+    line = f"position {model} --data {data} --limit {POSITION_TEXTS.get(data, 500)}"
+
+    def ended(seconds: float) -> None:
+        found = json.loads((model / "position" / "position.json").read_text())
+        drops = {each["region"]: each["drop"]["value"] for each in found["regions"]}
+        record = {"data": data, "arm": arm, "seed": seed, "command": f"analyze {line}", "seconds": round(seconds)}
+        running.add(POSITIONS, {**record, "clean": found["clean"]["value"], "drops": drops})
+
+    return running.Job(
+        f"{model.name} position",
+        [["-m", "ssmscope", *shlex.split(line), "--out", str(model / "position")]],
+        root / f"{model.name}.position.log",
+        partial(known.__contains__, key),
+        ended=ended,
+    )
+
+
 def measure(arguments: argparse.Namespace) -> None:
     """Write ΔA of each method, read from the measurement of a trained model."""
     from ssmscope.interp.fidelity.result import Fidelity
@@ -276,6 +311,13 @@ def table(arguments: argparse.Namespace) -> None:
                 print(f"| {arm} − mamba2 | {len(found)} | " + " | ".join(cells) + " |")
 
 
+def compared(data: str) -> tuple[str, str]:
+    """Return the arms of Mamba-2 trained as long as the chosen Baleen-E, and of that."""
+    best = chosen([r for r in results() if r["data"] == data], "baleen-e")
+    assert best is not None
+    return "mamba2 warm" if best.endswith("warm") else "mamba2", best
+
+
 def docs_table() -> list[str]:
     """Return the lines of the documentation's table: per data set Mamba-2, Mamba-2 trained as long as a warm Baleen,
     the chosen Baleen-E, and its difference, seed by seed, from the Mamba-2 trained as long."""
@@ -284,29 +326,46 @@ def docs_table() -> list[str]:
         f"| | | accuracy | heads that select | {' | '.join(f'`{m}`' for m in methods)} |",
         "|---|---|---|---|" + "---|" * len(methods),
     ]
-    for data in (data for data in RECIPES if not data.startswith("planted")):
+    for data in TEXTS:
         arms = {arm: {r["seed"]: r for r in results() if (r["data"], r["arm"]) == (data, arm)} for arm in ARMS}
-        best = chosen([r for found in arms.values() for r in found.values()], "baleen-e")
-        assert best is not None
-        plain = "mamba2 warm" if best.endswith("warm") else "mamba2"
-        for at, arm in enumerate(dict.fromkeys(("mamba2", plain, best))):
+        for at, arm in enumerate(dict.fromkeys(("mamba2", *compared(data)))):
             found = list(arms[arm].values())
             variations = [v for r in found for layer in r["selectivity"] for v in layer["variation"]]
-            cells = [data if at == 0 else "", arm, running.told([r["test"] for r in found])]
-            cells.append(f"{sum(v >= MIN_VARIATION for v in variations) / len(variations):.2f}")
-            cells += [running.told([100 * r["delta"][m] for r in found], 1) for m in methods]
-            lines.append(f"| {' | '.join(cells)} |")
-        pairs = [(r, arms[plain][seed]) for seed, r in arms[best].items()]
-        cells = ["", "difference", running.told([one["test"] - other["test"] for one, other in pairs]), ""]
-        cells += [
-            running.told([100 * (one["delta"][m] - other["delta"][m]) for one, other in pairs], 1) for m in methods
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+            share = f"{sum(v >= MIN_VARIATION for v in variations) / len(variations):.2f}"
+            columns = [[r["test"] for r in found], *([100 * r["delta"][m] for r in found] for m in methods)]
+            lines.append(_row(data if at == 0 else "", arm, columns, share))
+        pairs = [(arms[compared(data)[1]][seed], arms[compared(data)[0]][seed]) for seed in SEEDS]
+        columns = [[one["test"] - other["test"] for one, other in pairs]]
+        columns += [[100 * (one["delta"][m] - other["delta"][m]) for one, other in pairs] for m in methods]
+        lines.append(_row("", "difference", columns, ""))
     return lines
 
 
+def position_table() -> list[str]:
+    """Return the lines of the documentation's table of replaced regions, with differences as `docs_table` has them."""
+    measured = {(r["data"], r["arm"], r["seed"]): r for r in running.read(POSITIONS)}
+    regions = list(next(iter(measured.values()))["drops"])
+    lines = [f"| | | clean | {' | '.join(regions)} |", "|---|---|---|" + "---|" * len(regions)]
+    for data in TEXTS:
+        of_arm = {arm: [measured[data, arm, seed] for seed in SEEDS] for arm in compared(data)}
+        for at, (arm, found) in enumerate(of_arm.items()):
+            columns = [[r["clean"] for r in found], *([100 * r["drops"][one] for r in found] for one in regions)]
+            lines.append(_row(data if at == 0 else "", arm, columns))
+        pairs = list(zip(*reversed(of_arm.values()), strict=True))
+        columns = [[one["clean"] - other["clean"] for one, other in pairs]]
+        columns += [[100 * (one["drops"][r] - other["drops"][r]) for one, other in pairs] for r in regions]
+        lines.append(_row("", "difference", columns))
+    return lines
+
+
+def _row(data: str, arm: str, columns: Sequence[Sequence[float]], *after_first: str) -> str:
+    """Return a line of a table: mean ± interval over seeds of each column, the first an accuracy, others × 100."""
+    first, *others = (running.told(values, 1 if at else 3) for at, values in enumerate(columns))
+    return f"| {' | '.join([data, arm, first, *after_first, *others])} |"
+
+
 def main() -> None:
-    found = running.verbs(__doc__, train, measure, choose, table)
+    found = running.verbs(__doc__, train, measure, choose, table, position)
     found["train"].add_argument("data", nargs="+", choices=list(RECIPES))
     found["train"].add_argument(
         "--arms", nargs="+", default=["*"], help="patterns of the arms' names, such as 'baleen-e*'"
@@ -315,6 +374,9 @@ def main() -> None:
     found["train"].add_argument("--cores", type=int, default=1, help="runs at a time, one core each")
     found["train"].add_argument("--gpus", type=int, default=0, help="run on them, --cores at a time on each")
     found["train"].add_argument("--no-fidelity", action="store_true", help="train and measure selectivity only")
+    found["position"].add_argument("--out", type=Path, required=True)
+    found["position"].add_argument("--minutes", type=float, default=6000.0, help="then what runs is cut short")
+    found["position"].add_argument("--cores", type=int, default=1, help="runs at a time, one core each")
     found["table"].add_argument("--all", action="store_true", help="every β, not only the chosen")
     running.start(found)
 

@@ -42,7 +42,7 @@ from ssmscope.interp.objective import Objective, objective
 TOLERANCE = 0.01
 NOISE = 1e-12
 """As a share of f, what its rounding may be."""
-DATA = ("sst2", "rotten-tomatoes", "imdb", "snli")
+DATA = ("sst2", "imdb", "snli")
 
 # QUADPACK's qk15: the positive nodes and the middle, their Kronrod weights, and the Gauss weights of every second one
 NODES = (

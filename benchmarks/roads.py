@@ -24,7 +24,7 @@ from ssmscope.data.babi import questions
 from ssmscope.data.language import load_documents
 
 STORIES = "demo/babi-mamba2", "demo/babi-diff-mamba", "demo/babi-hybrid"
-BOOKS = "demo/books-mamba2", "demo/books-baleen-e", "demo/books-hybrid"
+BOOKS = "demo/books-mamba2", "demo/books-hybrid"
 CONTEXT = 64
 
 Asked = tuple[list[int], int, Mapping[str, int]]

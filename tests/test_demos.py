@@ -23,20 +23,20 @@ from ssmscope.data.instructions import TASKS, instruction_data, label_tokens, te
 from ssmscope.data.language import bits_per_character, document_data, load_documents
 from ssmscope.data.prompts import TASK_PROMPTS
 
-NAMES = ["demo/sst2-baleen-b", "demo/sst2-baleen-e", "demo/sst2-mamba", "demo/sst2-mamba2"]
+NAMES = [f"demo/sst2-{name}" for name in "baleen-b baleen-e gfssm groupmamba mamba mamba2 selective".split()]
 
-LEAST = {"imdb": 0.87, "rotten_tomatoes": 0.75, "snli": 0.5}
+LEAST = {"imdb": 0.87, "snli": 0.5}
 """The accuracy of the models of other texts; a third of SNLI's pairs are of each class."""
 
 OTHERS = [
-    (f"demo/{data.replace('_', '-')}-{name}", data) for data in LEAST for name in ("baleen-b", "baleen-e", "mamba2")
+    (f"demo/{data}-{name}", data) for data in LEAST for name in ("baleen-b", "baleen-e", "mamba2")
 ]
 
 PIXELS = [f"demo/cifar10-{name}" for name in ("baleen-b", "baleen-e", "gla", "mamba", "mamba2", "rwkv")]
 
 INSTRUCT = ["demo/instruct-baleen-b", "demo/instruct-baleen-e", "demo/instruct-mamba2"]
 
-BOOKS = ["demo/books-baleen-e", "demo/books-hybrid", "demo/books-mamba2"]
+BOOKS = ["demo/books-hybrid", "demo/books-mamba2"]
 
 BABI = ["demo/babi-diff-mamba", "demo/babi-hybrid", "demo/babi-mamba2"]
 
@@ -66,7 +66,7 @@ def test_what_is_shipped():
         most = 4_400_000 if name in BOOKS else 1_800_000
         assert sum(file.stat().st_size for file in demos()[name].iterdir()) < most
     everything = sum(f.stat().st_size for path in demos().values() for f in Path(path).rglob("*") if f.is_file())
-    assert everything < 30_000_000
+    assert everything < 25_000_000
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -101,7 +101,7 @@ def test_the_other_text_classifiers_are_those_of_their_cards(name, data, real_da
     record = card(name)
     expected = record["test"]["accuracy"]
     assert expected > LEAST[data] and record["test"]["examples"] == len(load_text(data, "test"))
-    kind = name.removeprefix(f"demo/{data.replace('_', '-')}-")
+    kind = name.removeprefix(f"demo/{data}-")
     assert f"analyze train {kind} --data {data}" in record["command"] and name in record["command"]
     assert record["command"] in (demos()[name] / "README.md").read_text()
     examples = load_text(data, "test").sample(60, seed=1)
@@ -184,10 +184,11 @@ def test_the_models_that_answer_prompts_are_as_good_as_asked(name):
         for task, group in groups.items():
             assert list(group["groups"]) == [str(at + 1) for at in template_numbers(task, unseen=part == "unseen")]
     measured, other = record["test"]["groups"], compared["test"]["groups"]
-    assert measured["sst2"]["accuracy"] > 0.78 and measured["snli"]["accuracy"] > 0.53
+    assert measured["sst2"]["accuracy"] > 0.77 and measured["snli"]["accuracy"] > 0.53
     assert all(measured[task]["accuracy"] > other[task]["accuracy"] - 0.03 for task in ("sst2", "snli"))
     assert len({card(one)["recipe"]["epochs"] for one in INSTRUCT}) == 1
-    assert len({tuple(card(one)["commands_before"]) for one in INSTRUCT}) == 1
+    first, *_ = compared["commands_before"]
+    assert record["commands_before"][0] == first and "--data instruct" in first
     text = (demos()[name] / "README.md").read_text()
     for command in (record["command"], *record["commands_before"]):
         assert command.startswith("analyze train ") and f"\n{command}\n" in text
@@ -216,7 +217,7 @@ def test_prompts_are_answered_with_label_words(name, task, real_data):
 
 
 def test_the_fingerprint_is_the_same_under_every_version_of_transformers():
-    assert ssmscope.load("demo/sst2-baleen-e").fingerprint == "2640fd09ab7748e0"
+    assert ssmscope.load("demo/sst2-baleen-e").fingerprint == "264ecca8adb67f4f"
     assert len({ssmscope.load(name).fingerprint for name in NAMES}) == len(NAMES)
 
 

@@ -98,3 +98,5 @@ def test_what_reads_the_gates_says_so(demo, hardly):
         assert not measure(model, data, methods=["gradxinput"]).notes
     assert (said in str(ssmscope.explain(model, TEXTS)).lower()) is hardly
     assert said not in str(ssmscope.explain(model, TEXTS, methods=["lrp"])).lower()
+    found = ssmscope.selection_heatmap(model, data, score="retention")
+    assert any("gates hardly select" in note and "so retention says" in note for note in found.notes) is hardly

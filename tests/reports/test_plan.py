@@ -508,7 +508,7 @@ def test_the_plan_of_baleen_runs_the_papers_rows() -> None:
         else:
             assert set(call.options["attacks"]) == {"checklist", "deepwordbug", "stresstest", "textbugger"}
             assert call.options["as_promptbench"]
-    texts = {"sst2": "sst2", "rotten-tomatoes": "rotten_tomatoes", "imdb": "imdb", "snli": "snli"}
+    texts = {"sst2": "sst2", "imdb": "imdb", "snli": "snli"}
     of = ("rwkv", "gla", "mamba", "mamba2", "baleen-b", "baleen-e")
     assert rows == {
         "fidelity": {(f"demo/{name}-baleen-{kind}", data) for name, data in texts.items() for kind in "be"},

@@ -21,6 +21,7 @@ from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerTrace
 from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
+from ssmscope.interp.gates import TEXTS_JUDGED, note_on_gates
 from ssmscope.interp.heatmap.measure import Score, layers_record, scored, scored_batch
 from ssmscope.interp.heatmap.result import MEASURES, DataHeatmap, KeptGroup, KeptLayer, KeptWord
 from ssmscope.interp.heatmap.words import (
@@ -67,6 +68,8 @@ def scored_data(
     provenance = record_provenance(model.source, options=recorded, seed=seed, data=data)
     found, words, lives, timed = measure(model, data, score, places, seed=seed, provenance=provenance)
     summary = summarise(model, data, found, words, lives, places, numbers, punctuation=punctuation, seed=seed)
+    judged = model.encode([data.texts[row] for row in found["rows"][:TEXTS_JUDGED]])
+    summary["notes"] += tuple(f"{note[0].upper()}{note[1:]}." for note in note_on_gates(model, judged, [score]))
     picked = extremes(found)
     shown = [data.texts[found["rows"][at]] for at, _ in picked]
     return DataHeatmap(
