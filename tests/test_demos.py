@@ -28,9 +28,7 @@ NAMES = [f"demo/sst2-{name}" for name in "baleen-b baleen-e gfssm groupmamba mam
 LEAST = {"imdb": 0.87, "snli": 0.5}
 """The accuracy of the models of other texts; a third of SNLI's pairs are of each class."""
 
-OTHERS = [
-    (f"demo/{data}-{name}", data) for data in LEAST for name in ("baleen-b", "baleen-e", "mamba2")
-]
+OTHERS = [(f"demo/{data}-{name}", data) for data in LEAST for name in ("baleen-b", "baleen-e", "mamba2")]
 
 PIXELS = [f"demo/cifar10-{name}" for name in ("baleen-b", "baleen-e", "gla", "mamba", "mamba2", "rwkv")]
 
