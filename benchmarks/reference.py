@@ -43,7 +43,9 @@ MAD = {
     **{name: name for name in COMPARED},
     **ABLATED,
     **{f"gfssm-q{q}-k{k}": f"gfssm --state-groups {q} --fir-taps {k}" for q in (1, 2) for k in (1, 4)},
+    "gfssm-q2-k4-without-sink": "gfssm --state-groups 2 --fir-taps 4 --no-prompt",
     **{f"groupmamba-k{k}": f"groupmamba --k {k}" for k in (2, 4)},
+    **{f"groupmamba-k{k}-averaged": f"groupmamba --k {k} --no-cross-attention" for k in (2, 4)},
 }
 TASKS = ("fuzzy-recall", "compression", "associative-recall", "noisy-recall", "selective-copying", "memorization")
 """MAD's; what is ablated is trained on the first two."""

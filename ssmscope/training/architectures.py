@@ -167,10 +167,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         f"{OURS}.diff_mamba:DiffMambaConfig,DiffMamba1Config", ("diff-mamba", "diff-mamba1"), DIFFERENTIAL
     ),
     "groupmamba": _mamba_based(
-        f"{OURS}.groupmamba:GroupMamba2Config,GroupMambaConfig", ("groupmamba", "groupmamba-mamba2"), ("k",)
+        f"{OURS}.groupmamba:GroupMamba2Config,GroupMambaConfig",
+        ("groupmamba", "groupmamba-mamba2"),
+        ("k", "cross_attention"),
     ),
     "gfssm": _mamba_based(
-        f"{OURS}.gfssm:GFSSMConfig,GFSSMMambaConfig", ("gfssm", "gfssm-mamba"), ("state_groups", "fir_taps")
+        f"{OURS}.gfssm:GFSSMConfig,GFSSMMambaConfig", ("gfssm", "gfssm-mamba"), ("state_groups", "fir_taps", "prompt")
     ),
     "gla": _linear_attention("linear_attention", "GLAConfig", "ssm-gla"),
     "retnet": _linear_attention("linear_attention", "RetNetConfig", "ssm-retnet"),

@@ -112,8 +112,10 @@ class Recipe:
     )
     tied: Flag = option("tie a language model's head to its embeddings (True for instruct).", kinds=SPEAKING)
     k: Whole = option("GroupMamba: number of modules whose states a module attends to (2).", COUNT, 1000)
+    cross_attention: Flag = option("GroupMamba: weigh the states of a group by attention, else average them (True).")
     state_groups: Whole = option("Q of GFSSM, the number of states that take turns (2).", COUNT, 2**10)
     fir_taps: Whole = option("number of taps of GFSSM's filter (4).", COUNT, 2**10)
+    prompt: Flag = option("GFSSM: learn the states before the first token, the attention sink (True).")
     spectral_abscissa: Number = option("s_A of the selective SSM at the start (0).")
     vocabulary: Whole = option(
         "number of tokens of the byte-pair tokenizer, trained on the training texts or prompts (4000; for books "

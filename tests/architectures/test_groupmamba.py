@@ -71,8 +71,8 @@ def attend_by_hand(W, own, window, *, scaled=True, query_from_last=True, with_va
         for channel in range(channels):
             h = [state[row, channel] for state in window]
             q_of = own[row, channel] if query_from_last else h[0]
-            if len(h) == 1:
-                alpha = torch.ones(1, dtype=own.dtype)
+            if len(h) == 1 or W.W_Q is None:
+                alpha = torch.full((len(h),), 1 / len(h), dtype=own.dtype)
             else:
                 scores = [(W.W_Q @ q_of) @ (W.W_K @ one) for one in h]
                 alpha = torch.softmax(torch.stack(scores) / (N**0.5 if scaled else 1), 0)
@@ -134,6 +134,24 @@ def test_the_model_is_its_definition(base, k, monkeypatch):
         for at_once in (1, 2 * 32 * 3 * 4):  # one position at a time; four
             monkeypatch.setattr(groupmamba, "MAX_CPU_STATE_NUMBERS", at_once)
             assert relative(model.backbone(ids).last_hidden_state, expected) < 1e-11
+
+
+@BASES
+@pytest.mark.parametrize("k", [2, 3])
+def test_without_attention_the_states_of_a_group_are_averaged(base, k, tmp_path):
+    model, ids = double_model(base, k=k, cross_attention=False)
+    assert not [name for name, _ in model.named_parameters() if name.endswith(("W_Q", "W_K"))]
+    with torch.no_grad(), TrueFloat64():
+        expected = by_hand(model, ids, k, PLAIN[base][0])
+        assert relative(model.backbone(ids).last_hidden_state, expected) < 1e-11
+        trace = Model(model).trace(ids=ids.tolist())
+        for number, (mixer, linearized) in enumerate(zip(mixers(model), trace.linearized, strict=True)):
+            found = linearized.matvec(linearized.u) + linearized.bias
+            assert relative(found, groupmamba.output(mixer, trace.layers[number])) < 1e-9
+            for path in linearized.paths[: min(k, number + 1) if number else 0]:
+                torch.testing.assert_close(path.weight, torch.full_like(path.weight, 1 / min(k, number + 1)))
+    model.config.save_pretrained(tmp_path)
+    assert type(model.config).from_pretrained(tmp_path).cross_attention is False
 
 
 @pytest.mark.parametrize(("mistake", "base"), in_turns(WRONG, GROUPED))

@@ -40,8 +40,18 @@ def settled(architecture: str, data: str, **given) -> dict:
             "diff-mamba",
             {"scope": "s6", "normalize": False, "lambda_form": "scalar"},
         ),
-        ("groupmamba", [*SMALL, "--k", "2"], "groupmamba-mamba2", {"k": 2}),
-        ("gfssm", [*SMALL, "--layers", "1", "--state-groups", "2", "--fir-taps", "3"], "gfssm", {"fir_taps": 3}),
+        (
+            "groupmamba",
+            [*SMALL, "--k", "2", "--no-cross-attention"],
+            "groupmamba-mamba2",
+            {"k": 2, "cross_attention": False},
+        ),
+        (
+            "gfssm",
+            [*SMALL, "--layers", "1", "--state-groups", "2", "--fir-taps", "3", "--no-prompt"],
+            "gfssm",
+            {"fir_taps": 3, "prompt": False},
+        ),
         ("selective", ["--width", "8", "--state", "4"], "selective-ssm", {"state_size": 4}),
     ],
 )

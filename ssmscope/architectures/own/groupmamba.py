@@ -84,11 +84,13 @@ def _attend_chunk(recurrences: tuple[Recurrence, ...], initial: tuple[Tensor, ..
 def attend(mixer: Any, layer: GroupTrace) -> Attended:
     """Return a layer's attention to its own and the borrowed states (GroupMamba, Eq. 7), differentiable. States are
     computed in chunks of time, and again for the backward pass: those of a long text are never all in memory."""
-    W_Q, W_K = (at_least_float32(W) for W in (mixer.attention.W_Q, mixer.attention.W_K))
-    metric = einsum(W_Q, W_K, "i m, i n -> m n") / W_Q.shape[0] ** 0.5  # qᵀ W_K h / √N = h^lᵀ metric h
     recurrences = (layer.recurrence, *layer.borrowed)
     batch, length, heads, width, state = layer.recurrence.shape
     zero = layer.recurrence.x.new_zeros(batch, heads, width, state)
+    metric = zero.new_zeros(state, state)  # equal scores for all of the states
+    if mixer.attention.W_Q is not None:
+        W_Q, W_K = (at_least_float32(W) for W in (mixer.attention.W_Q, mixer.attention.W_K))
+        metric = einsum(W_Q, W_K, "i m, i n -> m n") / state**0.5  # qᵀ W_K h / √N = h^lᵀ metric h
     H = tuple(zero if start is None else start for start in initial_states(layer))
     limit = MAX_CPU_STATE_NUMBERS if zero.device.type == "cpu" else MAX_STATE_NUMBERS
     step = max(1, limit // (batch * heads * width * state))
@@ -107,12 +109,13 @@ def attend(mixer: Any, layer: GroupTrace) -> Attended:
 
 
 class StateAttention(nn.Module):
-    """Matrices W_Q, W_K, W_V (state, state) of a module; the first module attends to no other and has only W_V."""
+    """Matrices W_Q, W_K, W_V (state, state) of a module. One that `averages` the states, as the first module does its
+    own alone, has only W_V."""
 
-    def __init__(self, state: int, first: bool) -> None:
+    def __init__(self, state: int, averages: bool) -> None:
         super().__init__()
-        self.W_Q = None if first else nn.Parameter(torch.empty(state, state))
-        self.W_K = None if first else nn.Parameter(torch.empty(state, state))
+        self.W_Q = None if averages else nn.Parameter(torch.empty(state, state))
+        self.W_K = None if averages else nn.Parameter(torch.empty(state, state))
         self.W_V = nn.Parameter(torch.empty(state, state))
         self.reset_parameters()
 
@@ -345,18 +348,19 @@ class GroupFields:
     Args (in addition to those of `MambaConfig` or `Mamba2Config`):
         k: number of modules to whose states a module attends, its own included; the paper's default is 2. With 1 it is
             the base model without attention; with the number of layers there is one group.
+        cross_attention: whether the states are weighted by attention; otherwise they are averaged (Table 4).
     """
 
     num_hidden_layers: int
 
-    def __init__(self, k=2, **kwargs):
+    def __init__(self, k=2, cross_attention=True, **kwargs):
         super().__init__(**kwargs)
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.num_hidden_layers:
             raise InputError(
                 f"k {k!r} is no number of modules: give an integer from 1 (the base model) to the number of layers, "
                 f"here {self.num_hidden_layers} (one group)"
             )
-        self.k = k
+        self.k, self.cross_attention = k, cross_attention
         self.use_cache = False
 
 
@@ -378,7 +382,8 @@ class Group:
             else:
                 block.__class__, mixer.__class__ = GroupMambaBlock, GroupMambaMixer
             mixer.before = tuple(found[max(0, len(found) - config.k + 1) :])  # In a tuple they are no parts of it.
-            mixer.attention = StateAttention(config.state_size, first=not found) if config.k > 1 else None
+            averages = not (found and config.cross_attention)
+            mixer.attention = StateAttention(config.state_size, averages) if config.k > 1 else None
             found.append(mixer)
 
     def _init_weights(self, module):
