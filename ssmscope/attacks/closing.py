@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.core.bootstrap import Estimate, interval_columns, with_intervals
-from ssmscope.render.blocks import Block, Custom, Prose
-from ssmscope.render.html import grid
+from ssmscope.render.blocks import Block, Prose
+from ssmscope.render.html import folded_away
 from ssmscope.render.numbers import counted
-from ssmscope.render.table import Cell, Table, frame_table
+from ssmscope.render.table import Cell, frame_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -47,8 +47,3 @@ def closing(result: Result, notes: Iterable[str]) -> Iterator[Block]:
     yield Prose(f"{examples}; 95 % bootstrap intervals.")
     yield from (Prose(f"Note: {note}.", "note") for note in notes)
     yield folded_away("All numbers", lambda: frame_table(result.to_frame(), limit=TABLE_ROWS))
-
-
-def folded_away(summary: str, table: Callable[[], Table]) -> Custom:
-    """Return a table that pages show on demand."""
-    return Custom(html=lambda: f"<details><summary>{summary}</summary>{grid(table())}</details>")

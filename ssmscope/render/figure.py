@@ -250,7 +250,7 @@ def integers(axis: Axis, most: int = 12) -> None:
 
 def limits(found: Sequence[Estimate]) -> tuple[float, float]:
     """Return the limits of an axis of shares: the intervals with a little room, hardly beyond 0 and 1."""
-    ends = [end for e in found for end in (e.low, e.high) if not math.isnan(end)]
+    ends = [end for e in found for end in (e.value, e.low, e.high) if not math.isnan(end)]
     low, high = min(ends, default=0.0), max(ends, default=1.0)
     room = max(0.06 * (high - low), 0.02)
     return max(low - room, -0.02), min(high + room, 1.02)

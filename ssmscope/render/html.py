@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -64,6 +64,11 @@ def image_html(picture: Picture) -> Markup:
 def grid(table: Table, caption: str = "") -> Markup:
     """Return a table with numbers aligned right and its remarks below; screen readers read the caption."""
     return Markup(template("table.html").module.grid(table, caption or table.title or "Table"))
+
+
+def folded_away(summary: str, table: Callable[[], Table]) -> Custom:
+    """Return a table that pages show on demand."""
+    return Custom(html=lambda: f"<details><summary>{summary}</summary>{grid(table())}</details>")
 
 
 def page(title: str, body: str, provenance: Iterable[tuple[str, str]]) -> str:

@@ -113,7 +113,6 @@ class Table:
     Attributes:
         every: number of all rows, if these are the first of more.
         brief: maximum rows in a terminal and a notebook; None for all.
-        wide: True if the table is too large for a terminal, which leaves it out.
     """
 
     heads: Labels
@@ -123,7 +122,6 @@ class Table:
     title: str = ""
     every: int = 0
     brief: int | None = None
-    wide: bool = False
 
     @property
     def remarks(self) -> str:

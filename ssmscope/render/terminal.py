@@ -27,8 +27,6 @@ def render(blocks: Iterable[Block], console: Console) -> Iterator[RenderableType
     for block in blocks:
         if isinstance(block, Picture) or (isinstance(block, Custom) and block.terminal is None):
             continue
-        if isinstance(block, Table) and block.wide:
-            continue
         if before is not None and not (isinstance(block, Prose) and block.kind == "note" and isinstance(before, Prose)):
             yield Text("")
         if isinstance(block, Prose):

@@ -60,6 +60,7 @@ class TestClosedForm:
             shares = [(answers == 0).mean(), (answers == 1).mean()]
             assert [share.value for share in point.shares] == pytest.approx(shares)
             assert point.majority.value == pytest.approx(max(shares))
+            assert point.majority == point.shares[int(np.argmax(shares))]
             assert point.entropy.value == pytest.approx(-sum(p * math.log2(p) for p in shares if p))
         assert [p.accuracy.value for p in after.points] == pytest.approx([1, 1, 1, 5 / 6, 5 / 6, 2 / 3, 2 / 3])
         assert after.half_length.value == 12 and half_name(after).startswith("at 12 tokens [")

@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 
 from ssmscope.api.results import Result
-from ssmscope.attacks.closing import folded_away
 from ssmscope.interp.heatmap.result import ScoredText
 from ssmscope.interp.heatmap.views import FLAT_REMARK
 from ssmscope.interp.heatmap.words import is_selective
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
+from ssmscope.render.html import folded_away
 from ssmscope.render.numbers import evenly_spaced
 from ssmscope.render.table import Cell, Line, Table, frame_table, number_cell, table
 from ssmscope.render.tokens import short_token, shorten, visible

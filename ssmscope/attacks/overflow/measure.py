@@ -135,7 +135,9 @@ def measure(
     shares = np.stack(rest)
     entropy = (shares * -np.log2(np.where(shares > 0, shares, 1.0))).sum(0) + 0.0  # 0.0 + -0.0 is 0.0
     drops = 1 - ratio(accuracy, accuracy[:, :, :1])
-    parts = {"accuracy": accuracy, "drop": drops, "log_odds": mean_odds, "majority": shares.max(0), "entropy": entropy}
+    # Of the class that is the largest in the data: the largest of every resample would be larger than the data's.
+    (majority,) = np.take_along_axis(shares, shares[:, 0].argmax(0)[None, None], axis=0)
+    parts = {"accuracy": accuracy, "drop": drops, "log_odds": mean_odds, "majority": majority, "entropy": entropy}
 
     def point(place: int, at: int) -> Filled:
         own = {name: estimate(part[:, place, at]) for name, part in parts.items()}

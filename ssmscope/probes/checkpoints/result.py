@@ -16,6 +16,7 @@ from ssmscope.probes.bound.result import NORM_MEANINGS
 from ssmscope.probes.bound.terms import Norms
 from ssmscope.probes.stability.result import BEHAVIOURS
 from ssmscope.render.blocks import Block, Prose
+from ssmscope.render.html import folded_away
 from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell, Line, Table, frame_table, short_cell, table
 from ssmscope.render.tokens import shorten, visible
@@ -128,7 +129,8 @@ class StabilityTable(Result, kind="stability-table"):
         if any(row.norms is not None for row in self.rows):
             note += " p to M_A: the bias of the step and the norms in the bound, as `bound` lists them."
         frame = self.to_frame()[rest].assign(model=self.names)
-        yield replace(frame_table(frame, heads=["model"], limit=TABLE_ROWS), wide=True, note=note)
+        numbers = replace(frame_table(frame, heads=["model"], limit=TABLE_ROWS), note=note)
+        yield folded_away("Gains, sizes and norms", lambda: numbers)
 
     def _table(self) -> Table:
         lines = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -17,6 +17,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.probes.influence.reach import QUANTILES, SHARES, Reach
 from ssmscope.probes.influence.similarity import MEASURES, Similarity
 from ssmscope.render.blocks import Block
+from ssmscope.render.html import folded_away
 from ssmscope.render.numbers import brackets, number
 from ssmscope.render.table import Cell, Line, Table, frame_table, number_cell, short_cell, table
 
@@ -152,7 +153,7 @@ class Influence(Result, kind="influence"):
     def blocks(self) -> Iterable[Block]:
         yield from self.opening(*sentences(self), notes=self.notes)
         yield self._table()
-        yield replace(frame_table(self.to_frame(), limit=TABLE_ROWS), wide=True)
+        yield folded_away("All numbers", lambda: frame_table(self.to_frame(), limit=TABLE_ROWS))
 
     def _table(self) -> Table:
         reaches, own = {reach.place: reach for reach in self.reaches}, self.of_own_tokens

@@ -13,6 +13,7 @@ import pandas as pd
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.render.blocks import Block
+from ssmscope.render.html import folded_away
 from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell as Number
 from ssmscope.render.table import Line, Table, frame_table, number_cell, shown_names, table
@@ -156,7 +157,7 @@ class Retrieval(Result, kind="retrieval"):
             yield self._grid(f"accuracy of {self.models[0]} / accuracy of {name} (* differs)", lines, note)
         frame, above = self.to_frame(), ("accuracy", "ratio", "differs", "chance", "examples")
         rest = [name for name in map(str, frame) if not name.startswith(above)]
-        yield replace(frame_table(frame[rest], limit=TABLE_ROWS), wide=True)
+        yield folded_away("All numbers", lambda: frame_table(frame[rest], limit=TABLE_ROWS))
 
     def _grid(self, title: str, lines: Sequence[Line], note: str) -> Table:
         return replace(table(("task",), lines, note=note), title=title)
