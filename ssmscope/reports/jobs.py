@@ -256,8 +256,8 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
     files of a known data set in `$SSMSCOPE_DATA` are read, nor is the hub contacted."""
     from ssmscope.data import pixels
     from ssmscope.data.language import load_lines
-    from ssmscope.data.rows import SUFFIXES, checked_path
-    from ssmscope.data.text import LINE_SOURCES, SOURCES, load_text
+    from ssmscope.data.rows import SUFFIXES, check_split, checked_path
+    from ssmscope.data.text import LINE_SOURCES, SOURCES, load_text, splits_of
 
     known: Mapping[str, Any] = LINE_SOURCES if lines else SOURCES
     if not lines and (kind == PIXEL_CLASSIFIER or (kind is None and data in pixels.KNOWN)):
@@ -271,6 +271,9 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
             _check_split(data, split or known[data].default_split, known[data].splits)
         return
     path = Path(data)
+    if not lines and suffixes and path.is_dir():
+        check_split(data, split or "test", splits_of(path))
+        return
     if path.suffix.lower() not in suffixes:
         raise InputError(f"unknown data {data!r:.80}; give one of {', '.join(known)}{files}{did_you_mean(data, known)}")
     if not path.is_file():
