@@ -54,6 +54,10 @@ class Input:
         """Return True if models of this kind read lines of text without labels."""
         return False
 
+    def wants_data(self, kind: str | None) -> bool:
+        """Return True if models of this kind read data, by default what they were trained on."""
+        return True
+
     def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         """Raise InputError if the input can be refused without a model."""
 

@@ -119,7 +119,7 @@ def _evidence_of(row: Row) -> list[Mapping[str, Any]]:
     """Return the evidence of all groups of a row."""
     groups = checked_column(row, "evidences")
     nested = isinstance(groups, list) and all(isinstance(group, list) for group in groups)
-    found = [each for group in groups for each in group] if nested else [None]
+    found: list[Any] = [each for group in groups for each in group] if nested else [None]
     if not all(isinstance(each, dict) and isinstance(each.get("docid"), str) for each in found):
         raise InputError(f"{row.where} has the evidences {groups!r:.80}; give groups [[{{'docid': …}}, …], …]")
     return found

@@ -78,7 +78,7 @@ def make_jobs(plan: Plan) -> Jobs:
         models = [model for model in planned.models if _wanted(planned, known[model.name]["kind"])]
         if len(models) < len(planned.models):
             continue
-        call = _with_data(planned.call, trained_on)
+        call = _with_data(planned.call, trained_on, known[planned.models[0].name]["kind"])
         jobs.append(_job(key_of(call, [known[model.name] for model in models], prints), planned, call))
     if not jobs:
         kinds = ", ".join(f"{name} is a {each['kind'] or 'model of no known kind'}" for name, each in known.items())
@@ -113,9 +113,10 @@ def _wanted(planned: PlannedCall, kind: str | None) -> bool:
     )
 
 
-def _with_data(call: Call, trained_on: Callable[[str], str | None]) -> Call:
-    """Fill in the default data of a call: the data that its model was trained on."""
-    if isinstance(call.analysis.reads, Texts) or call.inputs.get("data", "") is not None:
+def _with_data(call: Call, trained_on: Callable[[str], str | None], kind: str | None) -> Call:
+    """Fill in the default data of a call: the data that its model, of the given kind, was trained on."""
+    reads = call.analysis.reads
+    if isinstance(reads, Texts) or call.inputs.get("data", "") is not None or not (reads and reads.wants_data(kind)):
         return call
     return replace(call, inputs={**call.inputs, "data": trained_on(call.models[0])})
 
@@ -194,6 +195,8 @@ def check_sources(plan: Plan) -> None:
 def _check_data_of(model: PlannedModel, kind: str | None, call: Call, option: Option, data: Any) -> None:
     """Check a call's data for a model; the training data of a hub model is unknown before it is downloaded."""
     place, reads = _place(model.model), call.analysis.reads
+    if data is None and reads is not None and not reads.wants_data(kind):
+        return
     if data is None:
         data = None if place is None else data_set_of(training_data(place))
     lines = option.reads is not None and option.reads.kind == "lines"
