@@ -2,12 +2,12 @@
 
     python benchmarks/sst2_rationales.py write runs/sst2-rationales
     analyze plausibility demo/sst2-mamba2 --data runs/sst2-rationales
-    python benchmarks/sst2_rationales.py measure demo/sst2-mamba2 demo/sst2-mamba demo/sst2-baleen-b
+    python benchmarks/sst2_rationales.py measure_models demo/sst2-mamba2 demo/sst2-mamba demo/sst2-baleen-b
     python benchmarks/sst2_rationales.py table
 
 The sentences are a seeded draw from the test split, 25 of each class, of 8 to 25 words. They are not here: a line of
-sst2_rationales.jsonl has a sentence's row, its class and the marked words [start, end), and `write` joins these with the
-split, from $SSMSCOPE_DATA or the hub, as an ERASER folder.
+sst2_rationales.jsonl has a sentence's row, its class and the marked words [start, end), and `write` joins these with
+the split, from $SSMSCOPE_DATA or the hub, as an ERASER folder.
 
 The marks are ours, made by one annotator who saw the classes; nobody marked them twice. The rule: mark the shortest
 spans that, read alone, give the class, all of them. A word of evaluation is marked with the negation, comparison or
@@ -33,6 +33,8 @@ MARKS = Path(__file__).with_suffix(".jsonl")
 RESULTS = Path(__file__).parent / "results" / "sst2-rationales.jsonl"
 FINGERPRINT = "48b6f4aa724ee64f"
 """Fingerprint of the test split that the rows and words are of."""
+SHOWN = ("lrp", "ig", "survival", "occlusion", "gradxinput", "self-write", "gradcam", "self-retention")
+"""Methods of the docs' table; the results have all."""
 PER_CLASS, MIN_WORDS, MAX_WORDS = 25, 8, 25
 
 
@@ -71,29 +73,56 @@ def write(arguments: argparse.Namespace) -> None:
     join(arguments.folder)
 
 
-def measured(arguments: argparse.Namespace) -> None:
-    """Measure the AUPRC of every method on models, and keep it with its interval over the sentences."""
+def measure_models(arguments: argparse.Namespace) -> None:
+    """Measure the AUPRC of every method on models that are not measured yet, with 95 % intervals over the sentences."""
     import ssmscope
     from ssmscope.interp.methods import METHODS
 
+    done = {(record["model"], record["fingerprint"]) for record in running.read(RESULTS)}
     with tempfile.TemporaryDirectory() as folder:
         join(Path(folder))
-        done = {record["model"] for record in running.read(RESULTS)}
         for name in arguments.models:
-            if name in done:
-                continue
             model = ssmscope.load(name)
+            if (name, model.fingerprint) in done:
+                continue
             data = load_text(folder, label_names=model.labels)
-            found = ssmscope.plausibility(model, data, methods=[name for name in METHODS if name != "random"])
-            right = sum(int(row) == label for row, label in zip(ssmscope_answers(model, data), data.labels))
-            own = {method: found.estimates[3 * at + 2] for at, method in enumerate(found.methods)}
-            running.add(
-                RESULTS,
-                {
-                    "model": name,
-                    "right": right,
-                    "chance": found.chance,
-                    "share": found.share,
-                    "auprc": {method: [each.value, each.low, each.high] for method, each in own.items()},
-                },
-            )
+            found = ssmscope.plausibility(model, data, methods=[method for method in METHODS if method != "random"])
+            table = found.to_frame().query("measure == 'auprc'")
+            record = {
+                "model": name,
+                "fingerprint": model.fingerprint,
+                "accuracy": ssmscope.evaluate(model, data).scores[0].estimate.value,
+                "share": found.share,
+                "chance": found.chance,
+                "auprc": {row.method: [row.value, row.low, row.high] for row in table.itertuples()},
+                "versions": found.provenance["versions"],
+            }
+            running.add(RESULTS, record)
+
+
+def docs_table() -> list[str]:
+    """Return the lines of the docs' table of AUPRC: a column for each model, as it was measured last."""
+    records = list({record["model"]: record for record in running.read(RESULTS)}.values())
+    names = [record["model"].removeprefix("demo/sst2-") for record in records]
+    lines = ["| | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    for method in SHOWN:
+        cells = ("{:.2f} [{:.2f}, {:.2f}]".format(*record["auprc"][method]) for record in records)
+        lines.append(f"| `{method}` | " + " | ".join(cells) + " |")
+    lines.append("| random, expected | " + " | ".join(f"{record['chance']:.2f}" for record in records) + " |")
+    return lines
+
+
+def table(arguments: argparse.Namespace) -> None:
+    """Print the table."""
+    print("\n".join(docs_table()))
+
+
+def main() -> None:
+    found = running.verbs(__doc__, write, measure_models, table)
+    found["write"].add_argument("folder", type=Path)
+    found["measure_models"].add_argument("models", nargs="+")
+    running.start(found)
+
+
+if __name__ == "__main__":
+    main()
