@@ -201,7 +201,7 @@ def load_text(
     return text_data(path.stem, split or "all", texts, ids, names, list(map(rationale_spans, rows)))
 
 
-def splits_of(data: str | Path) -> tuple[str, ...]:
+def known_splits(data: str | Path) -> tuple[str, ...]:
     """Return the splits of a known data set or of an ERASER folder; none for a file."""
     if data in SOURCES:
         return SOURCES[str(data)].splits

@@ -260,7 +260,7 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
     from ssmscope.data import pixels
     from ssmscope.data.language import load_lines
     from ssmscope.data.rows import SUFFIXES, check_split, checked_path
-    from ssmscope.data.text import LINE_SOURCES, SOURCES, load_text, splits_of
+    from ssmscope.data.text import LINE_SOURCES, SOURCES, load_text, known_splits
 
     known: Mapping[str, Any] = LINE_SOURCES if lines else SOURCES
     if not lines and (kind == PIXEL_CLASSIFIER or (kind is None and data in pixels.KNOWN)):
@@ -275,7 +275,7 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
         return
     path = Path(data)
     if not lines and suffixes and path.is_dir():
-        check_split(data, split or "test", splits_of(path))
+        check_split(data, split or "test", known_splits(path))
         return
     if path.suffix.lower() not in suffixes:
         raise InputError(f"unknown data {data!r:.80}; give one of {', '.join(known)}{files}{did_you_mean(data, known)}")

@@ -28,7 +28,7 @@ from ssmscope.data.pixels import PixelData, load_pixels
 from ssmscope.data.rows import SUFFIXES, checked_label, checked_path, checked_text, read_rows
 from ssmscope.data.sequences import SequenceData, listops, listops_expressions, majority
 from ssmscope.data.stories import NEEDLES, STORIES
-from ssmscope.data.text import LINE_SOURCES, SOURCES, TextData, load_text, splits_of
+from ssmscope.data.text import LINE_SOURCES, SOURCES, TextData, load_text, known_splits
 from ssmscope.data.tokenizer import train_byte_pairs
 from ssmscope.data.tokens import TokenData
 from ssmscope.errors import InputError
@@ -208,7 +208,7 @@ def _tokenizer(options: Mapping[str, Any], texts: Sequence[str]) -> Any:
 
 def _texts(options: Mapping[str, Any]) -> tuple[Any, ...]:
     data, split = options["data"], options["split"]
-    known = splits_of(data)
+    known = known_splits(data)
     split = split or ("train" if known else None)
     train = load_text(data, split)
     if len(train.label_names) < 2:
@@ -218,7 +218,7 @@ def _texts(options: Mapping[str, Any]) -> tuple[Any, ...]:
         if given is None and (which not in known or which == split):
             return None
         source = data if given is None else given
-        own = which if which in splits_of(source) else None
+        own = which if which in known_splits(source) else None
         if isinstance(source, str) and source in SOURCES:
             part = load_text(source, own)
             if part.label_names != train.label_names:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from refusals import refusal
 
-from ssmscope.data.text import load_text, splits_of, text_data
+from ssmscope.data.text import load_text, known_splits, text_data
 from ssmscope.reports.jobs import check_data
 from ssmscope.training.data import parts_of
 
@@ -74,8 +74,8 @@ def test_reviews_are_documents_without_their_common_question(movies: Path) -> No
 
 
 def test_each_split_has_its_file(movies: Path) -> None:
-    assert splits_of(movies) == ("train", "validation", "test")
-    assert [len(load_text(str(movies), split)) for split in splits_of(movies)] == [2, 2, 3]
+    assert known_splits(movies) == ("train", "validation", "test")
+    assert [len(load_text(str(movies), split)) for split in known_splits(movies)] == [2, 2, 3]
     chosen = {name: None for name in ("split", "validation", "test", "held_out")}
     parts, _ = parts_of({"data": str(movies), "kind": "text", "share": 1, "seed": 0, **chosen})
     assert {name: (part.split, len(part)) for name, part in parts.items()} == {
@@ -84,7 +84,7 @@ def test_each_split_has_its_file(movies: Path) -> None:
         "test": ("test", 3),
     }
     (movies / "val.jsonl").unlink()
-    assert splits_of(movies) == ("train", "test")
+    assert known_splits(movies) == ("train", "test")
     told = refusal(load_text, movies, "validation")
     assert told is not None and "has no split 'validation'; there are train, test" in told
     assert refusal(check_data, str(movies), "validation", "text-classifier") == told
