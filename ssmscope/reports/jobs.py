@@ -260,7 +260,7 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
     from ssmscope.data import pixels
     from ssmscope.data.language import load_lines
     from ssmscope.data.rows import SUFFIXES, check_split, checked_path
-    from ssmscope.data.text import LINE_SOURCES, SOURCES, load_text, known_splits
+    from ssmscope.data.text import LINE_SOURCES, SOURCES, known_splits, load_text
 
     known: Mapping[str, Any] = LINE_SOURCES if lines else SOURCES
     if not lines and (kind == PIXEL_CLASSIFIER or (kind is None and data in pixels.KNOWN)):

@@ -28,7 +28,7 @@ from ssmscope.data.pixels import PixelData, load_pixels
 from ssmscope.data.rows import SUFFIXES, checked_label, checked_path, checked_text, read_rows
 from ssmscope.data.sequences import SequenceData, listops, listops_expressions, majority
 from ssmscope.data.stories import NEEDLES, STORIES
-from ssmscope.data.text import LINE_SOURCES, SOURCES, TextData, load_text, known_splits
+from ssmscope.data.text import LINE_SOURCES, SOURCES, TextData, known_splits, load_text
 from ssmscope.data.tokenizer import train_byte_pairs
 from ssmscope.data.tokens import TokenData
 from ssmscope.errors import InputError

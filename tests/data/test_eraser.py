@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from refusals import refusal
 
-from ssmscope.data.text import load_text, known_splits, text_data
+from ssmscope.data.text import known_splits, load_text, text_data
 from ssmscope.reports.jobs import check_data
 from ssmscope.training.data import parts_of
 
