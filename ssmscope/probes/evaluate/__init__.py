@@ -34,7 +34,7 @@ class Labelled(Examples):
 
     def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         if options["tasks"] is not None and (values["data"] is not None or values["split"] is not None):
-            raise InputError("--tasks are for language models and --data for classifiers; give one of them")
+            raise InputError("tasks are for language models and data for classifiers; give one of them")
 
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
         if options["tasks"] is not None or not models[0].is_classifier:
