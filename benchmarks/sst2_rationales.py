@@ -33,7 +33,7 @@ MARKS = Path(__file__).with_suffix(".jsonl")
 RESULTS = Path(__file__).parent / "results" / "sst2-rationales.jsonl"
 FINGERPRINT = "48b6f4aa724ee64f"
 """Fingerprint of the test split that the rows and words are of."""
-SHOWN = ("lrp", "ig", "survival", "occlusion", "gradxinput", "self-write", "gradcam", "self-retention")
+SHOWN = ("lrp", "ig", "survival", "occlusion", "self-write", "gradcam", "self-retention")
 """Methods of the docs' table; the results have all."""
 PER_CLASS, MIN_WORDS, MAX_WORDS = 25, 8, 25
 
