@@ -254,7 +254,7 @@ class TestWhatIsCheckedFirst:
         for options, line in (
             ({"data": str(tmp_path / "bad.csv")}, "has no column 'label'"),
             ({"data": str(tmp_path / "lines.txt")}, "unknown data '"),
-            ({"data": str(tmp_path)}, "unknown data '"),
+            ({"data": str(tmp_path)}, "is a folder without ERASER's files"),
             ({"data": "sst2", "split": "tset"}, "no split 'tset'"),
             ({"recipe": "pwws", "synonyms": str(tmp_path / "no.json")}, "there is no such file"),
             ({"recipe": "textfooler", "embeddings": str(tmp_path)}, "there is no such file"),

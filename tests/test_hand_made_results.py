@@ -489,7 +489,7 @@ def test_scores_of_benchmarks() -> None:
         ("a", "norm", "0.002", "0", "100"),
         ("b", "ppl", "12.35", "0", "–"),
     ]
-    assert result.headline == "Benchmarks of own: acc 0.001 on a, ppl 12.35 on b"
+    assert result.headline == "Evaluation of own: acc 0.001 on a, ppl 12.35 on b"
     assert prose(result)[-1].endswith("A score without a standard error has no interval.")
     assert not prose(replace(result, scores=scores[::2]))[-1].endswith("has no interval.")
     assert result.to_frame().drop(columns="model").values.tolist()[2] == [

@@ -54,6 +54,10 @@ class Input:
         """Return True if models of this kind read lines of text without labels."""
         return False
 
+    def wants_data(self, kind: str | None) -> bool:
+        """Return True if models of this kind read data, by default what they were trained on."""
+        return True
+
     def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         """Raise InputError if the input can be refused without a model."""
 
@@ -72,7 +76,7 @@ class Input:
 
 
 Split = Annotated[str | None, "Split of a known data set; by default the test split.", Metavar("NAME")]
-DATA_HELP = "{}, … or a file; by default MODEL's training data."
+DATA_HELP = "{}, …, a file or an ERASER folder; by default MODEL's training data."
 
 
 def _options(
@@ -121,7 +125,9 @@ class Texts(Input):
 
     @property
     def options(self) -> Mapping[str, Option]:  # type: ignore[override]
-        data = {} if self.data is None else {"data": "Labelled texts instead: sst2, imdb, … or a file."}
+        data = (
+            {} if self.data is None else {"data": "Labelled texts instead: sst2, imdb, …, a file or an ERASER folder."}
+        )
         found = _chosen(*TEXTS, "max_tokens", *["data", "split"] * bool(data), **data)
         return {**found, "max_tokens": replace(found["max_tokens"], default=self.most)}
 
@@ -233,7 +239,7 @@ class Data(Input):
         from ssmscope.data.text import SOURCES, load_text
 
         known, read = (SOURCES, load_text) if self.of == "texts" else (LABELLED, load_labelled)
-        name = data_name(values["data"], models[0], known, "a file with text and label")
+        name = data_name(values["data"], models[0], known, "a file with text and label, or an ERASER folder")
         found = read(name, values["split"], label_names=models[0].labels)
         most = (options if self.leaves_out else values)["max_tokens"]
         if most is None or not self.leaves_out:

@@ -1,5 +1,5 @@
-"""Labelled sequences of token ids: the majority task and ListOps as in Generalization bounds for selective SSMs,
-section 5."""
+"""Labelled sequences of token ids: the majority task and ListOps as in Generalization Error Analysis for Selective
+State-Space Models (Honarpisheh et al.), section 5."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def listops_expressions(length: int, *, examples: int = 1000, seed: int = 0) -> 
 
     ListOps (Nangia and Bowman 2018) nests lists of digits under an operator: `[MAX 4 7 [MIN 2 9 ] ]` is 7. `[SM` is the
     sum modulo 10; `[MED` of an even number of values is the mean of the middle two, rounded down. The expressions have
-    the distribution of the files used by the authors of the selective SSM (Generalization bounds for selective SSMs,
-    B.3), which is that of Long Range Arena (Tay et al. 2020): a value is an expression with probability 1/4, else a
+    the distribution of the files used by the authors of the selective SSM (Honarpisheh et al., B.3),
+    which is that of Long Range Arena (Tay et al. 2020): a value is an expression with probability 1/4, else a
     digit; an expression has 2 to 10 values, uniformly; the tenth level has digits only; digits and operators are
     uniform; and only expressions within 4 tokens of the requested length are kept.
 

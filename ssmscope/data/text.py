@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ssmscope.data.eraser import eraser_rows, eraser_splits
 from ssmscope.data.planted import SIZES, TASKS, planted
 from ssmscope.data.rows import (
     Row,
@@ -159,13 +160,14 @@ def text_data(
 def load_text(
     data: str | Path, split: str | None = None, *, label_names: Sequence[str] | None = None, as_written: bool = False
 ) -> TextData:
-    """Load the labelled texts of a known data set or of a csv, tsv, jsonl or parquet file.
+    """Load the labelled texts of a known data set, of a csv, tsv, jsonl or parquet file, or of an ERASER folder.
 
     Args:
-        data: one of `SOURCES`, or the path of a file with the columns `text` and `label`. Pairs of sentences are joined
-            to one text by `PAIR_SEPARATOR`. A file may have a column `rationale` that `rationale_spans` reads.
-        split: split of a known data set, by default the one to evaluate on (`test`; `validation` for wnli, whose test
-            split has no labels). A file has no splits.
+        data: one of `SOURCES`, the path of a file with the columns `text` and `label`, or that of a folder
+            (`ssmscope.data.eraser`). Pairs of sentences are joined to one text by `PAIR_SEPARATOR`. A file may have a
+            column `rationale` that `rationale_spans` reads.
+        split: split of a known data set or folder, by default the one to evaluate on (`test`; `validation` for wnli,
+            whose test split has no labels). A file has no splits.
         label_names: classes of a model or of another file. The file's labels are then all names of these or all
             indices into them; if they could be either, name the column `label_name` or `label_index` instead of
             `label`. By default labels are numbered by sorted name (integers by value).
@@ -179,8 +181,12 @@ def load_text(
         return load_known(data, split)
     if data in LINE_SOURCES:
         raise InputError(f"{data} has no labels: it is data for language models; give one of {', '.join(SOURCES)}")
-    path = checked_path(data, SOURCES, split)
-    rows = read_rows(path)
+    if Path(data).is_dir():
+        path, split = Path(data), split or "test"
+        rows = eraser_rows(path, split, PAIR_SEPARATOR, label_names or ())
+    else:
+        path = checked_path(data, SOURCES, split)
+        rows = read_rows(path)
     texts = [checked_text(row, "text") for row in rows]
     column = label_column(rows[0])
     raw = [checked_label(row, column) for row in rows]
@@ -191,8 +197,15 @@ def load_text(
         ids = [numbers[label] for label in raw]
     else:
         names = tuple(label_names)
-        ids = class_ids(raw, names, path, column, as_written=as_written)
-    return text_data(path.stem, "all", texts, ids, names, list(map(rationale_spans, rows)))
+        ids = class_ids(raw, names, rows[0].place, column, as_written=as_written)
+    return text_data(path.stem, split or "all", texts, ids, names, list(map(rationale_spans, rows)))
+
+
+def known_splits(data: str | Path) -> tuple[str, ...]:
+    """Return the splits of a known data set or of an ERASER folder; none for a file."""
+    if data in SOURCES:
+        return SOURCES[str(data)].splits
+    return eraser_splits(Path(data)) if Path(data).is_dir() else ()
 
 
 def load_known(name: str, split: str | None) -> TextData:

@@ -78,7 +78,7 @@ def make_jobs(plan: Plan) -> Jobs:
         models = [model for model in planned.models if _wanted(planned, known[model.name]["kind"])]
         if len(models) < len(planned.models):
             continue
-        call = _with_data(planned.call, trained_on)
+        call = _with_data(planned.call, trained_on, known[planned.models[0].name]["kind"])
         jobs.append(_job(key_of(call, [known[model.name] for model in models], prints), planned, call))
     if not jobs:
         kinds = ", ".join(f"{name} is a {each['kind'] or 'model of no known kind'}" for name, each in known.items())
@@ -113,9 +113,10 @@ def _wanted(planned: PlannedCall, kind: str | None) -> bool:
     )
 
 
-def _with_data(call: Call, trained_on: Callable[[str], str | None]) -> Call:
-    """Fill in the default data of a call: the data that its model was trained on."""
-    if isinstance(call.analysis.reads, Texts) or call.inputs.get("data", "") is not None:
+def _with_data(call: Call, trained_on: Callable[[str], str | None], kind: str | None) -> Call:
+    """Fill in the default data of a call: the data that its model, of the given kind, was trained on."""
+    reads = call.analysis.reads
+    if isinstance(reads, Texts) or call.inputs.get("data", "") is not None or not (reads and reads.wants_data(kind)):
         return call
     return replace(call, inputs={**call.inputs, "data": trained_on(call.models[0])})
 
@@ -194,6 +195,8 @@ def check_sources(plan: Plan) -> None:
 def _check_data_of(model: PlannedModel, kind: str | None, call: Call, option: Option, data: Any) -> None:
     """Check a call's data for a model; the training data of a hub model is unknown before it is downloaded."""
     place, reads = _place(model.model), call.analysis.reads
+    if data is None and reads is not None and not reads.wants_data(kind):
+        return
     if data is None:
         data = None if place is None else data_set_of(training_data(place))
     lines = option.reads is not None and option.reads.kind == "lines"
@@ -256,8 +259,8 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
     files of a known data set in `$SSMSCOPE_DATA` are read, nor is the hub contacted."""
     from ssmscope.data import pixels
     from ssmscope.data.language import load_lines
-    from ssmscope.data.rows import SUFFIXES, checked_path
-    from ssmscope.data.text import LINE_SOURCES, SOURCES, load_text
+    from ssmscope.data.rows import SUFFIXES, check_split, checked_path
+    from ssmscope.data.text import LINE_SOURCES, SOURCES, known_splits, load_text
 
     known: Mapping[str, Any] = LINE_SOURCES if lines else SOURCES
     if not lines and (kind == PIXEL_CLASSIFIER or (kind is None and data in pixels.KNOWN)):
@@ -271,6 +274,9 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
             _check_split(data, split or known[data].default_split, known[data].splits)
         return
     path = Path(data)
+    if not lines and suffixes and path.is_dir():
+        check_split(data, split or "test", known_splits(path))
+        return
     if path.suffix.lower() not in suffixes:
         raise InputError(f"unknown data {data!r:.80}; give one of {', '.join(known)}{files}{did_you_mean(data, known)}")
     if not path.is_file():

@@ -28,7 +28,7 @@ from ssmscope.data.pixels import PixelData, load_pixels
 from ssmscope.data.rows import SUFFIXES, checked_label, checked_path, checked_text, read_rows
 from ssmscope.data.sequences import SequenceData, listops, listops_expressions, majority
 from ssmscope.data.stories import NEEDLES, STORIES
-from ssmscope.data.text import LINE_SOURCES, SOURCES, TextData, load_text
+from ssmscope.data.text import LINE_SOURCES, SOURCES, TextData, known_splits, load_text
 from ssmscope.data.tokenizer import train_byte_pairs
 from ssmscope.data.tokens import TokenData
 from ssmscope.errors import InputError
@@ -55,7 +55,7 @@ def tasks() -> dict[str, str]:
 
 
 def kind_of(data: str | Path) -> str:
-    """Return the kind of data of a known name or a file: `language` for plain lines, else labelled `text`."""
+    """Return the kind of data of a known name, a file or a folder: `language` for plain lines, else labelled `text`."""
     known = tasks()
     if isinstance(data, str) and data in known:
         return known[data]
@@ -208,25 +208,26 @@ def _tokenizer(options: Mapping[str, Any], texts: Sequence[str]) -> Any:
 
 def _texts(options: Mapping[str, Any]) -> tuple[Any, ...]:
     data, split = options["data"], options["split"]
-    known = SOURCES.get(data) if isinstance(data, str) else None
-    split = split or (None if known is None else "train")
+    known = known_splits(data)
+    split = split or ("train" if known else None)
     train = load_text(data, split)
     if len(train.label_names) < 2:
         raise InputError(f"{data} has one class, '{train.label_names[0]}'; a classifier needs at least two")
 
     def other(given: str | Path | None, which: str) -> TextData | None:
-        if given is None and (known is None or which not in known.splits or which == split):
+        if given is None and (which not in known or which == split):
             return None
         source = data if given is None else given
+        own = which if which in known_splits(source) else None
         if isinstance(source, str) and source in SOURCES:
-            part = load_text(source, which if which in SOURCES[source].splits else None)
+            part = load_text(source, own)
             if part.label_names != train.label_names:
                 raise InputError(
                     f"{source} has the classes {', '.join(part.label_names)}, but {data} has "
                     f"{', '.join(train.label_names)}; give {which} data with the same classes"
                 )
             return part
-        return load_text(source, label_names=train.label_names, as_written=known is None)
+        return load_text(source, own, label_names=train.label_names, as_written=data not in SOURCES)
 
     return train, other(options["validation"], "validation"), other(options["test"], "test")
 

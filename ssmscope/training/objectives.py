@@ -140,7 +140,7 @@ def regularized(module: Any, loss: Tensor) -> Tensor:
 def spread(logits: Tensor) -> Tensor:
     """Compute the standard deviation over the batch of the predicted probability, for more than two classes the mean.
     The selective SSM's authors keep that of two classes above 0.1, because a model can get stuck with one answer for
-    all (Generalization bounds, section 5); the mean is our choice for their tasks of ten classes."""
+    all (Honarpisheh et al., section 5); the mean is our choice for their tasks of ten classes."""
     probabilities = logits.softmax(-1)
     if len(probabilities) < 2:
         return probabilities.new_tensor(MIN_SPREAD)

@@ -58,7 +58,7 @@ def option(
 class Recipe:
     """Options of a training run. None stands for the default of the data and the architecture (`defaults`)."""
 
-    recipe: Word = option("experiment1 or experiment2 of the selective SSM's paper (Generalization bounds, section 5).")
+    recipe: Word = option("experiment1 or experiment2 of the selective SSM's paper (Honarpisheh et al., section 5).")
     split: Word = option("split of a known data set to train on (train).")
     validation: Name = option(
         "a file or known data set that chooses the epoch; else the data's own split, or held_out."
@@ -235,7 +235,7 @@ SELECTIVE: Mapping[str, Any] = {
     **{**NO_DROPOUT, "spread_penalty": 10.0, "saved_as": "float32", "patience": None},
     **{"width": 16, "state": 4, "spectral_abscissa": 0.0},
 }
-"""Selective SSM: Adam at 1e-2 throughout, clipped at 5; d = 16 channels, N = 4 (Generalization bounds, B)."""
+"""Selective SSM: Adam at 1e-2 throughout, clipped at 5; d = 16 channels, N = 4 (Honarpisheh et al., B)."""
 
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     # Early training from an unstable start: 10 epochs on a balanced tenth of the data (section 5 and B).

@@ -40,7 +40,7 @@ def classifier():
 
 
 def by_hand(model, ids):
-    """Logits (length, vocabulary) of one row, token by token (Generalization bounds, Eq. 3)."""
+    """Logits (length, vocabulary) of one row, token by token (Honarpisheh et al., Eq. 3)."""
     w, ssm, x, logits = model.backbone.embedding.weight, model.backbone.ssm, torch.zeros(6, 3), []
     for token in ids:
         u = w[token]

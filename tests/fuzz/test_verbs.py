@@ -53,10 +53,6 @@ def surroundings(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     transformers.logging.set_verbosity(verbosity)
 
 
-REFUSED = {"evaluate"}
-"""What cannot be answered here: the tasks of evaluate are drawn words, and the harness's own data is far away."""
-
-
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("verb", VERBS)
 def test_answers_or_refuses(verb: str, part: int, world: World) -> None:
@@ -76,9 +72,7 @@ def test_answers_or_refuses(verb: str, part: int, world: World) -> None:
 
     example()
     print(told(verb, ends))
-    assert (ends[0] or verb in REFUSED) and ends[2] or EXAMPLES < 100 * PARTS, (
-        "of so many, some are answered and some refused"
-    )
+    assert ends[0] and ends[2] or EXAMPLES < 100 * PARTS, "of so many, some are answered and some refused"
 
 
 def test_every_verb_is_fuzzed() -> None:

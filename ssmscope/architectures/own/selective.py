@@ -1,4 +1,5 @@
-"""Selective state-space model of the generalisation paper (Generalization bounds for selective SSMs, section 3).
+"""Selective state-space model of section 3 of Generalization Error Analysis for Selective State-Space Models
+(Honarpisheh et al.).
 
 One layer without convolution, gate, norm or skip: a scalar step Δ_t = softplus(p + qᵀu_t) shared by all channels, a
 table A (channels, state) of diagonals that training may make positive (s_A = max A is the spectral abscissa), and
@@ -45,7 +46,7 @@ class SelectiveSSM(ReadMixer, nn.Module):
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
-    """Return the layer's terms (Generalization bounds, Eq. 3)."""
+    """Return the layer's terms (Honarpisheh et al., Eq. 3)."""
     mask = as_mask(mask)
     u = mask_padding(u, mask)
     wide = at_least_float32(u)

@@ -59,7 +59,7 @@ def plausibility(
 
     Args:
         data: texts with rationales; those without one are left out. A file has them in its column "rationale", see
-            `ssmscope.data.rows`.
+            `ssmscope.data.rows`, an ERASER folder as evidence, see `ssmscope.data.eraser`.
         methods: those of `explain`, or functions by name, see there.
 
     Raises:
@@ -88,8 +88,8 @@ def plausibility(
     marked = [row for row, mask in enumerate(masks) if mask is not None]
     if not marked:
         raise InputError(
-            f"no text of {data.name} ({data.split}) has a rationale: give a file with a column 'rationale', and texts "
-            "that are short enough"
+            f"no text of {data.name} ({data.split}) has a rationale: give a file with a column 'rationale' or an "
+            "ERASER folder, and texts that are short enough"
         )
 
     def measure(rows: Sequence[int]) -> Columns:

@@ -1,52 +1,110 @@
-"""Scores of a language model on standard benchmarks, through EleutherAI's lm-evaluation-harness (Gao et al. 2024)."""
+"""Scores of a classifier on labelled data, and of a language model on standard benchmarks, through EleutherAI's
+lm-evaluation-harness (Gao et al. 2024)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.api.analysis import analysis
-from ssmscope.api.inputs import LANGUAGE_MODEL
-from ssmscope.api.options import Metavar, Progress, Range, Reads, Seed
+from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, Examples
+from ssmscope.api.options import Metavar, Option, Progress, Range, Reads, Seed
+from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
+    from ssmscope.data.pixels import PixelData
+    from ssmscope.data.text import TextData
     from ssmscope.probes.evaluate.result import Benchmarks
 
 
-@analysis("evaluate", question="How good is it on the benchmarks people cite?", models=(LANGUAGE_MODEL,))
+class Labelled(Examples):
+    """Labelled texts or images of a classifier; None for a language model, which answers tasks."""
+
+    @property
+    def options(self) -> Mapping[str, Option]:  # type: ignore[override]
+        return {name: option for name, option in super().options.items() if name != "length"}
+
+    def reads_lines(self, kind: str | None) -> bool:
+        return False
+
+    def wants_data(self, kind: str | None) -> bool:
+        return kind != LANGUAGE_MODEL
+
+    def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        if options["tasks"] is not None and (values["data"] is not None or values["split"] is not None):
+            raise InputError("tasks are for language models and data for classifiers; give one of them")
+
+    def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
+        if options["tasks"] is not None or not models[0].is_classifier:
+            return None
+        return super().read({**values, "length": None}, options, models)
+
+
+def check_asked(*, tasks: Sequence[str] | None, include: Any, shots: int | None, **others: Any) -> None:
+    """Raise InputError for options of tasks without tasks."""
+    if tasks is None and (include is not None or shots is not None):
+        raise InputError(f"{'include' if include is not None else 'shots'} is an option of tasks; give tasks too")
+
+
+@analysis(
+    "evaluate",
+    reads=Labelled(),
+    question="How good is it, on labelled data or on the benchmarks people cite?",
+    models=(TEXT_CLASSIFIER, PIXEL_CLASSIFIER, LANGUAGE_MODEL),
+    check=check_asked,
+)
 def evaluate(
     model: Model,
+    data: TextData | PixelData | None = None,
     *,
-    tasks: Annotated[Sequence[str], "Tasks or groups of the harness, or of the files of `include`.", Metavar("A,B,…")],
+    tasks: Annotated[
+        Sequence[str] | None, "Tasks or groups of the harness, or of the files of `include`.", Metavar("A,B,…")
+    ] = None,
     include: Annotated[
         str | Path | None, "A folder of further task files (YAML).", Reads("folder"), Metavar("FOLDER")
     ] = None,
     shots: Annotated[int | None, "Worked examples before each question (default: the task's).", Range(0)] = None,
-    limit: Annotated[int | None, "Use only the first N examples of each task.", Range(1)] = None,
+    limit: Annotated[
+        int | None, "Use only N examples: the first of each task, or a random sample of DATA.", Range(1)
+    ] = None,
     batch_size: Annotated[int, "Texts that run together.", Range(1)] = 16,
     seed: Seed = 0,
     progress: Progress = True,
 ) -> Benchmarks:
-    """Measure accuracy, perplexity or other metrics on tasks of EleutherAI's lm-evaluation-harness.
+    """Measure a classifier's accuracy and cross-entropy on labelled data, or a language model on tasks of EleutherAI's
+    lm-evaluation-harness.
 
-    Prompts, metrics and standard errors are the harness's own (package lm-eval); an interval is value ± 1.96 standard
-    errors over the examples of the task. If `$SSMSCOPE_DATA/TASK/SPLIT.parquet` exists, the task is read from there and
-    nothing is downloaded; other tasks come from the Hugging Face Hub.
+    Accuracy has Wilson's 95 % interval, cross-entropy (nats) a bootstrap interval over examples. Prompts, metrics and
+    standard errors of tasks are the harness's own (package lm-eval); an interval is value ± 1.96 standard errors over
+    the examples of the task. If `$SSMSCOPE_DATA/TASK/SPLIT.parquet` exists, the task is read from there and nothing is
+    downloaded; other tasks come from the Hugging Face Hub.
 
     Args:
+        data: labelled texts or images of a classifier.
         tasks: such as "wnli", "lambada_openai", "arc_easy,piqa".
         include: task files may name Python functions, which the harness runs; use only files that you trust.
 
     Raises:
-        InputError: a model that is not a language model or whose tokenizer has no end token, the package lm-eval is not
-            installed, an unknown task, or data that cannot be read or lacks the task's columns.
+        InputError: neither data for a classifier nor tasks for a language model, data with other classes, a tokenizer
+            without an end token, the package lm-eval is not installed, an unknown task, or data that cannot be read or
+            lacks the task's columns.
     """
     from ssmscope.api.results import record_provenance
-    from ssmscope.probes.evaluate.measure import measure
     from ssmscope.probes.evaluate.result import Benchmarks
     from ssmscope.probes.long_rows import language_models
+
+    if tasks is None:
+        from ssmscope.probes.evaluate.labelled import labelled_scores
+
+        if data is None:
+            wants = "labelled data, and it is a classifier" if model.is_classifier else "tasks: it is a language model"
+            raise InputError(f"there is nothing to measure {model.name} on; give {wants}")
+        data = data if limit is None else data.sample(limit, seed=seed)
+        provenance = record_provenance(model.source, seed=seed, data=data)
+        return Benchmarks(provenance, labelled_scores(model, data, batch_size, seed=seed, progress=progress))
+    from ssmscope.probes.evaluate.measure import measure
 
     language_models(model)
     options: dict[str, Any] = {"tasks": list(tasks), "include": None if include is None else str(include)}

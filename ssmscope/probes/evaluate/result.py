@@ -1,4 +1,4 @@
-"""Result of benchmarks: the scores of a language model."""
+"""Scores of a classifier on labelled data, or of a language model on benchmarks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class Score:
     task: str
     measure: str
     estimate: Estimate
-    """Value ± 1.96 of the harness's standard errors; NaN ends if it gives none."""
+    """Value with its 95 % interval, of tasks ± 1.96 of the harness's standard errors; NaN ends if it gives none."""
     higher: bool
-    shots: int
+    shots: int | None
+    """Worked examples before each question; None for labelled data."""
     examples: int
     """Number of examples; 0 for a group."""
 
@@ -30,10 +31,15 @@ class Score:
         """Cell of the value: a share with three decimal places, other numbers with four significant digits."""
         return Cell(self.estimate, digits=3 if abs(self.estimate.value) <= 1 else None)
 
+    @property
+    def shots_cell(self) -> dict[str, Cell]:
+        return {} if self.shots is None else {"shots": short_cell(self.shots)}
+
 
 @dataclass(frozen=True)
 class Benchmarks(Result, kind="evaluate"):
-    """Scores of a model on tasks of lm-evaluation-harness. `len` and iteration are over the scores."""
+    """Scores of a model on labelled data or on tasks of lm-evaluation-harness. `len` and iteration are over the
+    scores."""
 
     scores: tuple[Score, ...]
 
@@ -41,9 +47,17 @@ class Benchmarks(Result, kind="evaluate"):
         return len(self.scores)
 
     @property
+    def intervals(self) -> str:
+        """Sentence on the scores' intervals."""
+        version = self.provenance["versions"].get("lm-eval")
+        if version is None:
+            return "95 % intervals over examples: Wilson's of accuracy, bootstrap of cross-entropy (nats)."
+        return f"Prompts, measures and standard errors of lm-eval {version}; 95 % intervals over examples."
+
+    @property
     def headline(self) -> str:
         told = (f"{one.measure} {one.cell.value} on {one.task}" for one in self._firsts())
-        return f"Benchmarks of {self.model_name}: {', '.join(told)}"
+        return f"Evaluation of {self.model_name}: {', '.join(told)}"
 
     def verdict(self, at: int = 0) -> str:
         told = ((one.measure, one.cell.value, one.cell.interval, "on", one.task) for one in self._firsts())
@@ -65,7 +79,7 @@ class Benchmarks(Result, kind="evaluate"):
         return [
             Line(
                 (one.task, one.measure),
-                {"value": one.cell, "shots": short_cell(one.shots), "examples": short_cell(one.examples or math.nan)},
+                {"value": one.cell, **one.shots_cell, "examples": short_cell(one.examples or math.nan)},
             )
             for one in self.scores
         ]
@@ -82,7 +96,5 @@ class Benchmarks(Result, kind="evaluate"):
     def blocks(self) -> Iterable[Block]:
         yield from self.opening()
         yield table(("task", "measure"), self._lines())
-        version = self.provenance["versions"].get("lm-eval", "")
-        said = f"Prompts, measures and standard errors of lm-eval {version}; 95 % intervals over examples."
         without = any(math.isnan(one.estimate.low) for one in self.scores)
-        yield Prose(said + " A score without a standard error has no interval." * without)
+        yield Prose(self.intervals + " A score without a standard error has no interval." * without)

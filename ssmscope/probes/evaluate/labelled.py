@@ -1,0 +1,45 @@
+"""Accuracy and cross-entropy of a classifier on labelled data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ssmscope.api.sharding.parts import Columns, over
+from ssmscope.core.bootstrap import Estimate, wilson_interval
+from ssmscope.core.model import Model
+from ssmscope.data.pixels import PixelData
+from ssmscope.data.text import TextData
+from ssmscope.errors import InputError
+from ssmscope.interp.labelled import class_ids
+from ssmscope.interp.scoring import MEASURES, means_with_intervals, scored_examples
+from ssmscope.probes.evaluate.result import Score
+
+
+def labelled_scores(
+    model: Model, data: TextData | PixelData, batch_size: int, *, seed: int, progress: bool
+) -> tuple[Score, Score]:
+    """Return accuracy with Wilson's interval, and cross-entropy in nats with a bootstrap interval over examples."""
+    if not model.is_classifier:
+        raise InputError(f"{model.name} is a language model; give tasks")
+    targets = torch.from_numpy(class_ids(model, data)).to(model.device)
+    order = sorted(range(len(data)), key=lambda row: len(data.texts[row]) if isinstance(data, TextData) else 0)
+
+    def measure(rows: Sequence[int]) -> Columns:
+        examples = replace(scored_examples(model, data.take(rows)), targets=targets[list(rows)])
+        return {"values": examples.measured(model.logits(examples.batch), range(len(rows)))}
+
+    batches = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
+    found = over(model, batches, measure, what="examples" if progress else None)
+    values = np.concatenate([part["values"] for _, part in found])
+    right = int(values[:, MEASURES.index("accuracy")].sum())
+    accuracy = Estimate(right / len(data), *wilson_interval(right, len(data)))
+    loss = Estimate(*means_with_intervals(values[:, [MEASURES.index("loss")]], seed)[0].tolist())
+    name = f"{data.name} ({data.split})"
+    return (
+        Score(name, "accuracy", accuracy, True, None, len(data)),
+        Score(name, "cross-entropy", loss, False, None, len(data)),
+    )

@@ -1,0 +1,83 @@
+"""A classifier on labelled data: accuracy and cross-entropy as computed by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bags import LABELS, bag, texts
+from planned import jobs_of, tiny_model
+from refusals import refusal
+
+import ssmscope
+from ssmscope.data.pixels import PixelData
+from ssmscope.data.text import text_data
+from ssmscope.probes.evaluate.result import Score
+
+MODEL = {"good": 2.0, "bad": -1.0}
+"""Weights of words: the logits are 0 and their sum."""
+LINES = ("bad bad", "good", "good", "good bad")
+"""Sums −2, 2, 2 and 1, for the classes 0, 1, 0 and 1: the third answer is wrong."""
+
+
+def ends(score: Score) -> tuple[float, float, float]:
+    return score.estimate.value, score.estimate.low, score.estimate.high
+
+
+def test_accuracy_and_cross_entropy() -> None:
+    found = ssmscope.evaluate(bag(MODEL), texts(*LINES), batch_size=3)
+    accuracy, loss = found.scores
+    # Wilson's interval of 3 in 4, and the mean of ln(1 + e^−2) twice, ln(1 + e^2) and ln(1 + e^−1).
+    assert ends(accuracy) == pytest.approx((0.75, 0.3006418, 0.9544127), abs=1e-6)
+    assert loss.estimate.value == pytest.approx((0.1269280 * 2 + 2.1269280 + 0.3132617) / 4, abs=1e-6)
+    assert 0.1269 <= loss.estimate.low < loss.estimate.value < loss.estimate.high <= 2.127
+    assert (accuracy.measure, loss.measure, accuracy.higher, loss.higher) == ("accuracy", "cross-entropy", True, False)
+    assert {(one.task, one.examples, one.shots) for one in found.scores} == {("toy (test)", 4, None)}
+    assert found.verdict() == "accuracy 0.750 [0.301, 0.954] on toy (test)"
+    assert found.tables()[0].columns == ("value", "examples") and "of accuracy, bootstrap of" in found.to_html()
+    assert found.provenance["data"]["examples"] == 4 and found.provenance["options"]["batch_size"] == 3
+
+
+def test_classes_are_matched_by_name_and_batches_change_nothing() -> None:
+    turned = text_data("toy", "test", LINES, [1, 0, 1, 0], LABELS[::-1])
+    one, other = (ssmscope.evaluate(bag(MODEL), turned, batch_size=size).scores for size in (1, 16))
+    first = ssmscope.evaluate(bag(MODEL), texts(*LINES)).scores
+    for a, b, c in zip(first, one, other, strict=True):
+        assert ends(a)[0] == pytest.approx(ends(b)[0]) and ends(b) == pytest.approx(ends(c))
+
+
+def test_a_limit_draws_from_all_classes() -> None:
+    data = text_data("sorted", "test", ["bad"] * 500 + ["good"] * 500, [0] * 500 + [1] * 500, LABELS)
+    accuracy = ssmscope.evaluate(bag({"good": 2.0, "bad": 1.0}), data, limit=200).scores[0]
+    assert accuracy.examples == 200 and 0.3 < accuracy.estimate.value < 0.7
+
+
+def test_images_are_labelled_data_too() -> None:
+    model = ssmscope.load("demo/cifar10-gla")
+    image = np.zeros((3, 1024, 3), dtype=np.uint8)
+    data = PixelData("cifar10", "test", image, np.array([0, 1, 2]), tuple(model.labels), (32, 32))
+    accuracy, loss = ssmscope.evaluate(model, data).scores
+    assert accuracy.estimate.value in (0, pytest.approx(1 / 3)) and loss.estimate.value > 0
+
+
+def test_what_is_refused() -> None:
+    model = bag(MODEL)
+    told = refusal(ssmscope.evaluate, model)
+    assert told == "there is nothing to measure bag on; give labelled data, and it is a classifier"
+    assert refusal(ssmscope.evaluate, model, texts("bad"), shots=2) == "shots is an option of tasks; give tasks too"
+    odd = text_data("toy", "test", ["bad"], [0], ("odd", "even"))
+    told = refusal(ssmscope.evaluate, model, odd)
+    assert told is not None and "toy has the classes odd, even; bag tells apart bad, good" in told
+    told = refusal(ssmscope.evaluate, ssmscope.load("demo/books-mamba2"), texts("bad"))
+    assert told == "demo/books-mamba2 is a language model; give tasks"
+
+
+def test_plans_give_a_classifier_its_own_data_and_a_language_model_none(tmp_path: Path) -> None:
+    models = ["demo/sst2-mamba", str(tiny_model(tmp_path / "m"))]
+    analyses = [
+        {"evaluate": {}, "for": ["text-classifier"]},
+        {"evaluate": {"tasks": ["wnli"]}, "for": ["language-model"]},
+    ]
+    jobs = jobs_of({"models": models, "analyses": analyses})
+    assert [job.call.inputs["data"] for job in jobs.every] == ["sst2", None]
