@@ -39,7 +39,7 @@ from ssmscope.core.heads import linear_head
 from ssmscope.core.intercept import observe, remove_accelerate_hooks
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
-from ssmscope.core.reading import parse_json
+from ssmscope.core.text_files import parse_json
 from ssmscope.errors import UNPICKLABLE, InputError, Unanswerable
 from ssmscope.probes.lens.result import STATISTICS, LensedText, LensFit
 
