@@ -219,7 +219,7 @@ def translated(hidden: Tensor, weight: Tensor, bias: Tensor) -> Float[Tensor, "s
 
 def slices(count: int, numbers: int, device: torch.device) -> Iterator[slice]:
     """Yield slices of 0 … `count` such that `numbers` logits per position fit into memory."""
-    step = max(1, MAX_LOGITS["cuda" if device.type == "cuda" else "cpu"] // numbers)
+    step = tokens_at_once(device, numbers, MAX_LOGITS["cuda" if device.type == "cuda" else "cpu"])
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
