@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import ssmscope
-from ssmscope.core.readable import demos
+from ssmscope.core.known_models import demos
 from ssmscope.data.text import load_text
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain.result import Scores

@@ -33,7 +33,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 import ssmscope
 from ssmscope.architectures.own.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
 from ssmscope.core.cuts import cut_convolution, cut_edges
-from ssmscope.core.readable import demos
+from ssmscope.core.known_models import demos
 from ssmscope.data.babi import Question, questions
 from ssmscope.data.mad import associative_recall
 from ssmscope.data.stories import PERSONS, PLACES

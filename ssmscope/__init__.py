@@ -26,7 +26,7 @@ _NAMES = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
 _HOMES = {name: home for home, name in re.findall(r"^from (\S+) import (\w+)", _NAMES, re.MULTILINE)}
 _VERBS = {
     "lens": ("ssmscope.probes.lens", "trajectory"),
-    "models": ("ssmscope.core.readable", "demos"),
+    "models": ("ssmscope.core.known_models", "demos"),
     "report": ("ssmscope.reports.running", "run_plan"),
     "serve": ("ssmscope.reports.serving", "serve"),
     "train": ("ssmscope.training", "train_model"),

@@ -17,7 +17,7 @@ import ssmscope.architectures  # noqa: F401, which makes our model types known t
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from ssmscope.architectures.read.vim import VimConfig
-from ssmscope.core.readable import THEIRS
+from ssmscope.core.known_models import THEIRS
 
 SMALL_MODELS: dict[str, Callable[[], dict[str, nn.Module]]] = {}
 """The function of every architecture that is installed, by its name."""

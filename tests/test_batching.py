@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from ssmscope.core import batching
-from ssmscope.core.batching import by_length
+from ssmscope.core.batching import GPU_BATCH_FACTOR, TOKENS_AT_ONCE, by_length, tokens_at_once
 
 LENGTHS = np.random.default_rng(0).integers(1, 30, 200).tolist()
 
@@ -32,11 +32,18 @@ def test_batches_hold_every_row_once_within_the_limits(limits, longest_first):
             assert tokens > 64 or size == limits.get("most") or padding > limits.get("padding", padding)
 
 
-def test_small_cases(monkeypatch):
-    assert list(by_length([])) == [] and list(by_length([500, 600], 64)) == [[0], [1]]
+def test_small_cases():
+    assert list(by_length([], 64)) == [] and list(by_length([500, 600], 64)) == [[0], [1]]
     assert list(by_length([3, 1, 2], 64, rows=[2, 0])) == [[2, 0]]
     assert list(by_length([1, 2, 2, 3], 64, padding=0)) == [[0], [1, 2], [3]]
     assert list(by_length([1, 2, 2, 3], 64, padding=1)) == [[0, 1, 2], [3]]
-    monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 8)
-    assert list(by_length([2, 2, 2, 2, 4])) == [[0, 1, 2, 3], [4]]
-    assert list(by_length([2, 2, 2, 2, 4], longest_first=True)) == [[4, 3], [2, 1, 0]]
+    assert list(by_length([2, 2, 2, 2, 4], 8)) == [[0, 1, 2, 3], [4]]
+    assert list(by_length([2, 2, 2, 2, 4], 8, longest_first=True)) == [[4, 3], [2, 1, 0]]
+
+
+def test_number_of_tokens_by_what_is_kept_of_each():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert (tokens_at_once(cpu), tokens_at_once(gpu)) == (TOKENS_AT_ONCE, GPU_BATCH_FACTOR * TOKENS_AT_ONCE)
+    assert tokens_at_once(cpu, 3, 100) == 33 and tokens_at_once(cpu, 1e-3, 100) == TOKENS_AT_ONCE
+    assert tokens_at_once(cpu, 2**18) == 2**11 and tokens_at_once(cpu, 2**30) == 1
+    assert tokens_at_once(cpu, 4, 200, width=1) == 10  # 16 numbers of a layer one wide, and 4 more

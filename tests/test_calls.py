@@ -87,8 +87,9 @@ def test_a_check_sees_all_options_with_defaults_and_the_number_of_models(declare
     assert seen == [defaults]
 
 
-def test_two_models_are_paired_and_one_in_a_list_is_alone(declare: Declare) -> None:
-    function = declare(pair=lambda found: ("pair", *(each[0] for each in found)))
+def test_two_models_are_paired_and_one_in_a_list_is_alone(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ssmscope.interp.paired.pair", lambda found: ("pair", *(each[0] for each in found)))
+    function = declare(pair="interp.paired:pair")
     assert function(["m"], "a")[:2] == ("m", "a") and function(("m", "n"), "a") == ("pair", "m", "n")
     for models in ([], ["m", "n", "o"]):
         with pytest.raises(InputError, match=f"own thing takes one model, or two; {len(models)} were given"):
@@ -100,7 +101,7 @@ def test_two_models_are_paired_and_one_in_a_list_is_alone(declare: Declare) -> N
 
 
 def test_declarations_and_their_limits(declare: Declare) -> None:
-    one, two, many = (declare(**more).analysis for more in ({}, {"pair": len}, {"several": True}))
+    one, two, many = (declare(**more).analysis for more in ({}, {"pair": "interp.paired:pair"}, {"several": True}))
     assert [each.max_models for each in (one, two, many)] == [1, 2, math.inf]
     assert (
         one.module == __name__ and not one.inputs and list(replace(one, reads=Texts()).inputs)[:2] == ["text", "file"]

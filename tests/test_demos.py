@@ -14,8 +14,8 @@ import torch
 from exhaustive import few, in_turns
 
 import ssmscope
+from ssmscope.core.known_models import demos
 from ssmscope.core.model import Model
-from ssmscope.core.readable import demos
 from ssmscope.data import pixels, text
 from ssmscope.data.babi import question_tokens, questions
 from ssmscope.data.filler import load_filler

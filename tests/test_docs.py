@@ -48,7 +48,9 @@ EDITS = {
         ("_BUILDERS: Mapping", "def _keyboard"),
         ('    "deepwordbug": _deepwordbug,\n', '    "keyboard": _keyboard,\n'),
     ),
-    "ssmscope/core/readable.py": (('    "mamba2attn": (', '    "leaky": ("own.leaky", "own.leaky:LeakyMixer"),\n'),),
+    "ssmscope/core/known_models.py": (
+        ('    "mamba2attn": (', '    "leaky": ("own.leaky", "own.leaky:LeakyMixer"),\n'),
+    ),
     "tests/small_models.py": (("@small_models\ndef linear_attention", "@small_models\ndef leaky"),),
 }
 """What the how-tos have a reader put into files there are: before what, and the line, or how the block begins."""

@@ -50,7 +50,7 @@ WORDS = (
 )
 LOADING = (
     "architectures/loading/* architectures/own/classifier.py architectures/own/baleen.py architectures/__init__.py "
-    "core/encoding.py core/model.py core/reading.py core/fingerprint.py core/batching.py"
+    "core/encoding.py core/model.py core/text_files.py core/fingerprint.py core/batching.py"
 )
 AREAS = {
     "words": WORDS,

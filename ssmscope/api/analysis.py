@@ -13,6 +13,7 @@ sent to another process, and written as a command line.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import math
 import shlex
@@ -29,7 +30,7 @@ from ssmscope.api.options import Option, asked, plain
 from ssmscope.api.signatures import options_of
 from ssmscope.api.store import removed_if_refused
 from ssmscope.api.writing import check_writable
-from ssmscope.core.readable import DTYPES
+from ssmscope.core.known_models import DTYPES
 from ssmscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Analysis:
         reads: its input in addition to the models; None for none.
         question: the question that it answers, in the words of a user.
         several: True if it takes any number of models at once.
-        pair: combines the results of two models, if it takes one or two; otherwise None.
+        pair: "module:function", below `ssmscope`, that combines the results of two models, if it takes one or two.
         models: kinds of models that it supports (`ssmscope.api.inputs.MODEL_KINDS`); by default all.
         dtype: dtype in which the models are loaded; None for the default of `load`.
         check: raises InputError if options contradict each other.
@@ -69,7 +70,7 @@ class Analysis:
     reads: Input | None = None
     question: str = ""
     several: bool = False
-    pair: Callable[[Sequence[Any]], Any] | None = None
+    pair: str | None = None
     models: tuple[str, ...] = tuple(MODEL_KINDS)
     dtype: str | None = None
     check: Callable[..., None] | None = None
@@ -102,8 +103,14 @@ class Analysis:
         if any(hasattr(each, "input_ids") or (isinstance(each, Mapping) and "input_ids" in each) for each in rest):
             raise InputError("a batch, or a trace, is of one model; give two models the texts themselves")
         found = [function(model, *rest, **options) for model in models]
-        assert self.pair is not None
-        return found[0] if len(found) == 1 else self.pair(found)
+        return self.combined(found)
+
+    def combined(self, found: Sequence[Any]) -> Any:
+        """Return the only result, or those of two models as one."""
+        if len(found) == 1 or self.pair is None:
+            return found[0]
+        module, _, name = self.pair.partition(":")
+        return getattr(importlib.import_module(f"ssmscope.{module}"), name)(found)
 
     def checked(self, given: Mapping[str, Any], models: int = 1) -> dict[str, Any]:
         """Convert the given options to what the function receives; other arguments stay unchanged. Raise InputError if
@@ -255,7 +262,7 @@ class Call:
             options |= {"out": out} if declared.writes else {}
             with _kept_answers(options, out) as options, keeping(out if declared.sharded else None):
                 each = [declared.function(*arguments, **options) for arguments in calls]
-                found = each[0] if len(each) == 1 or declared.pair is None else declared.pair(each)
+                found = declared.combined(each)
                 results = (found,) if isinstance(found, Result) else tuple(found)
                 if out is not None and not declared.writes:
                     save_together(self.named(results), out, formats)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.options import REPEATED, WHOLE_NUMBER, Metavar, Option, Range, Reads
 from ssmscope.api.signatures import options_of
 from ssmscope.core.batching import MAX_TOKENS_PER_ROW
-from ssmscope.core.reading import MAX_FILE_BYTES, SURROGATE, decoded_text, read_text
+from ssmscope.core.text_files import MAX_FILE_BYTES, SURROGATE, decoded_text, read_text
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:

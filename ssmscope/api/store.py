@@ -1,4 +1,9 @@
-"""Store of what a run has computed, in an SQLite file from which a later process continues."""
+"""Store of what a run has computed, in an SQLite file from which a later process continues.
+
+Bytes by key suit answers and shards, which are many and small. A report's jobs (`reports.store`) are folders of files
+that users open, and a checkpoint of training is one file that replaces the last: to rename them when they are complete
+is all that a kill asks for.
+"""
 
 from __future__ import annotations
 

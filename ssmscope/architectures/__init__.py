@@ -1,8 +1,8 @@
 """Architectures that can be read, and the models that we add to transformers.
 
 `read` has the layers of other libraries, one file a family, `own` the models that transformers does not have, and
-`loading` gets them from directories, hubs and memory. `core.readable` lists which module reads which layers, see
-`core.mixers.Architecture`. Importing the package makes our model types known to transformers' Auto classes.
+`loading` gets them from directories, hubs and memory. `core.known_models` lists which module reads which layers, see
+`core.mixers.LayerAdapter`. Importing the package makes our model types known to transformers' Auto classes.
 
 In every architecture `compute_terms(mixer, u, mask, state)` takes the layer's input `u` (batch, length, width), a
 `mask` (batch, length) that is True at real positions, and the `state` from which a run continues. At padding nothing
@@ -15,7 +15,7 @@ import importlib
 
 import transformers
 
-from ssmscope.core.readable import OURS
+from ssmscope.core.known_models import OURS
 
 
 def register() -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from ssmscope.architectures.loading.fields import check_fields, read_object
 from ssmscope.architectures.loading.pretrained import TOKENIZER_PATTERNS, fetched, is_adapter, quiet, read_tokenizer
 from ssmscope.architectures.loading.stored import DAMAGE_ERRORS, reason, weight_files
-from ssmscope.core.reading import no_character, parse_json, read_text
+from ssmscope.core.text_files import no_character, parse_json, read_text
 from ssmscope.errors import InputError
 
 MAX_UNZIPPED_BYTES = 2**34

@@ -24,8 +24,8 @@ from ssmscope.api.options import Option
 from ssmscope.api.sharding.workers import on_engine
 from ssmscope.api.signatures import options_of
 from ssmscope.api.writing import check_writable
-from ssmscope.core.readable import demos
-from ssmscope.core.reading import SURROGATE
+from ssmscope.core.known_models import demos
+from ssmscope.core.text_files import SURROGATE
 from ssmscope.errors import InputError, as_typed, did_you_mean, ran_out_of_memory
 
 if TYPE_CHECKING:

@@ -91,7 +91,7 @@ def models(
     if backends:
         _list_backends(json)
         return
-    from ssmscope.core.readable import demos, readable_types
+    from ssmscope.core.known_models import demos, readable_types
 
     records = {name: json_module.loads((path / "training.json").read_bytes()) for name, path in demos().items()}
     if json:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 TOKENS_AT_ONCE = 4096
 """Tokens, padding included, that run together on a CPU, where larger batches are slower."""
 GPU_BATCH_FACTOR = 16
+LAYER_NUMBERS_PER_WIDTH = 16
+"""Numbers that a layer holds of each token while it runs, as a multiple of the model's width."""
 MAX_NUMBERS_KEPT = 2**29
 """Numbers that a batch may keep: 2 GiB of float32."""
 MAX_TOKENS_READ = 10**10
@@ -28,16 +30,18 @@ MAX_STORY_WORDS = 2**24
 MAX_TEXTS = 10**7
 
 
-def tokens_at_once(device: torch.device, kept: float = 0, room: float = MAX_NUMBERS_KEPT) -> int:
+def tokens_at_once(device: torch.device, kept: float = 0, room: float | None = None, *, width: int = 0) -> int:
     """Return the number of tokens, padding included, that run together on a device: fewer where so many numbers are
-    `kept` of each that no more have `room`."""
+    `kept` of each, or held by a layer of this `width`, that no more have `room`, by default `MAX_NUMBERS_KEPT`."""
     most = TOKENS_AT_ONCE * (1 if device.type == "cpu" else GPU_BATCH_FACTOR)
+    kept += LAYER_NUMBERS_PER_WIDTH * width
+    room = MAX_NUMBERS_KEPT if room is None else room
     return max(1, min(most, int(room / kept)) if kept else most)
 
 
 def by_length(
     lengths: Sequence[int],
-    tokens: int | None = None,
+    tokens: int,
     *,
     rows: Sequence[int] | None = None,
     size: int | None = None,
@@ -46,7 +50,7 @@ def by_length(
     longest_first: bool = False,
 ) -> Iterator[list[int]]:
     """Yield `rows` (by default all) that run together: of similar length, and with at most `tokens` tokens including
-    padding, by default `TOKENS_AT_ONCE`, or a single one.
+    padding (`tokens_at_once`), or a single one.
 
     Args:
         size: fixed number of rows per batch, in place of `tokens`.
@@ -54,7 +58,6 @@ def by_length(
         padding: maximum tokens of padding per batch.
         longest_first: begin with the longest rows, so that a batch too large for memory fails at once.
     """
-    tokens = TOKENS_AT_ONCE if tokens is None else tokens
     order = sorted(range(len(lengths)) if rows is None else rows, key=lambda row: lengths[row])
     chosen: list[int] = []
     real = 0

@@ -1,4 +1,4 @@
-"""Architectures found by the classes of a model's layers, and runs of these layers through `ops.scan`."""
+"""Adapters found by the classes of a model's layers, and runs of these layers through `ops.scan`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from ssmscope import ops
 from ssmscope.core.affine import agree, changed_parts, described, innermost, same_outcome
 from ssmscope.core.intercept import Handler, check_plain, is_kept, is_own, observe, override_forward
+from ssmscope.core.known_models import READERS
 from ssmscope.core.linearized import LinearizedLayer
-from ssmscope.core.readable import READERS
 from ssmscope.core.trace import Earlier, LayerState, LayerTrace, alone
 from ssmscope.errors import InputError
 
@@ -30,8 +30,8 @@ CACHES = ("cache_params", "past_key_values", "cache", "state")
 from 5.24 on."""
 
 
-class Architecture(Protocol):
-    """Reader of one family of layers: the names that a module of `ssmscope.architectures` defines, see `core.readable`.
+class LayerAdapter(Protocol):
+    """Adapter for one family of layers: what a module of `ssmscope.architectures` defines, see `core.known_models`.
 
     Optional: `state_after(mixer, layer, scans)`, the state from which a run continues, if that is more than
     `LayerTrace.state_after`; `returned(output)`, the result of the mixer's own forward if that is not its output alone;
@@ -54,29 +54,29 @@ class Architecture(Protocol):
 
 Visit = Callable[[int, LayerTrace, tuple[ops.Scan, ...]], None]
 
-_ARCHITECTURES: dict[type[nn.Module], Architecture] = {}
+_ADAPTERS: dict[type[nn.Module], LayerAdapter] = {}
 
 
-def adapter_for(mixer: nn.Module) -> Architecture:
-    """Return the architecture that reads this mixer. Raises InputError if there is none."""
-    reader = _architecture(mixer)
+def adapter_for(mixer: nn.Module) -> LayerAdapter:
+    """Return the adapter that reads this mixer. Raises InputError if there is none."""
+    reader = _adapter(mixer)
     if reader is None:
         raise InputError(f"{type(mixer).__name__} is no layer that can be read; readable are {known_mixers()}")
     return reader
 
 
-def _architecture(module: nn.Module) -> Architecture | None:
+def _adapter(module: nn.Module) -> LayerAdapter | None:
     kind = _readable_class(module)
-    return None if kind is None else _ARCHITECTURES[kind]
+    return None if kind is None else _ADAPTERS[kind]
 
 
 def _readable_class(module: nn.Module) -> type[nn.Module] | None:
     """Return the readable class that a module is of: its own, or the one it is derived from."""
     for kind in type_before_parametrizations(module).__mro__:
         named = kind.__module__, kind.__name__
-        if kind not in _ARCHITECTURES and named in READERS:
-            _ARCHITECTURES[kind] = cast(Architecture, importlib.import_module(READERS[named]))
-        if kind in _ARCHITECTURES:
+        if kind not in _ADAPTERS and named in READERS:
+            _ADAPTERS[kind] = cast(LayerAdapter, importlib.import_module(READERS[named]))
+        if kind in _ADAPTERS:
             return kind
     return None
 
@@ -94,10 +94,10 @@ def known_mixers() -> str:
 def mixers(module: nn.Module) -> list[nn.Module]:
     """Return a model's state-space mixers, first layer first; parts of a mixer are not mixers. Raises InputError if a
     mixer is in an adapter of its parameters, which are adapted in a forward pass only."""
-    if _architecture(module) is not None:
+    if _adapter(module) is not None:
         return [module]
     inside = innermost(module)
-    if inside is not module and _architecture(inside) is not None:
+    if inside is not module and _adapter(inside) is not None:
         said = f"a {type(module).__name__} of {type(module).__module__} wraps a {type(inside).__name__} and adapts its"
         raise InputError(f"{said} parameters within its own forward pass only: merge it (peft's merge_and_unload())")
     return [found for child in module.children() for found in mixers(child)]

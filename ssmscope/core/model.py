@@ -21,8 +21,8 @@ from ssmscope.core.heads import LogitsKind, gives, own_logits
 from ssmscope.core.intercept import evaluating, out_of_inference
 from ssmscope.core.mixers import Visit, collect_states, fast_scan, known_mixers, memory_of, mixers, stored_weights
 from ssmscope.core.progress import count_tokens
+from ssmscope.core.take_trace import Look, take_trace
 from ssmscope.core.trace import Earlier, LayerState, Trace, check_recurrent_state
-from ssmscope.core.tracing import Look, take_trace
 from ssmscope.errors import InputError, Unanswerable
 
 Texts = str | Iterable[str] | Mapping[str, Any] | None

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ssmscope.core.batching import MAX_STORY_WORDS, refuse_held
-from ssmscope.core.reading import parse_json
+from ssmscope.core.text_files import parse_json
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.filler import generated, spaced_out, without_world
 from ssmscope.data.instructions import answered

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmscope.core.batching import MAX_TOKENS_PER_ROW, refuse_above
-from ssmscope.core.reading import read_text
+from ssmscope.core.text_files import read_text
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.rows import SUFFIXES, Row, checked_column, checked_path, read_rows, text_of
 from ssmscope.data.text import LINE_SOURCES, known_rows

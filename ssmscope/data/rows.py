@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ssmscope.core.reading import no_character, parse_json, read_text
+from ssmscope.core.text_files import no_character, parse_json, read_text
 from ssmscope.errors import InputError, did_you_mean
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")

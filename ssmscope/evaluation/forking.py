@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Int
 
-from ssmscope.core.reading import SURROGATE
+from ssmscope.core.text_files import SURROGATE
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.errors import InputError
 

@@ -10,17 +10,15 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ssmscope.core.attention_layers import AttentionState
-from ssmscope.core.batching import by_length
+from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch
 from ssmscope.core.mixers import is_bidirectional
 from ssmscope.core.model import Model, Run
 from ssmscope.core.trace import LayerState, States, gathered, joined, size
 from ssmscope.evaluation.forking import RESUME_COST_TOKENS, Pieces, Rows, ways_to_fork, whole_rows
 
-MAX_BATCH_ACTIVATIONS, CPU_BATCH_TOKENS = 2**19, (512, 2048)
-"""Maximum size of a batch that fits a CPU's caches, tokens times the model's width, and the range of its tokens."""
-GPU_BATCH_FACTOR = 32
-"""Factor by which a batch on a GPU is larger."""
+MAX_CACHED_NUMBERS = 2**23
+"""Maximum number of values of a layer that fit a CPU's caches: 32 MiB of float32."""
 BATCH_COST = {"cpu": (24, 2**24), "cuda": (768, 2**36)}
 """Cost of one more batch by device, in tokens: a constant for reading the weights, and a number of weights to divide by
 those of a layer, for launching a layer's operations: what the device multiplies a token by in that time."""
@@ -39,8 +37,8 @@ Read = Callable[[Int[np.ndarray, " ends"], Tensor, States], None]
 
 def max_batch_tokens(model: Model) -> int:
     """Return the number of tokens per batch that suits the model's device."""
-    on_cpu = int(np.clip(MAX_BATCH_ACTIVATIONS // model.width, *CPU_BATCH_TOKENS))
-    return on_cpu * (1 if model.device.type == "cpu" else GPU_BATCH_FACTOR)
+    room = MAX_CACHED_NUMBERS if model.device.type == "cpu" else None
+    return tokens_at_once(model.device, room=room, width=model.width)
 
 
 def max_batch_padding(model: Model) -> int:

@@ -28,8 +28,6 @@ from ssmscope.core.recomputing import recomputed
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.errors import InputError, did_you_mean
 
-MAX_BACKWARD_NUMBERS = 2**29
-"""Largest number of values that a backward pass keeps on a CPU: 2 GiB of float32."""
 GPU_MEMORY_SHARE = 0.6
 """Share of a GPU's free memory that a backward pass may use."""
 KEPT_NUMBERS_PER_TOKEN = 40
@@ -52,20 +50,19 @@ def tokens_that_fit(
     """Return the number of tokens that run together, with `gradients` in a backward pass through `layers` layers (by
     default all), which keeps their intermediate values; with `every_position` the logits of all positions are
     computed."""
-    most = batching.TOKENS_AT_ONCE
+    logits = 4 * model.vocabulary if every_position else 0
+    most = tokens_at_once(model.device, logits + model.num_layers * model.width)
     if gradients:
         share = 1.0 if layers is None else layers / model.num_layers
-        most = tokens_at_once(model.device, kept_bytes_per_token(model) * share, backward_bytes(model))
-    if every_position:
-        most = min(most, MAX_BACKWARD_NUMBERS // (4 * model.vocabulary))
-    return max(1, most)
+        most = min(most, tokens_at_once(model.device, kept_bytes_per_token(model) * share, backward_bytes(model)))
+    return most
 
 
 def backward_bytes(model: Model) -> int:
     """Return the number of bytes that a backward pass may keep on a model's device."""
     device = model.device
     if device.type != "cuda":
-        return 4 * MAX_BACKWARD_NUMBERS
+        return 4 * batching.MAX_NUMBERS_KEPT
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(GPU_MEMORY_SHARE * (torch.cuda.mem_get_info(device)[0] + cached))
 
@@ -371,7 +368,7 @@ def objective(
 
 def last_logits(model: Model, batch: Batch) -> Float[Tensor, "texts classes"]:
     """Return a classifier's logits, or a language model's at every text's last position, without gradients."""
-    most = min(batching.TOKENS_AT_ONCE, MAX_BACKWARD_NUMBERS // (1 if model.is_classifier else model.vocabulary))
+    most = tokens_at_once(model.device, 0 if model.is_classifier else model.vocabulary)
     found: dict[int, Tensor] = {}
     for chosen in by_length(batch.lengths, most):
         part = batch.rows(chosen)

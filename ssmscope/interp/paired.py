@@ -105,6 +105,16 @@ class Paired(Result, kind="pair"):
         yield replace(differences(shown, self.names), brief=TABLE_ROWS)
 
 
+def pair(results: Sequence[Result]) -> Paired:
+    """Return the results of an analysis of two models on the same texts as one."""
+    first, other = (result.provenance for result in results)
+    names = [result.model_name for result in results]
+    provenance = {**first, "model": " and ".join(names), "models": [dict(first), dict(other)]}
+    found = Paired(provenance=provenance, results=tuple(results))
+    found.rows()
+    return found
+
+
 def paired_rows(first: TokenRows, other: TokenRows, names: Sequence[str]) -> TokenRows:
     """Return every row that both have: the first model's, the other's, and the difference, on one scale."""
     signed = any(row.signed for text in first.texts for row in text.rows)

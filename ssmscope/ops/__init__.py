@@ -1,4 +1,4 @@
-"""Linear recurrences: the mathematics of state-space layers, as pure functions on tensors, in torch alone.
+"""Linear recurrences: the mathematics of state-space layers, as pure functions on tensors.
 
 A layer is one or several recurrences (Baleen, Eq. 1; Mamba, Gu & Dao 2023, Eq. 2; Mamba-2, Dao & Gu 2024, Eq. 1)
 
@@ -10,8 +10,8 @@ state, is `DeltaRecurrence`.
 
 `recurrence` has the terms, `scans` runs them (`ssd`, `wide`, `diagonal`, `delta_rule` by the shape of
 the decay), `implicit_attention` computes their attention matrices (`matrices` whole, `pooled` in cells), and
-`survival` each token's share of the state. Next to each fast function is its definition, `…_reference`.
-`ssmscope.backends` decides whether something faster than torch is used.
+`survival` each token's share of the state. Their definitions, slow and in torch alone, are `scan_reference`,
+`attention_reference` and `survival.remaining_reference`. `ssmscope.backends` decides where C or Triton runs instead.
 """
 
 from ssmscope.ops.implicit_attention import attention, attention_reference, pooled_attention

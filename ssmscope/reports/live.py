@@ -22,7 +22,7 @@ from ssmscope.api.options import Option
 from ssmscope.api.registry import analysis_of
 from ssmscope.api.results import TABLE_ROWS
 from ssmscope.attacks.effect import attack_effect
-from ssmscope.core.reading import SURROGATE
+from ssmscope.core.text_files import SURROGATE
 from ssmscope.errors import InputError, as_typed
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.views import query_rows, readouts

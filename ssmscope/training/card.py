@@ -25,8 +25,8 @@ from ssmscope.architectures.loading.pretrained import quiet
 from ssmscope.architectures.own.baleen import MIXERS, bernoulli_kl, exponential_kl, prior_of
 from ssmscope.architectures.own.generation import MAMBA2_TIED
 from ssmscope.core.bootstrap import MAX_DRAWS_HELD, wilson_interval
+from ssmscope.core.known_models import demos
 from ssmscope.core.mixers import fast_scan, mixers
-from ssmscope.core.readable import demos
 from ssmscope.core.trace import LayerTrace
 from ssmscope.data.language import bits_per_character
 from ssmscope.data.prompts import TASK_PROMPTS

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ssmscope.api.writing import LOCK, locked, write_atomically, write_whole
-from ssmscope.core.reading import parse_json
+from ssmscope.core.text_files import parse_json
 from ssmscope.data.rows import first_line
 from ssmscope.errors import UNPICKLABLE, InputError, ran_out_of_memory
 

@@ -14,13 +14,10 @@ from torch.nn.functional import cross_entropy
 from torch.nn.functional import dropout as drop
 
 from ssmscope.architectures.own.baleen import information_loss
-from ssmscope.core.batching import by_length
+from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.data.batches import SubwordDropout, drop_tokens, encode, epoch_order, padded
 from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
-
-MAX_TOKENS_PER_BATCH = {"cpu": 8192, "cuda": 262144}
-"""Positions that an evaluation runs together."""
 
 MIN_SPREAD = 0.1
 """Standard deviation of a batch's answers below which `spread_penalty` acts."""
@@ -92,8 +89,7 @@ class Objective(ABC):
         module.eval()
         lengths = self.lengths(part)
         found = np.zeros((3, len(lengths)))
-        at_once = MAX_TOKENS_PER_BATCH["cuda" if self.device.type == "cuda" else "cpu"]
-        for rows in by_length(lengths, size=max(at_once // max(lengths), 1)):
+        for rows in by_length(lengths, tokens_at_once(self.device)):
             logits, targets = self.answers(module, part, rows)
             asked = targets != IGNORED
             losses = cross_entropy(logits.float().flatten(0, -2), targets.flatten(), reduction="none")

@@ -21,7 +21,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 import ssmscope
 from ssmscope.architectures.loading.mamba_checkpoints import FIELDS, SSM_FIELDS
 from ssmscope.errors import InputError
-from ssmscope.reports.jobs import kind_of
+from ssmscope.reports.sources import kind_of
 
 IDS = [5, 17, 3, 9, 22, 1, 60, 61, 5, 17]
 THEIRS = tuple(name for name in EXAMPLES if type(random_example(name)).__module__.startswith("transformers."))

@@ -15,9 +15,9 @@ from warm import TORCH
 
 import ssmscope
 from ssmscope.architectures.read import recurrent_gemma
+from ssmscope.core.known_models import READERS, THEIRS
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
-from ssmscope.core.readable import READERS, THEIRS
 from ssmscope.errors import InputError
 
 HYBRIDS = THEIRS.keys() - {"mamba", "falcon_mamba", "mamba2", "rwkv"}

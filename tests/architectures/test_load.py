@@ -14,9 +14,9 @@ from saving import write_mamba_ssm
 from transformers import GPT2Config, GPT2LMHeadModel, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import ssmscope
+from ssmscope.architectures.loading.device_map import device_of_parts
 from ssmscope.architectures.loading.pretrained import _class_for
-from ssmscope.architectures.own.split import device_of_parts
-from ssmscope.core.readable import demos, readable_types
+from ssmscope.core.known_models import demos, readable_types
 from ssmscope.data.sequences import listops, majority
 from ssmscope.errors import InputError
 
@@ -365,7 +365,7 @@ def test_a_device_map_is_of_directories_in_transformers_layout(oracle):
 
 
 def test_a_device_map_without_accelerate_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("ssmscope.architectures.own.split.find_spec", lambda name: None)
+    monkeypatch.setattr("ssmscope.architectures.loading.device_map.find_spec", lambda name: None)
     small().save_pretrained(tmp_path)
     with pytest.raises(InputError, match="device_map needs accelerate"):
         ssmscope.load(tmp_path, device_map="auto")

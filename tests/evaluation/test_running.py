@@ -7,6 +7,7 @@ import pytest
 from examples import random_example
 from loud import loud
 
+from ssmscope.core.batching import LAYER_NUMBERS_PER_WIDTH
 from ssmscope.core.model import Model
 from ssmscope.core.trace import size
 from ssmscope.evaluation import running
@@ -45,12 +46,8 @@ def test_one_logit_of_one_row_that_is_off_is_no_continuation(share, same, monkey
 
 def test_what_runs_together(monkeypatch):
     model = Model(random_example("mamba"))
-    monkeypatch.setattr(running, "MAX_BATCH_ACTIVATIONS", 1000 * model.width)
+    monkeypatch.setattr(running, "MAX_CACHED_NUMBERS", 1000 * LAYER_NUMBERS_PER_WIDTH * model.width)
     assert running.max_batch_tokens(model) == 1000
-    monkeypatch.setattr(running, "CPU_BATCH_TOKENS", (1200, 2048))
-    assert running.max_batch_tokens(model) == 1200
-    monkeypatch.setattr(running, "CPU_BATCH_TOKENS", (5, 700))
-    assert running.max_batch_tokens(model) == 700
     weights = sum(weight.numel() for mixer in model.mixers for weight in mixer.parameters())
     monkeypatch.setattr(running, "BATCH_COST", {"cpu": (3, 10 * weights)})
     assert running.max_batch_padding(model) == 3 + 10 * len(model.mixers)

@@ -17,8 +17,8 @@ from warm import PLAIN
 import ssmscope
 import ssmscope.core.model
 from ssmscope import ops
+from ssmscope.core.known_models import demos
 from ssmscope.core.model import Model
-from ssmscope.core.readable import demos
 from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import baseline_embeddings
@@ -109,7 +109,7 @@ class TinyForSequenceClassification(nn.Module):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    monkeypatch.setitem(ssmscope.core.mixers._ARCHITECTURES, Tiny, Reader)
+    monkeypatch.setitem(ssmscope.core.mixers._ADAPTERS, Tiny, Reader)
     return lambda target=0, linear=False, ids=(1, 2): (
         lambda model: objective(model, model.encode(ids=list(ids)), target=target)
     )(Model(TinyForSequenceClassification(linear)))

@@ -161,7 +161,7 @@ def test_batches_hold_every_run_once_and_fit(model, monkeypatch):
         sizes = [found.lengths[runs[place]] for place in part]
         assert len(part) == 1 or max(sizes) * len(part) <= 12
     width = model.config.hidden_size
-    monkeypatch.setattr(module, "MAX_BACKWARD_NUMBERS", module.KEPT_NUMBERS_PER_TOKEN * model.num_layers * width * 6)
+    monkeypatch.setattr(batching, "MAX_NUMBERS_KEPT", module.KEPT_NUMBERS_PER_TOKEN * model.num_layers * width * 6)
     assert max(map(len, found.batches(runs, gradients=True))) == 2  # two texts of three tokens
     torch.testing.assert_close(found.values(), last_logits(model, found.batch)[:, 3], **CLOSE)
     assert list(found.batches([])) == []

@@ -23,8 +23,7 @@ from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import views
 from ssmscope.interp.heatmap.views import shared_words
-from ssmscope.interp.paired import DIFFERENCE, MIN_NAMED_SHARE, Paired
-from ssmscope.interp.pairing import pair
+from ssmscope.interp.paired import DIFFERENCE, MIN_NAMED_SHARE, Paired, pair
 
 TEXT = "A dull film , and good fun ."
 WORDS = ("A", "dull", "film", ",", "and", "good", "fun", ".")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -195,10 +196,10 @@ def test_a_contrast_is_to_the_tokens_own_average():
     """Averages and spreads by a loop over tokens; a token that is as ever has z = 0."""
 
     class Corpus:
-        vocabulary, num_layers, name = 4, 1, "made up"
+        vocabulary, num_layers, name, device = 4, 1, "made up", torch.device("cpu")
 
         def encode(self, texts):
-            return batch
+            return SimpleNamespace(lengths=[4, 2], rows=lambda rows: batch)
 
         def trace(self, given, **_):
             return trace

@@ -116,7 +116,7 @@ class LeakyForCausalLM(PreTrainedModel):
 @pytest.fixture
 def leaky(monkeypatch):
     reader = type("Reader", (), dict(compute_terms=staticmethod(_quantities), output=staticmethod(_output)))
-    monkeypatch.setitem(mixers._ARCHITECTURES, Leaky, reader)
+    monkeypatch.setitem(mixers._ADAPTERS, Leaky, reader)
     return lambda *decays: Model(LeakyForCausalLM(*decays), name="leaky")
 
 

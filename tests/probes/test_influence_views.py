@@ -16,9 +16,9 @@ from transformers import MambaConfig, MambaForCausalLM
 import ssmscope
 from ssmscope.api.results import Result
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.core import batching
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp import objective
 from ssmscope.probes.influence import influence, measure
 from ssmscope.probes.influence.measure import name_places
 from ssmscope.probes.influence.result import Influence
@@ -87,7 +87,7 @@ class TestEveryModel:
 
     def test_layers_are_measured_in_groups_that_fit(self, model, monkeypatch):
         alone = influence(model, model.encode(ids=TEXTS[1:]), at="layers", positions="all")
-        monkeypatch.setattr(objective, "MAX_BACKWARD_NUMBERS", 1)
+        monkeypatch.setattr(batching, "MAX_NUMBERS_KEPT", 1)
         again = influence(model, model.encode(ids=TEXTS[1:]), at="layers", positions="all")
         for a, b in zip(alone.layers, again.layers):
             np.testing.assert_allclose(a.norm, b.norm, rtol=1e-5)

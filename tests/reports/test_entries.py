@@ -22,7 +22,8 @@ from ssmscope.errors import InputError, Unanswerable
 from ssmscope.reports import page, plan, running
 from ssmscope.reports.exports import everything
 from ssmscope.reports.grouping import LabelledResult, comparison, groups, model_names, verdict
-from ssmscope.reports.jobs import Fingerprints, Job, Jobs, key_of
+from ssmscope.reports.jobs import Job, Jobs
+from ssmscope.reports.keys import Fingerprints, key_of
 from ssmscope.reports.page import AttentionLink, duration, flatten, items, name_of, packed, shortened
 from ssmscope.reports.plan import read_yaml
 from ssmscope.reports.running import Outcome, execute

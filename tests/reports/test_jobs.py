@@ -16,7 +16,8 @@ from ssmscope.api import registry
 from ssmscope.api.analysis import Call
 from ssmscope.api.inputs import MODEL_KINDS
 from ssmscope.errors import InputError
-from ssmscope.reports.jobs import Fingerprints, key_of, kind_of
+from ssmscope.reports.keys import Fingerprints, key_of
+from ssmscope.reports.sources import kind_of
 from ssmscope.reports.store import RECORD, Store, _results
 
 VERBS = registry.analyses()

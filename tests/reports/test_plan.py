@@ -19,10 +19,11 @@ from ssmscope.api import registry
 from ssmscope.api.analysis import Call
 from ssmscope.api.inputs import MODEL_KINDS
 from ssmscope.attacks.position.measure import PAPER
-from ssmscope.core.readable import demos
+from ssmscope.core.known_models import demos
 from ssmscope.errors import InputError
 from ssmscope.reports import plan as plan_module
-from ssmscope.reports.jobs import json_options, make_jobs
+from ssmscope.reports.jobs import make_jobs
+from ssmscope.reports.keys import json_options
 from ssmscope.reports.plan import MAX_NODES, SHIPPED_PLANS, Plan, PlannedCall, read_plan, read_yaml
 
 VERBS = registry.analyses()

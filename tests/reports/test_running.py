@@ -25,10 +25,10 @@ from ssmscope.architectures.loading.load import ModelCache, cache_models, load
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import measure
 from ssmscope.render import pictures
-from ssmscope.reports import jobs as code
+from ssmscope.reports import keys as code
 from ssmscope.reports import page as report_page
 from ssmscope.reports import running
-from ssmscope.reports.jobs import kind_of
+from ssmscope.reports.sources import kind_of
 from ssmscope.reports.store import Store
 
 

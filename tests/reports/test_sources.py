@@ -11,8 +11,8 @@ from planned import planned
 
 from ssmscope.api.inputs import PIXEL_CLASSIFIER, TEXT_CLASSIFIER
 from ssmscope.errors import InputError
-from ssmscope.reports import jobs
-from ssmscope.reports.jobs import check_data, check_files, check_model
+from ssmscope.reports import keys, sources
+from ssmscope.reports.sources import check_data, check_files, check_model
 
 EXAMPLES, LINES = "text,label\na film,yes\n", "a film\nanother\n"
 
@@ -78,9 +78,9 @@ def test_files_of_data_are_read_beforehand_unless_they_are_large(
     assert "split" in refusal(str(examples), "train", TEXT_CLASSIFIER)
     lines.write_bytes(b"a\xff\n")
     assert "UTF-8" in refusal(str(lines), None, None, lines=True)
-    monkeypatch.setattr(jobs, "MAX_BYTES_CHECKED", broken.stat().st_size)
+    monkeypatch.setattr(sources, "MAX_BYTES_CHECKED", broken.stat().st_size)
     assert "label" in refusal(str(broken), None, TEXT_CLASSIFIER)
-    monkeypatch.setattr(jobs, "MAX_BYTES_CHECKED", broken.stat().st_size - 1)
+    monkeypatch.setattr(sources, "MAX_BYTES_CHECKED", broken.stat().st_size - 1)
     check_data(str(broken), None, TEXT_CLASSIFIER)
 
 
@@ -154,12 +154,14 @@ def test_a_plan_tells_the_analysis_whose_data_is_missing(analysis: dict[str, Any
     (verb,) = analysis
     plan = planned({"models": ["demo/sst2-mamba2"], "analyses": ["stability", analysis]})
     with pytest.raises(InputError, match=rf"^analysis 2 \({verb}\): unknown data 'nothing'; give one of sst2"):
-        jobs.check_sources(plan)
+        sources.check_sources(plan)
     with pytest.raises(InputError, match=r"^analysis 1 \(.*'first'"):
-        jobs.check_sources(planned({"models": ["demo/sst2-mamba2"], "analyses": [{verb: {"data": "first"}}, analysis]}))
+        sources.check_sources(
+            planned({"models": ["demo/sst2-mamba2"], "analyses": [{verb: {"data": "first"}}, analysis]})
+        )
     unlike = {**analysis, "for": ["pixel-classifier"]}
-    jobs.check_sources(planned({"models": ["demo/sst2-mamba2"], "analyses": [unlike]}))
-    jobs.check_sources(planned({"models": ["demo/sst2-mamba2"], "analyses": [{verb: {}}, {verb: {"data": "sst2"}}]}))
+    sources.check_sources(planned({"models": ["demo/sst2-mamba2"], "analyses": [unlike]}))
+    sources.check_sources(planned({"models": ["demo/sst2-mamba2"], "analyses": [{verb: {}}, {verb: {"data": "sst2"}}]}))
 
 
 def test_the_default_data_of_a_model_that_names_none_is_asked_for(tmp_path: Path) -> None:
@@ -171,17 +173,17 @@ def test_the_default_data_of_a_model_that_names_none_is_asked_for(tmp_path: Path
         plan = planned({"models": [model], "analyses": [{"insertion": {}}]})
         if refused:
             with pytest.raises(InputError, match=r"analysis 1 \(insertion\): no data; give data, one of"):
-                jobs.check_sources(plan)
+                sources.check_sources(plan)
         else:
-            jobs.check_sources(plan)  # known only when it is downloaded
+            sources.check_sources(plan)  # known only when it is downloaded
 
 
 # ---- fingerprints of code
 
 
 def test_code_is_that_of_a_folder_and_of_all_that_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "ROOT", tmp_path)
-    monkeypatch.setattr(jobs, "BY_NAME", ("always",))
+    monkeypatch.setattr(keys, "ROOT", tmp_path)
+    monkeypatch.setattr(keys, "BY_NAME", ("always",))
     files = {
         "home/__init__.py": "from ssmscope.one import two\n    from ssmscope.three.module import name\n",
         "one/two/__init__.py": "import ssmscope.four\n",
@@ -198,13 +200,13 @@ def test_code_is_that_of_a_folder_and_of_all_that_it_imports(tmp_path: Path, mon
 
     def function() -> None: ...
 
-    monkeypatch.setattr(jobs.inspect, "getfile", lambda found: str(tmp_path / "home" / "__init__.py"))
-    monkeypatch.setattr(jobs, "PACKAGE", tmp_path)
+    monkeypatch.setattr(keys.inspect, "getfile", lambda found: str(tmp_path / "home" / "__init__.py"))
+    monkeypatch.setattr(keys, "PACKAGE", tmp_path)
 
     def found() -> str:
-        for each in (jobs.code_of, jobs.digest, jobs.imported):
+        for each in (keys.code_of, keys.digest, keys.imported):
             each.cache_clear()
-        return jobs.code_of(function)
+        return keys.code_of(function)
 
     try:
         before = found()
@@ -221,5 +223,5 @@ def test_code_is_that_of_a_folder_and_of_all_that_it_imports(tmp_path: Path, mon
         (tmp_path / "three" / "module.py").rename(tmp_path / "three" / "renamed.py")
         assert found() != before
     finally:
-        for each in (jobs.code_of, jobs.digest, jobs.imported):
+        for each in (keys.code_of, keys.digest, keys.imported):
             each.cache_clear()

@@ -251,7 +251,7 @@ class TestScore:
         module, data = language_model(gate="bernoulli"), token_data()
         objective = NextTokens(parts(data), OPTIONS, CPU)
         whole = objective.score(module, "train")
-        monkeypatch.setattr("ssmscope.training.objectives.MAX_TOKENS_PER_BATCH", {"cpu": 13, "cuda": 13})
+        monkeypatch.setattr("ssmscope.core.batching.TOKENS_AT_ONCE", 13)
         pieces = objective.score(module, "train")
         assert np.array_equal(whole.right, pieces.right) and np.allclose(whole.loss, pieces.loss, atol=1e-4)
 

@@ -9,8 +9,8 @@ import torch
 
 import ssmscope
 from ssmscope.architectures.own.baleen import exponential_kl, prior_of
+from ssmscope.core.known_models import demos
 from ssmscope.core.mixers import fast_scan
-from ssmscope.core.readable import demos
 from ssmscope.training.card import Selectivity, model_card
 
 TEXTS = ["A gripping film.", "Flat.", "The jokes fall flat, but the music is lovely and the cast is good."]

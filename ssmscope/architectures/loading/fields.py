@@ -21,7 +21,7 @@ from typing import Any
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
-from ssmscope.core.readable import DTYPES, readable_types
+from ssmscope.core.known_models import DTYPES, readable_types
 from ssmscope.errors import InputError, did_you_mean
 
 FREE_TEXT_FIELDS = frozenset({

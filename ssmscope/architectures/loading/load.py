@@ -16,6 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from torch import nn
 
 from ssmscope.architectures.loading import stored
+from ssmscope.architectures.loading.device_map import check_split
 from ssmscope.architectures.loading.fields import check_fields, read_object
 from ssmscope.architectures.loading.in_memory import OwnModel, cast, converted, readable
 from ssmscope.architectures.loading.layouts import layout_of, read_state_dict
@@ -28,10 +29,9 @@ from ssmscope.architectures.loading.pretrained import (
     read_transformers,
     with_adapter,
 )
-from ssmscope.architectures.own.split import check_split
 from ssmscope.core.intercept import out_of_inference
+from ssmscope.core.known_models import DTYPES, data_set_of, demos, training_data
 from ssmscope.core.model import Model
-from ssmscope.core.readable import DTYPES, data_set_of, demos, training_data
 from ssmscope.errors import InputError, did_you_mean
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")

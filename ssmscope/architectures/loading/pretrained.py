@@ -21,6 +21,7 @@ from huggingface_hub import snapshot_download
 from torch import nn
 
 from ssmscope.architectures.loading import stored
+from ssmscope.architectures.loading.device_map import device_of_parts, start_at_embeddings
 from ssmscope.architectures.loading.fields import (
     check_depth,
     check_generation,
@@ -30,9 +31,8 @@ from ssmscope.architectures.loading.fields import (
     shown,
 )
 from ssmscope.architectures.loading.in_memory import OwnModel, readable
-from ssmscope.architectures.own.split import device_of_parts, start_at_embeddings
+from ssmscope.core.known_models import readable_types
 from ssmscope.core.mixers import mixers
-from ssmscope.core.readable import readable_types
 from ssmscope.errors import InputError
 
 REPLACED_HEADS = ("lm_head.weight", "score.weight")

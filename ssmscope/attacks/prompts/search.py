@@ -18,7 +18,7 @@ from ssmscope.attacks.offline import textattack
 from ssmscope.attacks.parts import Recipe, protect, recipe
 from ssmscope.attacks.recipes import SEMANTIC
 from ssmscope.attacks.words.lockstep import drawing_from, seeded
-from ssmscope.core.reading import read_text
+from ssmscope.core.text_files import read_text
 from ssmscope.data.prompts import CONTENT
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation import Evaluator, Template

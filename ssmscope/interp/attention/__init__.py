@@ -9,7 +9,6 @@ from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import Texts
 from ssmscope.api.options import Metavar, Range, chosen_layers
 from ssmscope.errors import InputError
-from ssmscope.interp.pairing import pair
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model, TextsLike
@@ -39,7 +38,13 @@ def check_attention(
         raise InputError("pool averages whole maps: give it without rows")
 
 
-@analysis("attention", reads=Texts(), question="What does each output attend to?", pair=pair, check=check_attention)
+@analysis(
+    "attention",
+    reads=Texts(),
+    question="What does each output attend to?",
+    pair="interp.paired:pair",
+    check=check_attention,
+)
 def implicit_attention(
     model: Model | None,
     texts: TextsLike,

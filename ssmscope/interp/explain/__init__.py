@@ -9,7 +9,6 @@ from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import Texts
 from ssmscope.api.options import REPEATED, Metavar, Seed, Top
 from ssmscope.interp.methods import MethodOptions, Methods, check_methods
-from ssmscope.interp.pairing import pair
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model, TextsLike
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     "explain",
     reads=Texts(),
     question="Which tokens does an answer rest on?",
-    pair=pair,
+    pair="interp.paired:pair",
     dtype="float32",  # Gradients need the precision.
     check=check_methods,
 )

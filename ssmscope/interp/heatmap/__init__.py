@@ -8,7 +8,6 @@ from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import Texts
 from ssmscope.api.options import Layers, Limit, Metavar, Range, Reads, Seed, Top
 from ssmscope.errors import InputError
-from ssmscope.interp.pairing import pair
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model, TextsLike
@@ -44,7 +43,7 @@ def check_reads(of_data: bool, *, limit: int | None, **options: Any) -> None:
     "heatmap",
     reads=Texts(data=check_reads),
     question="What is in its memory?",
-    pair=pair,
+    pair="interp.paired:pair",
     check=check_heatmap,
     sharded=True,
 )

@@ -15,6 +15,7 @@ from ssmscope import ops
 from ssmscope.api.options import chosen_layers
 from ssmscope.api.results import record_provenance
 from ssmscope.core.attention_layers import attention_modules
+from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model, TextsLike, as_batch
 from ssmscope.core.trace import LayerTrace, Trace, check_recurrent_state
@@ -39,9 +40,6 @@ PRIOR_OCCURRENCES = 5
 """Pseudo-occurrences of the average token that shrink the average of each token."""
 MIN_SHARE = 1e-6
 """Smallest share, in units of an even spread, whose logarithm is taken."""
-
-TEXTS_AT_ONCE = 32
-"""Number of texts that run together where averages are taken."""
 
 
 class LayerScores:
@@ -161,8 +159,9 @@ class TokenAverages:
         self.score = score
         self.count = np.zeros(vocabulary)
         sums, squares = np.zeros((layers, vocabulary)), np.zeros((layers, vocabulary))
-        for start in range(0, len(texts), TEXTS_AT_ONCE):
-            batch = model.encode(list(texts[start : start + TEXTS_AT_ONCE]))
+        encoded = model.encode(list(texts))
+        for rows in by_length(encoded.lengths, tokens_at_once(model.device)):
+            batch = encoded.rows(rows)
             values = self.compared(scored_batch(model, batch, score)[1], batch)
             ids, known = batch.input_ids.cpu().numpy(), ~np.isnan(values[0])
             self.count += np.bincount(ids[known], minlength=vocabulary)

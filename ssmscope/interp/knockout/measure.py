@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ssmscope.core.attention_layers import attention_layers, attention_modules, attention_numbers
-from ssmscope.core.batching import TOKENS_AT_ONCE
+from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.cuts import cut_attention, cut_convolution, cut_edges
 from ssmscope.core.edits import Edit
 from ssmscope.core.encoding import Batch
@@ -93,7 +93,8 @@ class CutRuns:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the answer's probability and logit with nothing cut, (2,), and with each cut, (2, cuts)."""
         one, found = self.batch.rows([text]), np.empty((2, len(self.cuts)))
-        at_once = max(1, TOKENS_AT_ONCE // len(one.tokens[0]))
+        tokens = tokens_at_once(self.model.device, width=self.model.width)
+        at_once = max(1, tokens // len(one.tokens[0]))
         for name in dict.fromkeys(cut.part for cut in self.cuts):
             own = [number for number, cut in enumerate(self.cuts) if cut.part == name]
             for chosen in (own[start : start + at_once] for start in range(0, len(own), at_once)):

@@ -46,7 +46,7 @@ from ssmscope.architectures.read.parts import at_least_float32, rms_factor
 from ssmscope.architectures.read.rotary_attention import RotaryAttention, softmax_attention
 from ssmscope.architectures.read.rwkv7 import RWKV7Block
 from ssmscope.core.affine import NormTerms, innermost, is_linear, norm_terms, offset
-from ssmscope.core.batching import by_length
+from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.intercept import evaluating, override_forward, twin, unhooked
 from ssmscope.core.linearized import LinearizedLayer, Path, as_diagonal
 from ssmscope.core.mixers import adapter_for, check_parts, linearize, mixers
@@ -109,7 +109,7 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
         return Scores(scores)
     embeddings, value = objective.embeddings(), torch.zeros_like(constants)
     with torch.no_grad():
-        for texts in by_length(objective.lengths):
+        for texts in _batches(objective):
             longest = objective.lengths[texts[-1]]
             value[texts] = objective(embeddings[texts, :longest], texts).to(value)
     missing = (scores.sum(1) + constants - value).abs()
@@ -137,7 +137,7 @@ def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts 
     scores, constants = wide.new_zeros(wide.shape[:2]), wide.new_zeros(len(wide))
     # Rows of a user's own module run one at a time, each multiplied by its own 1.
     apart = isinstance(objective.model.module, OwnModel)
-    for texts in ([text] for text in range(len(wide))) if apart else by_length(objective.lengths):
+    for texts in ([text] for text in range(len(wide))) if apart else _batches(objective):
         longest = objective.lengths[texts[-1]]
         x = embeddings[texts, :longest].requires_grad_()
         one = wide.new_ones(len(texts)).requires_grad_()
@@ -152,6 +152,10 @@ def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts 
         if by_one is not None:
             constants[texts] = by_one
     return scores.masked_fill(~objective.batch.mask, 0), constants
+
+
+def _batches(objective: Objective) -> Iterator[list[int]]:
+    return by_length(objective.lengths, tokens_at_once(objective.model.device, width=objective.model.width))
 
 
 def _fits(objective: Objective, x: Tensor) -> bool:

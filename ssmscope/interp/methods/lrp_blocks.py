@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from ssmscope.core.intercept import observe, override_forward
+from ssmscope.core.known_models import THEIRS
 from ssmscope.core.linearized import as_diagonal
-from ssmscope.core.readable import THEIRS
 from ssmscope.errors import InputError
 
 Handler = Callable[..., Any]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssmscope.core.batching import TOKENS_AT_ONCE
+from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.edits import Edit, Place, Site, edited, new_state, recorded, replaced
 from ssmscope.core.encoding import Batch
 from ssmscope.core.mixers import weights_constant
@@ -64,7 +64,8 @@ class PatchRuns:
     def __init__(self, model: Model, base: Batch, source: Batch) -> None:
         self.model, self.base, self.source = model, base, source
         self.layers, self.length = range(model.num_layers), base.input_ids.shape[1]
-        self.resumed, self.at_once = resumes(model, base), max(1, TOKENS_AT_ONCE // self.length)
+        tokens = tokens_at_once(model.device, width=model.width)
+        self.resumed, self.at_once = resumes(model, base), max(1, tokens // self.length)
         both = (base, source)
         self.pair = Batch(
             torch.cat([each.input_ids for each in both]),

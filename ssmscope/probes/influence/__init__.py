@@ -78,10 +78,9 @@ def influence(
     import numpy as np
 
     from ssmscope.api.results import call_options, record_provenance
-    from ssmscope.core.batching import refuse_reading
+    from ssmscope.core.batching import MAX_NUMBERS_KEPT, refuse_reading
     from ssmscope.core.mixers import check_causal
     from ssmscope.core.progress import progress_bar
-    from ssmscope.interp.objective import MAX_BACKWARD_NUMBERS
     from ssmscope.probes.influence import measure
     from ssmscope.probes.influence.result import Influence
     from ssmscope.probes.influence.similarity import similarity_of
@@ -95,7 +94,7 @@ def influence(
     run |= {"positions": measure.positions_of(positions, batch.lengths), "exact": exact}
     run |= {"probes": measure.Probes(probes, vectors, seed), "fit": {"fit_from": fit_from, "fit_to": fit_to}}
     layers = model.num_layers if at == "layers" else 0
-    together = max(1, MAX_BACKWARD_NUMBERS // (4 * batch.mask.numel() * model.width))  # GroupMamba has several inputs.
+    together = max(1, MAX_NUMBERS_KEPT // (4 * batch.mask.numel() * model.width))  # GroupMamba has several inputs.
     with progress_bar() as bar:
         task = bar.add_task("outputs and layers", total=1 + layers)
         reaches = [measure.measure_reach(measure.of_output(model, batch, of), place="output", **run)]

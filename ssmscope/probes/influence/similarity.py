@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from ssmscope.core.batching import by_length
+from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.edits import blocks_of
 from ssmscope.core.encoding import Batch
@@ -95,7 +95,7 @@ def spread(x: Float[Tensor, "texts length width"], mask: Bool[Tensor, "texts len
 
 def _visit(model: Model, batch: Batch, at_once: int | None, read: Callable[..., None]) -> None:
     """Run the texts, and call `read` with the vectors at every place, (texts, length, width), and their mask."""
-    for chosen in by_length(batch.lengths, at_once):
+    for chosen in by_length(batch.lengths, at_once or tokens_at_once(model.device)):
         part = batch.rows(chosen)
         mask = part.mask
 

@@ -32,14 +32,14 @@ from tuned_lens.nn.lenses import TunedLens, TunedLensConfig
 from tuned_lens.nn.unembed import Unembed
 
 from ssmscope.architectures.loading.stored import check_finished
-from ssmscope.core import batching
 from ssmscope.core.affine import matrix, offset
+from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch
 from ssmscope.core.heads import linear_head
 from ssmscope.core.intercept import observe, remove_accelerate_hooks
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
-from ssmscope.core.reading import parse_json
+from ssmscope.core.text_files import parse_json
 from ssmscope.errors import UNPICKLABLE, InputError, Unanswerable
 from ssmscope.probes.lens.result import STATISTICS, LensedText, LensFit
 
@@ -51,8 +51,6 @@ LOGIT = "logit lens"
 FIT_ONE = "fit one to this model with fit_lens (analyze lens fit)"
 MAX_LOGITS = {"cpu": 2**22, "cuda": 2**27}
 """Maximum number of logits in memory; on a CPU more would no longer fit the cache."""
-MAX_STREAM_VALUES = 2**28
-"""Maximum number of values of the residual stream in memory."""
 
 
 def stream_blocks(model: Model) -> list[nn.Module]:
@@ -221,7 +219,7 @@ def translated(hidden: Tensor, weight: Tensor, bias: Tensor) -> Float[Tensor, "s
 
 def slices(count: int, numbers: int, device: torch.device) -> Iterator[slice]:
     """Yield slices of 0 … `count` such that `numbers` logits per position fit into memory."""
-    step = max(1, MAX_LOGITS["cuda" if device.type == "cuda" else "cpu"] // numbers)
+    step = tokens_at_once(device, numbers, MAX_LOGITS["cuda" if device.type == "cuda" else "cpu"])
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
@@ -303,11 +301,6 @@ def lens_of(lens: Lens | str | Path | None, model: Model) -> Lens:
     return load_lens(lens, model)
 
 
-def tokens_at_once(model: Model, layers: int) -> int:
-    """Return the number of tokens that run together while the stream of all layers is kept."""
-    return batching.tokens_at_once(model.device, (layers + 1) * model.width, MAX_STREAM_VALUES)
-
-
 def answers_of(model: Model, lens: Lens, batch: Batch, positions: str) -> list[LensedText]:
     """Read every text of the batch; texts of similar length run together."""
     texts: dict[int, LensedText] = {}
@@ -318,7 +311,7 @@ def answers_of(model: Model, lens: Lens, batch: Batch, positions: str) -> list[L
             return model.labels[answer]
         return model.tokenizer.decode([answer]) if model.tokenizer is not None else str(answer)
 
-    for chosen in batching.by_length(batch.lengths, tokens_at_once(model, len(lens))):
+    for chosen in by_length(batch.lengths, tokens_at_once(model.device, (len(lens) + 1) * model.width)):
         part = batch.rows(chosen)
         hidden = chosen_states(model, part, positions)
         read = _statistics(lens, hidden, _next_tokens(part, positions, asked=not model.is_classifier))

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from ssmscope.api.results import SUFFIXES, record_provenance
 from ssmscope.api.writing import complete_all_sets, write_whole
-from ssmscope.core import batching
+from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import estimate, ratio, resampled_sums
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.core.progress import on_stderr, progress_bar
 from ssmscope.errors import InputError
 from ssmscope.probes.lens.data import LensData, Rows, rows_of, shuffled_batches, split_rows
-from ssmscope.probes.lens.lenses import RECORD, chosen_states, slices, tokens_at_once, translated, untrained_lens
+from ssmscope.probes.lens.lenses import RECORD, chosen_states, slices, translated, untrained_lens
 from ssmscope.probes.lens.result import Evaluation, LayerFit, LensFit
 from ssmscope.training import checkpoint as stored
 
@@ -66,7 +66,7 @@ def divergences(normed: Tensor, head: nn.Linear, *, gradient: bool = False) -> D
 
 
 def batches_of(model: Model, rows: Rows, chosen: Sequence[int], layers: int) -> Iterator[tuple[list[int], Batch]]:
-    for together in batching.by_length(rows.lengths, tokens_at_once(model, layers), rows=chosen):
+    for together in by_length(rows.lengths, tokens_at_once(model.device, (layers + 1) * model.width), rows=chosen):
         yield together, rows.batch(model, together)
 
 

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 
 from ssmscope.api.sharding.parts import Columns, over
+from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.bootstrap import Estimate, estimates, resampled_sums
 from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
@@ -110,7 +111,7 @@ def window_losses(
     number, length = windows.shape[0], windows.shape[1] - 1
     found = np.zeros((number, length), dtype=np.float32)
     rows = Rows(windows[:, :-1].ravel(), np.arange(number + 1) * length)
-    step = max(1, MAX_LOGITS // model.vocabulary)
+    step = tokens_at_once(model.device, model.vocabulary, MAX_LOGITS)
     for part in pieces_of(model, rows, piece=piece):
         stop = part.start + part.hidden.shape[1]
         targets = torch.from_numpy(windows[part.rows, part.start + 1 : stop + 1]).to(part.hidden.device).reshape(-1)

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from ssmscope.core.batching import by_length, refuse_reading
+from ssmscope.core.batching import by_length, refuse_reading, tokens_at_once
 from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.babi import Question, QuestionData, count_words, load_questions
 from ssmscope.data.babi import questions as generated_questions
 from ssmscope.data.filler import load_filler
 from ssmscope.errors import InputError
-from ssmscope.probes.lens.lenses import LOGIT, Lens, chosen_states, tokens_at_once
+from ssmscope.probes.lens.lenses import LOGIT, Lens, chosen_states
 from ssmscope.probes.long_rows import token_counter
 
 TASKS = ("qa1", "qa2", "qa3", "qa4", "qa5")
@@ -251,7 +251,7 @@ def read_needles(model: Model, lens: Lens, prompts: Prompts, done: Callable[[int
     number, layers = len(prompts.rows), len(lens) + 1
     found = {name: np.full((number, layers), np.nan) for name in ("needle", "distractor", "candidate", "rank")}
     lengths = [len(row) for row in prompts.rows]
-    for chosen in by_length(lengths, tokens_at_once(model, len(lens)), rows=range(number)):
+    for chosen in by_length(lengths, tokens_at_once(model.device, (len(lens) + 1) * model.width), rows=range(number)):
         batch = model.encode(ids=[list(prompts.rows[row]) for row in chosen])
         hidden = chosen_states(model, batch, "last")
         for part in lens.slices(len(chosen)):

@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from ssmscope import ops
 from ssmscope.architectures.read.delta import DeltaMixer
 from ssmscope.architectures.read.linear_layers import GatedLinearAttention, Retention
-from ssmscope.core.batching import MAX_TOKENS_PER_ROW, MAX_TOKENS_TOGETHER, by_length, refuse_above, refuse_held
+from ssmscope.core.batching import (
+    MAX_TOKENS_PER_ROW,
+    MAX_TOKENS_TOGETHER,
+    by_length,
+    refuse_above,
+    refuse_held,
+    tokens_at_once,
+)
 from ssmscope.core.bootstrap import RESAMPLES, Estimate, estimates, resampled_means
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model, TextsLike, as_batch
@@ -146,7 +153,8 @@ def record_layers(model: Model, batch: Batch, positions: Sequence[int]) -> Run:
 def visit_layers(model: Model, batch: Batch, see: Callable[[list[int], int, LayerTrace], None]) -> None:
     """Run a batch, and call `see` with the rows that run together, and the number and the trace of each layer."""
     with progress_bar() as bar, torch.no_grad():
-        for rows in bar.track([*by_length(batch.lengths)], description="batches of texts"):
+        batches = [*by_length(batch.lengths, tokens_at_once(model.device, width=model.width))]
+        for rows in bar.track(batches, description="batches of texts"):
             part = batch.rows(rows)
             with model.running(mask=part.mask, visit=lambda index, layer, scans: see(rows, index, layer)):  # noqa: B023
                 model.forward(part, last_only=True, checked=False)

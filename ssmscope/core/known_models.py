@@ -1,7 +1,7 @@
 """Table of the layers that can be read, from which each one's architecture is imported with its first model, and the
 shipped models.
 
-Names of modules are below `ssmscope.architectures`, where an architecture is a module as `core.mixers.Architecture`
+Names of modules are below `ssmscope.architectures`, where an architecture is a module as `core.mixers.LayerAdapter`
 says. A release of transformers need not have every family.
 """
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from refusals import refusal
 
-from ssmscope.core import batching, reading
+from ssmscope.core import batching, text_files
 
 
 @pytest.mark.parametrize(
@@ -30,23 +30,23 @@ from ssmscope.core import batching, reading
 def test_text(tmp_path: Path, content: bytes, found: str) -> None:
     file = tmp_path / "file"
     file.write_bytes(content)
-    said = refusal(reading.read_text, file, "f", advice="advise")
+    said = refusal(text_files.read_text, file, "f", advice="advise")
     assert said == (found if "; advise" in found else None)
     if said is None:
-        assert reading.read_text(file, "f") == reading.decoded_text(content, "f") == found
+        assert text_files.read_text(file, "f") == text_files.decoded_text(content, "f") == found
     else:
-        assert refusal(reading.decoded_text, content, "f") == found.replace("advise", "save it as UTF-8")
+        assert refusal(text_files.decoded_text, content, "f") == found.replace("advise", "save it as UTF-8")
 
 
 def test_text_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refusal(reading.read_text, tmp_path / "a", "f") == "f could not be read: No such file or directory"
-    assert refusal(reading.read_text, "a\0b", "f") == "f could not be read: embedded null byte"
-    monkeypatch.setattr(reading, "MAX_FILE_BYTES", 3 * 2**20)
+    assert refusal(text_files.read_text, tmp_path / "a", "f") == "f could not be read: No such file or directory"
+    assert refusal(text_files.read_text, "a\0b", "f") == "f could not be read: embedded null byte"
+    monkeypatch.setattr(text_files, "MAX_FILE_BYTES", 3 * 2**20)
     (tmp_path / "a").write_bytes(b"a" * 3 * 2**20)
-    assert len(reading.read_text(tmp_path / "a", "f")) == 3 * 2**20
+    assert len(text_files.read_text(tmp_path / "a", "f")) == 3 * 2**20
     with open(tmp_path / "a", "ab") as stream:
         stream.write(b"a")
-    assert refusal(reading.read_text, tmp_path / "a", "f") == "f is larger than 3 MiB; divide it"
+    assert refusal(text_files.read_text, tmp_path / "a", "f") == "f is larger than 3 MiB; divide it"
 
 
 @pytest.mark.parametrize(
@@ -61,17 +61,17 @@ def test_text_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 )
 def test_json_with_a_name_twice(content: str, twice: str | None) -> None:
     if twice is None:
-        assert reading.parse_json(content) == reading.parse_json(content.encode()) == json.loads(content)
+        assert text_files.parse_json(content) == text_files.parse_json(content.encode()) == json.loads(content)
         return
     with pytest.raises(ValueError, match=f"^it has {twice} twice; keep one$"):
-        reading.parse_json(content)
+        text_files.parse_json(content)
 
 
 def test_json_that_is_none() -> None:
     with pytest.raises(ValueError, match="^Expecting value$"):
-        reading.parse_json("")
+        text_files.parse_json("")
     with pytest.raises(ValueError, match="^it is nested too deeply$"):
-        reading.parse_json("[" * 100_000)
+        text_files.parse_json("[" * 100_000)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_json_that_is_none() -> None:
     ],
 )  # fmt: skip
 def test_codes_that_no_text_holds(value: Any, found: str | None) -> None:
-    assert reading.no_character(value) == found
+    assert text_files.no_character(value) == found
 
 
 def test_limits_are_allowed_themselves() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ssmscope import ops
-from ssmscope.core.batching import by_length
+from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.edits import edits_of, recompute_terms
 from ssmscope.core.encoding import Batch
 from ssmscope.core.fingerprint import adapters, versions
@@ -44,7 +44,7 @@ def take_trace(
     summed = torch.full(map_shape, torch.nan, dtype=torch.float32, device=device)
     inputs: list[Tensor | None] = [None] * len(found)
     answered: list[Tensor] = []
-    parts = [*map(sorted, by_length(batch.lengths))]
+    parts = [*map(sorted, by_length(batch.lengths, tokens_at_once(model.device, width=model.width)))]
     for chosen in parts:
         part = batch.rows(chosen)
         places = torch.tensor(chosen, device=device)  # Moving them in each layer would wait for a GPU.
