@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ssmscope.core.reading import read_text
+from ssmscope.core.text_files import read_text
 from ssmscope.data.rows import Row, check_split, checked_column, checked_label, read_rows, text_of
 from ssmscope.errors import InputError
 

@@ -10,7 +10,7 @@ import pytest
 from refusals import refusal
 
 from ssmscope.data.text import known_splits, load_text, text_data
-from ssmscope.reports.jobs import check_data
+from ssmscope.reports.sources import check_data
 from ssmscope.training.data import parts_of
 
 
