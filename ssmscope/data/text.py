@@ -181,7 +181,7 @@ def load_text(
         return load_known(data, split)
     if data in LINE_SOURCES:
         raise InputError(f"{data} has no labels: it is data for language models; give one of {', '.join(SOURCES)}")
-    if Path(data).is_dir():
+    if os.path.isdir(data):
         path, split = Path(data), split or "test"
         rows = eraser_rows(path, split, PAIR_SEPARATOR, label_names or ())
     else:
@@ -205,7 +205,7 @@ def known_splits(data: str | Path) -> tuple[str, ...]:
     """Return the splits of a known data set or of an ERASER folder; none for a file."""
     if data in SOURCES:
         return SOURCES[str(data)].splits
-    return eraser_splits(Path(data)) if Path(data).is_dir() else ()
+    return eraser_splits(Path(data)) if os.path.isdir(data) else ()
 
 
 def load_known(name: str, split: str | None) -> TextData:

@@ -124,7 +124,7 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
             _check_split(data, split or known[data].default_split, known[data].splits)
         return
     path = Path(data)
-    if not lines and suffixes and path.is_dir():
+    if not lines and suffixes and os.path.isdir(path):
         check_split(data, split or "test", known_splits(path))
         return
     if path.suffix.lower() not in suffixes:
