@@ -36,8 +36,7 @@ def whole(
     batch, length, heads, width, state = r.shape
     if not length:
         return r.b.new_zeros(batch, groups, 0, 0)
-    if around.taps is not None and around.reach > length:
-        around = GateAndTaps(around.left, around.taps[:, :, :length])
+    around = GateAndTaps(around.left, None if around.taps is None else around.taps[:, :, :length])
     single = width == 1 or around.is_empty  # A head is one matrix.
     each = groups == heads and not needs_gradients(r, around)  # Nothing is summed.
     scores = not absolute and not each and shares_scores(r, around)

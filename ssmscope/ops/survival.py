@@ -195,7 +195,7 @@ def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: 
     clocks = [_clock(r) for r in recurrences]
     start = torch.arange(length, device=half.device)[:, None].expand_as(half)
     at, sums = start, [torch.zeros_like(clock) for clock in clocks]
-    for k in reversed(range(max(length - 1, 1).bit_length())):
+    for k in reversed(range(length.bit_length())):
         to = at + 2**k
         start_of = (at + 1).clamp(max=length - 1).unsqueeze(3)
         windows = (_windows(clock, k) for clock in clocks)
