@@ -50,7 +50,7 @@ def whole(
     of_heads = partial(_absolute if absolute else single_heads, skip=skip)
     at_once = max(1, MAX_MATRIX_NUMBERS // max(1, batch * length * length))
     if groups == heads:
-        parts = [(first, min(first + at_once, heads)) for first in range(0, heads, at_once)]
+        parts = [(first, first + at_once) for first in range(0, heads, at_once)]
         return torch.cat([of_heads(r.of_heads(*part), around.of_heads(*part)) for part in parts], dim=1)
     return mean_over_heads(r, around, groups, lambda part, near, _: of_heads(part, near).sum(1), at_once=at_once)
 

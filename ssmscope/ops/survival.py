@@ -117,7 +117,7 @@ def shares(
         left = torch.cat([_at(place, each, length) for place, each in zip(places, found)], dim=2)
         whole = left.sum(1, keepdim=True)
     if not per_head:
-        left, whole = (each.squeeze(2) if each.shape[2] == 1 else each.sum(2) for each in (left, whole))
+        left, whole = left.sum(2), whole.sum(2)
     return left / torch.where(whole > 0, whole, 1)
 
 
@@ -133,7 +133,7 @@ def _until(recurrence: Recurrence, at: int | None) -> tuple[Recurrence, Tensor |
 def _at(places: Tensor | None, left: Tensor, length: int) -> Tensor:
     """Return values of these positions at their places, (batch, length, heads), with zeros elsewhere."""
     if places is None:
-        return pad(left, (0, 0, 0, length - left.shape[1])) if left.shape[1] < length else left
+        return pad(left, (0, 0, 0, length - left.shape[1]))
     return left.new_zeros(len(left), length, left.shape[2]).index_copy(1, places.to(left.device), left)
 
 
@@ -227,8 +227,8 @@ def _windows(clock: Tensor, k: int) -> Tensor:
 def _blocks(recurrence: Recurrence) -> list[slice]:
     """Return blocks of positions whose decays are held at once."""
     batch, length, heads, _, state = recurrence.shape
-    held = MAX_DECAYS_HELD.get(recurrence.x.device.type, MAX_DECAYS_HELD["cuda"])
-    step = max(1, held // max(1, batch * heads * state))
+    device = recurrence.x.device.type
+    step = max(1, MAX_DECAYS_HELD.get(device, MAX_DECAYS_HELD["cuda"]) // max(1, batch * heads * state))
     return [slice(max(stop - step, 0), stop) for stop in range(length, 0, -step)][::-1]
 
 
