@@ -17,6 +17,8 @@ from ssmscope.core.affine import (
     described,
     is_linear,
     is_plain,
+    linear_map,
+    matrix,
     norm_terms,
     offset,
     stored_weights,
@@ -45,6 +47,16 @@ def test_a_bend_at_zero_is_seen_without_a_bias():
     module = linear(Bent, bias=False)
     with pytest.raises(InputError, match="no linear map of its input"):
         offset(module)
+
+
+@pytest.mark.parametrize("read", [offset, linear_map, matrix])
+def test_a_constant_that_differs_between_positions_or_rows_is_seen(read):
+    by_place, by_row = lambda y: torch.arange(y.shape[1])[:, None], lambda y: torch.arange(len(y))[:, None, None]
+    for more in (by_place, by_row):
+        module = linear()
+        module.register_forward_hook(lambda module, args, y, more=more: y + more(y))
+        with pytest.raises(InputError, match="no linear map of every position"):
+            read(module)
 
 
 def test_a_layer_declares_both_its_widths():
