@@ -216,11 +216,9 @@ def _clock(recurrence: Recurrence, part: slice = slice(0, None)) -> Tensor:
 
 
 def _windows(clock: Tensor, k: int) -> Tensor:
-    """Return sums over the 2^k positions from each on; there is nothing after the end."""
+    """Return sums over the 2^k positions from each on; those that would reach over the end are not to be used."""
     for i in range(k):
-        ahead = torch.zeros_like(clock)
-        ahead[:, : -(2**i)] = clock[:, 2**i :]
-        clock = clock + ahead
+        clock = clock + clock.roll(-(2**i), 1)
     return clock
 
 

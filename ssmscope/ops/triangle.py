@@ -46,8 +46,7 @@ def strict(a: Steps, R: Steps, W: Steps) -> Float[Tensor, "maps length length"]:
         if rest > half:  # The last stretch is cut short.
             begin, middle = length - rest, length - rest + half
             out[:, middle:, begin:middle] = R[:, middle:] @ W[:, begin:middle].mT
-        if 2 * half < length:
-            a = _doubled(a, R, W, half, length)
+        a = _doubled(a, R, W, half, length)
         half *= 2
     return out
 

@@ -56,7 +56,7 @@ def test_cells(kind, around):
     r = draw(kind, 11)
     given = surroundings(r, around, reach=3)
     exact = means(channels(r, True, **given), 2)
-    for cells in (3, 8):
+    for cells in (3, 4, 8):
         near(ops.pooled_attention(r, cells, groups=2, skip=True, **given), in_cells(exact, cells))
 
 
@@ -137,13 +137,14 @@ def test_gates_and_taps_of_one_column():
     )
 
 
-@pytest.mark.parametrize("cells", [1, 2, 5])
-def test_cells_of_log_decays_in_wide_heads(cells):
-    """One log-decay per head, of groups that several heads read and without a step."""
+@pytest.mark.parametrize("decays", [1, 4])
+@pytest.mark.parametrize("cells", [2, 5])
+def test_cells_of_log_decays_in_heads_of_two_channels(cells, decays):
+    """Of groups that several heads read, and without a step."""
     g = torch.Generator().manual_seed(0)
     x = torch.zeros(2, 9, 6, 2, dtype=torch.float64)
     b, c = (torch.randn(2, 9, 2, 4, generator=g, dtype=torch.float64) for _ in range(2))
-    r = Recurrence(x, b, c, log_a=-torch.rand(2, 9, 6, 1, generator=g, dtype=torch.float64))
+    r = Recurrence(x, b, c, log_a=-torch.rand(2, 9, 6, decays, generator=g, dtype=torch.float64))
     for around in AROUND:
         given = surroundings(r, around, reach=2)
         exact = means(channels(r, False, **given), 3)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from defined_maps import draw
+from defined_maps import KINDS, draw
 
 from ssmscope import ops
 from ssmscope.errors import InputError
@@ -170,6 +170,27 @@ def test_states_at_chosen_positions_start_from_the_given_one():
     for outside in ([6], [2, -1]):
         with pytest.raises(ValueError, match="outside 0…5"):
             ops.states(r, outside)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scans_of_every_kind(kind):
+    """In one run, in two, in none, and of two recurrences together."""
+    r, other = draw(kind, 7), draw(kind, 7, seed=1)
+    _, _, heads, width, state = r.shape
+    H = torch.linspace(-1, 1, 2 * heads * width * state, dtype=torch.float64).view(2, heads, width, state)
+    exact = ops.scan_reference(r, H)
+    first = ops.scan(r.between(0, 3), H, retention=True)
+    second = ops.scan(r.between(3), first.state, retention=True)
+    joined = [torch.cat([getattr(each, name) for each in (first, second)], dim=1) for name in ("y", "retention")]
+    close = dict(rtol=1e-10, atol=1e-12)
+    for found in (ops.scan(r, H, retention=True), ops.Scan(joined[0], second.state, joined[1])):
+        for ours, wanted in zip(found, exact):
+            torch.testing.assert_close(ours, wanted, **close)
+    none = ops.scan(r.between(0, 0), H, retention=True)
+    assert torch.equal(none.state, H) and (none.y.numel(), none.retention.shape) == (0, (2, 0))
+    for found, wanted in zip(scans.scan_all([r, other], [H, None]), (exact, ops.scan_reference(other))):
+        torch.testing.assert_close(found.y, wanted.y, **close)
+        torch.testing.assert_close(found.state, wanted.state, **close)
 
 
 def test_a_skip_is_the_input_times_its_factor():
