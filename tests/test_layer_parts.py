@@ -14,8 +14,7 @@ from refusals import refusal
 from torch import nn
 
 from ssmscope import ops
-from ssmscope.core import attention_layers, heads, trace
-from ssmscope.core.attention_layers import AttentionState
+from ssmscope.core import heads, trace
 from ssmscope.core.cuts import contribution, cut_attention, cut_convolution, cut_edges
 from ssmscope.core.edits import Edit, Site, blocks_of, digest, new_state, recorded, replaced
 from ssmscope.core.linearized import as_diagonal
@@ -351,49 +350,3 @@ def test_an_activation_over_its_argument():
     shift = torch.tensor([0.0, 0.0, 1.0, 0.0])
     with pytest.raises(InputError, match="is not 0 at 0"):
         as_diagonal(lambda t: t + shift, c)
-
-
-# ---- softmax attention
-
-
-def test_which_keys_a_query_reads():
-    """Real ones of its row that are not after it, nor as far back as a window is long."""
-    places = torch.tensor([[1, 2, 3, 4, 5], [0, 1, 2, 0, 3]])
-    found = attention_layers._causal(nn.Identity(), places, 3)
-    assert found[0, 0].int().tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
-    assert found[1, 0].int().tolist() == [[0, 1, 1, 0, 0], [0, 1, 1, 0, 0], [0, 1, 1, 0, 1]]
-    part = nn.Identity()
-    part.sliding_window = 2
-    found = attention_layers._causal(part, places, 3)
-    assert found[0, 0].int().tolist() == [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
-    assert found[1, 0, [0, 2]].int().tolist() == [[0, 1, 1, 0, 0], [0, 0, 1, 0, 1]]
-    own = torch.tensor([[1, 2, 3], [1, 2, 3]])
-    assert attention_layers._read(None, own).int().tolist() == [[[[1, 0, 0], [1, 1, 0], [1, 1, 1]]]] * 2
-    given = torch.tensor([[[[True, False, True, True]] * 3]])
-    assert torch.equal(attention_layers._read(given, own), given[..., :3].expand(2, 1, 3, 3))
-    added = torch.zeros(2, 1, 3, 4).masked_fill(~given, -1e30)
-    assert torch.equal(attention_layers._read(added, own), given[..., :3].expand(2, 1, 3, 3))
-
-
-def test_a_cache_puts_earlier_keys_first_and_forgets_padding():
-    before = AttentionState(
-        None, (), *(torch.arange(12.0).view(2, 2, 3, 1) + at for at in (0, 100)), torch.tensor([[1, 2]] * 2)
-    )
-    new = torch.arange(12.0).view(2, 3, 2, 1) + 50
-    cache = attention_layers._Cache(before)
-    keys, values = cache.update(new, -new)
-    assert torch.equal(keys, torch.cat([before.keys.transpose(1, 2), new], dim=2))
-    assert torch.equal(values, torch.cat([before.values.transpose(1, 2), -new], dim=2))
-    places = torch.tensor([[1, 2, 3, 0], [1, 2, 0, 0]])
-    after = cache.state(places)
-    assert torch.equal(after.places, places[:, :3]) and torch.equal(after.keys, keys[:, :, :3].transpose(1, 2))
-    assert torch.equal(after.values, values[:, :, :3].transpose(1, 2)) and after.conv is None
-    fresh = attention_layers._Cache(None)
-    assert fresh.update(new, -new)[0] is new and fresh.tail is None
-
-
-def test_numbers_of_the_layers_of_attention():
-    module = random_example("bamba")
-    assert attention_layers.attention_numbers(module) == (1,)
-    assert attention_layers.attention_layers(random_example("mamba")) == {}
-    assert isinstance(next(iter(attention_layers.attention_layers(module).values())), nn.Module)
