@@ -7,6 +7,7 @@ import torch
 from examples import FEW, TEXTS, random_example
 from loud import loud
 
+from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
 from ssmscope.core.recomputing import _checkpointed, stacked
 from ssmscope.interp.methods.lrp import lrp
@@ -68,3 +69,17 @@ def test_a_block_runs_again_only_where_one_of_its_tensors_asks_for_a_gradient():
     assert not _checkpointed(None, block, plain, 2.0, more=plain).requires_grad and len(calls) == 2
     found = _checkpointed(lambda below, *args, **kwargs: 10 * below(*args, **kwargs), block, leaf, 2.0)
     assert torch.equal(found, 20 * leaf * leaf)
+
+
+@pytest.mark.parametrize("name", ["mamba", "bamba", "falcon_h1", "rwkv"])
+def test_blocks_are_the_members_of_the_outermost_lists(name):
+    """Those without a mixer too, and no list within a block."""
+    module = random_example(name)
+    lists = [part for part in module.modules() if isinstance(part, torch.nn.ModuleList)]
+    assert list(stacked(module)) == list(lists[0]) and len(lists[0]) == module.config.num_hidden_layers
+    mixer = mixers(module)[0]
+    assert list(stacked(torch.nn.Sequential(mixer))) == []
+    two = torch.nn.ModuleList(
+        [torch.nn.ModuleList([torch.nn.Identity(), torch.nn.Sequential(mixer)]), torch.nn.Identity()]
+    )
+    assert list(stacked(torch.nn.Sequential(torch.nn.Identity(), two))) == list(two)
