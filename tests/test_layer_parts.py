@@ -342,6 +342,8 @@ def test_an_activation_over_its_argument():
     ):
         expected = torch.where(c == 0, at_zero, act(c) / torch.where(c == 0, 1, c))
         torch.testing.assert_close(as_diagonal(act, c), expected)
+        leaf = c.clone().requires_grad_()
+        assert torch.autograd.grad(as_diagonal(act, leaf).sum(), leaf)[0].isfinite().all()
     own = nn.SiLU()
     for act in (nn.functional.silu, nn.SiLU(), own):
         torch.testing.assert_close(as_diagonal(act, c), torch.sigmoid(c))
